@@ -189,35 +189,6 @@ def run_blocks(
 
 # ---- what type checkers say --------------------------------------------------------------------------------------
 
-OVERLOADS = """
-from typing import assert_type
-
-from meshwright import AsyncClient, Client, Fleet, PlanOptions
-from meshwright.wire.mesh import DeviceRef
-
-Listed = tuple[DeviceRef, ...]
-
-
-def check(client: Client, fleet: Fleet, flag: bool, options: PlanOptions) -> None:
-    for asker in (client, fleet):
-        assert_type(asker.plan("dp:8").devices, Listed)
-        assert_type(asker.plan("dp:8", allow_unused=True, include_devices=True).devices, Listed)
-        assert_type(asker.plan("dp:8", include_devices=False).devices, Listed | None)
-        assert_type(asker.plan("dp:8", include_devices=flag).devices, Listed | None)
-        assert_type(asker.plans("dp:8").plans[0].devices, Listed)
-        assert_type(asker.plans("dp:8", include_devices=flag).plans[0].devices, Listed | None)
-    assert_type(client.plan("dp:8", **options).devices, Listed | None)
-    assert_type(client.get_plan("mw1-0").devices, Listed)
-
-
-async def check_async(client: AsyncClient) -> None:
-    assert_type((await client.plan("dp:8")).devices, Listed)
-    assert_type((await client.plan("dp:8", include_devices=False)).devices, Listed | None)
-    assert_type((await client.plans("dp:8")).plans[0].devices, Listed)
-    assert_type((await client.plans("dp:8", include_devices=False)).plans[0].devices, Listed | None)
-    assert_type((await client.get_plan("mw1-0")).devices, Listed)
-"""
-
 CHECKERS = {
     "mypy": ("--strict", "--config-file=", f"--cache-dir={ROOT}/.mypy_cache/documents"),
     "pyright": ("--pythonpath", sys.executable),
@@ -237,7 +208,6 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 continue
             lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
         (folder / f"{document.name.removesuffix('.md').replace('/', '_').lower()}.py").write_text("\n".join(lines))
-    (folder / "overloads.py").write_text(OVERLOADS)
     return folder
 
 

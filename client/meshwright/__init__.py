@@ -40,7 +40,7 @@ from meshwright.spec import MeshSpec
 if TYPE_CHECKING:
     from meshwright._calls.calls import Readiness
     from meshwright._calls.holding import Held
-    from meshwright._calls.options import PlanOptions
+    from meshwright._calls.options import PlanOptions, SearchOptions
     from meshwright._client import AsyncClient, Client
     from meshwright._reference import load_plan
     from meshwright.fleet import Fleet, FleetState
@@ -76,6 +76,7 @@ __all__ = [
     "RequestError",
     "RunCancelledError",
     "RunFailedError",
+    "SearchOptions",
     "SettingsError",
     "UnauthorizedError",
     "UnavailableError",
@@ -90,6 +91,7 @@ _LAZY = {
     "FleetState": "meshwright.fleet",
     "Held": "meshwright._calls.holding",
     "PlanOptions": "meshwright._calls.options",
+    "SearchOptions": "meshwright._calls.options",
     "Readiness": "meshwright._calls.calls",
     "load_plan": "meshwright._reference",
 }

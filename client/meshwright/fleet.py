@@ -11,10 +11,9 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Literal, Self, TypedDict, Unpack, overload
+from typing import Final, Literal, Self, TypedDict, Unpack
 
 from meshwright import _http
-from meshwright._calls.calls import take_best
 from meshwright._calls.flows import Deadline
 from meshwright._calls.options import AxisTypesLike, DevicesLike, MemoryStrategyName
 from meshwright._calls.outcomes import build_request_model
@@ -26,7 +25,7 @@ from meshwright._fleet.state import FleetHost, FleetState
 from meshwright._fleet.threads import run_all
 from meshwright.errors import InvalidRequestError, RequestError
 from meshwright.spec import MeshLike, MeshSpec
-from meshwright.wire.mesh import Plan, PlanRequest, Plans, PlansWithDevices, PlanWithDevices
+from meshwright.wire.mesh import Plan, PlanRequest
 
 __all__ = ["Fleet", "FleetHost", "FleetState"]
 
@@ -43,8 +42,8 @@ def _name_pool(settings: Settings) -> _Pool:
     return address.socket, address.is_local, address.url.startswith("https:")
 
 
-class _WithDevices(TypedDict, total=False):
-    """What `plan` and `plans` take besides `include_devices`."""
+class _PlanOptions(TypedDict, total=False):
+    """What `plan` takes."""
 
     devices: DevicesLike | None
     device_order: Literal["planned", "given"]
@@ -53,14 +52,9 @@ class _WithDevices(TypedDict, total=False):
     memory_strategy: MemoryStrategyName
     dcn: str | Mapping[str, int] | None
     importance: Mapping[str, float] | None
+    include_devices: bool
     timeout_s: float
     require_all: bool
-
-
-class _PlanOptions(_WithDevices, total=False):
-    """What `plan` and `plans` take."""
-
-    include_devices: bool
 
 
 class Fleet:
@@ -140,20 +134,8 @@ class Fleet:
     def _ask(url: str, client: Client, deadline: Deadline, note: Callable[[FleetHost], None]) -> None:
         client._drive(look(url, client._link, deadline, note))
 
-    @overload
-    def plan(
-        self,
-        mesh: MeshLike | MeshSpec,
-        *,
-        include_devices: Literal[True] = True,
-        **options: Unpack[_WithDevices],
-    ) -> PlanWithDevices: ...
-
-    @overload
-    def plan(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plan: ...
-
     def plan(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plan:
-        """Returns the best plan for a mesh such as "dp:2,tp:-1" on the hosts that answer.
+        """Returns the plan of a mesh such as "dp:2,tp:-1" on the hosts that answer.
 
         Made here, from what the agents say now; they do not keep it. Give it to `meshwright.mesh.build_mesh` in each
         process of the job, as a file or over whatever the launcher has.
@@ -180,22 +162,6 @@ class Fleet:
                 twice, platforms that differ, chips of a slice that contradict each other.
             DevicesUnusedError: it would leave devices unused.
         """
-        return take_best(self.plans(mesh, **options), asked=f"mesh {mesh}")
-
-    @overload
-    def plans(
-        self,
-        mesh: MeshLike | MeshSpec,
-        *,
-        include_devices: Literal[True] = True,
-        **options: Unpack[_WithDevices],
-    ) -> PlansWithDevices: ...
-
-    @overload
-    def plans(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plans: ...
-
-    def plans(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plans:
-        """Returns all plans, best first, and what was rejected; arguments and errors as for `plan`."""
         timeout_s, require_all = options.pop("timeout_s", DEFAULT_TIMEOUT_S), options.pop("require_all", False)
         if other := sorted(options.keys() - _PlanOptions.__annotations__):
             detail = f"a fleet plans a mesh on the hosts that answer, and {other[0]} is not of that"

@@ -14,7 +14,7 @@ from typing import Any, Final
 from meshwright.errors import StoreUnavailableError
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component
-from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.mesh import PlanRequest, SearchRequest
 from meshwright.wire.runs import Run
 from meshwright_agent.answers.benches import Benches, HostMeasurements
 from meshwright_agent.answers.compiles import Compiles
@@ -218,7 +218,7 @@ class Agent:
 
     # ---- plans, and what jobs need to know ---------------------------------------------------------------------
 
-    async def plan(self, request: PlanRequest) -> PlanAnswer | Run:
+    async def plan(self, request: PlanRequest | SearchRequest) -> PlanAnswer | Run:
         """Returns plans; where the compiler is to be asked and has not said it before, the run that asks it.
 
         Raises:

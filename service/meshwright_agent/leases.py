@@ -28,9 +28,9 @@ from meshwright.errors import (
     StoreUnavailableError,
 )
 from meshwright.planning.device_selection import select_for_lease
+from meshwright.planning.request import Inventory
 from meshwright.wire.devices import Device, DeviceLease, Devices
 from meshwright.wire.leases import DeviceCount, Lease, LeasedDevice, LeaseRequest
-from meshwright_agent.children.planner import Here
 from meshwright_agent.clock import BootClock, Clock, SystemClock
 from meshwright_agent.store import HELD, LEASE, Document, Store, parse_bodies, parse_body, read_held_leases
 
@@ -233,7 +233,7 @@ class LeaseService:
         store: Store,
         *,
         devices: Callable[[], Devices],
-        here: Callable[[], Here],
+        here: Callable[[], Inventory],
         find_runs: Callable[[Sequence[Device]], tuple[str, ...]],
         free: Free,
         clock: Clock,
@@ -417,7 +417,7 @@ def read_held(path: Path, boot: BootClock) -> tuple[StoredLease, ...]:
 
 
 def choose_devices(
-    request: LeaseRequest, devices: Sequence[Device], find_here: Callable[[], Here]
+    request: LeaseRequest, devices: Sequence[Device], find_here: Callable[[], Inventory]
 ) -> tuple[Device, ...]:
     """Returns the devices that the request names, in the order of the host.
 

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any, Final
 
 from meshwright.planning.models import read_model
-from meshwright.planning.request import answer_request
+from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.candidates import list_space
 from meshwright.planning.search.search import build_question, list_leaders, list_rejected, read_bounds
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.mesh import SearchRequest
 from tests.bench.rows import Row, run_rows, tell_rows
 
 ROUNDS: Final = 5
@@ -53,7 +53,7 @@ def measure_rows() -> list[Row]:
     for target, batch, rounds in ((SMALL, 512, ROUNDS), (GPUS, 512, ROUNDS), (LARGE, 65536, 1)):
         topology, request = build_target(target), build_request(batch)
         count, taken[target] = measure_search(request, topology)
-        whole_s = time_it(partial(answer_request, request, topology), rounds)
+        whole_s = time_it(partial(answer_request, request, Inventory(topology)), rounds)
         devices = len(topology.devices)
         rows.append((f"search {target}", f"{1e3 * taken[target]:.0f} ms", f"{count:,} candidates, {devices:,} devices"))
         rows.append(
@@ -70,7 +70,7 @@ def measure_published() -> list[Row]:
     """Returns what the question takes that another search was asked, and the answer."""
     topology, request = build_target(GPUS), build_request(512, CHINCHILLA, 2048, memory_strategy="aggressive")
     count, taken_s = measure_search(request, topology)
-    [plan] = answer_request(request, topology).plans
+    [plan] = answer_request(request, Inventory(topology)).plans
     assert plan.schedule is not None
     assert plan.step_time is not None
     mesh = ",".join(f"{axis}:{size}" for axis, size in plan.mesh_shape.items())
@@ -85,19 +85,17 @@ def measure_published() -> list[Row]:
 
 def build_request(
     batch: int, model: str | Mapping[str, Any] = "llama3-70b", sequence: int = 8192, **more: Any
-) -> PlanRequest:
+) -> SearchRequest:
     """Returns a request for the best mesh of a 70B model on this host."""
     training = {"sequence_length": sequence, "global_batch": batch}
     asked = {"model": model, "training": training, "include_devices": False, "top": 1, **more}
-    return PlanRequest.model_validate(asked)
+    return SearchRequest.model_validate(asked)
 
 
-def measure_search(request: PlanRequest, topology: Topology) -> tuple[int, float]:
+def measure_search(request: SearchRequest, topology: Topology) -> tuple[int, float]:
     """Returns how many candidates there are, and the median seconds to list, price and rank them."""
-    assert request.training is not None
-    assert request.model is not None
     model, bounds, devices = read_model(request.model), read_bounds(request), len(topology.devices)
-    question = build_question(request, model, request.training, topology, devices)
+    question = build_question(model, request.training, topology, devices, memory_strategy=request.memory_strategy)
 
     def search() -> int:
         space = list_space(devices, question.model, question.training, bounds)

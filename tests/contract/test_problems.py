@@ -17,7 +17,8 @@ PLAN, BENCH, BATCH = "/mesh/plan", "/placement/bench", "/batch-size"
 
 REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", PLAN, '{"mesh": "dp:2", "colour": 1}', 422, "invalid_request"),
-    ("POST", PLAN, "{}", 422, "invalid_request"),
+    ("POST", PLAN, "{}", 422, "invalid_mesh"),
+    ("POST", "/mesh/search", "{}", 422, "invalid_request"),
     ("POST", PLAN, '{"mesh": 8}', 422, "invalid_mesh"),
     ("POST", PLAN, '{"mesh": "dp:-1,tp:-1"}', 422, "invalid_mesh"),
     ("POST", PLAN, '{"mesh": "dp:0"}', 422, "invalid_mesh"),

@@ -33,8 +33,8 @@ SEEDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("/mesh/plan", {"mesh": {"dp": 2, "tp": 4}, "devices": {"count": 8, "exclude": [3]}}),
     ("/mesh/plan", {"mesh": [["dp", 2], ["tp", -1]], "target": "2*v5e:2x2", "dcn": {"dp": 2}}),
     ("/mesh/plan", {"mesh": "fsdp:8", "target": "h100:8", "model": "llama3-8b", "training": TRAINING}),
-    ("/mesh/plan", {"target": "h100:8", "model": MODEL, "training": TRAINING, "top": 2, "search": {}}),
-    ("/mesh/plan", {"mesh": "dp:2", "targets": ["h100:8", "v5e:2x2"], "allow_unused": True}),
+    ("/mesh/search", {"targets": ["h100:8"], "model": MODEL, "training": TRAINING, "top": 2, "axes": {"tp": 2}}),
+    ("/mesh/search", {"targets": ["h100:8", "v5e:2x2"], "model": MODEL, "training": TRAINING, "fallback": True}),
     ("/batch-size", {"hardware": "h100", "batch": 256}),
     (
         "/batch-size",

@@ -27,7 +27,6 @@ def run_job(tmp_path: Path, steps: list[dict[str, Any]], *, processes: int, devi
 
 
 def expected_order(plan: Plan, seen: list[list[int]]) -> list[list[int]]:
-    assert plan.devices is not None
     if len(seen) == len(plan.devices):
         used = sorted(ref.position for ref in plan.devices)
         return [seen[used.index(ref.position)] for ref in plan.devices]

@@ -25,12 +25,13 @@ from tests.tokens import add_token
 LIMIT_S = 120.0
 COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 FAR = ("--url", "http://127.0.0.1:9")
+STEP = ("--model", "gpt2", "--global-batch-size", "64", "--seq-len", "1024")
 INDIVISIBLE_MODEL = (
     "--model",
     '{"vocab_size": 64, "hidden_size": 60, "intermediate_size": 60, "num_hidden_layers": 1, "num_attention_heads": 3}',
-    "--batch",
+    "--global-batch-size",
     "8",
-    "--seq",
+    "--seq-len",
     "64",
 )
 
@@ -137,6 +138,11 @@ CAUSES: dict[str, dict[str, list[Callable[[RunningAgent], int]]]] = {
             _code("plan", "dp:8", "--request", "/no/such/file"),
             _code("plan", "dp:8", *FAR),
         ],
+    },
+    "search": {
+        "0": [_code("search", "--target", "h100:8", *STEP)],
+        "1": [_code("search", *STEP), _code("search", "--target", "v5q:4x4", *STEP)],
+        "2": [_code("search"), _code("search", *STEP, *FAR), _code("search", "--model", "gpt2")],
     },
     "check": {
         "0": [_code("check", "--require", "8*cpu")],

@@ -36,7 +36,9 @@ def run_plan(*options: str) -> tuple[int, dict[str, Any]]:
 
 def test_the_readmes_70b_on_512_h100_fits_and_communicates_as_counted_by_hand_on_cuda() -> None:
     mesh = ("fsdp:64,tp:8", "--target", "64*h100:8")
-    status, found = run_plan(*mesh, "--model", "llama3-70b", "--batch", str(ROWS), "--seq", str(SEQUENCE))
+    status, found = run_plan(
+        *mesh, "--model", "llama3-70b", "--global-batch-size", str(ROWS), "--seq-len", str(SEQUENCE)
+    )
     assert (status, found["status"], found["parameter_count"]) == (0, "verified", PARAMETERS)
     assert found["capacity_bytes"] == int(81_559 * 2**20 * 0.75)
     state_bytes = 3 * 4 * PARAMETERS / 512
@@ -56,7 +58,7 @@ def test_the_readmes_70b_on_512_h100_fits_and_communicates_as_counted_by_hand_on
 
 
 def test_what_needs_more_than_the_jobs_share_of_a_gpu_does_not_fit_and_exits_1_on_cuda() -> None:
-    options = ("fsdp:8,tp:8", "--target", "8*h100:8", "--model", "llama3-70b", "--seq", "8192")
+    options = ("fsdp:8,tp:8", "--target", "8*h100:8", "--model", "llama3-70b", "--seq-len", "8192")
     status, found = run_plan(*options, "--batch", "512")
     assert (status, found["status"]) == (1, "does_not_fit")
     assert found["needed_bytes"] == found["peak_memory_bytes"] > found["capacity_bytes"]

@@ -63,7 +63,6 @@ def test_three_agents_are_one_topology_of_twelve_devices(urls: list[str]) -> Non
 
 def test_a_fleet_plans_over_all_devices(urls: list[str]) -> None:
     plan = make_plan(urls, "dp:3,tp:4")
-    assert plan.devices is not None
     assert sorted((ref.granule, ref.position) for ref in plan.devices) == [(g, p) for g in range(3) for p in range(4)]
     assert [len({ref.host for ref in plan.devices[row * 4 :][:4]}) for row in range(3)] == [1, 1, 1]
 
@@ -78,7 +77,7 @@ def test_each_process_of_a_job_builds_the_planned_mesh_and_an_all_reduce_gives_t
     urls: list[str], tmp_path: Path
 ) -> None:
     first = make_plan(urls, "dp:3,tp:4", axis_types="explicit")
-    names = [ref.host + f"/{ref.local_index}" for ref in first.devices or ()]
+    names = [ref.host + f"/{ref.local_index}" for ref in first.devices]
     shuffled = make_plan(urls, "x:2,y:6", devices=[names[i * 5 % 12] for i in range(12)], device_order="given")
     part = make_plan(urls, "dp:6", devices=[name for name in names if name.endswith(("/0", "/3"))])
     small = make_plan(urls[:2], "dp:8")
@@ -86,7 +85,6 @@ def test_each_process_of_a_job_builds_the_planned_mesh_and_an_all_reduce_gives_t
     steps = [{"plan": plan.model_dump_json()} for plan in plans]
     jobs = run_program(PROGRAM, tmp_path, steps, processes=3, devices_each=4)
     for number, plan in enumerate(plans[:3]):
-        assert plan.devices is not None
         answers = [job["answers"][number] for job in jobs]
         assert {answer["fingerprint"] for answer in answers} == {plan.fingerprint}
         planned = [ref.granule for ref in plan.devices]

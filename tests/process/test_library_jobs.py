@@ -327,7 +327,7 @@ def test_processes_load_their_rows_onto_the_mesh_that_the_agent_planned(
     turned = {"devices": [4, 5, 6, 7, 3, 2, 1, 0], "device_order": "given"}
     with Client(agent.url) as client:
         plans = [client.plan("dp:4,tp:2"), client.plan("dp:2,tp:4"), client.plan("dp:4,tp:2", **turned)]
-        planned = [[device.local_index for device in plan.devices or ()] for plan in plans]
+        planned = [[device.local_index for device in plan.devices] for plan in plans]
         known = {device.jax.id for device in client.devices().devices if device.jax}
     steps = [{"do": "planned", "plan": plan.model_dump_json(), "rows": ROWS} for plan in plans]
     job = run(tmp_path, steps, processes, devices_each)

@@ -47,7 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]
 
 def post(agent: RunningAgent, **fields: Any) -> dict[str, Any]:
     asked = {"model": "llama3-8b", "training": TRAINING, "include_devices": False, **fields}
-    reply = httpx.post(f"{agent.url}/mesh/plan", json=asked, timeout=60)
+    reply = httpx.post(f"{agent.url}/mesh/{'plan' if 'mesh' in fields else 'search'}", json=asked, timeout=60)
     assert reply.status_code == 200, reply.text
     plan: dict[str, Any] = reply.json()["plans"][0]
     return plan

@@ -33,16 +33,16 @@ def host() -> Iterator[RunningAgent]:
 
 
 def post(agent: RunningAgent, **fields: Any) -> httpx.Response:
-    asked = {"target": "v5e:4x4", "model": "llama3-8b", "training": TRAINING, **fields}
-    return httpx.post(f"{agent.url}/mesh/plan", json=asked, timeout=60)
+    asked = {"targets": ["v5e:4x4"], "model": "llama3-8b", "training": TRAINING, **fields}
+    return httpx.post(f"{agent.url}/mesh/search", json=asked, timeout=60)
 
 
 def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: RunningAgent) -> None:
     reply = post(host, include_devices=False)
     assert reply.status_code == 200, reply.text
-    asked = {"target": "v5e:4x4", "model": "llama3-8b", "training": TRAINING, "include_devices": False}
+    asked = {"targets": ["v5e:4x4"], "model": "llama3-8b", "training": TRAINING, "include_devices": False}
     with FakeAgent().http_client() as here:
-        assert reply.json() == here.post("/mesh/plan", json=asked).json()
+        assert reply.json() == here.post("/mesh/search", json=asked).json()
     assert len(reply.json()["plans"]) == 3
     assert not any("numpy" in line for line in Path(f"/proc/{host.pid}/maps").read_text().splitlines())
 
@@ -50,17 +50,18 @@ def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: Runnin
 def test_small_searches_are_answered_while_a_large_one_runs(host: RunningAgent) -> None:
     training = {"global_batch": 16384, "sequence_length": 4096}
     with ThreadPoolExecutor(1) as pool:
-        large = pool.submit(post, host, target="2048*h100:8", training=training, include_devices=False)
+        large = pool.submit(post, host, targets=["2048*h100:8"], training=training, include_devices=False)
         answered = 0
         while not large.done():
-            assert post(host, target="h100:8", include_devices=False).status_code == 200
+            assert post(host, targets=["h100:8"], include_devices=False).status_code == 200
             answered += 1
     assert large.result().status_code == 200
     assert answered > 3
 
 
 def test_a_given_mesh_on_a_small_host_is_priced_by_the_planner_too(host: RunningAgent) -> None:
-    reply = post(host, mesh="fsdp:16")
+    asked = {"mesh": "fsdp:16", "target": "v5e:4x4", "model": "llama3-8b", "training": TRAINING}
+    reply = httpx.post(f"{host.url}/mesh/plan", json=asked, timeout=60)
     (plan,) = reply.json()["plans"]
     assert plan["step_time"]["total_s"] > 0
     assert plan["memory"]["parts"]
@@ -72,42 +73,36 @@ def test_a_given_mesh_on_a_small_host_is_priced_by_the_planner_too(host: Running
 
 
 def test_a_search_on_a_host_without_figures_is_refused_with_what_works(host: RunningAgent) -> None:
-    reply = httpx.post(f"{host.url}/mesh/plan", json={"model": "llama3-8b", "training": TRAINING}, timeout=60)
+    reply = post(host, targets=[])
     assert (reply.status_code, reply.json()["code"]) == (422, "plan_infeasible")
     assert "target" in reply.json()["hint"]
 
 
 def test_the_typed_client_searches(host: RunningAgent) -> None:
     with Client(host.url) as client:
-        best = client.plan(target="v5e:4x4", model="llama3-8b", training=TRAINING, search={"axes": {"tp": 2}})
-        several = client.plans(target="v5e:4x4", model="llama3-8b", training=TRAINING, top=2)
-    assert best.mesh_shape["tp"] == 2
-    assert best.step_time is not None
-    assert len(several.plans) == 2
-    assert several.rejected
+        found = client.search("llama3-8b", TRAINING, targets=["v5e:4x4"], axes={"tp": 2}, top=2)
+    assert [plan.mesh_shape["tp"] for plan in found.plans] == [2, 2]
+    assert found.plans[0].step_time is not None
+    assert found.rejected
 
 
 def test_targets_are_compared_in_one_call(host: RunningAgent) -> None:
     targets = ["v5e:4x4", "v5e:2x2", "h100:8"]
-    reply = post(host, target=None, targets=targets, include_devices=False)
+    reply = post(host, targets=targets, include_devices=False)
     assert reply.status_code == 200, reply.text
     told = reply.json()
     assert {each["target"] for each in told["comparison"]} == set(targets)
-    assert [each["fingerprint"] for each in told["comparison"][: len(told["plans"])]] == [
-        plan["fingerprint"] for plan in told["plans"]
-    ]
-    # A mesh of them, without a model, goes to the planner too: the event loop builds no targets.
-    reply = httpx.post(f"{host.url}/mesh/plan", json={"targets": targets[:2], "mesh": "fsdp:-1"}, timeout=60)
-    assert [plan["mesh_shape"] for plan in reply.json()["plans"]] == [{"fsdp": 16}, {"fsdp": 4}]
+    planned = [plan["target"] for plan in told["plans"]]
+    assert [each["target"] for each in told["comparison"] if each["reason"] is None] == planned
 
 
 def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(host: RunningAgent) -> None:
-    reply = post(host, target="4*h100:8", fallback=True, top=1, include_devices=False)
+    reply = post(host, targets=["4*h100:8"], fallback=True, top=1, include_devices=False)
     fallback = reply.json()["fallback"]
     (left,) = fallback["plans"]
-    assert left["devices"] is None
+    assert left["devices"] == []
     stored = ask(host, f"/mesh/plan/{left['fingerprint']}")["plans"][0]
-    assert len(stored["devices"]) == fallback["device_count"] == 16
+    assert len(stored["devices"]) == 16
     assert len({device["host"] for device in stored["devices"]}) == 2
     assert stored["step_time"] is None
 
@@ -116,7 +111,7 @@ def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(host: RunningAge
 @needs_tpu_compiler
 def test_the_best_are_compiled_as_they_are_scheduled(host: RunningAgent) -> None:
     training = {"global_batch": 8, "sequence_length": 1024}
-    reply = post(host, target="v5e:2x2", model=SMALL, training=training, top=2, verify="compile")
+    reply = post(host, targets=["v5e:2x2"], model=SMALL, training=training, top=2, verify="compile")
     assert reply.status_code == 202, reply.text
     run = await_end(host, reply.json()["id"], limit_s=300)
     assert run["state"] == "succeeded", run["error"]

@@ -78,7 +78,7 @@ def described(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
 def tell(plan: Plan) -> list[str]:
     return [
         " ".join(map(str, (device.slice_index or 0, *(device.coords or ()), device.core_on_chip, device.process_index)))
-        for device in plan.devices or ()
+        for device in plan.devices
     ]
 
 
@@ -90,7 +90,6 @@ def test_a_target_is_what_libtpu_describes(described: dict[str, dict[str, Any]],
     with FakeAgent().client() as client:
         plan = client.plan("x:-1", target=name, device_order="given")
         kinds = {chip.chip: chip.kind for chip in client.targets().chips}
-    assert plan.devices is not None
     assert plan.target is not None
     assert len(plan.devices) == told["count"]
     assert kinds[plan.target.rpartition("*")[2].partition(":")[0]] == told["kind"]

@@ -45,7 +45,7 @@ def test_a_device_that_is_unhealthy_is_left_out_of_a_plan(tmp_path: Path) -> Non
     agent = build_agent(tmp_path)
     agent.health.report("device:3", "unhealthy", "gave wrong results", at=agent.clock.now())
     plans = plan(agent, mesh="x:-1")
-    assert plans.plans[0].devices is not None
+    assert plans.plans[0].devices
     assert [device.local_index for device in plans.plans[0].devices] == [0, 1, 2, 4, 5, 6, 7]
 
 

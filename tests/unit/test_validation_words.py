@@ -22,7 +22,11 @@ from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.model import ModelSpec
 from meshwright.wire.problem import translate_validation
 
-REST: dict[type[BaseModel], dict[str, Any]] = {LeaseRequest: {"purpose": "job 7"}, PlanRequest: {}, BenchRequest: {}}
+REST: dict[type[BaseModel], dict[str, Any]] = {
+    LeaseRequest: {"purpose": "job 7"},
+    PlanRequest: {"mesh": "dp:2"},
+    BenchRequest: {},
+}
 """What a request needs beside its devices."""
 REQUESTS: list[type[BaseModel]] = [PlanRequest, BenchRequest, LeaseRequest, BatchSizeRequest, Acknowledgement]
 

@@ -5,6 +5,7 @@ One function per method of `Client`. Pure: nothing is sent here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Unpack
@@ -20,12 +21,14 @@ from meshwright._calls.building import (
     write_model,
     write_sequence,
 )
+from meshwright._calls.endpoints import Endpoint
 from meshwright._calls.messages import Answer, Request
 from meshwright._calls.options import (
     EnvironmentStrategy,
     MemoryStrategyName,
     ModelLike,
     PlanOptions,
+    SearchOptions,
     TrainingLike,
     Verify,
 )
@@ -86,30 +89,41 @@ def release() -> Call[Release]:
     return build_model(endpoints.RELEASE)
 
 
-def plans(mesh: MeshLike | MeshSpec | None, **options: Unpack[PlanOptions]) -> Call[Plans]:
+def plan(mesh: MeshLike | MeshSpec, **options: Unpack[PlanOptions]) -> Call[Plan]:
     """`POST /mesh/plan`; where it asks the compiler, it makes a run.
 
     Raises:
         InvalidRequestError: an argument has the wrong type.
     """
-    given: dict[str, Any] = {**options}
-    if isinstance(own := given.get("lease"), Lease):
-        given["lease"] = own.id
-    said = {name: write_model(value) if name in _MODELS else write_sequence(value) for name, value in given.items()}
-    fields = {"mesh": None if mesh is None else write_mesh(mesh), **said}
-    return build_model(endpoints.PLAN, fields=fields, makes_run=options.get("verify", "none") != "none")
+    return _take_best(_build_planned(endpoints.PLAN, {"mesh": write_mesh(mesh), **options}))
 
 
-_MODELS: Final = ("model", "training", "search")
-"""Options that may be a wire model."""
+def search(model: ModelLike, training: TrainingLike, **options: Unpack[SearchOptions]) -> Call[Plans]:
+    """`POST /mesh/search`; where it asks the compiler, it makes a run.
+
+    Raises:
+        InvalidRequestError: an argument has the wrong type.
+    """
+    return _build_planned(endpoints.SEARCH, {"model": model, "training": training, **options})
 
 
-def stored_plan(fingerprint: str) -> Call[Plans]:
+def _build_planned(endpoint: Endpoint[Plans], given: Mapping[str, Any]) -> Call[Plans]:
+    fields = {name: _write_field(name, value) for name, value in given.items()}
+    return build_model(endpoint, fields=fields, makes_run=given.get("verify", "none") != "none")
+
+
+def _write_field(name: str, value: object) -> object:
+    if isinstance(value, Lease):
+        return value.id
+    return write_model(value) if name in ("model", "training") else write_sequence(value)
+
+
+def stored_plan(fingerprint: str) -> Call[Plan]:
     """`GET /mesh/plan/{fingerprint}`."""
-    return build_model(endpoints.STORED_PLAN, parts={"fingerprint": fingerprint})
+    return _take_best(build_model(endpoints.STORED_PLAN, parts={"fingerprint": fingerprint}))
 
 
-def best_plan(call: Call[Plans]) -> Call[Plan]:
+def _take_best(call: Call[Plans]) -> Call[Plan]:
     """Returns the call that answers the first plan only; it takes over the warnings on the request."""
 
     def read(answer: Answer, host: str) -> Plan:

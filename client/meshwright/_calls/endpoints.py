@@ -20,7 +20,7 @@ from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents
 from meshwright.wire.leases import Lease, LeaseRequest, Leases
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.runs import Run, RunList
 from meshwright.wire.targets import Targets
 
@@ -76,6 +76,7 @@ DEVICES: Final = Endpoint("GET", "/devices", Devices)
 DEVICES_TEXT: Final = Endpoint("GET", "/devices", str)
 RELEASE: Final = Endpoint("POST", "/devices/release", Release)
 PLAN: Final = Endpoint("POST", "/mesh/plan", Plans, request=PlanRequest, statuses=frozenset({200, 202}))
+SEARCH: Final = Endpoint("POST", "/mesh/search", Plans, request=SearchRequest, statuses=frozenset({200, 202}))
 STORED_PLAN: Final = Endpoint("GET", "/mesh/plan/{fingerprint}", Plans)
 BATCH_SIZE: Final = Endpoint("POST", "/batch-size", BatchSize, request=BatchSizeRequest, statuses=frozenset({200, 202}))
 SUBMIT_BENCH: Final = Endpoint(

@@ -74,7 +74,7 @@ def name_devices(plan: Plan) -> tuple[int | str, ...]:
             "devices of the agent's own host",
             "plan without `target`, on the agent of the host that shall run it",
         )
-    if plan.devices is None:
+    if not plan.devices:
         raise _refuse(
             f"plan {plan.fingerprint} does not list its devices, so that none can be reserved",
             "plan with include_devices=True",

@@ -139,7 +139,7 @@ def _move(plan: Plan, mesh: CompileMesh, target: str) -> Plan:
 
 def _describe(plan: Plan) -> str:
     granules = f"{len(plan.granules)} granules" if len(plan.granules) != 1 else "1 granule"
-    return f"{len(plan.devices or ())} {plan.platform} devices of {granules}"
+    return f"{len(plan.devices)} {plan.platform} devices of {granules}"
 
 
 def parse_step(text: str) -> Step:

@@ -4,8 +4,8 @@ Rule: stdout is the answer, stderr is about the answer (errors, warnings, progre
 stands in its own module; here stand the commands' names, the options that all share, and the exit codes.
 
     0    a plan that fits; healthy enough; done
-    1    the answer is no: infeasible, does not fit, one of `--targets` does not exist, asked for and not verified, not
-         healthy, failed, cancelled, wrong, no such run, lease or component, or somebody else has the devices
+    1    the answer is no: infeasible, does not fit, one of several targets does not exist, asked for and not verified,
+         not healthy, failed, cancelled, wrong, no such run, lease or component, or somebody else has the devices
     2    usage, or no answer: nobody there, not allowed, not ready, a full queue, a wrong value, an address that is
          none, a stdout that cannot be written
     70   a bug in this command: the traceback stands on stderr
@@ -41,6 +41,7 @@ from meshwright.cli import (
     leases,
     plan,
     runs,
+    search,
     targets,
     verify,
 )
@@ -81,7 +82,8 @@ _EPILOG: Final = f"""\
 \b
 Exit codes:
   {OK}    a plan that fits; healthy enough; done
-  {FAILED}    infeasible, does not fit, one of --targets does not exist, asked for and
+  {FAILED}    infeasible, does not fit, one of several targets does not
+       exist, asked for and
        not verified, not healthy, failed, cancelled, wrong, no such run, lease
        or component; or somebody else has the devices
   {NO_ANSWER}    usage, or no answer; not allowed; not ready
@@ -218,7 +220,8 @@ class _Entry:
 
 _COMMANDS: Final[dict[str, _Entry]] = {
     "devices": _Entry(devices.show_devices, "What is here: memory, place, who holds it; --fleet: many hosts."),
-    "plan": _Entry(plan.show_plan, "Lay a mesh on devices or a target; find the best."),
+    "plan": _Entry(plan.show_plan, "Lay a mesh on devices or a target."),
+    "search": _Entry(search.search_mesh, "Find the best meshes for a model."),
     "batch-size": _Entry(batch_size.show_batch_size, "How large a batch should be, and why."),
     "verify": _Entry(verify.verify_step, "Compile a step of your own for a kept plan's hardware."),
     "bench": _Entry(bench.run_bench, "Measure transfers, collectives, matmul and memory."),

@@ -8,9 +8,10 @@ import typer
 from rich.text import Text
 
 from meshwright.cli.output import Column, build_table, clean, format_rate, print_notices
-from meshwright.cli.progress import follow_compile, show_progress
+from meshwright.cli.progress import answer_here, follow_compile
 from meshwright.cli.reckoning import print_reckoned
 from meshwright.cli.request_options import (
+    LocalOption,
     ModelOption,
     RequestOption,
     SeqOption,
@@ -44,9 +45,7 @@ def show_batch_size(
         str | None, typer.Option(metavar="FINGERPRINT", help="Of a kept plan, in the place of --mesh and --target.")
     ] = None,
     request: RequestOption = None,
-    local: Annotated[
-        bool, typer.Option("--local", help="Answer, and compile, here for --target; ask no agent.")
-    ] = False,
+    local: LocalOption = False,
 ) -> int:
     """Say how large a batch per device should be, and why; with --model, how many sequences its step should have.
 
@@ -90,14 +89,9 @@ def _ask(session: Session, request: BatchSizeRequest) -> BatchSize:
 
 
 def _answer_here(session: Session, request: BatchSizeRequest) -> BatchSize:
-    from meshwright.compiling.process import LIMIT_S  # here, so that other commands do not wait for the planner
-    from meshwright.compiling.request import Limits, answer_batch
+    from meshwright.compiling.request import answer_batch  # here, so that other commands do not wait for the planner
 
-    if session.options.url is not None:
-        raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--local")
-    limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)
-    with show_progress(session) as on_progress:
-        return answer_batch(request, limits=limits, on_progress=on_progress)
+    return answer_here(session, answer_batch, request)
 
 
 def _print_sizes(session: Session, reply: BatchSize) -> None:

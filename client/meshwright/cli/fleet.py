@@ -21,7 +21,7 @@ from meshwright.errors import MeshwrightError
 if TYPE_CHECKING:
     from meshwright._fleet.state import FleetHost, FleetState
     from meshwright.fleet import Fleet
-    from meshwright.wire.mesh import PlanRequest, Plans
+    from meshwright.wire.mesh import Plan, PlanRequest
 
 FleetOption = Annotated[
     bool, typer.Option("--fleet", help="All hosts of MESHWRIGHT_FLEET (or --hosts), as one topology.")
@@ -70,15 +70,15 @@ def show_fleet(session: Session, hosts: str | None) -> int:
     return FAILED if state.failed else OK
 
 
-def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> Plans:
-    """Returns the plans on the hosts that answer.
+def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> Plan:
+    """Returns the plan on the hosts that answer.
 
     Raises:
-        MeshwrightError: as `Fleet.plans`.
+        MeshwrightError: as `Fleet.plan`.
     """
     with open_fleet(hosts) as fleet:
-        plans: Plans = fleet.plans(**{"mesh": request.mesh, **list_fields(request)}, timeout_s=read_limit(session))
-    return plans
+        plan: Plan = fleet.plan(**list_fields(request), timeout_s=read_limit(session))
+    return plan
 
 
 def open_fleet(hosts: str | None) -> Fleet:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 ALL: Final = "all"
 LEASE_VARIABLE: Final = "MESHWRIGHT_LEASE"
 """Holds the id of the lease that a command runs under."""
+
+
+def add_own_lease(fields: dict[str, Any]) -> None:
+    """Names the lease that this command runs under in a request that names none."""
+    if own := os.environ.get(LEASE_VARIABLE):
+        fields.setdefault("lease", own)
+
 
 PurposeOption = Annotated[
     str, typer.Option("--purpose", metavar="TEXT", help='What for, as others shall read it: "slurm job 4711".')

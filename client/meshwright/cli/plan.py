@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from meshwright.cli.arguments import choose_devices
 from meshwright.cli.fleet import FleetOption, HostsOption, is_asked, plan_on_fleet
-from meshwright.cli.leases import LEASE_VARIABLE
-from meshwright.cli.plan_output import PlanOutput, print_plans
-from meshwright.cli.progress import follow_compile, show_progress
+from meshwright.cli.leases import add_own_lease
+from meshwright.cli.plan_output import PlanOutput, print_best
+from meshwright.cli.progress import answer_plans_here, follow_compile
 from meshwright.cli.request_options import (
+    BatchOption,
+    CodeOption,
+    CountOption,
+    DevicesOption,
+    ExportOption,
+    LocalOption,
     ModelOption,
+    OutputOption,
     RequestOption,
     SeqOption,
     TargetOption,
@@ -25,7 +30,7 @@ from meshwright.cli.request_options import (
     list_fields,
 )
 from meshwright.cli.session import Session
-from meshwright.wire.mesh import ExportName, PlanRequest, Plans
+from meshwright.wire.mesh import Plan, PlanRequest, Plans
 
 
 def show_plan(
@@ -33,47 +38,26 @@ def show_plan(
     mesh: Annotated[
         str | None, typer.Argument(help='The axes, outermost first: "dp:2,tp:-1"; one may be -1, the rest.')
     ] = None,
-    devices: Annotated[
-        str | None, typer.Option(metavar="0,1", help="These: local indices, uuids or PCI bus ids.")
-    ] = None,
-    count: Annotated[int | None, typer.Option(metavar="N", help="Any N of them.")] = None,
     target: TargetOption = None,
-    batch: Annotated[int | None, typer.Option(metavar="N", help="Sequences in one optimizer step.")] = None,
+    devices: DevicesOption = None,
+    count: CountOption = None,
     model: ModelOption = None,
+    batch: BatchOption = None,
     seq: SeqOption = None,
     training: TrainingOption = None,
-    verify: VerifyOption = None,
-    top: Annotated[int | None, typer.Option(min=1, max=32, help="Without a mesh: so many plans are shown; 3.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Without a mesh: say why other families lost.")] = False,
-    targets: Annotated[
-        str | None,
-        typer.Option(metavar="T,T", help="Compare hardware: the best plan on each of 2*v6e:16x16,v5p:8x8x8."),
-    ] = None,
     audit: Annotated[
-        bool,
-        typer.Option("--audit", help="With a mesh and a model: also the best mesh of these devices."),
+        bool, typer.Option("--audit", help="With a model and its training: also the best mesh of these devices.")
     ] = False,
-    fallback: Annotated[
-        bool, typer.Option("--fallback", help="Without a mesh: also plan for what is left when a device fails.")
-    ] = False,
-    export: Annotated[
-        ExportName | None, typer.Option(help="Print only this: JAX's mesh and PartitionSpecs, or MaxText's flags.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep the plan, for MESHWRIGHT_PLAN.")
-    ] = None,
-    code: Annotated[bool, typer.Option("--code", help="Print only the Python that makes the mesh.")] = False,
+    verify: VerifyOption = None,
+    export: ExportOption = None,
+    output: OutputOption = None,
+    code: CodeOption = False,
     request: RequestOption = None,
-    local: Annotated[
-        bool, typer.Option("--local", help="Plan, and compile, here on a target or a topology; ask no agent.")
-    ] = False,
+    local: LocalOption = False,
     fleet: FleetOption = False,
     hosts: HostsOption = None,
 ) -> int:
-    """Lay a mesh on the host's devices or on a target, and draw it; or find the best for a model.
-
-    Without a mesh, --model and --batch find the fastest meshes that fit, with how long a step takes and what it needs;
-    --explain says why other families of meshes lost.
+    """Lay a mesh on the host's devices or on a target, and draw it. `meshwright search` finds the best for a model.
 
     Says which device stands where, over which links each axis runs, and what the job should start with. With --model
     and --verify compile also what XLA's compiler says of the training step: whether it fits, and its collectives.
@@ -82,11 +66,14 @@ def show_plan(
     --request takes the JSON of POST /mesh/plan, which has more fields than there are options. `meshwright lease --plan`
     reserves the devices of a plan that -o kept.
 
-    Exit codes: 0 a plan that fits · 1 infeasible, it does not fit, one of --targets does not exist, or --verify compile
-    gave no word that it fits · 2 usage, or no answer.
+    Exit codes: 0 a plan that fits · 1 infeasible, it does not fit, or --verify compile gave no word that it fits ·
+    2 usage, or no answer.
     """
     if code and (session.as_json or export is not None):
         raise typer.BadParameter("it prints the mesh alone; leave --json and --export out", param_hint="--code")
+    if mesh is None and request is None:
+        message = "a plan needs a mesh; write dp:2,tp:-1, or find one: meshwright search --model …"
+        raise typer.BadParameter(message, param_hint="MESH")
     asked = build_request(
         PlanRequest,
         request,
@@ -96,42 +83,31 @@ def show_plan(
         mesh=mesh,
         devices=choose_devices(devices, count, "--devices"),
         target=target,
-        verify=verify,
-        top=top,
-        targets=None if targets is None else [entry.strip() for entry in targets.split(",")],
         audit=audit or None,
-        fallback=fallback or None,
+        verify=verify,
         exports=None if export is None else [export],
     )
-    if asked.mesh is None and asked.model is None:
-        raise typer.BadParameter("a plan needs a mesh, or a model to find one for; write dp:2,tp:-1", param_hint="MESH")
-    say = PlanOutput(asked, export, output, is_explained=explain, is_code=code)
+    say = PlanOutput(f"mesh {asked.mesh}", export, output, is_code=code, is_verified=asked.verify != "none")
     if is_asked(session, fleet, hosts):
         if local:
             raise typer.BadParameter("it asks the agents of many hosts, --local does not", param_hint="--fleet")
-        return print_plans(session, plan_on_fleet(session, asked, hosts), say)
+        return print_best(session, _frame(plan_on_fleet(session, asked, hosts)), say)
     if local:
-        return print_plans(session, _plan_here(session, asked), say)
-    fields = list_fields(asked)
-    if not (asked.target or asked.targets or asked.topology) and (own := os.environ.get(LEASE_VARIABLE)):
-        fields.setdefault("lease", own)
-    with session.open() as client:
-        with follow_compile(session) as on_progress:
-            plans = client.plans(**fields, on_progress=on_progress, timeout_s=session.options.timeout_s)
-        return print_plans(session, plans, replace(say, url=client.base_url))
+        return print_best(session, answer_plans_here(session, asked), say)
+    plan, url = _ask(session, asked)
+    return print_best(session, _frame(plan), replace(say, url=url))
 
 
-def _plan_here(session: Session, request: PlanRequest) -> Plans:
-    """Returns what an agent would answer, planned in this process and compiled in a child of it."""
-    if session.options.url is not None:
-        raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--local")
-    if request.verify == "none":
-        from meshwright.planning.request import answer_request  # here, so that other commands do not wait for it
+def _frame(plan: Plan) -> Plans:
+    """Returns a plan in the reply that an agent gives, with all its fields."""
+    return Plans(plans=(plan,), rejected=(), comparison=(), fallback=None, warnings=())
 
-        return answer_request(request)
-    from meshwright.compiling.process import LIMIT_S
-    from meshwright.compiling.request import Limits, answer_plans
 
-    limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)
-    with show_progress(session) as on_progress:
-        return answer_plans(request, limits=limits, on_progress=on_progress)
+def _ask(session: Session, request: PlanRequest) -> tuple[Plan, str]:
+    """Returns what the agent answers, and its address."""
+    fields = list_fields(request)
+    if not (request.target or request.topology):
+        add_own_lease(fields)
+    with session.open() as client, follow_compile(session) as on_progress:
+        plan = client.plan(**fields, on_progress=on_progress, timeout_s=session.options.timeout_s)
+        return plan, client.base_url

@@ -5,23 +5,25 @@ Rule: figures are the plan's own; the exit code is 0 only for a plan that nothin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.text import Text
 
 from meshwright._calls.calls import take_best
 from meshwright._calls.settings import DEFAULT_URL
 from meshwright.cli.drawing import draw_mesh
-from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, print_notices
-from meshwright.cli.search import print_ranking, print_unknown_targets, write_costs, write_fallback
+from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_refusal, print_verification
 from meshwright.environment import format_exports
 from meshwright.errors import SettingsError
-from meshwright.wire.mesh import DeviceRef, ExportName, Plan, PlanAxis, PlanRequest, Plans
+from meshwright.wire.mesh import DeviceRef, ExportName, Plan, PlanAxis, Plans
 
+BAR_WIDTH: Final = 40
+"""Characters of a bar that is the whole."""
 MAX_DRAWN: Final = 256
 """Devices beyond which a drawing helps nobody."""
 
@@ -31,46 +33,38 @@ class PlanOutput:
     """How plans are printed.
 
     Attributes:
-        asked: the request.
+        asked: what was asked for, in words.
         export: print this export and nothing else; None: all of a plan.
         output: the file that keeps the plan; None: none.
-        is_explained: say why other families of meshes lost.
         is_code: print the Python that makes the mesh, and nothing else.
+        is_verified: the compiler was asked.
         url: the agent that answered; None: the plan was made in this process, and no agent knows it.
     """
 
-    asked: PlanRequest
+    asked: str
     export: ExportName | None
     output: Path | None
-    is_explained: bool
     is_code: bool
+    is_verified: bool
     url: str | None = None
 
-
-def print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
-    """Prints an answer as the options want it, keeps it in a file where they name one, and returns the exit code."""
-    is_unknown = print_unknown_targets(session, plans)
-    code = _print_plans(session, plans, say)
-    return FAILED if is_unknown else code
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of a plan is printed."""
+        return not self.is_code and self.export is None
 
 
-def _print_plans(session: Session, plans: Plans, say: PlanOutput) -> int:
-    is_sent = say.url is not None
-    text = plans.model_dump_json(exclude_unset=is_sent)  # what an agent sent: no field more, no field less
+def print_best(session: Session, plans: Plans, say: PlanOutput) -> int:
+    """Prints the best plan as the options want it, keeps it where they name a file, and returns the exit code."""
+    text = plans.model_dump_json(exclude_unset=say.url is not None)  # what an agent sent: no field more, no field less
     if session.as_json:
         session.print_lines(text)
         return _keep(plans, text, say)
-    is_whole = not say.is_code and say.export is None
-    if is_whole and (say.asked.mesh is None or plans.comparison):
-        print_ranking(session, plans, is_explained=say.is_explained)
-        if not plans.plans:
-            print_notices(session, plans.warnings)
-            return FAILED
-    best = take_best(plans, asked=f"mesh {say.asked.mesh}" if say.asked.mesh else "the search", host=say.url or "")
-    if is_whole:
+    best = take_best(plans, asked=say.asked, host=say.url or "")
+    if say.is_whole:
         _print_plan(session, best, say)
         if plans.fallback is not None:
-            session.print_lines("", *write_fallback(plans.fallback))
+            session.print_lines("", f"when a device fails: {clean(plans.fallback.message)}")
     else:
         session.print_lines((best.exports[say.export] if say.export else best.code).rstrip("\n"))
         if best.verification is not None:
@@ -86,7 +80,7 @@ def _keep(plans: Plans, text: str, say: PlanOutput) -> int:
     if say.output is not None:
         _write(text, say.output)
     best = plans.plans[0]
-    if say.asked.verify != "none" and judge([best.verification]) != OK:
+    if say.is_verified and judge([best.verification]) != OK:
         return FAILED
     return OK if _fits(best) else FAILED
 
@@ -120,7 +114,7 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
         session.print_lines(f"the best of these devices: {said}", "")
     session.out.print(build_table(_build_columns(plan), plan.axes))
     session.out.print()
-    if plan.devices is not None:
+    if plan.devices:
         session.print_lines(*_draw(plan, plan.devices, session.out.width), "")
     exports = _build_exports(plan, say.output, say.url)
     session.print_lines("start one process on each host with", *(f"  {line}" for line in exports), "")
@@ -137,6 +131,40 @@ def _print_memory(session: Session, plan: Plan) -> None:
     needed, there = format_bytes(plan.memory.per_device_bytes), format_bytes(plan.memory.capacity_bytes)
     session.out.print(Text(f"memory a device, as reckoned: {needed} of {there or '?'}: ") + verdict)
     session.print_lines(*write_costs(plan), "")
+
+
+def write_costs(plan: Plan) -> list[str]:
+    """Returns the memory and the step's time as bars, part by part, the largest first."""
+    lines: list[str] = []
+    if plan.memory is not None and plan.memory.capacity_bytes:
+        lines += _draw_bars(plan.memory.parts, plan.memory.capacity_bytes, format_bytes)
+    if plan.step_time is not None:
+        step = plan.step_time
+        parts = {"compute": step.compute_s, "remat": step.remat_s, "bubble": step.bubble_s}
+        parts |= {f"communication {axis}": seconds for axis, seconds in step.communication_s.items()}
+        parts |= {"optimizer": step.optimizer_s, "other": step.other_s}
+        lines += ["", f"a step, as reckoned: {write_step(plan)}", *_draw_bars(parts, step.total_s, format_time)]
+    return lines
+
+
+def _draw_bars(parts: Mapping[str, float], whole: float, write: Any) -> list[str]:
+    """Returns a line a part: its name, its bar, its figure; parts that are nothing are left out."""
+    shown = sorted(((size, name) for name, size in parts.items() if size > 0), reverse=True)
+    width = max((len(name) for _, name in shown), default=0)
+    return [
+        f"  {clean(name):{width}}  {'█' * max(1, round(BAR_WIDTH * min(size / whole, 1))):{BAR_WIDTH}}  {write(size)}"
+        for size, name in shown
+    ]
+
+
+def write_step(plan: Plan) -> str:
+    """Returns the seconds of a step, with the interval where there is one."""
+    step = plan.step_time
+    if step is None:
+        return ""
+    if step.low_s is None or step.high_s is None:
+        return format_time(step.total_s)
+    return f"{format_time(step.total_s)} ({format_time(step.low_s)} to {format_time(step.high_s)})"
 
 
 def _build_columns(plan: Plan) -> tuple[Column[PlanAxis], ...]:

@@ -1,16 +1,22 @@
-"""Progress: how far a run is, as a bar on stderr where a person looks on, and nothing elsewhere."""
+"""How far a run or a compile is, as a bar on stderr where a person looks on; and answers that are compiled here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
+import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from meshwright.cli.output import clean
 from meshwright.cli.session import Session
 from meshwright.errors import AgentTimeoutError
+from meshwright.wire.base import RequestPart
+from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.runs import Progress as RunProgress
+
+A = TypeVar("A")
 
 
 @contextmanager
@@ -44,3 +50,26 @@ def follow_compile(session: Session) -> Iterator[Callable[[RunProgress], None]]:
             hint="a compile that was begun goes on: `meshwright runs` shows it, and the same command gets its answer; "
             "or give a longer --timeout",
         ) from error
+
+
+def answer_here(session: Session, answer: Callable[..., A], request: RequestPart) -> A:
+    """Returns what an agent would answer, by a function of this process that compiles in a child of it.
+
+    Raises:
+        typer.BadParameter: --url names an agent.
+    """
+    from meshwright.compiling.process import LIMIT_S  # here, so that other commands do not wait for it
+    from meshwright.compiling.request import Limits
+
+    if session.options.url is not None:
+        raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--local")
+    limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)
+    with show_progress(session) as on_progress:
+        return answer(request, limits=limits, on_progress=on_progress)
+
+
+def answer_plans_here(session: Session, request: PlanRequest | SearchRequest) -> Plans:
+    """Returns the plans that an agent would make on a target or a topology; errors as of `answer_here`."""
+    from meshwright.compiling.request import answer_plans
+
+    return answer_here(session, answer_plans, request)

@@ -1,4 +1,4 @@
-"""The request of `meshwright plan` and `meshwright batch-size`: the fields of --request, and of options over them.
+"""The requests of `meshwright plan`, `search` and `batch-size`: the fields of --request, and of options over them.
 
 Rule: an option is the field of the request that it names; what is not said is left to the agent's defaults.
 """
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from meshwright.cli.files import read_object, read_request
 from meshwright.wire.base import RequestPart
+from meshwright.wire.mesh import ExportName
 from meshwright.wire.problem import translate_validation
 
 R = TypeVar("R", bound=RequestPart)
@@ -33,7 +34,10 @@ ModelOption = Annotated[
     str | None,
     typer.Option("--model", metavar="MODEL", help="What is trained: llama3-70b, a config.json, or inline JSON."),
 ]
-SeqOption = Annotated[int | None, typer.Option("--seq", metavar="N", help="Tokens of a sequence.")]
+BatchOption = Annotated[
+    int | None, typer.Option("--global-batch-size", metavar="N", help="Sequences in one optimizer step.")
+]
+SeqOption = Annotated[int | None, typer.Option("--seq-len", metavar="N", help="Tokens of a sequence.")]
 TrainingOption = Annotated[
     Path | None,
     typer.Option("--training", metavar="FILE", help="How it is trained, as JSON; other options win over its fields."),
@@ -41,6 +45,21 @@ TrainingOption = Annotated[
 VerifyOption = Annotated[
     Literal["none", "compile"] | None,
     typer.Option("--verify", help="compile: ask XLA's compiler for that hardware whether the step fits."),
+]
+DevicesOption = Annotated[
+    str | None, typer.Option("--devices", metavar="0,1", help="These: local indices, uuids or PCI bus ids.")
+]
+CountOption = Annotated[int | None, typer.Option("--count", metavar="N", help="Any N of them.")]
+ExportOption = Annotated[
+    ExportName | None,
+    typer.Option("--export", help="Print only this: JAX's mesh and PartitionSpecs, or MaxText's flags."),
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep the plan, for MESHWRIGHT_PLAN.")
+]
+CodeOption = Annotated[bool, typer.Option("--code", help="Print only the Python that makes the mesh.")]
+LocalOption = Annotated[
+    bool, typer.Option("--local", help="Answer, and compile, here for --target or a topology; ask no agent.")
 ]
 
 

@@ -1,29 +1,128 @@
-"""What a search for the best mesh found, on the command line: the ranked table, and what a plan costs as bars.
+"""`meshwright search`: the best meshes for a model, ranked, on the host's devices or on targets, and why others lost.
 
-Rule: figures are the plan's, in its order; nothing is reckoned here.
+Rule: figures are the plans', in their order; nothing is reckoned here.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import replace
+from typing import Annotated, Final
 
+import typer
 from rich.text import Text
 
-from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_error
-from meshwright.cli.session import Session
+from meshwright.cli.arguments import choose_devices
+from meshwright.cli.leases import add_own_lease
+from meshwright.cli.output import Column, build_table, clean, format_bytes, print_error, print_notices
+from meshwright.cli.plan_output import PlanOutput, print_best, write_step
+from meshwright.cli.progress import answer_plans_here, follow_compile
+from meshwright.cli.request_options import (
+    BatchOption,
+    CodeOption,
+    CountOption,
+    DevicesOption,
+    ExportOption,
+    LocalOption,
+    ModelOption,
+    OutputOption,
+    RequestOption,
+    SeqOption,
+    TrainingOption,
+    VerifyOption,
+    build_request,
+    list_fields,
+)
+from meshwright.cli.session import FAILED, Session
 from meshwright.errors import PlanInfeasibleError
-from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, Fallback, Plan, Plans, Rejected
-
-BAR_WIDTH: Final = 40
-"""Characters of a bar that is the whole."""
+from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, Plan, Plans, Rejected, SearchRequest
 
 Compared = tuple[ComparedTarget, Plan | None]
 """A target, and its plan."""
 
 
-def print_ranking(session: Session, plans: Plans, *, is_explained: bool) -> None:
+def search_mesh(
+    session: Session,
+    model: ModelOption = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    training: TrainingOption = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="TARGET", help="On such hardware: 64*h100:8. Said again, they are compared."),
+    ] = None,
+    devices: DevicesOption = None,
+    count: CountOption = None,
+    top: Annotated[int | None, typer.Option(min=1, max=32, help="So many plans are shown of one target; 3.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why other families of meshes lost.")] = False,
+    fallback: Annotated[
+        bool, typer.Option("--fallback", help="Also plan for what is left when a device fails.")
+    ] = False,
+    verify: VerifyOption = None,
+    export: ExportOption = None,
+    output: OutputOption = None,
+    code: CodeOption = False,
+    request: RequestOption = None,
+    local: LocalOption = False,
+) -> int:
+    """Find the meshes on which a model's step is fastest, of those that fit, with how long it takes and what it needs.
+
+    On the host's devices, or on --target; of several targets the best plan on each, by price where the request has one.
+    The best plan is drawn as `meshwright plan` draws it; --explain says why other families of meshes lost. With
+    --verify compile also what XLA's compiler says of the plans' steps. --timeout bounds the wait for it; an agent's
+    compile goes on.
+
+    --request takes the JSON of POST /mesh/search, which has more fields than there are options.
+
+    Exit codes: 0 a plan that fits · 1 infeasible, nothing fits, one of several targets does not exist, or --verify
+    compile gave no word that it fits · 2 usage, or no answer.
+    """
+    if code and (session.as_json or export is not None):
+        raise typer.BadParameter("it prints the mesh alone; leave --json and --export out", param_hint="--code")
+    if model is None and request is None:
+        message = "a search needs a model and its batch; write --model llama3-8b --global-batch-size 64"
+        raise typer.BadParameter(message, param_hint="--model")
+    asked = build_request(
+        SearchRequest,
+        request,
+        model=model,
+        training=training,
+        trained={"global_batch": batch, "sequence_length": seq},
+        targets=target or None,
+        devices=choose_devices(devices, count, "--devices"),
+        top=top,
+        fallback=fallback or None,
+        verify=verify,
+        exports=None if export is None else [export],
+    )
+    say = PlanOutput("the search", export, output, is_code=code, is_verified=asked.verify != "none")
+    if local:
+        plans = answer_plans_here(session, asked)
+    else:
+        fields = list_fields(asked)
+        if not (asked.targets or asked.topology):
+            add_own_lease(fields)
+        with session.open() as client:
+            with follow_compile(session) as on_progress:
+                plans = client.search(**fields, on_progress=on_progress, timeout_s=session.options.timeout_s)
+            say = replace(say, url=client.base_url)
+    return _print_found(session, plans, say, is_explained=explain)
+
+
+def _print_found(session: Session, plans: Plans, say: PlanOutput, *, is_explained: bool) -> int:
+    is_unknown = _print_unknown_targets(session, plans)
+    if say.is_whole and not session.as_json:
+        _print_ranking(session, plans, is_explained=is_explained)
+        if not plans.plans:
+            print_notices(session, plans.warnings)
+            return FAILED
+    code = print_best(session, plans, say)
+    return FAILED if is_unknown else code
+
+
+def _print_ranking(session: Session, plans: Plans, *, is_explained: bool) -> None:
     """Prints the best plans, the fastest first, and where that is wanted or nothing fits why others lost."""
     if plans.comparison:
         _print_comparison(session, plans, is_explained=is_explained)
@@ -38,19 +137,19 @@ def print_ranking(session: Session, plans: Plans, *, is_explained: bool) -> None
 
 def _print_comparison(session: Session, plans: Plans, *, is_explained: bool) -> None:
     """Prints the targets, the best first, and what is said of each; where that is wanted also why meshes lost."""
-    made = {plan.fingerprint: plan for plan in plans.plans}
-    rows = [(each, made.get(each.fingerprint or "")) for each in plans.comparison]
+    made = {plan.target: plan for plan in plans.plans}
+    rows = [(each, made.get(each.target)) for each in plans.comparison]
     session.out.print(build_table(_COMPARED, rows))
     told = [each for each in plans.comparison if each.reason != UNKNOWN_TARGET]
     session.print_lines("", *(f"{clean(each.target)}: {clean(each.message)}" for each in told), "")
     for each in plans.comparison:
-        if each.rejected and (is_explained or each.fingerprint is None):
+        if each.rejected and (is_explained or each.reason):
             session.print_lines(f"on {clean(each.target)}")
             session.out.print(build_table(_REJECTED, each.rejected))
             session.out.print()
 
 
-def print_unknown_targets(session: Session, plans: Plans) -> bool:
+def _print_unknown_targets(session: Session, plans: Plans) -> bool:
     """Says on stderr which of the targets are none, with names that come near; returns whether there are such."""
     unknown = [each for each in plans.comparison if each.reason == UNKNOWN_TARGET]
     for each in unknown:
@@ -62,46 +161,8 @@ def _read_made(read: Callable[[Plan], str | Text], row: Compared) -> str | Text:
     return "" if row[1] is None else read(row[1])
 
 
-def write_fallback(fallback: Fallback) -> list[str]:
-    """Returns what is said of the plan for when a device fails."""
-    return [f"when a device fails: {clean(fallback.message)}"]
-
-
-def write_costs(plan: Plan) -> list[str]:
-    """Returns the memory and the step's time as bars, part by part, the largest first."""
-    lines: list[str] = []
-    if plan.memory is not None and plan.memory.capacity_bytes:
-        lines += _draw(plan.memory.parts, plan.memory.capacity_bytes, format_bytes)
-    if plan.step_time is not None:
-        step = plan.step_time
-        parts = {"compute": step.compute_s, "remat": step.remat_s, "bubble": step.bubble_s}
-        parts |= {f"communication {axis}": seconds for axis, seconds in step.communication_s.items()}
-        parts |= {"optimizer": step.optimizer_s, "other": step.other_s}
-        lines += ["", f"a step, as reckoned: {_write_step(plan)}", *_draw(parts, step.total_s, format_time)]
-    return lines
-
-
-def _draw(parts: Mapping[str, float], whole: float, write: Any) -> list[str]:
-    """Returns a line a part: its name, its bar, its figure; parts that are nothing are left out."""
-    shown = sorted(((size, name) for name, size in parts.items() if size > 0), reverse=True)
-    width = max((len(name) for _, name in shown), default=0)
-    return [
-        f"  {clean(name):{width}}  {'█' * max(1, round(BAR_WIDTH * min(size / whole, 1))):{BAR_WIDTH}}  {write(size)}"
-        for size, name in shown
-    ]
-
-
 def _write_mesh(shape: Mapping[str, int]) -> str:
     return " × ".join(f"{clean(name)}:{size}" for name, size in shape.items())
-
-
-def _write_step(plan: Plan) -> str:
-    step = plan.step_time
-    if step is None:
-        return ""
-    if step.low_s is None or step.high_s is None:
-        return format_time(step.total_s)
-    return f"{format_time(step.total_s)} ({format_time(step.low_s)} to {format_time(step.high_s)})"
 
 
 def _write_batch(plan: Plan) -> str:
@@ -119,7 +180,7 @@ _PLANS: Final = (
     Column[Plan]("mesh", lambda plan: Text(_write_mesh(plan.mesh_shape), "bold")),
     Column[Plan]("passes", _write_batch, "right"),
     Column[Plan]("remat", lambda plan: plan.schedule.remat if plan.schedule else ""),
-    Column[Plan]("a step", _write_step, "right"),
+    Column[Plan]("a step", write_step, "right"),
     Column[Plan]("tokens/s", lambda plan: f"{plan.tokens_per_s:,.0f}" if plan.tokens_per_s else "", "right"),
     Column[Plan]("MFU", lambda plan: f"{plan.mfu_ratio:.1%}" if plan.mfu_ratio else "", "right"),
     Column[Plan]("memory", _write_memory, "right"),
@@ -133,7 +194,7 @@ _PLANS: Final = (
 
 _COMPARED: Final[tuple[Column[Compared], ...]] = (
     Column[Compared]("target", lambda row: Text(clean(row[0].target), "bold")),
-    Column[Compared]("devices", lambda row: f"{row[0].device_count:,}" if row[0].device_count else "", "right"),
+    Column[Compared]("devices", lambda row: f"{math.prod(row[1].mesh_shape.values()):,}" if row[1] else "", "right"),
     Column[Compared]("mesh", lambda row: _write_mesh(row[1].mesh_shape) if row[1] else clean(row[0].reason or "")),
     *(
         Column[Compared](column.heading, functools.partial(_read_made, column.read), column.justify)

@@ -1,7 +1,7 @@
 """Requests that ask for a compile, answered by this process: planned here, compiled in a child of it.
 
-Rule: the answers are those of an agent, but nothing is kept. `meshwright plan --local` and
-`meshwright batch-size --local` go this way. Knows no jax and no terminal.
+Rule: the answers are those of an agent, but nothing is kept. `--local` of `meshwright plan`,
+`search` and `batch-size` goes this way. Knows no jax and no terminal.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from meshwright.planning.compile_job import (
     prepare_fit,
     prepare_verify,
 )
-from meshwright.planning.request import Here, answer_request
-from meshwright.wire.base import Notice
+from meshwright.planning.request import Inventory, answer_request, find_inventory
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.compiling import CompileJob
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.verification import Verification
 
 _refuse = InvalidRequestError.of
@@ -81,19 +80,17 @@ def compile_in_child(
 
 
 def answer_plans(
-    request: PlanRequest,
-    here: Here = None,
+    request: PlanRequest | SearchRequest,
+    here: Inventory | None = None,
     *,
-    notices: tuple[Notice, ...] = (),
     limits: Limits | None = None,
     on_progress: OnProgress | None = None,
 ) -> Plans:
-    """Returns what `POST /mesh/plan` answers, each plan with its verification where the request asks for one.
+    """Returns what `POST /mesh/plan` or `/mesh/search` answers, with verifications where the request asks for them.
 
     Args:
-        request: the mesh, the hardware, the model.
+        request: a mesh, or a model to find one for.
         here: this host.
-        notices: what every plan on this host should say.
         limits: of each compile.
         on_progress: called with each progress of a compile.
 
@@ -101,9 +98,9 @@ def answer_plans(
         RequestError: as `answer_request`; or a compile is asked for without a model, or without how it is trained.
     """
     if request.verify == "none":
-        return answer_request(request, here, notices=notices)
-    plans = answer_request(request.model_copy(update={"include_devices": True}), here, notices=notices)
-    kept = {} if request.include_devices else {"devices": None}
+        return answer_request(request, here)
+    plans = answer_request(request.model_copy(update={"include_devices": True}), here)
+    kept = {} if request.include_devices else {"devices": ()}
     verified = []
     for plan in plans.plans:
         job = prepare_verify(plan, request.model, request.training)
@@ -115,7 +112,7 @@ def answer_plans(
 
 def answer_batch(
     request: BatchSizeRequest,
-    here: Here = None,
+    here: Inventory | None = None,
     *,
     limits: Limits | None = None,
     on_progress: OnProgress | None = None,
@@ -136,12 +133,14 @@ def answer_batch(
     return reply.model_copy(update={"compiled": _fit(request, here, limits or Limits(), on_progress)})
 
 
-def _fit(request: BatchSizeRequest, here: Here, limits: Limits, on_progress: OnProgress | None) -> CompiledBatch:
+def _fit(
+    request: BatchSizeRequest, here: Inventory | None, limits: Limits, on_progress: OnProgress | None
+) -> CompiledBatch:
     if request.mesh is None:
         missing = "a stored plan is named, which only its agent knows" if request.plan else "no mesh is given"
         raise _refuse("mesh", f"{missing}; the batch that fits depends on the mesh", 'name mesh="fsdp:8" and a target')
-    asked = PlanRequest(mesh=request.mesh, target=request.target, memory_strategy=request.memory_strategy)
-    plan = answer_request(asked, here).plans[0]
+    asked = PlanRequest(mesh=request.mesh, memory_strategy=request.memory_strategy)
+    plan = find_inventory(request.target, here=here).lay_out(asked)
     job = prepare_fit(plan, request.model, request.training)
     if isinstance(job, CompiledBatch):
         return job

@@ -8,8 +8,7 @@ where something is reckoned.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
@@ -20,16 +19,15 @@ from meshwright.planning.compile_job import (
     read_memory,
     read_memory_fraction,
 )
-from meshwright.planning.device_selection import ANY_LEASE, select_devices
+from meshwright.planning.device_selection import ANY_LEASE
 from meshwright.planning.hardware import HardwareType, parse_hardware
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.parallelism import check_divides
-from meshwright.planning.request import Found, Here, answer_request, find_topology
-from meshwright.planning.search.measured import Measurement, Measurements
+from meshwright.planning.request import Inventory, answer_request, find_inventory
 from meshwright.topology.chips import find_chip
-from meshwright.topology.targets import build_target, read_target
+from meshwright.topology.targets import read_target
 from meshwright.wire.batch_size import BatchSizeRequest, BatchTraining, ReckonedBatch
-from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.mesh import Plan, PlanRequest, SearchRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
@@ -116,33 +114,8 @@ def name_batch_hardware(request: BatchSizeRequest) -> BatchSizeRequest:
     return request
 
 
-@dataclass(frozen=True)
-class _Ground:
-    """What a batch is reckoned on.
-
-    Attributes:
-        found: the devices.
-        health: their states, by place; empty where they are not this host's.
-        measured: what benches found of this host; empty where the devices are not its own.
-    """
-
-    found: Found
-    health: Mapping[int, str] = field(default_factory=dict)
-    measured: tuple[Measurement, ...] = ()
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """Devices that are well and not held, by place; a lease keeps nobody from reckoning."""
-        return select_devices(None, self.found.topology, self.health, ANY_LEASE).indices
-
-
 def reckon_request(
-    request: BatchSizeRequest,
-    here: Here = None,
-    *,
-    stored: Plan | None = None,
-    health: Mapping[int, str] | None = None,
-    measured: Sequence[Measurement] = (),
+    request: BatchSizeRequest, here: Inventory | None = None, *, stored: Plan | None = None
 ) -> ReckonedBatch:
     """Returns the batch of a step that is recommended for a request's model.
 
@@ -150,8 +123,6 @@ def reckon_request(
         request: names a model.
         here: this host.
         stored: the plan that the request names, as it was kept.
-        health: the state of this host's devices, by place in its topology.
-        measured: what benches found of this host.
 
     Raises:
         InvalidRequestError: the model or its training is none, the fields contradict each other, or no hardware is
@@ -171,14 +142,14 @@ def reckon_request(
         raise _refuse("plan", message, 'name mesh="fsdp:8" and a target')
     if request.target is None and here is None:
         raise _refuse("target", "no target is named and no agent is asked", 'name a target, such as "v5e:4x4"')
-    found = find_topology(PlanRequest(target=request.target), here)
-    check_batch_hardware(request, _find_chip(found), found.target or "this host")
-    ground = _Ground(found, health or {}, tuple(measured)) if found.is_here else _Ground(found)
+    inventory = find_inventory(request.target, here=here)
+    check_batch_hardware(request, _find_chip(inventory), inventory.target or "this host")
     if request.mesh is None:
-        return _reckon_searched(request, model, training, ground)
-    plan = _plan(request, ground, mesh=request.mesh)
-    question = _ask(request, model, bound_batch(training, plan.mesh_shape), ground, plan)
-    return _reckon(question, plan, found.target)
+        return _reckon_searched(request, model, training, inventory)
+    asked = PlanRequest(mesh=request.mesh, include_devices=False, memory_strategy=request.memory_strategy)
+    plan = inventory.lay_out(asked)
+    question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
+    return _reckon(question, plan, inventory.target)
 
 
 def _read_model(given: str | dict[str, Any]) -> ModelSpec:
@@ -188,28 +159,13 @@ def _read_model(given: str | dict[str, Any]) -> ModelSpec:
         raise _refuse("model", str(error), "name another model, or give its dimensions") from error
 
 
-def _find_chip(found: Found) -> str | None:
+def _find_chip(inventory: Inventory) -> str | None:
     """Returns the alias of the chip that all devices are; None: they differ, or no table has it."""
-    kinds = {device.kind for device in found.topology.devices}
-    if found.target is not None:
-        return read_target(found.target).chip
+    kinds = {device.kind for device in inventory.topology.devices}
+    if inventory.target is not None:
+        return read_target(inventory.target).chip
     chip = find_chip(kinds.pop()) if len(kinds) == 1 else None
     return chip.aliases[0] if chip else None
-
-
-def _plan(request: BatchSizeRequest, ground: _Ground, **fields: Any) -> Plan:
-    """Returns the plan of a mesh, or the best one of a search."""
-    asked = PlanRequest(
-        target=ground.found.target, memory_strategy=request.memory_strategy, include_devices=False, top=1, **fields
-    )
-    here = ground.found.topology if ground.found.is_here else None
-    plans = answer_request(asked, here, health=ground.health, measured=ground.measured)
-    if plans.plans:
-        return plans.plans[0]
-    notice = plans.warnings[0]
-    needs = [each.message for each in plans.rejected if each.reason == "memory"]
-    detail = "; ".join([notice.message, *needs[:1]])
-    raise PlanInfeasibleError.of("training", detail, notice.hint.partition(";")[0], notice.message)
 
 
 def _reckon(question: Question, plan: Plan, target: str | None) -> ReckonedBatch:
@@ -224,25 +180,30 @@ def _ask(
     request: BatchSizeRequest,
     model: ModelSpec,
     training: TrainingSpec,
-    ground: _Ground,
+    inventory: Inventory,
     plan: Plan | None = None,
 ) -> Question:
-    """Returns what is reckoned: on the devices of a plan, or on all that are well.
+    """Returns what is reckoned: on the devices of a plan, or on all that are well; a lease keeps nobody from it.
 
     Raises:
         DoesNotDivideError: the plan's mesh does not cut the model. PlanInfeasibleError: nothing prices this hardware.
     """
     from meshwright.planning.search.search import build_question  # here, for its numpy
 
-    indices, topology = ground.indices, ground.found.topology
-    count = len(indices)
-    if plan is not None:
+    if plan is None:
+        count = len(inventory.select(lease=ANY_LEASE).indices)
+    else:
         check_divides(model, training, plan.mesh_shape)
         count = math.prod(plan.mesh_shape.values())
-    measured = Measurements.of(ground.measured, topology, indices) if ground.measured else None
-    asked = PlanRequest(target=ground.found.target, memory_strategy=request.memory_strategy)
     try:
-        return build_question(asked, model, training, topology, count, measured)
+        return build_question(
+            model,
+            training,
+            inventory.topology,
+            count,
+            memory_strategy=request.memory_strategy,
+            measured=inventory.measure(lease=ANY_LEASE),
+        )
     except PlanInfeasibleError as error:
         message = f"no batch can be reckoned for a model here: {error.errors[0]['message']}"
         hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh and "verify": "compile"'
@@ -258,29 +219,50 @@ def _reckon_stored(request: BatchSizeRequest, model: ModelSpec, training: BatchT
         raise _refuse("plan", f"plan {plan.fingerprint} has no hardware that is reckoned on: {error}", hint) from error
     check_batch_plan(request, plan, name)
     check_batch_hardware(request, read_target(name).chip, name)
-    ground = _Ground(Found(build_target(name), name))
-    question = _ask(request, model, bound_batch(training, plan.mesh_shape), ground, plan)
+    inventory = find_inventory(name)
+    question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
     hardware = replace(question.hardware, memory_bytes=read_memory(plan))
     return _reckon(replace(question, hardware=hardware, memory_fraction=read_memory_fraction(plan)), plan, name)
 
 
 def _reckon_searched(
-    request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, ground: _Ground
+    request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, inventory: Inventory
 ) -> ReckonedBatch:
     """Returns the reckoning for the fastest mesh that fits: for the batch that is asked for, else for the least one at
     which plain sharded data parallelism over all devices is bound by compute."""
-    batch = training.global_batch or _find_first_batch(request, model, training, ground)
+    batch = training.global_batch or _find_first_batch(request, model, training, inventory)
     given = {**training.model_dump(exclude_unset=True, exclude_none=True), "global_batch": batch}
-    plan = _plan(request, ground, model=request.model, training=given)
+    plan = _search(request, TrainingSpec.model_validate(given), inventory)
     scheduled = apply_schedule(training, plan.schedule)
-    question = _ask(request, model, bound_batch(scheduled, plan.mesh_shape), ground, plan)
-    reckoned = _reckon(question, plan, ground.found.target)
+    question = _ask(request, model, bound_batch(scheduled, plan.mesh_shape), inventory, plan)
+    reckoned = _reckon(question, plan, inventory.target)
     said = f"{reckoned.message}; the mesh is the fastest that was found for {batch} sequences a step"
     return reckoned.model_copy(update={"message": said})
 
 
-def _find_first_batch(request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, ground: _Ground) -> int:
+def _search(request: BatchSizeRequest, training: TrainingSpec, inventory: Inventory) -> Plan:
+    """Returns the plan of the fastest mesh that fits."""
+    assert request.model is not None
+    asked = SearchRequest(
+        model=request.model,
+        training=training,
+        memory_strategy=request.memory_strategy,
+        include_devices=False,
+        top=1,
+    )
+    plans = answer_request(asked, inventory)
+    if plans.plans:
+        return plans.plans[0]
+    notice = plans.warnings[0]
+    needs = [each.message for each in plans.rejected if each.reason == "memory"]
+    detail = "; ".join([notice.message, *needs[:1]])
+    raise PlanInfeasibleError.of("training", detail, notice.hint.partition(";")[0], notice.message)
+
+
+def _find_first_batch(
+    request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, inventory: Inventory
+) -> int:
     from meshwright.planning.search.batch import find_critical_batch  # here, for its numpy
 
-    shape = {"fsdp": len(ground.indices)}
-    return find_critical_batch(_ask(request, model, bound_batch(training, shape), ground), shape)
+    shape = {"fsdp": len(inventory.select(lease=ANY_LEASE).indices)}
+    return find_critical_batch(_ask(request, model, bound_batch(training, shape), inventory), shape)

@@ -170,7 +170,7 @@ def build_compile_mesh(plan: Plan) -> CompileMesh:
     Raises:
         NotCompiledError: the plan's devices were left out.
     """
-    if plan.devices is None:
+    if not plan.devices:
         raise NotCompiledError("the plan's devices were left out, so its order is not known; ask with include_devices")
     ordinals = {granule.ordinal: place for place, granule in enumerate(plan.granules)}
     places = tuple((ordinals[device.granule], device.position) for device in plan.devices)

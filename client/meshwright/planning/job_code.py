@@ -144,7 +144,7 @@ LISTED_COUNT_MAX: Final = 1024
 """Above, the code asks for the plan instead of listing its devices."""
 
 _BUILD: Final = (
-    "# `plan` is this plan: Client().stored_plan(…), or the reply of POST /mesh/plan in a file.",
+    "# `plan` is this plan: Client().get_plan(…), or the reply of POST /mesh/plan in a file.",
     "from meshwright.mesh import build_mesh",
     "",
     "mesh = build_mesh(plan)",

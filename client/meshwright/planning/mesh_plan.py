@@ -38,7 +38,7 @@ from meshwright.topology.links import classify_link, price_pair
 from meshwright.topology.model import NAMES_SHOWN, Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Granule
-from meshwright.wire.mesh import Plan, PlanAxis, PlanGranule, PlanRequest, Plans, PlanScore
+from meshwright.wire.mesh import Plan, PlanAxis, PlanGranule, PlanRequest, PlanScore
 
 Lines = tuple[tuple[int, ...], ...]
 """The devices along an axis, one tuple for each place on the other axes."""
@@ -365,8 +365,8 @@ def plan_mesh(
     health: Health | None = None,
     target: str | None = None,
     notices: Sequence[Notice] = (),
-) -> Plans:
-    """Returns the plan for an explicit mesh.
+) -> Plan:
+    """Returns the plan of a mesh.
 
     Args:
         request: the mesh, the devices that may be used, and how.
@@ -385,7 +385,6 @@ def plan_mesh(
         DeviceLeasedError: leases of others have too many of the devices.
     """
     health = health or {}
-    assert request.mesh is not None, "who plans has a mesh: one is searched for in `planning.search`"
     asked = MeshSpec.parse(request.mesh)
     axis_types = parse_axis_types(request.axis_types, asked.names)
     importance = check_importance(request.importance, asked.names)
@@ -407,7 +406,7 @@ def plan_mesh(
     is_ours = request.dcn is None and importance is None and request.device_order == "planned"
     crossing = warn_crossing(spec, topology, layout.order) if is_ours else ()
     told = (*notices, *pool.notices, *unused, *found, *crossing)
-    return Plans(plans=(_build_plan(spec, axis_types, topology, layout, request, target, told),))
+    return _build_plan(spec, axis_types, topology, layout, request, target, told)
 
 
 def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
@@ -543,7 +542,7 @@ def _build_plan(
         mesh_shape=dict(spec.axes),
         axis_types=dict(zip(spec.names, axis_types, strict=True)),
         platform=topology.platform,
-        devices=tuple(topology.references[index] for index in order) if request.include_devices else None,
+        devices=tuple(topology.references[index] for index in order) if request.include_devices else (),
         granules=list_granules(topology, order, is_listed=request.include_devices),
         axes=build_axes(spec, topology, layout),
         score=_tell_score(layout),

@@ -23,7 +23,7 @@ from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_en
 from meshwright.errors import InvalidRequestError, NotFoundError, NotReadyError, ProblemError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.request import answer_request
+from meshwright.planning.request import Inventory, answer_request
 from meshwright.testing.faults import Faulty
 from meshwright.testing.hardware import build_devices
 from meshwright.testing.history import History, build_health, change_health, find_component
@@ -40,7 +40,7 @@ from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents, State
 from meshwright.wire.leases import Lease, Leases
-from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
 from meshwright.wire.runs import Run, RunKind, RunList
 from meshwright.wire.targets import Targets
 from meshwright.wire.verification import Verification
@@ -199,8 +199,8 @@ class FakeAgent(Faulty):
         return cancelled
 
     def _plan(self, asked: Asked) -> object:
-        request: PlanRequest = asked.body
-        plans = answer_request(request, lambda: Topology.of(self._here()))
+        request: PlanRequest | SearchRequest = asked.body
+        plans = answer_request(request, Inventory(Topology.of(self._here())))
         self._plans.update({plan.fingerprint: plan for plan in plans.plans})
         if request.verify == "none":
             return plans
@@ -248,7 +248,7 @@ class FakeAgent(Faulty):
 
     def _reckon(self, request: BatchSizeRequest) -> ReckonedBatch:
         stored = None if request.plan is None else self._find_plan(request.plan)
-        return reckon_request(request, lambda: Topology.of(self._here()), stored=stored)
+        return reckon_request(request, Inventory(Topology.of(self._here())), stored=stored)
 
     def _fit(self, request: BatchSizeRequest, reply: BatchSize) -> Outcome:
         if isinstance(self.verification, ProblemError):
@@ -348,6 +348,7 @@ _ROUTES: Final = {
     ("GET", "/devices"): "_devices",
     ("POST", "/devices/release"): "_release",
     ("POST", "/mesh/plan"): "_plan",
+    ("POST", "/mesh/search"): "_plan",
     ("GET", "/mesh/plan/{fingerprint}"): "_stored_plan",
     ("POST", "/batch-size"): "_batch_size",
     ("POST", "/placement/bench"): "_submit_bench",

@@ -15,7 +15,7 @@ SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 OPEN: Final = frozenset({"/healthz", "/readyz"})
 """Answered without a token."""
 
-_READING_POSTS: Final = frozenset({"/mesh/plan", "/batch-size"})
+_READING_POSTS: Final = frozenset({"/mesh/plan", "/mesh/search", "/batch-size"})
 
 
 def find_scope(method: str, path: str) -> Scope:

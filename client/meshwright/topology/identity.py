@@ -162,7 +162,7 @@ def check_plan(plan: Plan) -> tuple[DeviceRef, ...]:
             outside its granule, or the fingerprint is not that of the contents.
     """
     refs, axes = plan.devices, read_axes(plan)
-    if refs is None:
+    if not refs:
         raise _refuse(
             f"plan {plan.fingerprint} comes without its devices; a mesh needs them",
             f"ask with include_devices=true, or fetch GET /mesh/plan/{plan.fingerprint}",
@@ -395,7 +395,7 @@ def _check_platform(plan: Plan, refs: Sequence[DeviceRef], job: Sequence[JobDevi
 def _refuse_devices(
     plan: Plan, job: Sequence[JobDevice], missing: Sequence[str], surplus: Sequence[str]
 ) -> PlanMismatchError:
-    used, there = len(plan.devices or ()), sum(granule.device_count for granule in plan.granules)
+    used, there = len(plan.devices), sum(granule.device_count for granule in plan.granules)
     rule = f"{used} of {there} devices of its granules" if used < there else f"all {used} devices of its granules"
     return _refuse(
         f"plan {plan.fingerprint} uses {rule}; this job sees {len(job)}; "
@@ -410,8 +410,8 @@ def _refuse_devices(
 def _share_devices(plan: Plan, job: Sequence[JobDevice]) -> str:
     """Returns how processes that share a host divide its CPU devices, of which the plan's environment gives each
     process all; "" where that is not the reason."""
-    processes, used = len({device.process for device in job}), len(plan.devices or ())
-    hosts = len({ref.granule for ref in plan.devices or ()})
+    processes, used = len({device.process for device in job}), len(plan.devices)
+    hosts = len({ref.granule for ref in plan.devices})
     if plan.platform != "cpu" or processes <= hosts or len(job) <= used or used % processes:
         return ""
     return (

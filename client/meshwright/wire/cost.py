@@ -4,33 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictFloat, StrictInt
 
-from meshwright.wire.base import Reply, RequestPart
-from meshwright.wire.model import Count, Remat, WeightDtype
+from meshwright.wire.base import Reply
+from meshwright.wire.model import Remat, WeightDtype
 
 Price = Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e6)]
 
 SearchAxis = Literal["dp", "fsdp", "tp", "cp", "ep", "pp"]
 """What a search calls the axes that it makes."""
-
-
-class SearchSpec(RequestPart):
-    """What a search for a mesh may choose; without it, all that divides model, batch and devices."""
-
-    axes: dict[SearchAxis, Count] = Field(
-        default_factory=dict, description='sizes that are given: {"tp": 8}; {"pp": 1} allows no pipeline'
-    )
-    at_most: dict[SearchAxis, Count] = Field(default_factory=dict, description='greatest sizes: {"tp": 8}')
-    remat: tuple[Remat, ...] = Field(default=(), description="to choose from; empty: all, or that of `training`")
-    moment_dtypes: tuple[WeightDtype, ...] = Field(
-        default=(), description="of both of AdamW's moments, to choose from; empty: those of `training`"
-    )
-    price_per_device_hour: Price | dict[StrictStr, Price] | None = Field(
-        default=None,
-        description="of one device, in any currency: plans then tell what tokens cost; with `targets` also by target",
-        examples=[4.2, {"v5p:8x8x8": 4.2, "2*v6e:16x16": 2.7}],
-    )
 
 
 class PlanSchedule(Reply):

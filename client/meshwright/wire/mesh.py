@@ -1,9 +1,9 @@
-"""Mesh plans: what is asked of `/mesh/plan` and what it answers. Parts not asked for are null."""
+"""Mesh plans: what is asked of `/mesh/plan` and `/mesh/search`, and what they answer. Parts not asked for are null."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
 
@@ -15,22 +15,26 @@ from meshwright.wire.cost import (
     PlanMemory,
     PlanSchedule,
     PlanStepTime,
-    SearchSpec,
+    Price,
+    SearchAxis,
 )
 from meshwright.wire.devices import Devices
-from meshwright.wire.model import ModelFacts, TrainingSpec
+from meshwright.wire.model import Count, ModelFacts, Remat, TrainingSpec, WeightDtype
 from meshwright.wire.verification import Verification
 
 LISTED_MAX: Final = 131_072
 """Entries that a list in a request may have: refused by their number, before each is looked at."""
 
 TARGETS_MAX: Final = 16
-"""Targets that one request may compare."""
+"""Targets that one search may compare."""
 
 UNKNOWN_TARGET: Final = "unknown_target"
 """Reason of a compared target: there is no such chip, slice or host."""
 
 ExportName = Literal["jax", "maxtext"]
+
+ModelLike = StrictStr | dict[StrictStr, Any]
+MODEL: Final = "a preset's name, the content of a Hugging Face config.json, or dimensions by the same names"
 
 MeshShape = dict[str, int]
 """Axis name → size, outermost first."""
@@ -47,15 +51,9 @@ class DeviceSelection(RequestPart):
     )
 
 
-class PlanRequest(RequestPart):
-    """`POST /mesh/plan`."""
+class _MeshRequest(RequestPart):
+    """What `POST /mesh/plan` and `POST /mesh/search` both take: the devices, and what to tell."""
 
-    mesh: StrictStr | dict[StrictStr, StrictInt] | tuple[tuple[StrictStr, StrictInt], ...] | None = Field(
-        default=None,
-        description='"dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; one size may be -1; null: the best for '
-        "`model` and `training`",
-        examples=["dp:2,tp:4", {"dp": 2, "tp": -1}],
-    )
     devices: tuple[StrictInt | StrictStr, ...] | DeviceSelection | None = Field(
         default=None,
         description="local indices, host/index, uuids or PCI bus ids; or a selection; null: all that are well and free",
@@ -64,57 +62,12 @@ class PlanRequest(RequestPart):
         default=None,
         description="the lease that the job has: its devices are planned on, and not what others have reserved",
     )
-    device_order: Literal["planned", "given"] = Field(
-        default="planned",
-        description="planned: the order with the best score; given: as listed in `devices`, row-major",
-    )
-    axis_types: StrictStr | dict[StrictStr, StrictStr] | tuple[StrictStr, ...] | None = Field(
-        default=None, description='"auto" (default), "explicit" or "manual": one for all, one an axis, or by name'
-    )
-    allow_unused: StrictBool = Field(
-        default=False, description="a mesh smaller than the host is a warning, not an error"
+    topology: Devices | tuple[Devices, ...] | None = Field(
+        default=None, description="plan on these hosts: replies of their agents' GET /devices; null: this host"
     )
     include_devices: StrictBool = Field(default=True, description="false leaves the list of devices out of the reply")
     memory_strategy: Literal["conservative", "balanced", "aggressive"] = Field(
         default="balanced", description="how much memory the job's JAX may take: goes into `environment`"
-    )
-    target: StrictStr | None = Field(
-        default=None,
-        description="plan on hardware that need not be here: [granules*]chip:shape, or a slice's name",
-        examples=["v5p:4x4x28", "64*h100:8", "2*v5e:16x16"],
-    )
-    targets: tuple[StrictStr, ...] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=TARGETS_MAX,
-        description="compare: the best plan on each of these, the fastest first; by price where all have one",
-        examples=[["2*v6e:16x16", "v5p:8x8x8"]],
-    )
-    topology: Devices | tuple[Devices, ...] | None = Field(
-        default=None, description="plan on these hosts: replies of their agents' GET /devices; null: this host"
-    )
-    dcn: StrictStr | dict[StrictStr, StrictInt] | None = Field(
-        default=None,
-        description='how axes are split over granules (slices, or hosts): "dp:4" or {"dp": 4}; null: by the score',
-    )
-    importance: dict[StrictStr, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
-        default=None,
-        description="how much traffic each axis has, such as bytes a step: only ratios count; null: by the axes' names",
-    )
-
-    model: StrictStr | dict[StrictStr, Any] | None = Field(
-        default=None,
-        description="a preset's name, the content of a Hugging Face config.json, or dimensions by the same names",
-        examples=["llama3-70b"],
-    )
-    training: TrainingSpec | None = Field(default=None, description="how the model is trained")
-    search: SearchSpec | None = Field(default=None, description="without mesh: what may be chosen; null: all")
-    top: Annotated[StrictInt, Field(ge=1, le=32)] = Field(default=3, description="without mesh: plans that are told")
-    audit: StrictBool = Field(
-        default=False, description="with mesh, model and training: also the best mesh of these devices"
-    )
-    fallback: StrictBool = Field(
-        default=False, description="without mesh: also the best plan for what is left when a device fails"
     )
     exports: tuple[ExportName, ...] = Field(
         default=(), description="jax: mesh and PartitionSpecs as Python; maxtext: its flags; needs a model"
@@ -144,6 +97,77 @@ class PlanRequest(RequestPart):
                         f"host name {name[:80]!r} has a line break or another control character; a name is one line"
                     )
         return value
+
+
+class PlanRequest(_MeshRequest):
+    """`POST /mesh/plan`: lays a mesh on devices."""
+
+    mesh: StrictStr | dict[StrictStr, StrictInt] | tuple[tuple[StrictStr, StrictInt], ...] = Field(
+        description='"dp:2,tp:4", {"dp": 2, "tp": 4} or [["dp", 2], ["tp", 4]]; one size may be -1',
+        examples=["dp:2,tp:4", {"dp": 2, "tp": -1}],
+    )
+    target: StrictStr | None = Field(
+        default=None,
+        description="plan on hardware that need not be here: [granules*]chip:shape, or a slice's name",
+        examples=["v5p:4x4x28", "64*h100:8", "2*v5e:16x16"],
+    )
+    device_order: Literal["planned", "given"] = Field(
+        default="planned",
+        description="planned: the order with the best score; given: as listed in `devices`, row-major",
+    )
+    axis_types: StrictStr | dict[StrictStr, StrictStr] | tuple[StrictStr, ...] | None = Field(
+        default=None, description='"auto" (default), "explicit" or "manual": one for all, one an axis, or by name'
+    )
+    allow_unused: StrictBool = Field(
+        default=False, description="a mesh smaller than the host is a warning, not an error"
+    )
+    dcn: StrictStr | dict[StrictStr, StrictInt] | None = Field(
+        default=None,
+        description='how axes are split over granules (slices, or hosts): "dp:4" or {"dp": 4}; null: by the score',
+    )
+    importance: dict[StrictStr, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
+        default=None,
+        description="how much traffic each axis has, such as bytes a step: only ratios count; null: by the axes' names",
+    )
+    model: ModelLike | None = Field(default=None, description=MODEL, examples=["llama3-70b"])
+    training: TrainingSpec | None = Field(default=None, description="how the model is trained: prices its step")
+    audit: StrictBool = Field(default=False, description="with model and training: also the best mesh of these devices")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The target, if there is one, as a search has them."""
+        return () if self.target is None else (self.target,)
+
+
+class SearchRequest(_MeshRequest):
+    """`POST /mesh/search`: finds the meshes on which a model's step is fastest, of those that fit."""
+
+    model: ModelLike = Field(description=MODEL, examples=["llama3-70b"])
+    training: TrainingSpec = Field(description="how it is trained")
+    targets: tuple[StrictStr, ...] = Field(
+        default=(),
+        max_length=TARGETS_MAX,
+        description="hardware that need not be here; of several the best plan on each, the fastest first, by price "
+        "where all have one; empty: this host",
+        examples=[["v5p:8x8x8"], ["2*v6e:16x16", "v5p:8x8x8"]],
+    )
+    axes: dict[SearchAxis, Count] = Field(
+        default_factory=dict, description='sizes that are given: {"tp": 8}; {"pp": 1} allows no pipeline'
+    )
+    at_most: dict[SearchAxis, Count] = Field(default_factory=dict, description='greatest sizes: {"tp": 8}')
+    remat: tuple[Remat, ...] = Field(default=(), description="to choose from; empty: all, or that of `training`")
+    moment_dtypes: tuple[WeightDtype, ...] = Field(
+        default=(), description="of both of AdamW's moments, to choose from; empty: those of `training`"
+    )
+    price_per_device_hour: Price | dict[StrictStr, Price] | None = Field(
+        default=None,
+        description="of one device, in any currency: plans then tell what tokens cost; one for all, or by target",
+        examples=[4.2, {"v5p:8x8x8": 4.2, "2*v6e:16x16": 2.7}],
+    )
+    top: Annotated[StrictInt, Field(ge=1, le=32)] = Field(default=3, description="plans that are told of one target")
+    fallback: StrictBool = Field(
+        default=False, description="also the best plan for what is left when a device of the best one's fails"
+    )
 
 
 class DeviceRef(Reply):
@@ -214,7 +238,7 @@ class Plan(Reply):
     mesh_shape: MeshShape
     axis_types: dict[str, AxisType]
     platform: Literal["cpu", "gpu", "tpu"]
-    devices: tuple[DeviceRef, ...] | None = Field(default=None, description="row-major in mesh order")
+    devices: tuple[DeviceRef, ...] = Field(default=(), description="row-major in mesh order; empty: left out")
     granules: tuple[PlanGranule, ...] = ()
     axes: tuple[PlanAxis, ...] = ()
     score: PlanScore | None = Field(default=None, description="of this order")
@@ -251,17 +275,9 @@ class Rejected(Reply):
 
 
 class ComparedTarget(Reply):
-    """One of several targets: its best plan by fingerprint, or why it has none."""
+    """One of several targets: how its best plan compares, or why it has none."""
 
-    target: str = Field(description="as it is written canonically; as it was asked for, where it is none")
-    device_count: int | None = None
-    fingerprint: str | None = Field(default=None, description="of its plan in `plans`; null: it has none")
-    step_s: float | None = Field(default=None, description="as reckoned; null: no model is priced")
-    low_s: float | None = None
-    high_s: float | None = None
-    tokens_per_s: float | None = None
-    mfu_ratio: float | None = None
-    price_per_million_tokens: float | None = None
+    target: str = Field(description="of its plan in `plans`; as it was asked for, where it has none")
     reason: str | None = Field(
         default=None,
         description="why it has no plan: unknown_target: there is no such chip, slice or host; nothing_fits; or a "
@@ -275,32 +291,15 @@ class Fallback(Reply):
     """What is left when a device fails, and the best plan for it."""
 
     lost: str = Field(description='what goes with a device: "a host of 8 devices", "a slice of 256", "one device"')
-    device_count: int = Field(description="that the plan uses")
     plans: tuple[Plan, ...] = Field(description="at most one; none where nothing fits")
     message: str = Field(description="what it costs beside the whole")
 
 
 class Plans(Reply):
-    """`POST /mesh/plan`: plans, best first."""
+    """`POST /mesh/plan`: one plan. `POST /mesh/search`: plans, best first."""
 
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...] = ()
-    comparison: tuple[ComparedTarget, ...] = Field(default=(), description="with `targets`: each, the best first")
+    comparison: tuple[ComparedTarget, ...] = Field(default=(), description="of several `targets`: each, the best first")
     fallback: Fallback | None = Field(default=None, description="where it was asked for")
     warnings: tuple[Notice, ...] = Field(default=(), description="about the request, not about one plan")
-
-
-if TYPE_CHECKING:  # where the program runs these are `Plan` and `Plans`
-
-    class PlanWithDevices(Plan):
-        """A plan whose devices are listed, as all are that were not asked for with `include_devices=False`."""
-
-        devices: tuple[DeviceRef, ...]
-
-    class PlansWithDevices(Plans):
-        """Plans whose devices are listed."""
-
-        plans: tuple[PlanWithDevices, ...]
-
-else:
-    PlanWithDevices, PlansWithDevices = Plan, Plans

@@ -236,6 +236,13 @@ def _message_of(error: Mapping[str, Any]) -> str:
             return f"{error['msg'][0].lower()}{error['msg'][1:]}, got {_shorten(error.get('input'))}"
 
 
+_HINTS_OF_MISSING: Final = {
+    "mesh": 'add "mesh": "dp:2,tp:4"; POST /mesh/search finds one for a model',
+    "model": 'add "model": "llama3-8b"',
+    "training": 'add "training": {"global_batch": 64}',
+}
+
+
 def _hint_of(field: str, error: Mapping[str, Any]) -> str:
     limits, value = error.get("ctx", {}), error.get("input")
     match error["type"]:
@@ -252,6 +259,8 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
         case "string_too_long" | "string_too_short":
             least = limits.get("min_length")
             return f"write {least} or more characters" if least else f"write up to {limits['max_length']} characters"
+        case "missing":
+            return _HINTS_OF_MISSING.get(field, "")
         case "too_long":
             return f"give {field} up to {limits['max_length']} entries"
         case "too_short":

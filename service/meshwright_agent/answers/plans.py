@@ -26,13 +26,14 @@ from meshwright.errors import (
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.compile_job import order_verified
+from meshwright.planning.request import Inventory
 from meshwright.topology.targets import count_devices, find_hardware, read_target
 from meshwright.wire.base import Basis, Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, ReckonedBatch
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.children.compile_tasks import CompileTask
-from meshwright_agent.children.planner import Here, write_plans
+from meshwright_agent.children.planner import write_plans
 from meshwright_agent.host.base import Host
 from meshwright_agent.store import PLAN, Document, Store
 from meshwright_agent.supervisor.protocol import FrameError
@@ -58,7 +59,7 @@ RUN_CHARS: Final = 1 << 18
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """What `POST /mesh/plan` answers.
+    """What `POST /mesh/plan` or `POST /mesh/search` answers.
 
     Attributes:
         frame: the reply without its plans, JSON.
@@ -220,26 +221,26 @@ class PlanMaker:
 
     # ---- plans -----------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: PlanRequest) -> PlanAnswer:
+    async def answer(self, request: PlanRequest | SearchRequest) -> PlanAnswer:
         """Returns the answer to a request.
 
         Raises:
             RequestError: it is refused.
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
-        dumped, source = None, _name_target(request.target) if request.target else "topology"
-        if request.target is None and request.topology is None and request.targets is None:
-            source = HERE
+        is_here = not request.targets and request.topology is None
+        source = HERE if is_here else "topology" if len(request.targets) != 1 else _name_target(request.targets[0])
+        dumped, count = None, _count_devices(request)
+        if is_here:
             here = self._host.here()
-            if len(here.topology.devices) <= SMALL_HOST_DEVICES and request.training is None:
+            count = len(here.topology.devices)
+            if count <= SMALL_HOST_DEVICES and request.training is None:
                 return await self._settle(PlanAnswer.of(write_plans(request, here)), source)
             dumped = self._dump_here(here)
-            count = len(here.topology.devices)
-        else:
-            count = _count_devices(request)
         queue = self._large if count > LARGE_DEVICES else self._small
         arguments = {"request": request.model_dump_json(exclude_unset=True), "here": dumped}
-        return await self._settle(PlanAnswer.of(await queue.ask("plan", arguments)), source)
+        op = "plan" if isinstance(request, PlanRequest) else "search"
+        return await self._settle(PlanAnswer.of(await queue.ask(op, arguments)), source)
 
     async def _settle(self, answer: PlanAnswer, source: str) -> PlanAnswer:
         """Keeps the plans, unless the compiler is to be asked: then whoever asks it keeps them with what it says."""
@@ -328,7 +329,7 @@ class PlanMaker:
         queue = self._large if is_large else self._small
         return await queue.ask(op, {"request": request.model_dump_json(), "plan": plan, "here": here})
 
-    def _dump_here(self, here: Here) -> dict[str, Any]:
+    def _dump_here(self, here: Inventory) -> dict[str, Any]:
         """Returns this host as `children.planner.parse_here` takes it."""
         return {**self._host.dump_here(here), "measured": self._measurements.dump()}
 
@@ -344,12 +345,11 @@ class PlanMaker:
         await asyncio.gather(self._small.close(limit_s), self._large.close(limit_s))
 
 
-def _count_devices(request: PlanRequest) -> int:
+def _count_devices(request: PlanRequest | SearchRequest) -> int:
     """Returns how many devices a request brings or names, all together."""
     hosts = request.topology if isinstance(request.topology, tuple) else (request.topology,)
     brought = sum(len(host.devices) for host in hosts if host is not None)
-    named = (request.target, *(request.targets or ()))
-    return brought + sum(_count_target(target) for target in named if target is not None)
+    return brought + sum(map(_count_target, request.targets))
 
 
 def _name_target(target: str) -> str:

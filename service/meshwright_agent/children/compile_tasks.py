@@ -6,7 +6,6 @@ which compilers are installed, by their versions alone; imports no jax.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
@@ -14,11 +13,11 @@ from meshwright.compiling.compilers import build_key, explain_missing
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.batch_request import check_batch_hardware, check_batch_plan
 from meshwright.planning.compile_job import build_compile_target, count_parts, prepare_fit, prepare_verify
-from meshwright.planning.request import Here, answer_request
+from meshwright.planning.request import Inventory, find_inventory
 from meshwright.topology.targets import read_target
 from meshwright.wire.batch_size import BatchSizeRequest, CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileTarget
-from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.mesh import Plan, PlanRequest, SearchRequest
 from meshwright.wire.verification import Verification
 
 _BATCH_WAYS: Final = 'give model, training and either plan or mesh: {"model": "llama3-8b", "mesh": "fsdp:16", …}'
@@ -55,7 +54,7 @@ class CompileTask:
         return asdict(self)
 
 
-def build_verify_task(plan: Plan, request: PlanRequest) -> CompileTask:
+def build_verify_task(plan: Plan, request: PlanRequest | SearchRequest) -> CompileTask:
     """Returns what is to be compiled for a plan.
 
     Args:
@@ -68,21 +67,18 @@ def build_verify_task(plan: Plan, request: PlanRequest) -> CompileTask:
     return _build_task("verify", plan, prepare_verify(plan, request.model, request.training))
 
 
-def build_fit_task(
-    request: BatchSizeRequest, plan: Plan | None, here: Here, health: Mapping[int, str] | None = None
-) -> CompileTask:
+def build_fit_task(request: BatchSizeRequest, plan: Plan | None, here: Inventory | None = None) -> CompileTask:
     """Returns what is to be compiled to find the largest batch.
 
     Args:
         request: what was asked.
         plan: the stored plan that it names; None: it names a mesh.
         here: this host.
-        health: the state of this host's devices.
 
     Raises:
         ProblemError: the request is refused, or this host is not known.
     """
-    stored, plan = plan, _plan_mesh(request, here, health) if plan is None else plan
+    stored, plan = plan, _plan_mesh(request, here) if plan is None else plan
     if stored is not None:
         check_batch_plan(request, stored, _name_hardware(stored))
     check_batch_hardware(request, _find_chip(plan), _name_hardware(plan))
@@ -113,12 +109,12 @@ def _describe(plan: Plan) -> CompileTarget | None:
         return None
 
 
-def _plan_mesh(request: BatchSizeRequest, here: Here, health: Mapping[int, str] | None) -> Plan:
+def _plan_mesh(request: BatchSizeRequest, here: Inventory | None) -> Plan:
     if request.mesh is None:
         detail = "neither plan nor mesh is given; the batch that fits depends on the mesh"
         raise InvalidRequestError.of("mesh", detail, _BATCH_WAYS)
-    asked = PlanRequest(mesh=request.mesh, target=request.target, memory_strategy=request.memory_strategy)
-    return answer_request(asked, here, health=health).plans[0]
+    asked = PlanRequest(mesh=request.mesh, memory_strategy=request.memory_strategy)
+    return find_inventory(request.target, here=here).lay_out(asked)
 
 
 def _build_task(op: Operation, plan: Plan, found: CompileJob | Verification) -> CompileTask:

@@ -10,19 +10,19 @@ import hashlib
 import json
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from meshwright.compiling.worker import lower_priority
 from meshwright.errors import InvalidRequestError, NotReadyError
-from meshwright.planning.request import answer_request
+from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.measured import LEFT_OUT, Measurement
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import DeviceLease, Devices
-from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
 from meshwright_agent.bodies import shorten_large
 from meshwright_agent.children.child import CallContext, serve
 
@@ -53,23 +53,6 @@ NICENESS: Final = 5
 """So that on few cores the agent answers, and a job runs, before a plan is made."""
 
 
-@dataclass(frozen=True)
-class Here:
-    """This host, as plans see it.
-
-    Attributes:
-        topology: its devices.
-        health: their states, by place in the topology.
-        notices: what every plan on this host should say.
-        measured: what benches found of it, in the order in which it was written.
-    """
-
-    topology: Topology
-    health: Mapping[int, str] = field(default_factory=dict)
-    notices: tuple[Notice, ...] = ()
-    measured: tuple[Measurement, ...] = ()
-
-
 def prepare() -> None:
     """Bounds the planner's memory, and lets others go first; what planning needs is imported by now."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -79,14 +62,23 @@ def prepare() -> None:
 
 
 def plan(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Answers one request: {"request": its JSON text, "here": what `parse_here` takes} in, `write_plans` out.
+    """Lays out a mesh: {"request": its JSON text, "here": what `parse_here` takes} in, `write_plans` out.
 
     Raises:
         ProblemError: the request is refused, or takes more memory than there is.
     """
+    return _answer(PlanRequest, arguments)
+
+
+def search(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Finds the best meshes for a model; arguments, answer and errors as of `plan`."""
+    return _answer(SearchRequest, arguments)
+
+
+def _answer(kind: type[PlanRequest | SearchRequest], arguments: Mapping[str, Any]) -> dict[str, Any]:
     told = arguments["here"]
     try:
-        request = PlanRequest.model_validate_json(arguments["request"])
+        request = kind.model_validate_json(arguments["request"])
         return write_plans(request, None if told is None else parse_here(told))
     except MemoryError:
         detail = f"the request takes more than the {MEMORY_LIMIT_BYTES} bytes of memory that the planner may have"
@@ -104,9 +96,7 @@ def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     from meshwright_agent.children.compile_tasks import build_fit_task
 
     request, plan, here = _parse_batch(arguments)
-    return build_fit_task(
-        request, plan, here.topology if here else None, health=here.health if here else None
-    ).as_json()
+    return build_fit_task(request, plan, here).as_json()
 
 
 def reckon(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
@@ -118,24 +108,18 @@ def reckon(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     from meshwright.planning.batch_request import reckon_request  # here: most requests are plans
 
     request, plan, here = _parse_batch(arguments)
-    reckoned = reckon_request(
-        request,
-        here.topology if here else None,
-        stored=plan,
-        health=here.health if here else None,
-        measured=here.measured if here else (),
-    )
+    reckoned = reckon_request(request, here, stored=plan)
     return {"reckoned": reckoned.model_dump_json()}
 
 
-def _parse_batch(arguments: Mapping[str, Any]) -> tuple[BatchSizeRequest, Plan | None, Here | None]:
+def _parse_batch(arguments: Mapping[str, Any]) -> tuple[BatchSizeRequest, Plan | None, Inventory | None]:
     request = BatchSizeRequest.model_validate_json(arguments["request"])
     plan = None if arguments["plan"] is None else Plan.model_validate_json(arguments["plan"])
     return request, plan, None if arguments["here"] is None else parse_here(arguments["here"])
 
 
-def parse_here(told: Mapping[str, Any]) -> Here:
-    """Returns this host of {"target": …} or {"devices": the JSON text of GET /devices}, and the other fields of `Here`.
+def parse_here(told: Mapping[str, Any]) -> Inventory:
+    """Returns this host, of {"target": …} or {"devices": the text of GET /devices} and what else an inventory has.
 
     Raises:
         NotReadyError: {"problem": …} stands there: the agent does not know its devices.
@@ -150,7 +134,8 @@ def parse_here(told: Mapping[str, Any]) -> Here:
         topology = _mark_leased(topology, leased)
     health = {int(place): str(state) for place, state in told["health"].items()}
     notices = tuple(Notice.model_validate(notice) for notice in told["notices"])
-    return Here(topology, health, notices, tuple(map(Measurement.model_validate, told.get("measured", ()))))
+    measured = tuple(map(Measurement.model_validate, told.get("measured", ())))
+    return Inventory(topology, health=health, notices=notices, measured=measured)
 
 
 def _mark_leased(topology: Topology, leased: Mapping[str, Any]) -> Topology:
@@ -163,7 +148,7 @@ def _mark_leased(topology: Topology, leased: Mapping[str, Any]) -> Topology:
     return replace(topology, devices=devices)
 
 
-def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
+def write_plans(request: PlanRequest | SearchRequest, here: Inventory | None) -> dict[str, Any]:
     """Returns the answer to a request in pieces of JSON text, as `answers.plans.PlanAnswer` takes them.
 
     Plans are written with their devices, since those are kept for the ranks of a job; what is shown may lack them. What
@@ -172,15 +157,7 @@ def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
     Raises:
         ProblemError: the request is refused.
     """
-    _check_training(request)
-    whole = request.model_copy(update={"include_devices": True})
-    plans = answer_request(
-        whole,
-        here.topology if here else None,
-        health=here.health if here else None,
-        notices=here.notices if here else (),
-        measured=here.measured if here else (),
-    )
+    plans = answer_request(request.model_copy(update={"include_devices": True}), here)
     fallback = plans.fallback.plans if plans.fallback else ()
     kept = [_forget_model(each).model_dump_json() for each in (*plans.plans, *fallback)]
     shown = None if request.include_devices and not _is_told(plans) else _write_shown(request, plans)
@@ -191,21 +168,12 @@ def write_plans(request: PlanRequest, here: Here | None) -> dict[str, Any]:
     return written | (_write_tasks(request, plans) if request.verify == "compile" else {})
 
 
-def _write_frame(request: PlanRequest, plans: Plans) -> str:
+def _write_frame(request: PlanRequest | SearchRequest, plans: Plans) -> str:
     """Returns the reply without its plans; that of the fallback is in it, with devices where they are wanted."""
     fallback = plans.fallback
     if fallback is not None and not request.include_devices:
         fallback = fallback.model_copy(update={"plans": tuple(map(_leave_out, fallback.plans))})
     return plans.model_copy(update={"plans": (), "fallback": fallback}).model_dump_json()
-
-
-def _check_training(request: PlanRequest) -> None:
-    """Raises InvalidRequestError where training would be dropped; what a compile lacks is said with its task."""
-    if request.training is None or request.model is not None or request.verify == "compile":
-        return
-    message = "training says how a model is trained, and model is not given; a plan without a model does not count it"
-    hint = 'add a model, such as "model": "llama3-8b", or leave out training'
-    raise InvalidRequestError.of("training", message, hint)
 
 
 def _forget_model(plan: Plan) -> Plan:
@@ -221,11 +189,11 @@ def _is_told(plans: Plans) -> bool:
     return is_told or bool(codes & set(OF_THE_MODEL))
 
 
-def _write_shown(request: PlanRequest, plans: Plans) -> list[str]:
+def _write_shown(request: PlanRequest | SearchRequest, plans: Plans) -> list[str]:
     return [each.model_dump_json() for each in plans.plans] if request.include_devices else _write_bare(plans)
 
 
-def _write_tasks(request: PlanRequest, plans: Plans) -> dict[str, Any]:
+def _write_tasks(request: PlanRequest | SearchRequest, plans: Plans) -> dict[str, Any]:
     """Returns what is to be compiled for each plan, the plans without devices, and the request as its run shows it."""
     from meshwright_agent.children.compile_tasks import build_verify_task  # here: most plans are not compiled
 
@@ -233,7 +201,7 @@ def _write_tasks(request: PlanRequest, plans: Plans) -> dict[str, Any]:
     return {"tasks": tasks, "bare": _write_bare(plans), "request": json.dumps(describe_request(request))}
 
 
-def describe_request(request: PlanRequest) -> dict[str, Any]:
+def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
     """Returns the request as JSON, defaults filled in; hosts that it brings, and what is large, by their digest."""
     said = shorten_large(request.model_dump(mode="json", exclude={"topology"}))
     if request.topology is None:
@@ -249,8 +217,8 @@ def _write_bare(plans: Plans) -> list[str]:
 def _leave_out(plan: Plan) -> Plan:
     """Returns the plan as `include_devices=false` wants it: without what grows with the number of devices."""
     granules = tuple(granule.model_copy(update={"used_positions": None}) for granule in plan.granules)
-    return plan.model_copy(update={"devices": None, "granules": granules})
+    return plan.model_copy(update={"devices": (), "granules": granules})
 
 
 if __name__ == "__main__":
-    serve(KIND, prepare, {"plan": plan, "fit": fit, "reckon": reckon})
+    serve(KIND, prepare, {"plan": plan, "search": search, "fit": fit, "reckon": reckon})

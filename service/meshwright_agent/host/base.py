@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshwright.planning.request import Inventory
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices, Release
-from meshwright_agent.children.planner import Here
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.monitor import name_component
 from meshwright_agent.health.registry import HealthRegistry
@@ -81,12 +81,14 @@ class Host(ABC):
             self._topology = (key, Topology.of(self.devices()))
         return self._topology[1]
 
-    def here(self) -> Here:
+    def here(self) -> Inventory:
         """Returns this host as plans see it; raises as `topology` does."""
         topology, now = self.topology(), self._clock.now()
-        return Here(topology, {i: self._health.state(name_component(d), now) for i, d in enumerate(topology.devices)})
+        return Inventory(
+            topology, health={i: self._health.state(name_component(d), now) for i, d in enumerate(topology.devices)}
+        )
 
-    def dump_here(self, here: Here) -> dict[str, Any]:
+    def dump_here(self, here: Inventory) -> dict[str, Any]:
         """Returns the same as JSON values, as `children.planner.parse_here` takes them."""
         return {"devices": self.devices().model_dump_json(), "health": here.health, "notices": []}
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import meshwright_agent
 from meshwright.errors import InvalidRequestError
+from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Cpu, Devices, Release, Software, Worker
 from meshwright.wire.devices import Host as Machine
-from meshwright_agent.children.planner import Here
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.health.xid import DRIVER
@@ -90,11 +90,11 @@ class SimulatedHost(Host):
             hint="ask an agent on real hardware; GET /readyz says which agents simulate",
         )
 
-    def here(self) -> Here:
+    def here(self) -> Inventory:
         """Returns the target; every plan on it says that it is simulated, and no device has a state."""
-        return Here(self.topology(), notices=self._notices)
+        return Inventory(self.topology(), notices=self._notices)
 
-    def dump_here(self, here: Here) -> dict[str, Any]:
+    def dump_here(self, here: Inventory) -> dict[str, Any]:
         """Returns the target's name, which is shorter than its devices, and its leases."""
         leased = {i: d.lease.model_dump() for i, d in enumerate(here.topology.devices) if d.lease}
         notices = [notice.model_dump() for notice in here.notices]

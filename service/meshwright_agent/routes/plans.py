@@ -1,4 +1,4 @@
-"""Plan routes: a plan for a mesh, by POST or, for curl, by GET; a stored plan by its fingerprint; and batch sizes."""
+"""Plan routes: a plan for a mesh, by POST or, for curl, by GET; a search for one; a stored plan; and batch sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.runs import Run
 from meshwright_agent.answers.plans import PlanAnswer
 from meshwright_agent.auth import NEEDS_READ, SAME_SITE
@@ -38,10 +38,22 @@ def _answer(answer: PlanAnswer | Run) -> Response:
 
 @router.post("/mesh/plan", summary="Plan a mesh", response_model=Plans, responses=ACCEPTED, dependencies=[NEEDS_READ])
 async def plan_by_post(agent: AgentHere, request: PlanRequest) -> Response:
-    """A validated plan for an explicit mesh on this host, a target or a topology, stored under its fingerprint.
+    """A validated plan for a mesh on this host, a target or a topology, stored under its fingerprint.
 
     With `verify: "compile"` also what XLA's compiler says of the model's step on it: at once where that is stored, else
     by a run.
+    """
+    return _answer(await agent.plan(request))
+
+
+@router.post(
+    "/mesh/search", summary="Find the best mesh", response_model=Plans, responses=ACCEPTED, dependencies=[NEEDS_READ]
+)
+async def search_by_post(agent: AgentHere, request: SearchRequest) -> Response:
+    """The meshes on which a model's step is fastest on this host, on a topology or on targets, of those that fit.
+
+    Each as a plan that is stored under its fingerprint, the fastest first, and why other families of meshes lost. Of
+    several targets the best plan on each. With `verify: "compile"` as for a plan.
     """
     return _answer(await agent.plan(request))
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from meshwright.planning.compile_job import build_job
-from meshwright.planning.mesh_plan import plan_mesh
-from meshwright.planning.request import find_topology
+from meshwright.planning.request import find_inventory
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
@@ -35,9 +34,7 @@ class Case:
 
     def build_job(self) -> CompileJob:
         """Returns what the compiler is asked, for the mesh as our planner lays it."""
-        request = PlanRequest(mesh=self.mesh, target=self.target, dcn=self.dcn)
-        found = find_topology(request)
-        [plan] = plan_mesh(request, found.topology, target=found.target).plans
+        plan = find_inventory(self.target).lay_out(PlanRequest(mesh=self.mesh, dcn=self.dcn))
         return build_job(plan, self.model, self.training)
 
 

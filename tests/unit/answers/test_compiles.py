@@ -20,6 +20,7 @@ import pytest
 from meshwright.compiling.worker import NICENESS
 from meshwright.errors import InternalError, StoreUnavailableError
 from meshwright.planning.batch_size import answer_batch_size
+from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.mesh import PlanRequest, Plans
@@ -29,7 +30,7 @@ from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.answers.compiles import LOG_LINES, Compiles
 from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.children.compile_tasks import CompileTask, Operation
-from meshwright_agent.children.planner import Here, write_plans
+from meshwright_agent.children.planner import write_plans
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, PLAN, Document, Store
@@ -46,7 +47,7 @@ MODEL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidd
 REQUEST = PlanRequest.model_validate(
     {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch": 4}, "verify": "compile"}
 )
-HOST = Here(build_target("cpu:4"))
+HOST = Inventory(build_target("cpu:4"))
 ADVICE = answer_batch_size(BatchSizeRequest(hardware="h100"), platform=None, kind=None, basis="declared")
 ASKED = BatchSizeRequest.model_validate({"model": MODEL, "mesh": "dp:2", "verify": "compile"})
 

@@ -20,8 +20,10 @@ from meshwright.errors import (
     StoreUnavailableError,
     WorkerFailedError,
 )
+from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
+from meshwright.wire.model import TrainingSpec
 from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.answers.plans import (
     LARGE_DEVICES,
@@ -30,7 +32,7 @@ from meshwright_agent.answers.plans import (
     SMALL_HOST_DEVICES,
     PlanMaker,
 )
-from meshwright_agent.children.planner import Here, write_plans
+from meshwright_agent.children.planner import write_plans
 from meshwright_agent.store import Document
 from meshwright_agent.supervisor.protocol import FrameError
 from meshwright_agent.supervisor.supervisor import CallCancelled
@@ -60,7 +62,7 @@ class MemoryStore:
         return self.kept.get(key)
 
 
-def hide() -> Here:
+def hide() -> Inventory:
     raise NotReadyError("the agent is still looking", hint="wait")
 
 
@@ -70,7 +72,7 @@ def build(
     *,
     large: FakeSupervisor | None = None,
     here: str = "cpu:8",
-    look: Callable[[], Here] | None = None,
+    look: Callable[[], Inventory] | None = None,
 ) -> PlanMaker:
     kept = MemoryStore() if store is None else store
 
@@ -78,21 +80,21 @@ def build(
         planner,  # type: ignore[arg-type]
         large or planner,  # type: ignore[arg-type]
         kept,
-        build_host(look or (lambda: Here(build_target(here))), {"target": here}),
+        build_host(look or (lambda: Inventory(build_target(here))), {"target": here}),
         HostMeasurements(ManualClock()),
     )
 
 
-def build_host(here: Callable[[], Here], dumped: dict[str, Any]) -> Any:
+def build_host(here: Callable[[], Inventory], dumped: dict[str, Any]) -> Any:
     """Returns a host that plans see so."""
 
-    def dump_here(known: Here) -> dict[str, Any]:
+    def dump_here(known: Inventory) -> dict[str, Any]:
         return {**dumped, "health": known.health, "notices": []}
 
     return SimpleNamespace(here=here, topology=lambda: here().topology, dump_here=dump_here)
 
 
-def read(maker: PlanMaker, request: PlanRequest) -> Plans:
+def read(maker: PlanMaker, request: PlanRequest | SearchRequest) -> Plans:
     return Plans.model_validate_json(asyncio.run(maker.answer(request)).write())
 
 
@@ -112,6 +114,18 @@ def test_a_target_is_handed_over_and_this_host_need_not_be_known() -> None:
     ((op, arguments, deadline_s),) = planner.calls
     assert (op, arguments["here"], deadline_s) == ("plan", None, PLAN_TIMEOUT_S)
     assert json.loads(arguments["request"]) == {"mesh": "dp:2,tp:-1", "target": "v5e:2x4"}
+
+
+def test_a_search_is_handed_over_as_one() -> None:
+    planner = answering(ANSWER)
+    request = SearchRequest(model="llama3-8b", training=TrainingSpec(global_batch=64))
+    read(build(planner, here="cpu:8"), request)
+    ((op, arguments, _),) = planner.calls
+    assert (op, json.loads(arguments["request"])) == (
+        "search",
+        {"model": "llama3-8b", "training": {"global_batch": 64}},
+    )
+    assert arguments["here"]["target"] == "cpu:8"
 
 
 def test_a_topology_is_handed_over() -> None:
@@ -137,11 +151,16 @@ def test_a_large_host_is_handed_over_with_the_request() -> None:
         (TARGET, False),
         (PlanRequest(mesh="x:-1", target=f"{LARGE_DEVICES // 8}*h100:8"), False),
         (PlanRequest(mesh="x:-1", target=f"{LARGE_DEVICES // 8 + 1}*h100:8"), True),
-        (PlanRequest(targets=("512*h100:8", "v5p:8x8x8"), model="llama3-8b"), True),
+        (
+            SearchRequest(
+                targets=("512*h100:8", "v5p:8x8x8"), model="llama3-8b", training=TrainingSpec(global_batch=64)
+            ),
+            True,
+        ),
         (PlanRequest(mesh="x:1", target="no-such-chip"), False),
     ],
 )
-def test_a_large_request_has_a_planner_of_its_own(request_: PlanRequest, is_large: bool) -> None:
+def test_a_large_request_has_a_planner_of_its_own(request_: PlanRequest | SearchRequest, is_large: bool) -> None:
     small, large = answering(ANSWER), answering(ANSWER)
     asyncio.run(build(small, large=large).answer(request_))
     assert (len(small.calls), len(large.calls)) == ((0, 1) if is_large else (1, 0))
@@ -224,7 +243,7 @@ def test_a_plan_is_kept_with_its_devices_and_found_by_its_fingerprint(request_: 
     maker = build(answering(ANSWER), store)
     plan = read(maker, request_).plans[0]
     found = Plans.model_validate_json(asyncio.run(maker.read_stored(plan.fingerprint)))
-    assert found.plans[0].devices is not None
+    assert found.plans[0].devices
     assert found.plans[0].granules[0].used_positions is not None
     assert found.plans[0].model_copy(update={"devices": plan.devices, "granules": plan.granules}) == plan
 

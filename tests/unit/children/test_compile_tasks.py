@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import InvalidRequestError, ProblemError
 from meshwright.planning.compile_job import BATCH_MAX
-from meshwright.planning.request import answer_request
+from meshwright.planning.request import Inventory, answer_request
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.compiling import CompileJob
@@ -18,7 +18,7 @@ from meshwright.wire.verification import Verification
 from meshwright_agent.answers.plans import PlanAnswer
 from meshwright_agent.children.child import CallContext
 from meshwright_agent.children.compile_tasks import CompileTask, build_fit_task, build_verify_task
-from meshwright_agent.children.planner import Here, describe_request, fit, write_plans
+from meshwright_agent.children.planner import describe_request, fit, write_plans
 
 MODEL = {
     "vocab_size": 64,
@@ -130,7 +130,7 @@ def test_the_planner_writes_tasks_only_where_the_compiler_is_asked() -> None:
     assert not {"tasks", "bare", "request"} & set(write_plans(ask(verify="none"), None))
     answer = PlanAnswer.of(json.loads(json.dumps(write_plans(ask(), None))))
     assert [CompileTask(**task).key for task in answer.tasks] == [task_of(ask()).key]
-    assert Plan.model_validate_json(answer.bare[0]).devices is None
+    assert Plan.model_validate_json(answer.bare[0]).devices == ()
     assert json.loads(answer.request)["training"]["remat"] == "full"
 
 
@@ -244,5 +244,5 @@ def test_a_batch_that_cannot_be_looked_for_is_refused_by_the_field(fields: dict[
 
 
 def test_a_host_is_told_to_the_task_as_to_a_plan() -> None:
-    here = Here(build_target("cpu:4"))
+    here = Inventory(build_target("cpu:4"))
     assert write_plans(ask(target=None), here)["tasks"][0]["key"] == task_of(ask()).key

@@ -25,7 +25,7 @@ STEP = ("batch-size", "--model", "llama3-8b", "--target", "v5e:4x4", "--mesh", "
 
 @pytest.mark.parametrize("where", [(), ("--local",)])
 def test_the_batch_of_a_step_is_told_with_its_bounds(meshwright: CommandLine, where: tuple[str, ...]) -> None:
-    printed = meshwright(*STEP, "--seq", "512", *where)
+    printed = meshwright(*STEP, "--seq-len", "512", *where)
     assert printed.code == 0, printed.err
     assert printed.out.startswith("tpu_v5e (TPU v5e), declared")
     assert "80 sequences a step on fsdp:16, 5 for each of 16 data-parallel parts" in printed.out

@@ -120,7 +120,7 @@ def test_a_plan_that_cannot_be_is_1_and_a_fleet_that_is_not_there_2(fleet: Fleet
         (["devices", "--fleet", "--links"], "it is of one host"),
         (["plan", "--hosts", "n1", "--target", "v5p:4x4x4", "dp:64"], "target is not of that"),
         (["plan", "--hosts", "n1", "--local", "dp:4"], "--local does not"),
-        (["plan", "--fleet", "--model", "gpt2", "--batch", "8"], "model is not of that"),
+        (["plan", "dp:8", "--fleet", "--model", "gpt2", "--global-batch-size", "8"], "model is not of that"),
         (["plan", "--hosts", "n[1-2]", "dp:4"], "scontrol show hostnames"),
         (["plan", "--hosts", "", "dp:4"], "no address is given"),
     ],

@@ -93,15 +93,14 @@ def test_a_plan_that_does_not_fit_in_memory_is_1(meshwright: CommandLine, argume
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
 def test_no_plan_at_all_is_1_and_says_why(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
     rejected = Rejected(mesh_shape={"x": 8}, reason="memory", message="x:8 needs 90 GiB")
-    meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(), rejected=(rejected,)))
-    printed = meshwright("plan", "x:8", *arguments)
+    meshwright.fake.answer("POST", "/mesh/search", Plans(plans=(), rejected=(rejected,)))
+    printed = meshwright("search", "--model", "gpt2", "--global-batch-size", "8", *arguments)
     assert printed.code == 1
-    assert "x:8 needs 90 GiB" in (printed.out if arguments else printed.err)
+    assert "x:8 needs 90 GiB" in (printed.out)
 
 
 def test_a_mesh_too_large_to_draw_is_told_and_not_drawn(meshwright: CommandLine) -> None:
     plan = _plan(meshwright, "x:8")
-    assert plan.devices is not None
     many = plan.model_copy(update={"mesh_shape": {"x": 800}, "devices": plan.devices * 100})
     meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(many,)))
     out = meshwright("plan", "x:800").out
@@ -165,10 +164,23 @@ def test_without_a_mesh_the_best_for_a_model_are_ranked_and_the_first_is_drawn(m
 
 
 def test_where_nothing_fits_the_reasons_are_shown_and_the_code_is_1(meshwright: CommandLine) -> None:
-    printed = meshwright("plan", "--local", "--target", "v5e:2x2", "--model", "llama3-70b", "--batch", "8")
+    printed = meshwright(
+        "search", "--local", "--target", "v5e:2x2", "--model", "llama3-70b", "--global-batch-size", "8"
+    )
     assert printed.code == 1
     assert "memory" in printed.out
     assert "no mesh of 4 devices holds this training step" in printed.err
 
 
-SEARCH = ("plan", "--local", "--target", "v5e:4x4", "--model", "llama3-8b", "--batch", "64", "--seq", "2048")
+SEARCH = (
+    "search",
+    "--local",
+    "--target",
+    "v5e:4x4",
+    "--model",
+    "llama3-8b",
+    "--global-batch-size",
+    "64",
+    "--seq-len",
+    "2048",
+)

@@ -57,7 +57,9 @@ def test_options_win_over_the_fields_and_files_over_fields_below_them(
 ) -> None:
     keep(file, mesh="dp:8", model="llama3-8b", training={"global_batch": 8, "remat": "none", "sequence_length": 64})
     training = keep(tmp_path / "training.json", remat="minimal", sequence_length=128)
-    meshwright("plan", "dp:2,tp:4", "--request", str(file), "--seq", "256", "--training", training, "--model", "gpt2")
+    meshwright(
+        "plan", "dp:2,tp:4", "--request", str(file), "--seq-len", "256", "--training", training, "--model", "gpt2"
+    )
     body = meshwright.body()
     assert (body["mesh"], body["model"]) == ("dp:2,tp:4", "gpt2")
     assert body["training"] == {"global_batch": 8, "remat": "minimal", "sequence_length": 256}
@@ -70,10 +72,10 @@ def test_a_request_comes_from_stdin(meshwright: CommandLine, stdin: Path) -> Non
 
 
 def test_a_request_is_answered_here_as_by_the_agent(meshwright: CommandLine, file: Path) -> None:
-    searched = {**MODEL, "target": "v5e:4x4", "search": {"axes": {"tp": 2}, "at_most": {"fsdp": 4}}}
-    asked = meshwright("plan", "--request", keep(file, **searched), "--json")
+    searched = {**MODEL, "targets": ["v5e:4x4"], "axes": {"tp": 2}, "at_most": {"fsdp": 4}}
+    asked = meshwright("search", "--request", keep(file, **searched), "--json")
     assert len(meshwright.asked) == 1
-    assert meshwright("plan", "--request", str(file), "--local", "--json").out == asked.out
+    assert meshwright("search", "--request", str(file), "--local", "--json").out == asked.out
     assert len(meshwright.asked) == 1
     shapes = [plan["mesh_shape"] for plan in asked.json["plans"]]
     assert shapes

@@ -23,7 +23,7 @@ from tests.unit.cli.conftest import CommandLine
 MODEL = (
     '{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8}'
 )
-STEP = ("--model", MODEL, "--batch", "8", "--seq", "128", "--verify", "compile")
+STEP = ("--model", MODEL, "--global-batch-size", "8", "--seq-len", "128", "--verify", "compile")
 GIB = 2**30
 
 REPORT = Verification(
@@ -160,7 +160,9 @@ def test_a_run_that_fails_is_1_with_its_error(meshwright: CommandLine) -> None:
 def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "training.json"
     path.write_text(json.dumps({"global_batch": 4, "remat": "none", "compute_dtype": "float16"}))
-    meshwright("plan", "dp:8", "--model", "llama3-8b", "--batch", "16", "--seq", "64", "--training", str(path))
+    meshwright(
+        "plan", "dp:8", "--model", "llama3-8b", "--global-batch-size", "16", "--seq-len", "64", "--training", str(path)
+    )
     body = meshwright.body()
     assert body["model"] == "llama3-8b"
     assert body["training"] == {
@@ -177,10 +179,10 @@ def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: Com
     [
         (("--model", "no/such/config.json"), "--model no/such/config.json: cannot be read"),
         (("--model", "{"), "no JSON"),
-        (("--batch", "8"), "--model llama3-8b"),
+        (("--global-batch-size", "8"), "--model llama3-8b"),
         (("--verify", "compile"), "--model llama3-8b"),
         (("--model", "llama3-8b", "--training", "nowhere.json"), "--training nowhere.json: cannot be read"),
-        (("--model", "llama3-8b", "--batch", "0"), "global_batch"),
+        (("--model", "llama3-8b", "--global-batch-size", "0"), "global_batch"),
         ((*STEP, "--local"), "target"),
     ],
 )
@@ -192,7 +194,7 @@ def test_a_wrong_step_is_2(meshwright: CommandLine, arguments: tuple[str, ...], 
 
 # ---- batch sizes ----
 
-BATCH = ("batch-size", "--model", MODEL, "--mesh", "fsdp:8", "--seq", "128", "--verify", "compile")
+BATCH = ("batch-size", "--model", MODEL, "--mesh", "fsdp:8", "--seq-len", "128", "--verify", "compile")
 
 
 def test_the_largest_batch_is_told_with_its_margin(meshwright: CommandLine) -> None:

@@ -43,7 +43,7 @@ def _body(call: Call[Any]) -> dict[str, Any]:
     ],
 )
 def test_a_mesh_may_be_written_in_every_way_and_keeps_its_order(mesh: Any, sent: Any) -> None:
-    body = _body(calls.plans(mesh, **DEFAULTS))
+    body = _body(calls.plan(mesh, **DEFAULTS))
     assert body["mesh"] == sent
     assert list(body["mesh"]) == list(sent)
     assert PlanRequest.model_validate(body)
@@ -52,7 +52,7 @@ def test_a_mesh_may_be_written_in_every_way_and_keeps_its_order(mesh: Any, sent:
 @pytest.mark.parametrize("arguments", [{"devices": [1.5]}, {"devices": {"counts": 4}}, {"device_order": "best"}])
 def test_a_wrong_argument_is_refused_before_anything_is_sent(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
-        calls.plans("dp:2", **{**DEFAULTS, **arguments})
+        calls.plan("dp:2", **{**DEFAULTS, **arguments})
 
 
 def test_a_bench_that_no_agent_would_take_is_refused_before_anything_is_sent() -> None:

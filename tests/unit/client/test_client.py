@@ -22,6 +22,7 @@ from meshwright.errors import (
 )
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
+from meshwright.wire.mesh import Plans
 from tests.unit.client.both import Kind, ask
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -137,8 +138,8 @@ def test_an_agent_that_is_not_ready_says_why_and_is_not_true(kind: Kind) -> None
 @both
 def test_warnings_on_the_request_arrive_with_the_plan(kind: Kind) -> None:
     fake = FakeAgent()
-    plans = ask(kind, fake, lambda c: c.plans("dp:8"))
-    fake.answer("POST", "/mesh/plan", plans.model_copy(update={"warnings": (Notice(code="ignored", message="x"),)}))
+    plan = ask(kind, fake, lambda c: c.plan("dp:8"))
+    fake.answer("POST", "/mesh/plan", Plans(plans=(plan,), warnings=(Notice(code="ignored", message="x"),)))
     assert "ignored" in [notice.code for notice in ask(kind, fake, lambda c: c.plan("dp:8")).warnings]
 
 

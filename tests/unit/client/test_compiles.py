@@ -50,10 +50,10 @@ def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
 @KINDS
 def test_what_was_compiled_before_comes_at_once_and_says_so(kind: Kind) -> None:
     fake = FakeAgent()
-    ask(kind, fake, lambda client: client.plans("dp:8", **ASKED))
+    ask(kind, fake, lambda client: client.plan("dp:8", **ASKED))
     sent = len(fake.requests)
-    again = ask(kind, fake, lambda client: client.plans("dp:8", **ASKED))
-    assert again.plans[0].verification.stored
+    again = ask(kind, fake, lambda client: client.plan("dp:8", **ASKED))
+    assert again.verification.stored
     assert len(fake.requests) == sent + 1
 
 

@@ -32,8 +32,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def test_every_fake_host_is_a_topology_that_can_be_planned_on_and_survives_json(kind: str, count: int) -> None:
     devices = build_devices(f"{kind}:{count}", at=NOW)
     assert Devices.model_validate_json(devices.model_dump_json()) == devices
-    plans = plan_mesh(PlanRequest(mesh="dp:-1"), Topology.of(devices))
-    assert plans.plans[0].mesh_shape == {"dp": count}
+    plan = plan_mesh(PlanRequest(mesh="dp:-1"), Topology.of(devices))
+    assert plan.mesh_shape == {"dp": count}
     uuids = [device.uuid for device in devices.devices if device.uuid]
     assert len(set(uuids)) == len(uuids)
 

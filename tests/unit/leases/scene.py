@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright.errors import DeviceBusyError
+from meshwright.planning.request import Inventory
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.leases import Lease, LeasedDevice, LeaseRequest
-from meshwright_agent.children.planner import Here
 from meshwright_agent.leases import LeaseRegistry, LeaseService, Owner
 from meshwright_agent.store import Store
 from tests.fakes.stored import EPOCH, ManualBoot, ManualClock
@@ -116,7 +116,7 @@ async def opened(
             registry,
             store,
             devices=lambda: there,
-            here=lambda: Here(Topology.of(registry.mark(there))),
+            here=lambda: Inventory(Topology.of(registry.mark(there))),
             find_runs=lambda devices: scene.find_runs(devices),
             free=lambda runs, reason: scene.free(runs, reason),
             clock=clock,

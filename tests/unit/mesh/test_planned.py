@@ -18,7 +18,7 @@ from tests.fakes.topologies import build_cpu
 
 
 def make_plan(mesh: str) -> Plan:
-    plan: Plan = plan_mesh(PlanRequest(mesh=mesh), build_cpu(8)).plans[0]
+    plan: Plan = plan_mesh(PlanRequest(mesh=mesh), build_cpu(8))
     return plan
 
 

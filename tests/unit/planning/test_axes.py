@@ -19,7 +19,7 @@ from tests.fakes.topologies import build_cpu, build_tpu, change_device, drop_dev
 
 def plan_axes(target: str | Topology, mesh: str, **more: Any) -> dict[str, PlanAxis]:
     topology = build_target(target) if isinstance(target, str) else target
-    (made,) = plan_mesh(PlanRequest(mesh=mesh, include_devices=False, **more), topology).plans
+    made = plan_mesh(PlanRequest(mesh=mesh, include_devices=False, **more), topology)
     return {axis.name: axis for axis in made.axes}
 
 
@@ -64,11 +64,11 @@ SAME = [("v5p:4x4x8", (8, 16)), ("v5e:8x8", (4, 16)), ("tpu7x:2x2x4", (4, 8)), (
 def test_one_line_tells_about_all_where_a_torus_is_cut(target: str, sizes: tuple[int, ...]) -> None:
     topology = build_target(target)
     mesh = MeshSpec(tuple(zip("ab", sizes, strict=True)))
-    (made,) = plan_mesh(PlanRequest(mesh=mesh.axes), topology).plans
+    made = plan_mesh(PlanRequest(mesh=mesh.axes), topology)
     assert made.score is not None
     assert made.score.method == "torus"
     at = {(ref.granule, ref.position): index for index, ref in enumerate(topology.references)}
-    order = [at[ref.granule, ref.position] for ref in made.devices or ()]
+    order = [at[ref.granule, ref.position] for ref in made.devices]
     every_line = build_axes(mesh, topology, score_layout(sizes, weigh_positions(sizes), topology, order))
     assert every_line == made.axes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,14 +10,14 @@ import pytest
 
 from meshwright.errors import DoesNotDivideError, InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.batch_request import name_batch_hardware, reckon_request
-from meshwright.planning.request import answer_request
+from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.measured import Measurement
-from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSizeRequest, ReckonedBatch
 from meshwright.wire.mesh import Plan, PlanRequest
+from tests.fakes.asking import ask_planner
 
-HERE = build_target("h100:8")
+HERE = Inventory(build_target("h100:8"))
 
 
 def build(**fields: Any) -> BatchSizeRequest:
@@ -24,7 +25,7 @@ def build(**fields: Any) -> BatchSizeRequest:
     return BatchSizeRequest.model_validate({**known, **fields})
 
 
-def reckon(here: Topology | None = None, **fields: Any) -> ReckonedBatch:
+def reckon(here: Inventory | None = None, **fields: Any) -> ReckonedBatch:
     return reckon_request(build(**fields), here)
 
 
@@ -49,16 +50,8 @@ def test_without_a_mesh_the_fastest_is_found_for_the_least_batch_that_plain_shar
     found = reckon(mesh=None, training={"sequence_length": 512})
     # fsdp:16: 197e12 ÷ 90e9 × 15/16 = 2052 tokens a device, 64.1 sequences of 512 on 16: 80 is the least that divides.
     assert found.message.endswith("the mesh is the fastest that was found for 80 sequences a step")
-    best = answer_request(
-        PlanRequest.model_validate(
-            {
-                "target": "v5e:4x4",
-                "model": "llama3-8b",
-                "training": {"sequence_length": 512, "global_batch": 80},
-                "top": 1,
-            }
-        )
-    ).plans[0]
+    training = {"sequence_length": 512, "global_batch": 80}
+    best = ask_planner(target="v5e:4x4", model="llama3-8b", training=training).plans[0]
     assert found.mesh_shape == best.mesh_shape
     assert best.schedule is not None
     assert found.schedule is not None
@@ -90,7 +83,7 @@ def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
     slow = Measurement(
         case="matmul",
         dtype="bfloat16",
-        device_kind=HERE.devices[0].kind,
+        device_kind=HERE.topology.devices[0].kind,
         device_indices=(0,),
         size_bytes=8192 * 8192 * 2,
         median_s=2 * 8192**3 / 300e12,
@@ -99,12 +92,14 @@ def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
         observed_at=datetime(2026, 1, 2, tzinfo=UTC),
     )
     rows = [slow.model_copy(update={"device_indices": (place,)}) for place in range(8)]
-    here = [reckon_request(build(target=None, mesh="fsdp:8"), HERE, measured=each) for each in ([], rows)]
+    here = [
+        reckon_request(build(target=None, mesh="fsdp:8"), replace(HERE, measured=each)) for each in ((), tuple(rows))
+    ]
     assert here[0].step_time is not None
     assert here[1].step_time is not None
     assert here[1].step_time.compute_s > 1.5 * here[0].step_time.compute_s
     assert [figure.value for figure in here[1].measured] == [pytest.approx(300e12)]
-    there = reckon_request(build(target="h100:8", mesh="fsdp:8"), HERE, measured=rows)
+    there = reckon_request(build(target="h100:8", mesh="fsdp:8"), replace(HERE, measured=tuple(rows)))
     assert (there.step_time, there.measured) == (here[0].step_time, ())
 
 

@@ -13,8 +13,7 @@ from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu
 
 
 def make_plan(topology: Topology, mesh: str, **more: object) -> Plan:
-    (plan,) = plan_mesh(PlanRequest(mesh=mesh, **more), topology).plans  # type: ignore[arg-type]
-    return plan
+    return plan_mesh(PlanRequest(mesh=mesh, **more), topology)  # type: ignore[arg-type]
 
 
 def test_a_job_on_cpu_starts_with_as_many_devices_as_the_plan_uses() -> None:
@@ -66,7 +65,7 @@ def test_code_for_one_slice_lists_its_chips_up_to_a_thousand(target: str, mesh: 
         for node in ast.parse(plan.code).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "order"
     )
-    assert order == [(ref.coords, ref.core_on_chip) for ref in plan.devices or ()]
+    assert order == [(ref.coords, ref.core_on_chip) for ref in plan.devices]
     assert len(order) <= LISTED_COUNT_MAX
 
 

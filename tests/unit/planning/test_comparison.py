@@ -6,29 +6,25 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import InvalidMeshError, InvalidRequestError
+from meshwright.errors import InvalidRequestError
 from meshwright.planning.request import answer_request
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.mesh import Plans, SearchRequest
 
 TRAINING = {"sequence_length": 4096, "global_batch": 128}
 
 
 def ask(*targets: str, **fields: Any) -> Plans:
     asked = {"targets": targets, "model": "llama3-8b", "training": TRAINING, "include_devices": False, **fields}
-    return answer_request(PlanRequest.model_validate({n: v for n, v in asked.items() if v is not None}))
-
-
-def ask_alone(target: str, **fields: Any) -> Plans:
-    return ask(target=target, targets=None, top=1, **fields)
+    return answer_request(SearchRequest.model_validate(asked))
 
 
 def test_each_target_gets_the_answer_that_it_gets_alone_the_fastest_first() -> None:
     found = ask("v5e:4x8", "4*h100:8", "v5p:4x4x4")
-    alone = {target: ask_alone(target).plans[0] for target in ("v5e:4x8", "4*h100:8", "v5p:4x4x4")}
+    alone = {target: ask(target).plans[0] for target in ("v5e:4x8", "4*h100:8", "v5p:4x4x4")}
     assert {plan.target: plan for plan in found.plans} == alone
-    seconds = [each.step_s or 0.0 for each in found.comparison]
+    seconds = [plan.step_time.total_s for plan in found.plans if plan.step_time]
     assert seconds == sorted(seconds)
-    assert [each.fingerprint for each in found.comparison] == [plan.fingerprint for plan in found.plans]
+    assert len(seconds) == 3
     assert [each.target for each in found.comparison] == [plan.target for plan in found.plans]
     assert found.comparison[0].message == "the best"
     assert found.comparison[1].message.startswith(
@@ -38,15 +34,15 @@ def test_each_target_gets_the_answer_that_it_gets_alone_the_fastest_first() -> N
 
 def test_with_prices_the_cheapest_tokens_come_first() -> None:
     prices = {"v5p:4x4x4": 100.0, "v5e:4x8": 0.1}
-    found = ask("v5p:4x4x4", "v5e:4x8", search={"price_per_device_hour": prices})
+    found = ask("v5p:4x4x4", "v5e:4x8", price_per_device_hour=prices)
     assert [each.target for each in found.comparison] == ["v5e:4x8", "v5p:4x4x4"]
     assert found.comparison[0].message == "the least price of tokens"
-    first, second = (each.price_per_million_tokens or 0.0 for each in found.comparison)
+    first, second = (plan.price_per_million_tokens or 0.0 for plan in found.plans)
     assert f"{second / first:.2f} times its price of tokens" in found.comparison[1].message
     # A price for one alone says nothing of the other, so that time decides.
-    found = ask("v5p:4x4x4", "v5e:4x8", search={"price_per_device_hour": {"v5p:4x4x4": 100.0}})
+    found = ask("v5p:4x4x4", "v5e:4x8", price_per_device_hour={"v5p:4x4x4": 100.0})
     assert [each.target for each in found.comparison] == ["v5p:4x4x4", "v5e:4x8"]
-    assert found.comparison[1].price_per_million_tokens is None
+    assert found.plans[1].price_per_million_tokens is None
 
 
 def test_near_targets_are_told_to_be_near() -> None:
@@ -69,31 +65,28 @@ def test_what_is_wrong_with_one_target_stands_beside_the_others() -> None:
     assert "use h100:8" in found.comparison[2].message
 
 
-def test_a_mesh_is_compared_too() -> None:
-    found = ask("v5p:4x4x4", "h100:8", mesh="fsdp:-1")
-    assert [plan.mesh_shape for plan in found.plans] == [{"fsdp": 64}, {"fsdp": 8}]
-    found = ask("v5p:4x4x4", "h100:8", mesh="fsdp:64")
-    assert [(each.target, each.reason) for each in found.comparison][1] == ("h100:8", "plan_infeasible")
+def test_a_target_that_stands_twice_is_compared_once() -> None:
+    found = ask("v5e:2x2", "v5e:2x2", model="llama3-70b")
+    assert [(each.target, each.reason) for each in found.comparison] == [("v5e:2x2", "nothing_fits")]
+
+
+def test_the_fallback_is_that_of_the_best() -> None:
+    found = ask("h100:8", "4*h100:8", fallback=True)
+    assert [plan.target for plan in found.plans] == ["4*h100:8", "h100:8"]
+    assert found.fallback is not None
+    assert found.fallback == ask("4*h100:8", fallback=True).fallback
 
 
 @pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"target": "v5e:4x4"}, "target"),
-        ({"fallback": True}, "fallback"),
-        ({"devices": [0, 1]}, "devices"),
-        ({"search": {"price_per_device_hour": {"v5e:8x8": 1}}}, "search.price_per_device_hour"),
-    ],
+    ("targets", "prices"), [(("v5p:4x4x4", "v5e:4x8"), {"v5e:8x8": 1}), (("h100:8",), {"h200:8": 1}), ((), {"x": 1})]
 )
-def test_what_is_of_one_target_is_refused(fields: dict[str, Any], field: str) -> None:
+def test_a_price_of_no_target_is_refused(targets: tuple[str, ...], prices: dict[str, float]) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        ask("v5p:4x4x4", "v5e:4x8", **fields)
-    assert [error["field"] for error in refused.value.errors] == [field]
+        ask(*targets, price_per_device_hour=prices)
+    assert [error["field"] for error in refused.value.errors] == ["price_per_device_hour"]
     assert refused.value.hint
 
 
 def test_what_is_wrong_with_every_target_is_an_error() -> None:
-    with pytest.raises(InvalidMeshError):
-        ask("v5p:4x4x4", "v5e:4x8", mesh="tp")
-    with pytest.raises(InvalidRequestError):
-        ask("v5p:4x4x4", "v5p:4x4x4")
+    with pytest.raises(InvalidRequestError, match="is no preset"):
+        ask("v5p:4x4x4", "v5e:4x8", model="llama3-9b")

@@ -108,9 +108,9 @@ def test_no_inner_axis_crosses_granules_where_another_split_exists_and_all_parts
         spec = MeshSpec(tuple(zip("abc", sizes, strict=False)))
         owners = [device.process_index for device in order_devices(spec, devices, Layout())]
         assert count_crossed(np.array(owners).reshape(sizes)) == split, sizes
-        (plan,) = plan_mesh(PlanRequest(mesh=str(spec)), topology).plans
+        plan = plan_mesh(PlanRequest(mesh=str(spec)), topology)
         assert tuple(axis.dcn_size for axis in plan.axes) == split, sizes
-        assert [device.granule for device in plan.devices or ()] == owners, sizes
+        assert [device.granule for device in plan.devices] == owners, sizes
         inside = calculate_host_mesh_shape(sizes, each, granules)
         assert inside == tuple(size // part for size, part in zip(sizes, split, strict=True)), sizes
 

@@ -12,7 +12,7 @@ from meshwright.planning.device_selection import ANY_LEASE, select_devices
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import DeviceLease, DeviceProcess
-from meshwright.wire.mesh import DeviceSelection, PlanRequest, Plans
+from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest
 from tests.fakes.topologies import build_dgx_h100
 
 OURS, THEIRS = "lease-ours", "lease-theirs"
@@ -52,21 +52,19 @@ def test_what_others_have_reserved_is_not_chosen(asked: Any, own: str | None, ch
     assert set(found) == set(chosen) or (isinstance(asked, DeviceSelection) and not set(found) & {0, 1, 2})
 
 
-def plan(topology: Topology, **fields: Any) -> Plans:
+def plan(topology: Topology, **fields: Any) -> Plan:
     return plan_mesh(PlanRequest(**fields), topology)
 
 
 def test_left_out_is_told_with_purpose_and_owner() -> None:
-    told = [
-        notice.message for notice in plan(MIXED, mesh="x:-1").plans[0].warnings if notice.code == "devices_left_out"
-    ]
+    told = [notice.message for notice in plan(MIXED, mesh="x:-1").warnings if notice.code == "devices_left_out"]
     assert len(told) == 1
     assert f"device 0, 1 is leased by {OURS} (job 7, slurm); device 2 is leased by {THEIRS}" in told[0]
 
 
 def test_named_is_a_warning_and_the_jobs_own_is_none() -> None:
     def codes(**fields: Any) -> list[str]:
-        return [notice.code for notice in plan(MIXED, **fields).plans[0].warnings]
+        return [notice.code for notice in plan(MIXED, **fields).warnings]
 
     assert "devices_leased" in codes(mesh="x:2", devices=(1, 2))
     assert "devices_leased" in codes(mesh="x:2", devices=(1, 2), lease=OURS)

@@ -82,7 +82,7 @@ def test_a_host_whose_devices_are_all_taken_says_by_whom() -> None:
 
 def test_shared_devices_are_told_in_one_warning_that_lists_them_by_who_holds_them() -> None:
     machine = hold(hold(hold(GPUS, 0), 1), 5, name="other")
-    (plan,) = plan_mesh(PlanRequest(mesh="dp:8"), machine).plans
+    plan = plan_mesh(PlanRequest(mesh="dp:8"), machine)
     assert [notice.code for notice in plan.warnings] == ["devices_shared"]
     assert plan.warnings[0].message == "device 0, 1 is held by python (4321); device 5 is held by other (4321)"
 
@@ -93,10 +93,10 @@ def test_devices_of_which_nobody_could_look_who_holds_them_are_warned_of() -> No
         machine = change_device(machine, index, basis="passive", processes=None)
     for index in (0, 1):
         machine = change_device(machine, index, basis="passive", processes=())
-    (plan,) = plan_mesh(PlanRequest(mesh="dp:4", devices=(0, 1, 2, 3)), machine).plans
+    plan = plan_mesh(PlanRequest(mesh="dp:4", devices=(0, 1, 2, 3)), machine)
     assert [notice.code for notice in plan.warnings] == ["holders_unknown"]
     assert "who holds device 2, 3:" in plan.warnings[0].message
-    (plan,) = plan_mesh(PlanRequest(mesh="dp:2", devices=(0, 1)), machine).plans
+    plan = plan_mesh(PlanRequest(mesh="dp:2", devices=(0, 1)), machine)
     assert plan.warnings == ()
 
 

@@ -18,8 +18,7 @@ from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu
 
 
 def make_plan(topology: Topology, mesh: str, **more: Any) -> Plan:
-    (plan,) = plan_mesh(PlanRequest(mesh=mesh, **more), topology).plans
-    return plan
+    return plan_mesh(PlanRequest(mesh=mesh, **more), topology)
 
 
 def refuse(plan: Plan, job: list[JobDevice]) -> PlanMismatchError:
@@ -122,7 +121,7 @@ CORRUPTIONS: dict[str, Any] = {
     "it has 7 devices": lambda data: data["devices"].pop(),
     "its devices name granule 4": lambda data: data["devices"][0].update(granule=4),
     "uses (0, 1, 2)": lambda data: data["granules"][0].update(used_positions=[0, 1, 2]),
-    "without its devices": lambda data: data.update(devices=None),
+    "without its devices": lambda data: data.update(devices=[]),
     "granule 0 has 3 devices": lambda data: data["granules"][0].update(device_count=3),
     "have the fingerprint": lambda data: data.update(axis_types={"dp": "auto", "tp": "manual"}),
 }
@@ -203,7 +202,6 @@ def test_gpus_in_containers_of_one_machine_are_bound_by_uuid_whichever_process_h
     plan = make_plan(topology, "dp:8")
     job = [JobDevice(r // each, r, "boot-1", "gpu", uuid=topology.devices[i].uuid) for r, i in enumerate(seen)]
     by_key = {device.key: device.uuid for device in job}
-    assert plan.devices is not None
     assert [by_key[key] for key in bind(plan, job).order] == [ref.uuid for ref in plan.devices]
 
 
@@ -224,7 +222,6 @@ def test_hosts_of_a_slice_are_one_granule_whose_devices_are_bound_by_coordinates
     plan = make_plan(joined.topology, "dp:8")
     job = tpu_job(joined.topology, [5, 2, 7, 0, 1, 6, 3, 4])
     coords = {device.key: device.coords for device in job}
-    assert plan.devices is not None
     assert [coords[key] for key in bind(plan, job).order] == [ref.coords for ref in plan.devices]
 
 

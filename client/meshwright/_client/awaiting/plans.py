@@ -3,61 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Unpack, cast, overload
+from typing import Unpack
 
 from meshwright._calls import calls
 from meshwright._calls.options import (
     MemoryStrategyName,
     ModelLike,
-    OptionsWithDevices,
     PlanOptions,
+    SearchOptions,
     TrainingLike,
     Verify,
 )
 from meshwright._client.awaiting.driving import AsyncDriver
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.batch_size import BatchSize
-from meshwright.wire.mesh import Plan, Plans, PlansWithDevices, PlanWithDevices
+from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.runs import Progress
 
 
 class AsyncPlanCalls(AsyncDriver):
     """Which mesh, and how large a batch."""
 
-    @overload
     async def plan(
         self,
-        mesh: MeshLike | MeshSpec | None = None,
-        *,
-        include_devices: Literal[True] = True,
-        on_progress: Callable[[Progress], object] | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[OptionsWithDevices],
-    ) -> PlanWithDevices: ...
-
-    @overload
-    async def plan(
-        self,
-        mesh: MeshLike | MeshSpec | None = None,
-        *,
-        on_progress: Callable[[Progress], object] | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[PlanOptions],
-    ) -> Plan: ...
-
-    async def plan(
-        self,
-        mesh: MeshLike | MeshSpec | None = None,
+        mesh: MeshLike | MeshSpec,
         *,
         on_progress: Callable[[Progress], object] | None = None,
         timeout_s: float | None = None,
         **options: Unpack[PlanOptions],
     ) -> Plan:
-        """Returns the best plan for a mesh such as "dp:2,tp:-1" on the agent's devices.
+        """Returns the plan of a mesh such as "dp:2,tp:-1" on the agent's devices.
 
         Args:
-            mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1. None: the
-                fastest for `model` and `training` that fits.
+            mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1.
             on_progress: called with each progress of the compile.
             timeout_s: seconds to wait for the compile, in the queue too; None: as long as it takes.
             **options: which devices, model and training, and what to tell: see `PlanOptions`.
@@ -69,50 +47,39 @@ class AsyncPlanCalls(AsyncDriver):
             PlanInfeasibleError: it cannot be laid on these devices; the hint has shapes that can.
             DevicesUnusedError: it would leave devices unused.
         """
-        if mesh is None:
-            options.setdefault("top", 1)
-        return await self._complete(calls.best_plan(calls.plans(mesh, **options)), on_progress, timeout_s)
+        return await self._complete(calls.plan(mesh, **options), on_progress, timeout_s)
 
-    @overload
-    async def plans(
+    async def search(
         self,
-        mesh: MeshLike | MeshSpec | None = None,
-        *,
-        include_devices: Literal[True] = True,
-        on_progress: Callable[[Progress], object] | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[OptionsWithDevices],
-    ) -> PlansWithDevices: ...
-
-    @overload
-    async def plans(
-        self,
-        mesh: MeshLike | MeshSpec | None = None,
+        model: ModelLike,
+        training: TrainingLike,
         *,
         on_progress: Callable[[Progress], object] | None = None,
         timeout_s: float | None = None,
-        **options: Unpack[PlanOptions],
-    ) -> Plans: ...
-
-    async def plans(
-        self,
-        mesh: MeshLike | MeshSpec | None = None,
-        *,
-        on_progress: Callable[[Progress], object] | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[PlanOptions],
+        **options: Unpack[SearchOptions],
     ) -> Plans:
-        """Returns all plans, best first, and what was rejected; arguments and errors as for `plan`."""
-        return await self._complete(calls.plans(mesh, **options), on_progress, timeout_s)
+        """Returns the plans of the meshes on which a model's step is fastest, of those that fit, and why others lost.
 
-    async def get_plan(self, fingerprint: str) -> PlanWithDevices:
+        Args:
+            model: what is trained: a preset such as "llama3-70b", the content of a config.json, or dimensions.
+            training: how, such as {"global_batch": 64, "sequence_length": 8192}.
+            on_progress: called with each progress of the compiles.
+            timeout_s: seconds to wait for them, in the queue too; None: as long as it takes.
+            **options: which devices or targets, what may be chosen, and what to tell: see `SearchOptions`.
+
+        Raises:
+            InvalidRequestError: an option is none that there is, or has the wrong type; or the model is none.
+            PlanInfeasibleError: no mesh cuts model and batch; or nothing is known of such devices (name a target).
+        """
+        return await self._complete(calls.search(model, training, **options), on_progress, timeout_s)
+
+    async def get_plan(self, fingerprint: str) -> Plan:
         """Returns the stored plan with this fingerprint: how every rank gets the same one.
 
         Raises:
             NotFoundError: the agent has none.
         """
-        plan = await self._ask(calls.best_plan(calls.stored_plan(fingerprint)))
-        return cast(PlanWithDevices, plan)  # the agent keeps plans whole
+        return await self._ask(calls.stored_plan(fingerprint))
 
     async def batch_size(
         self,

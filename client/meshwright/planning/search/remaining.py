@@ -16,17 +16,19 @@ from meshwright.planning.parallelism import choose_near
 from meshwright.planning.search.search import Question, read_bounds, search_plans
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
-from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, PlanRequest, Plans
+from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, Plans, SearchRequest
 
 Ask = Callable[[int], Question]
 """What is priced on so many devices."""
+LayOut = Callable[[str, DeviceSelection | None], Plan]
+"""The plan of a mesh, on a selection of the devices."""
 
 COUNTS_MOST: Final = 64
 """Numbers of domains or devices that are looked at, the largest first, and half, a quarter, … of them besides."""
 
 
 def find_fallback(
-    request: PlanRequest, best: Plan, topology: Topology, pool: Pool, ask: Ask, make: Callable[..., Plans]
+    request: SearchRequest, best: Plan, topology: Topology, pool: Pool, ask: Ask, lay_out: LayOut
 ) -> Fallback:
     """Returns the best plan for what is left when one of a plan's devices fails, and its host or slice with it.
 
@@ -36,23 +38,22 @@ def find_fallback(
         topology: has them.
         pool: those that the search may use.
         ask: what is priced on so many devices.
-        make: makes the plan for a mesh, on a selection of devices.
+        lay_out: makes the plan of a mesh, on a selection of devices.
     """
     groups = topology.group(pool.indices)
     lost = groups[-1] if len(groups) > 1 else groups[0][-1:]
     kept = tuple(index for index in pool.indices if index not in set(lost))
     name = _name_lost(topology, groups)
     try:
-        plans = search_remaining(request, topology, kept, ask, make)
+        plans = search_remaining(request, topology, kept, ask, lay_out)
     except PlanInfeasibleError as error:
-        return Fallback(lost=name, device_count=0, plans=(), message=error.detail)
-    used = _count_used(plans)
-    message = _tell(name, best, plans, len(kept) - used)
-    return Fallback(lost=name, device_count=used, plans=plans.plans[:1], message=message)
+        return Fallback(lost=name, plans=(), message=error.detail)
+    message = _tell(name, best, plans, len(kept) - _count_used(plans))
+    return Fallback(lost=name, plans=plans.plans[:1], message=message)
 
 
 def search_remaining(
-    request: PlanRequest, topology: Topology, kept: Sequence[int], ask: Ask, make: Callable[..., Plans]
+    request: SearchRequest, topology: Topology, kept: Sequence[int], ask: Ask, lay_out: LayOut
 ) -> Plans:
     """Returns the best plans on as many of the devices that are left as give the fastest step.
 
@@ -61,7 +62,7 @@ def search_remaining(
         topology: has the devices.
         kept: those that are left, as indices.
         ask: what is priced on so many devices.
-        make: makes the plan for a mesh, on a selection of devices.
+        lay_out: makes the plan of a mesh, on a selection of devices.
 
     Raises:
         PlanInfeasibleError: no mesh cuts model and batch over any number of them.
@@ -74,10 +75,7 @@ def search_remaining(
     count = min(found, key=lambda each: each[1])[0]
     selection = DeviceSelection(count=count, exclude=_name_others(topology, kept))
 
-    def make_here(mesh: str) -> Plans:
-        return make(mesh, selection)
-
-    plans = search_plans(request, ask(count), make_here)
+    plans = search_plans(request, ask(count), lambda mesh: lay_out(mesh, selection))
     idle = len(kept) - count
     if not idle:
         return plans
@@ -95,7 +93,7 @@ def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
     return [unit * many for many in sorted({*range(max(most - COUNTS_MOST, 0) + 1, most + 1), *halves}, reverse=True)]
 
 
-def _price_best(request: PlanRequest, question: Question) -> float | None:
+def _price_best(request: SearchRequest, question: Question) -> float | None:
     """Returns the seconds of the fastest step that fits; None where there is none, and infinity where none fits."""
     space = question.list_space(read_bounds(request))
     if not space.size:
@@ -104,7 +102,7 @@ def _price_best(request: PlanRequest, question: Question) -> float | None:
     return float(priced.total_s[priced.fits].min(initial=float("inf")))
 
 
-def _find_batch(request: PlanRequest, question: Question) -> str:
+def _find_batch(request: SearchRequest, question: Question) -> str:
     """Returns the hint with the batch next to the one that is asked for with which all devices that are left work."""
     devices, batch = question.hardware.devices, question.training.global_batch
     near = max(round(batch / devices), 1) * devices
@@ -146,10 +144,9 @@ def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
     return f"without {lost}: {shape}, {left.step_time.total_s:.3g} s a step, {ratio:.2f} times as long{unused}"
 
 
-def _refuse(request: PlanRequest, left: int) -> PlanInfeasibleError:
-    assert request.training is not None
+def _refuse(request: SearchRequest, left: int) -> PlanInfeasibleError:
     batch = request.training.global_batch
     detail = f"{left} devices are left, and no mesh of them or of fewer cuts this model and a global_batch of {batch}"
     near = choose_near([left * times for times in (1, 2, 4, 8)], batch)
-    hint = f"use a global_batch of {' or '.join(map(str, near))}, or leave more axes of `search` free"
+    hint = f"use a global_batch of {' or '.join(map(str, near))}, or leave more axes free"
     return PlanInfeasibleError.of("training.global_batch", detail, hint)

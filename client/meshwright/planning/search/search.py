@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from meshwright.environment import MemoryStrategy
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.cost.layout import REMATS, Layout
-from meshwright.planning.cost.memory import Moments, read_moments
+from meshwright.planning.cost.memory import Moments
+from meshwright.planning.cost.memory import read_moments as read_own_moments
 from meshwright.planning.cost.spans import AXES, Spans
 from meshwright.planning.parallelism import (
     MeshAxes,
@@ -41,8 +42,8 @@ from meshwright.planning.search.candidates import (
 from meshwright.planning.search.measured import Measurements
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
-from meshwright.wire.cost import PlanMemory, PlanSchedule, PlanStepTime, SearchSpec
-from meshwright.wire.mesh import Plan, PlanRequest, Plans, Rejected
+from meshwright.wire.cost import PlanMemory, PlanSchedule, PlanStepTime
+from meshwright.wire.mesh import Plan, Plans, Rejected, SearchRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 LARGEST_LOG2: Final = 20
@@ -173,7 +174,7 @@ _SUMMED_OVER: Final = ("ep", "cp", "fsdp")
 def tell_schedule(question: Question, layout: Layout) -> PlanSchedule:
     """Returns how the batch goes through a candidate."""
     training = question.training
-    moments = question.moments[int(layout.moments)] if question.moments else read_moments(training)
+    moments = question.moments[int(layout.moments)] if question.moments else read_own_moments(training)
     first, second = (*moments, None, None)[:2]
     return PlanSchedule(
         micro_batch=int(layout.micro_batch),
@@ -329,57 +330,39 @@ LEFT_MOST: Final = 6
 
 
 def build_question(
-    request: PlanRequest,
     model: ModelSpec,
     training: TrainingSpec,
     topology: Topology,
     devices: int,
+    *,
+    memory_strategy: str = "balanced",
+    price_per_device_hour: float | None = None,
+    moments: tuple[Moments, ...] = (),
     measured: Measurements | None = None,
 ) -> Question:
-    """Returns what is priced for a request.
+    """Returns what is priced.
 
     Args:
-        request: what may be chosen, and what a device costs.
         model, training: the step.
         topology: what it runs on.
         devices: how many of it.
+        memory_strategy: how much of a GPU's memory the job takes.
+        price_per_device_hour: None: not given.
+        moments: states of the optimizer to choose from; empty: that of `training`.
         measured: what benches found of them, where the topology is this host's.
 
     Raises:
         PlanInfeasibleError: no figures are known for such hardware.
-        InvalidRequestError: a price or a choice of moments is of something else; sequences are longer than the
-            model's learned positions.
+        InvalidRequestError: moments of another optimizer than AdamW; or sequences are longer than the model's learned
+            positions.
     """
     check_sequence(model, training)
-    fraction = MemoryStrategy(request.memory_strategy).fraction or 1.0
-    search = request.search or SearchSpec()
-    hardware = Hardware.of(topology, devices, measured)
-    moments = _list_moments(search)
     if moments and training.optimizer != "adamw":
-        raise _refuse_moments(training)
-    price = _read_price(request, search)
-    return Question(model, training, hardware, fraction, price, moments)
-
-
-def _read_price(request: PlanRequest, search: SearchSpec) -> float | None:
-    """Returns the price of one device and hour.
-
-    Raises:
-        InvalidRequestError: prices are given by target, and none of them is this one.
-    """
-    price = search.price_per_device_hour
-    if not isinstance(price, dict):
-        return None if price is None else float(price)
-    if request.target in price:
-        return float(price[request.target])
-    message = f"price_per_device_hour is by target, and has none for {request.target or 'this host'}"
-    hint = "give one number, or a price for the target"
-    raise InvalidRequestError.of("search.price_per_device_hour", message, hint)
-
-
-def _refuse_moments(training: TrainingSpec) -> InvalidRequestError:
-    message = f"moment_dtypes are of AdamW's moments, and the optimizer is {training.optimizer}"
-    return InvalidRequestError.of("search.moment_dtypes", message, 'leave them out, or use "optimizer": "adamw"')
+        message = f"moment_dtypes are of AdamW's moments, and the optimizer is {training.optimizer}"
+        raise InvalidRequestError.of("moment_dtypes", message, 'leave them out, or use "optimizer": "adamw"')
+    fraction = MemoryStrategy(memory_strategy).fraction or 1.0
+    hardware = Hardware.of(topology, devices, measured)
+    return Question(model, training, hardware, fraction, price_per_device_hour, moments)
 
 
 def price_plan(plan: Plan, question: Question) -> Plan:
@@ -393,20 +376,20 @@ def price_plan(plan: Plan, question: Question) -> Plan:
             code="memory_does_not_fit",
             message=f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
             f"{(memory.capacity_bytes or 0) / 2**30:.1f}",
-            hint="a smaller batch, more passes, remat full, or more devices on fsdp or tp need less; leave out mesh to "
-            "have the best that fits",
+            hint="a smaller batch, more passes, remat full, or more devices on fsdp or tp need less; a search "
+            "finds the best that fits",
         )
         told["warnings"] = (*told["warnings"], notice)
     return plan.model_copy(update=told)
 
 
-def search_plans(request: PlanRequest, question: Question, plan: Callable[[str], Plans]) -> Plans:
+def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[str], Plan]) -> Plans:
     """Returns the best meshes for a model, each with its device order, and why other families are not among them.
 
     Args:
-        request: without a mesh.
+        request: the search.
         question: what is priced.
-        plan: makes the plan for one mesh on the request's devices.
+        lay_out: makes the plan of one mesh on the request's devices.
 
     Raises:
         PlanInfeasibleError: no mesh cuts model, batch and devices into equal parts.
@@ -417,7 +400,7 @@ def search_plans(request: PlanRequest, question: Question, plan: Callable[[str],
         raise _refuse(question, bounds, space)
     priced = question.price(space.layout)
     leaders = list_leaders(priced)
-    ordered = _order_best(question, priced, leaders[priced.fits[leaders]], request.top, plan)
+    ordered = _order_best(question, priced, leaders[priced.fits[leaders]], request.top, lay_out)
     best = dict(list(ordered.items())[: request.top])
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
@@ -426,7 +409,7 @@ def search_plans(request: PlanRequest, question: Question, plan: Callable[[str],
 
 
 def _order_best(
-    question: Question, priced: Priced, leaders: NDArray[np.int64], top: int, plan: Callable[[str], Plans]
+    question: Question, priced: Priced, leaders: NDArray[np.int64], top: int, lay_out: Callable[[str], Plan]
 ) -> dict[int, Plan]:
     """Returns the best meshes and some more in the order of their steps' times, as the order of their devices has them.
 
@@ -438,33 +421,33 @@ def _order_best(
     for place in map(int, leaders[: top + spare]):
         if len(made) >= top and priced.total_s[place] >= _read_total(made[top - 1][1]):
             break
-        made.append((place, _order(question, priced.layout.take(place), plan)))
+        made.append((place, _order(question, priced.layout.take(place), lay_out)))
         made.sort(key=lambda each: _read_total(each[1]))
     return dict(made)
 
 
-def _order(question: Question, chosen: Layout, plan: Callable[[str], Plans]) -> Plan:
+def _order(question: Question, chosen: Layout, lay_out: Callable[[str], Plan]) -> Plan:
     """Returns the plan of a candidate with what it costs on the order of its devices."""
     shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
-    made = plan(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items())).plans[0]
+    made = lay_out(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items()))
     ordered = question.price(_keep_one(chosen), read_order(made, question.hardware))
     told = tell(question, ordered, 0, made.mesh_shape)
     return made.model_copy(update={**told, "warnings": (*made.warnings, *_tell_left_out(question))})
 
 
-def read_bounds(request: PlanRequest) -> Bounds:
+def read_bounds(request: SearchRequest) -> Bounds:
     """Returns what a search may choose: what training says is given, and what it leaves out is free."""
-    search, training = request.search or SearchSpec(), request.training
-    given = training.model_fields_set if training is not None else set()
-    remats = search.remat or ((training.remat,) if training is not None and "remat" in given else REMATS)
-    passes = training.gradient_accumulation if training is not None and "gradient_accumulation" in given else None
-    axes = {str(axis): size for axis, size in search.axes.items()}
-    at_most = {str(axis): size for axis, size in search.at_most.items()}
-    return Bounds(axes, at_most, tuple(dict.fromkeys(remats)), passes, _list_moments(search))
+    training, given = request.training, request.training.model_fields_set
+    remats = request.remat or ((training.remat,) if "remat" in given else REMATS)
+    passes = training.gradient_accumulation if "gradient_accumulation" in given else None
+    axes = {str(axis): size for axis, size in request.axes.items()}
+    at_most = {str(axis): size for axis, size in request.at_most.items()}
+    return Bounds(axes, at_most, tuple(dict.fromkeys(remats)), passes, read_moments(request))
 
 
-def _list_moments(search: SearchSpec) -> tuple[Moments, ...]:
-    return tuple(dict.fromkeys((dtype, dtype) for dtype in search.moment_dtypes))
+def read_moments(request: SearchRequest) -> tuple[Moments, ...]:
+    """Returns the states of the optimizer that a search may choose from; empty: that of `training`."""
+    return tuple(dict.fromkeys((dtype, dtype) for dtype in request.moment_dtypes))
 
 
 def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
@@ -523,14 +506,14 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
         detail = f"no mesh of {devices} devices has the axes that are given: {wrong}"
         divisors = write_values(choose_near(list_divisors(devices), math.prod(bounds.axes.values())))
         hint = f"give sizes whose product is {divisors}, or leave some free" if devices > 1 else "leave them free"
-        return PlanInfeasibleError.of("search.axes", detail, hint, wrong)
+        return PlanInfeasibleError.of("axes", detail, hint, wrong)
     rules = "; ".join(dict.fromkeys(left.rule for left in space.left[:LEFT_MOST]))
     detail = (
         f"no mesh of {devices} devices cuts this model and a global_batch of {batch} into equal parts within what the "
         f"search may choose{f' ({rules})' if rules else ''}"
     )
     batches = choose_near([size for size in _list_batches(devices, batch) if _is_legal(question, bounds, size)], batch)
-    hint = f"use a global_batch of {write_values(batches)}" if batches else "leave more axes of `search` free"
+    hint = f"use a global_batch of {write_values(batches)}" if batches else "leave more axes free"
     return PlanInfeasibleError.of("training.global_batch", detail, hint)
 
 

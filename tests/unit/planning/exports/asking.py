@@ -7,8 +7,9 @@ from typing import Any
 from meshwright.planning.exports import write_exports
 from meshwright.planning.models import read_model
 from meshwright.planning.request import answer_request
-from meshwright.wire.mesh import ExportName, Plan, PlanRequest
+from meshwright.wire.mesh import ExportName, Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
+from tests.fakes.asking import build_request
 
 TINY: dict[str, Any] = {
     "vocab_size": 256,
@@ -24,7 +25,7 @@ def make_plan(**fields: Any) -> tuple[Plan, ModelSpec, TrainingSpec]:
     """Returns the best, or the only, plan of a request, with its model and training."""
     training = {"sequence_length": 64, "global_batch": 16, **fields.pop("training", {})}
     asked = {"target": "cpu:8", "model": TINY, "include_devices": False, **fields, "training": training}
-    request = PlanRequest.model_validate(asked)
+    request = build_request(**asked)
     assert request.model is not None
     assert request.training is not None
     return answer_request(request).plans[0], read_model(request.model), request.training

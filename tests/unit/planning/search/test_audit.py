@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from meshwright.planning.request import answer_request
 from meshwright.wire.cost import AuditAlternative
-from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.mesh import Plan
+from tests.fakes.asking import ask_planner
 
 Value = TypeVar("Value")
 TRAINING: dict[str, Any] = {"sequence_length": 8192, "global_batch": 256}
@@ -17,8 +17,7 @@ TRAINING: dict[str, Any] = {"sequence_length": 8192, "global_batch": 256}
 
 def ask(**fields: Any) -> Plan:
     asked = {"target": "8*h100:8", "model": "llama3-70b", "include_devices": False, **fields}
-    request = PlanRequest.model_validate({**asked, "training": {**TRAINING, **fields.get("training", {})}})
-    return answer_request(request).plans[0]
+    return ask_planner(**{**asked, "training": {**TRAINING, **fields.get("training", {})}}).plans[0]
 
 
 def audit(**fields: Any) -> tuple[Plan, AuditAlternative]:

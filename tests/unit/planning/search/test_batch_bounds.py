@@ -12,7 +12,6 @@ from meshwright.planning.models import read_model
 from meshwright.planning.search.batch import MeshBound, list_mesh_bounds
 from meshwright.planning.search.search import Question, build_question, read_layout
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.model import TrainingSpec
 
 V5P, V5P_LINK, H100 = 4.59e14, 9e10, 9.89e14
@@ -22,7 +21,7 @@ V5P, V5P_LINK, H100 = 4.59e14, 9e10, 9.89e14
 def ask(target: str, model: Any = "llama3-70b", **training: Any) -> Question:
     topology = build_target(target)
     spec = TrainingSpec.model_validate({"global_batch": 4096, **training})
-    return build_question(PlanRequest(target=target), read_model(model), spec, topology, len(topology.devices))
+    return build_question(read_model(model), spec, topology, len(topology.devices))
 
 
 def find(target: str, mesh: dict[str, int], model: Any = "llama3-70b", **training: Any) -> dict[str, MeshBound]:

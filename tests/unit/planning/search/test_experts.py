@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from meshwright.planning.models import find_preset
-from meshwright.planning.request import answer_request
 from meshwright.planning.search.search import CODE, LEAST_RATIO, MOST_RATIO, RUNS, list_expert_notices
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.mesh import Plans
 from tests.accuracy.experts import find_error, read_expert_runs
+from tests.fakes.asking import ask_planner
 
 TRAINING = {"sequence_length": 4096, "global_batch": 256}
 
 
 def ask(model: str, target: str, **fields: Any) -> Plans:
     asked = {"target": target, "model": model, "training": TRAINING, "include_devices": False, **fields}
-    return answer_request(PlanRequest.model_validate(asked))
+    return ask_planner(**asked)
 
 
 def test_the_warning_has_the_figures_of_the_published_runs() -> None:

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.request import answer_request
+from meshwright.errors import PlanInfeasibleError
+from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import Fallback, Plan, PlanRequest, Plans
+from meshwright.wire.mesh import Fallback, Plan, Plans
+from tests.fakes.asking import ask_planner
 
 TRAINING = {"sequence_length": 4096, "global_batch": 64}
 
 
 def ask(target: str, *, failed: tuple[int, ...] = (), **fields: Any) -> Plans:
-    asked = PlanRequest.model_validate({"model": "llama3-8b", "training": TRAINING, "top": 1, **fields})
-    return answer_request(asked, build_target(target), health=dict.fromkeys(failed, "unhealthy"))
+    here = Inventory(build_target(target), health=dict.fromkeys(failed, "unhealthy"))
+    return ask_planner(here, **{"model": "llama3-8b", "training": TRAINING, "top": 1, **fields})
 
 
 def ask_fallback(target: str, **fields: Any) -> tuple[Plan, Fallback]:
@@ -31,16 +32,16 @@ def count(plan: Plan) -> int:
 
 
 def read_hosts(plan: Plan) -> set[str]:
-    return {device.host for device in plan.devices or ()}
+    return {device.host for device in plan.devices}
 
 
 def test_a_host_goes_with_its_device_and_the_plan_is_on_others() -> None:
     best, fallback = ask_fallback("4*h100:8")
     assert fallback.lost == "a host of 8 devices"
     (left,) = fallback.plans
-    assert fallback.device_count == count(left) <= 24
+    assert count(left) <= 24
     assert len(read_hosts(best)) == 4
-    assert len(read_hosts(left)) == fallback.device_count // 8
+    assert len(read_hosts(left)) == count(left) // 8
     assert left.step_time is not None
     assert best.step_time is not None
     assert left.step_time.total_s > best.step_time.total_s
@@ -49,27 +50,26 @@ def test_a_host_goes_with_its_device_and_the_plan_is_on_others() -> None:
 
 def test_of_one_host_a_device_goes_alone() -> None:
     _, fallback = ask_fallback("h100:8")
-    assert (fallback.lost, fallback.device_count) == ("one device", 4)
+    assert (fallback.lost, count(fallback.plans[0])) == ("one device", 4)
     assert "3 devices stay idle" in fallback.message
 
 
 def test_of_several_slices_a_slice_goes() -> None:
     _, fallback = ask_fallback("2*v5e:4x8")
     assert fallback.lost == "a slice of 32 devices"
-    assert {device.granule for device in fallback.plans[0].devices or ()} == {0}
+    assert {device.granule for device in fallback.plans[0].devices} == {0}
 
 
 def test_where_nothing_is_left_that_holds_the_model_it_is_said() -> None:
     _, fallback = ask_fallback("2*v5e:2x4", training={"sequence_length": 2048, "global_batch": 32}, model="llama2-13b")
     assert fallback.plans == ()
-    assert fallback.device_count == 0
     assert "nothing fits" in fallback.message
 
 
 def test_a_device_that_has_failed_is_planned_around_and_the_idle_ones_are_told() -> None:
     found = ask("h100:8", failed=(3,))
     (plan,) = found.plans
-    assert 3 not in {device.local_index for device in plan.devices or ()}
+    assert 3 not in {device.local_index for device in plan.devices}
     assert count(plan) == 4
     (notice,) = found.warnings
     assert notice.code == "devices_left_idle"
@@ -91,10 +91,4 @@ def test_a_number_that_was_asked_for_is_never_made_smaller() -> None:
         ask("h100:8", devices={"count": 7})
     excluded = ask("h100:8", devices={"exclude": [0]}).plans[0]
     assert count(excluded) == 4
-    assert 0 not in {device.local_index for device in excluded.devices or ()}
-
-
-def test_a_fallback_beside_a_mesh_is_refused() -> None:
-    with pytest.raises(InvalidRequestError) as refused:
-        ask("h100:8", mesh="fsdp:8", fallback=True)
-    assert [error["field"] for error in refused.value.errors] == ["fallback"]
+    assert 0 not in {device.local_index for device in excluded.devices}

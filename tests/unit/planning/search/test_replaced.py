@@ -11,13 +11,14 @@ import pytest
 
 from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.step_time import find_practice
-from meshwright.planning.request import answer_request
+from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.candidates import Hardware
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.testing.hardware import build_devices
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from tests.fakes.asking import ask_planner
 from tests.fakes.machines import plant_machine
 from tests.fakes.measured import FACTORS, MIB, build_collective, build_host, build_memory
 
@@ -34,7 +35,7 @@ def build(rows: Sequence[Measurement], topology: Topology = HOST) -> Hardware:
 
 def ask(rows: Sequence[Measurement] = (), **fields: Any) -> Plans:
     asked = {"mesh": "fsdp:8", "model": "llama3-8b", "training": TRAINING, "include_devices": False, **fields}
-    return answer_request(PlanRequest.model_validate(asked), HOST, measured=tuple(rows))
+    return ask_planner(Inventory(HOST, measured=tuple(rows)), **asked)
 
 
 def plan(rows: Sequence[Measurement] = (), **fields: Any) -> Plan:
@@ -110,7 +111,7 @@ def test_a_plan_whose_axis_has_a_slower_link_is_priced_at_what_was_measured_over
     fields = {"device_kind": host.devices[0].kind, "devices": range(count)}
     rows = build_pair("all_reduce", 1.2e10, **fields)
     asked = PlanRequest.model_validate({"mesh": f"tp:{count}", "include_devices": False})
-    made = answer_request(asked, host).plans[0]
+    made = answer_request(asked, Inventory(host)).plans[0]
     hardware = build(rows, host)
     axes = tuple(axis.model_copy(update={"link": "pcie", "bandwidth_bytes_per_s": 5e9}) for axis in made.axes)
     slower = made.model_copy(update={"axes": axes})

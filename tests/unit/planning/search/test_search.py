@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.compile_job import read_capacity
 from meshwright.planning.parallelism import check_divides
-from meshwright.planning.request import answer_request
+from meshwright.planning.request import Inventory, answer_request
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec
+from tests.fakes.asking import ask_planner
 
 TRAINING = {"sequence_length": 4096, "global_batch": 256}
 
 
 def ask(**fields: Any) -> Plans:
     asked = {"target": "v5p:4x4x4", "model": "llama3-8b", "training": TRAINING, "include_devices": False, **fields}
-    return answer_request(PlanRequest.model_validate(asked))
+    return ask_planner(**asked)
 
 
 def read_total(plan: Plan) -> float:
@@ -113,7 +114,7 @@ def test_a_search_never_refuses_its_own_answer(model: ModelSpec, target: str, ba
 
 def test_a_rejected_mesh_is_never_faster_than_the_best() -> None:
     training = {"sequence_length": 4096, "global_batch": 64}
-    found = ask(target="v5p:2x4x4", training=training, search={"remat": ["none"]}, top=1)
+    found = ask(target="v5p:2x4x4", training=training, remat=["none"], top=1)
     assert found.rejected
     assert not any("-" in each.message.partition("% more")[0] for each in found.rejected if "more than" in each.message)
 
@@ -138,9 +139,9 @@ def test_communication_is_told_by_the_names_of_the_mesh() -> None:
 )
 def test_given_axes_that_no_mesh_has_are_refused_by_their_own_field(axes: dict[str, int], message: str) -> None:
     with pytest.raises(PlanInfeasibleError) as refused:
-        ask(search={"axes": axes})
+        ask(axes=axes)
     (error,) = refused.value.errors
-    assert error["field"] == "search.axes"
+    assert error["field"] == "axes"
     assert message in error["message"]
 
 
@@ -156,7 +157,7 @@ def test_a_plan_for_a_host_goes_by_the_memory_of_its_own_devices() -> None:
     less = memory.model_copy(update={"capacity_bytes": 20 * 2**30})
     host = replace(known, devices=(*known.devices[1:], known.devices[0].model_copy(update={"memory": less})))
     request = PlanRequest.model_validate({"mesh": "fsdp:8", "model": "llama3-8b", "training": TRAINING})
-    plan = answer_request(request, host).plans[0]
+    plan = answer_request(request, Inventory(host)).plans[0]
     assert plan.memory is not None
     assert plan.memory.capacity_bytes == read_capacity(plan) == 15 * 2**30
 
@@ -186,7 +187,7 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def test_what_may_be_chosen_is_kept() -> None:
-    found = ask(search={"axes": {"tp": 4}, "at_most": {"pp": 1}, "remat": ["full"]}, top=8)
+    found = ask(axes={"tp": 4}, at_most={"pp": 1}, remat=["full"], top=8)
     assert {plan.mesh_shape.get("tp") for plan in found.plans} == {4}
     assert all("pp" not in plan.mesh_shape for plan in found.plans)
     assert {plan.schedule.remat for plan in found.plans if plan.schedule} == {"full"}
@@ -203,7 +204,7 @@ def test_moments_may_be_chosen_and_take_the_bytes_that_they_have() -> None:
     # llama3-8b on 64 devices of fsdp: two moments of 4 or 2 bytes for each of 8.03e9 parameters.
     assert whole.memory.parts["optimizer"] == pytest.approx(8 * 8.03e9 / 64, rel=0.01)
     assert half.memory.parts["optimizer"] * 2 == pytest.approx(whole.memory.parts["optimizer"])
-    chosen = ask(training=training, search={"moment_dtypes": ["float32", "bfloat16"]}).plans[0]
+    chosen = ask(training=training, moment_dtypes=["float32", "bfloat16"]).plans[0]
     assert chosen.schedule is not None
     assert (chosen.schedule.first_moment_dtype, chosen.schedule.second_moment_dtype) == ("float32", "float32")
     assert chosen.memory == whole.memory
@@ -211,7 +212,7 @@ def test_moments_may_be_chosen_and_take_the_bytes_that_they_have() -> None:
 
 def test_moments_of_an_optimizer_that_has_none_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="optimizer is sgd"):
-        ask(training={**TRAINING, "optimizer": "sgd"}, search={"moment_dtypes": ["bfloat16"]})
+        ask(training={**TRAINING, "optimizer": "sgd"}, moment_dtypes=["bfloat16"])
     (plan, *_) = ask(training={**TRAINING, "optimizer": "sgd"}).plans
     assert plan.schedule is not None
     assert plan.schedule.first_moment_dtype is None
@@ -219,26 +220,18 @@ def test_moments_of_an_optimizer_that_has_none_are_refused() -> None:
     assert "optimizer" not in plan.memory.parts
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"model": None}, "model"),
-        ({"training": None}, "training"),
-        ({"mesh": "dp:64", "search": {"axes": {"tp": 2}}}, "search"),
-        ({"device_order": "given"}, "mesh"),
-        ({"axis_types": "explicit"}, "mesh"),
-    ],
-)
-def test_a_question_that_is_none_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
+def test_a_model_that_cannot_be_priced_is_no_search_and_a_warning_beside_a_mesh() -> None:
+    config = {"model_type": "mamba", "hidden_size": 64}
     with pytest.raises(InvalidRequestError) as refused:
-        ask(**fields)
-    assert [error["field"] for error in refused.value.errors] == [field]
-    assert refused.value.hint
+        ask(model=config)
+    assert [error["field"] for error in refused.value.errors] == ["model"]
+    (plan,) = ask(model=config, mesh="fsdp:64").plans
+    assert (plan.model, [notice.code for notice in plan.warnings]) == (None, ["model_not_supported"])
 
 
 def test_a_batch_that_no_mesh_cuts_is_refused_with_one_that_works() -> None:
     with pytest.raises(PlanInfeasibleError) as refused:
-        ask(training={**TRAINING, "global_batch": 7}, search={"axes": {"fsdp": 64}})
+        ask(training={**TRAINING, "global_batch": 7}, axes={"fsdp": 64})
     assert "global_batch of 7" in str(refused.value)
     assert "64" in (refused.value.hint or "")
 
@@ -252,7 +245,7 @@ def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mes
     known = build_target("4*h100:8")
     unknown = replace(known, devices=tuple(d.model_copy(update={"kind": "NVIDIA H100 NVL"}) for d in known.devices))
     asked = {"mesh": "fsdp:32", "model": "llama3-8b", "training": TRAINING}
-    (plan,) = answer_request(PlanRequest.model_validate(asked), unknown).plans
+    (plan,) = ask_planner(Inventory(unknown), **asked).plans
     assert plan.step_time is None
     (notice,) = (each for each in plan.warnings if each.code == "not_priced")
     assert "NVIDIA H100 NVL" in notice.message

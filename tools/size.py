@@ -30,21 +30,21 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 29_230,
-    "code lines of the service": 9_150,
-    "code lines of planner, topology, compiler, verify": 10_830,
+    "code lines": 28_780,
+    "code lines of the service": 9_130,
+    "code lines of planner, topology, compiler, verify": 10_415,
     "code lines of the rest of the client": 9_250,
-    "modules": 229,
+    "modules": 228,
     "modules of the service": 63,
-    "modules of planner, topology, compiler, verify": 61,
+    "modules of planner, topology, compiler, verify": 60,
     "modules of the rest of the client": 105,
-    "code lines of tests and tools": 42_360,
+    "code lines of tests and tools": 41_980,
     "settings": 28,
     "metrics": 20,
     "component kinds": 9,
     "error codes": 19,
-    "fields in OpenAPI": 572,
-    "most options of a command": 23,
+    "fields in OpenAPI": 569,
+    "most options of a command": 19,
 }
 
 _NO_CODE: Final = {

@@ -1,7 +1,7 @@
 """Peaks of our own training step, as XLA's compilers told them: the cases and their answers.
 
 Rule: `data/peaks.csv` has a row a case, the answer in its last columns; a case without one was not asked. The answers
-are those of the versions beside them; the code that asked the compilers is in commit 548beb6. Knows no prediction.
+are those of the versions beside them; the code that asked the compilers is in commit 548beb6.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
+from meshwright.planning.cost.memory import build_state, price_memory, read_keepings
+from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import find_role
+from meshwright.planning.search.candidates import build_execution, read_circumstances
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 from tests.compiler.steps.cases import DENSE, EXPERTS, LARGE, OLDER, SMALL, Case
@@ -120,3 +123,12 @@ def _build(row: Cells) -> Peak:
     case = Case(row["target"], row["mesh"], find_model(row["model"]), TrainingSpec(**told), row["dcn"] or None)
     peak, needed, arguments, temporaries = (int(row[name]) if row[name] else None for name in _ANSWERS[1:5])
     return Peak(row["id"], case, row["status"], peak, needed, arguments, temporaries, row["versions"])
+
+
+def price_peak(peak: Peak) -> float:
+    """Returns the predicted bytes of the fullest device of a compiled case."""
+    model, training = peak.case.model, peak.case.training
+    work, state = build_work(model, training.sequence_length), build_state(training)
+    more, execution = read_circumstances(model, training), build_execution(training)
+    parts = price_memory(work, peak.layout, state, read_keepings()[peak.platform], execution, more)
+    return float(parts.total_bytes)

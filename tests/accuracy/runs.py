@@ -1,60 +1,145 @@
-"""All published runs: the tables read, and chosen from.
+"""Published runs of MaxText, as they were run: what was trained, on what, laid out how, and the seconds of a step.
 
-Rule: every row of the collection is a `Run`, or a `LeftOut` that says why. The tables stand in `data`, what a whole set
-shares in `sets`. Knows no prediction.
-
-    from tests.accuracy.runs import read_runs
-    read_runs("vtrain-multi", "bloom")
+Rule: `data/runs.csv` has a row a run, with its source. Dimensions are those of the version that was published, where
+today's differ. `fit_law` and `predict` are what the page and the tests judge the law by.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, get_args
 
-from tests.accuracy.maxtext import read_maxtext
-from tests.accuracy.run import LeftOut, Run
-from tests.accuracy.tables import read_tables
+import numpy as np
 
-__all__ = ["Collection", "LeftOut", "Run", "read_collection", "read_runs", "select_timed"]
+from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.spans import Spans
+from meshwright.planning.cost.step_time import LAW, Execution, Law, Machine, find_spread, price_step
+from meshwright.planning.cost.work import Output, Repeated, Work, build_work, find_repeated
+from meshwright.planning.models import read_model
+from meshwright.planning.search.candidates import Hardware
+from meshwright.spec import MeshSpec
+from meshwright.topology.chips import Chip
+from meshwright.topology.targets import build_target
+from meshwright.wire.model import ModelSpec
+
+TABLE: Final = Path(__file__).with_name("data") / "runs.csv"
+EFFICIENCIES: Final = 1 / np.linspace(0.6, 1.2, 121)
+INTENSITIES: Final = np.linspace(0, 1 / 300, 101)
+"""1 ÷ each constant, as fits look at them."""
 
 
-@dataclass(frozen=True)
-class Collection:
-    """All rows of all sets, in the order of the tables."""
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run.
 
-    runs: tuple[Run, ...]
-    left_out: tuple[LeftOut, ...]
+    Attributes:
+        id: of the row.
+        group: what it is left out with: the model on its chip.
+        model: what was trained.
+        chip, devices: the hardware.
+        work, layout, spans, repeated: as the law takes them; `repeated` is by what the run kept.
+        step_s: seconds, as published.
+        source: where.
+    """
+
+    id: str
+    group: str
+    model: ModelSpec
+    chip: Chip
+    devices: int
+    work: Work
+    layout: Layout
+    spans: Spans
+    repeated: Repeated
+    step_s: float
+    source: str
+
+    @property
+    def flops_s(self) -> float:
+        """Seconds that the model's FLOPs take at the peak."""
+        tokens = int(self.layout.global_batch) * self.work.sequence_length
+        return self.work.flops_per_token * tokens / self.devices / self.chip.device_flops_per_s
+
+    def predict(self, law: Law = LAW) -> float:
+        """Returns the seconds of a step by the law."""
+        machine = Machine(self.chip.platform, self.chip.device_flops_per_s, self.chip.device_memory_bytes_per_s)
+        step = price_step(self.work, self.layout, machine, self.spans, Execution(), law, self.repeated)
+        return float(step.total_s)
+
+    @property
+    def spread(self) -> float:
+        """The factor of its interval."""
+        return find_spread(self.chip, self.work, self.layout)[0]
+
+    @functools.cached_property
+    def terms(self) -> tuple[float, float, float]:
+        """Seconds that stay, and those that go with 1 ÷ efficiency and with 1 ÷ intensity."""
+        one = self.predict(Law(1.0, float("inf")))
+        half = self.predict(Law(0.5, float("inf")))
+        memory = self.predict(Law(1.0, 1.0))
+        return 2 * one - half, half - one, memory - one
 
 
 @functools.cache
-def read_collection() -> Collection:
-    """Returns every row.
+def read_runs() -> tuple[Run, ...]:
+    """Returns all runs, in the order of the table.
 
     Raises:
-        ValueError: a table is not as it should be; names row and reason.
+        ValueError: a row keeps an output that no layer has.
     """
-    rows = (*read_maxtext(), *read_tables())
-    return Collection(
-        runs=tuple(row for row in rows if isinstance(row, Run)),
-        left_out=tuple(row for row in rows if isinstance(row, LeftOut)),
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return tuple(map(_build_run, csv.DictReader(file)))
+
+
+def _build_run(row: dict[str, Any]) -> Run:
+    model = read_model(json.loads(row["dimensions"]) if row["dimensions"] else row["model"])
+    work = build_work(model, int(row["sequence_length"]))
+    axes = dict(MeshSpec.parse(row["mesh"]).axes)
+    layout = Layout(**axes)
+    layout = replace(layout, micro_batch=int(row["global_batch"]) // int(layout.data_parts))
+    topology = build_target(row["target"])
+    hardware = Hardware.of(topology, len(topology.devices))
+    kept = [output for output in get_args(Output) if output in row["kept"].split()]
+    if len(kept) != len(row["kept"].split()):
+        raise ValueError(f"{row['id']}: not all of {row['kept']!r} are {get_args(Output)}")
+    return Run(
+        id=row["id"],
+        group=f"{hardware.chip.family}/{row['model']}",
+        model=model,
+        chip=hardware.chip,
+        devices=len(topology.devices),
+        work=work,
+        layout=layout,
+        spans=hardware.lay(layout),
+        repeated=find_repeated(work, kept),
+        step_s=float(row["step_s"]),
+        source=row["source"],
     )
 
 
-def read_runs(*sets: str) -> tuple[Run, ...]:
-    """Returns the runs of these sets, or of all; rows that are left out are not among them.
-
-    Raises:
-        ValueError: no set has such a name.
-    """
-    runs = read_collection().runs
-    known = dict.fromkeys(run.set_name for run in (*runs, *read_collection().left_out))
-    if unknown := [name for name in sets if name not in known]:
-        raise ValueError(f"no set is called {', '.join(unknown)}; these are: {', '.join(known)}")
-    return tuple(run for run in runs if not sets or run.set_name in sets)
+def select(platform: str, *, experts: bool = False) -> list[Run]:
+    """Returns the runs on a platform, of dense models or of mixtures of experts."""
+    return [run for run in read_runs() if run.chip.platform == platform and run.work.has_experts == experts]
 
 
-def select_timed(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Returns the runs whose seconds are told."""
-    return tuple(run for run in runs if run.step_s is not None)
+def fit_law(runs: Sequence[Run]) -> Law:
+    """Returns the law whose two constants are the nearest to these runs: by the mean size of the errors' logarithms."""
+    stays, work, memory = np.array([run.terms for run in runs]).T
+    seconds = stays + EFFICIENCIES[:, None, None] * work + INTENSITIES[None, :, None] * memory
+    errors = np.abs(np.log(seconds / [run.step_s for run in runs])).mean(axis=-1)
+    best = np.unravel_index(errors.argmin(), errors.shape)
+    with np.errstate(divide="ignore"):
+        return Law(float(1 / EFFICIENCIES[best[0]]), float(1 / INTENSITIES[best[1]]))
+
+
+def fit_slowdown(runs: Sequence[Run]) -> float:
+    """Returns the slowdown of a platform that is the nearest to its runs."""
+    values = np.linspace(0.8, 2.5, 171)
+    laws = [replace(LAW, slowdown=dict.fromkeys(("tpu", "gpu"), value)) for value in values]
+    errors = [np.mean([abs(np.log(run.predict(law) / run.step_s)) for run in runs]) for law in laws]
+    return float(values[int(np.argmin(errors))])

@@ -63,7 +63,7 @@ def test_a_plan_on_this_host_is_priced_with_what_was_measured_and_says_so(
     assert figure["default"] == pytest.approx(794.5e12, rel=1e-3)
     assert figure["run_id"] == "run-0001"
     assert figure["age_s"] > 0
-    assert plan["step_time"]["basis"].endswith("measured on this host: matmul")
+    assert "measured on this host: matmul;" in plan["step_time"]["basis"]
 
 
 def test_a_plan_on_a_target_is_priced_with_the_tables(measured: RunningAgent) -> None:

@@ -142,7 +142,6 @@ def write_costs(plan: Plan) -> list[str]:
         step = plan.step_time
         parts = {"compute": step.compute_s, "remat": step.remat_s, "bubble": step.bubble_s}
         parts |= {f"communication {axis}": seconds for axis, seconds in step.communication_s.items()}
-        parts |= {"optimizer": step.optimizer_s, "other": step.other_s}
         lines += ["", f"a step, as reckoned: {write_step(plan)}", *_draw_bars(parts, step.total_s, format_time)]
     return lines
 

@@ -40,15 +40,13 @@ class PlanStepTime(Reply):
     """Seconds of one step; the parts add up to `total_s`."""
 
     total_s: float
-    low_s: float | None = Field(default=None, description="a tenth of measured runs was faster than this")
-    high_s: float | None = Field(default=None, description="a tenth of measured runs was slower")
+    low_s: float | None = Field(default=None, description="four of five steps lie between this and `high_s`")
+    high_s: float | None = None
     compute_s: float
     remat_s: float = Field(description="computed again in the backward pass")
     communication_s: dict[str, float] = Field(description="by axis, what nothing hides")
     bubble_s: float = Field(description="devices wait for the pipeline to fill and to empty")
-    optimizer_s: float
-    other_s: float
-    basis: str = Field(description="where the constants come from")
+    basis: str = Field(description="where the constants come from, and what makes the interval so wide")
 
 
 class MeasuredFigure(Reply):

@@ -34,7 +34,6 @@ OF_THE_MODEL: Final = (
     "memory_does_not_fit",
     "not_priced",
     "priced_in_16_bits",
-    "experts_on_tpu_unfitted",
     LEFT_OUT,
 )
 """Warnings of a plan that are about its request's model."""

@@ -34,7 +34,6 @@ class Layout:
         cp: parts of the sequence.
         ep: parts of the experts; splits the batch too.
         pp: pipeline stages, each with an equal part of the layers.
-        interleave: parts of the layers that a stage has, apart from each other; 1: one block.
         micro_batch: sequences that one data-parallel part works on at a time.
         passes: micro-batches one after the other in a step: accumulation, and what fills a pipeline.
         remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).
@@ -47,7 +46,6 @@ class Layout:
     cp: Numbers = 1
     ep: Numbers = 1
     pp: Numbers = 1
-    interleave: Numbers = 1
     micro_batch: Numbers = 1
     passes: Numbers = 1
     remat: Numbers = REMAT_FULL

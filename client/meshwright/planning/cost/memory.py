@@ -2,11 +2,11 @@
 
 State (weights, gradients, optimizer) is exact: parameters × bytes, over the axes that cut them. Saved activations are
 layers × tokens × elements, times the micro-batches that a pipeline's stage has in flight; which tensors the backward
-pass needs is counted (`kept.csv`: elements a token, by framework and remat). On top comes what one layer's backward
+pass needs is counted (`kept.csv`: elements a token, by remat). On top comes what one layer's backward
 pass holds at its time, logits, and weights that are gathered; one of each, since layers run one after the other.
 
-What cannot be counted is a few constants (`memory.csv`), fitted or from a source, by framework and platform, never by
-model or run. Figures, or arrays over candidates that broadcast with the layout's.
+What cannot be counted is a few constants (`memory.csv`), fitted or from a source, by platform, never by model or run.
+Figures, or arrays over candidates that broadcast with the layout's.
 
 Sources: Rajbhandari et al., arXiv:1910.02054 (who cuts what: ZeRO's stages); Korthikanti et al., arXiv:2205.05198
 (activations of a layer, pipelines in flight, interleaving); meshwright's own step as jax traces it (`kept.csv`).
@@ -43,7 +43,6 @@ class MemoryParts:
         dispatch: tokens at their places in experts, of the layer whose backward pass runs.
         logits: of the batch or of the piece of it whose loss is computed.
         gathered: weights that are whole for their use, and gradients that are not yet scattered.
-        reserve: taken whatever runs, and what the allocator cannot use.
     """
 
     parameters: Numbers
@@ -55,7 +54,6 @@ class MemoryParts:
     dispatch: Numbers
     logits: Numbers
     gathered: Numbers
-    reserve: Numbers
 
     @property
     def total_bytes(self) -> Any:
@@ -73,13 +71,11 @@ class Circumstances:
 
     Attributes:
         capacity_factor: places in an expert ÷ tokens that it gets on average.
-        edge_layers: layers for which embedding and head count when stages are cut: 2 or 0.
         whole_parameters: of the embedding, those that no axis cuts: learned positions, in our own step.
         is_in_order: blocks follow each other, as dense layers before mixtures of experts; False: they alternate.
     """
 
     capacity_factor: Numbers = 1.25
-    edge_layers: Numbers = 0
     whole_parameters: Numbers = 0
     is_in_order: bool = True
 
@@ -98,8 +94,8 @@ def price_memory(
         work: the model at its sequence length.
         layout: axes, micro-batches, remat.
         state: bytes a parameter.
-        keeping: of the framework and platform.
-        execution: what the framework does; None: what our own step does.
+        keeping: of the platform.
+        execution: how attention is computed; None: fused.
         more: what else counts; None: as by default.
     """
     stages = price_stages(work, layout, state, keeping, execution, more)
@@ -161,8 +157,7 @@ class _Pricing:
             attention=self._attention,
             dispatch=self._dispatch,
             logits=self._has_head(place) * self._logits,
-            gathered=self._price_gathered(dense, experts),
-            reserve=self._keeping.reserve_bytes,
+            gathered=np.where(np.asarray(self._layout.fsdp) > 1, self._running, 0.0),
         )
 
     # ---- stages ----------------------------------------------------------------------------------------
@@ -170,13 +165,11 @@ class _Pricing:
     def _count_layers(self, place: Place) -> list[Any]:
         """Returns how many layers of each block such a stage has."""
         whole, stages = self._work.layers, np.asarray(self._layout.pp)
-        inner = (whole + self._more.edge_layers) / stages
-        outer = np.where(stages > 1, inner - self._more.edge_layers / 2, whole)
-        held = np.where(stages > 2, inner, outer) if place == "inner" else outer
+        held = whole / stages
         counts = [block.count for block in self._work.blocks]
         if not self._more.is_in_order:
             return [held / whole * count for count in counts]
-        begin = {"first": 0.0 * outer, "inner": np.where(stages > 2, outer, 0.0), "last": whole - outer}[place]
+        begin = {"first": 0.0 * held, "inner": np.where(stages > 2, held, 0.0), "last": whole - held}[place]
         before = np.cumsum([0, *counts[:-1]])
         ends = zip(before, counts, strict=True)
         return [np.clip(np.minimum(begin + held, at + n) - np.maximum(begin, at), 0, n) for at, n in ends]
@@ -198,13 +191,11 @@ class _Pricing:
     def _count_in_flight(self, place: Place) -> Any:
         """Returns for how many micro-batches a stage keeps activations.
 
-        Source: Narayanan et al., arXiv:2104.04473 (1F1B: as many as stages follow, and its own); Korthikanti et al.,
-        section 4.2 (interleaved: 1 + (p − 1) ÷ (p·m) times as many, on the first stage).
+        Source: Narayanan et al., arXiv:2104.04473 (1F1B: as many as stages follow, and its own).
         """
-        stages, parts = np.asarray(self._layout.pp), np.asarray(self._layout.interleave)
-        follow = {"first": stages, "inner": stages - 1, "last": 1 + (stages - 1) * (1 - 1 / parts)}[place]
-        more = np.where(parts > 1, 1 + (stages - 1) / (stages * parts), 1.0) if place != "last" else 1.0
-        return np.where(stages > 1, np.minimum(self._layout.passes, np.maximum(follow, 1)) * more, 1.0)
+        stages = np.asarray(self._layout.pp)
+        follow: Any = {"first": stages, "inner": stages - 1, "last": 1}[place]
+        return np.where(stages > 1, np.minimum(self._layout.passes, np.maximum(follow, 1)), 1.0)
 
     @property
     def _is_added(self) -> Any:
@@ -213,35 +204,15 @@ class _Pricing:
 
     # ---- state -----------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _parts(self) -> tuple[Any, Any]:
-        """Over how many devices dense weights are cut, and experts': tensor and expert axes, and fsdp's own."""
-        layout, is_spread = self._layout, self._state.is_spread & (np.asarray(self._layout.fsdp) > 1)
-        dense = layout.tp * layout.fsdp * np.where(is_spread, layout.cp * layout.ep, 1)
-        return dense, layout.tp * layout.ep * layout.fsdp * np.where(is_spread, layout.cp, 1)
-
     def _price_state(self, dense: Any, experts: Any) -> tuple[Any, Any, Any]:
+        """Returns the bytes of weights, gradients and optimizer; fsdp cuts them, with context and expert axes."""
         state, layout = self._state, self._layout
-        whole = np.minimum(self._more.whole_parameters, dense)
-        held = [(dense - whole) / self._parts[0] + whole, experts / self._parts[1]]
-        is_spread = state.is_spread & (np.asarray(layout.fsdp) > 1)
-        copies = layout.dp * np.where(is_spread, 1, layout.cp)
-        cuts = [copies * np.where(is_spread, 1, layout.ep), copies]
-
-        def price(byte_count: Numbers, stage: int) -> Any:
-            cut = np.asarray(state.zero_stage) >= stage
-            return byte_count * sum(count / np.where(cut, over, 1) for count, over in zip(held, cuts, strict=True))
-
-        return price(state.weight_bytes, 3), price(state.gradient_bytes, 2), price(state.optimizer_bytes, 1)
-
-    def _price_gathered(self, dense: Any, experts: Any) -> Any:
-        layout = self._layout
         is_cut = np.asarray(layout.fsdp) > 1
-        if not self._execution.weights_kept:
-            return np.where(is_cut, self._running, 0.0)
-        whole = (dense + experts / layout.ep) / layout.tp
-        kept = whole * (self._execution.weight_bytes + self._state.gradient_bytes)
-        return np.where(is_cut, kept, 0.0)
+        whole = np.minimum(self._more.whole_parameters, dense)
+        over_dense = layout.tp * layout.fsdp * np.where(is_cut, layout.cp * layout.ep, 1)
+        over_experts = layout.tp * layout.ep * layout.fsdp * np.where(is_cut, layout.cp, 1)
+        held = (dense - whole) / over_dense + whole + experts / over_experts
+        return held * state.weight_bytes, held * state.gradient_bytes, held * state.optimizer_bytes
 
     @functools.cached_property
     def _running(self) -> Any:
@@ -254,8 +225,7 @@ class _Pricing:
 
     def _price_activations(self, place: Place, layers: list[Any]) -> Any:
         kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
-        size = ELEMENT_BYTES * self._tokens * self._keeping.activation
-        return size * kept * self._count_in_flight(place)
+        return ELEMENT_BYTES * self._tokens * kept * self._count_in_flight(place)
 
     @functools.cached_property
     def _kept(self) -> list[Any]:
@@ -279,9 +249,7 @@ class _Pricing:
 
     @functools.cached_property
     def _layer(self) -> Any:
-        largest = max(matmul.parameters for block in self._work.blocks for matmul in block.matmuls)
-        weight_gradient = self._keeping.weight_gradient_bytes * largest / self._layout.tp
-        return self._layer_size * _find_largest(self._count("layer", leave_out=EXPERT_COUNTS)) + weight_gradient
+        return self._layer_size * _find_largest(self._count("layer", leave_out=EXPERT_COUNTS))
 
     @functools.cached_property
     def _dispatch(self) -> Any:
@@ -335,21 +303,17 @@ _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class State:
-    """What lives from step to step and with the gradients: bytes of one parameter, and what data parallelism cuts.
+    """What lives from step to step and with the gradients: bytes of one parameter.
 
     Attributes:
-        weight_bytes: of the weights that the step computes with; another copy that the optimizer has counts there.
+        weight_bytes: of the weights.
         gradient_bytes: of all gradients at the end of the backward pass.
-        optimizer_bytes: moments, and a master copy where there is one.
-        zero_stage: what is cut over copies of the model: 0 nothing, 1 the optimizer's, 2 gradients too, 3 weights too.
-        is_spread: what is cut over fsdp is cut over context and expert axes too.
+        optimizer_bytes: moments.
     """
 
     weight_bytes: Numbers = 4.0
     gradient_bytes: Numbers = 4.0
     optimizer_bytes: Numbers = 8.0
-    zero_stage: Numbers = 0
-    is_spread: bool = True
 
 
 def build_state(training: TrainingSpec, moments: Sequence[Moments] = (), chosen: Numbers = 0) -> State:
@@ -382,7 +346,7 @@ EXPERT_COUNTS: Final = ("place", "place_inner", "place_outputs", "returned")
 
 @dataclass(frozen=True)
 class Keeping:
-    """What a framework holds besides its state. Constants of `memory.csv`, counts of `kept.csv`.
+    """What our own step holds besides its state. Constants of `memory.csv`, counts of `kept.csv`.
 
     Attributes:
         layer: what the layer whose backward pass runs holds, in multiples of its activations.
@@ -391,9 +355,6 @@ class Keeping:
         piece_tokens: positions of a sequence whose logits exist at a time; 0: all.
         score_bytes: held for one score of the layer whose backward pass runs, where attention is not fused.
         accumulated: gradients that are held a second time where passes are added up.
-        weight_gradient_bytes: held for one element of the largest matmul's weight.
-        activation: bytes that the allocator takes for one byte of kept activations.
-        reserve_bytes: taken whatever runs: the runtime's context, buffers of communication libraries.
         kept: remat → count → elements a token, see `list_counts`; "layer": of the layer whose backward pass runs.
     """
 
@@ -403,23 +364,19 @@ class Keeping:
     piece_tokens: float = 0.0
     score_bytes: float = 0.0
     accumulated: float = 0.0
-    weight_gradient_bytes: float = 0.0
-    activation: float = 1.0
-    reserve_bytes: float = 0.0
     kept: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @functools.cache
-def read_keepings() -> Mapping[tuple[str, str], Keeping]:
-    """Returns what frameworks hold, by framework and platform."""
-    kept: dict[str, dict[str, dict[str, float]]] = {}
+def read_keepings() -> Mapping[str, Keeping]:
+    """Returns what our own step holds, by platform."""
+    kept: dict[str, dict[str, float]] = {}
     for row in read_cells("meshwright.planning.cost", "kept.csv"):
-        kept.setdefault(row["practice"], {}).setdefault(row["remat"], {})[row["count"]] = float(row["elements"])
-    values: dict[tuple[str, str], dict[str, Any]] = {}
+        kept.setdefault(row["remat"], {})[row["count"]] = float(row["elements"])
+    values: dict[str, dict[str, Any]] = {}
     for row in read_cells("meshwright.planning.cost", "memory.csv"):
-        known = values.setdefault((row["practice"], row["platform"]), {"kept": kept[row["practice"]]})
-        known[row["name"]] = float(row["value"])
-    return {key: Keeping(**found) for key, found in values.items()}
+        values.setdefault(row["platform"], {"kept": kept})[row["name"]] = float(row["value"])
+    return {platform: Keeping(**found) for platform, found in values.items()}
 
 
 def list_counts(
@@ -431,7 +388,7 @@ def list_counts(
     """
     tp, attention = layout.tp, block.attention
     return {
-        "residual": work.hidden / (tp if execution.sequence_parallel else 1),
+        "residual": work.hidden / tp,
         "gathered": work.hidden,
         "query": attention.heads * attention.query_size / tp,
         "context": attention.heads * attention.value_size / tp,

@@ -6,8 +6,7 @@ outputs are kept or offloaded; names of outputs are MaxText's, with its `mlpwi` 
 
 JAX drops what no gradient needs, so the last matmul of a layer that adds its result to the stream is never repeated,
 and keeping it gains nothing: of a step of 64B on 256 v5e with full remat, XLA's TPU compiler counts 2.005e15 FLOP a
-device, which is 6·parameters·tokens, the forward pass again without that matmul, and attention in full. PyTorch's
-checkpoint runs the layer's code again, all of it.
+device, which is 6·parameters·tokens, the forward pass again without that matmul, and attention in full.
 """
 
 from __future__ import annotations
@@ -15,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final, Literal
+from typing import Literal
 
 from meshwright.planning.tensors import LayerTensors, Part, Tensor, list_tensors
 from meshwright.wire.model import ModelSpec
+
+Output = Literal["qkv", "context", "attention_out", "mlp_in", "mlp_out"]
+"""Queries, keys and values; attention's result; its projection; the feed-forward's first matmuls, and its last."""
 
 Cut = Literal["outputs", "inputs", "tokens"]
 """What a tensor axis cuts of a matmul; tokens: not the weight, which each of its devices has."""
@@ -104,15 +106,30 @@ class Block:
         return self.experts.parameters if self.experts else 0
 
     @property
+    def expert_parameters_per_token(self) -> int:
+        """Weights of routed experts' matmuls that a token goes through."""
+        return self.experts.chosen * sum(matmul.parameters for matmul in self.experts.matmuls) if self.experts else 0
+
+    @property
+    def parameters_per_token(self) -> int:
+        """Weights of matmuls that a token goes through."""
+        return sum(matmul.parameters for matmul in self.matmuls) + self.expert_parameters_per_token
+
+    @property
     def flops_per_token(self) -> float:
         """Forward: 2 FLOP a weight that a token goes through, and attention."""
-        chosen = self.experts.chosen * sum(matmul.parameters for matmul in self.experts.matmuls) if self.experts else 0
-        return 2 * (sum(matmul.parameters for matmul in self.matmuls) + chosen) + self.attention.flops_per_token
+        return 2 * self.parameters_per_token + self.attention.flops_per_token
 
 
 @dataclass(frozen=True)
 class Work:
-    """A model at one sequence length."""
+    """A model at one sequence length.
+
+    Attributes:
+        is_parallel: attention and feed-forward block side by side.
+        unneeded: outputs that no gradient needs, so that JAX never repeats their matmuls: those that are added to the
+            stream at a layer's end, unless they are normalized first.
+    """
 
     hidden: int
     vocabulary: int
@@ -121,6 +138,13 @@ class Work:
     head: Matmul
     embedding_parameters: int
     is_tied: bool
+    is_parallel: bool = False
+    unneeded: frozenset[Output] = frozenset({"mlp_out"})
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer is a mixture of experts."""
+        return any(block.experts for block in self.blocks)
 
     @property
     def layers(self) -> int:
@@ -151,7 +175,15 @@ def build_work(model: ModelSpec, sequence_length: int) -> Work:
         head=Matmul(model.hidden_size, model.vocab_size, "outputs"),
         embedding_parameters=tensors.measure("embedding"),
         is_tied=model.tie_word_embeddings,
+        is_parallel=model.use_parallel_residual,
+        unneeded=_list_unneeded(model),
     )
+
+
+def _list_unneeded(model: ModelSpec) -> frozenset[Output]:
+    if model.post_feedforward_norm:
+        return frozenset()
+    return frozenset({"mlp_out", "attention_out"}) if model.use_parallel_residual else frozenset({"mlp_out"})
 
 
 def _build_block(model: ModelSpec, layer: LayerTensors, attention: Attention) -> Block:
@@ -208,13 +240,6 @@ def _count_keys(length: int, most: int) -> float:
 # ---- what the backward pass computes again --------------------------------------------------------------------------
 
 
-Output = Literal["qkv", "context", "attention_out", "mlp_in", "mlp_out"]
-"""Queries, keys and values; attention's result; its projection; the feed-forward's first matmuls, and its last."""
-
-UNNEEDED: Final[frozenset[Output]] = frozenset({"mlp_out"})
-"""Of a layer under JAX's remat. A stream that is normalized after the feed-forward needs it; no family here does so."""
-
-
 @dataclass(frozen=True)
 class Repeated:
     """Parts of a model's matmuls, and of its attention, that the backward pass computes again: 0 to 1."""
@@ -223,15 +248,14 @@ class Repeated:
     attention: float
 
 
-def find_repeated(work: Work, kept: Collection[Output] = (), *, drops_unneeded: bool = True) -> Repeated:
+def find_repeated(work: Work, kept: Collection[Output] = ()) -> Repeated:
     """Returns what full remat repeats.
 
     Args:
         work: of the model.
         kept: outputs that the backward pass finds in memory, on the device or offloaded to the host.
-        drops_unneeded: whether what no gradient needs is left out, as in JAX; not so in PyTorch.
     """
-    spared = {*kept, *(UNNEEDED if drops_unneeded else ())}
+    spared = {*kept, *work.unneeded}
     whole = sum(block.count * sum(_weigh(block).values()) for block in work.blocks)
     again = sum(
         block.count * weight for block in work.blocks for name, weight in _weigh(block).items() if name not in spared

@@ -18,8 +18,7 @@ import numpy as np
 from meshwright.planning.cost.collectives import Figure, give_figure, read_figure
 from meshwright.planning.cost.layout import Layout, Numbers
 from meshwright.planning.cost.spans import Span, Spans
-from meshwright.planning.cost.work import build_work
-from meshwright.planning.search.candidates import DTYPES, build_execution
+from meshwright.planning.search.candidates import build_execution
 from meshwright.planning.search.search import Question, find_largest_batch, read_layout, tell
 from meshwright.wire.batch_size import BatchBound, ReckonedBatch
 from meshwright.wire.cost import PlanMemory
@@ -90,6 +89,9 @@ def bound_tensor_size(
     reach = read_figure(inner_size) * read_figure(bytes_per_s)
     return give_figure(2 * reach / (read_figure(value_bytes) * read_figure(flops_per_s)))
 
+
+TPU_TILE: Final = 128
+"""Rows and columns of a TPU's matrix unit. Source: jax-ml/scaling-book, tpus.md."""
 
 ON_OTHER_TOKENS: Final = ("dp", "fsdp", "ep", "cp")
 """Axes whose devices work on tokens of their own."""
@@ -174,15 +176,14 @@ class _Bounding:
 
     @classmethod
     def of(cls, question: Question, layout: Layout, spans: Spans) -> _Bounding:
-        machine = question.hardware.build_machine(DTYPES[question.training.compute_dtype])
-        work = build_work(question.model, question.training.sequence_length)
+        machine = question.hardware.build_machine(question.training.compute_dtype)
         sizes = {axis: int(_read(getattr(layout, axis))) for axis in ("dp", "fsdp", "ep", "cp", "tp")}
         return cls(
             sizes=sizes,
             spans=spans,
             flops_per_s=machine.flops_per_s,
             memory_bytes_per_s=machine.memory_bytes_per_s,
-            value_bytes=build_execution(work, question.training).weight_bytes,
+            value_bytes=build_execution(question.training).value_bytes,
             held_ratio=count_held_ratio(question, sizes["ep"]),
             inner_size=_count_inner(question),
         )
@@ -352,7 +353,7 @@ class _Reckoning:
         single = training.model_copy(update={"global_batch": 0})
         layout = replace(read_layout(mesh_shape, single), micro_batch=np.ones(1, dtype=np.int64))
         bounds = list_mesh_bounds(question, layout, hardware.lay(layout) if spans is None else spans)
-        tile = hardware.build_machine(DTYPES[training.compute_dtype]).curve.bends.tile_k
+        tile = TPU_TILE if hardware.platform == "tpu" else 1
         return cls(question, layout.take(0), spans, bounds, tile, training.global_batch)
 
     @property

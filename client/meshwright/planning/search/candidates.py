@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.cost.capacity import find_capacity
-from meshwright.planning.cost.gemm import Dtype
 from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.memory import (
     Circumstances,
@@ -26,8 +25,8 @@ from meshwright.planning.cost.memory import (
     read_keepings,
 )
 from meshwright.planning.cost.spans import AXES, NETWORK_BYTES_PER_S, Spans, lay_on_hosts, lay_on_torus, read_spans
-from meshwright.planning.cost.step_time import DEFAULT, Execution, Machine, find_practice, interval, price_step
-from meshwright.planning.cost.work import Work, build_work, find_repeated
+from meshwright.planning.cost.step_time import Execution, Machine, price_step
+from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.parallelism import SEARCH_AXES, Rule, list_divisors, list_rules
 from meshwright.planning.search.measured import Measurements
 from meshwright.planning.search.replaced import Replaced
@@ -239,7 +238,7 @@ class Hardware:
         """What was measured, in the place of what the tables say."""
         return Replaced(self.chip, self.measured, self._lay_published)
 
-    def build_machine(self, dtype: Dtype) -> Machine:
+    def build_machine(self, dtype: ComputeDtype) -> Machine:
         """Returns the figures of one device in a compute dtype."""
         return self.replaced.build_machine(dtype)
 
@@ -278,15 +277,8 @@ def _refuse(reason: str) -> PlanInfeasibleError:
     return PlanInfeasibleError.of("target", f"no mesh can be chosen for a model here: {reason}", hint, reason)
 
 
-PARTS: Final = ("compute", "remat", "tp", "cp", "ep", "fsdp", "dp", "pp", "bubble", "optimizer", "other")
+PARTS: Final = ("compute", "remat", "tp", "cp", "ep", "fsdp", "dp", "pp", "bubble")
 """Of a step's time; they add up to all of it."""
-
-DTYPES: Final[Mapping[ComputeDtype, Dtype]] = {"float32": "bfloat16", "bfloat16": "bfloat16", "float16": "float16"}
-"""How the curves call a compute dtype. XLA's matmuls of float32 are done in bfloat16 passes on TPUs, in TF32 on GPUs:
-they are priced as 16 bits, which is too fast; plans warn of it."""
-
-DTYPE_BYTES: Final[Mapping[ComputeDtype, float]] = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
-"""Of one element of a compute dtype."""
 
 Floats = NDArray[np.float64]
 
@@ -301,8 +293,7 @@ class Priced:
         capacity_bytes: that a job may use of a device.
         spans: what the axes run over.
         hardware: what it was priced on.
-        flops_per_sequence: of the model, forward and backward.
-        flops_per_s: peak of one device.
+        work: the model.
         basis: whose constants were taken.
     """
 
@@ -312,8 +303,7 @@ class Priced:
     capacity_bytes: int
     spans: Spans
     hardware: Hardware
-    flops_per_sequence: float
-    flops_per_s: float
+    work: Work
     basis: str
 
     @cached_property
@@ -330,10 +320,6 @@ class Priced:
     def fits(self) -> NDArray[np.bool_]:
         """Whether it is no more than there is."""
         return self.memory_bytes <= self.capacity_bytes
-
-    def interval(self, total_s: float) -> tuple[float | None, float | None]:
-        """Returns bounds between which four of five steps lie that are predicted to take so long; None: no run says."""
-        return interval(total_s, DEFAULT, self.hardware.platform, self.hardware.chip.family)
 
     def name_wire(self, part: str, place: int) -> str:
         """Returns what an axis of a candidate talks over: "dcn", or what joins devices inside: "ici", "nvlink"."""
@@ -365,21 +351,17 @@ def price(
         spans: what the axes run over, where an order of devices says it; None: as sizes alone have it.
     """
     work = build_work(model, training.sequence_length)
-    machine = hardware.build_machine(DTYPES[training.compute_dtype])
     spans = hardware.lay(layout) if spans is None else spans
-    found = find_practice(DEFAULT, hardware.platform, hardware.chip.family)
-    execution = build_execution(work, training)
-    seconds = price_step(work, layout, machine, spans, found.practice, execution)
+    execution = build_execution(training)
+    seconds = price_step(work, layout, hardware.build_machine(training.compute_dtype), spans, execution)
     shape = np.shape(layout.dp)
     parts = {
         "compute": seconds.compute_s,
         "remat": seconds.remat_s,
         **seconds.communication_s,
         "bubble": seconds.bubble_s,
-        "optimizer": seconds.optimizer_s,
-        "other": seconds.other_s,
     }
-    keeping = read_keepings()[DEFAULT, hardware.platform]
+    keeping = read_keepings()[hardware.platform]
     state = build_state(training, moments, layout.moments)
     memory = price_memory(work, layout, state, keeping, execution, read_circumstances(model, training))
     sizes = {part.name: getattr(memory, part.name) for part in fields(MemoryParts)}
@@ -390,9 +372,8 @@ def price(
         capacity_bytes=find_capacity(hardware.chip, hardware.memory_bytes, memory_fraction),
         spans=spans,
         hardware=hardware,
-        flops_per_sequence=work.flops_per_token * training.sequence_length,
-        flops_per_s=machine.flops_per_s,
-        basis=hardware.replaced.tell_basis(found.basis, DTYPES[training.compute_dtype]),
+        work=work,
+        basis=hardware.replaced.tell_basis(training.compute_dtype),
     )
 
 
@@ -407,15 +388,6 @@ def read_circumstances(model: ModelSpec, training: TrainingSpec) -> Circumstance
     )
 
 
-def build_execution(work: Work, training: TrainingSpec) -> Execution:
-    """Returns how our own step goes: sequence parallelism, weights and gradients sent in the compute dtype, and of a
-    layer that is computed again no more than its backward pass needs."""
-    repeated = find_repeated(work)
-    return Execution(
-        sequence_parallel=True,
-        fused_attention=training.attention == "flash",
-        gradient_bytes=DTYPE_BYTES[training.compute_dtype],
-        weight_bytes=DTYPE_BYTES[training.compute_dtype],
-        repeated_matmuls=repeated.matmuls,
-        repeated_attention=repeated.attention,
-    )
+def build_execution(training: TrainingSpec) -> Execution:
+    """Returns how our own step goes: weights and gradients are sent in the compute dtype."""
+    return Execution(training.attention == "flash", 4.0 if training.compute_dtype == "float32" else 2.0)

@@ -3,10 +3,8 @@
 Rule: a bench and the figure that it replaces are of one thing, timed or reckoned for the same sizes and devices; what
 nobody measured stays as published.
 
-- A matmul alone replaces the rate that large matmuls approach (`GemmCurve`); the bends of small and odd ones stay, and
-  so does the part of it that they reach within a step (`Practice.matmul`). Attention keeps its part of the peak.
-- x → −x is elementwise work, so that its rate replaces the peak's part that such work reaches (`Practice.memory`), and
-  the rate at which matmuls read and write.
+- A matmul alone, and a copy, scale the chip's published peak and bandwidth by what they reached ÷ what such a chip
+  reaches alone: a chip that is throttled is as much slower in a step.
 - A collective's ratio to what is reckoned for the same bytes and group, its latencies aside, scales the wires inside
   the host of each axis that lives by it: the ICI links that an axis has, and the one rate of all GPUs of a host. The
   network between hosts is not measured here.
@@ -14,7 +12,7 @@ nobody measured stays as published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, get_args
@@ -22,14 +20,14 @@ from typing import Any, Final, get_args
 import numpy as np
 
 from meshwright.planning.cost.collectives import Wire
-from meshwright.planning.cost.gemm import Dtype, find_curve, find_peak_flops_per_s
 from meshwright.planning.cost.layout import Layout, Numbers
 from meshwright.planning.cost.spans import Span, Spans
-from meshwright.planning.cost.step_time import DEFAULT, Machine, find_practice
+from meshwright.planning.cost.step_time import Machine
 from meshwright.planning.search.measured import LEAST_RATIO, WORDS, Collective, Measurement, Measurements, Rate
 from meshwright.topology.chips import Chip
 from meshwright.wire.base import Notice
 from meshwright.wire.cost import MeasuredFigure
+from meshwright.wire.model import ComputeDtype
 
 USES: Final[Mapping[str, Mapping[Collective, int]]] = {
     "tp": {"all_reduce": 1},
@@ -42,8 +40,12 @@ USES: Final[Mapping[str, Mapping[Collective, int]]] = {
 """Collectives by which an axis lives, and how often for the same bytes; one that was not measured goes as all-reduces
 do."""
 
-_DTYPES: Final[Mapping[Dtype, str]] = {"bfloat16": "bfloat16", "float16": "float16"}
-"""What benches call the dtypes of curves; they measure no others."""
+MATMUL_ALONE: Final = {"tpu": 0.95, "gpu": 0.8}
+"""Part of its peak that a chip reaches in a large matmul alone, where nobody measured it: medians of five TPUs (XLA's
+cycles) and three GPUs (measured)."""
+
+COPY_ALONE: Final = 0.8
+"""Part of its memory's published bandwidth that a copy reaches."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,15 @@ class Replaced:
 
     # ---- what the cost model takes ---------------------------------------------------------------------
 
-    def build_machine(self, dtype: Dtype) -> Machine:
-        """Returns the figures of one device in a compute dtype."""
-        taken = {each.rate.case: each.rate.value for each in self._compare_device(dtype) if each.is_taken}
-        memory = taken.get("memory_bandwidth")
-        published = self.chip.device_memory_bytes_per_s
-        curve = find_curve(self.chip, dtype)
+    def build_machine(self, dtype: ComputeDtype) -> Machine:
+        """Returns the figures of one device: as published, times what was measured ÷ what such a chip reaches alone."""
+        ratios = {
+            each.rate.case: each.rate.value / each.default for each in self._compare_device(dtype) if each.is_taken
+        }
         return Machine(
-            flops_per_s=find_peak_flops_per_s(self.chip, dtype),
-            memory_bytes_per_s=published if memory is None else memory / self._memory_ratio,
-            curve=curve.with_measured(flops_per_s=taken.get("matmul"), memory_bytes_per_s=memory),
+            platform=self.chip.platform,
+            flops_per_s=self.chip.device_flops_per_s * ratios.get("matmul", 1.0),
+            memory_bytes_per_s=self.chip.device_memory_bytes_per_s * ratios.get("memory_bandwidth", 1.0),
         )
 
     def replace_wires(self, spans: Spans) -> Spans:
@@ -116,44 +117,34 @@ class Replaced:
 
     # ---- what is said of it ----------------------------------------------------------------------------
 
-    def list_figures(self, dtype: Dtype) -> tuple[MeasuredFigure, ...]:
+    def list_figures(self, dtype: ComputeDtype) -> tuple[MeasuredFigure, ...]:
         """Returns the figures that stand in the place of the tables', for a step in a compute dtype."""
         return tuple(each.rate.tell(each.default) for each in self._compare(dtype) if each.is_taken)
 
-    def list_notices(self, dtype: Dtype) -> tuple[Notice, ...]:
+    def list_notices(self, dtype: ComputeDtype) -> tuple[Notice, ...]:
         """Returns warnings of figures that no such chip can have, and that were left out."""
         return tuple(each.rate.refuse(each.peak, each.default) for each in self._compare(dtype) if not each.is_taken)
 
-    def tell_basis(self, basis: str, dtype: Dtype) -> str:
-        """Returns whose constants a step's time is of, with what was measured in their place."""
+    def tell_basis(self, dtype: ComputeDtype) -> str:
+        """Returns whose constants a step's time is of, with what was measured beside the published figures."""
         words = [WORDS[each.rate.case] for each in self._compare(dtype) if each.is_taken]
+        basis = f"fit to published runs on {'TPUs' if self.chip.platform == 'tpu' else 'GPUs'}"
         return f"{basis}; measured on this host: {', '.join(words)}" if words else basis
 
     # ---- beside the tables -----------------------------------------------------------------------------
 
-    def _compare(self, dtype: Dtype) -> tuple[Compared, ...]:
+    def _compare(self, dtype: ComputeDtype) -> tuple[Compared, ...]:
         return (*self._compare_device(dtype), *self._compared_wires)
 
-    @property
-    def _memory_ratio(self) -> float:
-        return find_practice(DEFAULT, self.chip.platform, self.chip.family).practice.memory
-
-    def _compare_device(self, dtype: Dtype) -> tuple[Compared, ...]:
-        memory = self._compared_memory
-        return (*self._compared_matmuls.get(dtype, ()), *(() if memory is None else (memory,)))
-
-    @cached_property
-    def _compared_matmuls(self) -> Mapping[Dtype, tuple[Compared, ...]]:
-        rates = {dtype: self.measured.find_matmul(name) for dtype, name in _DTYPES.items()}
-        return {dtype: (self._compare_matmul(dtype, rate),) for dtype, rate in rates.items() if rate is not None}
-
-    def _compare_matmul(self, dtype: Dtype, rate: Rate) -> Compared:
-        return Compared(rate, find_curve(self.chip, dtype).flops_per_s, find_peak_flops_per_s(self.chip, dtype))
-
-    @cached_property
-    def _compared_memory(self) -> Compared | None:
+    def _compare_device(self, dtype: ComputeDtype) -> Iterator[Compared]:
+        alone, peak = MATMUL_ALONE[self.chip.platform] * self.chip.device_flops_per_s, self.chip.device_flops_per_s
+        best = self.chip.measured_flops_per_s
+        rate = self.measured.find_matmul(dtype)
+        if rate is not None and dtype != "float32":
+            yield Compared(rate, best / self.chip.jax_devices_per_chip if best else alone, peak)
         rate, peak = self.measured.find_memory(), self.chip.device_memory_bytes_per_s
-        return None if rate is None else Compared(rate, peak * self._memory_ratio, peak)
+        if rate is not None:
+            yield Compared(rate, COPY_ALONE * peak, peak)
 
     @cached_property
     def _compared_wires(self) -> tuple[Compared, ...]:

@@ -78,7 +78,7 @@ def test_kept_activations_are_those_that_jax_stacks(name: str, remat: str, atten
         build_work(MODELS[name], LENGTH),
         Layout(micro_batch=BATCH, remat=REMATS[remat]),
         State(),
-        read_keepings()["xla", "tpu"],
+        read_keepings()["tpu"],
         Execution(fused_attention=attention == "flash"),
         Circumstances(capacity_factor=1.25),
     )

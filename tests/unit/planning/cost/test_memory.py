@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -20,36 +20,14 @@ from meshwright.planning.cost.memory import (
     price_stages,
     read_keepings,
 )
-from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.models import read_model
 
 GIB = 2**30
-XLA = read_keepings()["xla", "tpu"]
-KORTHIKANTI = read_keepings()["megatron-lm-2021", "gpu"]
+XLA = read_keepings()["tpu"]
 LLAMA = build_work(read_model("llama2-7b"), 4096)
 LLAMA_PARAMETERS = 6_738_415_616 - 4096
 """Published, without the norm behind all layers, which `Work` leaves out."""
-
-
-def build_gpt(hidden: int, heads: int, layers: int, length: int = 2048) -> Work:
-    """Returns a GPT with a feed-forward of 4 × hidden, as Korthikanti et al. have them."""
-    return build_work(
-        read_model(
-            {
-                "vocab_size": 51200,
-                "hidden_size": hidden,
-                "intermediate_size": 4 * hidden,
-                "num_hidden_layers": layers,
-                "num_attention_heads": heads,
-                "gated": False,
-                "activation": "gelu",
-                "norm": "layernorm",
-                "tie_word_embeddings": True,
-            }
-        ),
-        length,
-    )
 
 
 def price(work: Work = LLAMA, state: State | None = None, keeping: Keeping = XLA, **axes: Any) -> MemoryParts:
@@ -68,45 +46,15 @@ def test_state_of_seven_billion_parameters_over_four_devices() -> None:
     assert parts.parameters + parts.gradients + parts.optimizer == LLAMA_PARAMETERS * 16 / 4
 
 
-@pytest.mark.parametrize(
-    ("stage", "bytes_a_parameter"), [(0, 18), (1, 6 + 12 / 8), (2, 2 + 16 / 8), (3, 18 / 8)], ids=str
-)
-def test_stages_of_zero_cut_over_copies(stage: int, bytes_a_parameter: float) -> None:
-    parts = price(state=State(2, 4, 12, zero_stage=stage, is_spread=False), dp=8)
-    assert parts.parameters + parts.gradients + parts.optimizer == pytest.approx(LLAMA_PARAMETERS * bytes_a_parameter)
-
-
 # ---- activations ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("hidden", "heads", "layers", "pp", "interleave", "micro_batch", "gib"),
-    [
-        (6144, 64, 48, 1, 1, 4, 9.56),
-        (12288, 96, 96, 8, 3, 1, 12.35),
-        (20480, 128, 105, 35, 3, 1, 23.08),
-        (25600, 160, 128, 64, 1, 1, 26.56),
-    ],
-)
-def test_activations_of_korthikanti(
-    hidden: int, heads: int, layers: int, pp: int, interleave: int, micro_batch: int, gib: float
-) -> None:
-    """Figure 1 of arXiv:2205.05198: sequence parallel, scores recomputed, tensor axis of 8."""
-    layout = Layout(tp=8, pp=pp, interleave=interleave, micro_batch=micro_batch, passes=512, remat=REMAT_NONE)
-    first, *_ = price_stages(build_gpt(hidden, heads, layers), layout, State(2, 4, 12), _without_fit(KORTHIKANTI))
-    assert first.activations / GIB == pytest.approx(gib, rel=2e-3)
-
-
-def test_activations_of_korthikanti_with_scores() -> None:
-    """s·b·h·(10 + 24 ÷ t + 5·a·s ÷ (h·t)) bytes a layer: tensor parallel alone."""
-    work, layout = build_gpt(6144, 64, 48), Layout(tp=8, micro_batch=4, remat=REMAT_NONE)
-    execution = Execution(sequence_parallel=False, fused_attention=False)
-    parts = price_memory(work, layout, State(), _without_fit(KORTHIKANTI), execution)
-    assert parts.activations == pytest.approx(48 * 2048 * 4 * 6144 * (10 + 24 / 8 + 5 * 64 * 2048 / (6144 * 8)))
-
-
-def _without_fit(keeping: Keeping) -> Keeping:
-    return replace(keeping, activation=1.0, reserve_bytes=0.0)
+@pytest.mark.parametrize("pp", [1, 4, 16])
+def test_a_stage_keeps_as_many_micro_batches_as_stages_follow(pp: int) -> None:
+    """1F1B: Narayanan et al., arXiv:2104.04473. Each of p stages has 1 ÷ p of the layers; the first has p in flight."""
+    first, *_, last = price_stages(LLAMA, Layout(pp=pp, passes=64, remat=REMAT_FULL), State(), XLA)
+    assert first.activations == pytest.approx(32 * 4096 * 4096 * 2)
+    assert last.activations == pytest.approx(first.activations / pp)
 
 
 def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
@@ -128,8 +76,6 @@ def test_gathered_layers_where_fsdp_cuts_weights() -> None:
     layer = LLAMA.blocks[0].dense_parameters
     assert price(dp=8).gathered == 0
     assert price(fsdp=4, tp=2).gathered == pytest.approx(XLA.gathered * 2 * layer / 2)
-    kept = price_memory(LLAMA, Layout(fsdp=8), State(), XLA, Execution(weights_kept=True))
-    assert kept.gathered == LLAMA_PARAMETERS * (2 + 4)
 
 
 # ---- all of it -----------------------------------------------------------------------------------------

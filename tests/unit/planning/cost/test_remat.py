@@ -1,4 +1,4 @@
-"""What a backward pass computes again: all but what is kept, and in JAX all but what nobody needs."""
+"""What a backward pass computes again: all but what is kept, and what nobody needs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from meshwright.planning.models import read_model
 LLAMA = build_work(read_model("llama3-70b"), 8192)
 
 
-def test_pytorch_repeats_all_of_a_layer() -> None:
-    found = find_repeated(LLAMA, drops_unneeded=False)
-    assert (found.matmuls, found.attention) == (1, 1)
-
-
 def test_jax_does_not_repeat_the_last_matmul_so_keeping_it_gains_nothing() -> None:
     last, whole = 28672 * 8192, 8192 * 10240 + 8192 * 8192 + 3 * 28672 * 8192
     assert find_repeated(LLAMA).matmuls == pytest.approx(1 - last / whole)
     assert find_repeated(LLAMA, ("mlp_out",)) == find_repeated(LLAMA)
+
+
+def test_what_is_added_to_the_stream_is_not_needed_unless_it_is_normalized_first() -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    found = [
+        find_repeated(build_work(read_model({**shape, "vocab_size": 256, **more}), 64)).matmuls
+        for more in ({}, {"use_parallel_residual": True}, {"post_feedforward_norm": True})
+    ]
+    attention, matrix = 4 * 64 * 64, 64 * 256
+    whole = attention + 3 * matrix
+    assert found == pytest.approx([1 - matrix / whole, 1 - (matrix + 64 * 64) / whole, 1])
 
 
 def test_the_compiler_counts_as_many_flops_as_are_repeated() -> None:

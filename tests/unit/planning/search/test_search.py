@@ -14,17 +14,24 @@ from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestE
 from meshwright.planning.compile_job import read_capacity
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request
+from meshwright.planning.search.search import NEAR
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.asking import ask_planner
 
 TRAINING = {"sequence_length": 4096, "global_batch": 256}
+LONG = {"sequence_length": 8192, "global_batch": 2048}
 
 
 def ask(**fields: Any) -> Plans:
     asked = {"target": "v5p:4x4x4", "model": "llama3-8b", "training": TRAINING, "include_devices": False, **fields}
     return ask_planner(**asked)
+
+
+def is_tight(plan: Plan) -> bool:
+    assert plan.memory is not None
+    return plan.memory.per_device_bytes > 0.92 * (plan.memory.capacity_bytes or 0)
 
 
 def read_total(plan: Plan) -> float:
@@ -33,10 +40,15 @@ def read_total(plan: Plan) -> float:
 
 
 @pytest.mark.parametrize("target", ["v5p:4x4x4", "8*h100:8", "v5e:8x8", "2*v5e:4x8", "tpu7x:4x4x4"])
-def test_the_best_meshes_come_fastest_first_and_all_of_them_fit(target: str) -> None:
+def test_the_best_meshes_come_first_equal_ones_with_the_fewest_axes_and_all_of_them_fit(target: str) -> None:
     found = ask(target=target, top=5)
     assert len(found.plans) == 5
-    assert [read_total(plan) for plan in found.plans] == sorted(read_total(plan) for plan in found.plans)
+    seconds = [read_total(plan) for plan in found.plans]
+    near = [plan for plan in found.plans if read_total(plan) <= (1 + NEAR) * min(seconds)]
+    assert list(found.plans[: len(near)]) == near
+    assert seconds[len(near) :] == sorted(seconds[len(near) :])
+    extra = [len({"tp", "cp", "pp"} & {*plan.mesh_shape}) for plan in near if not is_tight(plan)]
+    assert extra == sorted(extra)
     assert len({tuple(sorted(plan.mesh_shape.items())) for plan in found.plans}) == 5
     assert all(plan.memory is not None and plan.memory.fits for plan in found.plans)
     assert all(plan.fingerprint.startswith("mw1-") and plan.axes for plan in found.plans)
@@ -51,7 +63,7 @@ def test_what_a_plan_tells_adds_up() -> None:
     assert sum(plan.memory.parts.values()) == plan.memory.per_device_bytes <= (plan.memory.capacity_bytes or 0)
     step = plan.step_time
     parts = step.compute_s + step.remat_s + sum(step.communication_s.values()) + step.bubble_s
-    assert parts + step.optimizer_s + step.other_s == pytest.approx(step.total_s)
+    assert parts == pytest.approx(step.total_s)
     assert step.low_s is not None
     assert step.high_s is not None
     assert step.low_s < step.total_s < step.high_s
@@ -167,9 +179,8 @@ def test_losers_are_told_with_the_part_that_cost_them_most() -> None:
     reasons = {tuple(each.mesh_shape): each for each in found.rejected}
     assert any("pp" in shape and each.reason == "bubble" for shape, each in reasons.items())
     assert any(each.reason in ("nvlink", "dcn") and "tp" in shape for shape, each in reasons.items())
-    assert all(
-        "more than the best" in each.message or each.reason in ("memory", "divisibility") for each in found.rejected
-    )
+    others = ("memory", "divisibility", "equal", "unusual")
+    assert all("more than the best" in each.message or each.reason in others for each in found.rejected)
 
 
 def test_times_of_another_dtype_are_told() -> None:
@@ -249,3 +260,27 @@ def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mes
     assert plan.step_time is None
     (notice,) = (each for each in plan.warnings if each.code == "not_priced")
     assert "NVIDIA H100 NVL" in notice.message
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "training", "mesh"),
+    [
+        ("llama3-8b", "h100:8", (64, 8192), {"fsdp": 8}),
+        ("llama3-8b", "4*h100:8", (128, 8192), {"fsdp": 32}),
+        ("llama2-13b", "4*h100:8", (256, 4096), {"fsdp": 32}),
+        ("llama2-13b", "v5p:4x4x4", (256, 4096), {"fsdp": 64}),
+        ("gpt2", "h100:8", (512, 1024), {"dp": 8}),
+    ],
+)
+def test_the_best_is_what_people_run(model: str, target: str, training: tuple[int, int], mesh: dict[str, int]) -> None:
+    asked = dict(zip(("global_batch", "sequence_length"), training, strict=True))
+    assert ask(model=model, target=target, training=asked).plans[0].mesh_shape == mesh
+
+
+def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:
+    found = ask(model="llama3-70b", target="v5p:8x8x8", training={"global_batch": 512, "sequence_length": 8192})
+    assert not any("cp" in plan.mesh_shape or "pp" in plan.mesh_shape for plan in found.plans)
+    unusual = [each.message for each in found.rejected if each.reason == "unusual"]
+    assert any("by cp for sequences of 8,192 tokens, which no run judges: measure it" in each for each in unusual)
+    [huge] = ask(model="llama3-405b", target="2048*h100:8", training=LONG, top=1).plans
+    assert huge.mesh_shape["tp"] <= 8

@@ -95,8 +95,8 @@ def build_model(
 
 
 def _write_body(request: BaseModel) -> bytes:
-    """Returns what differs from the defaults."""
-    said = request.model_dump(mode="json", exclude_defaults=True)
+    """Returns what was said."""
+    said = request.model_dump(mode="json", exclude_unset=True)
     return json.dumps(said, ensure_ascii=False).encode()
 
 
@@ -117,10 +117,8 @@ def print_mesh(mesh: MeshLike | MeshSpec | None) -> str | None:
 
 
 def write_model(value: object) -> object:
-    """Returns a model or a training as JSON says it: only what differs from the defaults."""
-    return (
-        value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, BaseModel) else write_sequence(value)
-    )
+    """Returns a model or a training as JSON says it: only what was said."""
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else write_sequence(value)
 
 
 def write_sequence(value: object) -> object:

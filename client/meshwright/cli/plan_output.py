@@ -130,6 +130,9 @@ def _print_memory(session: Session, plan: Plan) -> None:
     verdict = Text("fits", "green") if plan.memory.fits is not False else Text("does not fit", "bold red")
     needed, there = format_bytes(plan.memory.per_device_bytes), format_bytes(plan.memory.capacity_bytes)
     session.out.print(Text(f"memory a device, as reckoned: {needed} of {there or '?'}: ") + verdict)
+    if plan.schedule is not None:
+        passes = f"{plan.schedule.passes} pass{'es' * (plan.schedule.passes > 1)} of {plan.schedule.micro_batch}"
+        session.print_lines(f"  with {passes} a data-parallel part, remat {plan.schedule.remat}")
     session.print_lines(*write_costs(plan), "")
 
 

@@ -169,7 +169,8 @@ class TrainingSpec(RequestPart):
     sequence_length: Annotated[StrictInt, Field(ge=1, le=2**24)] = 4096
     global_batch: Annotated[StrictInt, Field(ge=1, le=2**24)] = Field(description="sequences in one optimizer step")
     gradient_accumulation: Annotated[StrictInt, Field(ge=1, le=2**16)] = Field(
-        default=1, description="forward and backward passes in one step, each on its part of the batch"
+        default=1,
+        description="forward and backward passes in one step, each on its part of the batch; not said: a plan's choice",
     )
     weight_dtype: WeightDtype = "float32"
     compute_dtype: ComputeDtype = "bfloat16"
@@ -178,7 +179,8 @@ class TrainingSpec(RequestPart):
     second_moment_dtype: WeightDtype | None = Field(default=None, description="of AdamW; null: as the weights")
     remat: Remat = Field(
         default="full",
-        description="what the backward pass computes again: none; minimal: all but matmuls; full: each layer",
+        description="what the backward pass computes again: none; minimal: all but matmuls; full: each layer; not "
+        "said: a plan's choice",
     )
     attention: Attention = Field(
         default="flash", description="flash: blocks of queries and keys; xla: the whole matrix of scores"

@@ -15,7 +15,6 @@ import numpy as np
 
 from meshwright.planning.cost.collectives import (
     Figure,
-    Flags,
     Operation,
     Wire,
     calibrate,
@@ -66,14 +65,12 @@ class Span:
         inner: among the devices of a group that share a node or slice.
         outer: among nodes or slices; of size 1 where a group stays in one.
         family, platform: whose measured rates count (`reached.csv`).
-        is_partial: whether a group that crosses has several devices of a node, but not all of them.
     """
 
     inner: Wire
     outer: Wire
     family: str
     platform: Literal["gpu", "tpu"]
-    is_partial: Flags = False
 
     def time(self, operation: Operation, byte_count: Any) -> Any:
         """Returns the seconds of a collective on this many bytes of the whole array; see `collectives`."""
@@ -120,9 +117,7 @@ def lay_on_hosts(
         outer = rows.spread([split[axis] for split in splits])
         held = np.asarray(getattr(layout, name), dtype=np.float64) / outer
         inner = gpu_wire(inside_bytes_per_s, held, pair_bytes_per_s=pair_bytes_per_s)
-        spans[name] = Span(
-            inner, network_wire(across_bytes_per_s, outer), family, "gpu", (held > 1) & (held < host_size) & (outer > 1)
-        )
+        spans[name] = Span(inner, network_wire(across_bytes_per_s, outer), family, "gpu")
     return spans
 
 
@@ -213,7 +208,6 @@ def read_spans(
     plan: Plan,
     names: Mapping[str, str] | None = None,
     *,
-    domain: int | None = None,
     pair_bytes_per_s: float | None = None,
 ) -> Spans:
     """Returns what the axes of a made plan run over, in its real order; an axis of `AXES` that it has not is of size 1.
@@ -221,7 +215,6 @@ def read_spans(
     Args:
         plan: on a known chip.
         names: what the plan calls each of `AXES` that it has; None: as they are called here.
-        domain: GPUs that a fast network joins; None: those of a granule.
         pair_bytes_per_s: as in `lay_on_hosts`.
 
     Raises:
@@ -237,20 +230,18 @@ def read_spans(
     granule = plan.granules[0]
     if chip.platform == "tpu":
         return {axis: _read_torus_span(made, granule, chip) for axis, made in axes.items()}
-    size = domain or granule.device_count
-    return {axis: _read_host_span(made, size, chip, pair_bytes_per_s) for axis, made in axes.items()}
+    return {axis: _read_host_span(made, chip, pair_bytes_per_s) for axis, made in axes.items()}
 
 
-def _read_host_span(axis: PlanAxis, domain: int, chip: Chip, pair_bytes_per_s: float | None) -> Span:
+def _read_host_span(axis: PlanAxis, chip: Chip, pair_bytes_per_s: float | None) -> Span:
     """Returns the wires of one axis over GPUs: what the plan found between neighbours that share no NVLink."""
     inside = axis.size // axis.dcn_size
     across = chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S
     rate = chip.scaleup_bytes_per_s or chip.pcie_bytes_per_s or across
     if axis.link in ("pcie", "host") and axis.bandwidth_bytes_per_s:
         rate = min(rate, axis.bandwidth_bytes_per_s)
-    is_partial = axis.dcn_size > 1 and 1 < inside < domain
     inner = gpu_wire(rate, inside, pair_bytes_per_s=pair_bytes_per_s)
-    return Span(inner, network_wire(across, axis.dcn_size), chip.family, "gpu", is_partial)
+    return Span(inner, network_wire(across, axis.dcn_size), chip.family, "gpu")
 
 
 def _read_torus_span(axis: PlanAxis, granule: PlanGranule, chip: Chip) -> Span:

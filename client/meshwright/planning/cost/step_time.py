@@ -42,7 +42,7 @@ class Law:
         intensity: FLOP a byte at which a chip's memory costs as much as its matrix units.
         slowdown: by platform, of all compute.
         experts: of the matmuls of routed experts, beside other matmuls.
-        exposed: part of collectives over fast links that is waited for.
+        exposed: part of collectives that is waited for.
         score_bytes: memory traffic of one element of a matrix of scores, where attention is not fused.
     """
 
@@ -137,14 +137,16 @@ class _Pricing:
     def price(self) -> StepTime:
         layout, passes = self.layout, self.layout.passes
         blocks = [(block, self._stage_layers * block.count / self.work.layers) for block in self.work.blocks]
-        matmuls = sum(layers * self._time_matmuls(self._weigh_matmuls(block)) for block, layers in blocks)
+        routed = self.law.experts - 1
+        weights = [block.parameters_per_token + routed * block.expert_parameters_per_token for block, _ in blocks]
+        matmuls = sum(layers * self._time_matmuls(each) for each, (_, layers) in zip(weights, blocks, strict=True))
         attention = sum(layers * self._time_attention(block) for block, layers in blocks)
         head = self._time_matmuls(self.work.head.parameters)
         scores = sum(layers * self._time_scores(block) for block, layers in blocks)
         compute = 3 * (matmuls + head) + 3.5 * attention + scores
         again = self._repeats * matmuls + self._repeats_attention * attention
         inside = {
-            "tp": self._wait("tp") * sum(layers * self._time_tensor(block) for block, layers in blocks),
+            "tp": self._wait("tp") * self._stage_layers * self._time_tensor(),
             "ep": sum(layers * self._time_experts(block) for block, layers in blocks),
             "cp": self._wait("cp") * sum(layers * self._time_context(block) for block, layers in blocks),
             "fsdp": self._wait("fsdp") * self._time_weights(blocks),
@@ -177,11 +179,6 @@ class _Pricing:
         law, peak = self.law, self.machine.flops_per_s
         lost = 1 / law.efficiency + peak / self.machine.memory_bytes_per_s / law.intensity
         return law.slowdown[self.machine.platform] * lost / peak
-
-    def _weigh_matmuls(self, block: Block) -> float:
-        """Returns the weights that a token goes through, those of routed experts by what they take longer."""
-        routed = block.expert_parameters_per_token
-        return block.parameters_per_token + (self.law.experts - 1) * routed
 
     def _time_matmuls(self, parameters: float) -> Any:
         """Returns the forward seconds of so many weights that a token goes through."""
@@ -231,7 +228,7 @@ class _Pricing:
             return 0.0
         return span.time(operation, byte_count)
 
-    def _time_tensor(self, block: Block) -> Any:
+    def _time_tensor(self) -> Any:
         """Returns a layer's gathers and scatters of activations: of both blocks, or of one where they are parallel."""
         count = (1 if self.work.is_parallel else 2) * (self._directions + 1)
         return count * self._time("tp", "all_reduce", self._activation_bytes)

@@ -244,9 +244,7 @@ class Hardware:
 
     def read(self, plan: Plan, names: Mapping[str, str]) -> Spans:
         """Returns what a plan's axes run over in its own order; `names`: what it calls each axis that it has."""
-        return self.replaced.replace_wires(
-            read_spans(plan, names, domain=self.domain, pair_bytes_per_s=self.pair_bytes_per_s)
-        )
+        return self.replaced.replace_wires(read_spans(plan, names, pair_bytes_per_s=self.pair_bytes_per_s))
 
     def lay(self, layout: Layout) -> Spans:
         """Returns what the axes of each candidate run over."""

@@ -101,6 +101,17 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
     return Layout(**arrays, remat=np.asarray([REMATS.index(training.remat)], dtype=np.int64))
 
 
+def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
+    """Returns a mesh with all passes and remats that training leaves free, as candidates."""
+    layout, given = read_layout(mesh_shape, training).take(0), training.model_fields_set
+    share = int(layout.micro_batch) * int(layout.passes)
+    remats = [training.remat] if "remat" in given else REMATS
+    passes = [int(layout.passes)] if "gradient_accumulation" in given else list_divisors(share)
+    counts, kinds = np.array([(count, REMATS.index(remat)) for count in passes for remat in remats]).T
+    sizes = {axis: np.full(len(counts), int(getattr(layout, axis))) for axis in AXES}
+    return Layout(**sizes, micro_batch=share // counts, passes=counts, remat=kinds)
+
+
 def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
     """Returns the fields of a plan that say what a candidate costs; `mesh_shape` has the names of its axes."""
     layout = priced.layout.take(place)
@@ -411,9 +422,13 @@ def build_question(
 
 
 def price_plan(plan: Plan, question: Question) -> Plan:
-    """Returns a plan for a mesh that somebody gave, with what it costs; warns where it does not fit."""
-    priced = question.price(read_layout(plan.mesh_shape, question.training), read_order(plan, question.hardware))
-    told = tell(question, priced, 0, plan.mesh_shape)
+    """Returns a plan for a mesh that somebody gave, with what it costs; warns where it does not fit.
+
+    What training does not say, passes and remat, is as the search would have it on this mesh.
+    """
+    layout = list_schedules(plan.mesh_shape, question.training)
+    priced = question.price(layout, read_order(plan, question.hardware))
+    told = tell(question, priced, int(_order(priced)[0]), plan.mesh_shape)
     memory = told["memory"]
     told["warnings"] = (*plan.warnings, *_tell_basis(question), *_tell_left_out(question))
     if not memory.fits:
@@ -421,8 +436,8 @@ def price_plan(plan: Plan, question: Question) -> Plan:
             code="memory_does_not_fit",
             message=f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
             f"{(memory.capacity_bytes or 0) / 2**30:.1f}",
-            hint="a smaller batch, more passes, remat full, or more devices on fsdp or tp need less; a search "
-            "finds the best that fits",
+            hint="a smaller batch, more devices on fsdp or tp, or passes and remat that are left free need less; a "
+            "search finds the best that fits",
         )
         told["warnings"] = (*told["warnings"], notice)
     return plan.model_copy(update=told)

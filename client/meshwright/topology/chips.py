@@ -86,8 +86,6 @@ class Chip:
     jax_devices_per_chip: int
     dtype: Literal["bfloat16", "float16"]
     flops_per_s: float
-    fp8_flops_per_s: float | None = None
-    int8_ops_per_s: float | None = None
     fp32_flops_per_s: float | None = None
     memory_bytes: Annotated[int, BeforeValidator(_parse_bytes)]
     memory_bytes_per_s: float
@@ -95,8 +93,6 @@ class Chip:
     link_count: int | None = None
     scaleup_bytes_per_s: float | None = None
     topology: str = ""
-    wrap: str = ""
-    scaleup_domain: str = ""
     pcie_bytes_per_s: float | None = None
     nic_bytes_per_s: float | None = None
     scaleout_bytes_per_s: float | None = None

@@ -38,7 +38,7 @@ LIMITS: Final = {
     "modules of the service": 63,
     "modules of planner, topology, compiler, verify": 60,
     "modules of the rest of the client": 105,
-    "code lines of tests and tools": 41_980,
+    "code lines of tests and tools": 42_000,
     "settings": 28,
     "metrics": 20,
     "component kinds": 9,

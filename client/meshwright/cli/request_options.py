@@ -14,6 +14,7 @@ import typer
 from pydantic import ValidationError
 
 from meshwright.cli.files import read_object, read_request
+from meshwright.errors import RequestError
 from meshwright.wire.base import RequestPart
 from meshwright.wire.mesh import ExportName
 from meshwright.wire.problem import translate_validation
@@ -93,12 +94,23 @@ def build_request(
     if said:
         below = fields.get("training")
         fields["training"] = {**(below if isinstance(below, dict) else {}), **said}
+    found = fields.get("training") or ({} if kind.model_fields["training"].is_required() else None)
+    if "global_batch" in trained and isinstance(found, dict) and "global_batch" not in found:
+        raise typer.BadParameter("how many sequences has a step? write 64", param_hint="--global-batch-size")
     if fields.get("model") is None and (fields.get("training") or fields.get("verify") == "compile"):
         raise typer.BadParameter("the rest says how it is trained; write --model llama3-8b", param_hint="--model")
     try:
         return kind.model_validate_json(json.dumps(fields))
     except ValidationError as error:
-        raise translate_validation(error.errors()) from None
+        raise _name_options(translate_validation(error.errors()), trained) from None
+
+
+def _name_options(error: RequestError, trained: Mapping[str, object]) -> RequestError:
+    """Returns an error about what options said, with their names in the place of the request's fields."""
+    for name in (name for name, value in trained.items() if value is not None):
+        option = {"global_batch": "--global-batch-size", "sequence_length": "--seq-len"}[name]
+        error.detail, error.hint = (text.replace(f"training.{name}", option) for text in (error.detail, error.hint))
+    return error
 
 
 def list_fields(request: RequestPart) -> dict[str, Any]:

@@ -81,9 +81,6 @@ def search_mesh(
     """
     if code and (session.as_json or export is not None):
         raise typer.BadParameter("it prints the mesh alone; leave --json and --export out", param_hint="--code")
-    if model is None and request is None:
-        message = "a search needs a model and its batch; write --model llama3-8b --global-batch-size 64"
-        raise typer.BadParameter(message, param_hint="--model")
     asked = build_request(
         SearchRequest,
         request,

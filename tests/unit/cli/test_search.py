@@ -71,3 +71,23 @@ def test_a_given_mesh_is_told_beside_the_best_of_its_devices(
     (line,) = [line for line in meshwright(*asked, "--audit").out.splitlines() if line.startswith("the best of these")]
     assert line.endswith(said)
     assert "the best of these" not in meshwright(*asked).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("search",), "--global-batch-size: how many sequences has a step? write 64"),
+        (("search", "--global-batch-size", "64"), "--model: the rest says how it is trained; write --model llama3-8b"),
+        (("search", "--model", "gpt2"), "--global-batch-size: how many"),
+        (("plan", "fsdp:8", "--model", "gpt2", "--seq-len", "64"), "--global-batch-size: how many"),
+        (("search", "--model", "gpt2", "--global-batch-size", "0"), "set --global-batch-size to 1 or more"),
+        (("search", "--model", "gpt2", "--global-batch-size", "8", "--seq-len", "0"), "set --seq-len to 1 or more"),
+        (("plan",), "MESH: a plan needs a mesh"),
+    ],
+)
+def test_an_error_names_the_option_that_is_missing_or_wrong(
+    meshwright: CommandLine, arguments: tuple[str, ...], said: str
+) -> None:
+    printed = meshwright(*arguments)
+    assert printed.code == 2
+    assert said in printed.err

@@ -182,7 +182,7 @@ def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: Com
         (("--global-batch-size", "8"), "--model llama3-8b"),
         (("--verify", "compile"), "--model llama3-8b"),
         (("--model", "llama3-8b", "--training", "nowhere.json"), "--training nowhere.json: cannot be read"),
-        (("--model", "llama3-8b", "--global-batch-size", "0"), "global_batch"),
+        (("--model", "llama3-8b", "--global-batch-size", "0"), "--global-batch-size"),
         ((*STEP, "--local"), "target"),
     ],
 )

@@ -22,13 +22,10 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 
 from meshwright.planning.cost.layout import REMATS, Layout, Numbers
-from meshwright.planning.cost.step_time import Execution
+from meshwright.planning.cost.step_time import ELEMENT_BYTES, Execution
 from meshwright.planning.cost.work import Block, Work
 from meshwright.topology.chips import read_cells
 from meshwright.wire.model import TrainingSpec, WeightDtype
-
-ELEMENT_BYTES: Final = 2
-"""Of an activation or a gathered weight: bfloat16 or float16."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from meshwright.planning.cost.work import Block, Repeated, Work, find_repeated
 from meshwright.topology.chips import Chip
 
 ELEMENT_BYTES: Final = 2
-"""Of an activation: bfloat16 or float16."""
+"""Of an activation or a gathered weight: bfloat16 or float16."""
 
 
 @dataclass(frozen=True)

@@ -195,8 +195,9 @@ def test_what_only_leases_are_in_the_way_of_is_409_and_says_which_and_what_works
 def test_where_all_devices_are_leased_every_request_for_some_is_409(host: RunningAgent) -> None:
     made = lease(host, purpose="slurm job 7")
     model = {"model": "llama3-8b", "training": {"global_batch": 8, "sequence_length": 128}}
-    asked = [{"mesh": "x:-1"}, {"mesh": "x:8"}, {"mesh": "x:2", "devices": {"count": 2}}, model]
+    asked = [{"mesh": "x:-1"}, {"mesh": "x:8"}, {"mesh": "x:2", "devices": {"count": 2}}]
     replies = [plan(host, **fields) for fields in asked]
+    replies += [httpx.post(f"{host.url}/mesh/search", json=model, timeout=60)]
     replies += [post_bench(host, QUICK), put_lease(host, {"count": 1}), put_lease(host, [4])]
     replies += [httpx.get(f"{host.url}/mesh/plan?mesh=x:-1", timeout=60)]
     for reply in replies:

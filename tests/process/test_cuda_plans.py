@@ -60,7 +60,7 @@ def test_the_readmes_70b_on_512_h100_fits_and_communicates_as_counted_by_hand_on
 
 def test_what_needs_more_than_the_jobs_share_of_a_gpu_does_not_fit_and_exits_1_on_cuda() -> None:
     options = ("fsdp:8,tp:8", "--target", "8*h100:8", "--model", "llama3-70b", "--seq-len", "8192")
-    status, found = run_plan(*options, "--batch", "512")
+    status, found = run_plan(*options, "--global-batch-size", "512")
     assert (status, found["status"]) == (1, "does_not_fit")
     assert found["needed_bytes"] == found["peak_memory_bytes"] > found["capacity_bytes"]
     assert f"{found['needed_bytes']:,}" in found["reason"]

@@ -229,14 +229,14 @@ FAMILIES_MOST: Final = 12
 NEAR: Final = 0.04
 """Meshes of one model on one machine whose steps differ by less are equal: their errors go together, but not wholly.
 
-Source: the spread of measured ÷ predicted within sweeps of one model (BLOOM on A100, vTrain), 3 to 5 %."""
+Assumed: no sweep of meshes by JAX was published that would judge it; those of other frameworks scatter by 3 to 5 %."""
 
 ROOM: Final = 0.08
 """Part of the memory that is left free where an equal mesh allows it."""
 
 
 UNUSUAL: Final = 0.15
-"""Part of a step by which a mesh must win that nobody runs and no run judges: see `find_unusual`."""
+"""Part of a step by which a mesh must win that nobody runs and no run judges: see `find_unusual`. Assumed."""
 
 LONG: Final = 16_384
 """Tokens of a sequence from which people cut it."""

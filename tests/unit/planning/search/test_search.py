@@ -284,3 +284,14 @@ def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:
     assert any("by cp for sequences of 8,192 tokens, which no run judges: measure it" in each for each in unusual)
     [huge] = ask(model="llama3-405b", target="2048*h100:8", training=LONG, top=1).plans
     assert huge.mesh_shape["tp"] <= 8
+
+
+def test_a_named_mesh_has_the_passes_and_remat_that_fit_it_and_those_that_are_said() -> None:
+    def schedule(**training: Any) -> Any:
+        asked = {"global_batch": 64, "sequence_length": 8192, **training}
+        told = ask(target="h100:8", mesh="fsdp:8", training=asked).plans[0].model_dump()
+        return told["schedule"]["passes"], told["schedule"]["remat"], told["memory"]["fits"]
+
+    assert schedule() == (8, "minimal", True)
+    assert schedule(gradient_accumulation=1, remat="minimal") == (1, "minimal", False)
+    assert (schedule(remat="full")[1], schedule(gradient_accumulation=2)[0]) == ("full", 2)

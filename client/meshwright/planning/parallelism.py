@@ -153,6 +153,7 @@ class Rule:
         size: of it.
         times: parts that it is cut into besides.
         may_repeat: a multiple of `size` is fine too: each part is then on several devices.
+        may_differ: parts need not be equal, as stages of a pipeline need not: no part is empty.
         can_grow: another size of it can be chosen freely.
     """
 
@@ -161,10 +162,13 @@ class Rule:
     size: int
     times: int = 1
     may_repeat: bool = False
+    may_differ: bool = False
     can_grow: bool = False
 
     def allows(self, parts: int) -> bool:
-        """Returns whether this many parts are equal."""
+        """Returns whether there can be this many parts."""
+        if self.may_differ:
+            return parts <= self.size
         whole = parts * self.times
         return self.size % whole == 0 or (self.may_repeat and whole % self.size == 0)
 
@@ -172,14 +176,21 @@ class Rule:
         """Returns the least size, from the one that there is, that this many parts divide."""
         return -(-self.size // (parts * self.times)) * parts * self.times
 
+    def refuse(self, said: str) -> str:
+        """Returns why parts, said as "tp:3", are not allowed."""
+        if self.may_differ:
+            return f"{said} is more than {self.name} {self.size}"
+        repeat = ", nor is it a multiple of them" if self.may_repeat else ""
+        return f"{said} does not divide {self.name} {self.size}{repeat}"
+
 
 def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[str, int]) -> None:
     """Raises DoesNotDivideError unless a mesh cuts the model and its training into equal parts.
 
     Tensor axes divide heads, KV heads (or are a multiple of them: the KV heads are repeated; in latent attention each
     head has its own), the intermediate sizes of dense layers, experts and shared experts, where there are any, and the
-    vocabulary; expert axes the experts; context axes the sequence; pipeline axes the layers; fsdp axes the hidden size;
-    and data, fsdp and expert axes with `gradient_accumulation` the batch.
+    vocabulary; expert axes the experts; context axes the sequence; fsdp axes the hidden size; and data, fsdp and expert
+    axes with `gradient_accumulation` the batch. A pipeline has no more stages than layers.
 
     Args:
         model, training: as the request gives them.
@@ -221,7 +232,7 @@ def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
         Rule(("tensor",), "vocab_size", model.vocab_size, can_grow=True),
         Rule(("expert",), "num_experts", model.num_experts or 1),
         Rule(("context",), "sequence_length", training.sequence_length, can_grow=True),
-        Rule(("pipeline",), "num_hidden_layers", model.num_hidden_layers),
+        Rule(("pipeline",), "num_hidden_layers", model.num_hidden_layers, may_differ=True),
         Rule(("fsdp",), "hidden_size", model.hidden_size),
         Rule(BATCH_ROLES, "global_batch", training.global_batch, times=training.gradient_accumulation, can_grow=True),
     )
@@ -282,8 +293,7 @@ def _write_message(rule: Rule, axes: MeshAxes) -> str:
     times = f"gradient_accumulation {rule.times}" if rule.times > 1 else ""
     said = " × ".join(filter(None, (axes.write(axes.find(*rule.roles)), times)))
     product = f" = {axes.count_parts(rule.roles) * rule.times}" if " × " in said else ""
-    repeat = ", nor is it a multiple of them" if rule.may_repeat else ""
-    return f"{said}{product} does not divide {rule.name} {rule.size}{repeat}"
+    return rule.refuse(f"{said}{product}")
 
 
 def _refuse_field(field: str, message: str, hint: str) -> InvalidRequestError:

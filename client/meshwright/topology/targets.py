@@ -55,8 +55,8 @@ Hardware = Slice | Machine | int
 def read_target(target: str | TargetSpec) -> TargetSpec:
     """Returns the target with its chip's first alias and its shape filled in: what is printed, and planned on.
 
-    A chip alone is one whole host of it: 2x2x1 chips, 8 GPUs (4 of GB200), 1 CPU device. `gb200:72` is the 18 hosts of
-    a domain. A plain torus is written without a suffix.
+    A chip alone is one whole host of it: 2x2x1 chips, 8 GPUs (4 of GB200), 1 CPU device. `gb200:64` is 16 hosts of a
+    domain. A plain torus is written without a suffix.
 
     Raises:
         InvalidRequestError: the text is no target.
@@ -136,7 +136,7 @@ def _take_named(spec: TargetSpec, named: Slice) -> Slice:
 def _find_machine(spec: TargetSpec, chip: Chip) -> tuple[Machine, int]:
     count, granules = spec.shape[0] if spec.shape else find_default_count(chip), spec.granules
     usual = find_default_count(chip)
-    if count == find_domain_count(chip):
+    if usual < count <= (find_domain_count(chip) or 0) and count % usual == 0:
         granules, count = granules * count // usual, usual
     machine = find_machine(chip, count)
     if machine is None:
@@ -223,7 +223,9 @@ def _build(spec: TargetSpec) -> Topology:
         return _join_slices(hardware, spec, declared)
     devices = (device for ordinal in ordinals for device in _build_devices(hardware, ordinal, declared))
     links = (link for ordinal in ordinals for link in _build_links(hardware, ordinal, declared))
-    return Topology(tuple(devices), tuple(links), tuple(_build_host(hardware, ordinal) for ordinal in ordinals))
+    return Topology(
+        tuple(devices), tuple(links), tuple(_build_host(hardware, ordinal, spec.granules) for ordinal in ordinals)
+    )
 
 
 def _join_slices(slice_: Slice, spec: TargetSpec, declared: Declared) -> Topology:
@@ -325,15 +327,16 @@ def _list_cpu_wires(count: int) -> Iterator[Wire]:
             yield Wire(a, b, HOST, None, None)
 
 
-def _build_host(host: Machine | int, ordinal: int) -> Granule:
-    """Returns a host as a granule; hosts fill NVLink domains one after the other."""
-    hosts = host.domain_hosts if isinstance(host, Machine) else 1
+def _build_host(host: Machine | int, ordinal: int, count: int) -> Granule:
+    """Returns a host of so many as a granule; hosts are spread evenly over as few NVLink domains as hold them."""
+    most = host.domain_hosts if isinstance(host, Machine) else 1
+    domains = -(-count // most)
     return Granule(
         ordinal=ordinal,
         kind="host",
         name=f"host-{ordinal}",
         device_count=count_devices(host),
-        domain=f"domain-{ordinal // hosts}" if hosts > 1 else None,
+        domain=f"domain-{ordinal * domains // count}" if most > 1 else None,
     )
 
 

@@ -33,7 +33,7 @@ class Layout:
         tp: parts of each matmul and of the heads.
         cp: parts of the sequence.
         ep: parts of the experts; splits the batch too.
-        pp: pipeline stages, each with an equal part of the layers.
+        pp: pipeline stages; where they do not divide the layers, the fullest has one more than others.
         micro_batch: sequences that one data-parallel part works on at a time.
         passes: micro-batches one after the other in a step: accumulation, and what fills a pipeline.
         remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).

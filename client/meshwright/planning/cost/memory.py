@@ -160,9 +160,9 @@ class _Pricing:
     # ---- stages ----------------------------------------------------------------------------------------
 
     def _count_layers(self, place: Place) -> list[Any]:
-        """Returns how many layers of each block such a stage has."""
+        """Returns how many layers of each block such a stage has, where it is one of the fullest."""
         whole, stages = self._work.layers, np.asarray(self._layout.pp)
-        held = whole / stages
+        held = np.ceil(whole / stages)
         counts = [block.count for block in self._work.blocks]
         if not self._more.is_in_order:
             return [held / whole * count for count in counts]

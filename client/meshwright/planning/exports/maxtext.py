@@ -20,7 +20,7 @@ from typing import Final
 from meshwright.planning.compile_job import find_inexpressible
 from meshwright.planning.job_code import Setting, refuse
 from meshwright.planning.models import find_preset
-from meshwright.planning.parallelism import find_role
+from meshwright.planning.parallelism import choose_near, find_role, list_divisors, write_values
 from meshwright.topology.chips import Names, find_chip, read_table
 from meshwright.topology.systems import find_domain_count
 from meshwright.wire.devices import Platform
@@ -54,7 +54,7 @@ def write_maxtext(setting: Setting) -> str:
 
     Raises:
         InvalidRequestError: an axis is none of MaxText's, is not the same on every host or slice, or is a pipeline
-            whose micro-batches do not fill its stages equally.
+            whose micro-batches or layers do not fill its stages equally.
     """
     step = {**_list_parallelism(setting), **_list_batch(setting), **_list_numbers(setting), **_list_experts(setting)}
     flags = {
@@ -131,6 +131,11 @@ def _list_batch(setting: Setting) -> dict[str, str]:
     if stages == 1:
         batch = _write_batch(setting, passes)
         return {"per_device_batch_size": batch, "gradient_accumulation_steps": str(passes), **length}
+    layers = setting.model.num_hidden_layers
+    if layers % stages:
+        message = f"{stages} stages do not divide num_hidden_layers {layers}, and MaxText's stages are equal"
+        near = choose_near(list_divisors(layers), stages)
+        raise refuse("maxtext", message, f"use a mesh with {write_values(near)} stages")
     if passes % stages:
         message = (
             f"{passes} passes are no multiple of the {stages} stages, and MaxText's num_pipeline_microbatches is one"
@@ -139,7 +144,7 @@ def _list_batch(setting: Setting) -> dict[str, str]:
     return {
         "per_device_batch_size": _write_batch(setting, 1),
         "num_pipeline_microbatches": str(passes),
-        "num_layers_per_pipeline_stage": str(setting.model.num_hidden_layers // stages),
+        "num_layers_per_pipeline_stage": str(layers // stages),
         **length,
     }
 

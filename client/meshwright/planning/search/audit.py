@@ -10,7 +10,7 @@ from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import AXES
 from meshwright.planning.parallelism import name_axis
 from meshwright.planning.search.candidates import Bounds
-from meshwright.planning.search.search import NEAR, Question, list_leaders, tell_schedule
+from meshwright.planning.search.search import NEAR, Question, list_leaders, read_layout, tell_schedule, weigh
 from meshwright.wire.cost import AuditAlternative, PlanAudit
 from meshwright.wire.mesh import Plan
 
@@ -26,13 +26,15 @@ def audit_plan(plan: Plan, question: Question) -> PlanAudit:
     assert plan.memory is not None
     assert plan.schedule is not None
     priced = question.price(question.list_space(Bounds(moments=question.moments)).layout)
+    own = question.price(read_layout(plan.mesh_shape, question.training))
+    weighed_s = plan.step_time.total_s * float(weigh(own)[0] / own.total_s[0])
     best = next((int(place) for place in list_leaders(priced)[:1] if priced.fits[place]), None)
     shape, schedule, own_s = plan.mesh_shape, plan.schedule, plan.step_time.total_s
     fits, total_s = plan.memory.fits is not False, own_s
     message = f"this is the best: no other mesh that fits saves {NEAR:.0%} of the step"
     if best is None and not fits:
         return PlanAudit(best=None)
-    if best is not None and not (fits and priced.total_s[best] > own_s * (1 - NEAR)):
+    if best is not None and not (fits and weigh(priced)[best] > weighed_s * (1 - NEAR)):
         total_s, layout = float(priced.total_s[best]), priced.layout.take(best)
         shape, schedule, ratio = _name_axes(layout, plan), tell_schedule(question, layout), total_s / own_s
         than = f"{abs(ratio - 1):.0%} {'less' if ratio < 1 else 'more'}" if round(ratio, 2) != 1 else "the same"

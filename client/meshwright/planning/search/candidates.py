@@ -5,6 +5,7 @@ Rule: a candidate is legal before it is priced, by the same rule of divisibility
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -38,6 +39,9 @@ from meshwright.wire.model import ComputeDtype, ModelSpec, Remat, TrainingSpec
 
 CONTEXT_LEAST: Final = 1024
 """Tokens of a sequence that one device keeps at least: shorter parts are all latency."""
+
+UNEQUAL_MOST: Final = 0.05
+"""How much longer the fullest stage of a pipeline may be than if all were equal."""
 
 MICRO_BATCHES: Final = 12
 """Micro-batches that are looked at for a layout: divisors of its part of the batch, the smallest first."""
@@ -119,14 +123,20 @@ def _choose(axis: str, sizes: list[int], rules: Sequence[Rule], bounds: Bounds, 
     for size in sizes:
         if not bounds.allows(axis, size):
             continue
-        broken = next((f"{rule.name} {rule.size}" for rule in rules if not rule.allows(size)), None)
-        if broken is None and axis == "cp" and rules[0].size // size < CONTEXT_LEAST and size > 1:
-            continue
-        if broken is None:
+        broken = next((rule for rule in rules if not rule.allows(size)), None)
+        if broken is None and not _is_wasteful(axis, size, rules):
             kept.append(size)
-        elif axis not in ("dp", "ep") or size == bounds.axes.get(axis):
-            left.append(Left(axis, size, f"{axis}:{size} does not divide {broken}"))
+        elif broken is not None and (axis not in ("dp", "ep") or size == bounds.axes.get(axis)):
+            left.append(Left(axis, size, broken.refuse(f"{axis}:{size}")))
     return kept
+
+
+def _is_wasteful(axis: str, size: int, rules: Sequence[Rule]) -> bool:
+    """Returns whether parts are too small, or too unequal, for any mesh of them to be the best."""
+    whole = rules[0].size if rules else 1
+    if axis == "pp":
+        return -(-whole // size) * size > (1 + UNEQUAL_MOST) * whole
+    return axis == "cp" and size > 1 and whole // size < CONTEXT_LEAST
 
 
 def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]:
@@ -175,7 +185,8 @@ class Hardware:
     Attributes:
         chip: of every device.
         devices: how many.
-        domain: devices that a fast network joins: of a host, an NVLink domain or a slice.
+        domain: devices that a fast network joins: of a host, an NVLink domain or a slice; where these differ in size,
+            what divides all of them.
         shape, wrap: of a slice, in chips; empty for GPUs.
         memory_bytes: of the device that has least, where its host says it; None: the chip table's counts.
         measured: what benches found of these devices; empty: the tables' figures count.
@@ -218,14 +229,14 @@ class Hardware:
             )
         sizes = {len(group) for group in topology.group(range(len(topology.devices)))}
         shapes = {(granule.shape, granule.wrap) for granule in topology.granules}
-        if len(sizes) > 1 or (chip.platform == "tpu" and (len(shapes) > 1 or None in next(iter(shapes)))):
-            raise _refuse("hosts or slices differ in size or shape; a model is priced on equal ones")
+        if chip.platform == "tpu" and (len(sizes | shapes) > 2 or None in next(iter(shapes))):
+            raise _refuse("slices differ in size or shape; a model is priced on equal ones")
         memory = [least for _, least in topology.equipment.values() if least is not None]
         shape, wrap = next(iter(shapes)) if chip.platform == "tpu" else ((), ())
         return cls(
             chip=chip,
             devices=devices,
-            domain=min(sizes.pop(), devices),
+            domain=min(math.gcd(*sizes), devices),
             shape=tuple(shape or ()),
             wrap=tuple(wrap or ()),
             memory_bytes=min(memory, default=None),

@@ -13,7 +13,7 @@ from typing import Final
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.device_selection import Pool
 from meshwright.planning.parallelism import choose_near
-from meshwright.planning.search.search import Question, read_bounds, search_plans
+from meshwright.planning.search.search import Question, read_bounds, search_plans, weigh
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, Plans, SearchRequest
@@ -79,7 +79,9 @@ def search_remaining(
     idle = len(kept) - count
     if not idle:
         return plans
-    message = f"{idle} devices that are left stay idle: the fastest mesh of those that cut model and batch has {count}"
+    message = (
+        f"{idle} of the devices that are left stay idle: the fastest mesh of those that cut model and batch has {count}"
+    )
     notice = Notice(code="devices_left_idle", message=message, hint=_find_batch(request, ask(len(kept))))
     return plans.model_copy(update={"warnings": (*plans.warnings, notice)})
 
@@ -94,12 +96,13 @@ def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
 
 
 def _price_best(request: SearchRequest, question: Question) -> float | None:
-    """Returns the seconds of the fastest step that fits; None where there is none, and infinity where none fits."""
+    """Returns the seconds of the best step that fits, as `weigh` compares them; None: there is none; infinity: none
+    fits."""
     space = question.list_space(read_bounds(request))
     if not space.size:
         return None
     priced = question.price(space.layout)
-    return float(priced.total_s[priced.fits].min(initial=float("inf")))
+    return float(weigh(priced)[priced.fits].min(initial=float("inf")))
 
 
 def _find_batch(request: SearchRequest, question: Question) -> str:
@@ -140,7 +143,7 @@ def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
     assert left.step_time is not None
     ratio = left.step_time.total_s / best.step_time.total_s
     hints = [notice.hint for notice in plans.warnings if notice.code == "devices_left_idle"]
-    unused = f"; {idle} devices stay idle; {hints[0]}" if idle and hints else ""
+    unused = f"; {idle} of them stay idle; {hints[0]}" if idle and hints else ""
     return f"without {lost}: {shape}, {left.step_time.total_s:.3g} s a step, {ratio:.2f} times as long{unused}"
 
 

@@ -247,9 +247,13 @@ def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
     layout, spans, sequence = priced.layout, priced.spans, priced.work.sequence_length
     found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
     found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
-    if priced.hardware.platform == "tpu":
-        found["pp on TPUs"] = np.asarray(layout.pp) > 1
+    found["pp"] = np.asarray(layout.pp) > 1
     return {words: np.broadcast_to(each, priced.total_s.shape) for words, each in found.items()}
+
+
+def weigh(priced: Priced) -> NDArray[np.float64]:
+    """Returns the seconds of a step by which candidates are compared: unusual ones are handicapped."""
+    return np.asarray(priced.total_s * (1 + UNUSUAL * np.sum(list(find_unusual(priced).values()), axis=0)))
 
 
 def list_leaders(priced: Priced) -> NDArray[np.int64]:
@@ -290,7 +294,7 @@ def _order(priced: Priced) -> NDArray[np.int64]:
     """Returns all places, what fits first; the others by the memory that they need."""
     wide = [np.asarray(getattr(priced.layout, axis)) > 1 for axis in AXES]
     extra = np.sum([each for axis, each in zip(AXES, wide, strict=True) if axis in _EXTRA], axis=0)
-    seconds = priced.total_s * (1 + UNUSUAL * np.sum(list(find_unusual(priced).values()), axis=0))
+    seconds = weigh(priced)
     is_near = priced.fits & (seconds <= (1 + NEAR) * seconds[priced.fits].min(initial=np.inf))
     is_tight = priced.memory_bytes > (1 - ROOM) * priced.capacity_bytes
     key = np.where(priced.fits, seconds, priced.memory_bytes)
@@ -482,8 +486,8 @@ def _order_best(
         if len(made) >= top and priced.total_s[place] >= max(map(_read_total, made.values())):
             break
         made[place] = _lay_out(question, priced.layout.take(place), lay_out)
-    unusual = np.sum(list(find_unusual(priced).values()), axis=0)
-    seconds = {place: _read_total(plan) * (1 + UNUSUAL * float(unusual[place])) for place, plan in made.items()}
+    handicaps = weigh(priced) / priced.total_s
+    seconds = {place: _read_total(plan) * float(handicaps[place]) for place, plan in made.items()}
     fastest = min(seconds.values(), default=0.0)
     return dict(sorted(made.items(), key=lambda each: max(0.0, seconds[each[0]] - (1 + NEAR) * fastest)))
 

@@ -66,6 +66,12 @@ def test_passes_of_a_pipeline_are_its_micro_batches() -> None:
     assert "gradient_accumulation_steps" not in flags
 
 
+def test_a_pipeline_whose_stages_differ_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="3 stages do not divide num_hidden_layers 80") as refused:
+        export("maxtext", **{**LLAMA, "target": "3*h100:8"}, mesh="pp:3,tp:8")
+    assert "2, 4 or 5 stages" in refused.value.hint
+
+
 def test_a_pipeline_whose_micro_batches_do_not_fill_its_stages_is_refused() -> None:
     training = {**LLAMA["training"], "gradient_accumulation": 4}
     with pytest.raises(InvalidRequestError, match="4 passes are no multiple of the 8 stages") as refused:

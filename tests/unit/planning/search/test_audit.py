@@ -59,7 +59,7 @@ def test_the_best_in_the_place_of_a_tensor_axis_that_crosses_hosts_does_not_cros
     _, best = audit(mesh="fsdp:4,tp:16", training={"gradient_accumulation": 16})
     crossing = {axis.name for axis in ask(mesh=best.mesh_shape).axes if axis.dcn_size > 1}
     assert not crossing & {"tp", "cp", "ep"}
-    assert best.saved_ratio > 0.04
+    assert best.mesh_shape == {"fsdp": 64}  # as fast within 4 %, and what people run
 
 
 def test_a_mesh_that_is_the_best_is_told_so() -> None:

@@ -17,7 +17,7 @@ from meshwright.errors import RequestError
 from meshwright.planning.cost.spans import AXES
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides, list_divisors
-from meshwright.planning.search.candidates import CONTEXT_LEAST, Bounds, Space, list_space
+from meshwright.planning.search.candidates import CONTEXT_LEAST, UNEQUAL_MOST, Bounds, Space, list_space
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 LLAMA = read_model("llama3-8b")
@@ -70,7 +70,8 @@ def test_candidates_are_exactly_the_meshes_that_pass_the_check(model: ModelSpec,
     legal = set()
     for sizes in list_shapes(devices):
         shape = dict(zip(AXES, sizes, strict=True))
-        if training.sequence_length // shape["cp"] >= CONTEXT_LEAST:
+        fullest = math.ceil(model.num_hidden_layers / shape["pp"]) * shape["pp"] / model.num_hidden_layers
+        if training.sequence_length // shape["cp"] >= CONTEXT_LEAST and fullest <= 1 + UNEQUAL_MOST:
             with contextlib.suppress(RequestError):
                 check_divides(model, training, shape)
                 legal.add(sizes)
@@ -95,7 +96,7 @@ def test_each_candidate_uses_all_devices_and_the_whole_batch(devices: int, batch
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_hidden_layers": 7}, "pp:2 does not divide num_hidden_layers 7"),
+        ({"num_hidden_layers": 7}, "pp:8 is more than num_hidden_layers 7"),
         ({"vocab_size": 50257}, "tp:2 does not divide vocab_size 50257"),
         ({"hidden_size": 4100, "head_dim": 128}, "fsdp:8 does not divide hidden_size 4100"),
         (DENSE_FIRST, "tp:4 does not divide intermediate_size 1001"),

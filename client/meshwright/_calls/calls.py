@@ -160,7 +160,7 @@ def batch_size(
     mesh: MeshLike | MeshSpec | None = None,
     target: str | None = None,
     plan: Plan | str | None = None,
-    memory_strategy: MemoryStrategyName = "balanced",
+    memory_strategy: MemoryStrategyName | None = None,
     verify: Verify = "none",
 ) -> Call[BatchSize]:
     """`POST /batch-size`; where it asks the compiler, it makes a run.

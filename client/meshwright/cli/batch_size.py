@@ -7,9 +7,8 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from meshwright.cli.output import Column, build_table, clean, format_rate, print_notices
+from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
 from meshwright.cli.progress import answer_here, follow_compile
-from meshwright.cli.reckoning import print_reckoned
 from meshwright.cli.request_options import (
     LocalOption,
     ModelOption,
@@ -23,7 +22,15 @@ from meshwright.cli.request_options import (
 )
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_batch
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, BatchSizeValidation, Roofline
+from meshwright.wire.batch_size import (
+    BatchSize,
+    BatchSizeRequest,
+    BatchSizeTable,
+    BatchSizeValidation,
+    EstimatedBatch,
+    PricedBatch,
+    Roofline,
+)
 
 LEVEL_STYLES: Final = {"ok": "green", "below_critical": "yellow", "below_minimum": "bold red"}
 
@@ -49,14 +56,14 @@ def show_batch_size(
 ) -> int:
     """Say how large a batch per device should be, and why; with --model, how many sequences its step should have.
 
-    Of a model's step the bounds of its mesh, the largest batch that fits and the recommended one are reckoned; without
-    --mesh on the fastest mesh that fits. With --verify compile the compiler is asked instead, a few times, for the
+    For a model, batches are priced on --mesh, or on the fastest mesh that fits: the recommended one is the least near
+    the most tokens/s. With --verify compile the compiler is asked instead, a few times, for the
     largest batch that fits. --timeout bounds the wait for it; an agent's compile goes on.
 
     --request takes the JSON of POST /batch-size, which has more fields than there are options.
 
     Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum, none fits, or no step can be
-    reckoned or compiled on such devices · 2 usage (also a name that no table knows), or no answer.
+    estimated or compiled on such devices · 2 usage (also a name that no table knows), or no answer.
     """
     asked = build_request(
         BatchSizeRequest,
@@ -78,7 +85,7 @@ def show_batch_size(
         _print_sizes(session, reply)
     if asked.verify != "none" and judge([reply.compiled.verification if reply.compiled else None]) != OK:
         return FAILED
-    if reply.reckoned and reply.reckoned.recommended is None:
+    if reply.estimated and reply.estimated.recommended is None:
         return FAILED
     return FAILED if reply.validation and not reply.validation.valid else OK
 
@@ -95,6 +102,16 @@ def _answer_here(session: Session, request: BatchSizeRequest) -> BatchSize:
 
 
 def _print_sizes(session: Session, reply: BatchSize) -> None:
+    if reply.estimated:
+        _print_estimate(session, reply.estimated)
+    elif reply.compiled:
+        print_batch(session, reply.compiled)
+    else:
+        _print_table(session, reply)
+        print_notices(session, reply.warnings)
+
+
+def _print_table(session: Session, reply: BatchSize) -> None:
     chip = f" ({clean(reply.chip)})" if reply.chip else ""
     session.out.print(Text.assemble((clean(reply.hardware_type), "bold"), f"{chip}, {reply.basis}\n"))
     session.out.print(build_table(COLUMNS, [reply.table]))
@@ -103,13 +120,6 @@ def _print_sizes(session: Session, reply: BatchSize) -> None:
     _print_roofline(session, reply.roofline)
     if reply.validation:
         _print_verdict(session, reply.validation)
-    if reply.reckoned:
-        session.out.print()
-        print_reckoned(session, reply.reckoned)
-    if reply.compiled:
-        session.out.print()
-        print_batch(session, reply.compiled)
-    print_notices(session, reply.warnings)
 
 
 COLUMNS: Final[tuple[Column[BatchSizeTable], ...]] = (
@@ -143,3 +153,26 @@ def _print_roofline(session: Session, roofline: Roofline | None) -> None:
 def _print_verdict(session: Session, validation: BatchSizeValidation) -> None:
     style = LEVEL_STYLES.get(validation.level, "")
     session.out.print(Text.assemble(f"batch {validation.batch}: ", (clean(validation.message), style)), soft_wrap=True)
+
+
+# ---- the batch of a model's step ------------------------------------------------------------------------------------
+
+
+def _print_estimate(session: Session, found: EstimatedBatch) -> None:
+    """Prints the recommended batch with its reason, and what other batches cost."""
+    style = "bold" if found.recommended is not None else "bold red"
+    session.out.print(Text(clean(found.message), style), soft_wrap=True)
+    if found.batches:
+        session.out.print()
+        session.out.print(build_table(BATCHES, found.batches))
+
+
+BATCHES: Final[tuple[Column[PricedBatch], ...]] = (
+    Column("sequences a step", lambda row: f"{row.global_batch:,}", "right"),
+    Column("step time", lambda row: format_time(row.step_s), "right"),
+    Column("tokens/s", lambda row: f"{row.tokens_per_s:,.0f}", "right"),
+    Column("memory", lambda row: format_bytes(row.memory_bytes), "right"),
+    Column("passes", lambda row: f"{row.passes:,}", "right"),
+    Column("remat", lambda row: clean(row.remat)),
+    Column("most time in", lambda row: clean(row.limit)),
+)

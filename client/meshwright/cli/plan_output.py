@@ -5,7 +5,8 @@ Rule: figures are the plan's own; the exit code is 0 only for a plan that nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,8 @@ from meshwright.wire.mesh import DeviceRef, ExportName, Plan, PlanAxis, Plans
 BAR_WIDTH: Final = 40
 """Characters of a bar that is the whole."""
 MAX_DRAWN: Final = 256
-"""Devices beyond which a drawing helps nobody."""
+LINES_DRAWN: Final = 12
+"""Devices and lines beyond which a mesh is not drawn."""
 
 
 @dataclass(frozen=True)
@@ -102,61 +104,80 @@ def _write(text: str, path: Path) -> None:
 
 
 def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
-    size = " × ".join(f"{clean(name)}:{size}" for name, size in plan.mesh_shape.items())
-    session.out.print(Text.assemble((size, "bold"), f"  {plan.platform}  ", (clean(plan.fingerprint), "cyan")))
-    session.out.print()
+    session.out.print(_write_answer(plan))
+    session.print_lines(", ".join([*_describe_schedule(plan), f"plan {clean(plan.fingerprint)}"]), "")
     if plan.verification is not None:
         print_verification(session, plan.verification)
-    _print_memory(session, plan)
     if plan.audit is not None:
         best = plan.audit.best
         said = "no mesh of these devices fits" if best is None else clean(best.message)
         session.print_lines(f"the best of these devices: {said}", "")
+    for line in write_costs(plan):
+        session.print_lines(line)
     session.out.print(build_table(_build_columns(plan), plan.axes))
-    session.out.print()
-    if plan.devices:
-        session.print_lines(*_draw(plan, plan.devices, session.out.width), "")
+    session.print_lines("", *_draw(plan, plan.devices, session.out.width))
     exports = _build_exports(plan, say.output, say.url)
-    session.print_lines("start one process on each host with", *(f"  {line}" for line in exports), "")
+    session.print_lines("start one process on each host with", *(f"  {line}" for line in exports))
     if say.output is None and say.url is None:
-        session.print_lines("no agent knows this plan: keep it with -o FILE, and set MESHWRIGHT_PLAN to it", "")
-    session.print_lines("and in it", "  from meshwright import load_plan", "  from meshwright.mesh import build_mesh")
-    session.print_lines("  mesh = build_mesh(load_plan())")
+        session.print_lines("  export MESHWRIGHT_PLAN=FILE  # no agent knows this plan: keep it with -o FILE")
+    session.print_lines("and in it: mesh = meshwright.mesh.build_mesh(meshwright.load_plan())")
 
 
-def _print_memory(session: Session, plan: Plan) -> None:
-    if plan.memory is None:
-        return
-    verdict = Text("fits", "green") if plan.memory.fits is not False else Text("does not fit", "bold red")
-    needed, there = format_bytes(plan.memory.per_device_bytes), format_bytes(plan.memory.capacity_bytes)
-    session.out.print(Text(f"memory a device, as reckoned: {needed} of {there or '?'}: ") + verdict)
+def _write_answer(plan: Plan) -> Text:
+    """Returns the first line: the mesh, whether it fits, and how long a step takes."""
+    size = " × ".join(f"{clean(name)}:{size}" for name, size in plan.mesh_shape.items())
+    answer = Text.assemble((size, "bold"), f" on {math.prod(plan.mesh_shape.values())} {_name_devices(plan)}")
+    if plan.memory is not None:
+        verdict = Text("fits", "green") if plan.memory.fits is not False else Text("does not fit", "bold red")
+        there = format_bytes(plan.memory.capacity_bytes) or "?"
+        answer += Text(": ") + verdict
+        answer += Text(f", {format_bytes(plan.memory.per_device_bytes)} of {there} a device")
+    if plan.step_time is not None:
+        answer += Text(f"; {write_step(plan)} a step")
+    return answer
+
+
+def _name_devices(plan: Plan) -> str:
+    kinds = {granule.device_kind for granule in plan.granules if granule.device_kind}
+    return clean(kinds.pop()) if len(kinds) == 1 else plan.platform
+
+
+def _describe_schedule(plan: Plan) -> Iterator[str]:
     if plan.schedule is not None:
-        passes = f"{plan.schedule.passes} pass{'es' * (plan.schedule.passes > 1)} of {plan.schedule.micro_batch}"
-        session.print_lines(f"  with {passes} a data-parallel part, remat {plan.schedule.remat}")
-    session.print_lines(*write_costs(plan), "")
+        yield f"{plan.schedule.passes} pass{'es' * (plan.schedule.passes > 1)} of {plan.schedule.micro_batch}"
+        yield f"remat {plan.schedule.remat}"
+    if plan.tokens_per_s:
+        yield f"{plan.tokens_per_s:,.0f} tokens/s"
+    if plan.mfu_ratio:
+        yield f"MFU {plan.mfu_ratio:.1%}"
 
 
 def write_costs(plan: Plan) -> list[str]:
     """Returns the memory and the step's time as bars, part by part, the largest first."""
     lines: list[str] = []
     if plan.memory is not None and plan.memory.capacity_bytes:
-        lines += _draw_bars(plan.memory.parts, plan.memory.capacity_bytes, format_bytes)
+        bars = _draw_bars(plan.memory.parts, plan.memory.capacity_bytes, format_bytes)
+        lines += ["estimated memory", *bars, ""]
     if plan.step_time is not None:
         step = plan.step_time
         parts = {"compute": step.compute_s, "remat": step.remat_s, "bubble": step.bubble_s}
         parts |= {f"communication {axis}": seconds for axis, seconds in step.communication_s.items()}
-        lines += ["", f"a step, as reckoned: {write_step(plan)}", *_draw_bars(parts, step.total_s, format_time)]
+        lines += ["estimated step time", *_draw_bars(parts, step.total_s, format_time), ""]
     return lines
 
 
 def _draw_bars(parts: Mapping[str, float], whole: float, write: Any) -> list[str]:
-    """Returns a line a part: its name, its bar, its figure; parts that are nothing are left out."""
-    shown = sorted(((size, name) for name, size in parts.items() if size > 0), reverse=True)
+    """Returns a line a part: its name, its bar, its figure; what is below 1 % of the whole stands in one line."""
+    ranked = sorted(((size, name) for name, size in parts.items() if size > 0), reverse=True)
+    shown = [(size, name) for size, name in ranked if size >= whole / 100]
+    small = [(size, name) for size, name in ranked if size < whole / 100]
     width = max((len(name) for _, name in shown), default=0)
-    return [
+    lines = [
         f"  {clean(name):{width}}  {'█' * max(1, round(BAR_WIDTH * min(size / whole, 1))):{BAR_WIDTH}}  {write(size)}"
         for size, name in shown
     ]
+    names = ", ".join(clean(name) for _, name in small)
+    return [*lines, f"  {names}: {write(sum(size for size, _ in small))}"] if small else lines
 
 
 def write_step(plan: Plan) -> str:
@@ -188,9 +209,15 @@ def _build_columns(plan: Plan) -> tuple[Column[PlanAxis], ...]:
 
 
 def _draw(plan: Plan, devices: tuple[DeviceRef, ...], width: int) -> tuple[str, ...]:
-    if len(devices) > MAX_DRAWN:
-        return (f"{len(devices)} devices: too many to draw; --json lists them",)
-    return draw_mesh({clean(name): size for name, size in plan.mesh_shape.items()}, _build_labels(devices), width=width)
+    """Returns which device stands where, unless they stand in their own order, or the plan leaves them out."""
+    places = [(device.granule, device.position) for device in devices]
+    if places == sorted(places):
+        return ()
+    shape = {clean(name): size for name, size in plan.mesh_shape.items()}
+    lines = draw_mesh(shape, _build_labels(devices), width=width) if len(devices) <= MAX_DRAWN else ()
+    if not 0 < len(lines) <= LINES_DRAWN:
+        return (f"the order of the {len(devices)} devices is too long to draw; --json lists it", "")
+    return (*lines, "")
 
 
 def _build_labels(devices: tuple[DeviceRef, ...]) -> list[str]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from meshwright.cli.files import read_object, read_request
 from meshwright.errors import RequestError
 from meshwright.wire.base import RequestPart
-from meshwright.wire.mesh import ExportName
+from meshwright.wire.mesh import ExportName, PlanRequest
 from meshwright.wire.problem import translate_validation
 
 R = TypeVar("R", bound=RequestPart)
@@ -38,7 +38,10 @@ ModelOption = Annotated[
 BatchOption = Annotated[
     int | None, typer.Option("--global-batch-size", metavar="N", help="Sequences in one optimizer step.")
 ]
-SeqOption = Annotated[int | None, typer.Option("--seq-len", metavar="N", help="Tokens of a sequence.")]
+SeqOption = Annotated[
+    int | None,
+    typer.Option("--seq-len", metavar="N", help="Tokens of a sequence; default: the model's context, at most 8192."),
+]
 TrainingOption = Annotated[
     Path | None,
     typer.Option("--training", metavar="FILE", help="How it is trained, as JSON; other options win over its fields."),
@@ -95,6 +98,9 @@ def build_request(
         below = fields.get("training")
         fields["training"] = {**(below if isinstance(below, dict) else {}), **said}
     found = fields.get("training") or ({} if kind.model_fields["training"].is_required() else None)
+    is_priced = fields.get("model") is not None and not fields.get("exports")
+    if found is None and kind is PlanRequest and is_priced:
+        found = {}
     if "global_batch" in trained and isinstance(found, dict) and "global_batch" not in found:
         raise typer.BadParameter("how many sequences has a step? write 64", param_hint="--global-batch-size")
     if fields.get("model") is None and (fields.get("training") or fields.get("verify") == "compile"):

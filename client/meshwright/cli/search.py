@@ -1,6 +1,6 @@
 """`meshwright search`: the best meshes for a model, ranked, on the host's devices or on targets, and why others lost.
 
-Rule: figures are the plans', in their order; nothing is reckoned here.
+Rule: figures are the plans', in their order; nothing is computed here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from meshwright.cli.request_options import (
 )
 from meshwright.cli.session import FAILED, Session
 from meshwright.errors import PlanInfeasibleError
-from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, Plan, Plans, Rejected, SearchRequest
+from meshwright.wire.mesh import EQUAL_WITHIN, UNKNOWN_TARGET, ComparedTarget, Plan, Plans, Rejected, SearchRequest
 
 Compared = tuple[ComparedTarget, Plan | None]
 """A target, and its plan."""
@@ -125,11 +125,21 @@ def _print_ranking(session: Session, plans: Plans, *, is_explained: bool) -> Non
         _print_comparison(session, plans, is_explained=is_explained)
         return
     if plans.plans:
+        equal = [plan for plan in plans.plans if _is_equal(plan, plans.plans[0])]
         session.out.print(build_table(_PLANS, plans.plans))
+        if len(equal) > 1:
+            first = "all" if len(equal) == len(plans.plans) else f"the first {len(equal)}"
+            session.print_lines(f"{first} are equal within the planner's error of {EQUAL_WITHIN:.0%}: simplest first")
         session.out.print()
     if is_explained or not plans.plans:
         session.out.print(build_table(_REJECTED, plans.rejected))
         session.out.print()
+
+
+def _is_equal(plan: Plan, best: Plan) -> bool:
+    if plan.step_time is None or best.step_time is None:
+        return False
+    return plan.step_time.total_s <= (1 + EQUAL_WITHIN) * best.step_time.total_s
 
 
 def _print_comparison(session: Session, plans: Plans, *, is_explained: bool) -> None:
@@ -177,11 +187,11 @@ _PLANS: Final = (
     Column[Plan]("mesh", lambda plan: Text(_write_mesh(plan.mesh_shape), "bold")),
     Column[Plan]("passes", _write_batch, "right"),
     Column[Plan]("remat", lambda plan: plan.schedule.remat if plan.schedule else ""),
-    Column[Plan]("a step", write_step, "right"),
+    Column[Plan]("step time", write_step, "right"),
     Column[Plan]("tokens/s", lambda plan: f"{plan.tokens_per_s:,.0f}" if plan.tokens_per_s else "", "right"),
     Column[Plan]("MFU", lambda plan: f"{plan.mfu_ratio:.1%}" if plan.mfu_ratio else "", "right"),
     Column[Plan]("memory", _write_memory, "right"),
-    Column[Plan]("largest batch", lambda plan: f"{plan.largest_batch:,}" if plan.largest_batch else "", "right"),
+    Column[Plan]("most in one pass", lambda plan: f"{plan.largest_batch:,}" if plan.largest_batch else "", "right"),
     Column[Plan](
         "per 1M tokens",
         lambda plan: f"{plan.price_per_million_tokens:.4g}" if plan.price_per_million_tokens else "",
@@ -200,7 +210,7 @@ _COMPARED: Final[tuple[Column[Compared], ...]] = (
 )
 
 _REJECTED: Final = (
-    Column[Rejected]("not", lambda each: _write_mesh(each.mesh_shape)),
+    Column[Rejected]("rejected mesh", lambda each: _write_mesh(each.mesh_shape)),
     Column[Rejected]("reason", lambda each: clean(each.reason)),
     Column[Rejected]("", lambda each: clean(each.message)),
 )

@@ -20,7 +20,7 @@ from meshwright.compiling.process import (
     run_child,
 )
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
+from meshwright.planning.batch_request import check_batch_fields, estimate_request, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.compile_job import (
     build_unfitted,
@@ -117,7 +117,7 @@ def answer_batch(
     limits: Limits | None = None,
     on_progress: OnProgress | None = None,
 ) -> BatchSize:
-    """Returns what `POST /batch-size` answers, with the batch of a model's step: reckoned, or by the compiler.
+    """Returns what `POST /batch-size` answers, with the batch of a model's step: estimated, or by the compiler.
 
     Raises:
         RequestError: neither hardware nor target is named; a field is about a model, and none is given; a compile is
@@ -129,7 +129,9 @@ def answer_batch(
         raise _refuse("hardware", "no hardware is named and no agent is asked", "name hardware=h100 or target=8*h100:8")
     reply = answer_batch_size(named, platform=None, kind=named.hardware, basis="declared")
     if request.verify == "none":
-        return reply if request.model is None else reply.model_copy(update={"reckoned": reckon_request(request, here)})
+        return (
+            reply if request.model is None else reply.model_copy(update={"estimated": estimate_request(request, here)})
+        )
     return reply.model_copy(update={"compiled": _fit(request, here, limits or Limits(), on_progress)})
 
 
@@ -139,7 +141,7 @@ def _fit(
     if request.mesh is None:
         missing = "a stored plan is named, which only its agent knows" if request.plan else "no mesh is given"
         raise _refuse("mesh", f"{missing}; the batch that fits depends on the mesh", 'name mesh="fsdp:8" and a target')
-    asked = PlanRequest(mesh=request.mesh, memory_strategy=request.memory_strategy)
+    asked = PlanRequest(mesh=request.mesh, model=request.model, memory_strategy=request.memory_strategy)
     plan = find_inventory(request.target, here=here).lay_out(asked)
     job = prepare_fit(plan, request.model, request.training)
     if isinstance(job, CompiledBatch):

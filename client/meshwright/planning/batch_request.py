@@ -1,8 +1,8 @@
-"""Requests for the batch of a model's step: which mesh is meant, on what hardware, and the reckoning for it.
+"""Requests for the batch of a model's step: which mesh is meant, on what hardware, and the estimate for it.
 
 Rule: a mesh that is given, that of a stored plan, or the best that a search finds; the answer says which. The agent's
 planner and a command without an agent go this way, so that they answer alike. Compiles nothing; imports numpy only
-where something is reckoned.
+where something is priced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
 from meshwright.planning.compile_job import (
-    apply_schedule,
     bound_batch,
     build_compile_target,
     read_memory,
@@ -21,12 +20,12 @@ from meshwright.planning.compile_job import (
 )
 from meshwright.planning.device_selection import ANY_LEASE
 from meshwright.planning.hardware import HardwareType, parse_hardware
-from meshwright.planning.models import UnsupportedModelError, read_model
+from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request, find_inventory
 from meshwright.topology.chips import find_chip
 from meshwright.topology.targets import read_target
-from meshwright.wire.batch_size import BatchSizeRequest, BatchTraining, ReckonedBatch
+from meshwright.wire.batch_size import BatchSizeRequest, BatchTraining, EstimatedBatch
 from meshwright.wire.mesh import Plan, PlanRequest, SearchRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -114,9 +113,9 @@ def name_batch_hardware(request: BatchSizeRequest) -> BatchSizeRequest:
     return request
 
 
-def reckon_request(
+def estimate_request(
     request: BatchSizeRequest, here: Inventory | None = None, *, stored: Plan | None = None
-) -> ReckonedBatch:
+) -> EstimatedBatch:
     """Returns the batch of a step that is recommended for a request's model.
 
     Args:
@@ -133,10 +132,11 @@ def reckon_request(
     """
     check_batch_fields(request)
     if request.model is None:
-        raise _refuse("model", "no model is given, so that there is no step to reckon", 'add "model": "llama3-8b"')
-    model, training = _read_model(request.model), request.training or BatchTraining()
+        raise _refuse("model", "no model is given, so that there is no step to estimate", 'add "model": "llama3-8b"')
+    model = _read_model(request.model)
+    training = fill_sequence_length(model, request.training or BatchTraining())
     if stored is not None:
-        return _reckon_stored(request, model, training, stored)
+        return _estimate_stored(request, model, training, stored)
     if request.plan is not None:
         message = "a stored plan is named, which only its agent knows"
         raise _refuse("plan", message, 'name mesh="fsdp:8" and a target')
@@ -145,11 +145,13 @@ def reckon_request(
     inventory = find_inventory(request.target, here=here)
     check_batch_hardware(request, _find_chip(inventory), inventory.target or "this host")
     if request.mesh is None:
-        return _reckon_searched(request, model, training, inventory)
-    asked = PlanRequest(mesh=request.mesh, include_devices=False, memory_strategy=request.memory_strategy)
+        return _estimate_searched(request, model, training, inventory)
+    asked = PlanRequest(
+        mesh=request.mesh, model=request.model, include_devices=False, memory_strategy=request.memory_strategy
+    )
     plan = inventory.lay_out(asked)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
-    return _reckon(question, plan, inventory.target)
+    return _estimate(question, plan, inventory.target)
 
 
 def _read_model(given: str | dict[str, Any]) -> ModelSpec:
@@ -168,12 +170,12 @@ def _find_chip(inventory: Inventory) -> str | None:
     return chip.aliases[0] if chip else None
 
 
-def _reckon(question: Question, plan: Plan, target: str | None) -> ReckonedBatch:
-    from meshwright.planning.search.batch import reckon_batch  # here, for its numpy
+def _estimate(question: Question, plan: Plan, target: str | None) -> EstimatedBatch:
+    from meshwright.planning.search.batch import estimate_batch  # here, for its numpy
     from meshwright.planning.search.search import read_order
 
     spans = read_order(plan, question.hardware)
-    return reckon_batch(question, plan.mesh_shape, spans=spans, target=target)
+    return estimate_batch(question, plan.mesh_shape, spans=spans, target=target)
 
 
 def _ask(
@@ -183,7 +185,7 @@ def _ask(
     inventory: Inventory,
     plan: Plan | None = None,
 ) -> Question:
-    """Returns what is reckoned: on the devices of a plan, or on all that are well; a lease keeps nobody from it.
+    """Returns what is priced: on the devices of a plan, or on all that are well; a lease keeps nobody from it.
 
     Raises:
         DoesNotDivideError: the plan's mesh does not cut the model. PlanInfeasibleError: nothing prices this hardware.
@@ -205,39 +207,40 @@ def _ask(
             measured=inventory.measure(lease=ANY_LEASE),
         )
     except PlanInfeasibleError as error:
-        message = f"no batch can be reckoned for a model here: {error.errors[0]['message']}"
+        message = f"no batch can be estimated for a model here: {error.errors[0]['message']}"
         hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh and "verify": "compile"'
         raise PlanInfeasibleError.of("target", message, hint) from error
 
 
-def _reckon_stored(request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, plan: Plan) -> ReckonedBatch:
-    """Returns the reckoning for a stored plan, on the hardware that it was made for and with its part of the memory."""
+def _estimate_stored(
+    request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, plan: Plan
+) -> EstimatedBatch:
+    """Returns the estimate for a stored plan, on the hardware that it was made for and with its part of the memory."""
     try:
         name = plan.target or build_compile_target(plan).name
     except NotCompiledError as error:
         hint = 'name a target and a mesh, as in "target": "v5p:4x4x4", "mesh": "fsdp:64"'
-        raise _refuse("plan", f"plan {plan.fingerprint} has no hardware that is reckoned on: {error}", hint) from error
+        raise _refuse("plan", f"plan {plan.fingerprint} has no hardware that is priced: {error}", hint) from error
     check_batch_plan(request, plan, name)
     check_batch_hardware(request, read_target(name).chip, name)
     inventory = find_inventory(name)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
     hardware = replace(question.hardware, memory_bytes=read_memory(plan))
-    return _reckon(replace(question, hardware=hardware, memory_fraction=read_memory_fraction(plan)), plan, name)
+    return _estimate(replace(question, hardware=hardware, memory_fraction=read_memory_fraction(plan)), plan, name)
 
 
-def _reckon_searched(
+def _estimate_searched(
     request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, inventory: Inventory
-) -> ReckonedBatch:
-    """Returns the reckoning for the fastest mesh that fits: for the batch that is asked for, else for the least one at
-    which plain sharded data parallelism over all devices is bound by compute."""
+) -> EstimatedBatch:
+    """Returns the estimate for the fastest mesh that fits the batch that is asked for, or the least multiple of the
+    devices near the best tokens/s."""
     batch = training.global_batch or _find_first_batch(request, model, training, inventory)
     given = {**training.model_dump(exclude_unset=True, exclude_none=True), "global_batch": batch}
     plan = _search(request, TrainingSpec.model_validate(given), inventory)
-    scheduled = apply_schedule(training, plan.schedule)
-    question = _ask(request, model, bound_batch(scheduled, plan.mesh_shape), inventory, plan)
-    reckoned = _reckon(question, plan, inventory.target)
-    said = f"{reckoned.message}; the mesh is the fastest that was found for {batch} sequences a step"
-    return reckoned.model_copy(update={"message": said})
+    question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
+    estimated = _estimate(question, plan, inventory.target)
+    said = f"{estimated.message}; the mesh is the fastest that was found for {batch} sequences a step"
+    return estimated.model_copy(update={"message": said})
 
 
 def _search(request: BatchSizeRequest, training: TrainingSpec, inventory: Inventory) -> Plan:
@@ -262,7 +265,7 @@ def _search(request: BatchSizeRequest, training: TrainingSpec, inventory: Invent
 def _find_first_batch(
     request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, inventory: Inventory
 ) -> int:
-    from meshwright.planning.search.batch import find_critical_batch  # here, for its numpy
+    from meshwright.planning.search.batch import find_first_batch  # here, for its numpy
 
-    shape = {"fsdp": len(inventory.select(lease=ANY_LEASE).indices)}
-    return find_critical_batch(_ask(request, model, bound_batch(training, shape), inventory), shape)
+    devices = len(inventory.select(lease=ANY_LEASE).indices)
+    return find_first_batch(_ask(request, model, bound_batch(training, {"fsdp": devices}), inventory), devices)

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION, MemoryStrategy
+from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
 from meshwright.errors import InvalidRequestError, NotCompiledError
-from meshwright.planning.cost.capacity import find_capacity
-from meshwright.planning.models import read_model
+from meshwright.planning.cost.capacity import GPU_FRACTION, find_capacity
+from meshwright.planning.models import fill_sequence_length, read_model
 from meshwright.planning.parallelism import ROLE_NAMES, MeshAxes, check_divides
 from meshwright.planning.tensors import Part, Tensor, list_tensors
 from meshwright.topology.chips import Chip, find_chip
@@ -200,7 +200,7 @@ def read_memory(plan: Plan) -> int | None:
 def read_memory_fraction(plan: Plan) -> float:
     """Returns the part of a GPU's memory that the plan's job is started with."""
     text = plan.environment.get(NEW_MEM_FRACTION) or plan.environment.get(MEM_FRACTION)
-    return float(text) if text else MemoryStrategy.BALANCED.fraction or 1.0
+    return float(text) if text else GPU_FRACTION
 
 
 Model = str | dict[str, Any]
@@ -223,7 +223,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
     try:
         spec = read_model(model)
         _check_sizes(spec)
-        job = build_job(plan, spec, apply_schedule(training, plan.schedule))
+        job = build_job(plan, spec, apply_schedule(fill_sequence_length(spec, training), plan.schedule))
         check_axes(plan.mesh_shape)
     except NotCompiledError as error:
         return Verification(status="not_compiled", reason=str(error), target=plan.target)
@@ -303,7 +303,7 @@ def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> Traini
     Raises:
         InvalidRequestError: no batch is so small that each part gets a sequence in each accumulated pass.
     """
-    fields = training.model_dump(exclude_none=True)
+    fields = training.model_dump(exclude_none=True, exclude_unset=True)
     parts, passes = count_parts(mesh_shape), training.gradient_accumulation
     unit, greatest = parts * passes, fields.get("global_batch", BATCH_MAX)
     if unit > BATCH_MAX:

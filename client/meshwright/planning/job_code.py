@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment
+from meshwright.environment import DeviceConfiguration, build_environment
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.compile_job import apply_schedule, check_expressible
 from meshwright.planning.parallelism import Axes, MeshAxes
@@ -23,7 +23,7 @@ from meshwright.wire.mesh import ExportName, Plan
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 
 
-def build_job_environment(topology: Topology, used: Sequence[int], memory_strategy: str) -> dict[str, str]:
+def build_job_environment(topology: Topology, used: Sequence[int], memory_fraction: float) -> dict[str, str]:
     """Returns the variables with which one process on each host sees the planned devices, in the plan's
     numbering. Where several processes share a host's CPU devices, each is started with its part of
     JAX_NUM_CPU_DEVICES. What differs from host to host is not in it (`find_differing`).
@@ -31,7 +31,7 @@ def build_job_environment(topology: Topology, used: Sequence[int], memory_strate
     Args:
         topology: where the devices are.
         used: the planned devices, as indices of the topology, in any order.
-        memory_strategy: "conservative", "balanced" or "aggressive".
+        memory_fraction: of a GPU's memory, that the job may take.
     """
     backend = _find_backend(topology)
     variables = {"JAX_PLATFORMS": _JAX_PLATFORMS[backend]}
@@ -40,7 +40,7 @@ def build_job_environment(topology: Topology, used: Sequence[int], memory_strate
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if len(values) == 1 and (value := values.pop()):
         variables[_VARIABLES[backend]] = value
-    config = DeviceConfiguration(memory_strategy=MemoryStrategy(memory_strategy))
+    config = DeviceConfiguration(memory_fraction=memory_fraction)
     return {**variables, **build_environment(config, {}, platform=topology.platform)}
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 from meshwright.errors import DevicesUnusedError, PlanInfeasibleError
+from meshwright.planning.cost.capacity import find_memory_fraction
 from meshwright.planning.device_selection import (
     Health,
     Pool,
@@ -535,7 +536,8 @@ def _build_plan(
 ) -> Plan:
     order = layout.order
     name = fingerprint(spec.axes, axis_types, list(map(topology.places.__getitem__, order)))
-    environment = build_job_environment(topology, order, request.memory_strategy)
+    fraction = find_memory_fraction(request.memory_strategy, trains=request.model is not None)
+    environment = build_job_environment(topology, order, fraction)
     code = write_code(spec, axis_types, topology, order, environment=environment, fingerprint=name)
     return Plan(
         fingerprint=name,

@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -29,8 +29,10 @@ from meshwright.planning.hf_config import (
 )
 from meshwright.planning.parallelism import choose_near, list_divisors, write_values
 from meshwright.topology.chips import read_cells
-from meshwright.wire.model import ModelSpec
+from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.problem import translate_validation
+
+Trained = TypeVar("Trained", bound=TrainingSpec)
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,17 @@ def _parse_row(row: Mapping[str, str]) -> Preset:
 
 _WORDS: Final = frozenset({"name", "activation", "norm", "positions", "qk_norm_scale"})
 """Fields whose cells are text; others are numbers, true or false."""
+
+
+CONTEXT_MOST: Final = 8192
+"""Tokens of a sequence that a request does not say: those of the model's context, up to this."""
+
+
+def fill_sequence_length(model: ModelSpec, training: Trained) -> Trained:
+    """Returns the training with the sequence length of its model where it does not say one."""
+    if "sequence_length" in training.model_fields_set or model.max_position_embeddings is None:
+        return training
+    return training.model_copy(update={"sequence_length": min(model.max_position_embeddings, CONTEXT_MOST)})
 
 
 Contradiction = tuple[str, str, str]

@@ -20,7 +20,7 @@ from meshwright.errors import (
 )
 from meshwright.planning.device_selection import Names, Pool, select_devices
 from meshwright.planning.mesh_plan import plan_mesh
-from meshwright.planning.models import UnsupportedModelError, read_model
+from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
 from meshwright.planning.parallelism import check_divides, find_role
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.planning.tensors import count_parameters
@@ -134,7 +134,8 @@ def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None 
     except UnsupportedModelError as error:
         hint = "plan a mesh (POST /mesh/plan), which is laid out without a price, or search for another model"
         raise _refuse("model", str(error), hint, str(error).rpartition("; ")[2]) from error
-    return _Search(request, model, inventory, prices.get(target or "")).answer()
+    filled = request.model_copy(update={"training": fill_sequence_length(model, request.training)})
+    return _Search(filled, model, inventory, prices.get(target or "")).answer()
 
 
 # ---- a mesh that is given -------------------------------------------------------------------------------------------
@@ -151,6 +152,8 @@ def _answer_plan(request: PlanRequest, here: Inventory | None) -> Plan:
     except UnsupportedModelError as error:
         notice = Notice(code="model_not_supported", message=str(error), hint="a model without it can be verified")
         return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
+    if request.training is not None:
+        request = request.model_copy(update={"training": fill_sequence_length(model, request.training)})
     training = request.training or _build_dividing(plan)
     check_divides(model, training, plan.mesh_shape)
     priced = plan if request.training is None else _price(plan, request, model, inventory)
@@ -193,7 +196,7 @@ def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Invent
     except PlanInfeasibleError as error:
         if plan.platform == "cpu" and not request.audit:
             return plan  # nobody expects a price of it, and its compiler tells the memory
-        message = f"neither memory nor time of a step is reckoned: {error.errors[0]['message']}"
+        message = f"memory and time of a step cannot be estimated: {error.errors[0]['message']}"
         notice = Notice(code="not_priced", message=message, hint="plan on a target, such as v5p:4x4x4")
         return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
     priced = price_plan(plan, question)
@@ -267,6 +270,7 @@ class _Search:
             mesh=mesh,
             devices=devices or self.request.devices,
             lease=self.request.lease,
+            model=self.request.model,
             memory_strategy=self.request.memory_strategy,
             include_devices=self.request.include_devices,
             allow_unused=True,

@@ -21,7 +21,7 @@ from meshwright._calls.messages import Answer, Request
 from meshwright._client import AsyncClient, Client
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
 from meshwright.errors import InvalidRequestError, NotFoundError, NotReadyError, ProblemError
-from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware, reckon_request
+from meshwright.planning.batch_request import check_batch_fields, estimate_request, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.testing.faults import Faulty
@@ -34,7 +34,7 @@ from meshwright.testing.tokens import Scope, Token, TokenBook
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import list_targets
 from meshwright.topology.text import format_devices
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, ReckonedBatch
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, EstimatedBatch
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Devices, Release
 from meshwright.wire.environment import Environment
@@ -239,16 +239,18 @@ class FakeAgent(Faulty):
         kind = first.kind if first else "unknown"
         if request.verify == "none":
             check_batch_fields(request)
-            reckoned = self._reckon(request) if request.model is not None else None
-            named = name_batch_hardware(request.model_copy(update={"target": reckoned.target}) if reckoned else request)
+            estimated = self._estimate(request) if request.model is not None else None
+            named = name_batch_hardware(
+                request.model_copy(update={"target": estimated.target}) if estimated else request
+            )
             reply = answer_batch_size(named, platform=self.devices.platform, kind=kind, basis="live")
-            return reply.model_copy(update={"reckoned": reckoned})
+            return reply.model_copy(update={"estimated": estimated})
         reply = answer_batch_size(request, platform=self.devices.platform, kind=kind, basis="live")
         return self._accept("batch_size", request, lambda: self._fit(request, reply))
 
-    def _reckon(self, request: BatchSizeRequest) -> ReckonedBatch:
+    def _estimate(self, request: BatchSizeRequest) -> EstimatedBatch:
         stored = None if request.plan is None else self._find_plan(request.plan)
-        return reckon_request(request, Inventory(Topology.of(self._here())), stored=stored)
+        return estimate_request(request, Inventory(Topology.of(self._here())), stored=stored)
 
     def _fit(self, request: BatchSizeRequest, reply: BatchSize) -> Outcome:
         if isinstance(self.verification, ProblemError):

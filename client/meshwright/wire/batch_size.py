@@ -8,7 +8,7 @@ from pydantic import Field, StrictInt, StrictStr
 
 from meshwright.wire.base import Basis, Notice, Reply, RequestPart
 from meshwright.wire.cost import MeasuredFigure, PlanMemory, PlanSchedule, PlanStepTime
-from meshwright.wire.model import TrainingSpec
+from meshwright.wire.model import Remat, TrainingSpec
 from meshwright.wire.verification import Verification
 
 
@@ -29,7 +29,7 @@ class BatchSizeRequest(RequestPart):
     batch: Annotated[StrictInt, Field(ge=1, le=2**53)] | None = Field(default=None, description="a batch size to judge")
     model: StrictStr | dict[StrictStr, Any] | None = Field(
         default=None,
-        description="what is trained, as POST /mesh/plan takes it: `reckoned` then says the batch of a step",
+        description="what is trained, as POST /mesh/plan takes it: `estimated` then says the batch of a step",
     )
     training: BatchTraining | None = Field(
         default=None, description="how the model is trained; null: as the defaults have it, where nothing is compiled"
@@ -41,12 +41,14 @@ class BatchSizeRequest(RequestPart):
     plan: StrictStr | None = Field(
         default=None, description="fingerprint of a stored plan, instead of mesh and target", max_length=128
     )
-    memory_strategy: Literal["conservative", "balanced", "aggressive"] = Field(
-        default="balanced", description="how much memory the job's JAX may take on a GPU"
+    memory_strategy: Literal["conservative", "balanced", "aggressive"] | None = Field(
+        default=None,
+        description="how much of a GPU's memory the job's JAX may take: 0.6, 0.75 (JAX's default) or 0.9 of it; null: "
+        "0.92 where a model is trained, else 0.75",
     )
     verify: Literal["none", "compile"] = Field(
         default="none",
-        description="none: a model's batch is reckoned, at once; compile: the largest that XLA's compiler says fits, "
+        description="none: a model's batch is estimated, at once; compile: the largest that XLA's compiler says fits, "
         "202 and a run",
     )
 
@@ -108,53 +110,45 @@ class CompiledBatch(Reply):
     verification: Verification = Field(description="of the largest batch that fits, or of the least tried")
 
 
-class BatchBound(Reply):
-    """One limit of what a mesh's wires and memories can do beside its compute."""
+class PricedBatch(Reply):
+    """What a step of one batch costs."""
 
-    name: Literal["memory", "fsdp", "dp", "tensor", "mixed", "network"] = Field(
-        description="what is waited for: weights read from memory; weights gathered and gradients scattered (fsdp); "
-        "gradients summed (dp); activations (tensor); weights and activations (mixed); the network between granules"
-    )
-    axis: str | None = Field(default=None, description="that it is about: dp, fsdp or tp; null: all devices")
-    tokens: float | None = Field(
-        description="from which, in one pass, compute takes longer; null: a bound on an axis's size"
-    )
-    per: Literal["device", "slice", "axis"] = Field(
-        description="what has so many tokens: the matmuls of a device, those of a slice or host together; axis: a size"
-    )
-    size: float | None = Field(default=None, description="up to which size of the axis compute takes longer")
-    global_batch: float | None = Field(description="sequences in one step that these tokens are; null: see `size`")
-    met: bool = Field(description="by the recommended batch; of a size: by the mesh")
-    derivation: str
-    source: str
+    global_batch: int = Field(description="sequences in one step")
+    tokens_per_s: float
+    step_s: float
+    memory_bytes: int = Field(description="of a device")
+    passes: int
+    remat: Remat
+    limit: str = Field(description='what takes most of the step: "compute", "remat", "bubble" or an axis')
 
 
-class ReckonedBatch(Reply):
-    """How many sequences a step of a model should have on a mesh, and which limit says so; nothing was compiled."""
+class EstimatedBatch(Reply):
+    """How many sequences a step of a model should have on a mesh, by the cost model; nothing was compiled."""
 
     mesh_shape: dict[str, int]
     target: str | None = Field(default=None, description="as it is written canonically; null: this host")
-    unit: int = Field(description="a batch is a multiple of it: data-parallel parts × passes")
-    tile_tokens: int | None = Field(
-        default=None, description="matmuls take as long as for the next multiple of it; null: no such is known"
-    )
+    unit: int = Field(description="a batch is a multiple of it: data-parallel parts × the passes that training says")
     largest: int | None = Field(
-        description="sequences in one step that fit in memory at most, in as many passes; null: not one for each part"
+        description="sequences that fit in memory at most in one pass, or in the passes that training says; null: not "
+        "one for each part"
     )
-    critical: int = Field(description="sequences in one step from which all bounds on tokens are met")
-    recommended: int | None = Field(description="sequences in one step; null: nothing fits")
+    recommended: int | None = Field(
+        description="sequences in one step: the least with 95 % of the most tokens/s; null: nothing fits"
+    )
     batch_per_device: int | None = Field(
         description="of the recommended: sequences that each data-parallel part works on, in all passes together"
     )
-    limit: Literal["memory", "roofline", "divisibility", "asked"] = Field(
-        description="what the recommended batch comes from. memory: no more fit, though the bounds ask for more; "
-        "roofline: the least that meets all bounds; divisibility: the least that mesh, passes and tiles divide at all, "
-        "which meets them; asked: `global_batch` allows no more"
+    limit: str = Field(
+        description='what takes most of the recommended step: "compute", "remat", "bubble" or an axis; memory: nothing '
+        "fits"
     )
-    bounds: tuple[BatchBound, ...]
+    batches: tuple[PricedBatch, ...] = Field(
+        description="unit × 1, 2, 4, … 64, up to `global_batch`; where training says the passes, up to the largest; "
+        "empty where nothing fits"
+    )
     schedule: PlanSchedule | None = Field(default=None, description="of the recommended batch")
     memory: PlanMemory = Field(description="at the recommended batch; at the least one, where nothing fits")
-    step_time: PlanStepTime | None = Field(default=None, description="at the recommended batch, as reckoned")
+    step_time: PlanStepTime | None = Field(default=None, description="at the recommended batch")
     tokens_per_s: float | None = None
     mfu_ratio: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
     measured: tuple[MeasuredFigure, ...] = Field(
@@ -174,8 +168,8 @@ class BatchSize(Reply):
         default=None, description="null where no figure is known: never a guess at a neighbour"
     )
     validation: BatchSizeValidation | None = None
-    reckoned: ReckonedBatch | None = Field(
-        default=None, description="of a model, without a compile; null where no model is given, or verify was asked"
+    estimated: EstimatedBatch | None = Field(
+        default=None, description="of a model, by the cost model; null where no model is given, or verify was asked"
     )
     compiled: CompiledBatch | None = Field(default=None, description="where verify was asked")
     warnings: tuple[Notice, ...] = ()

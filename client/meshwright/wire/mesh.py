@@ -28,6 +28,11 @@ LISTED_MAX: Final = 131_072
 TARGETS_MAX: Final = 16
 """Targets that one search may compare."""
 
+EQUAL_WITHIN: Final = 0.04
+"""Meshes of one model on one machine whose steps differ by less are equal: their errors go together, but not wholly.
+
+Assumed: no sweep of meshes by JAX was published that would judge it; those of other frameworks scatter by 3 to 5 %."""
+
 UNKNOWN_TARGET: Final = "unknown_target"
 """Reason of a compared target: there is no such chip, slice or host."""
 
@@ -66,8 +71,10 @@ class _MeshRequest(RequestPart):
         default=None, description="plan on these hosts: replies of their agents' GET /devices; null: this host"
     )
     include_devices: StrictBool = Field(default=True, description="false leaves the list of devices out of the reply")
-    memory_strategy: Literal["conservative", "balanced", "aggressive"] = Field(
-        default="balanced", description="how much memory the job's JAX may take: goes into `environment`"
+    memory_strategy: Literal["conservative", "balanced", "aggressive"] | None = Field(
+        default=None,
+        description="how much of a GPU's memory the job's JAX may take: 0.6, 0.75 (JAX's default) or 0.9 of it; null: "
+        "0.92 where a model is trained, else 0.75",
     )
     exports: tuple[ExportName, ...] = Field(
         default=(), description="jax: mesh and PartitionSpecs as Python; maxtext: its flags; needs a model"
@@ -243,8 +250,8 @@ class Plan(Reply):
     axes: tuple[PlanAxis, ...] = ()
     score: PlanScore | None = Field(default=None, description="of this order")
     target: str | None = Field(default=None, description="the target that was planned on, as it is written")
-    memory: PlanMemory | None = Field(default=None, description="as reckoned; what the compiler says: `verification`")
-    step_time: PlanStepTime | None = Field(default=None, description="as reckoned")
+    memory: PlanMemory | None = Field(default=None, description="estimated; `verification` has the compiler's figures")
+    step_time: PlanStepTime | None = Field(default=None, description="estimated")
     schedule: PlanSchedule | None = Field(default=None, description="how the batch goes through the mesh")
     mfu_ratio: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
     tokens_per_s: float | None = None

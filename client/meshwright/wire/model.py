@@ -83,7 +83,9 @@ class ModelSpec(RequestPart):
 
     # ---- before and behind the layers
     positions: Literal["rope", "learned"] = "rope"
-    max_position_embeddings: Count | None = Field(default=None, description="needed where positions are learned")
+    max_position_embeddings: Count | None = Field(
+        default=None, description="the longest sequence; needed where positions are learned"
+    )
     tie_word_embeddings: StrictBool = False
     final_logit_softcapping: Bound | None = Field(default=None, description="logits are kept below it by a tanh")
 
@@ -166,7 +168,10 @@ class ModelSpec(RequestPart):
 class TrainingSpec(RequestPart):
     """How it is trained: one optimizer step."""
 
-    sequence_length: Annotated[StrictInt, Field(ge=1, le=2**24)] = 4096
+    sequence_length: Annotated[StrictInt, Field(ge=1, le=2**24)] = Field(
+        default=4096,
+        description="tokens; not said: the model's max_position_embeddings, at most 8192, and 4096 where it has none",
+    )
     global_batch: Annotated[StrictInt, Field(ge=1, le=2**24)] = Field(description="sequences in one optimizer step")
     gradient_accumulation: Annotated[StrictInt, Field(ge=1, le=2**16)] = Field(
         default=1,

@@ -29,7 +29,7 @@ from meshwright.planning.compile_job import order_verified
 from meshwright.planning.request import Inventory
 from meshwright.topology.targets import count_devices, find_hardware, read_target
 from meshwright.wire.base import Basis, Notice
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, ReckonedBatch
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, EstimatedBatch
 from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.children.compile_tasks import CompileTask
@@ -294,9 +294,9 @@ class PlanMaker:
         """
         if request.model is None:
             return self.advise(request)
-        reckoned = ReckonedBatch.model_validate_json((await self._ask_of_batch("reckon", request))["reckoned"])
-        advice = self.advise(request.model_copy(update={"target": reckoned.target}))
-        return advice.model_copy(update={"reckoned": reckoned})
+        estimated = EstimatedBatch.model_validate_json((await self._ask_of_batch("estimate", request))["estimated"])
+        advice = self.advise(request.model_copy(update={"target": estimated.target}))
+        return advice.model_copy(update={"estimated": estimated})
 
     async def build_fit_task(self, request: BatchSizeRequest) -> CompileTask:
         """Returns what is to be compiled for the largest batch.

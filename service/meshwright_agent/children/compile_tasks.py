@@ -113,7 +113,7 @@ def _plan_mesh(request: BatchSizeRequest, here: Inventory | None) -> Plan:
     if request.mesh is None:
         detail = "neither plan nor mesh is given; the batch that fits depends on the mesh"
         raise InvalidRequestError.of("mesh", detail, _BATCH_WAYS)
-    asked = PlanRequest(mesh=request.mesh, memory_strategy=request.memory_strategy)
+    asked = PlanRequest(mesh=request.mesh, model=request.model, memory_strategy=request.memory_strategy)
     return find_inventory(request.target, here=here).lay_out(asked)
 
 

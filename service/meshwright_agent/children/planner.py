@@ -98,17 +98,17 @@ def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     return build_fit_task(request, plan, here).as_json()
 
 
-def reckon(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Returns the reckoned batch of a model's step as JSON text: {"reckoned": …}; takes what `fit` takes.
+def estimate(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Returns the estimated batch of a model's step as JSON text: {"estimated": …}; takes what `fit` takes.
 
     Raises:
         ProblemError: the request is refused.
     """
-    from meshwright.planning.batch_request import reckon_request  # here: most requests are plans
+    from meshwright.planning.batch_request import estimate_request  # here: most requests are plans
 
     request, plan, here = _parse_batch(arguments)
-    reckoned = reckon_request(request, here, stored=plan)
-    return {"reckoned": reckoned.model_dump_json()}
+    estimated = estimate_request(request, here, stored=plan)
+    return {"estimated": estimated.model_dump_json()}
 
 
 def _parse_batch(arguments: Mapping[str, Any]) -> tuple[BatchSizeRequest, Plan | None, Inventory | None]:
@@ -220,4 +220,4 @@ def _leave_out(plan: Plan) -> Plan:
 
 
 if __name__ == "__main__":
-    serve(KIND, prepare, {"plan": plan, "search": search, "fit": fit, "reckon": reckon})
+    serve(KIND, prepare, {"plan": plan, "search": search, "fit": fit, "estimate": estimate})

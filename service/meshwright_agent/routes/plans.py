@@ -100,7 +100,7 @@ class BatchSizeQuery(Query):
 async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) -> BatchSize | Response:
     """Advice for the named hardware, or for this host's; a `batch` that is given is judged.
 
-    With a `model` also `reckoned`: how many sequences its step should have on a mesh, and which limit says so. With
+    With a `model` also `estimated`: how many sequences its step should have on a mesh, and which limit says so. With
     `verify: "compile"` instead the largest batch of a model that XLA's compiler says fits: at once where that is
     stored, else by a run.
     """

@@ -91,14 +91,14 @@ class AsyncPlanCalls(AsyncDriver):
         mesh: MeshLike | MeshSpec | None = None,
         target: str | None = None,
         plan: Plan | str | None = None,
-        memory_strategy: MemoryStrategyName = "balanced",
+        memory_strategy: MemoryStrategyName | None = None,
         verify: Verify = "none",
         on_progress: Callable[[Progress], object] | None = None,
         timeout_s: float | None = None,
     ) -> BatchSize:
         """Returns recommended batch sizes for `hardware` (None: the host's own), and the verdict on `batch`.
 
-        With a `model` also `reckoned`: how many sequences its step should have on a mesh, and which limit says so. With
+        With a `model` also `estimated`: how many sequences its step should have on a mesh, and why. With
         `verify="compile"` `compiled` instead: the largest batch of a model that XLA's compiler says fits.
 
         Args:
@@ -109,7 +109,7 @@ class AsyncPlanCalls(AsyncDriver):
             mesh: the mesh that it is trained on; None: the fastest that fits is searched (not with `verify`).
             target: the hardware, as for `plan`; None: the agent's host.
             plan: one that the agent keeps, or its fingerprint, instead of `mesh` and `target`.
-            memory_strategy: how much memory the job's JAX may take on a GPU.
+            memory_strategy: how much of a GPU's memory the job's JAX may take; None: 0.92 where a model is trained.
             verify: "compile" asks XLA's compiler, and waits for its word.
             on_progress: called with each progress of the compiles.
             timeout_s: seconds to wait for them, in the queue too; None: as long as it takes.

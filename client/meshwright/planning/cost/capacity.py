@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from meshwright.environment import MemoryStrategy
 from meshwright.topology.chips import Chip
 
 USABLE_BYTES: Final[Mapping[str, float]] = {
@@ -26,7 +27,23 @@ Source: XLA's TPU compiler, asked with a program that cannot fit (`compiling.rep
 GPU_FRACTION: Final = 0.75
 """Of a GPU's memory, what JAX takes unless it is told otherwise. Source: docs.jax.dev, "GPU memory allocation"."""
 
+TRAINING_FRACTION: Final = 0.92
+"""Of a GPU's memory, what a training job takes that has its GPUs alone; the rest is for the driver, CUDA's context and
+NCCL. Assumed: people start JAX with 0.9 to 0.95."""
+
 _GIB: Final = 2**30
+
+
+def find_memory_fraction(strategy: str | None, *, trains: bool) -> float:
+    """Returns the part of a GPU's memory that a job is started with.
+
+    Args:
+        strategy: "conservative", "balanced" or "aggressive"; None: not said.
+        trains: whether a model is trained.
+    """
+    if strategy is not None:
+        return MemoryStrategy(strategy).fraction or GPU_FRACTION
+    return TRAINING_FRACTION if trains else GPU_FRACTION
 
 
 def find_capacity(chip: Chip, memory_bytes: int | None = None, fraction: float | None = None) -> int:

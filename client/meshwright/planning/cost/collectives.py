@@ -41,7 +41,7 @@ ICI_HOP_S: Final = 1e-6
 """Of one hop between TPU chips. Source: jax-ml/scaling-book, sharding.md, "A note on ICI latency"."""
 
 NVLINK_HOP_S: Final = 2.0e-6
-"""Of one step of NCCL's ring inside a node. Source: fit to A100 (`reached.csv`); NCCL itself reckons with 1.9 µs
+"""Of one step of NCCL's ring inside a node. Source: fit to A100 (`reached.csv`); NCCL itself assumes 1.9 µs
 (LL128) to 3.4 µs (Simple): NVIDIA/nccl at 01afd20a, src/graph/tuning.cc, hwLat."""
 
 NETWORK_HOP_S: Final = 8.5e-6

@@ -10,13 +10,13 @@ from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import AXES
 from meshwright.planning.parallelism import name_axis
 from meshwright.planning.search.candidates import Bounds
-from meshwright.planning.search.search import NEAR, Question, list_leaders, read_layout, tell_schedule, weigh
+from meshwright.planning.search.search import Question, list_leaders, read_layout, tell_schedule, weigh
 from meshwright.wire.cost import AuditAlternative, PlanAudit
-from meshwright.wire.mesh import Plan
+from meshwright.wire.mesh import EQUAL_WITHIN, Plan
 
 
 def audit_plan(plan: Plan, question: Question) -> PlanAudit:
-    """Returns the fastest mesh of a plan's devices that fits: the plan's own where none saves `NEAR` of its step.
+    """Returns the fastest mesh of a plan's devices that fits: the plan's own where none is faster beyond the error.
 
     Args:
         plan: for a mesh that somebody gave, with what it costs.
@@ -31,10 +31,10 @@ def audit_plan(plan: Plan, question: Question) -> PlanAudit:
     best = next((int(place) for place in list_leaders(priced)[:1] if priced.fits[place]), None)
     shape, schedule, own_s = plan.mesh_shape, plan.schedule, plan.step_time.total_s
     fits, total_s = plan.memory.fits is not False, own_s
-    message = f"this is the best: no other mesh that fits saves {NEAR:.0%} of the step"
+    message = f"this is the best: no other mesh that fits saves {EQUAL_WITHIN:.0%} of the step"
     if best is None and not fits:
         return PlanAudit(best=None)
-    if best is not None and not (fits and weigh(priced)[best] > weighed_s * (1 - NEAR)):
+    if best is not None and not (fits and weigh(priced)[best] > weighed_s * (1 - EQUAL_WITHIN)):
         total_s, layout = float(priced.total_s[best]), priced.layout.take(best)
         shape, schedule, ratio = _name_axes(layout, plan), tell_schedule(question, layout), total_s / own_s
         than = f"{abs(ratio - 1):.0%} {'less' if ratio < 1 else 'more'}" if round(ratio, 2) != 1 else "the same"

@@ -13,7 +13,7 @@ from typing import Final
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.device_selection import Pool
 from meshwright.planning.parallelism import choose_near
-from meshwright.planning.search.search import Question, read_bounds, search_plans, weigh
+from meshwright.planning.search.search import Question, price_best, read_bounds, search_plans
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, Plans, SearchRequest
@@ -67,12 +67,11 @@ def search_remaining(
     Raises:
         PlanInfeasibleError: no mesh cuts model and batch over any number of them.
     """
-    found = [
-        (count, seconds) for count in _list_counts(topology, kept) if (seconds := _price_best(request, ask(count)))
-    ]
+    counts, bounds = _list_counts(topology, kept), read_bounds(request)
+    found = {count: best.weighed_s for count in counts if (best := price_best(ask(count), bounds))}
     if not found:
         raise _refuse(request, len(kept))
-    count = min(found, key=lambda each: each[1])[0]
+    count = min(found, key=lambda each: found[each])
     selection = DeviceSelection(count=count, exclude=_name_others(topology, kept))
 
     plans = search_plans(request, ask(count), lambda mesh: lay_out(mesh, selection))
@@ -95,24 +94,15 @@ def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
     return [unit * many for many in sorted({*range(max(most - COUNTS_MOST, 0) + 1, most + 1), *halves}, reverse=True)]
 
 
-def _price_best(request: SearchRequest, question: Question) -> float | None:
-    """Returns the seconds of the best step that fits, as `weigh` compares them; None: there is none; infinity: none
-    fits."""
-    space = question.list_space(read_bounds(request))
-    if not space.size:
-        return None
-    priced = question.price(space.layout)
-    return float(weigh(priced)[priced.fits].min(initial=float("inf")))
-
-
 def _find_batch(request: SearchRequest, question: Question) -> str:
     """Returns the hint with the batch next to the one that is asked for with which all devices that are left work."""
     devices, batch = question.hardware.devices, question.training.global_batch
     near = max(round(batch / devices), 1) * devices
-    seconds = _price_best(request, question.with_batch(near))
-    if seconds is None or not math.isfinite(seconds):
+    best = price_best(question.with_batch(near), read_bounds(request))
+    if best is None or not math.isfinite(best.seconds):
         return f"with a global_batch of {near} not all {devices} would work either"
-    return f"with a global_batch of {near} all {devices} work, {seconds / near * batch:.3g} s for as many sequences"
+    seconds = best.seconds / near * batch
+    return f"with a global_batch of {near} all {devices} work, {seconds:.3g} s for as many sequences"
 
 
 def _name_others(topology: Topology, kept: Sequence[int]) -> tuple[str, ...]:

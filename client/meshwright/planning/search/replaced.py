@@ -1,11 +1,11 @@
 """Measured rates in the place of the tables': what each one replaces, by how much, and what a plan says of it.
 
-Rule: a bench and the figure that it replaces are of one thing, timed or reckoned for the same sizes and devices; what
+Rule: a bench and the figure that it replaces are of one thing, timed or estimated for the same sizes and devices; what
 nobody measured stays as published.
 
 - A matmul alone, and a copy, scale the chip's published peak and bandwidth by what they reached ÷ what such a chip
   reaches alone: a chip that is throttled is as much slower in a step.
-- A collective's ratio to what is reckoned for the same bytes and group, its latencies aside, scales the wires inside
+- A collective's ratio to the estimate for the same bytes and group, its latencies aside, scales the wires inside
   the host of each axis that lives by it: the ICI links that an axis has, and the one rate of all GPUs of a host. The
   network between hosts is not measured here.
 """
@@ -56,7 +56,7 @@ class Compared:
         rate: as measured.
         default: what would have been taken.
         peak: what is published.
-        ratio: of wires, how much faster they are than reckoned, latencies aside.
+        ratio: of wires, how much faster they are than estimated, latencies aside.
     """
 
     rate: Rate
@@ -152,25 +152,25 @@ class Replaced:
         return tuple(self._compare_wire(case, rate) for case, rate in found if rate is not None)
 
     def _compare_wire(self, case: Collective, rate: Rate) -> Compared:
-        """Returns a bus bandwidth beside the one that is reckoned for the same sizes over the same group."""
+        """Returns a bus bandwidth beside the estimate for the same sizes over the same group."""
         timed = rate.timed
         group = timed.large.axis_size or 1
         span = self.lay(Layout(tp=group), group)["tp"]
         slower = replace(span, inner=scale_wire(span.inner, 0.5))
-        reckoned_s = timed.count(lambda row: _reckon(span, case, row))
-        moved_s = timed.count(lambda row: _reckon(slower, case, row)) - reckoned_s
-        waited_s = reckoned_s - moved_s
+        estimated_s = timed.count(lambda row: _estimate(span, case, row))
+        moved_s = timed.count(lambda row: _estimate(slower, case, row)) - estimated_s
+        waited_s = estimated_s - moved_s
         work = timed.count(lambda row: row.size_bytes * row.busbw_factor)
         return Compared(
             rate,
-            default=work / reckoned_s,
+            default=work / estimated_s,
             peak=float(np.max(span.inner.bytes_per_s)),
             ratio=moved_s / max(timed.seconds - waited_s, LEAST_RATIO * timed.seconds),
         )
 
 
-def _reckon(span: Span, case: Collective, row: Measurement) -> float:
-    """Returns the seconds that are reckoned for a bench's collective; an all-to-all's S is each rank's part."""
+def _estimate(span: Span, case: Collective, row: Measurement) -> float:
+    """Returns the estimated seconds of a bench's collective; an all-to-all's S is each rank's part."""
     if case == "permute":
         return float(span.send(row.size_bytes))
     whole = row.size_bytes * (len(row.device_indices) if case == "all_to_all" else 1)

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.environment import MemoryStrategy
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
+from meshwright.planning.cost.capacity import GPU_FRACTION, find_capacity, find_memory_fraction
 from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.memory import Moments
 from meshwright.planning.cost.memory import read_moments as read_own_moments
@@ -42,7 +42,7 @@ from meshwright.planning.search.measured import Measurements
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.cost import PlanMemory, PlanSchedule, PlanStepTime
-from meshwright.wire.mesh import Plan, Plans, Rejected, SearchRequest
+from meshwright.wire.mesh import EQUAL_WITHIN, Plan, Plans, Rejected, SearchRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 LARGEST_LOG2: Final = 20
@@ -226,11 +226,6 @@ FAMILIES_MOST: Final = 12
 """Families that are told of each kind: that fit and are slower, the fastest first; that do not fit, the nearest."""
 
 
-NEAR: Final = 0.04
-"""Meshes of one model on one machine whose steps differ by less are equal: their errors go together, but not wholly.
-
-Assumed: no sweep of meshes by JAX was published that would judge it; those of other frameworks scatter by 3 to 5 %."""
-
 ROOM: Final = 0.08
 """Part of the memory that is left free where an equal mesh allows it."""
 
@@ -256,10 +251,38 @@ def weigh(priced: Priced) -> NDArray[np.float64]:
     return np.asarray(priced.total_s * (1 + UNUSUAL * np.sum(list(find_unusual(priced).values()), axis=0)))
 
 
+def choose_schedule(priced: Priced) -> int:
+    """Returns the place of the best candidate."""
+    return int(_order(priced)[0])
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best candidate of a search; `weighed_s` is of `weigh`, and both are infinite where none fits."""
+
+    mesh_shape: dict[str, int]
+    seconds: float
+    weighed_s: float
+
+
+def price_best(question: Question, bounds: Bounds) -> Best | None:
+    """Returns the best candidate, by sizes alone; None: no mesh cuts model, batch and devices."""
+    space = question.list_space(bounds)
+    if not space.size:
+        return None
+    priced = question.price(space.layout)
+    place = choose_schedule(priced)
+    chosen = priced.layout.take(place)
+    shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
+    if not priced.fits[place]:
+        return Best(shape, math.inf, math.inf)
+    return Best(shape, float(priced.total_s[place]), float(weigh(priced)[place]))
+
+
 def list_leaders(priced: Priced) -> NDArray[np.int64]:
     """Returns the place of the best candidate of each mesh: those that fit first, of these the best first.
 
-    The fastest is the best, unusual ones handicapped; but among those that are as fast within `NEAR` the one with room
+    The fastest is the best, unusual ones handicapped; but among those that are equal within the error the one with room
     in memory, then with the fewest of pp, cp and tp, then with the fewest axes.
     """
     order = _order(priced)
@@ -295,7 +318,7 @@ def _order(priced: Priced) -> NDArray[np.int64]:
     wide = [np.asarray(getattr(priced.layout, axis)) > 1 for axis in AXES]
     extra = np.sum([each for axis, each in zip(AXES, wide, strict=True) if axis in _EXTRA], axis=0)
     seconds = weigh(priced)
-    is_near = priced.fits & (seconds <= (1 + NEAR) * seconds[priced.fits].min(initial=np.inf))
+    is_near = priced.fits & (seconds <= (1 + EQUAL_WITHIN) * seconds[priced.fits].min(initial=np.inf))
     is_tight = priced.memory_bytes > (1 - ROOM) * priced.capacity_bytes
     key = np.where(priced.fits, seconds, priced.memory_bytes)
     preferred = [np.where(is_near, each, 0) for each in (np.sum(wide, axis=0), extra, is_tight)]
@@ -351,13 +374,13 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
         return "order", f"takes {total:.3g} s a step"
     best = ordered.get(winner, float(priced.total_s[winner]))
     unusual = [words for words, each in find_unusual(priced).items() if each[place]]
-    if unusual and total < best * (1 + NEAR):
+    if unusual and total < best * (1 + EQUAL_WITHIN):
         said = f"{abs(total / best - 1):.1%} {'less' if total < best else 'more'} than the best, by {unusual[0]}"
         return "unusual", f"takes {total:.3g} s a step, {said}, which no run judges: measure it"
-    if total <= (1 + NEAR) * best:
+    if total <= (1 + EQUAL_WITHIN) * best:
         return (
             "equal",
-            f"takes {total:.3g} s a step, which is as long as the best: a difference of {NEAR:.0%} says nothing",
+            f"takes {total:.3g} s a step, as long as the best within the planner's error of {EQUAL_WITHIN:.0%}",
         )
     more = {part: float(priced.parts[part][place] - priced.parts[part][winner]) for part in PARTS}
     part = max(more, key=lambda name: more[name])
@@ -395,7 +418,7 @@ def build_question(
     topology: Topology,
     devices: int,
     *,
-    memory_strategy: str = "balanced",
+    memory_strategy: str | None = None,
     price_per_device_hour: float | None = None,
     moments: tuple[Moments, ...] = (),
     measured: Measurements | None = None,
@@ -406,7 +429,7 @@ def build_question(
         model, training: the step.
         topology: what it runs on.
         devices: how many of it.
-        memory_strategy: how much of a GPU's memory the job takes.
+        memory_strategy: how much of a GPU's memory the job takes; None: as a training job.
         price_per_device_hour: None: not given.
         moments: states of the optimizer to choose from; empty: that of `training`.
         measured: what benches found of them, where the topology is this host's.
@@ -420,7 +443,7 @@ def build_question(
     if moments and training.optimizer != "adamw":
         message = f"moment_dtypes are of AdamW's moments, and the optimizer is {training.optimizer}"
         raise InvalidRequestError.of("moment_dtypes", message, 'leave them out, or use "optimizer": "adamw"')
-    fraction = MemoryStrategy(memory_strategy).fraction or 1.0
+    fraction = find_memory_fraction(memory_strategy, trains=True)
     hardware = Hardware.of(topology, devices, measured)
     return Question(model, training, hardware, fraction, price_per_device_hour, moments)
 
@@ -432,9 +455,9 @@ def price_plan(plan: Plan, question: Question) -> Plan:
     """
     layout = list_schedules(plan.mesh_shape, question.training)
     priced = question.price(layout, read_order(plan, question.hardware))
-    told = tell(question, priced, int(_order(priced)[0]), plan.mesh_shape)
+    told = tell(question, priced, choose_schedule(priced), plan.mesh_shape)
     memory = told["memory"]
-    told["warnings"] = (*plan.warnings, *_tell_basis(question), *_tell_left_out(question))
+    told["warnings"] = (*plan.warnings, *_tell_basis(question), *_list_notices(question, memory))
     if not memory.fits:
         notice = Notice(
             code="memory_does_not_fit",
@@ -468,7 +491,9 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     best = dict(list(ordered.items())[: request.top])
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
-    warnings = _tell_basis(question) if plans else (_tell_nothing_fits(question),)
+    warnings: tuple[Notice, ...] = (_tell_nothing_fits(question),)
+    if plans:
+        warnings = (*_tell_basis(question), *_tell_better_batch(question, bounds, _read_total(plans[0])))
     return Plans(plans=tuple(plans), rejected=(*rejected, *_tell_left(space)), warnings=warnings)
 
 
@@ -489,7 +514,7 @@ def _order_best(
     handicaps = weigh(priced) / priced.total_s
     seconds = {place: _read_total(plan) * float(handicaps[place]) for place, plan in made.items()}
     fastest = min(seconds.values(), default=0.0)
-    return dict(sorted(made.items(), key=lambda each: max(0.0, seconds[each[0]] - (1 + NEAR) * fastest)))
+    return dict(sorted(made.items(), key=lambda each: max(0.0, seconds[each[0]] - (1 + EQUAL_WITHIN) * fastest)))
 
 
 def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan]) -> Plan:
@@ -498,7 +523,12 @@ def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan])
     made = lay_out(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items()))
     ordered = question.price(_keep_one(chosen), read_order(made, question.hardware))
     told = tell(question, ordered, 0, made.mesh_shape)
-    return made.model_copy(update={**told, "warnings": (*made.warnings, *_tell_left_out(question))})
+    return made.model_copy(
+        update={
+            **told,
+            "warnings": (*made.warnings, *_list_notices(question, told["memory"])),
+        }
+    )
 
 
 def read_bounds(request: SearchRequest) -> Bounds:
@@ -546,13 +576,40 @@ def _tell_basis(question: Question) -> tuple[Notice, ...]:
     """Returns the warnings that prices are of something else than what was asked, or of less, where they are."""
     if question.training.compute_dtype != "float32":
         return ()
-    message = "compute_dtype is float32, and the step's time is reckoned as of bfloat16: it will take longer"
+    message = "compute_dtype is float32, and the step's time is estimated for bfloat16: it will take longer"
     return (Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run"),)
 
 
-def _tell_left_out(question: Question) -> tuple[Notice, ...]:
-    """Returns the warnings of figures that were measured here and that no such chip can have."""
-    return question.hardware.replaced.list_notices(question.training.compute_dtype)
+def _tell_better_batch(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
+    """Returns the warning that the batch next to the one that is asked for, a multiple of the devices, is faster."""
+    devices, batch = question.hardware.devices, question.training.global_batch
+    near = max(round(batch / devices), 1) * devices
+    best = price_best(question.with_batch(near), bounds) if batch > devices and near != batch else None
+    if best is None or near / best.seconds < (1 + EQUAL_WITHIN) * batch / seconds:
+        return ()
+    faster = near / best.seconds / (batch / seconds)
+    mesh = " × ".join(f"{axis}:{size}" for axis, size in best.mesh_shape.items())
+    message = (
+        f"a global_batch of {batch} is not a multiple of {devices} devices; {near} has {faster:.2g} times the "
+        f"tokens/s, on {mesh}, {best.seconds:.3g} s a step"
+    )
+    return (Notice(code="better_batch", message=message, hint=f"use a global_batch of {near}"),)
+
+
+def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
+    """Returns the warnings of figures that were measured here and that no such chip can have, and of a step that does
+    not fit in the part of a GPU's memory that JAX takes by default."""
+    hardware = question.hardware
+    measured = hardware.replaced.list_notices(question.training.compute_dtype)
+    default = find_capacity(hardware.chip, hardware.memory_bytes, GPU_FRACTION)
+    if hardware.platform != "gpu" or not memory.fits or memory.per_device_bytes <= default:
+        return measured
+    message = (
+        f"the step needs {memory.per_device_bytes / 2**30:.1f} GiB of a device; JAX's default, {GPU_FRACTION} of its "
+        f"memory, is {default / 2**30:.1f} GiB"
+    )
+    hint = f"start the job alone on its GPUs, with the plan's environment, which gives it {question.memory_fraction:g}"
+    return (*measured, Notice(code="above_default_memory", message=message, hint=hint))
 
 
 def _tell_nothing_fits(question: Question) -> Notice:

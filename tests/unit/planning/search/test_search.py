@@ -14,9 +14,8 @@ from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestE
 from meshwright.planning.compile_job import read_capacity
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request
-from meshwright.planning.search.search import NEAR
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from meshwright.wire.mesh import EQUAL_WITHIN, Plan, PlanRequest, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.asking import ask_planner
 
@@ -44,7 +43,7 @@ def test_the_best_meshes_come_first_equal_ones_with_the_fewest_axes_and_all_of_t
     found = ask(target=target, top=5)
     assert len(found.plans) == 5
     seconds = [read_total(plan) for plan in found.plans]
-    near = [plan for plan in found.plans if read_total(plan) <= (1 + NEAR) * min(seconds)]
+    near = [plan for plan in found.plans if read_total(plan) <= (1 + EQUAL_WITHIN) * min(seconds)]
     assert list(found.plans[: len(near)]) == near
     assert seconds[len(near) :] == sorted(seconds[len(near) :])
     extra = [len({"tp", "cp", "pp"} & {*plan.mesh_shape}) for plan in near if not is_tight(plan)]

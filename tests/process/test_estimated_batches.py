@@ -1,4 +1,4 @@
-"""The batch of a model's step, asked of a real agent over HTTP: reckoned by the planner child, at once."""
+"""The batch of a model's step, asked of a real agent over HTTP: estimated by the planner child, at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: Runnin
     reply = post(host, **ON_V5E)
     assert reply.status_code == 200, reply.text
     with FakeAgent().http_client() as here:
-        assert reply.json()["reckoned"] == here.post("/batch-size", json=ON_V5E).json()["reckoned"]
+        assert reply.json()["estimated"] == here.post("/batch-size", json=ON_V5E).json()["estimated"]
     assert (reply.json()["hardware_type"], reply.json()["basis"]) == ("tpu_v5e", "declared")
     assert reply.json()["compiled"] is None
     assert ask(host, "/runs")["runs"] == []
@@ -52,8 +52,8 @@ def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: Runnin
 def test_a_plan_that_the_agent_keeps_gives_the_mesh(host: RunningAgent) -> None:
     plan = ask(host, "/mesh/plan?mesh=fsdp:16&target=v5e:4x4")["plans"][0]
     named = {"model": ON_V5E["model"], "training": ON_V5E["training"], "plan": plan["fingerprint"]}
-    reckoned = post(host, **named).json()["reckoned"]
-    assert reckoned == post(host, **ON_V5E).json()["reckoned"]
+    estimated = post(host, **named).json()["estimated"]
+    assert estimated == post(host, **ON_V5E).json()["estimated"]
     missing = post(host, **{**named, "plan": "mw1-none"})
     assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
 
@@ -70,7 +70,7 @@ def test_a_plan_that_the_agent_keeps_gives_the_mesh(host: RunningAgent) -> None:
         ({**ON_V5E, "hardware": "h100"}, "invalid_request", "hardware"),
     ],
 )
-def test_what_cannot_be_reckoned_is_refused_with_what_works(
+def test_what_cannot_be_estimated_is_refused_with_what_works(
     host: RunningAgent, fields: dict[str, Any], code: str, field: str
 ) -> None:
     reply = post(host, **fields)
@@ -79,21 +79,22 @@ def test_what_cannot_be_reckoned_is_refused_with_what_works(
     assert reply.json()["hint"]
 
 
-def test_a_host_with_figures_is_reckoned_on_itself(simulated: RunningAgent) -> None:
+def test_a_host_with_figures_is_estimated_on_itself(simulated: RunningAgent) -> None:
     reply = post(simulated, model="llama3.2-1b", mesh="fsdp:8").json()
     with FakeAgent().http_client() as here:
         asked = {"model": "llama3.2-1b", "mesh": "fsdp:8", "target": "h100:8"}
-        known = here.post("/batch-size", json=asked).json()["reckoned"]
-    assert reply["reckoned"] == {**known, "target": None}
-    assert (reply["reckoned"]["target"], reply["hardware_type"]) == (None, "h100")
+        known = here.post("/batch-size", json=asked).json()["estimated"]
+    assert reply["estimated"] == {**known, "target": None}
+    assert (reply["estimated"]["target"], reply["hardware_type"]) == (None, "h100")
 
 
 def test_the_typed_client_reads_it(simulated: RunningAgent) -> None:
     with Client(simulated.url) as client:
-        given = client.batch_size(model="llama3.2-1b", mesh={"fsdp": 8}, training={"sequence_length": 512}).reckoned
-        searched = client.batch_size(model="llama3.2-1b").reckoned
-        assert client.batch_size().reckoned is None
+        given = client.batch_size(model="llama3.2-1b", mesh={"fsdp": 8}, training={"sequence_length": 512}).estimated
+        searched = client.batch_size(model="llama3.2-1b").estimated
+        assert client.batch_size().estimated is None
     assert given is not None
-    assert (given.recommended, given.limit) == (32, "roofline")
+    assert given.limit == "compute"
+    assert given.recommended in [row.global_batch for row in given.batches]
     assert searched is not None
     assert "the mesh is the fastest that was found" in searched.message

@@ -94,7 +94,14 @@ TOLD: list[tuple[dict[str, Any], int]] = [
 
 def same_shape(one: ModelSpec, other: ModelSpec) -> bool:
     """Whether two specs are of one model: what is written out means the same as what is so without it."""
-    ignored = {"name", "head_dim", "num_key_value_heads", "moe_intermediate_size", "qk_norm_scale"}
+    ignored = {
+        "name",
+        "max_position_embeddings",
+        "head_dim",
+        "num_key_value_heads",
+        "moe_intermediate_size",
+        "qk_norm_scale",
+    }
     same = one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
     return same and list_meant(one) == list_meant(other)
 

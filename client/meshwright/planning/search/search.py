@@ -242,6 +242,8 @@ def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
     layout, spans, sequence = priced.layout, priced.spans, priced.work.sequence_length
     found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
     found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
+    if priced.hardware.platform == "gpu":
+        found["tp on GPUs"] = np.asarray(layout.tp) > 1
     found["pp"] = np.asarray(layout.pp) > 1
     return {words: np.broadcast_to(each, priced.total_s.shape) for words, each in found.items()}
 
@@ -401,6 +403,9 @@ def _say(part: str, wire: str) -> str:
         case _:
             return f"communication of {part} over {wire}"
 
+
+BETTER_BATCH: Final = 1.1
+"""Times the tokens/s from which another batch is worth a warning."""
 
 SPARE: Final = 8
 """Meshes beyond those that are told whose devices are put in order, at most."""
@@ -585,12 +590,12 @@ def _tell_better_batch(question: Question, bounds: Bounds, seconds: float) -> tu
     devices, batch = question.hardware.devices, question.training.global_batch
     near = max(round(batch / devices), 1) * devices
     best = price_best(question.with_batch(near), bounds) if batch > devices and near != batch else None
-    if best is None or near / best.seconds < (1 + EQUAL_WITHIN) * batch / seconds:
+    faster = 0.0 if best is None else near / best.seconds / (batch / seconds)
+    if best is None or faster < BETTER_BATCH:
         return ()
-    faster = near / best.seconds / (batch / seconds)
     mesh = " × ".join(f"{axis}:{size}" for axis, size in best.mesh_shape.items())
     message = (
-        f"a global_batch of {batch} is not a multiple of {devices} devices; {near} has {faster:.2g} times the "
+        f"a global_batch of {batch} is not a multiple of {devices} devices; {near} has {faster:.2f} times the "
         f"tokens/s, on {mesh}, {best.seconds:.3g} s a step"
     )
     return (Notice(code="better_batch", message=message, hint=f"use a global_batch of {near}"),)

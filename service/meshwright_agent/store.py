@@ -154,7 +154,6 @@ class Store:
         set_aside: what became of the file of before, in one sentence; empty where it was sound.
         failure: why the last call failed; empty where it did not.
         failure_count: calls that failed or were not done in time.
-        size_bytes: size of the file with its log, at the last `check`; None before the first.
     """
 
     def __init__(self, path: Path, *, clock: Clock, timeout_s: float = TIMEOUT_S) -> None:
@@ -162,7 +161,6 @@ class Store:
         self.set_aside = ""
         self.failure = ""
         self.failure_count = 0
-        self.size_bytes: int | None = None
         self._clock = clock
         self._timeout_s = timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="meshwright-store")
@@ -338,8 +336,6 @@ class Store:
                 with connection:
                     connection.execute(_BEGIN)
                     connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
-            self.size_bytes = sum(file.stat().st_size for file in files if file.exists())
             disk = os.statvfs(self.path.parent)
             return disk.f_bavail * disk.f_frsize
 

@@ -11,7 +11,8 @@ import os
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
-from meshwright.errors import StoreUnavailableError
+from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
+from meshwright.errors import InvalidRequestError, StoreUnavailableError
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component
 from meshwright.wire.mesh import PlanRequest, SearchRequest
@@ -27,7 +28,6 @@ from meshwright_agent.host.base import Host
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.snapshot import first_line
 from meshwright_agent.host.watch import HostWatch
-from meshwright_agent.job_environment import describe_job_environment
 from meshwright_agent.labels import LabelFile
 from meshwright_agent.leases import LeaseRegistry, LeaseService
 from meshwright_agent.runs import RunQueue
@@ -227,11 +227,29 @@ class Agent:
         return await self.compiles.settle_plans(await self.plans.answer(request))
 
     def environment(self, strategy: str, fraction: float | None) -> Environment:
-        """Returns the variables that a job here should start with; InvalidRequestError as of the function."""
-        return describe_job_environment(
-            strategy,
-            fraction,
-            base=self._environ,
-            platform=self.host.topology().platform if self.host.snapshot.knows_topology else None,
-            cpu_devices=self.settings.cpu_devices,
+        """Returns the variables that a job on this host should start with, also as `export` lines.
+
+        They are those that the library would set in the job's own process (`meshwright.environment`).
+
+        Args:
+            strategy: a MemoryStrategy's value.
+            fraction: the share of device memory, in (0, 1]; overrides the strategy's.
+
+        Raises:
+            InvalidRequestError: the strategy needs a fraction.
+        """
+        platform = self.host.topology().platform if self.host.snapshot.knows_topology else None
+        try:
+            config = DeviceConfiguration(memory_strategy=MemoryStrategy(strategy), memory_fraction=fraction)
+            variables = build_environment(config, self._environ, platform=platform)
+        except ValueError as error:
+            hint = "custom needs a memory_fraction in (0, 1]: ?memory_strategy=custom&memory_fraction=0.8"
+            raise InvalidRequestError.of("memory_fraction", str(error), hint) from error
+        if self.settings.cpu_devices:
+            variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.settings.cpu_devices)}
+        return Environment(
+            memory_strategy=strategy,
+            memory_fraction=config.resolve_memory_fraction(),
+            variables=variables,
+            exports=format_exports(variables),
         )

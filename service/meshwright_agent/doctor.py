@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final, Literal
 
@@ -51,10 +51,6 @@ class Finding:
     seen: str
     mend: str = ""
     log: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the finding for JSON."""
-        return asdict(self)
 
 
 def format_findings(findings: Iterable[Finding]) -> str:

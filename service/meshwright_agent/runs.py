@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
@@ -294,18 +294,13 @@ class RunQueue:
         )
         return tuple(parse_bodies(Run, documents))
 
-    async def events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:
-        """Yields a run's events numbered above `after`: the stored ones, then new ones, to its end.
+    def events(self, run_id: str, after: int = 0) -> AsyncGenerator[RunEvent, None]:
+        """Returns a run's events numbered above `after`: the stored ones, then new ones, to its end.
 
         Raises:
-            NotFoundError, StoreUnavailableError: as `get`.
+            StoreUnavailableError: the store does not answer.
         """
-        await self.get(run_id)
-        stream = self._store.follow(_name_stream(run_id), after, is_live=lambda: run_id in self._live)
-        async with contextlib.aclosing(stream):
-            async for row in stream:
-                for event in parse_bodies(RunEvent, [row]):
-                    yield event
+        return self._store.follow(RunEvent, _name_stream(run_id), after, is_live=lambda: run_id in self._live)
 
     async def read_latest_bench(self) -> LatestBench:
         """Returns the newest record of each case, axis, axis size, dtype, size and set of devices."""

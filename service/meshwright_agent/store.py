@@ -296,18 +296,22 @@ class Store:
         return tuple(StoredEvent(*row) for row in (reversed(found) if after is None else found))
 
     async def follow(
-        self, stream: str, after: int, *, is_live: Callable[[], bool], where: Where = ANY
-    ) -> AsyncGenerator[StoredEvent, None]:
+        self, model: type[Model], stream: str, after: int, *, is_live: Callable[[], bool], where: Where = ANY
+    ) -> AsyncGenerator[Model, None]:
         """Yields the events numbered above `after`: the stored ones, then new ones while `is_live()`.
 
-        Whoever ends a stream calls `announce`. A slow reader costs nothing: it reads the store.
+        What ends a stream calls `announce`. A slow reader costs nothing: it reads the store.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
         """
         while True:
             changed, lives = self._changed, is_live()
             found = await self.list_events(stream, after=after, where=where)
-            for event in found:
-                after = event.seq
-                yield event
+            for row in found:
+                after = row.seq
+                for event in parse_bodies(model, [row]):
+                    yield event
             if not found and not lives:
                 return
             if not found:

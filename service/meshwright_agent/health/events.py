@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
@@ -284,8 +284,8 @@ class History:
         known = after if after is not None and after <= self.last_seq else 0
         return HealthEvents(events=events, last_seq=max(stored, known, *seen))
 
-    async def follow(self, after: int, component: str | None = None) -> AsyncIterator[HealthEvent]:
-        """Yields events numbered above `after`: those that were, then those that come, until the agent stops.
+    def follow(self, after: int, component: str | None = None) -> AsyncGenerator[HealthEvent, None]:
+        """Returns events numbered above `after`: those that were, then those that come, until the agent stops.
 
         A number that was never given here is of another history, whose file is gone: then all that there are.
 
@@ -293,11 +293,8 @@ class History:
             StoreUnavailableError: as `list_events`.
         """
         after = after if after <= self.last_seq else 0
-        stream = self._store.follow(HEALTH, after, is_live=lambda: not self._is_closed, where=("component", component))
-        async with contextlib.aclosing(stream):
-            async for row in stream:
-                for event in parse_bodies(HealthEvent, [row]):
-                    yield event
+        where = ("component", component)
+        return self._store.follow(HealthEvent, HEALTH, after, is_live=lambda: not self._is_closed, where=where)
 
 
 def _build_event(event: HealthEvent) -> StoredEvent:

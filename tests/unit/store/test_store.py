@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import RootModel
 
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent import store as module
@@ -155,8 +156,8 @@ def test_a_follower_gets_what_was_then_what_comes_then_the_end(tmp_path: Path) -
         await store.write(events=[event(1, body='"a"')])
 
         async def listen() -> None:
-            async for row in store.follow("health", 0, is_live=lambda: bool(lives)):
-                heard.append(row.body)
+            async for said in store.follow(RootModel[str], "health", 0, is_live=lambda: bool(lives)):
+                heard.append(said.root)
 
         listening = asyncio.create_task(listen())
         for seq, body in ((2, '"b"'), (3, '"c"')):
@@ -167,7 +168,7 @@ def test_a_follower_gets_what_was_then_what_comes_then_the_end(tmp_path: Path) -
         await asyncio.wait_for(listening, 30)
         return heard
 
-    assert run_with_store(tmp_path / "db", test) == ['"a"', '"b"', '"c"']
+    assert run_with_store(tmp_path / "db", test) == ["a", "b", "c"]
 
 
 # ---- trouble ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component
 from meshwright.wire.mesh import PlanRequest, SearchRequest
 from meshwright.wire.runs import Run
-from meshwright_agent.answers.benches import Benches, HostMeasurements
+from meshwright_agent.answers.benches import Benches
 from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_clock
@@ -79,13 +79,11 @@ class Agent:
         self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.host_root))
         self.runs = RunQueue(store, clock=self.clock)
         self.host = self._build_host()
-        self.measurements = HostMeasurements(self.clock)
         self.benches = Benches(
             self.device,
             self.host,
             runs=self.runs,
             registry=self.registry,
-            measurements=self.measurements,
             settings=settings,
             clock=self.clock,
             spawn=self._spawn,
@@ -100,7 +98,7 @@ class Agent:
             clock=self.clock,
             spawn=self._spawn,
         )
-        self.plans = PlanMaker(self.planner, self.large_planner, store, self.host, self.measurements)
+        self.plans = PlanMaker(self.planner, self.large_planner, store, self.host, self.benches.measurements)
         self.compiles = Compiles(store, self.plans, self.runs, settings=settings, environ=self._environ)
         self.store_health = StoreHealth(store, registry=self.health, settings=settings, clock=self.clock)
         self._has_started = False

@@ -125,11 +125,6 @@ class Document:
     state: str = ""
     keeps_place: bool = False
 
-    @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        return f"{self.kind} {self.key[:80]!r}"
-
 
 @dataclass(frozen=True)
 class StoredEvent:
@@ -139,11 +134,6 @@ class StoredEvent:
     seq: int
     at: float
     body: str
-
-    @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        return f"event {self.seq} of {self.stream}"
 
 
 class Store:
@@ -193,24 +183,21 @@ class Store:
 
     # ---- documents ---------------------------------------------------------------------------------------------
 
-    async def write(
-        self, *documents: Document, events: Sequence[StoredEvent] = (), removed: Sequence[tuple[str, str]] = ()
-    ) -> None:
-        """Writes documents and events, removes documents by kind and key, and prunes what is beyond `LIMITS`.
+    async def write(self, *documents: Document, events: Sequence[StoredEvent] = ()) -> None:
+        """Writes documents and events, and prunes what is beyond `LIMITS`.
 
         An event that is stored already is replaced, so that a write may be repeated.
 
         Raises:
             StoreUnavailableError: nothing was written.
         """
-        if not (documents or events or removed):
+        if not (documents or events):
             return
         is_given_up = asyncio.Event()
 
         def job() -> None:
             with self._require_connection() as connection:
                 connection.execute(_BEGIN)
-                connection.executemany("DELETE FROM documents WHERE kind = ? AND key = ?", removed)
                 for document in documents:
                     _put(connection, document)
                 rows = ((each.stream, each.seq, each.at, len(each.body.encode()), each.body) for each in events)
@@ -588,7 +575,7 @@ def parse_body(model: type[Model], row: Document | StoredEvent) -> Model:
     try:
         return model.model_validate_json(row.body)
     except ValidationError as error:
-        detail = f"the {row.name} cannot be read from the store: {error}"
+        detail = f"{row!r:.120} cannot be read from the store: {error}"
         raise StoreUnavailableError(detail, hint="stop the agent and move its database away to begin anew") from error
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from typing import Any, Final
 
@@ -28,11 +28,12 @@ from meshwright_agent.facts.model import (
     ProblemKind,
     RefusedCard,
 )
-from meshwright_agent.facts.nvlink import Card, LinkReader, NvLinks
+from meshwright_agent.facts.nvlink import Card, NvLinks, read_fabric, read_link, read_nvlinks
 from meshwright_agent.facts.nvml import (
     ABSENT,
     ANSWERED,
     LOST,
+    QUESTIONS,
     Questions,
     name_error,
     to_text,
@@ -74,22 +75,10 @@ _HARDWARE_SLOWDOWN: Final = 0x08
 
 _LINK_COUNTERS: Final[Mapping[str, int]] = {"replay": 0, "recovery": 1, "crc": 2}
 """NVML_NVLINK_ERROR_DL_REPLAY, …_RECOVERY, …_CRC_FLIT."""
-_PLAIN: Final = (
-    "temperature_celsius",
-    "slowdown_celsius",
-    "shutdown_celsius",
-    "margin_celsius",
-    "slowdown_margin_celsius",
-    "shutdown_margin_celsius",
-    "uncorrectable_count",
-    "uncorrectable_lifetime_count",
-    "pcie_width",
-    "pcie_most_width",
-    "pcie_generation",
-    "pcie_most_generation",
-    "performance_state",
-)
-"""Fields that are answers as they come."""
+_ASKED_ELSEWHERE: Final = frozenset({"retirement_pending", "nvlink_errors"})
+"""Only of cards without remapped rows; of each link."""
+_ASKED: Final = [each.name for each in fields(GpuHealth) if each.name in QUESTIONS.keys() - _ASKED_ELSEWHERE]
+"""Fields that a question of the same name fills."""
 
 
 def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) -> GpuHealth:
@@ -104,15 +93,16 @@ def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) ->
     def ask(name: str) -> Any:
         return questions.ask_health(name, handle)
 
-    action = ask("recovery")
     remapped = ask("remapped_rows")
     pending = ask("retirement_pending") if remapped is None else None
     active, errors = _read_links(questions, handle)
-    values: dict[str, Any] = {
+    answers = {name: ask(name) for name in _ASKED}
+    action = answers["recovery"]
+    answers |= {
         "recovery": None if action is None else _RECOVERIES.get(action, _OTHER_RECOVERY),
-        "slowdowns": parse_slowdowns(ask("slowdowns")),
-        "power_limit_watts": _to_watts(ask("power_limit_watts")),
-        "power_default_watts": _to_watts(ask("power_default_watts")),
+        "slowdowns": parse_slowdowns(answers["slowdowns"]),
+        "power_limit_watts": _to_watts(answers["power_limit_watts"]),
+        "power_default_watts": _to_watts(answers["power_default_watts"]),
         "remap_pending": None if remapped is None else bool(remapped[2]),
         "remap_failed": None if remapped is None else bool(remapped[3]),
         "retirement_pending": None if pending is None else bool(pending),
@@ -120,8 +110,7 @@ def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) ->
         "nvlinks_active": active,
         "nvlink_errors": errors,
     }
-    plain = {name: ask(name) for name in _PLAIN}
-    return GpuHealth(**plain, **values)
+    return GpuHealth(**answers)
 
 
 def _read_links(questions: Questions, handle: Any) -> tuple[int | None, dict[str, int]]:
@@ -270,7 +259,6 @@ class _Reader:
         self._nvml = nvml
         self._problems: list[Problem] = []
         self._driver = self._build_questions("driver")
-        self._links = LinkReader(here.sysfs)
         self._here = here
         self._sysfs = here.sysfs
         self._table = table
@@ -315,7 +303,7 @@ class _Reader:
         return find_refused(self._bus, read, sorted(self._refusals.items()), self._here)
 
     def _read_link(self, a: Card, b: Card) -> GpuLink | None:
-        return self._links.read_link(self._build_questions(f"GPU {a.facts.index} and {b.facts.index}"), a, b)
+        return read_link(self._build_questions(f"GPU {a.facts.index} and {b.facts.index}"), a, b)
 
     def _read_card(self, index: int) -> Card | None:
         questions = self._build_questions(f"GPU {index}")
@@ -332,8 +320,8 @@ class _Reader:
         if is_divided:
             parts = tuple(self._read_instances(questions, facts, handle))
         else:
-            facts = replace(facts, fabric=self._links.read_fabric(questions, handle))
-            nvlinks = self._links.read_nvlinks(questions, handle)
+            facts = replace(facts, fabric=read_fabric(questions, handle))
+            nvlinks = read_nvlinks(questions, handle, self._sysfs)
             parts = (facts,)
         if facts.health is not None:
             health = replace(facts.health, error=questions.lost, answers=questions.answers)

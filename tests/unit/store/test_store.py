@@ -68,8 +68,6 @@ def test_a_document_that_is_written_again_is_the_newest_unless_it_keeps_its_plac
         await store.write(plan(1, '{"again": 1}'), plan(2, keeps_place=True))
         assert await keys(store) == ["2", "3", "1"]
         assert await keys(store, newest_first=True, limit=2) == ["1", "3"]
-        await store.write(removed=[(PLAN, "3")])
-        assert await keys(store) == ["2", "1"]
 
     run_with_store(tmp_path / "db", test)
 

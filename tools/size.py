@@ -30,8 +30,8 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 28_640,
-    "code lines of the service": 8_990,
+    "code lines": 28_545,
+    "code lines of the service": 8_895,
     "code lines of planner, topology, compiler, verify": 10_415,
     "code lines of the rest of the client": 9_250,
     "modules": 227,

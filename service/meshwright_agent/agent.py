@@ -65,7 +65,7 @@ class Agent:
         self._environ = dict(os.environ if environ is None else environ)
         self.history = History(store, clock=self.clock)
         self.health = HealthRegistry(
-            stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory
+            stale_after_s=settings.stale_after_s, on_change=self.history.record_change, memory=self.history.memory
         )
         self._stays = settings.cpu_devices is not None or not has_accelerators(settings)
         device = build_device_spec(settings, self._environ, stays=self._stays)
@@ -209,7 +209,7 @@ class Agent:
             raise build_unknown_component(name, self.health.names())
         self.host.acknowledge(name)
         reason = f"{request.reason} (by {caller})" if caller else request.reason
-        self.history.note_acknowledged(name, state=self.health.state(name, now), reason=reason, at=now)
+        self.history.record_acknowledged(name, state=self.health.state(name, now), reason=reason, at=now)
         if name not in self.health.names():
             return Component(name=name, state="unknown", reason="is not expected here any more")
         return self.health.component(name, now)

@@ -374,10 +374,10 @@ def examine(settings: Settings, environ: Mapping[str, str] | None = None, *, own
         settings, environ: what an agent would have.
         owner: the agent that runs on this host, in words; JAX is not started beside it.
     """
-    return judge(asyncio.run(gather(settings, os.environ if environ is None else environ, owner)))
+    return evaluate(asyncio.run(gather(settings, os.environ if environ is None else environ, owner)))
 
 
-def judge(here: Surroundings) -> list[Finding]:
+def evaluate(here: Surroundings) -> list[Finding]:
     """Returns what all checks say of the surroundings; of an agent that simulates, those that concern it."""
     checks = SIMULATED_CHECKS if here.settings.simulate else CHECKS
     return [finding for check in checks if (finding := check(here)) is not None]

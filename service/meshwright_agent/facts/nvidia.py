@@ -41,8 +41,8 @@ from meshwright_agent.facts.nvml import (
 from meshwright_agent.facts.procfs import ProcessTable, find_holders, join_holders
 from meshwright_agent.facts.sysfs import (
     Roots,
+    classify_silence,
     find_refused,
-    judge_silence,
     list_folder,
     parse_pci_address,
     read_bus,
@@ -145,7 +145,7 @@ def parse_slowdowns(mask: int | None) -> tuple[str, ...] | None:
     return causes if causes or not mask & _HARDWARE_SLOWDOWN else ("hardware slowdown",)
 
 
-def judge_listed(listed: Sequence[DeviceProcess], used_bytes: int | None) -> tuple[DeviceProcess, ...] | None:
+def find_listed_holders(listed: Sequence[DeviceProcess], used_bytes: int | None) -> tuple[DeviceProcess, ...] | None:
     """Returns who holds a device, of a list that may not name all; None: somebody who is not on it may.
 
     Args:
@@ -161,20 +161,20 @@ def judge_listed(listed: Sequence[DeviceProcess], used_bytes: int | None) -> tup
     return tuple(listed) if used_bytes - sum(told) < IDLE_BYTES else None
 
 
-def doubt_unnamed(facts: HostFacts) -> HostFacts:
+def drop_ambiguous_processes(facts: HostFacts) -> HostFacts:
     """Returns what was read while the agent's worker was there, without naming the worker as somebody else.
 
     A driver that counts by the host's numbers names it by one that is not to be told from a stranger's. Where it names
     one process and no other, that may be the worker: nobody knows. Of several, one at least is somebody else.
     """
-    gpus = tuple(map(_doubt, facts.gpus))
+    gpus = tuple(map(_drop_ambiguous, facts.gpus))
     if gpus == facts.gpus:
         return facts
     computing = find_holders(gpus, facts.tpus)
     return replace(facts, gpus=gpus, holders=join_holders(computing, facts.kfd.holders) if facts.kfd else computing)
 
 
-def _doubt(gpu: GpuFacts) -> GpuFacts:
+def _drop_ambiguous(gpu: GpuFacts) -> GpuFacts:
     processes = gpu.processes or ()
     return replace(gpu, processes=None) if len(processes) == 1 and processes[0].pid in gpu.unlisted_pids else gpu
 
@@ -224,12 +224,12 @@ def read_nvidia(nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bo
         wants_health: False where only holders are asked for, and time is short.
     """
     if nvml is None:
-        return _tell_blind(here, "no_library", "the package nvidia-ml-py is not installed")
+        return _build_unreadable(here, "no_library", "the package nvidia-ml-py is not installed")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        kind = judge_silence(read_bus(here), here, error.value)
-        return _tell_blind(here, kind, f"NVML does not start: {error}")
+        kind = classify_silence(read_bus(here), here, error.value)
+        return _build_unreadable(here, kind, f"NVML does not start: {error}")
     reader = _Reader(nvml, here, table, wants_health=wants_health)
     try:
         return reader.read()
@@ -237,7 +237,7 @@ def read_nvidia(nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bo
         reader.close()
 
 
-def _tell_blind(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFacts:
+def _build_unreadable(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFacts:
     """Returns no GPU; a host that has cards of its own all the same has a problem."""
     cards = [card.address for card in read_bus(here)]
     files = _list_files(here)
@@ -286,7 +286,7 @@ class _Reader:
         links = tuple(link for a, b in combinations(whole, 2) if (link := self._read_link(a, b)) is not None)
         refused = self._find_refused(cards) if count is not None else ()
         if refused and not gpus:
-            self._driver.tell(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
+            self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
         is_blind = count is None and bool(_list_files(self._here))
         return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, is_blind)
 
@@ -294,8 +294,8 @@ class _Reader:
         try:
             return int(self._nvml.nvmlDeviceGetCount())
         except self._nvml.NVMLError as error:
-            kind = judge_silence(self._bus, self._here, error.value)
-            self._driver.tell(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
+            kind = classify_silence(self._bus, self._here, error.value)
+            self._driver.add_problem(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
         return None
 
     def _find_refused(self, cards: Sequence[Card]) -> tuple[RefusedCard, ...]:
@@ -334,7 +334,7 @@ class _Reader:
         except self._nvml.NVMLError as error:
             refusal = "the driver gives no handle for it"
             self._refusals[index] = LOST.get(error.value, f"{refusal}: {name_error(self._nvml, error.value)}")
-            questions.tell(f"{questions.whom}: {refusal}: {error}", "refused")
+            questions.add_problem(f"{questions.whom}: {refusal}: {error}", "refused")
         return None
 
     def _read_gpu(self, questions: Questions, handle: Any, base: GpuFacts) -> GpuFacts:
@@ -380,7 +380,7 @@ class _Reader:
         clients = questions.ask("mps_clients", handle)
         held = {process.pid: process.usedGpuMemory for process in (*(clients or ()), *running)}
         listed = tuple(self._table.describe(pid, size) for pid, size in held.items())
-        return listed if self._table.is_whole else judge_listed(listed, used_bytes)
+        return listed if self._table.is_whole else find_listed_holders(listed, used_bytes)
 
     def _read_instances(self, questions: Questions, card: GpuFacts, handle: Any) -> Iterator[GpuFacts]:
         """Yields the MIG instances of a card; a card whose instances cannot be listed is refused."""
@@ -390,7 +390,7 @@ class _Reader:
         came = {questions.answers[name] for name in ("mig_slots", "mig_instance") if name in questions.answers}
         if not found and came <= {ANSWERED, ABSENT}:
             words = f"{questions.whom} ({card.key}) is in MIG mode without instances: nothing can run there"
-            questions.tell(words, "no_instances")
+            questions.add_problem(words, "no_instances")
         elif not found:
             error = ", ".join(sorted(came - {ANSWERED, ABSENT}))
             self._refusals[card.index] = f"its MIG instances cannot be listed: {error}"

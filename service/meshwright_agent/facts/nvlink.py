@@ -181,7 +181,7 @@ def read_fabric(questions: Questions, handle: Any) -> FabricFacts | None:
         return None
     fabric = parse_fabric(info, str(questions.nvml.NVMLError(info.status)))
     if fault := describe_fault(fabric):
-        questions.tell(f"{questions.whom}: {fault}", "fabric")
+        questions.add_problem(f"{questions.whom}: {fault}", "fabric")
     return fabric
 
 

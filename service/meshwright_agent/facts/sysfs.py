@@ -282,7 +282,7 @@ def read_bus(here: Roots) -> tuple[BusCard, ...]:
     return tuple(cards)
 
 
-def judge_silence(cards: Iterable[BusCard], here: Roots, error: int) -> ProblemKind:
+def classify_silence(cards: Iterable[BusCard], here: Roots, error: int) -> ProblemKind:
     """Returns what it means that NVML tells of no card at all.
 
     Args:

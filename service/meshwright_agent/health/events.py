@@ -182,7 +182,7 @@ class History:
 
     # noting
 
-    def note_change(self, component: Component, before: State, at: datetime) -> None:
+    def record_change(self, component: Component, before: State, at: datetime) -> None:
         """Notes that a component has another state than before."""
         self._note(
             component=component.name,
@@ -195,11 +195,11 @@ class History:
             at=at,
         )
 
-    def note_fault(self, component: str, code: str, *, state: State, reason: str, action: str, at: datetime) -> None:
+    def record_fault(self, component: str, code: str, *, state: State, reason: str, action: str, at: datetime) -> None:
         """Notes that driver or kernel reported something; `state` is the component's after it."""
         self._note(component=component, kind="fault", code=code, state=state, reason=reason, action=action, at=at)
 
-    def note_acknowledged(self, component: str, *, state: State, reason: str, at: datetime) -> None:
+    def record_acknowledged(self, component: str, *, state: State, reason: str, at: datetime) -> None:
         """Notes an operator's word."""
         self._note(component=component, kind="acknowledged", state=state, reason=reason, at=at)
 

@@ -30,12 +30,12 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 28_780,
-    "code lines of the service": 9_130,
+    "code lines": 28_545,
+    "code lines of the service": 8_895,
     "code lines of planner, topology, compiler, verify": 10_415,
     "code lines of the rest of the client": 9_250,
-    "modules": 228,
-    "modules of the service": 63,
+    "modules": 227,
+    "modules of the service": 62,
     "modules of planner, topology, compiler, verify": 60,
     "modules of the rest of the client": 105,
     "code lines of tests and tools": 42_000,

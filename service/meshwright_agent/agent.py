@@ -11,12 +11,13 @@ import os
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
-from meshwright.errors import StoreUnavailableError
+from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
+from meshwright.errors import InvalidRequestError, StoreUnavailableError
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component
 from meshwright.wire.mesh import PlanRequest, SearchRequest
 from meshwright.wire.runs import Run
-from meshwright_agent.answers.benches import Benches, HostMeasurements
+from meshwright_agent.answers.benches import Benches
 from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_clock
@@ -27,7 +28,6 @@ from meshwright_agent.host.base import Host
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.snapshot import first_line
 from meshwright_agent.host.watch import HostWatch
-from meshwright_agent.job_environment import describe_job_environment
 from meshwright_agent.labels import LabelFile
 from meshwright_agent.leases import LeaseRegistry, LeaseService
 from meshwright_agent.runs import RunQueue
@@ -65,7 +65,7 @@ class Agent:
         self._environ = dict(os.environ if environ is None else environ)
         self.history = History(store, clock=self.clock)
         self.health = HealthRegistry(
-            stale_after_s=settings.stale_after_s, on_change=self.history.note_change, memory=self.history.memory
+            stale_after_s=settings.stale_after_s, on_change=self.history.record_change, memory=self.history.memory
         )
         self._stays = settings.cpu_devices is not None or not has_accelerators(settings)
         device = build_device_spec(settings, self._environ, stays=self._stays)
@@ -79,13 +79,11 @@ class Agent:
         self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.host_root))
         self.runs = RunQueue(store, clock=self.clock)
         self.host = self._build_host()
-        self.measurements = HostMeasurements(self.clock)
         self.benches = Benches(
             self.device,
             self.host,
             runs=self.runs,
             registry=self.registry,
-            measurements=self.measurements,
             settings=settings,
             clock=self.clock,
             spawn=self._spawn,
@@ -100,7 +98,7 @@ class Agent:
             clock=self.clock,
             spawn=self._spawn,
         )
-        self.plans = PlanMaker(self.planner, self.large_planner, store, self.host, self.measurements)
+        self.plans = PlanMaker(self.planner, self.large_planner, store, self.host, self.benches.measurements)
         self.compiles = Compiles(store, self.plans, self.runs, settings=settings, environ=self._environ)
         self.store_health = StoreHealth(store, registry=self.health, settings=settings, clock=self.clock)
         self._has_started = False
@@ -211,7 +209,7 @@ class Agent:
             raise build_unknown_component(name, self.health.names())
         self.host.acknowledge(name)
         reason = f"{request.reason} (by {caller})" if caller else request.reason
-        self.history.note_acknowledged(name, state=self.health.state(name, now), reason=reason, at=now)
+        self.history.record_acknowledged(name, state=self.health.state(name, now), reason=reason, at=now)
         if name not in self.health.names():
             return Component(name=name, state="unknown", reason="is not expected here any more")
         return self.health.component(name, now)
@@ -227,11 +225,29 @@ class Agent:
         return await self.compiles.settle_plans(await self.plans.answer(request))
 
     def environment(self, strategy: str, fraction: float | None) -> Environment:
-        """Returns the variables that a job here should start with; InvalidRequestError as of the function."""
-        return describe_job_environment(
-            strategy,
-            fraction,
-            base=self._environ,
-            platform=self.host.topology().platform if self.host.snapshot.knows_topology else None,
-            cpu_devices=self.settings.cpu_devices,
+        """Returns the variables that a job on this host should start with, also as `export` lines.
+
+        They are those that the library would set in the job's own process (`meshwright.environment`).
+
+        Args:
+            strategy: a MemoryStrategy's value.
+            fraction: the share of device memory, in (0, 1]; overrides the strategy's.
+
+        Raises:
+            InvalidRequestError: the strategy needs a fraction.
+        """
+        platform = self.host.topology().platform if self.host.snapshot.knows_topology else None
+        try:
+            config = DeviceConfiguration(memory_strategy=MemoryStrategy(strategy), memory_fraction=fraction)
+            variables = build_environment(config, self._environ, platform=platform)
+        except ValueError as error:
+            hint = "custom needs a memory_fraction in (0, 1]: ?memory_strategy=custom&memory_fraction=0.8"
+            raise InvalidRequestError.of("memory_fraction", str(error), hint) from error
+        if self.settings.cpu_devices:
+            variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.settings.cpu_devices)}
+        return Environment(
+            memory_strategy=strategy,
+            memory_fraction=config.resolve_memory_fraction(),
+            variables=variables,
+            exports=format_exports(variables),
         )

@@ -45,7 +45,6 @@ SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 CHALLENGE: Final = 'Bearer, Basic realm="meshwright"'
 """WWW-Authenticate of a 401: programs send Bearer, a browser asks its user for Basic."""
-MAX_TOKENS: Final = 1000
 MAX_TOKEN_FILE_BYTES: Final = 1 << 20
 
 _TOKEN_HINT: Final = "send `Authorization: Bearer TOKEN`; the client reads MESHWRIGHT_TOKEN or MESHWRIGHT_TOKEN_FILE"
@@ -116,8 +115,6 @@ def parse_tokens(text: str) -> tuple[Token, ...]:
             token = _parse_words(words)
             if token.name in found or any(token.digest == other.digest for other in found.values()):
                 raise ValueError(f"the name or the digest of {token.name} stands on a line before; make a new token")
-            if len(found) >= MAX_TOKENS:
-                raise ValueError(f"more than {MAX_TOKENS} tokens; remove those that are not used")
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
         found[token.name] = token
@@ -293,13 +290,13 @@ class Authenticator:
         self._clock = clock
         self._hosts = _list_hosts(settings)
         self._admin_uids, self._admin_gids = _read_admins(settings.uds_admins)
-        self._mark = _read_mark(settings.tokens_file)
+        self._mark = read_mark(settings.tokens_file)
         self._tokens = None if settings.tokens_file is None else read_token_file(settings.tokens_file)
         self.failure = ""
 
     def refresh(self) -> None:
         """Reads the token file again if it has changed. A damaged file leaves the tokens of before."""
-        path, mark = self._settings.tokens_file, _read_mark(self._settings.tokens_file)
+        path, mark = self._settings.tokens_file, read_mark(self._settings.tokens_file)
         if path is None or (mark == self._mark and not self.failure):
             return
         self._mark = mark
@@ -424,8 +421,8 @@ def _read_admins(text: str) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(uids), frozenset(gids)
 
 
-def _read_mark(path: Path | None) -> tuple[int, ...] | None:
-    """Returns what changes when a file does; None where it cannot be read."""
+def read_mark(path: Path | None) -> tuple[int, ...] | None:
+    """Returns what changes when a file does; None where it cannot be read, or no path is given."""
     if path is None:
         return None
     try:

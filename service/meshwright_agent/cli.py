@@ -13,6 +13,7 @@ import shlex
 import shutil
 import socket
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,7 @@ def _version(
 
 @app.command()
 def serve(
+    context: typer.Context,
     host: Annotated[str | None, typer.Option(help='Address to listen on; "" for no TCP.')] = None,
     port: Annotated[int | None, typer.Option(help="TCP port; 0 picks a free one.")] = None,
     uds: Annotated[str | None, typer.Option(help='Unix socket to listen on as well; "" for none.')] = None,
@@ -70,23 +72,7 @@ def serve(
     tls_client_ca_file: Annotated[Path | None, typer.Option(help="CA of the clients' certificates, PEM.")] = None,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT."""
-    settings = read_settings(
-        host=host,
-        port=port,
-        uds=uds,
-        cpu_devices=cpu_devices,
-        simulate=simulate,
-        state_dir=state_dir,
-        memory_strategy=memory_strategy,
-        idle_release_s=idle_release_s,
-        log_level=log_level,
-        tokens_file=tokens_file,
-        insecure=insecure or None,
-        tls_cert_file=tls_cert_file,
-        tls_key_file=tls_key_file,
-        tls_client_ca_file=tls_client_ca_file,
-    )
-    raise typer.Exit(_serve(settings))
+    raise typer.Exit(_serve(read_settings(**context.params | {"insecure": insecure or None})))
 
 
 @app.command()
@@ -105,7 +91,7 @@ def doctor(
     owner = f"they belong to the agent of this host (process {pid})" if pid else ""
     findings = examine(settings, owner=owner)
     if as_json:
-        typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         typer.echo(format_findings(findings))
     raise typer.Exit(1 if any(finding.level == "wrong" for finding in findings) else 0)

@@ -13,13 +13,11 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from importlib import metadata
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from meshwright.compiling.compilers import COMPILERS, explain_missing
+from meshwright.compiling.compilers import COMPILERS, explain_missing, read_versions
 from meshwright.errors import ProblemError
-from meshwright.wire.devices import Platform
 from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.facts.model import HostFacts, parse_host_facts
 from meshwright_agent.leases import read_held
@@ -52,10 +50,6 @@ class Finding:
     mend: str = ""
     log: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the finding for JSON."""
-        return asdict(self)
-
 
 def format_findings(findings: Iterable[Finding]) -> str:
     """Returns the findings as text: one line each, the way to mend it and the log below."""
@@ -65,12 +59,6 @@ def format_findings(findings: Iterable[Finding]) -> str:
         lines += [f"       → {line}" for line in finding.mend.splitlines()]
         lines += [f"         | {line}" for line in finding.log]
     return "\n".join(lines)
-
-
-_PACKAGES: Final = (
-    *("jax", "jaxlib"),
-    *(name for compiler in COMPILERS.values() for name in (*compiler.distributions, *compiler.others)),
-)
 
 
 @dataclass(frozen=True)
@@ -111,7 +99,7 @@ async def gather(settings: Settings, environ: Mapping[str, str], owner: str) -> 
     return Surroundings(
         settings=settings,
         environ=environ,
-        versions=_read_versions(),
+        versions={name: found for platform in COMPILERS for name, found in read_versions(platform).items()},
         state_error=_try_state_dir(settings),
         nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
         **known,
@@ -175,16 +163,6 @@ def _explain_lease(settings: Settings) -> str:
     return f"device {devices} is leased by {lease.id} ({lease.purpose})"
 
 
-def _read_versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def _try_state_dir(settings: Settings) -> str:
     """Returns why the state directory cannot be written, or made where it is not there yet; nothing is made."""
     try:
@@ -200,7 +178,6 @@ def _try_state_dir(settings: Settings) -> str:
 
 Check = Callable[[Surroundings], Finding | None]
 
-_COMPILED: Final[tuple[Platform, ...]] = ("cpu", "tpu", "gpu")
 LOG_LINES: Final = 8
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 _CUDA_DRIVER_FLOORS: Final = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
@@ -334,11 +311,11 @@ def _check_compilers(here: Surroundings) -> Finding | None:
     """Says for which targets XLA's compiler can verify plans; a compiler that is not installed is no fault."""
     if "jaxlib" not in here.versions:
         return None  # said where jax is looked at
-    missing = {each: reason for each in _COMPILED if (reason := explain_missing(each, here.versions))}
+    missing = {each: reason for each in COMPILERS if (reason := explain_missing(each, here.versions))}
     if "tpu" in missing and "libtpu" in here.versions:
         words, _, line = missing["tpu"].rpartition("; ")
         return Finding("note", "compilers", words, line)
-    there = " and ".join(each.upper() for each in _COMPILED if each not in missing)
+    there = " and ".join(each.upper() for each in COMPILERS if each not in missing)
     more = [f"for {each.upper()}: {reason.rpartition('; ')[2]}" for each, reason in missing.items()]
     return Finding("ok", "compilers", "; ".join((f"plans can be verified for {there} targets", *more)))
 
@@ -397,10 +374,10 @@ def examine(settings: Settings, environ: Mapping[str, str] | None = None, *, own
         settings, environ: what an agent would have.
         owner: the agent that runs on this host, in words; JAX is not started beside it.
     """
-    return judge(asyncio.run(gather(settings, os.environ if environ is None else environ, owner)))
+    return evaluate(asyncio.run(gather(settings, os.environ if environ is None else environ, owner)))
 
 
-def judge(here: Surroundings) -> list[Finding]:
+def evaluate(here: Surroundings) -> list[Finding]:
     """Returns what all checks say of the surroundings; of an agent that simulates, those that concern it."""
     checks = SIMULATED_CHECKS if here.settings.simulate else CHECKS
     return [finding for check in checks if (finding := check(here)) is not None]

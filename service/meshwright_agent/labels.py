@@ -10,7 +10,6 @@ kubernetes.io, "Labels and Selectors": at most 63 characters, letters and digits
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 NAMESPACE: Final = "meshwright.feature.node.kubernetes.io"
 """node-feature-discovery allows labels below feature.node.kubernetes.io without further settings."""
 VALUE_CHARACTERS: Final = 63
-_DIGEST_CHARACTERS: Final = 10
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _ENDS: Final = "-_."
 POLL_S: Final = 1.0
@@ -47,7 +45,7 @@ def build_labels(devices: Devices, health: Health, records: Sequence[BenchRecord
         "platform": devices.platform,
         "device-count": len(devices.devices),
         "device-product": _agree(devices.devices, lambda device: device.kind),
-        "device-memory-bytes": _agree(devices.devices, _read_capacity),
+        "device-memory-bytes": _agree(devices.devices, lambda device: device.memory and device.memory.capacity_bytes),
         "driver-version": software.driver,
         "jax-version": software.jax,
         "agent-version": software.agent,
@@ -61,13 +59,8 @@ def build_labels(devices: Devices, health: Health, records: Sequence[BenchRecord
 
 
 def fit_value(value: object) -> str:
-    """Returns a value as a label may have it: other characters become -, and a long one ends in a hash of the whole."""
-    text = str(value)
-    fitted = _ILLEGAL.sub("-", text).strip(_ENDS)
-    if len(fitted) <= VALUE_CHARACTERS:
-        return fitted
-    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
-    return f"{fitted[: VALUE_CHARACTERS - _DIGEST_CHARACTERS - 1]}-{digest}"
+    """Returns a value as a label may have it: other characters become -, and a long one is cut."""
+    return _ILLEGAL.sub("-", str(value)).strip(_ENDS)[:VALUE_CHARACTERS].rstrip(_ENDS)
 
 
 def format_labels(labels: Mapping[str, str], expires_at: datetime) -> str:
@@ -132,10 +125,6 @@ def _agree(devices: Sequence[Device], read: Callable[[Device], object]) -> objec
     """Returns what all devices have in common; None where they differ or do not know."""
     values = {read(device) for device in devices}
     return values.pop() if len(values) == 1 else None
-
-
-def _read_capacity(device: Device) -> int | None:
-    return device.memory.capacity_bytes if device.memory else None
 
 
 def _read_busbw(count: int, records: Sequence[BenchRecord]) -> int | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -222,9 +221,6 @@ class LeaseService:
         free: ends these runs, and the worker where it has the devices.
         clock: dates leases.
         spawn: starts work that the agent ends when it closes.
-
-    Attributes:
-        preempted: how many leases and runs gave way to leases.
     """
 
     def __init__(
@@ -248,7 +244,6 @@ class LeaseService:
         self._clock = clock
         self._spawn = spawn
         self._lock = asyncio.Lock()
-        self.preempted: Counter[tuple[str, ...]] = Counter({("lease",): 0, ("run",): 0})
 
     async def recall(self) -> None:
         """Reads the leases that an earlier agent has stored; ends those of an earlier boot.
@@ -343,14 +338,12 @@ class LeaseService:
         await self._store.write(_build_document(held), *(_build_document(each, reason) for each in in_the_way))
         self._registry.remove(*in_the_way)
         self._registry.put(held)
-        self.preempted["lease",] += len(in_the_way)
         try:  # a bench may have begun while the lease was written
             gone = await self._free(self._find_runs(devices), reason)
         except DeviceBusyError as error:
             with suppress(StoreUnavailableError):
                 await self._end([held], f"not given: {error.detail}")
             raise
-        self.preempted["run",] += len(gone)
         kept = held.model_copy(update={"lease": held.lease.model_copy(update={"cancelled_runs": gone})})
         self._registry.put(kept)
         return kept

@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
 from contextvars import copy_context
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
@@ -188,13 +188,7 @@ class RunQueue:
             StoreUnavailableError: the store does not answer.
         """
         unfinished = await self._store.list_documents(RUN, states=("queued", "running"))
-        for document in unfinished:
-            try:
-                run = parse_body(Run, document)
-            except StoreUnavailableError as error:
-                log.error("%s; it is forgotten", error.detail)
-                await self._store.write(removed=[(RUN, document.key)])
-                continue
+        for run in parse_bodies(Run, unfinished):
             now = self._clock.now()
             ended = _build_cancelled(run, "the agent stopped while this run was under way", now)
             seq = await self._store.last_seq(_name_stream(run.id)) + 1
@@ -294,18 +288,13 @@ class RunQueue:
         )
         return tuple(parse_bodies(Run, documents))
 
-    async def events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:
-        """Yields a run's events numbered above `after`: the stored ones, then new ones, to its end.
+    def events(self, run_id: str, after: int = 0) -> AsyncGenerator[RunEvent, None]:
+        """Returns a run's events numbered above `after`: the stored ones, then new ones, to its end.
 
         Raises:
-            NotFoundError, StoreUnavailableError: as `get`.
+            StoreUnavailableError: the store does not answer.
         """
-        await self.get(run_id)
-        stream = self._store.follow(_name_stream(run_id), after, is_live=lambda: run_id in self._live)
-        async with contextlib.aclosing(stream):
-            async for row in stream:
-                for event in parse_bodies(RunEvent, [row]):
-                    yield event
+        return self._store.follow(RunEvent, _name_stream(run_id), after, is_live=lambda: run_id in self._live)
 
     async def read_latest_bench(self) -> LatestBench:
         """Returns the newest record of each case, axis, axis size, dtype, size and set of devices."""
@@ -478,15 +467,13 @@ def _build_event(event: RunEvent) -> StoredEvent:
 
 def _build_record(run_id: str, told: Mapping[str, Any]) -> Document:
     record = BenchRecord.model_validate(told)
-    parts: Sequence[object] = (
-        record.case,
-        record.axis,
-        record.axis_size,
-        record.dtype,
-        record.size_bytes,
-        record.device_indices,
-    )
-    return Document(RECORD, json.dumps(parts), StoredRecord(run_id=run_id, record=record).model_dump_json())
+    key = json.dumps(identify_record(record))
+    return Document(RECORD, key, StoredRecord(run_id=run_id, record=record).model_dump_json())
+
+
+def identify_record(record: BenchRecord) -> tuple[object, ...]:
+    """Returns what a record measured; a newer record of the same replaces it."""
+    return record.case, record.axis, record.axis_size, record.dtype, record.size_bytes, record.device_indices
 
 
 def _build_cancelled(run: Run, reason: str, at: datetime) -> Run:

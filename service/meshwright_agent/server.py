@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 
 from meshwright.errors import MeshwrightError
 from meshwright_agent.agent import DRAIN_TIMEOUT_S, Agent
-from meshwright_agent.auth import AccessSettingsError, Authenticator, check_exposure
+from meshwright_agent.auth import AccessSettingsError, Authenticator, check_exposure, read_mark
 from meshwright_agent.clock import Clock, SystemClock
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
@@ -236,16 +236,8 @@ class _TlsFiles:
         except (AccessSettingsError, ssl.SSLError, OSError) as error:
             log.error("the certificate of before stays: %s", error)
 
-    def _read_marks(self) -> list[tuple[int, int] | None]:
-        paths = filter(None, (self._settings.tls_cert_file, self._settings.tls_key_file))
-        return [(seen.st_ino, seen.st_mtime_ns) if (seen := _stat(path)) else None for path in paths]
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:
-        return None
+    def _read_marks(self) -> list[tuple[int, ...] | None]:
+        return [read_mark(path) for path in (self._settings.tls_cert_file, self._settings.tls_key_file)]
 
 
 # ---- connections that do not move -----------------------------------------------------------------------------------
@@ -349,17 +341,12 @@ def serve(
         most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
     sockets = _open_sockets(settings)
-    own = _identify(settings.uds)
+    own = read_mark(settings.uds)
     try:
         asyncio.run(_serve(settings, build_app, authenticator, sockets, context, on_listening, clock or SystemClock()))
     finally:
-        if settings.uds and _identify(settings.uds) == own:  # not the socket of an agent that has begun meanwhile
+        if settings.uds and read_mark(settings.uds) == own:  # not the socket of an agent that has begun meanwhile
             settings.uds.unlink(missing_ok=True)
-
-
-def _identify(path: Path | None) -> tuple[int, int] | None:
-    seen = _stat(path) if path else None
-    return (seen.st_dev, seen.st_ino) if seen else None
 
 
 async def _serve(

@@ -125,11 +125,6 @@ class Document:
     state: str = ""
     keeps_place: bool = False
 
-    @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        return f"{self.kind} {self.key[:80]!r}"
-
 
 @dataclass(frozen=True)
 class StoredEvent:
@@ -140,11 +135,6 @@ class StoredEvent:
     at: float
     body: str
 
-    @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        return f"event {self.seq} of {self.stream}"
-
 
 class Store:
     """One open database. Make it with `Store.open`.
@@ -154,7 +144,6 @@ class Store:
         set_aside: what became of the file of before, in one sentence; empty where it was sound.
         failure: why the last call failed; empty where it did not.
         failure_count: calls that failed or were not done in time.
-        size_bytes: size of the file with its log, at the last `check`; None before the first.
     """
 
     def __init__(self, path: Path, *, clock: Clock, timeout_s: float = TIMEOUT_S) -> None:
@@ -162,7 +151,6 @@ class Store:
         self.set_aside = ""
         self.failure = ""
         self.failure_count = 0
-        self.size_bytes: int | None = None
         self._clock = clock
         self._timeout_s = timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="meshwright-store")
@@ -195,24 +183,21 @@ class Store:
 
     # ---- documents ---------------------------------------------------------------------------------------------
 
-    async def write(
-        self, *documents: Document, events: Sequence[StoredEvent] = (), removed: Sequence[tuple[str, str]] = ()
-    ) -> None:
-        """Writes documents and events, removes documents by kind and key, and prunes what is beyond `LIMITS`.
+    async def write(self, *documents: Document, events: Sequence[StoredEvent] = ()) -> None:
+        """Writes documents and events, and prunes what is beyond `LIMITS`.
 
         An event that is stored already is replaced, so that a write may be repeated.
 
         Raises:
             StoreUnavailableError: nothing was written.
         """
-        if not (documents or events or removed):
+        if not (documents or events):
             return
         is_given_up = asyncio.Event()
 
         def job() -> None:
             with self._require_connection() as connection:
                 connection.execute(_BEGIN)
-                connection.executemany("DELETE FROM documents WHERE kind = ? AND key = ?", removed)
                 for document in documents:
                     _put(connection, document)
                 rows = ((each.stream, each.seq, each.at, len(each.body.encode()), each.body) for each in events)
@@ -298,18 +283,22 @@ class Store:
         return tuple(StoredEvent(*row) for row in (reversed(found) if after is None else found))
 
     async def follow(
-        self, stream: str, after: int, *, is_live: Callable[[], bool], where: Where = ANY
-    ) -> AsyncGenerator[StoredEvent, None]:
+        self, model: type[Model], stream: str, after: int, *, is_live: Callable[[], bool], where: Where = ANY
+    ) -> AsyncGenerator[Model, None]:
         """Yields the events numbered above `after`: the stored ones, then new ones while `is_live()`.
 
-        Whoever ends a stream calls `announce`. A slow reader costs nothing: it reads the store.
+        What ends a stream calls `announce`. A slow reader costs nothing: it reads the store.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
         """
         while True:
             changed, lives = self._changed, is_live()
             found = await self.list_events(stream, after=after, where=where)
-            for event in found:
-                after = event.seq
-                yield event
+            for row in found:
+                after = row.seq
+                for event in parse_bodies(model, [row]):
+                    yield event
             if not found and not lives:
                 return
             if not found:
@@ -338,8 +327,6 @@ class Store:
                 with connection:
                     connection.execute(_BEGIN)
                     connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
-            self.size_bytes = sum(file.stat().st_size for file in files if file.exists())
             disk = os.statvfs(self.path.parent)
             return disk.f_bavail * disk.f_frsize
 
@@ -588,7 +575,7 @@ def parse_body(model: type[Model], row: Document | StoredEvent) -> Model:
     try:
         return model.model_validate_json(row.body)
     except ValidationError as error:
-        detail = f"the {row.name} cannot be read from the store: {error}"
+        detail = f"{row!r:.120} cannot be read from the store: {error}"
         raise StoreUnavailableError(detail, hint="stop the agent and move its database away to begin anew") from error
 
 

@@ -15,7 +15,7 @@ import pytest
 from meshwright.wire.devices import Holder
 from meshwright.wire.leases import LeasedDevice
 from meshwright_agent.clock import SystemClock, read_boot_clock
-from meshwright_agent.doctor import Finding, Surroundings, examine, format_findings, judge
+from meshwright_agent.doctor import Finding, Surroundings, evaluate, examine, format_findings
 from meshwright_agent.facts.model import CpuFacts, DriverFacts, Problem
 from meshwright_agent.facts.tpu import read_chips
 from meshwright_agent.leases import LeaseRegistry, _build_document
@@ -59,7 +59,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Surroundings
 
 
 def find(here: Surroundings, subject: str) -> Finding | None:
-    found = [finding for finding in judge(here) if finding.subject == subject]
+    found = [finding for finding in evaluate(here) if finding.subject == subject]
     assert len(found) <= 1, found
     return found[0] if found else None
 
@@ -67,28 +67,28 @@ def find(here: Surroundings, subject: str) -> Finding | None:
 def expect(here: Surroundings, level: str, subject: str, *, seen: Iterable[str], mend: Iterable[str] = ()) -> None:
     """The finding is there with these words, and is the only thing that is not ok."""
     finding = find(here, subject)
-    assert finding is not None, judge(here)
+    assert finding is not None, evaluate(here)
     assert finding.level == level
     assert not [word for word in seen if word not in finding.seen], finding
     assert not [word for word in mend if word not in finding.mend], finding
-    others = [other for other in judge(here) if other.level != "ok" and other is not finding]
+    others = [other for other in evaluate(here) if other.level != "ok" and other is not finding]
     assert [other for other in others if other.subject != subject] == []
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "tpu"])
 def test_on_a_host_on_which_nothing_is_wrong_everything_is_ok(machines: dict[str, Surroundings], name: str) -> None:
-    findings = judge(machines[name])
+    findings = evaluate(machines[name])
     assert {finding.level for finding in findings} == {"ok"}
     assert {"jax", "probe", "device worker", "state directory"} <= {finding.subject for finding in findings}
     assert not any(finding.mend for finding in findings)
 
 
 def test_the_ok_lines_say_what_was_found(machines: dict[str, Surroundings]) -> None:
-    text = format_findings(judge(machines["gpu"]))
+    text = format_findings(evaluate(machines["gpu"]))
     for words in ("jax 0.10.2, jaxlib 0.10.2", "8 GPUs, 0 TPU chips", "version 580.95.05", "jax-cuda13-plugin 0.10.2"):
         assert words in text
     assert "JAX sees 8 gpu devices" in text
-    assert "libtpu 0.0.42.1" in format_findings(judge(machines["tpu"]))
+    assert "libtpu 0.0.42.1" in format_findings(evaluate(machines["tpu"]))
 
 
 def test_it_says_for_which_targets_plans_can_be_verified_and_how_to_add_the_others(
@@ -133,7 +133,7 @@ def test_a_worker_that_does_not_start_shows_the_end_of_its_log(machines: dict[st
     finding = find(here, "device worker")
     assert finding is not None
     assert finding.log == log[-8:]
-    assert finding.as_dict()["log"] == log[-8:]
+    assert finding.log == log[-8:]
     assert "         | line 49" in format_findings([finding]).splitlines()
 
 
@@ -211,9 +211,9 @@ def test_tpus_without_libtpu(machines: dict[str, Surroundings]) -> None:
 
 def test_variables_that_hide_nothing_are_not_mentioned(machines: dict[str, Surroundings]) -> None:
     harmless = {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "0,1"}
-    assert {f.level for f in judge(replace(machines["gpu"], environ=harmless))} == {"ok"}
+    assert {f.level for f in evaluate(replace(machines["gpu"], environ=harmless))} == {"ok"}
     hiding = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    assert {f.level for f in judge(replace(machines["cpu"], environ=hiding))} == {"ok"}
+    assert {f.level for f in evaluate(replace(machines["cpu"], environ=hiding))} == {"ok"}
 
 
 @pytest.mark.parametrize("holders", [None, (), (Holder(pid=1, own=True),)])

@@ -31,7 +31,7 @@ from meshwright_agent.clock import Clock
 from meshwright_agent.host.base import Host
 from meshwright_agent.host.snapshot import LOG_LINES
 from meshwright_agent.leases import LeaseRegistry, Owner, Spawn, StoredLease
-from meshwright_agent.runs import Done, Emit, RunQueue
+from meshwright_agent.runs import Done, Emit, RunQueue, identify_record
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
@@ -43,6 +43,8 @@ SCRAPED_MOST: Final = 1000
 """Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` tells."""
 
 
+_SAME_FIELDS: Final = {"case", "dtype", "device_indices", "axis_size", "size_bytes", "median_s", "observed_at"}
+"""Of a record and of the measurement that plans take."""
 BENCHES_MOST: Final = 32
 """Runs that are read again for plans when an agent starts, the newest."""
 
@@ -87,17 +89,11 @@ def read_measurements(run_id: str, result: BenchResult) -> Iterator[Measurement]
 
 def _build(run_id: str, record: BenchRecord, device_kind: str) -> Measurement:
     return Measurement(
-        case=record.case,
-        dtype=record.dtype,
+        **record.model_dump(include=_SAME_FIELDS),
         device_kind=str(record.detail.get("device_kind", device_kind)),
-        device_indices=record.device_indices,
-        axis_size=record.axis_size,
-        size_bytes=record.size_bytes,
-        median_s=record.median_s,
         flop_count=(record.flops_per_s or 0.0) * record.median_s,
         busbw_factor=record.busbw_factor or 0.0,
         run_id=run_id,
-        observed_at=record.observed_at,
     )
 
 
@@ -109,10 +105,12 @@ class Benches:
         host: has the devices.
         runs: the queue of benches.
         registry: the leases that hold.
-        measurements: gets what plans take of a bench.
         settings: the worker's time limits.
         clock: ages looks.
         spawn: starts work that the agent ends when it closes.
+
+    Attributes:
+        measurements: what plans take of benches.
     """
 
     def __init__(
@@ -122,7 +120,6 @@ class Benches:
         *,
         runs: RunQueue,
         registry: LeaseRegistry,
-        measurements: HostMeasurements,
         settings: Settings,
         clock: Clock,
         spawn: Spawn,
@@ -132,7 +129,7 @@ class Benches:
         self._devices = host.devices
         self._runs = runs
         self._registry = registry
-        self._measurements = measurements
+        self.measurements = HostMeasurements(clock)
         self._settings = settings
         self._clock = clock
         self._spawn = spawn
@@ -146,11 +143,11 @@ class Benches:
         """Reads what benches of before have measured."""
         for record in (await self._runs.read_latest_bench()).records:
             self.remember(record)
-        self._measurements.recall(await self._runs.list_succeeded("bench", limit=BENCHES_MOST))
+        self.measurements.recall(await self._runs.list_succeeded("bench", limit=BENCHES_MOST))
 
     def remember(self, record: BenchRecord) -> None:
         """Keeps a record for scrapes, without its samples, in the place of the older one of its case."""
-        place = (record.case, record.axis, record.axis_size, record.dtype, record.size_bytes, record.device_indices)
+        place = identify_record(record)
         self._newest.pop(place, None)
         self._newest[place] = record.model_copy(update={"samples_s": ()})
         while len(self._newest) > SCRAPED_MOST:
@@ -277,7 +274,7 @@ class Benches:
         finally:
             yielding.cancel()
         self._spawn(self._list_again())
-        self._measurements.note(run.id, answer.result)
+        self.measurements.note(run.id, answer.result)
         return answer.result, answer.generation
 
     async def _yield_to_jobs(self, run: Run, request: BenchRequest) -> None:

@@ -73,26 +73,19 @@ class PlanAnswer:
     """
 
     frame: str
-    fingerprints: tuple[str, ...]
-    kept: tuple[str, ...]
-    shown: tuple[str, ...]
-    tasks: tuple[Mapping[str, Any], ...] = ()
-    bare: tuple[str, ...] = ()
+    fingerprints: Sequence[str]
+    kept: Sequence[str]
+    shown: Sequence[str]
+    tasks: Sequence[Mapping[str, Any]] = ()
+    bare: Sequence[str] = ()
     request: str = "{}"
     source: str = "topology"
 
     @classmethod
     def of(cls, pieces: Mapping[str, Any]) -> PlanAnswer:
         """Returns the answer that `children.planner.write_plans` wrote."""
-        kept = tuple(pieces["kept"])
-        models = pieces.get("models", ("null",) * len(kept))
-        pairs = zip(kept, models, strict=False)
-        told = (plan if model == "null" else _fill(plan, "model", model) for plan, model in pairs)
-        shown = tuple(told) if pieces["shown"] is None else tuple(pieces["shown"])
-        answer = cls(pieces["frame"], tuple(pieces["fingerprints"]), kept, shown)
-        if "tasks" not in pieces:
-            return answer
-        return replace(answer, tasks=tuple(pieces["tasks"]), bare=tuple(pieces["bare"]), request=pieces["request"])
+        shown = pieces["kept"] if pieces["shown"] is None else pieces["shown"]
+        return cls(**{**pieces, "shown": shown})
 
     def verify(self, verifications: Sequence[str]) -> PlanAnswer:
         """Returns the answer with what the compiler says of each plan, JSON; not in what is stored.
@@ -101,9 +94,9 @@ class PlanAnswer:
         """
         order = order_verified([json.loads(each)["status"] for each in verifications])
 
-        def fill(plans: tuple[str, ...]) -> tuple[str, ...]:
-            filled = [_fill(plan, "verification", text) for plan, text in zip(plans, verifications, strict=True)]
-            return tuple(filled[place] for place in order)
+        def fill(plans: Sequence[str]) -> list[str]:
+            filled = [_fill(plan, text) for plan, text in zip(plans, verifications, strict=True)]
+            return [filled[place] for place in order]
 
         return replace(self, shown=fill(self.shown), bare=fill(self.bare))
 
@@ -131,16 +124,11 @@ def frame_plans(frame: str, *plans: str) -> str:
     return frame.replace(_HOLE, f'"plans":[{",".join(plans)}]', 1)
 
 
-def _fill(plan: str, name: str, text: str) -> str:
-    """Returns a plan that was written without a field, with it. In a text inside JSON the quotes are escaped."""
-    before, found, after = plan.rpartition(f'"{name}":null')
+def _fill(plan: str, verification: str) -> str:
+    """Returns a plan that was written without a verification, with it. Inside JSON strings the quotes are escaped."""
+    before, found, after = plan.rpartition('"verification":null')
     assert found, "a plan is written with all its fields"
-    return f'{before}"{name}":{text}{after}'
-
-
-def frame_stored(plan: str) -> str:
-    """Returns the reply that shows one stored plan."""
-    return frame_plans(Plans(plans=()).model_dump_json(), plan)
+    return f'{before}"verification":{verification}{after}'
 
 
 class PlannerQueue:
@@ -272,7 +260,7 @@ class PlanMaker:
         Raises:
             NotFoundError: none has this fingerprint.
         """
-        return frame_stored(await self._find_stored(fingerprint))
+        return frame_plans(Plans(plans=()).model_dump_json(), await self._find_stored(fingerprint))
 
     async def _find_stored(self, fingerprint: str, target: str | None = None) -> str:
         """Returns a stored plan: that of the target if there is one, else that of this host, else the newest."""

@@ -65,16 +65,6 @@ class Demand:
     devices: tuple[int, ...]
     appetite: Appetite
 
-    @property
-    def device_bytes(self) -> int:
-        """On each device."""
-        return math.ceil(self.appetite.device * self.size_bytes)
-
-    @property
-    def host_bytes(self) -> int:
-        """On the host, without devices."""
-        return math.ceil(self.appetite.host * self.size_bytes)
-
 
 def check_bench(request: BenchRequest, devices: Devices) -> None:
     """Does nothing if the bench can be done on this host.
@@ -133,19 +123,13 @@ def _list_devices(case: BenchCase, scope: Scope) -> tuple[int, ...]:
 
 
 def _check_memory(demand: Demand, devices: Devices, chosen: Sequence[Device]) -> None:
-    if devices.platform == "cpu":
-        total = demand.host_bytes + demand.device_bytes * len(demand.devices)
-        multiple = demand.appetite.host + demand.appetite.device * len(demand.devices)
-        _check_room(demand, "the host", total, multiple, _host_room(devices))
-        return
-    _check_room(demand, "the host", demand.host_bytes, demand.appetite.host, _host_room(devices))
+    on_host, on_device = demand.appetite.host, demand.appetite.device
+    if devices.platform == "cpu":  # whose devices have the host's memory
+        on_host, chosen = on_host + on_device * len(demand.devices), ()
+    cpu = devices.cpu
+    _check_room(demand, "the host", on_host, cpu.memory_bytes if cpu.available_bytes is None else cpu.available_bytes)
     for device in chosen:
-        where = f"device {device.local_index}"
-        _check_room(demand, where, demand.device_bytes, demand.appetite.device, _device_room(device))
-
-
-def _host_room(devices: Devices) -> int | None:
-    return devices.cpu.memory_bytes if devices.cpu.available_bytes is None else devices.cpu.available_bytes
+        _check_room(demand, f"device {device.local_index}", on_device, _device_room(device))
 
 
 def _device_room(device: Device) -> int | None:
@@ -159,7 +143,8 @@ def _device_room(device: Device) -> int | None:
     return left if memory.limit_bytes is None else min(left, memory.limit_bytes)
 
 
-def _check_room(demand: Demand, where: str, need_bytes: int, multiple: float, room_bytes: int | None) -> None:
+def _check_room(demand: Demand, where: str, multiple: float, room_bytes: int | None) -> None:
+    need_bytes = math.ceil(multiple * demand.size_bytes)
     usable = UNTOLD_BYTES if room_bytes is None else int(USABLE_RATIO * room_bytes)
     if need_bytes <= usable:
         return

@@ -6,8 +6,8 @@ which compilers are installed, by their versions alone; imports no jax.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from meshwright.compiling.compilers import build_key, explain_missing
 from meshwright.errors import InvalidRequestError, NotCompiledError
@@ -48,10 +48,6 @@ class CompileTask:
     job: str = ""
     answer: str | None = None
     data_parallel_size: int = 1
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the task as a JSON object."""
-        return asdict(self)
 
 
 def build_verify_task(plan: Plan, request: PlanRequest | SearchRequest) -> CompileTask:

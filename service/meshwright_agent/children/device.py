@@ -7,9 +7,9 @@ of this room that knows jax.
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any, Final
 
+from meshwright.compiling.compilers import read_versions
 from meshwright.compiling.worker import lower_priority
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.children.child import CallContext, serve
@@ -28,23 +28,16 @@ def prepare() -> None:
     jax.local_devices()
 
 
-def read_version(distribution: str) -> str | None:
-    """Returns the installed version of a distribution; None when it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
     """Returns the devices as JAX shows them, in the order of `jax.devices()`, with `JaxView`'s fields."""
     import jax
 
+    versions = read_versions("tpu")
     return {
         "platform": parse_platform(jax.default_backend()),
         "jax": jax.__version__,
-        "jaxlib": read_version("jaxlib"),
-        "libtpu": read_version("libtpu"),
+        "jaxlib": versions.get("jaxlib"),
+        "libtpu": versions.get("libtpu"),
         "process_index": jax.process_index(),
         "process_count": jax.process_count(),
         "devices": [

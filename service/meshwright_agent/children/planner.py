@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from meshwright.compiling.worker import lower_priority
@@ -95,7 +95,7 @@ def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     from meshwright_agent.children.compile_tasks import build_fit_task
 
     request, plan, here = _parse_batch(arguments)
-    return build_fit_task(request, plan, here).as_json()
+    return asdict(build_fit_task(request, plan, here))
 
 
 def estimate(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
@@ -151,20 +151,26 @@ def write_plans(request: PlanRequest | SearchRequest, here: Inventory | None) ->
     """Returns the answer to a request in pieces of JSON text, as `answers.plans.PlanAnswer` takes them.
 
     Plans are written with their devices, since those are kept for the ranks of a job; what is shown may lack them. What
-    is said of a model is shown and not kept: the fingerprint is the mesh's, whatever is trained on it.
+    is said of a model is shown and not kept: the fingerprint is the mesh's, whatever is trained on it. Plans that are
+    shown as they are kept are written once: the devices of a large one come to megabytes.
 
     Raises:
         ProblemError: the request is refused.
     """
     plans = answer_request(request.model_copy(update={"include_devices": True}), here)
-    fallback = plans.fallback.plans if plans.fallback else ()
-    kept = [_forget_model(each).model_dump_json() for each in (*plans.plans, *fallback)]
-    shown = None if request.include_devices and not _is_told(plans) else _write_shown(request, plans)
-    fingerprints = [each.fingerprint for each in (*plans.plans, *fallback)]
-    written = {"frame": _write_frame(request, plans), "fingerprints": fingerprints, "kept": kept, "shown": shown}
-    models = {"models": [each.model.model_dump_json() if each.model else "null" for each in plans.plans]}
-    written |= {} if request.model is None else models
+    kept = [_forget_model(each) for each in (*plans.plans, *(plans.fallback.plans if plans.fallback else ()))]
+    shown = plans.plans if request.include_devices else tuple(map(_leave_out, plans.plans))
+    written: dict[str, Any] = {
+        "frame": _write_frame(request, plans),
+        "fingerprints": [each.fingerprint for each in kept],
+        "kept": _write(kept),
+        "shown": None if list(shown) == kept else _write(shown),
+    }
     return written | (_write_tasks(request, plans) if request.verify == "compile" else {})
+
+
+def _write(plans: Iterable[Plan]) -> list[str]:
+    return [each.model_dump_json() for each in plans]
 
 
 def _write_frame(request: PlanRequest | SearchRequest, plans: Plans) -> str:
@@ -181,23 +187,13 @@ def _forget_model(plan: Plan) -> Plan:
     return plan.model_copy(update={**nothing, "warnings": warnings})
 
 
-def _is_told(plans: Plans) -> bool:
-    """Returns whether a plan says more of its request's model than the facts, which are put into what is kept."""
-    codes = {notice.code for plan in plans.plans for notice in plan.warnings}
-    is_told = any(plan.schedule is not None or plan.exports for plan in plans.plans)
-    return is_told or bool(codes & set(OF_THE_MODEL))
-
-
-def _write_shown(request: PlanRequest | SearchRequest, plans: Plans) -> list[str]:
-    return [each.model_dump_json() for each in plans.plans] if request.include_devices else _write_bare(plans)
-
-
 def _write_tasks(request: PlanRequest | SearchRequest, plans: Plans) -> dict[str, Any]:
     """Returns what is to be compiled for each plan, the plans without devices, and the request as its run shows it."""
     from meshwright_agent.children.compile_tasks import build_verify_task  # here: most plans are not compiled
 
-    tasks = [build_verify_task(each, request).as_json() for each in plans.plans]
-    return {"tasks": tasks, "bare": _write_bare(plans), "request": json.dumps(describe_request(request))}
+    tasks = [asdict(build_verify_task(each, request)) for each in plans.plans]
+    bare = _write(map(_leave_out, plans.plans))
+    return {"tasks": tasks, "bare": bare, "request": json.dumps(describe_request(request))}
 
 
 def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
@@ -207,10 +203,6 @@ def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
         return {**said, "topology": None}
     text = request.model_dump_json(include={"topology"})
     return {**said, "topology": {"sha256": hashlib.sha256(text.encode()).hexdigest()}}
-
-
-def _write_bare(plans: Plans) -> list[str]:
-    return [_leave_out(each).model_dump_json() for each in plans.plans]
 
 
 def _leave_out(plan: Plan) -> Plan:

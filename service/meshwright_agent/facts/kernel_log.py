@@ -55,8 +55,7 @@ def read_kernel_log(path: Path, *, after: int | None = None, now_s: float | None
 
     Args:
         path: /dev/kmsg, or a file in its format.
-        after: the number of the record that was seen last; None: all that the log still has. A log whose newest record
-            is older than that was started anew, and is read from its beginning.
+        after: the number of the record that was seen last in this boot; None: all that the log still has.
         now_s: seconds since boot (CLOCK_MONOTONIC, as the records have them); None: now.
     """
     now_s = time.monotonic() if now_s is None else now_s
@@ -93,7 +92,6 @@ def _read_lines(descriptor: int) -> Iterator[bytes]:
 def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float) -> KernelLog:
     oldest, newest, count, is_foreign = None, None, 0, False
     recent: list[Xid | SXid | CardFailure] = []
-    older: list[Xid | SXid | CardFailure] = []
     for line in lines:
         record = _RECORD.match(line)
         if record is None:
@@ -101,26 +99,20 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
             continue
         count, newest = count + 1, int(record[1])
         oldest = newest if oldest is None else oldest
-        if not any(mark in line for mark in _MARKS):
+        if (after is not None and newest <= after) or not any(mark in line for mark in _MARKS):
             continue
         message = record[3].decode(errors="replace")
         found = parse_xid(message) or parse_sxid(message) or parse_failure(message)
         if found is not None:
-            dated = replace(found, sequence=newest, age_s=max(0.0, now_s - int(record[2]) / 1e6))
-            (older if after is not None and newest <= after else recent).append(dated)
+            recent.append(replace(found, sequence=newest, age_s=max(0.0, now_s - int(record[2]) / 1e6)))
     if count == 0 and is_foreign:
         return KernelLog(error=f"{path}: no line is in the format of /dev/kmsg")
-    lost_count = 0
-    if after is not None and oldest is not None and newest is not None:
-        if newest < after:
-            recent = older + recent
-        lost_count = max(0, oldest - after - 1)
     kept = recent[:MOST_XIDS]
     return KernelLog(
         xids=tuple(each for each in kept if isinstance(each, Xid)),
         sxids=tuple(each for each in kept if isinstance(each, SXid)),
         last_sequence=kept[-1].sequence if len(recent) > len(kept) else newest,
-        lost_count=lost_count,
+        lost_count=0 if after is None or oldest is None else max(0, oldest - after - 1),
         failures=tuple(each for each in kept if isinstance(each, CardFailure)),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from typing import Any, Final
 
@@ -28,11 +28,12 @@ from meshwright_agent.facts.model import (
     ProblemKind,
     RefusedCard,
 )
-from meshwright_agent.facts.nvlink import Card, LinkReader, NvLinks
+from meshwright_agent.facts.nvlink import Card, NvLinks, read_fabric, read_link, read_nvlinks
 from meshwright_agent.facts.nvml import (
     ABSENT,
     ANSWERED,
     LOST,
+    QUESTIONS,
     Questions,
     name_error,
     to_text,
@@ -40,8 +41,8 @@ from meshwright_agent.facts.nvml import (
 from meshwright_agent.facts.procfs import ProcessTable, find_holders, join_holders
 from meshwright_agent.facts.sysfs import (
     Roots,
+    classify_silence,
     find_refused,
-    judge_silence,
     list_folder,
     parse_pci_address,
     read_bus,
@@ -74,22 +75,10 @@ _HARDWARE_SLOWDOWN: Final = 0x08
 
 _LINK_COUNTERS: Final[Mapping[str, int]] = {"replay": 0, "recovery": 1, "crc": 2}
 """NVML_NVLINK_ERROR_DL_REPLAY, …_RECOVERY, …_CRC_FLIT."""
-_PLAIN: Final = (
-    "temperature_celsius",
-    "slowdown_celsius",
-    "shutdown_celsius",
-    "margin_celsius",
-    "slowdown_margin_celsius",
-    "shutdown_margin_celsius",
-    "uncorrectable_count",
-    "uncorrectable_lifetime_count",
-    "pcie_width",
-    "pcie_most_width",
-    "pcie_generation",
-    "pcie_most_generation",
-    "performance_state",
-)
-"""Fields that are answers as they come."""
+_ASKED_ELSEWHERE: Final = frozenset({"retirement_pending", "nvlink_errors"})
+"""Only of cards without remapped rows; of each link."""
+_ASKED: Final = [each.name for each in fields(GpuHealth) if each.name in QUESTIONS.keys() - _ASKED_ELSEWHERE]
+"""Fields that a question of the same name fills."""
 
 
 def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) -> GpuHealth:
@@ -104,15 +93,16 @@ def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) ->
     def ask(name: str) -> Any:
         return questions.ask_health(name, handle)
 
-    action = ask("recovery")
     remapped = ask("remapped_rows")
     pending = ask("retirement_pending") if remapped is None else None
     active, errors = _read_links(questions, handle)
-    values: dict[str, Any] = {
+    answers = {name: ask(name) for name in _ASKED}
+    action = answers["recovery"]
+    answers |= {
         "recovery": None if action is None else _RECOVERIES.get(action, _OTHER_RECOVERY),
-        "slowdowns": parse_slowdowns(ask("slowdowns")),
-        "power_limit_watts": _to_watts(ask("power_limit_watts")),
-        "power_default_watts": _to_watts(ask("power_default_watts")),
+        "slowdowns": parse_slowdowns(answers["slowdowns"]),
+        "power_limit_watts": _to_watts(answers["power_limit_watts"]),
+        "power_default_watts": _to_watts(answers["power_default_watts"]),
         "remap_pending": None if remapped is None else bool(remapped[2]),
         "remap_failed": None if remapped is None else bool(remapped[3]),
         "retirement_pending": None if pending is None else bool(pending),
@@ -120,8 +110,7 @@ def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) ->
         "nvlinks_active": active,
         "nvlink_errors": errors,
     }
-    plain = {name: ask(name) for name in _PLAIN}
-    return GpuHealth(**plain, **values)
+    return GpuHealth(**answers)
 
 
 def _read_links(questions: Questions, handle: Any) -> tuple[int | None, dict[str, int]]:
@@ -156,7 +145,7 @@ def parse_slowdowns(mask: int | None) -> tuple[str, ...] | None:
     return causes if causes or not mask & _HARDWARE_SLOWDOWN else ("hardware slowdown",)
 
 
-def judge_listed(listed: Sequence[DeviceProcess], used_bytes: int | None) -> tuple[DeviceProcess, ...] | None:
+def find_listed_holders(listed: Sequence[DeviceProcess], used_bytes: int | None) -> tuple[DeviceProcess, ...] | None:
     """Returns who holds a device, of a list that may not name all; None: somebody who is not on it may.
 
     Args:
@@ -172,20 +161,20 @@ def judge_listed(listed: Sequence[DeviceProcess], used_bytes: int | None) -> tup
     return tuple(listed) if used_bytes - sum(told) < IDLE_BYTES else None
 
 
-def doubt_unnamed(facts: HostFacts) -> HostFacts:
+def drop_ambiguous_processes(facts: HostFacts) -> HostFacts:
     """Returns what was read while the agent's worker was there, without naming the worker as somebody else.
 
     A driver that counts by the host's numbers names it by one that is not to be told from a stranger's. Where it names
     one process and no other, that may be the worker: nobody knows. Of several, one at least is somebody else.
     """
-    gpus = tuple(map(_doubt, facts.gpus))
+    gpus = tuple(map(_drop_ambiguous, facts.gpus))
     if gpus == facts.gpus:
         return facts
     computing = find_holders(gpus, facts.tpus)
     return replace(facts, gpus=gpus, holders=join_holders(computing, facts.kfd.holders) if facts.kfd else computing)
 
 
-def _doubt(gpu: GpuFacts) -> GpuFacts:
+def _drop_ambiguous(gpu: GpuFacts) -> GpuFacts:
     processes = gpu.processes or ()
     return replace(gpu, processes=None) if len(processes) == 1 and processes[0].pid in gpu.unlisted_pids else gpu
 
@@ -235,12 +224,12 @@ def read_nvidia(nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bo
         wants_health: False where only holders are asked for, and time is short.
     """
     if nvml is None:
-        return _tell_blind(here, "no_library", "the package nvidia-ml-py is not installed")
+        return _build_unreadable(here, "no_library", "the package nvidia-ml-py is not installed")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        kind = judge_silence(read_bus(here), here, error.value)
-        return _tell_blind(here, kind, f"NVML does not start: {error}")
+        kind = classify_silence(read_bus(here), here, error.value)
+        return _build_unreadable(here, kind, f"NVML does not start: {error}")
     reader = _Reader(nvml, here, table, wants_health=wants_health)
     try:
         return reader.read()
@@ -248,7 +237,7 @@ def read_nvidia(nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bo
         reader.close()
 
 
-def _tell_blind(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFacts:
+def _build_unreadable(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFacts:
     """Returns no GPU; a host that has cards of its own all the same has a problem."""
     cards = [card.address for card in read_bus(here)]
     files = _list_files(here)
@@ -270,7 +259,6 @@ class _Reader:
         self._nvml = nvml
         self._problems: list[Problem] = []
         self._driver = self._build_questions("driver")
-        self._links = LinkReader(here.sysfs)
         self._here = here
         self._sysfs = here.sysfs
         self._table = table
@@ -298,7 +286,7 @@ class _Reader:
         links = tuple(link for a, b in combinations(whole, 2) if (link := self._read_link(a, b)) is not None)
         refused = self._find_refused(cards) if count is not None else ()
         if refused and not gpus:
-            self._driver.tell(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
+            self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
         is_blind = count is None and bool(_list_files(self._here))
         return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, is_blind)
 
@@ -306,8 +294,8 @@ class _Reader:
         try:
             return int(self._nvml.nvmlDeviceGetCount())
         except self._nvml.NVMLError as error:
-            kind = judge_silence(self._bus, self._here, error.value)
-            self._driver.tell(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
+            kind = classify_silence(self._bus, self._here, error.value)
+            self._driver.add_problem(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
         return None
 
     def _find_refused(self, cards: Sequence[Card]) -> tuple[RefusedCard, ...]:
@@ -315,7 +303,7 @@ class _Reader:
         return find_refused(self._bus, read, sorted(self._refusals.items()), self._here)
 
     def _read_link(self, a: Card, b: Card) -> GpuLink | None:
-        return self._links.read_link(self._build_questions(f"GPU {a.facts.index} and {b.facts.index}"), a, b)
+        return read_link(self._build_questions(f"GPU {a.facts.index} and {b.facts.index}"), a, b)
 
     def _read_card(self, index: int) -> Card | None:
         questions = self._build_questions(f"GPU {index}")
@@ -332,8 +320,8 @@ class _Reader:
         if is_divided:
             parts = tuple(self._read_instances(questions, facts, handle))
         else:
-            facts = replace(facts, fabric=self._links.read_fabric(questions, handle))
-            nvlinks = self._links.read_nvlinks(questions, handle)
+            facts = replace(facts, fabric=read_fabric(questions, handle))
+            nvlinks = read_nvlinks(questions, handle, self._sysfs)
             parts = (facts,)
         if facts.health is not None:
             health = replace(facts.health, error=questions.lost, answers=questions.answers)
@@ -346,7 +334,7 @@ class _Reader:
         except self._nvml.NVMLError as error:
             refusal = "the driver gives no handle for it"
             self._refusals[index] = LOST.get(error.value, f"{refusal}: {name_error(self._nvml, error.value)}")
-            questions.tell(f"{questions.whom}: {refusal}: {error}", "refused")
+            questions.add_problem(f"{questions.whom}: {refusal}: {error}", "refused")
         return None
 
     def _read_gpu(self, questions: Questions, handle: Any, base: GpuFacts) -> GpuFacts:
@@ -392,7 +380,7 @@ class _Reader:
         clients = questions.ask("mps_clients", handle)
         held = {process.pid: process.usedGpuMemory for process in (*(clients or ()), *running)}
         listed = tuple(self._table.describe(pid, size) for pid, size in held.items())
-        return listed if self._table.is_whole else judge_listed(listed, used_bytes)
+        return listed if self._table.is_whole else find_listed_holders(listed, used_bytes)
 
     def _read_instances(self, questions: Questions, card: GpuFacts, handle: Any) -> Iterator[GpuFacts]:
         """Yields the MIG instances of a card; a card whose instances cannot be listed is refused."""
@@ -402,7 +390,7 @@ class _Reader:
         came = {questions.answers[name] for name in ("mig_slots", "mig_instance") if name in questions.answers}
         if not found and came <= {ANSWERED, ABSENT}:
             words = f"{questions.whom} ({card.key}) is in MIG mode without instances: nothing can run there"
-            questions.tell(words, "no_instances")
+            questions.add_problem(words, "no_instances")
         elif not found:
             error = ", ".join(sorted(came - {ANSWERED, ABSENT}))
             self._refusals[card.index] = f"its MIG instances cannot be listed: {error}"

@@ -162,7 +162,7 @@ class Questions:
         """
         answer, came, error = self._call(name, args, is_end=is_end)
         if came not in (ANSWERED, ABSENT):
-            self.tell(f"{self.whom}: {QUESTIONS[name].function}: {error}")
+            self.add_problem(f"{self.whom}: {QUESTIONS[name].function}: {error}")
         return answer
 
     def ask_health(self, name: str, *args: Any, is_end: bool = False) -> Any:
@@ -202,7 +202,7 @@ class Questions:
         if self.answers.get(name, ABSENT) == ABSENT or came not in (ANSWERED, ABSENT):
             self.answers[name] = came
 
-    def tell(self, text: str, kind: ProblemKind = "unanswered") -> None:
+    def add_problem(self, text: str, kind: ProblemKind = "unanswered") -> None:
         """Keeps a problem."""
         self.problems.append(Problem(kind, text))
 

@@ -85,7 +85,7 @@ def read_host_facts(
         slice=slice_,
         driver=gpu.driver,
         environment={name: roots.environ[name] for name in VARIABLES if name in roots.environ},
-        problems=(*gpu.problems, *_tell_driverless(tpus)),
+        problems=(*gpu.problems, *_find_driverless(tpus)),
         refused=gpu.refused,
         holders=join_holders(computing, kfd.holders) if kfd else computing,
         kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)),
@@ -114,7 +114,7 @@ def _read_log(roots: Roots, log: LogPlace | None, boot_id: str | None, *, has_ca
     return read_kernel_log(log.path, after=log.after if log.boot_id in (None, boot_id) else None)
 
 
-def _tell_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:
+def _find_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:
     return tuple(
         Problem("no_tpu_driver", f"TPU {tpu_.pci_bus_id} has no driver bound: neither an accel node nor a VFIO group")
         for tpu_ in tpus

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -68,10 +68,9 @@ class Roots:
 
 @dataclass(frozen=True)
 class PciDevice:
-    """One function on the PCI bus. Ids as sysfs writes them: vendor "0x10de", class "0x030200"."""
+    """One function on the PCI bus. Ids as sysfs writes them: device "0x2330", class "0x030200"."""
 
     address: str
-    vendor: str
     device: str
     kind: str
     path: Path
@@ -138,14 +137,12 @@ def parse_pci_address(text: str) -> str:
 
 def read_pci_devices(sysfs: Path, vendor: str) -> tuple[PciDevice, ...]:
     """Returns a vendor's PCI functions, in the order of their addresses."""
-    return tuple(device for device in _read_all_pci_devices(sysfs) if device.vendor == vendor)
-
-
-def _read_all_pci_devices(sysfs: Path) -> Iterator[PciDevice]:
+    found = []
     for path in list_folder(sysfs / "bus/pci/devices"):
-        vendor, device, kind = (read_text(path / name) for name in ("vendor", "device", "class"))
-        if vendor and device:
-            yield PciDevice(path.name, vendor, device, kind or "", path)
+        device, kind = (read_text(path / name) for name in ("device", "class"))
+        if device and read_text(path / "vendor") == vendor:
+            found.append(PciDevice(path.name, device, kind or "", path))
+    return tuple(found)
 
 
 def read_numa_node(path: Path) -> int | None:
@@ -285,7 +282,7 @@ def read_bus(here: Roots) -> tuple[BusCard, ...]:
     return tuple(cards)
 
 
-def judge_silence(cards: Iterable[BusCard], here: Roots, error: int) -> ProblemKind:
+def classify_silence(cards: Iterable[BusCard], here: Roots, error: int) -> ProblemKind:
     """Returns what it means that NVML tells of no card at all.
 
     Args:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from pydantic import AwareDatetime, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
 from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import Component, HealthEvent, HealthEvents, State
@@ -54,18 +53,11 @@ class KnownDevice:
 
     Attributes:
         key: its strongest name.
-        card: the key of the card that it is or is a part of; None: an earlier release did not write it.
     """
 
     key: str
     kind: str = ""
     pci_bus_id: str | None = None
-    card: str | None = None
-
-    @property
-    def is_named_by_place(self) -> bool:
-        """True where the driver did not tell its uuid; of a TPU, always."""
-        return self.key == self.pci_bus_id
 
 
 @dataclass(frozen=True)
@@ -74,16 +66,6 @@ class Standing:
 
     state: State
     since: AwareDatetime
-
-
-def _read_or_forget(said: Any, read: ValidatorFunctionWrapHandler) -> dict[str, Standing]:
-    """Returns no states where they cannot be read, such as those of a newer agent: faults are not lost for them."""
-    try:
-        states: dict[str, Standing] = read(said)
-    except ValidationError as error:
-        log.warning("since when components are in their states cannot be read and is forgotten: %s", error)
-        return {}
-    return states
 
 
 @dataclass
@@ -103,7 +85,7 @@ class HealthMemory:
         had_file: cards whose device file was here, likewise.
     """
 
-    states: Annotated[dict[str, Standing], WrapValidator(_read_or_forget)] = field(default_factory=dict)
+    states: dict[str, Standing] = field(default_factory=dict)
     wrong_results: dict[str, str] = field(default_factory=dict)
     boot_id: str | None = None
     log_sequence: int | None = None
@@ -114,16 +96,12 @@ class HealthMemory:
     had_file: set[str] = field(default_factory=set)
 
     def load(self, text: str) -> None:
-        """Takes what `dump` returned.
-
-        What this life has told of a component already holds, whatever the text says of it.
+        """Takes what `dump` returned, in the place of what is here.
 
         Raises:
-            pydantic.ValidationError: the text is no such thing.
+            pydantic.ValidationError: the text is not such a document.
         """
-        known = _MEMORY.validate_json(text)
-        known.states |= self.states
-        self.__dict__ |= known.__dict__
+        self.__dict__ |= _MEMORY.validate_json(text).__dict__
 
     def dump(self) -> str:
         """Returns everything as JSON text."""
@@ -152,6 +130,7 @@ class HealthMemory:
     def forget_devices(self, keys: Iterable[str]) -> None:
         """Forgets devices, and what their cards had: they are not expected here any more."""
         for key in keys:
+            self.wrong_results.pop(f"device:{key}", None)
             self.devices.pop(key, None)
             self.nvlinks.pop(key, None)
             self.had_file.discard(key)
@@ -173,14 +152,11 @@ class History:
 
     Attributes:
         memory: what must be remembered; written with the events when it has changed.
-        lost_count: events that were dropped because the store did not take them.
-        counts: events by component and kind, since the agent started.
+        last_seq: the number of the newest event, whether or not it is stored yet.
     """
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self.memory = HealthMemory()
-        self.lost_count = 0
-        self.counts: Counter[tuple[str, ...]] = Counter()
         self.last_seq = 0
         self._store = store
         self._clock = clock
@@ -206,7 +182,7 @@ class History:
 
     # noting
 
-    def note_change(self, component: Component, before: State, at: datetime) -> None:
+    def record_change(self, component: Component, before: State, at: datetime) -> None:
         """Notes that a component has another state than before."""
         self._note(
             component=component.name,
@@ -219,11 +195,11 @@ class History:
             at=at,
         )
 
-    def note_fault(self, component: str, code: str, *, state: State, reason: str, action: str, at: datetime) -> None:
+    def record_fault(self, component: str, code: str, *, state: State, reason: str, action: str, at: datetime) -> None:
         """Notes that driver or kernel reported something; `state` is the component's after it."""
         self._note(component=component, kind="fault", code=code, state=state, reason=reason, action=action, at=at)
 
-    def note_acknowledged(self, component: str, *, state: State, reason: str, at: datetime) -> None:
+    def record_acknowledged(self, component: str, *, state: State, reason: str, at: datetime) -> None:
         """Notes an operator's word."""
         self._note(component=component, kind="acknowledged", state=state, reason=reason, at=at)
 
@@ -231,7 +207,6 @@ class History:
         self.last_seq += 1
         words = {name: make_sendable(fields.get(name, "")) for name in ("reason", "action")}
         self._waiting.append(HealthEvent(seq=self.last_seq, **fields | words))
-        self.counts[fields["component"], fields["kind"]] += 1
         self._news.set()
 
     # writing
@@ -265,19 +240,18 @@ class History:
         memory = self.memory.dump()
         if not self._waiting and memory == self._written:
             return
-        events, self._waiting = self._waiting, []
+        events = tuple(self._waiting)
         documents = [Document(HEALTH, "memory", memory)] if memory != self._written else []
-        is_written = False
         try:
             await self._store.write(*documents, events=[*map(_build_event, events)])
-            is_written = True
-        finally:
-            if is_written:
-                self._written = memory
-                self._stored_seq = events[-1].seq if events else self._stored_seq
-            elif events:
-                self.lost_count += len(events)
+        except StoreUnavailableError:
+            del self._waiting[: len(events)]
+            if events:
                 log.warning("%d events of health are lost: the store did not take them", len(events))
+            raise
+        del self._waiting[: len(events)]
+        self._written = memory
+        self._stored_seq = events[-1].seq if events else self._stored_seq
 
     def end_following(self) -> None:
         """Ends the streams of listeners when they have everything: the agent shuts down."""
@@ -310,8 +284,8 @@ class History:
         known = after if after is not None and after <= self.last_seq else 0
         return HealthEvents(events=events, last_seq=max(stored, known, *seen))
 
-    async def follow(self, after: int, component: str | None = None) -> AsyncIterator[HealthEvent]:
-        """Yields events numbered above `after`: those that were, then those that come, until the agent stops.
+    def follow(self, after: int, component: str | None = None) -> AsyncGenerator[HealthEvent, None]:
+        """Returns events numbered above `after`: those that were, then those that come, until the agent stops.
 
         A number that was never given here is of another history, whose file is gone: then all that there are.
 
@@ -319,11 +293,8 @@ class History:
             StoreUnavailableError: as `list_events`.
         """
         after = after if after <= self.last_seq else 0
-        stream = self._store.follow(HEALTH, after, is_live=lambda: not self._is_closed, where=("component", component))
-        async with contextlib.aclosing(stream):
-            async for row in stream:
-                for event in parse_bodies(HealthEvent, [row]):
-                    yield event
+        where = ("component", component)
+        return self._store.follow(HealthEvent, HEALTH, after, is_live=lambda: not self._is_closed, where=where)
 
 
 def _build_event(event: HealthEvent) -> StoredEvent:

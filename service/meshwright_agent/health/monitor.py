@@ -194,15 +194,13 @@ class InventoryReport:
 
     Attributes:
         missing: devices that should be here and are not.
-        changed: keys of devices that are no more, and for which another stands.
-        heirs: of those, and of such as do not tell their uuid now: key → the devices that their card is now.
+        changed: key of a device that is gone → the devices that are in its place on the bus now.
         inventory: of all together; None: there is no accelerator, and none is expected.
     """
 
     missing: tuple[KnownDevice, ...] = ()
-    changed: tuple[str, ...] = ()
+    changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inventory: Finding | None = None
-    heirs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Inventory:
@@ -210,9 +208,9 @@ class Inventory:
 
     Devices are counted as /devices lists them, a card in MIG mode as its instances; where a chip is declared, cards are
     counted. A device that was seen once is missing when it is not listed. One whose place on the bus holds another
-    device now (MIG, a new card) is changed, not missing; where that is the same card, its faults go on to the other. A
+    device now (MIG, a uuid that was not reported before) is changed, not missing, and its faults go on to the other. A
     card without a uuid in one probe is neither missing nor changed. A card that is here and that the driver opens for
-    nobody is missing too, though no earlier probe saw it.
+    no process is missing too, though no earlier probe saw it.
 
     Args:
         memory: has the devices that were seen.
@@ -227,17 +225,24 @@ class Inventory:
         """Returns which devices are missing, and records those that are here."""
         cards = list_cards(facts)
         listed = {key for card in cards for key in card.devices}
-        places = {card.pci_bus_id: card for card in cards if card.pci_bus_id}
+        places = {card.pci_bus_id: card.devices for card in cards if card.pci_bus_id}
+        unnamed = {card.pci_bus_id for card in cards if card.key == card.pci_bus_id}  # may be the device that was there
         for card in cards:
             for key in card.devices:
-                self._memory.devices[key] = KnownDevice(key, card.kind, card.pci_bus_id, card=card.key)
-        absent = [device for device in self._memory.devices.values() if device.key not in listed]
-        heirs = {device.key: _list_heirs(device, cards) for device in absent}
-        absent = [device for device in absent if not _is_unnamed(places.get(device.pci_bus_id or ""))]
-        changed = [device.key for device in absent if device.pci_bus_id in places or self._is_complete(cards)]
+                self._memory.devices[key] = KnownDevice(key, card.kind, card.pci_bus_id)
+        absent = [
+            device
+            for device in self._memory.devices.values()
+            if device.key not in listed and device.pci_bus_id not in unnamed
+        ]
+        changed = {
+            device.key: places.get(device.pci_bus_id or "", ())
+            for device in absent
+            if device.pci_bus_id in places or self._is_complete(cards)
+        }
         self._memory.forget_devices(changed)
         missing = tuple(device for device in absent if device.key not in changed)
-        return InventoryReport(missing, tuple(changed), self._evaluate(cards, missing, facts), heirs)
+        return InventoryReport(missing, changed, self._evaluate(cards, missing, facts))
 
     def _count(self, cards: tuple[Card, ...]) -> int:
         """Returns how many devices run on these cards; where a chip is declared, how many cards have it."""
@@ -293,20 +298,6 @@ def _count_slice_chips(facts: HostFacts) -> int:
         return prod(part.chips_per_host)
     chips = prod(part.topology or (0,))
     return chips if part.host_count == 1 or chips <= 4 else 0
-
-
-def _is_unnamed(there: Card | None) -> bool:
-    """Tells whether the card in a device's place may be the device, since it does not tell its uuid now."""
-    return there is not None and there.key == there.pci_bus_id
-
-
-def _list_heirs(device: KnownDevice, cards: tuple[Card, ...]) -> tuple[str, ...]:
-    """Returns the devices of the card that a device was (a part of): by name, or by place where one has no other."""
-    for card in cards:
-        is_there = card.pci_bus_id is not None and card.pci_bus_id == device.pci_bus_id
-        if card.key == device.card or (is_there and (device.is_named_by_place or card.key == card.pci_bus_id)):
-            return card.devices
-    return ()
 
 
 def _describe_refused(card: RefusedCard) -> str:
@@ -446,10 +437,12 @@ class HealthMonitor:
         """At each look, so that this does not grow old; one that is listed again was reported as such just now."""
         report = self._inventory.check(facts)
         self._missing = report.missing
-        for key, heirs in report.heirs.items():
-            self._bequeath(f"device:{key}", [f"device:{heir}" for heir in heirs], at)
-        for key in report.changed:
-            self._forget(f"device:{key}")
+        for key, successors in report.changed.items():
+            for code, fault in self._registry.faults(f"device:{key}").items():
+                for successor in (f"device:{successor}" for successor in successors):
+                    if code not in self._registry.faults(successor):  # else one XID of a card in MIG mode counts twice
+                        self._registry.add_fault(replace(fault, component=successor), at)
+            self._registry.forget(f"device:{key}")
         action = "check the kernel log; reboot the host if it does not return"
         for device in report.missing:
             reason = f"was here before; the driver no longer lists it: {describe_device(device)}"
@@ -468,17 +461,6 @@ class HealthMonitor:
             action=finding.action,
             permanence=finding.permanence,
         )
-
-    def _bequeath(self, component: str, heirs: list[str], at: datetime) -> None:
-        """Lets the faults of a device stand against those that its card is now, unless they have them already."""
-        for code, fault in self._registry.faults(component).items():
-            for heir in heirs:
-                if code not in self._registry.faults(heir):
-                    self._registry.add_fault(replace(fault, component=heir), at)
-
-    def _forget(self, component: str) -> None:
-        self._memory.wrong_results.pop(component, None)
-        self._registry.forget(component)
 
     # an operator's word
 
@@ -501,7 +483,7 @@ class HealthMonitor:
         gone = [d.key for d in self._missing if component in (f"device:{d.key}", INVENTORY)]
         self._memory.forget_devices(gone)
         for key in gone:
-            self._forget(f"device:{key}")
+            self._registry.forget(f"device:{key}")
         if facts is not None and devices is not None:
             self._cards.acknowledge(component, facts)
             if self._has_answered and (gone or component in self._listed | self._parts):

@@ -249,7 +249,7 @@ def _report(
         state = min((now, rule.state), key=WORST_FIRST.index) if rule.state else now
         times = f" ({len(reports)} times since the last look)" if len(reports) > 1 else ""
         reason = f"{last.reason}{times}"
-        history.note_fault(component, last.code, state=state, reason=reason, action=rule.action, at=when)
+        history.record_fault(component, last.code, state=state, reason=reason, action=rule.action, at=when)
     if rule.state is not None:
         fault = Fault(component, last.code, rule.state, last.reason, rule.action, when, count=len(reports))
         registry.add_fault(fault, at)

@@ -16,7 +16,7 @@ from meshwright.topology.chips import parse_chip_count
 from meshwright.wire.devices import Holder, Release, Unseen
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import parse_host_facts
-from meshwright_agent.facts.nvidia import doubt_unnamed
+from meshwright_agent.facts.nvidia import drop_ambiguous_processes
 from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import HealthMonitor
 from meshwright_agent.health.registry import HealthRegistry
@@ -215,7 +215,7 @@ class HostWatch(Host):
             return False
         before, facts = self.snapshot.facts, parse_host_facts(answer.result)
         if absent is None or absent != self._absent_generation():  # the worker was there, or was in between
-            facts = doubt_unnamed(facts)
+            facts = drop_ambiguous_processes(facts)
         self.update(facts=facts, facts_at=now)
         self._monitor.report_facts(facts, before, self.snapshot.devices(now), now)
         self._has_probed.set()

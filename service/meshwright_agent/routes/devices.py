@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Annotated, Literal
 
 import fastapi
@@ -81,12 +80,7 @@ async def read_environment(agent: AgentHere, query: Annotated[EnvironmentQuery, 
     return Response(environment.model_dump_json(), media_type="application/json")
 
 
-@router.get("/targets", summary="What can be planned on", response_model=Targets, dependencies=[NEEDS_READ])
-async def read_targets(query: Annotated[TargetsQuery, fastapi.Query()]) -> Response:
+@router.get("/targets", summary="What can be planned on", dependencies=[NEEDS_READ])
+async def read_targets(query: Annotated[TargetsQuery, fastapi.Query()]) -> Targets:
     """Known chips, the hosts of GPUs, the named TPU slices: what `target` in a plan may say. Tables, not this host."""
-    return Response(_render_targets(query.chip), media_type="application/json")
-
-
-@functools.lru_cache(maxsize=64)
-def _render_targets(chip: str | None) -> str:
-    return list_targets(chip).model_dump_json()
+    return list_targets(query.chip)

@@ -58,79 +58,59 @@ def observe_request(route: str, method: str, status: int, seconds: float) -> Non
 def build_registry(agent: Agent) -> CollectorRegistry:
     """Returns what a scrape of an agent reads."""
     registry = CollectorRegistry()
-    for collector in (*COUNTED, HealthCollector(agent), DeviceCollector(agent)):
+    for collector in (*COUNTED, AgentCollector(agent)):
         registry.register(collector)
     ProcessCollector(registry=registry)
     return registry
 
 
-def _gauges(name: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, METRICS[name], labels=labels)
-
-
-def _gauge(name: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, METRICS[name], value=value)
+def _gauge(name: str, labels: tuple[str, ...] | None = None, value: float | None = None) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, METRICS[name], value=value, labels=labels)
 
 
 def _one_hot(
     name: str, labels: tuple[str, ...], states: Mapping[tuple[str, ...], str], all_states: tuple[str, ...]
 ) -> GaugeMetricFamily:
     """Returns, for each key, a sample a state: 1 for the one that it is in, 0 for the others."""
-    family = _gauges(name, labels)
+    family = _gauge(name, labels)
     for key, state in states.items():
         for one in all_states:
             family.add_metric([*key, one], 1.0 if one == state else 0.0)
     return family
 
 
-class HealthCollector(Collector):
-    """How the agent, its children and its components are, and how much work there is."""
+class AgentCollector(Collector):
+    """Reads the state of the agent, its children, its work and its devices at a scrape."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
-    def describe(self) -> list[Metric]:
-        """Returns nothing: the families depend on what is here."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """Yields the families of this moment."""
+        yield from self._collect_state()
+        yield from self._collect_devices()
+        yield from self._collect_bench()
+
+    def _collect_state(self) -> Iterator[Metric]:
         agent = self._agent
-        yield _gauge("meshwright_ready", 1.0 if agent.readiness()[0] else 0.0)
+        yield _gauge("meshwright_ready", value=1.0 if agent.readiness()[0] else 0.0)
         components = agent.health.view(agent.clock.now()).components
         states: dict[tuple[str, ...], str] = {(part.name,): part.state for part in components}
         yield _one_hot("meshwright_component_health", ("component", "state"), states, HEALTH_STATES)
         yield _one_hot("meshwright_worker_state", ("state",), {(): agent.device.state}, WORKER_STATES)
-        children = agent.children
         crashes = CounterMetricFamily(
             "meshwright_child_crashes", METRICS["meshwright_child_crashes_total"], labels=("child",)
         )
-        abandoned = _gauges("meshwright_child_abandoned", ("child",))
-        for name, child in children.items():
+        abandoned = _gauge("meshwright_child_abandoned", ("child",))
+        for name, child in agent.children.items():
             crashes.add_metric([name], child.crash_count)
             abandoned.add_metric([name], len(child.abandoned_pids))
         yield from (crashes, abandoned)
-        yield _gauge("meshwright_leases_active", len(agent.registry.active()))
-        yield _gauge("meshwright_runs_queued", agent.runs.queued_count)
-        yield _gauge("meshwright_runs_running", len(agent.runs.running))
+        yield _gauge("meshwright_leases_active", value=len(agent.registry.active()))
+        yield _gauge("meshwright_runs_queued", value=agent.runs.queued_count)
+        yield _gauge("meshwright_runs_running", value=len(agent.runs.running))
         failures = METRICS["meshwright_store_failures_total"]
         yield CounterMetricFamily("meshwright_store_failures", failures, value=agent.store.failure_count)
-
-
-class DeviceCollector(Collector):
-    """The devices, their memory, and what was measured of them."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    def describe(self) -> list[Metric]:
-        """Returns nothing: the families depend on what is here."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields the families of this moment."""
-        yield from self._collect_devices()
-        yield from self._collect_bench()
 
     def _collect_devices(self) -> Iterator[Metric]:
         try:
@@ -139,9 +119,9 @@ class DeviceCollector(Collector):
             return
         if len(devices) > MAX_LISTED:
             return
-        info = _gauges("meshwright_device_info", _DEVICE_LABELS)
-        capacity = _gauges("meshwright_device_memory_capacity_bytes", _DEVICE_LABELS)
-        used = _gauges("meshwright_device_memory_used_bytes", _DEVICE_LABELS)
+        info = _gauge("meshwright_device_info", _DEVICE_LABELS)
+        capacity = _gauge("meshwright_device_memory_capacity_bytes", _DEVICE_LABELS)
+        used = _gauge("meshwright_device_memory_used_bytes", _DEVICE_LABELS)
         unknown = self._list_unknown()
         for device in devices:
             labels = _labels_of(device)
@@ -158,9 +138,9 @@ class DeviceCollector(Collector):
 
     def _collect_bench(self) -> Iterator[Metric]:
         names = ("case", "axis", "axis_size", "size_bytes", "dtype", "devices")
-        bandwidth = _gauges("meshwright_bench_bus_bandwidth_bytes_per_second", names)
-        flops = _gauges("meshwright_bench_flops_per_second", names)
-        age = _gauges("meshwright_bench_age_seconds", names)
+        bandwidth = _gauge("meshwright_bench_bus_bandwidth_bytes_per_second", names)
+        flops = _gauge("meshwright_bench_flops_per_second", names)
+        age = _gauge("meshwright_bench_age_seconds", names)
         now = self._agent.clock.now()
         for record in self._agent.benches.newest_records():
             labels = [

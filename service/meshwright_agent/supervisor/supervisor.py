@@ -181,21 +181,12 @@ class Supervisor:
 
     # ---- what can be asked of it -----------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Brings the child to ready, starting one if there is none; waits out a pause after a crash.
-
-        Raises:
-            WorkerFailedError: it cannot start (its own reason and log), did not say hello in time, has crashed too
-                often, or an earlier one that may hold the devices does not end.
-            CallCancelled: it was released or closed meanwhile.
-        """
-        if self.state not in ("ready", "busy"):
-            await _run_to_its_end(self._serve_start(self._give_up_count))
-
     async def call(
         self, op: str, arguments: dict[str, Any], *, deadline_s: float, on_progress: OnProgress | None = None
     ) -> Answer:
-        """Returns the child's answer; starts one if there is none. Calls are served in the order they came.
+        """Returns the child's answer; starts one if there is none, after a crash when the pause is over.
+
+        Calls are served in the order they came.
 
         Cancelling the task cancels the call: the child is asked to stop and, after the grace, killed; the
         task ends when the child has stopped.
@@ -208,8 +199,9 @@ class Supervisor:
 
         Raises:
             ProblemError: the handler raised one: the same class here. Other exceptions are a RunFailedError.
-            WorkerFailedError: the child died while it worked (the log is its last lines), the deadline passed, or it
-                cannot start.
+            WorkerFailedError: the child died while it worked (the log is its last lines), the deadline passed, it
+                cannot start or did not say hello in time (its own reason and log), has crashed too often, or an earlier
+                one that may hold the devices does not end.
             CallCancelled: the call was cancelled, or the child released or closed.
             FrameError: JSON cannot say the arguments.
         """
@@ -252,10 +244,6 @@ class Supervisor:
 
     # ---- one call --------------------------------------------------------------------------------------------------
 
-    async def _serve_start(self, give_up_count: int) -> None:
-        async with self._lock:
-            self._rest(await self._bring_up(give_up_count))
-
     async def _serve(self, work: _Work, line: bytes, give_up_count: int) -> Answer:
         async with self._lock:
             child = await self._bring_up(give_up_count)
@@ -265,7 +253,7 @@ class Supervisor:
             child.send(line)
             try:
                 async with asyncio.timeout(work.deadline_s):
-                    reply = await self._hear_reply(child, work)
+                    reply = await self._read_reply(child, work)
             except (TimeoutError, ChildError) as error:
                 build_error = await self._end(error if isinstance(error, ChildError) else ChildError("call_timeout"))
                 raise build_error() from None
@@ -305,7 +293,7 @@ class Supervisor:
         try:
             async with asyncio.timeout(self.spec.start_timeout_s):
                 await child.open()
-                await self._hear_hello(child)
+                await self._read_hello(child)
         except (TimeoutError, ChildError) as error:
             build_error = await self._end(error if isinstance(error, ChildError) else ChildError("start_timeout"))
             raise build_error() from None
@@ -316,7 +304,7 @@ class Supervisor:
         self._become("ready")
         return child
 
-    async def _hear_hello(self, child: Child) -> None:
+    async def _read_hello(self, child: Child) -> None:
         match await child.read():
             case Hello() as hello:
                 said = (hello.protocol, hello.kind, hello.generation, hello.pid)
@@ -330,7 +318,7 @@ class Supervisor:
             case frame:
                 raise _build_unexpected(frame.type)
 
-    async def _hear_reply(self, child: Child, work: _Work) -> Result | Failure | Stopped:
+    async def _read_reply(self, child: Child, work: _Work) -> Result | Failure | Stopped:
         while True:
             frame = await child.read()
             self._heard_s = self._clock.monotonic()
@@ -354,7 +342,7 @@ class Supervisor:
         child.send(format_frame(Cancel(id=work.id)))
         try:
             # Not asyncio.timeout: in a task that is cancelled Python before 3.11.3 raises CancelledError at its end.
-            await asyncio.wait_for(self._hear_reply(child, work), self.spec.cancel_grace_s)
+            await asyncio.wait_for(self._read_reply(child, work), self.spec.cancel_grace_s)
         except TimeoutError:
             await self._end("cancelled")
         except ChildError as error:

@@ -26,7 +26,7 @@ from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import DeviceProcess
 from meshwright.wire.leases import LeasedDevice
 from meshwright.wire.runs import FINAL_STATES, Run
-from meshwright_agent.answers.benches import BENCH_GRACE_S, Benches, HostMeasurements
+from meshwright_agent.answers.benches import BENCH_GRACE_S, Benches
 from meshwright_agent.facts.model import build_json
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import HostWatch
@@ -94,7 +94,6 @@ def run_scene(
             watch,
             runs=runs,
             registry=registry,
-            measurements=HostMeasurements(clock),
             settings=settings,
             clock=clock,
             spawn=spawn,

@@ -106,7 +106,7 @@ def test_the_agent_tells_its_planner_what_it_has_in_memory(tmp_path: Path) -> No
         return json.loads(json.dumps(agent.plans._try_to_dump_here()))
 
     assert parse_here(dump()).measured == ()
-    agent.measurements.note("run-0009", result(*build_host(4e14)))
+    agent.benches.measurements.note("run-0009", result(*build_host(4e14)))
     here = parse_here(dump())
     assert {row.run_id for row in here.measured} == {"run-0009"}
     assert len(here.measured) == 16

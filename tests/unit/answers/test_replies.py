@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plan, Plans
-from meshwright.wire.model import ModelFacts
 from meshwright.wire.verification import Verification
-from meshwright_agent.answers.plans import RUN_CHARS, PlanAnswer, frame_stored
+from meshwright_agent.answers.plans import RUN_CHARS, PlanAnswer
 from tests.fakes.stored import build_plan
 
 NOTICE = Notice(code="a", message='"plans":[]', hint="b")
@@ -58,11 +57,6 @@ def test_a_warning_more_stands_behind_those_that_are_there_and_changes_nothing_e
     assert cut(plans).warn(NOTICE).write() == warned.model_dump_json()
 
 
-def test_a_stored_plan_is_shown_as_a_reply_of_one() -> None:
-    plan = build_plan(1)
-    assert frame_stored(plan.model_dump_json()) == Plans(plans=(plan,)).model_dump_json()
-
-
 # ---- with what the compiler says ------------------------------------------------------------------------------------
 
 
@@ -79,22 +73,6 @@ def test_a_verification_stands_in_every_form_that_is_shown_and_changes_nothing_e
     assert filled.write() == plans.model_copy(update={"plans": tuple(verified)}).model_dump_json()
     assert filled.kept == cut_tasks(plans).kept
     assert [Plan.model_validate_json(each).verification for each in filled.bare] == [said] * len(verified)
-
-
-@given(texts=st.text() | st.just('"model":null'), name=st.text())
-def test_facts_of_a_model_are_shown_and_not_kept(texts: str, name: str) -> None:
-    facts = ModelFacts(name=name, parameter_count=2, active_parameter_count=1)
-    kept, told = build_plan(1, code=texts), build_plan(2, code=texts).model_copy(update={"model": facts})
-    pieces = {
-        "frame": Plans(plans=()).model_dump_json(),
-        "fingerprints": [kept.fingerprint, told.fingerprint],
-        "kept": [kept.model_dump_json(), told.model_copy(update={"model": None}).model_dump_json()],
-        "shown": None,
-        "models": ["null", facts.model_dump_json()],
-    }
-    answer = PlanAnswer.of(pieces)
-    assert answer.write() == Plans(plans=(kept, told)).model_dump_json()
-    assert [Plan.model_validate_json(each).model for each in answer.kept] == [None, None]
 
 
 def test_a_runs_result_lacks_the_devices_only_where_they_are_very_many() -> None:

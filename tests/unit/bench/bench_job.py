@@ -63,7 +63,7 @@ def run_sabotage() -> dict[str, dict[str, Any]]:
 
 def collective(scope: Any, stage: Stage, *, kind: Any = None, **changes: Any) -> Outcome:
     kind = dataclasses.replace(kind or KINDS["all_reduce"], **changes)
-    subject = CollectiveRun(kind, "tp", scope, stage, 4096)
+    subject = CollectiveRun(stage, kind, "tp", scope, 4096)
     subject.sample()
     return subject.verify()
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from meshwright.wire.bench import BenchRecord
-from meshwright_agent.children.bench.measure import Outcome, Subject, Trial, build_record, build_summary
+from meshwright_agent.children.bench.measure import Outcome, Subject, Trial, build_record
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -27,7 +27,7 @@ def make_record(
     trial = Trial(case=case, device_indices=devices, size_bytes=size, **made)
     at = AT + timedelta(seconds=size % 7)
     common = {"host": "a", "device_kind": "cpu"}
-    return build_record(trial, build_summary([took_s] * 3), Outcome(nwrong), at=at, common=common)
+    return build_record(trial, [took_s] * 3, Outcome(nwrong), at=at, common=common)
 
 
 def make_collective(case: Any = "all_reduce", *, count: int = 4, factor: float = 1.5, **fields: Any) -> BenchRecord:

@@ -15,11 +15,14 @@ from meshwright_agent.children.bench.measure import (
     MIN_SAMPLES,
     RESERVE_RATIO,
     WARMUP_COUNT,
+    Outcome,
     OutOfTime,
     Timetable,
-    build_summary,
+    Trial,
+    build_record,
     measure_samples,
 )
+from tests.unit.bench.records import AT, NoSubject
 
 seconds = st.floats(1e-9, 1e3)
 
@@ -55,22 +58,17 @@ def measure(times_s: list[float], *, count: int = 10, share_s: float = 1e9, limi
     timetable = Timetable.start(clock, limit_s)
     until_s = clock.now_s + share_s
     work = Work(clock, times_s)
-    return measure_samples(work, count=count, until_s=until_s, timetable=timetable, check=lambda: None).samples_s
+    return measure_samples(work, count=count, until_s=until_s, timetable=timetable, check=lambda: None)
 
 
 @given(st.lists(seconds, min_size=MIN_SAMPLES, max_size=40))
-def test_a_summary_keeps_every_sample_in_order_and_its_figures_lie_among_them(values: list[float]) -> None:
-    summary = build_summary(values)
-    assert summary.samples_s == tuple(values)
-    assert min(values) <= summary.p10_s <= summary.median_s <= summary.p90_s <= max(values)
-    figures = (summary.p10_s, summary.median_s, summary.p90_s)
+def test_a_record_keeps_every_sample_in_order_and_its_figures_lie_among_them(values: list[float]) -> None:
+    trial = Trial("permute", "p", "p", (0, 1), "float32", 64, NoSubject)
+    record = build_record(trial, values, Outcome(0), at=AT, common={})
+    assert record.samples_s == tuple(values)
+    assert min(values) <= record.p10_s <= record.median_s <= record.p90_s <= max(values)
+    figures = (record.p10_s, record.median_s, record.p90_s)
     assert figures == pytest.approx(tuple(np.quantile(values, (0.1, 0.5, 0.9))))
-
-
-@pytest.mark.parametrize("count", range(MIN_SAMPLES))
-def test_fewer_than_three_samples_have_no_summary(count: int) -> None:
-    with pytest.raises(ValueError, match=f"{count} samples; a summary needs at least 3"):
-        build_summary([1.0] * count)
 
 
 def test_the_first_calls_are_warm_up_and_slow_samples_stay() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_task_holds_the_whole_job_and_is_known_by_it() -> None:
     assert task.data_parallel_size == 2
     assert task.key == write_plans(ask(include_devices=False), None)["tasks"][0]["key"]
     assert task.key != task_of(ask(training={**TRAINING, "global_batch": 8})).key
-    assert CompileTask(**task.as_json()) == task
+    assert CompileTask(**asdict(task)) == task
 
 
 def test_the_memory_strategy_says_what_a_job_may_use_of_a_gpu() -> None:

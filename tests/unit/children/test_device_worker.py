@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
+from meshwright.compiling.compilers import read_versions
 from meshwright.errors import WorkerFailedError
 from meshwright.wire.devices import JaxView
 from meshwright_agent.children import device
@@ -19,7 +20,7 @@ def test_it_describes_its_devices_as_jax_does() -> None:
         assert (told["platform"], told["jax"], told["libtpu"]) == (
             "cpu",
             jax.__version__,
-            device.read_version("libtpu"),
+            read_versions("tpu").get("libtpu"),
         )
         assert (told["process_index"], told["process_count"]) == (0, 1)
         assert [entry["position"] for entry in told["devices"]] == list(range(8))
@@ -67,4 +68,3 @@ def test_coordinates_and_memory_are_told_where_the_platform_has_them() -> None:
     assert (tpu["coords"], tpu["core_on_chip"], tpu["slice_index"]) == ([1, 2, 0], 0, 0)
     assert tpu["memory_stats"] == {"bytes_in_use": 1024, "bytes_limit": 2048}
     assert (rocm["platform"], rocm["coords"], rocm["memory_stats"]) == ("gpu", None, None)
-    assert device.read_version("no-such-distribution") is None

@@ -190,11 +190,6 @@ def test_only_what_came_after_the_last_look_is_told(log: Path) -> None:
     assert read_kernel_log(log, after=8).xids == ()
 
 
-def test_a_log_that_was_started_anew_is_read_from_its_beginning(log: Path) -> None:
-    write_record(log, 2, xid(CARD, 79))
-    assert [x.code for x in read_kernel_log(log, after=900).xids] == [79]
-
-
 def test_records_that_were_overwritten_before_they_were_read_are_counted(log: Path) -> None:
     for number in (6, 7):
         write_record(log, number, xid(CARD, 63))

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts.model import HostFacts
-from meshwright_agent.facts.nvidia import doubt_unnamed
+from meshwright_agent.facts.nvidia import drop_ambiguous_processes
 from meshwright_agent.facts.probe import read_holders, read_host_facts
 from meshwright_agent.facts.procfs import list_computing
 from meshwright_agent.supervisor.specs import explain_untouched
@@ -119,6 +119,6 @@ def test_nvidias_holders_do_not_hide_amds_nor_does_a_doubt_about_them(tmp_path: 
     facts = machine.read()
     assert [holder.pid for holder in facts.holders or ()] == [77, 4242]
     lone = replace(facts.gpus[3], processes=(DeviceProcess(pid=5),), unlisted_pids=(5,))
-    doubted = doubt_unnamed(replace(facts, gpus=(lone,)))
+    doubted = drop_ambiguous_processes(replace(facts, gpus=(lone,)))
     assert doubted.gpus[0].processes is None
     assert [holder.pid for holder in doubted.holders or ()] == [77]

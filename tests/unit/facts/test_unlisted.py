@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts.model import IDLE_BYTES, GpuFacts, HostFacts
-from meshwright_agent.facts.nvidia import doubt_unnamed, judge_listed
+from meshwright_agent.facts.nvidia import drop_ambiguous_processes, find_listed_holders
 from meshwright_agent.supervisor.specs import explain_untouched
 from tests.fakes.machines import Machine, plant_machine
 
@@ -39,13 +39,13 @@ UNLISTED = (4242, 4243)
 def test_nobody_else_is_said_only_where_memory_says_so_too(
     listed: tuple[DeviceProcess, ...], used_bytes: int | None, known: tuple[DeviceProcess, ...] | None
 ) -> None:
-    assert judge_listed(listed, used_bytes) == known
+    assert find_listed_holders(listed, used_bytes) == known
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40))
 def test_more_memory_in_use_never_makes_a_device_free(less: int, more: int) -> None:
-    if judge_listed((), less) is None:
-        assert judge_listed((), less + more) is None
+    if find_listed_holders((), less) is None:
+        assert find_listed_holders((), less + more) is None
 
 
 def plant_container(folder: Path, name: str = "dgx-h100") -> Machine:
@@ -106,10 +106,10 @@ def test_beside_the_agents_worker_a_lone_number_of_the_host_may_be_the_worker(
 ) -> None:
     facts = plant_machine("cpu-vm", tmp_path).read()
     facts = HostFacts(facts.machine, facts.cpu, gpus=(GpuFacts(0, processes=processes, unlisted_pids=UNLISTED),))
-    assert doubt_unnamed(facts).gpus[0].processes == known
+    assert drop_ambiguous_processes(facts).gpus[0].processes == known
 
 
 def test_who_may_be_the_worker_is_no_holder_either(tmp_path: Path) -> None:
     facts = plant_machine("dgx-h100", tmp_path).read()
     gpus = tuple(replace(gpu, processes=(JOB,), unlisted_pids=UNLISTED) for gpu in facts.gpus)
-    assert doubt_unnamed(replace(facts, gpus=gpus)).holders is None
+    assert drop_ambiguous_processes(replace(facts, gpus=gpus)).holders is None

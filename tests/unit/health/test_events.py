@@ -28,7 +28,7 @@ async def build(store: Store, clock: ManualClock | None = None) -> History:
 
 def tell(history: History, component: str = "device:0", code: str = "xid_79") -> None:
     at = history._clock.now()
-    history.note_fault(component, code, state="unhealthy", reason="it fell", action="reboot", at=at)
+    history.record_fault(component, code, state="unhealthy", reason="it fell", action="reboot", at=at)
 
 
 async def until(question: Callable[[], bool]) -> None:
@@ -47,7 +47,7 @@ def test_each_change_of_a_state_is_one_event_with_what_was_before(tmp_path: Path
     async def test(store: Store) -> list[HealthEvent]:
         clock = ManualClock()
         history = await build(store, clock)
-        board = HealthRegistry(stale_after_s=60, on_change=history.note_change)
+        board = HealthRegistry(stale_after_s=60, on_change=history.record_change)
         for state in ("healthy", "healthy", "degraded", "degraded", "healthy"):
             board.report("driver", state, f"it is {state}", at=clock.now(), action="look")  # type: ignore[arg-type]
             clock.advance(1)
@@ -94,7 +94,7 @@ def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(
 
     async def live(store: Store) -> tuple[HealthRegistry, History]:
         history = await build(store, clock)
-        board = HealthRegistry(stale_after_s=60, on_change=history.note_change, memory=history.memory)
+        board = HealthRegistry(stale_after_s=60, on_change=history.record_change, memory=history.memory)
         board.report("device:0", "unhealthy", "it fell", at=clock.now())
         await history.flush()
         return board, history
@@ -116,19 +116,20 @@ def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(
     run_with_store(tmp_path / "db", second)
 
 
-def test_events_that_cannot_be_written_are_lost_and_counted_and_what_must_be_remembered_is_written_later(
-    tmp_path: Path,
+def test_events_that_cannot_be_written_are_lost_and_what_must_be_remembered_is_written_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(store: Store) -> None:
         history = await build(store)
-        board = HealthRegistry(stale_after_s=60, on_change=history.note_change, memory=history.memory)
+        board = HealthRegistry(stale_after_s=60, on_change=history.record_change, memory=history.memory)
         board.report("device:0", "unhealthy", "it fell", at=EPOCH)
         with editing(tmp_path / "db") as other:
             other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END")
             with pytest.raises(StoreUnavailableError):
                 await history.flush()
             other.execute("DROP TRIGGER full")
-        assert (history.lost_count, await store.get(HEALTH, "memory")) == (1, None)
+        assert "1 events of health are lost" in caplog.text
+        assert await store.get(HEALTH, "memory") is None
         await history.flush()
         assert await read(history) == []
         document = await store.get(HEALTH, "memory")
@@ -200,7 +201,7 @@ def test_a_number_of_another_history_begins_at_the_first_event_of_this_one(tmp_p
 def test_words_that_are_no_utf_8_are_kept_and_do_not_end_the_history(tmp_path: Path) -> None:
     async def test(store: Store) -> list[str]:
         history = await build(store)
-        history.note_fault("disk", "x", state="degraded", reason="/a\udcff", action="ls /a\udcff", at=EPOCH)
+        history.record_fault("disk", "x", state="degraded", reason="/a\udcff", action="ls /a\udcff", at=EPOCH)
         await history.flush()
         return [event.reason for event in await read(history)]
 

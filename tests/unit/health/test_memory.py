@@ -74,19 +74,3 @@ def test_a_document_of_an_agent_that_kept_no_states_is_read_and_they_begin_anew(
     memory = HealthMemory()
     memory.load(json.dumps(document))
     assert (memory.faults, memory.states, memory.wrong_results) == (fill().faults, {}, {})
-
-
-def test_states_that_cannot_be_read_cost_no_fault() -> None:
-    said = {"state": "dreaming", "since": EPOCH.isoformat()}, {"state": "healthy", "since": "2026-11-21T07:00:00"}, 3
-    for one in said:  # of a newer agent, without a zone, and nothing at all
-        memory = reload(fill(), states={"device:GPU-0": one})
-        assert (memory.faults, memory.states) == (fill().faults, {})
-
-
-def test_what_this_life_has_told_already_holds() -> None:
-    memory = HealthMemory()
-    memory.states["store"] = Standing("degraded", EPOCH)
-    before = fill()
-    before.states["store"] = Standing("healthy", EPOCH - timedelta(days=1))
-    memory.load(before.dump())
-    assert memory.states == {"store": Standing("degraded", EPOCH), "device:GPU-0": Standing("unhealthy", EPOCH)}

@@ -50,7 +50,7 @@ class Scene:
         if self.dump is not None:
             self.history.memory.load(self.dump)
         self.registry = HealthRegistry(
-            stale_after_s=120, on_change=self.history.note_change, memory=self.history.memory
+            stale_after_s=120, on_change=self.history.record_change, memory=self.history.memory
         )
         self.monitor = HealthMonitor(
             self.registry, self.history, parse_chip_count(self.expect) if self.expect else None

@@ -24,7 +24,7 @@ def test_a_stream_ends_and_does_not_fail_when_the_store_goes(tmp_path: Path, cap
         async with opened(tmp_path / "db") as store:
             history = History(store, clock=ManualClock())
             await history.recall()
-            history.note_fault("store", "x", state="degraded", reason="", action="", at=EPOCH)
+            history.record_fault("store", "x", state="degraded", reason="", action="", at=EPOCH)
             await history.flush()
             heard: list[Any] = []
             agent: Any = SimpleNamespace(history=history)

@@ -126,8 +126,6 @@ def test_an_unknown_run_is_not_found_by_any_verb(tmp_path: Path) -> None:
             await stage.queue.get("run-nowhere")
         with pytest.raises(NotFoundError):
             await stage.queue.cancel("run-nowhere", "why not")
-        with pytest.raises(NotFoundError):
-            await stage.events("run-nowhere")
 
     play(tmp_path, act)
 

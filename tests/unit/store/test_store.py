@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import RootModel
 
 from meshwright.errors import StoreUnavailableError
 from meshwright_agent import store as module
@@ -67,8 +68,6 @@ def test_a_document_that_is_written_again_is_the_newest_unless_it_keeps_its_plac
         await store.write(plan(1, '{"again": 1}'), plan(2, keeps_place=True))
         assert await keys(store) == ["2", "3", "1"]
         assert await keys(store, newest_first=True, limit=2) == ["1", "3"]
-        await store.write(removed=[(PLAN, "3")])
-        assert await keys(store) == ["2", "1"]
 
     run_with_store(tmp_path / "db", test)
 
@@ -155,8 +154,8 @@ def test_a_follower_gets_what_was_then_what_comes_then_the_end(tmp_path: Path) -
         await store.write(events=[event(1, body='"a"')])
 
         async def listen() -> None:
-            async for row in store.follow("health", 0, is_live=lambda: bool(lives)):
-                heard.append(row.body)
+            async for said in store.follow(RootModel[str], "health", 0, is_live=lambda: bool(lives)):
+                heard.append(said.root)
 
         listening = asyncio.create_task(listen())
         for seq, body in ((2, '"b"'), (3, '"c"')):
@@ -167,7 +166,7 @@ def test_a_follower_gets_what_was_then_what_comes_then_the_end(tmp_path: Path) -
         await asyncio.wait_for(listening, 30)
         return heard
 
-    assert run_with_store(tmp_path / "db", test) == ['"a"', '"b"', '"c"']
+    assert run_with_store(tmp_path / "db", test) == ["a", "b", "c"]
 
 
 # ---- trouble ---------------------------------------------------------------------------------------------------------
@@ -189,7 +188,6 @@ def test_a_file_that_another_program_writes_is_waited_for_in_time_and_nothing_is
 def test_after_a_failure_a_check_writes_before_the_store_counts_as_well(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
         assert await store.check() > 0
-        assert store.size_bytes
         with held(tmp_path / "db"):
             await store.check()  # reading is proof enough
             with pytest.raises(StoreUnavailableError):

@@ -8,7 +8,7 @@ import gc
 import inspect
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -45,6 +45,15 @@ class World:
         task = asyncio.create_task(self.supervisor.call(op, {}, **{"deadline_s": 30.0, **options}))
         await self.until(lambda: any(isinstance(f, Call) and f.op == op for f in self._frames()))
         return task
+
+    async def start(self) -> None:
+        """Brings the next child to ready by a call."""
+        task = await self.begin(f"start {len(self.spawn.children)}")
+        self.reply()
+        await task
+
+    def call(self) -> Coroutine[Any, Any, Any]:
+        return self.supervisor.call("late", {}, deadline_s=30.0)
 
     def _frames(self) -> list[Any]:
         return [frame for child in self.spawn.children for frame in child.sent]
@@ -120,7 +129,7 @@ def test_a_process_that_even_sigkill_does_not_end_is_abandoned_and_named() -> No
         assert (await world.supervisor.release()).abandoned_pids == (1001,)
 
         world.spawn.ending = Ending(status=0, killed=False)  # the driver is well again
-        assert (await asyncio.gather(world.supervisor.start()))[0] is None
+        await world.start()
         assert world.supervisor.generation == 2
         assert world.supervisor.abandoned_pids == (1001,)
         world.spawn.children[0].reaped.set()
@@ -137,14 +146,14 @@ def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them() -> N
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for late in (waiting, world.supervisor.start()):
+        for late in (waiting, world.call()):
             with pytest.raises(WorkerFailedError, match=r"process 1001\) does not end"):
                 await late
         assert world.supervisor.generation == 1
         world.spawn.children[0].reaped.set()
         await world.until(lambda: not world.supervisor.abandoned_pids)
         world.spawn.ending = Ending(status=0, killed=False)
-        await world.supervisor.start()
+        await world.start()
         assert world.supervisor.generation == 2
 
     live(scenario, spawn=FakeSpawn(ending=UNKILLABLE), has_devices=True, cancel_grace_s=0.05)
@@ -153,11 +162,11 @@ def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them() -> N
 def test_abandoned_processes_use_up_the_crash_budget() -> None:
     async def scenario(world: World) -> None:
         for _ in range(2):
-            await world.supervisor.start()
+            await world.start()
             await world.supervisor.release()
         assert (world.supervisor.state, world.supervisor.abandoned_pids) == ("failed", (1001, 1002))
         with pytest.raises(WorkerFailedError, match="could not be killed"):
-            await world.supervisor.start()
+            await world.call()
 
     live(scenario, spawn=FakeSpawn(ending=UNKILLABLE), crash_budget=2)
 
@@ -165,7 +174,7 @@ def test_abandoned_processes_use_up_the_crash_budget() -> None:
 def test_crashes_that_the_window_has_left_behind_do_not_count() -> None:
     async def scenario(world: World) -> None:
         for _ in range(6):
-            await world.supervisor.start()
+            await world.start()
             world.child.lose("died")
             await world.until(lambda: world.supervisor.state != "stopping")
             assert world.supervisor.state != "failed"
@@ -195,7 +204,7 @@ def test_a_crash_says_when_to_ask_again() -> None:
 def test_a_start_that_takes_too_long_fails_everybody_who_waited_for_it() -> None:
     async def scenario(world: World) -> None:
         errors = await asyncio.gather(
-            world.supervisor.start(),
+            world.call(),
             world.supervisor.call("work", {}, deadline_s=30.0),
             return_exceptions=True,
         )
@@ -285,7 +294,7 @@ def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:
 
 def test_a_child_lost_while_it_is_being_stopped_is_no_crash() -> None:
     async def scenario(world: World) -> None:
-        await world.supervisor.start()
+        await world.start()
         releasing = asyncio.create_task(world.supervisor.release())
         await world.until(lambda: world.supervisor.state == "stopping")
         world.child.lose("closed its socket")
@@ -299,7 +308,7 @@ def test_a_child_lost_while_it_is_being_stopped_is_no_crash() -> None:
 def test_a_crash_stands_until_another_child_is_ready() -> None:
     async def scenario(world: World) -> None:
         supervisor = world.supervisor
-        await supervisor.start()
+        await world.start()
         await supervisor.release()
         assert not supervisor.has_crashed  # its end was asked for
         task = await world.begin()
@@ -310,14 +319,14 @@ def test_a_crash_stands_until_another_child_is_ready() -> None:
         await supervisor.release()
         assert supervisor.has_crashed  # nothing was there to be released
         world.spawn.says_hello = False
-        waiting = asyncio.create_task(supervisor.start())
+        waiting = asyncio.create_task(world.call())
         await world.until(lambda: supervisor.state == "starting")
         await supervisor.release()
         with pytest.raises(CallCancelled):
             await waiting
         assert (supervisor.state, supervisor.has_crashed) == ("stopped", True)  # that one never was ready
         world.spawn.says_hello = True
-        await supervisor.start()
+        await world.start()
         assert not supervisor.has_crashed
         await supervisor.release()
         assert not supervisor.has_crashed
@@ -340,7 +349,7 @@ def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
 
 def test_a_call_during_the_stop_gets_the_next_child() -> None:
     async def scenario(world: World) -> None:
-        await world.supervisor.start()
+        await world.start()
         releasing = asyncio.create_task(world.supervisor.release())
         await world.until(lambda: world.supervisor.state == "stopping")
         task = await world.begin()
@@ -353,18 +362,20 @@ def test_a_call_during_the_stop_gets_the_next_child() -> None:
 
 def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_up() -> None:
     async def scenario(world: World) -> None:
-        await world.supervisor.start()
+        await world.start()
         world.child.lose("died")
         await world.until(lambda: world.supervisor.state == "backoff")
-        waiting = asyncio.create_task(world.supervisor.start())
+        waiting = asyncio.create_task(world.call())
         await asyncio.sleep(0)
         assert not (await world.supervisor.release()).killed
         with pytest.raises(CallCancelled, match="released"):
             await waiting
         assert world.supervisor.state == "backoff"
-        waiting = asyncio.create_task(world.supervisor.start())
+        waiting = asyncio.create_task(world.call())
         await asyncio.sleep(0)
         world.supervisor.reset()
+        await world.until(lambda: world.supervisor.state == "busy")
+        world.reply()
         await waiting
         assert (world.supervisor.state, world.supervisor.generation) == ("ready", 2)
 

@@ -25,9 +25,9 @@ from meshwright.wire.bench import BenchCase, Collective
 from meshwright_agent.bench.scope import Scope
 from meshwright_agent.children.bench.measure import (
     Array,
+    JaxCall,
     Outcome,
     Stage,
-    Subject,
     Trial,
     build_tile,
     choose_modulus,
@@ -67,31 +67,6 @@ class Group:
         return self.rank * size, size
 
 
-def expect_all_reduce(group: Group) -> Array:
-    """Returns the sum."""
-    return group.total()
-
-
-def expect_all_gather(group: Group) -> Array:
-    """Returns all members' numbers, one after another."""
-    return np.concatenate([group.begin(member) for member in range(len(group.tiles))])
-
-
-def expect_reduce_scatter(group: Group) -> Array:
-    """Returns this device's part of the sum."""
-    return group.total(*group.chunk())
-
-
-def expect_all_to_all(group: Group) -> Array:
-    """Returns this device's part of each member's numbers."""
-    return np.concatenate([group.begin(member, *group.chunk()) for member in range(len(group.tiles))])
-
-
-def expect_permute(group: Group) -> Array:
-    """Returns the numbers of the member before, around the ring."""
-    return group.begin((group.rank - 1) % len(group.tiles))
-
-
 def _permute(block: jax.Array, axis: str, count: int) -> jax.Array:
     moved: jax.Array = jax.lax.ppermute(block, axis, [(rank, (rank + 1) % count) for rank in range(count)])
     return moved
@@ -129,7 +104,7 @@ KINDS: Final[dict[BenchCase, Kind]] = {
         description="jax.lax.psum; S is the buffer on each rank",
         ops=("all-reduce",),
         run=lambda block, axis, _: jax.lax.psum(block, axis),
-        expect=expect_all_reduce,
+        expect=lambda group: group.total(),
         factor=lambda count: 2 * _most(count),
     ),
     "all_gather": Kind(
@@ -137,7 +112,7 @@ KINDS: Final[dict[BenchCase, Kind]] = {
         description="jax.lax.all_gather; S is what each rank has in the end",
         ops=("all-gather",),
         run=lambda block, axis, _: jax.lax.all_gather(block, axis, axis=1, tiled=True),
-        expect=expect_all_gather,
+        expect=lambda group: np.concatenate([group.begin(member) for member in range(len(group.tiles))]),
         factor=_most,
         begins_with_part=True,
     ),
@@ -146,7 +121,7 @@ KINDS: Final[dict[BenchCase, Kind]] = {
         description="jax.lax.psum_scatter; S is what each rank begins with",
         ops=("reduce-scatter", "all-reduce-scatter", "all-reduce"),
         run=lambda block, axis, _: jax.lax.psum_scatter(block, axis, scatter_dimension=1, tiled=True),
-        expect=expect_reduce_scatter,
+        expect=lambda group: group.total(*group.chunk()),
         factor=_most,
     ),
     "all_to_all": Kind(
@@ -154,7 +129,9 @@ KINDS: Final[dict[BenchCase, Kind]] = {
         description="jax.lax.all_to_all; S is the buffer on each rank",
         ops=("all-to-all",),
         run=lambda block, axis, _: jax.lax.all_to_all(block, axis, split_axis=1, concat_axis=1, tiled=True),
-        expect=expect_all_to_all,
+        expect=lambda group: np.concatenate(
+            [group.begin(member, *group.chunk()) for member in range(len(group.tiles))]
+        ),
         factor=_most,
     ),
     "permute": Kind(
@@ -162,7 +139,7 @@ KINDS: Final[dict[BenchCase, Kind]] = {
         description="jax.lax.ppermute, each rank to the next around the ring; S is the buffer on each rank",
         ops=("collective-permute",),
         run=_permute,
-        expect=expect_permute,
+        expect=lambda group: group.begin((group.rank - 1) % len(group.tiles)),
         factor=lambda _: 1.0,
     ),
 }
@@ -183,20 +160,18 @@ def list_collective(case: BenchCase, scope: Scope, stage: Stage) -> Iterator[Tri
                 axis=axis,
                 axis_size=sizes[axis],
                 busbw_factor=kind.factor(sizes[axis]),
-                prepare=partial(CollectiveRun, kind, axis, scope, stage, size),
+                prepare=partial(CollectiveRun, stage, kind, axis, scope, size),
             )
 
 
 @dataclass
-class CollectiveRun(Subject):
+class CollectiveRun(JaxCall):
     """A compiled collective and what its devices begin with: row r of `[rank, elements]` lies on rank r's device."""
 
     kind: Kind
     axis: str
     scope: Scope
-    stage: Stage
     size_bytes: int
-    last: jax.Array | None = None
 
     def __post_init__(self) -> None:
         ranks = np.arange(self.scope.mesh.device_count).reshape(self.scope.mesh.sizes)
@@ -240,17 +215,13 @@ class CollectiveRun(Subject):
         placed.block_until_ready()
         return placed
 
-    def sample(self) -> float:
+    def call(self) -> jax.Array:
         """Runs it once on all groups."""
-        return self.stage.time_s(self._run)
-
-    def _run(self) -> jax.Array:
-        self.last = self.compiled(self.input)
-        return self.last
+        result: jax.Array = self.compiled(self.input)
+        return result
 
     def verify(self) -> Outcome:
         """Compares every device's result, and reads the compiled program."""
-        assert self.last is not None
         shards = {shard.device: np.asarray(shard.data)[0] for shard in self.last.addressable_shards}
         wrong = sum(
             count_wrong(shards[device], self._expect(rank))

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from meshwright_agent.bench.scope import Scope
-from meshwright_agent.children.bench.measure import PERIOD, Array, Outcome, Stage, Subject, Trial, count_wrong
+from meshwright_agent.children.bench.measure import PERIOD, Array, JaxCall, Outcome, Stage, Trial, count_wrong
 from meshwright_agent.children.bench.transfers import build_host_array, round_sizes
 
 CHECK_FLOPS: Final = 1e9
@@ -100,13 +100,11 @@ def count_off(got: Array, expected: Array, dtype: str) -> int:
 
 
 @dataclass
-class Matmul(Subject):
+class Matmul(JaxCall):
     """Two matrices on one device."""
 
-    stage: Stage
     n: int
     device: jax.Device
-    last: jax.Array | None = None
 
     def __post_init__(self) -> None:
         self.left = build_matrix(self.n, 1, self.stage.numpy_dtype)
@@ -114,17 +112,13 @@ class Matmul(Subject):
         self.placed = [jax.device_put(matrix, self.device) for matrix in (self.left, self.right)]
         self.product = jax.jit(jnp.matmul, out_shardings=SingleDeviceSharding(self.device))
 
-    def sample(self) -> float:
+    def call(self) -> jax.Array:
         """Multiplies once."""
-        return self.stage.time_s(self._multiply)
-
-    def _multiply(self) -> jax.Array:
-        self.last = self.product(*self.placed)
-        return self.last
+        product: jax.Array = self.product(*self.placed)
+        return product
 
     def verify(self) -> Outcome:
         """Compares rows with NumPy's product in float64."""
-        assert self.last is not None
         rows = choose_rows(self.n)
         got = np.asarray(self.last)[rows]
         wrong = count_off(got, multiply(self.left[rows], self.right), self.stage.dtype)
@@ -132,10 +126,9 @@ class Matmul(Subject):
 
 
 @dataclass
-class Negation(Subject):
-    """An array that is negated where it lies: its memory is donated to the result."""
+class Negation(JaxCall):
+    """An array that is negated in place: its memory is donated to the result."""
 
-    stage: Stage
     size_bytes: int
     device: jax.Device
     times: int = 0
@@ -143,19 +136,16 @@ class Negation(Subject):
     def __post_init__(self) -> None:
         self.host = build_host_array(self.stage, self.size_bytes // 2)
         self.negate = jax.jit(jnp.negative, donate_argnums=0, out_shardings=SingleDeviceSharding(self.device))
-        self.array: jax.Array = jax.block_until_ready(jax.device_put(self.host, self.device))
+        self.last = jax.block_until_ready(jax.device_put(self.host, self.device))
 
-    def sample(self) -> float:
+    def call(self) -> jax.Array:
         """Negates once."""
         self.times += 1
-        return self.stage.time_s(self._negate)
-
-    def _negate(self) -> jax.Array:
-        self.array = self.negate(self.array)
-        return self.array
+        negated: jax.Array = self.negate(self.last)
+        return negated
 
     def verify(self) -> Outcome:
         """Compares with the array as sent, negated as often."""
         expected = self.host if self.times % 2 == 0 else -self.host
-        wrong = count_wrong(np.asarray(self.array), expected)
+        wrong = count_wrong(np.asarray(self.last), expected)
         return Outcome(wrong, {"array_bytes": self.host.nbytes})

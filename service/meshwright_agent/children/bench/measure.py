@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import jax
 import numpy as np
@@ -32,6 +32,7 @@ from meshwright_agent.bench.scope import Scope
 from meshwright_agent.clock import Clock
 
 Array = npt.NDArray[Any]
+Result = TypeVar("Result")
 
 PERIOD: Final = 65_537
 """Prime, and no divisor or multiple of the sizes that people choose."""
@@ -95,28 +96,6 @@ class OutOfTime(Exception):  # noqa: N818 - not a fault: the reason why somethin
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Samples in the order in which they were taken, with their median and 10th and 90th percentile, in seconds."""
-
-    samples_s: tuple[float, ...]
-    median_s: float
-    p10_s: float
-    p90_s: float
-
-
-def build_summary(samples_s: Sequence[float]) -> Summary:
-    """Returns the summary of at least three samples.
-
-    Raises:
-        ValueError: there are fewer.
-    """
-    if len(samples_s) < MIN_SAMPLES:
-        raise ValueError(f"{len(samples_s)} samples; a summary needs at least {MIN_SAMPLES}")
-    p10, median, p90 = map(float, np.percentile(samples_s, (10, 50, 90)))
-    return Summary(tuple(samples_s), median, p10, p90)
-
-
-@dataclass(frozen=True)
 class Timetable:
     """The time of a run. Every trial may use an equal share of what is left, and three samples at least.
 
@@ -168,8 +147,8 @@ class Timetable:
 
 def measure_samples(
     sample: Callable[[], float], *, count: int, until_s: float, timetable: Timetable, check: Callable[[], None]
-) -> Summary:
-    """Returns `count` samples after the warm-up, or at least three when `until_s` comes first.
+) -> tuple[float, ...]:
+    """Returns `count` samples after the warm-up, in seconds, or at least three when `until_s` comes first.
 
     Args:
         sample: does the work once; returns the seconds that count.
@@ -187,7 +166,7 @@ def measure_samples(
         samples.append(sample())
         if len(samples) >= MIN_SAMPLES and timetable.clock.monotonic() >= until_s:
             break
-    return build_summary(samples)
+    return tuple(samples)
 
 
 @dataclass(frozen=True)
@@ -253,10 +232,11 @@ class Trial:
 
 
 def build_record(
-    trial: Trial, summary: Summary, outcome: Outcome, *, at: datetime, common: Mapping[str, Any]
+    trial: Trial, samples_s: Sequence[float], outcome: Outcome, *, at: datetime, common: Mapping[str, Any]
 ) -> BenchRecord:
     """Returns the record of a measured trial; `common` is added to its detail."""
-    algbw = None if trial.flops else trial.size_bytes / summary.median_s
+    p10_s, median_s, p90_s = map(float, np.percentile(samples_s, (10, 50, 90)))
+    algbw = None if trial.flops else trial.size_bytes / median_s
     busbw = None if algbw is None or trial.busbw_factor is None else algbw * trial.busbw_factor
     return BenchRecord(
         case=trial.case,
@@ -267,14 +247,14 @@ def build_record(
         axis_size=trial.axis_size,
         dtype=trial.dtype,
         size_bytes=trial.size_bytes,
-        samples_s=summary.samples_s,
-        median_s=summary.median_s,
-        p10_s=summary.p10_s,
-        p90_s=summary.p90_s,
+        samples_s=tuple(samples_s),
+        median_s=median_s,
+        p10_s=p10_s,
+        p90_s=p90_s,
         algbw_bytes_per_s=algbw,
         busbw_factor=trial.busbw_factor,
         busbw_bytes_per_s=busbw,
-        flops_per_s=trial.flops / summary.median_s if trial.flops else None,
+        flops_per_s=trial.flops / median_s if trial.flops else None,
         nwrong=outcome.nwrong,
         correct=outcome.correct,
         collective=outcome.collective,
@@ -310,11 +290,32 @@ class Stage:
         dtype: np.dtype[Any] = jax.numpy.dtype(self.dtype)
         return dtype
 
-    def time_s(self, work: Callable[[], object]) -> float:
-        """Returns the seconds until the result of `work` is there; the result is dropped."""
+    def time(self, work: Callable[[], Result]) -> tuple[float, Result]:
+        """Returns the seconds until the result of `work` is there, and the result."""
         began_s = self.clock.monotonic()
-        jax.block_until_ready(work())
-        return self.clock.monotonic() - began_s
+        result: Result = jax.block_until_ready(work())
+        return self.clock.monotonic() - began_s, result
+
+
+@dataclass
+class JaxCall(Subject):
+    """A subject whose work is one call of JAX.
+
+    Attributes:
+        last: the result of the newest call.
+    """
+
+    stage: Stage
+    last: jax.Array = field(init=False)
+
+    @abstractmethod
+    def call(self) -> jax.Array:
+        """Does the work once and returns its result, which need not be there yet."""
+
+    def sample(self) -> float:
+        """Calls once, and keeps the result."""
+        took_s, self.last = self.stage.time(self.call)
+        return took_s
 
 
 def count_shared(array: jax.Array, host: Array) -> int:

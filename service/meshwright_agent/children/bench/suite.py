@@ -150,15 +150,12 @@ class Bench:
         clock = self.stage.clock
         subject = trial.prepare()
         self.check()
-        summary = measure_samples(
+        samples_s = measure_samples(
             subject.sample, count=self.scope.samples, until_s=until_s, timetable=self.timetable, check=self.check
         )
-        outcome = subject.verify()
-        common = {"host": python_platform.node(), "device_kind": self._kind_of(trial)}
-        return build_record(trial, summary, outcome, at=clock.now(), common=common)
-
-    def _kind_of(self, trial: Trial) -> str:
-        return str(self.stage.devices[trial.device_indices[0]].device_kind)
+        outcome, device = subject.verify(), self.stage.devices[trial.device_indices[0]]
+        common = {"host": python_platform.node(), "device_kind": device.device_kind}
+        return build_record(trial, samples_s, outcome, at=clock.now(), common=common)
 
     def note(self, record: BenchRecord) -> None:
         """Keeps a record and tells it."""

@@ -6,10 +6,10 @@ and the record's detail says how. algbw is S/t with S the bytes of the one array
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from meshwright_agent.bench.scope import Scope
 from meshwright_agent.children.bench.measure import (
     ALIGNMENT_BYTES,
     Array,
+    JaxCall,
     Outcome,
     Stage,
     Subject,
@@ -32,52 +33,51 @@ from meshwright_agent.children.bench.measure import (
     move_off_alignment,
 )
 
-Place = TypeVar("Place")
-
 SEED: Final = 1
 BATCH_AXIS: Final = "batch"
 
 
 def list_host_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial a device and size."""
-    for size, index in _sizes_and(scope, stage, scope.singles):
-        yield Trial(
-            case="host_to_device",
-            name="host_to_device_jax_device_put",
-            description="jax.device_put of a NumPy array onto one device",
-            device_indices=(index,),
-            dtype=stage.dtype,
-            size_bytes=size,
-            prepare=partial(Put, stage, size, stage.devices[index]),
-        )
+    text = "jax.device_put of a NumPy array onto one device"
+    places = [(index,) for index in scope.singles]
+    yield from _list_each("host_to_device", "jax_device_put", text, Put, scope, stage, places)
 
 
 def list_device_to_host(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial a device and size."""
-    for size, index in _sizes_and(scope, stage, scope.singles):
-        yield Trial(
-            case="device_to_host",
-            name="device_to_host_numpy_asarray",
-            description="numpy.asarray of an array on one device, each time one that was not yet read",
-            device_indices=(index,),
-            dtype=stage.dtype,
-            size_bytes=size,
-            prepare=partial(Fetch, stage, size, stage.devices[index]),
-        )
+    text = "numpy.asarray of an array on one device, each time one that was not yet read"
+    places = [(index,) for index in scope.singles]
+    yield from _list_each("device_to_host", "numpy_asarray", text, Fetch, scope, stage, places)
 
 
 def list_device_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial a pair and size."""
-    for size, pair in _sizes_and(scope, stage, scope.pairs):
-        yield Trial(
-            case="device_to_device",
-            name="device_to_device_jax_device_put",
-            description="jax.device_put of an array on the first device onto the second",
-            device_indices=pair,
-            dtype=stage.dtype,
-            size_bytes=size,
-            prepare=partial(Move, stage, size, stage.devices[pair[0]], stage.devices[pair[1]]),
-        )
+    text = "jax.device_put of an array on the first device onto the second"
+    yield from _list_each("device_to_device", "jax_device_put", text, Move, scope, stage, scope.pairs)
+
+
+def _list_each(
+    case: BenchCase,
+    call: str,
+    description: str,
+    subject: Callable[..., Subject],
+    scope: Scope,
+    stage: Stage,
+    places: Sequence[tuple[int, ...]],
+) -> Iterator[Trial]:
+    """Yields one trial for each size and each of the `places`: the local indices that a transfer takes."""
+    for size in round_sizes(scope.sizes_bytes, stage.item_bytes):
+        for indices in places:
+            yield Trial(
+                case=case,
+                name=f"{case}_{call}",
+                description=description,
+                device_indices=indices,
+                dtype=stage.dtype,
+                size_bytes=size,
+                prepare=partial(subject, stage, size, *(stage.devices[index] for index in indices)),
+            )
 
 
 def list_replicate(scope: Scope, stage: Stage) -> Iterator[Trial]:
@@ -121,12 +121,6 @@ def round_sizes(sizes_bytes: tuple[int, ...], item_bytes: int, *, parts: int = 1
     return tuple(dict.fromkeys(rounded))
 
 
-def _sizes_and(scope: Scope, stage: Stage, places: tuple[Place, ...]) -> Iterator[tuple[int, Place]]:
-    for size in round_sizes(scope.sizes_bytes, stage.item_bytes):
-        for place in places:
-            yield size, place
-
-
 def build_host_array(stage: Stage, size_bytes: int) -> Array:
     """Returns the array `[elements]` that transfers send; JAX cannot take its memory as it is."""
     tile = build_tile(SEED, choose_modulus(stage.dtype, 1))
@@ -134,29 +128,23 @@ def build_host_array(stage: Stage, size_bytes: int) -> Array:
 
 
 @dataclass
-class Put(Subject):
+class Put(JaxCall):
     """Host to a device or a sharding."""
 
-    stage: Stage
     size_bytes: int
     target: jax.Device | Sharding
-    last: jax.Array | None = None
     host: Array = field(init=False)
 
     def __post_init__(self) -> None:
         self.host = build_host_array(self.stage, self.size_bytes)
 
-    def sample(self) -> float:
+    def call(self) -> jax.Array:
         """Sends the array."""
-        return self.stage.time_s(self._send)
-
-    def _send(self) -> jax.Array:
-        self.last = jax.device_put(self.host, self.target)
-        return self.last
+        sent: jax.Array = jax.device_put(self.host, self.target)
+        return sent
 
     def verify(self) -> Outcome:
         """Compares each device's part with the same part of what was sent."""
-        assert self.last is not None
         shards = self.last.addressable_shards
         wrong = sum(count_wrong(np.asarray(shard.data), self.host[shard.index]) for shard in shards)
         detail = {
@@ -186,14 +174,15 @@ class Fetch(Subject):
     def sample(self) -> float:
         """Reads a new array."""
         fresh = jax.block_until_ready(self.source.copy())
-        return self.stage.time_s(lambda: self._read(fresh))
+        took_s, self.out = self.stage.time(lambda: self._read(fresh))
+        return took_s
 
-    def _read(self, fresh: jax.Array) -> None:
+    def _read(self, fresh: jax.Array) -> Array:
         seen = np.asarray(fresh)
-        if self.shares_memory:
-            np.copyto(self.out, seen)
-        else:
-            self.out = seen
+        if not self.shares_memory:
+            return seen
+        np.copyto(self.out, seen)
+        return self.out
 
     def verify(self) -> Outcome:
         """Compares what was read last."""
@@ -203,31 +192,25 @@ class Fetch(Subject):
 
 
 @dataclass
-class Move(Subject):
+class Move(JaxCall):
     """One device to another."""
 
-    stage: Stage
     size_bytes: int
     origin: jax.Device
     target: jax.Device
-    last: jax.Array | None = None
     host: Array = field(init=False)
 
     def __post_init__(self) -> None:
         self.host = build_host_array(self.stage, self.size_bytes)
         self.source = jax.block_until_ready(jax.device_put(self.host, self.origin))
 
-    def sample(self) -> float:
+    def call(self) -> jax.Array:
         """Sends the array."""
-        return self.stage.time_s(self._send)
-
-    def _send(self) -> jax.Array:
-        self.last = jax.device_put(self.source, self.target)
-        return self.last
+        sent: jax.Array = jax.device_put(self.source, self.target)
+        return sent
 
     def verify(self) -> Outcome:
         """Compares what arrived, and that it arrived where it should."""
-        assert self.last is not None
         astray = 0 if self.last.devices() == {self.target} else self.host.size
         wrong = max(astray, count_wrong(np.asarray(self.last), self.host))
         return Outcome(wrong, {"shared_parts": count_shared(self.last, np.asarray(self.source))})

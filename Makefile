@@ -63,7 +63,7 @@ size: $(VENV)/.installed ## code lines, modules, settings, metrics and the like,
 	$(BIN)/python tools/size.py
 
 docs: $(VENV)/.installed ## the pages as a site in docs/_build, without network; a warning is an error
-	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
+	$(BIN)/sphinx-build -q -E -W --keep-going docs docs/_build
 
 # Files in their order, not those of many tests first: the long ones with few tests would be left for the end.
 unit: $(VENV)/.installed ## every test alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)

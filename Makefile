@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test test-all lint types public-types size unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot extras images coverage mutation device clean
+.PHONY: help run test test-all lint types public-types size docs unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot extras images coverage mutation device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,8 +40,8 @@ $(VENV)-device/.installed: pyproject.toml constraints.txt
 run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --insecure --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
-test: $(VENV)/.installed extras ## lint, types, import rules, size, and all tests but the exhaustive ones
-	$(MAKE) -j 2 --output-sync lint size
+test: $(VENV)/.installed extras ## lint, types, import rules, size, pages, and all tests but the exhaustive ones
+	$(MAKE) -j 2 --output-sync lint size docs
 	$(MAKE) unit ARGS='-m "not exhaustive" $(ARGS)'
 
 test-all: test ## the same, then the exhaustive tests: every chip, boots, long faults
@@ -61,6 +61,9 @@ public-types: $(VENV)/.installed
 
 size: $(VENV)/.installed ## code lines, modules, settings, metrics and the like, each beside its limit
 	$(BIN)/python tools/size.py
+
+docs: $(VENV)/.installed ## the pages as a site in docs/_build, without network; a warning is an error
+	$(BIN)/sphinx-build -q -E -W --keep-going docs docs/_build
 
 # Files in their order, not those of many tests first: the long ones with few tests would be left for the end.
 unit: $(VENV)/.installed ## every test alone, in JOBS processes (ARGS="-k mesh", JOBS=0: in one)
@@ -127,4 +130,4 @@ images: ## install what builds the image and a base for it: buildah, debootstrap
 	@command -v buildah >/dev/null && command -v debootstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends buildah debootstrap; }
 
 clean: ## remove what was installed and kept
-	rm -rf $(VENV) $(VENV)-cuda $(VENV)-device .state .pyright.log .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-cuda $(VENV)-device .state .pyright.log .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build

@@ -155,7 +155,7 @@ def parse_console(block: Block) -> list[Command]:
 
 def read_settings() -> dict[str, str]:
     """Returns the agent's variables and their defaults, as its page has them (a test holds that page to the code)."""
-    return {row[0]: row[2] for row in Document.read("service/README.md").table("Settings", "variable")}
+    return {row[0]: row[2] for row in Document.read("docs/reference/settings.md").table("All settings")}
 
 
 def list_printed(blocks: Sequence[Block]) -> dict[int, Block]:

@@ -1,10 +1,11 @@
-"""The tables of settings and health rules in service/README.md, generated: `python -m tests.reference --write`."""
+"""The tables of settings and of health rules in docs/reference, generated: `python -m tests.reference --write`."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
+from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 from meshwright_agent import cli as agent_cli
@@ -12,27 +13,22 @@ from meshwright_agent.health.rules import CARD_RULES, DRIVER_RULES, Rule
 from meshwright_agent.settings import Settings
 from tests.documents import ROOT
 
-PAGE: Final = ROOT / "service" / "README.md"
+REFERENCE: Final = ROOT / "docs" / "reference"
+PAGES: Final = (REFERENCE / "settings.md", REFERENCE / "health.md")
 HEAD: Final = "| variable | flag | default | bounds | meaning |\n|---|---|---|---|---|\n"
 RULES_HEAD: Final = "| rule of | state | holds when | action | source |\n|---|---|---|---|---|\n"
 _SIGNS: Final = {"gt": ">", "ge": "≥", "le": "≤"}
 
 
-def write_page(text: str) -> str:
-    """Returns the page with its generated tables as the code has them."""
+def write_page(path: Path) -> str:
+    """Returns the text of one of `PAGES` with its generated table as the code has it; settings in their order."""
     rules: list[Rule[Any]] = [*DRIVER_RULES, *CARD_RULES]
-    text = _write_table(text, RULES_HEAD, [_write_rule(rule) for rule in rules if rule.state != "healthy"])
-    return write_settings(text)
-
-
-def write_settings(text: str) -> str:
-    """Returns the page with its table of settings as the code has them; in the order of `Settings`."""
-    return _write_table(text, HEAD, [*map(_write_row, Settings.model_fields)])
-
-
-def _write_table(text: str, head: str, rows: list[str]) -> str:
-    before, found, rest = text.partition(head)
-    assert found, f"{PAGE.name} has no table {head}"
+    if path.stem == "settings":
+        head, rows = HEAD, [*map(_write_row, Settings.model_fields)]
+    else:
+        head, rows = RULES_HEAD, [_write_rule(rule) for rule in rules if rule.state != "healthy"]
+    before, found, rest = path.read_text(encoding="utf-8").partition(head)
+    assert found, f"{path.name} has no table {head}"
     return before + head + "\n".join(rows) + rest[rest.index("\n\n") :]
 
 
@@ -66,14 +62,14 @@ def _write_bounds(field: Any) -> str:
 
 
 def main() -> int:
-    """Writes the page, or says whether it is as the code."""
-    text = PAGE.read_text(encoding="utf-8")
-    written = write_page(text)
-    if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(written, encoding="utf-8")
-        return 0
-    print("as the code" if written == text else f"{PAGE.name} is behind the code: --write")
-    return int(written != text)
+    """Writes the pages, or returns 1 where one differs from the code."""
+    behind = [path for path in PAGES if write_page(path) != path.read_text(encoding="utf-8")]
+    for path in behind:
+        if sys.argv[1:] == ["--write"]:
+            path.write_text(write_page(path), encoding="utf-8")
+        else:
+            print(f"{path.name} is behind the code: --write")
+    return int(bool(behind) and sys.argv[1:] != ["--write"])
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ LIMITS: Final = {
     "error codes": 19,
     "fields in OpenAPI": 569,
     "most options of a command": 19,
+    "bytes of README.md": 10_000,
+    "bytes of the longest page": 20_000,
 }
 
 _NO_CODE: Final = {
@@ -125,6 +127,8 @@ def list_figures() -> dict[str, int]:
         "error codes": len(set(list_codes())),
         "fields in OpenAPI": sum(len(schema.get("properties", {})) for schema in schemas),
         "most options of a command": max(count for _, count in list_commands(typer.main.get_command(app))),
+        "bytes of README.md": (ROOT / "README.md").stat().st_size,
+        "bytes of the longest page": max(path.stat().st_size for path in ROOT.glob("docs/*/*.md")),
     }
 
 

@@ -2,7 +2,7 @@
 # Installs the agent on this host and starts it, as root, from a checkout or an unpacked release:
 #
 #   deploy/systemd/install.sh                   with JAX for what is here: cuda13 for NVIDIA GPUs, tpu for TPUs, else cpu
-#   deploy/systemd/install.sh agent,cuda12      with these extras (README.md, "Install")
+#   deploy/systemd/install.sh agent,cuda12      with these extras (docs/how-to/install.md)
 #
 # Run again it brings the agent up to date and restarts it, which ends its benches and keeps its leases. Settings
 # (/etc/meshwright) and state (/var/lib/meshwright) are left alone.

@@ -31,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="The device agent of a JAX host. Every flag is also a setting MESHWRIGHT_…; service/README.md lists them.",
+    help="The device agent of a JAX host. Every flag is also a setting MESHWRIGHT_…: docs/reference/settings.md.",
 )
 token_app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Tokens of those who may ask an agent."

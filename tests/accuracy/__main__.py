@@ -1,4 +1,4 @@
-"""`make accuracy`: how far the cost model is from published runs and from compiled peaks; writes docs/accuracy.md.
+"""`make accuracy`: the cost model beside published runs and compiled peaks; writes docs/explanation/accuracy.md.
 
 Each figure of a step is a prediction by constants that were fitted without the run's chip, or without its model. The
 page's text stands in the page; its tables, between marks, are written here.
@@ -18,7 +18,7 @@ from meshwright.planning.cost.step_time import LAW
 from tests.accuracy.peaks import price_peak, read_peaks
 from tests.accuracy.runs import Run, fit_law, fit_slowdown, select
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "accuracy.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "accuracy.md"
 
 Predict = Callable[[Run], float]
 Fit = Callable[[Sequence[Run]], Predict]

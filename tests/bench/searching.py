@@ -2,7 +2,7 @@
 
 The search lists, prices and ranks all candidates; the whole answer also lays the devices of the best and writes no list
 of them. The target is there already, as in an agent. Memory is the process's most. One question is that which another
-public search was asked: Chinchilla's dimensions on 512 H100 (docs/accuracy.md).
+public search was asked: Chinchilla's dimensions on 512 H100 (docs/explanation/accuracy.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`make verify-order`: prints the table, and exits 1 when an axis is worse with our order than with JAX's.
 
-`--write` puts its sum into docs/device-order.md and the table into tests/compiler/axes.md.
+`--write` puts its sum into docs/explanation/device-order.md and the table into tests/compiler/axes.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.compiler.cases import CASES
 from tests.compiler.compare import Row, build_table, compare_orders, list_complaints, summarize
 from tests.compiler.page import put_section
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "device-order.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "device-order.md"
 TABLE: Final = Path(__file__).with_name("axes.md")
 HEADING: Final = "# The device order\n"
 SECTION: Final = "verify-order"
@@ -26,7 +26,7 @@ SECTION: Final = "verify-order"
 def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.compiler", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name} and tests/compiler/{TABLE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} and {TABLE.name}")
     files = (PAGE, TABLE) if parser.parse_args().write else None
     began_s = time.perf_counter()
     rows = compare_orders(CASES)

@@ -37,7 +37,7 @@ _VARIABLES: Final = {"$__rate_interval": "5m", "$job": "meshwright", "$instance"
 def list_metrics() -> dict[str, set[str]]:
     """Returns the labels of every metric that may be named, and of the parts of histograms."""
     known = {name: set(labels) for name, labels in FOREIGN.items()}
-    for name, kind, labels, _ in Document.read("service/README.md").table("Metrics"):
+    for name, kind, labels, _ in Document.read("docs/reference/metrics.md").table("Metrics"):
         own = set(labels.replace(",", " ").split())
         if kind == "histogram":
             known |= {f"{name}_sum": own, f"{name}_count": own, f"{name}_bucket": own | {"le"}}

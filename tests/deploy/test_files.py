@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.deploy.charts import DEPLOY
 from tests.documents import ROOT, Document, read_settings
 
@@ -35,7 +33,7 @@ def list_variables(path: Path) -> set[str]:
 
 def test_every_variable_that_is_named_is_one_that_somebody_reads() -> None:
     agent = set(read_settings())
-    client = {row[0] for row in Document.read("client/README.md").table("Variables")}
+    client = {row[0] for row in Document.read("docs/reference/client.md").table("Variables")}
     for path in list_texts():
         unknown = list_variables(path) - agent - client - OF_SCRIPTS
         assert not unknown, f"{path.relative_to(ROOT)} names {unknown}"
@@ -70,17 +68,6 @@ def test_every_label_is_in_the_runbook() -> None:
     documented = "\n".join(row[0] for row in Document.read("deploy/RUNBOOK.md").table("Labels of nodes"))
     assert len(names) >= 8
     assert all(f"{name}" in documented for name in names)
-
-
-@pytest.mark.parametrize("name", ["RUNBOOK.md", "README.md"])
-def test_links_of_the_runbook_lead_somewhere(name: str) -> None:
-    document = Document.read(f"deploy/{name}")
-    for link in document.links():
-        path, _, anchor = link.partition("#")
-        target = (DEPLOY / path).resolve() if path else DEPLOY / name
-        assert target.exists(), f"{name} links to {link}"
-        if anchor:
-            assert anchor in Document.read(str(target.relative_to(ROOT.resolve()))).anchors(), f"{name} links to {link}"
 
 
 def test_yaml_is_as_yamllint_wants_it() -> None:

@@ -1,1 +1,1 @@
-"""Checks on a real card: what no fake can tell. `python -m tests.device`; docs/device.md has what came of them."""
+"""Checks on a real card: `python -m tests.device`; docs/how-to/check-a-card.md has the results."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tests.documents import ROOT
 
-PAGE: Final = ROOT / "docs/device.md"
+PAGE: Final = ROOT / "docs/how-to/check-a-card.md"
 BEGIN, END = "<!-- device: written by python -m tests.device --write -->", "<!-- /device -->"
 _VERDICT: Final = {True: "holds", False: "**does not hold**", None: ""}
 

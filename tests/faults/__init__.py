@@ -1,1 +1,1 @@
-"""Faults caused for real on real agents: what clients see, and that the agent goes on; see docs/robustness.md."""
+"""Faults caused for real on real agents: what clients see; see docs/explanation/robustness.md."""

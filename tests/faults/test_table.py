@@ -1,4 +1,4 @@
-"""The table of docs/robustness.md names tests that exist, and every test of a fault stands in it."""
+"""The table of docs/explanation/robustness.md names tests that exist, and every test of a fault stands in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.documents import ROOT, Document
 
-PAGE = Document.read("docs/robustness.md")
+PAGE = Document.read("docs/explanation/robustness.md")
 SPARE = {
     "test_table.py",  # this one
 }

@@ -193,7 +193,7 @@ def test_each_exit_code_that_is_documented_happens(host: RunningAgent, command: 
 
 
 def test_the_tutorial_lists_the_exit_codes_that_happen_and_no_others() -> None:
-    rows = Document.read("client/README.md").table("Exit codes", "command")
+    rows = Document.read("docs/reference/cli.md").table("Exit codes", "command")
     documented = {row[0]: [code for code, said in zip(HEADS, row[1:], strict=True) if said] for row in rows}
     assert documented == {command: sorted(codes, key=HEADS.index) for command, codes in CAUSES.items()}
 

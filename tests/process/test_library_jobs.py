@@ -139,7 +139,7 @@ def check_against_jax(answers: list[dict[str, Any]], name: str) -> None:
 def test_the_trainers_example_for_several_processes_prints_what_the_page_says(
     tmp_path: Path, processes: int, devices_each: int
 ) -> None:
-    blocks = Document.read("client/TRAINER.md").blocks()
+    blocks = Document.read("docs/tutorials/trainer.md").blocks()
     (at,) = [at for at, block in enumerate(blocks) if block.options.get("file") == "rows.py"]
     example = tmp_path / "rows.py"
     example.write_text(blocks[at].text)

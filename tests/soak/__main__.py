@@ -22,7 +22,7 @@ from tests.soak.load import Load
 from tests.soak.samples import Sample, count_zombies, take_sample
 from tests.soak.verdict import WARM_UP, Row, format_table, judge
 
-PAGE: Final = ROOT / "docs/robustness.md"
+PAGE: Final = ROOT / "docs/explanation/robustness.md"
 BEGIN, END = "<!-- soak: written by python -m tests.soak --write -->", "<!-- /soak -->"
 LOG: Final = ROOT / "build/soak-agent.log"
 SAMPLE_EVERY_S: Final = 2.0
@@ -124,7 +124,7 @@ def _count(load: Load, actor: str) -> int:
 
 
 def write_report(report: str) -> None:
-    """Puts the report in its place in docs/robustness.md."""
+    """Puts the report in its place in docs/explanation/robustness.md."""
     head, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
     PAGE.write_text(f"{head}{BEGIN}\n\n{report}\n{END}{tail}")

@@ -4,7 +4,7 @@ Rule: only which devices form a group matters, not their order, nor how far apar
 dimensions of the torus get more than one ring. Knows no links.
 
 Source: the strategies of some 1,200 programs compiled with libtpu 0.0.42 (jax 0.10.2) for v4, v5e, v5p, v6e and tpu7x,
-16 MiB a device; `make verify-order` compiles a sample again (docs/device-order.md).
+16 MiB a device; `make verify-order` compiles a sample again (docs/explanation/device-order.md).
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class PlanAxis(Reply):
 
 
 class PlanScore(Reply):
-    """What an order costs, smaller is better: first `crossing`, then `cost`, then `hops_max` (docs/device-order.md)."""
+    """What an order costs, smaller is better: first `crossing`, then `cost`, then `hops_max` (docs, "Device order")."""
 
     method: str = Field(description="how the order was found: torus, exact, plain, given or uniform")
     crossing: float | None = Field(default=None, description="time of a byte between granules, over all axes")

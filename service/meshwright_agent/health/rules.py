@@ -1,6 +1,6 @@
 """The rules of health: which fact of a driver or a card means which state, with what to do. Pure.
 
-To add a rule, add a line to `DRIVER_RULES` or `CARD_RULES`; `service/README.md` has a table of both, written by
+To add a rule, add a line to `DRIVER_RULES` or `CARD_RULES`; `docs/reference/health.md` has a table of both, written by
 `python -m tests.reference --write`. A finding rests on what a source reported: without a fact nothing is healthy, and
 a required question without an answer is `unknown`. Limits are the card's own; those that are ours say so. What the
 numbers of NVIDIA's drivers mean (XID, SXID) is in `xid.py`.

@@ -1,6 +1,6 @@
 """`make verify-steps`: prints peak memory of our step and of the other, and exits 1 where they differ by over a tenth.
 
-`--write` puts the tables into docs/step-estimates.md. Answers are kept, so that an ended run goes on where it was.
+`--write` puts the tables into docs/explanation/step-estimates.md. Answers are kept: an ended run goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.compiler.steps.answers import Answers, add_options
 from tests.compiler.steps.cases import CASES
 from tests.compiler.steps.weigh import Row, build_tables, weigh_case
 
-PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "step-estimates.md"
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "step-estimates.md"
 KEPT: Final = Path(__file__).with_name("peaks.jsonl")
 HEADING: Final = "# Steps, compiled\n"
 SECTION: Final = "step-peaks"
@@ -26,7 +26,7 @@ SECTION: Final = "step-peaks"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.compiler.steps", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"put the tables into docs/{PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into docs/explanation/{PAGE.name}")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name has this in it")
     add_options(parser, KEPT)
     asked = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """`make step-table`: the compiler's estimate of a step beside the published time, for every published run.
 
-Prints the table; `--write` puts it into docs/step-estimates.md. Compiles one after the other, some minutes each, and
-keeps the answers in tests/compiler/steps/estimates.jsonl, so that an ended run goes on where it was.
+Prints the table; `--write` puts it into docs/explanation/step-estimates.md. Compiles one after the other, some minutes
+each, and keeps the answers in tests/compiler/steps/estimates.jsonl, so that an ended run goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.compiler.steps.answers import Answers, add_options
 from tests.compiler.steps.estimate_table import Row, build_section, tell
 from tests.compiler.steps.published import Published, read_published
 
-PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "step-estimates.md"
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "step-estimates.md"
 KEPT: Final = Path(__file__).with_name("estimates.jsonl")
 HEADING: Final = "# Steps, compiled\n"
 SECTION: Final = "step-estimates"
@@ -26,7 +26,7 @@ SECTION: Final = "step-estimates"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 where a row was not asked, as a complete table has none."""
     parser = argparse.ArgumentParser(prog="python -m tests.compiler.steps.estimates", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"put the table into docs/{PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the table into docs/explanation/{PAGE.name}")
     parser.add_argument("--rows", default="", metavar="N,N", help="ask for these alone; others as they are kept")
     add_options(parser, KEPT)
     asked = parser.parse_args(arguments)

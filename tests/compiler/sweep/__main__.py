@@ -1,6 +1,6 @@
 """`make order-table`: prints the table, and exits 1 when a rule is broken.
 
-`--write` puts the table into docs/device-order.md and a line for each case into tests/compiler/sweep/rows.csv.
+`--write` puts the table into docs/explanation/device-order.md and a line for each case into rows.csv beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.compiler.sweep.cases import CASES_PER_SLICE, SEED, Case, count_factor
 from tests.compiler.sweep.orders import Row, compare_cases
 from tests.compiler.sweep.table import build_table, list_complaints, tell, write_rows
 
-PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "device-order.md"
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "device-order.md"
 ROWS: Final = Path(__file__).with_name("rows.csv")
 HEADING: Final = "# Device order\n"
 MARK: Final = "sweep"
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.compiler.sweep", description=__doc__)
     parser.add_argument(
-        "--write", action="store_true", help=f"write docs/{PAGE.name} and tests/compiler/sweep/{ROWS.name}"
+        "--write", action="store_true", help=f"write docs/explanation/{PAGE.name} and tests/compiler/sweep/{ROWS.name}"
     )
     parser.add_argument("--cases", type=int, default=CASES_PER_SLICE, metavar="N", help="a slice, at most; 0: all")
     parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="of the samples")

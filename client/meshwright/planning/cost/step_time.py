@@ -9,8 +9,8 @@ memory; a new chip needs its peak and its bandwidth, and nothing else. A third o
 and all of gradients that cross the network.
 
 The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to five on
-GPUs, `experts` to seven of mixtures (docs/accuracy.md: folds that leave out chips and models). No run judges pp, ep and
-cp: their formulas have a source.
+GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run judges
+pp, ep and cp: their formulas have a source.
 
 Source of the form: 70 published runs of MaxText, with the versions that ran; attention: Dao, arXiv:2307.08691.
 """
@@ -311,7 +311,7 @@ def find_spread(chip: Chip, work: Work, layout: Layout) -> tuple[float, str]:
         chip: of every device.
         work, layout: of one candidate.
 
-    Source: docs/accuracy.md, folds; of what no run judges an assumption, on the wide side.
+    Source: docs/explanation/accuracy.md, folds; of what no run judges an assumption, on the wide side.
     """
     return max(_list_spreads(chip, work, layout))
 

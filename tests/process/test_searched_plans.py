@@ -119,7 +119,7 @@ def test_the_best_are_compiled_as_they_are_scheduled(host: RunningAgent) -> None
     assert len(plans) == 2
     assert [plan["verification"]["status"] for plan in plans] == ["verified"] * 2
     for plan in plans:
-        # The state that the compiler counts is what was reckoned, so that it is this mesh's.
+        # The state that the compiler counts is what was estimated, so that it is this mesh's.
         parts = plan["memory"]["parts"]
-        reckoned = parts["parameters"] + parts["optimizer"]
-        assert plan["verification"]["memory"]["argument_bytes"] == pytest.approx(reckoned, rel=0.1)
+        estimated = parts["parameters"] + parts["optimizer"]
+        assert plan["verification"]["memory"]["argument_bytes"] == pytest.approx(estimated, rel=0.1)

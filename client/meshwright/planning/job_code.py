@@ -40,7 +40,7 @@ def build_job_environment(topology: Topology, used: Sequence[int], memory_fracti
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if len(values) == 1 and (value := values.pop()):
         variables[_VARIABLES[backend]] = value
-    config = DeviceConfiguration(memory_fraction=memory_fraction)
+    config = DeviceConfiguration(memory_fraction=memory_fraction if topology.platform == "gpu" else None)
     return {**variables, **build_environment(config, {}, platform=topology.platform)}
 
 

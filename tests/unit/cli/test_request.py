@@ -85,9 +85,9 @@ def test_a_request_is_answered_here_as_by_the_agent(meshwright: CommandLine, fil
 def test_a_request_of_a_batch_size_is_sent_and_answered_here_alike(meshwright: CommandLine, file: Path) -> None:
     request = keep(file, model="llama3-8b", target="v5e:4x4", mesh="fsdp:16", training={"sequence_length": 512})
     asked = meshwright("batch-size", "--request", request, "--json")
-    assert (asked.json["reckoned"]["recommended"], meshwright.body()["mesh"]) == (80, "fsdp:16")
+    assert (asked.json["estimated"]["recommended"], meshwright.body()["mesh"]) == (64, "fsdp:16")
     here = meshwright("batch-size", "--request", request, "--local", "--json")
-    assert here.json["reckoned"] == asked.json["reckoned"]
+    assert here.json["estimated"] == asked.json["estimated"]
     assert meshwright("batch-size", "--request", request, "--batch", "1").code == 1
 
 

@@ -116,7 +116,7 @@ def test_where_the_memory_of_a_device_is_not_known_nothing_is_said_to_fit(meshwr
     meshwright.fake.verification = REPORT.model_copy(update={"capacity_bytes": None, "warnings": ()})
     printed = meshwright("plan", "dp:2,tp:4", *STEP)
     assert printed.code == 0
-    assert printed.out.splitlines()[2].startswith("compiled: whether it fits is not known on v5e:4x2 (")
+    assert printed.out.splitlines()[3].startswith("compiled: whether it fits is not known on v5e:4x2 (")
     assert "compiled: fits" not in printed.out
     assert "peak 12 GiB a device; how much it may use is not known" in printed.out
 

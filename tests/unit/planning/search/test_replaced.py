@@ -79,7 +79,7 @@ def test_memory_goes_at_the_rate_of_the_bench_and_mfu_stays_of_the_peak() -> Non
 
 
 @pytest.mark.parametrize("case", FACTORS)
-def test_a_collective_is_reckoned_to_take_what_it_took(case: Any) -> None:
+def test_a_collective_is_estimated_to_take_what_it_took(case: Any) -> None:
     spans = build(build_pair(case, 2e11)).lay(Layout(**{_AXIS[case]: 8}))
     span, ranks = spans[_AXIS[case]], 8 if case == "all_to_all" else 1
     if case == "permute":
@@ -92,7 +92,7 @@ def test_a_collective_is_reckoned_to_take_what_it_took(case: Any) -> None:
 _AXIS = {"all_reduce": "tp", "all_gather": "cp", "reduce_scatter": "fsdp", "all_to_all": "ep", "permute": "pp"}
 
 
-def test_a_torus_is_reckoned_to_take_what_it_took(tmp_path: Path) -> None:
+def test_a_torus_is_estimated_to_take_what_it_took(tmp_path: Path) -> None:
     slice_ = Topology.of(plant_machine("tpu-v5e-8", tmp_path).view())
     rows = build_pair("all_reduce", 5e10, device_kind="TPU v5 lite")
     hardware = build(rows, slice_)

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import meshwright
 from meshwright import Client, cli, errors, testing
-from meshwright.cli import check
+from meshwright.cli import health
 from meshwright.wire.base import Basis
 from meshwright.wire.health import HARDWARE, WORST_FIRST, State
 from meshwright_agent import cli as agent_cli
@@ -290,8 +290,8 @@ def test_the_exit_codes_are_listed() -> None:
 
 def test_the_exit_codes_of_check_are_listed() -> None:
     findings = ("healthy", "degraded", "unhealthy", "unknown", "initializing", "no_answer")
-    expected = [[style, *(str(codes[finding]) for finding in findings)] for style, codes in check.EXIT_CODES.items()]
-    assert page("how-to/check-health").table("Exit styles") == expected
+    expected = [[style, *(str(codes[finding]) for finding in findings)] for style, codes in health.EXIT_CODES.items()]
+    assert page("how-to/check-health").table("Formats of node checks") == expected
 
 
 def test_the_times_of_a_child_are_those_that_it_is_given() -> None:

@@ -19,7 +19,7 @@ from meshwright.wire.mesh import Plan, Plans
 
 _FINGERPRINT: Final = re.compile(r"mw\d+-[0-9a-f]{16,}")
 _EITHER: Final = TypeAdapter[Plans | Plan](Plans | Plan)
-_RULE: Final = "a plan is referred to by a file (`meshwright plan … -o plan.json`) or by a fingerprint (mw1-…)"
+_RULE: Final = "a plan is referred to by a file (`meshwright plan … --save plan.json`) or by a fingerprint (mw1-…)"
 
 
 def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client | None = None) -> Plan:

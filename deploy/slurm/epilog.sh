@@ -16,7 +16,7 @@ tell() { echo "meshwright epilog, job $job: $1" >&2; }
 [[ $job =~ ^[0-9]+$ ]] || { tell "SLURM_JOB_ID, which slurmd sets, is no job id"; exit 0; }
 
 (umask 077 && mkdir -p "$noted" && : >"$noted/$job.over") || tell "cannot note in $noted that the job is over"
-said=$("$meshwright" --timeout 10 leases end --purpose "slurm job $job" 2>&1 >/dev/null)
+said=$("$meshwright" --timeout 10 lease end --purpose "slurm job $job" 2>&1 >/dev/null)
 status=$?
 [[ -n $said ]] && tell "$said"
 ((status)) || rm -f "$noted/$job.over"

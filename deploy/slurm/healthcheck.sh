@@ -16,7 +16,7 @@
 # must neither drain them nor pass for health.
 #
 # Settings: as in prolog.sh, and
-#   MESHWRIGHT_CHECK    further arguments of `meshwright check`, such as "--require 8*h100"; words, without quotes
+#   MESHWRIGHT_CHECK    further arguments of `meshwright health`, such as "--expect 8*h100"; words, without quotes
 #   MESHWRIGHT_RESUME   1: undrain what was drained here
 #   PATH                where scontrol is not in the usual places
 set -uo pipefail
@@ -35,7 +35,7 @@ fail() {
 
 # Words, and no patterns of file names: 8*h100 is one. What the client says beside its answer goes to slurmd's log.
 read -ra arguments <<<"${MESHWRIGHT_CHECK:-}"
-check() { "$meshwright" --timeout 10 check ${arguments[@]+"${arguments[@]}"} --exit-style "$1"; }
+check() { "$meshwright" --timeout 10 health ${arguments[@]+"${arguments[@]}"} --format "$1"; }
 
 # The first word is the verdict, and the exit status goes with it: 1 alone is also an interpreter that finds no client.
 said=$(check slurm)

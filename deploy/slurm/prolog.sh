@@ -77,7 +77,7 @@ notes=("$noted"/*.over)
 for note in ${notes[@]+"${notes[@]}"}; do
     leftover+=(--purpose "slurm job $(basename "$note" .over)")
 done
-ask leases end "${leftover[@]}"
+ask lease end "${leftover[@]}"
 case $? in
 0) rm -f ${notes[@]+"${notes[@]}"} ;;
 2) fail "no lease on $devices: the agent does not answer, or does not let this script in" ;;
@@ -85,9 +85,9 @@ case $? in
 esac
 exec 9>&-
 
-ask lease --id "slurm-$job" --purpose "slurm job $job" --ttl "${ttl}s" --id-only -- "$devices" || fail "no lease on $devices"
+ask lease create --id "slurm-$job" --purpose "slurm job $job" --ttl "${ttl}s" --id-only -- "$devices" || fail "no lease on $devices"
 
 # The agent gives back what its own worker holds; what other jobs on this node hold is theirs, and is no failure.
 ask release && exit 0
-[[ ${MESHWRIGHT_STRICT:-0} == 1 ]] && ask leases end --purpose "slurm job $job"
+[[ ${MESHWRIGHT_STRICT:-0} == 1 ]] && ask lease end --purpose "slurm job $job"
 fail "devices are still held"

@@ -30,7 +30,7 @@ def test_a_sound_node_is_left_alone(node: Node) -> None:
 
 
 def test_a_node_that_lacks_what_it_must_have_is_drained_with_the_reason(node: Node) -> None:
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100")
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
     told = node.told()
     assert done.returncode == 0
     assert told.startswith("update nodename=node01 state=drain reason=meshwright: ")
@@ -41,12 +41,12 @@ def test_a_node_that_lacks_what_it_must_have_is_drained_with_the_reason(node: No
 
 def test_what_is_required_is_no_pattern_of_file_names(node: Node) -> None:
     (node.folder / "8xh100").touch()
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100")
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
     assert (done.returncode, done.stderr) == (0, "")
     assert "8*h100" in node.told()
 
 
-@pytest.mark.parametrize("check", ["--require eight", "--requires 8"])
+@pytest.mark.parametrize("check", ["--expect eight", "--expects 8"])
 def test_a_check_that_cannot_run_drains_nothing_and_does_not_pass_for_health(node: Node, check: str) -> None:
     """slurmd logs the output of a HealthCheckProgram as an error where its exit status is not 0, and does no more."""
     node.show("IDLE+DRAIN", "meshwright: a GPU is gone")
@@ -70,7 +70,7 @@ def test_a_client_that_does_not_start_drains_nothing_and_does_not_pass_for_healt
     assert "could not run" in done.stderr
 
 
-@pytest.mark.parametrize("check", ["--exit-style verdict --require 8*h100", "--exit-style nagios"])
+@pytest.mark.parametrize("check", ["--format text --expect 8*h100", "--format nagios"])
 def test_an_exit_style_of_the_operators_does_not_change_what_the_script_reads(node: Node, check: str) -> None:
     done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check)
     assert (done.returncode, done.stderr) == (0, "")
@@ -88,10 +88,10 @@ def test_an_agent_whose_store_and_worker_fail_drains_nothing(tmp_path: Path) -> 
         for name in ("store", "worker"):
             await_state(running, name, "unhealthy", limit_s=30)
         node = build_node(tmp_path, running.url)
-        for check in ("", "--require 2*cpu"):
+        for check in ("", "--expect 2*cpu"):
             done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check)
             assert (done.returncode, done.stderr, node.told()) == (0, "", "")
-        assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 3*cpu").returncode == 0
+        assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 3*cpu").returncode == 0
         assert "3*cpu" in node.told()
 
 
@@ -124,7 +124,7 @@ def test_a_node_is_not_given_back_on_what_is_not_known(node: Node) -> None:
 
 def test_a_node_whose_state_slurm_does_not_tell_is_not_changed(node: Node) -> None:
     (node.folder / "shown").unlink()
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100")
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
     assert (done.returncode, node.told()) == (1, "")
     assert "scontrol show node" in done.stderr
 
@@ -145,22 +145,22 @@ def test_somebody_elses_reason_is_never_written_over(
     node: Node, state: str, reason: str, is_drained_anew: bool
 ) -> None:
     node.show(state, reason)
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100", MESHWRIGHT_RESUME="1").returncode == 0
+    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100", MESHWRIGHT_RESUME="1").returncode == 0
     assert bool(node.told()) is is_drained_anew
 
 
 def test_the_same_reason_is_not_given_twice(node: Node) -> None:
     """`sinfo -R` tells since when a node is out."""
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100").returncode == 0
+    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100").returncode == 0
     reason = node.told().partition("reason=")[2].strip()
     node.show("IDLE+DRAIN", reason)
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--require 8*h100").returncode == 0
+    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100").returncode == 0
     assert node.told() == ""
 
 
 def test_the_reason_is_the_verdict_and_no_warning_of_the_client(node: Node) -> None:
     warns = node.stand_in(WARNS)
-    done = node.run("healthcheck.sh", MESHWRIGHT=warns, MESHWRIGHT_CHECK="--require 8*h100")
+    done = node.run("healthcheck.sh", MESHWRIGHT=warns, MESHWRIGHT_CHECK="--expect 8*h100")
     assert "warning" in done.stderr
     assert "reason=meshwright: drain: " in node.told()
 

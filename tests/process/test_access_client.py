@@ -141,7 +141,7 @@ def test_with_ca_certificate_and_token_of_files_every_way_in_is_open(
 ) -> None:
     assert len(_ask(kind, lambda client: client.devices()).devices) == 2
     assert _ask(kind, lambda client: client.plan("dp:2")).mesh_shape == {"dp": 2}
-    ended = _run("devices", "--json")
+    ended = _run("devices", "--format=json")
     assert ended.returncode == 0, ended.stderr
     with pytest.raises(ForbiddenError, match="token:trainer has read"):
         _ask(kind, lambda client: client.release())

@@ -89,27 +89,27 @@ def _interrupt_follow(host: RunningAgent) -> int:
 
 
 def _end_hold(host: RunningAgent, script: str) -> int:
-    return _run(host, "hold", "--purpose", "x", "--", "sh", "-c", script).returncode
+    return _run(host, "lease", "run", "--purpose", "x", "--", "sh", "-c", script).returncode
 
 
 def _hold_away(host: RunningAgent) -> int:
     _lease_away(host, 0)
-    return _run(host, "hold", "--purpose", "x", "--", "true").returncode
+    return _run(host, "lease", "run", "--purpose", "x", "--", "true").returncode
 
 
 def _hold_lost(host: RunningAgent) -> int:
     """The command ends its own lease, as another client would."""
-    end = "import os; from meshwright.cli import main; main(['leases', 'end', os.environ['MESHWRIGHT_LEASE']])"
-    return _run(host, "hold", "--purpose", "x", "--", sys.executable, "-c", end).returncode
+    end = "import os; from meshwright.cli import main; main(['lease', 'end', os.environ['MESHWRIGHT_LEASE']])"
+    return _run(host, "lease", "run", "--purpose", "x", "--", sys.executable, "-c", end).returncode
 
 
 def _hold_plain_file(host: RunningAgent) -> int:
-    return _run(host, "hold", "--purpose", "x", "--", str(Path(__file__))).returncode
+    return _run(host, "lease", "run", "--purpose", "x", "--", str(Path(__file__))).returncode
 
 
 def _lease_twice(host: RunningAgent) -> int:
     _lease_away(host, 0)
-    return _run(host, "lease", "0", "--purpose", "x").returncode
+    return _run(host, "lease", "create", "0", "--purpose", "x").returncode
 
 
 def _code(*arguments: str) -> Callable[[RunningAgent], int]:
@@ -144,43 +144,43 @@ CAUSES: dict[str, dict[str, list[Callable[[RunningAgent], int]]]] = {
         "1": [_code("search", *STEP), _code("search", "--target", "v5q:4x4", *STEP)],
         "2": [_code("search"), _code("search", *STEP, *FAR), _code("search", "--model", "gpt2")],
     },
-    "check": {
-        "0": [_code("check", "--require", "8*cpu")],
-        "1": [_code("check", "--require", "9*cpu")],
-        "2": [_code("check", *FAR), _code("check", "--nope")],
+    "health": {
+        "0": [_code("health", "--expect", "8*cpu")],
+        "1": [_code("health", "--expect", "9*cpu")],
+        "2": [_code("health", *FAR), _code("health", "--nope")],
     },
-    "lease": {
-        "0": [_code("lease", "0", "--purpose", "x")],
+    "lease create": {
+        "0": [_code("lease", "create", "0", "--purpose", "x")],
         "1": [_lease_twice],
         "2": [
-            _code("lease", "99", "--purpose", "x"),
-            _code("lease"),
-            _code("lease", "--purpose", "x", *FAR),
+            _code("lease", "create", "99", "--purpose", "x"),
+            _code("lease", "create"),
+            _code("lease", "create", "--purpose", "x", *FAR),
         ],
     },
-    "leases": {
-        "0": [_code("leases")],
-        "1": [_code("leases", "end", "lease-0123456789abcdef"), _code("leases", "renew", "lease-0123456789abcdef")],
-        "2": [_code("leases", "end"), _code("leases", *FAR)],
+    "lease end": {
+        "0": [_code("lease", "end", "--purpose", "none"), _code("lease", "list")],
+        "1": [_code("lease", "end", "lease-0123456789abcdef"), _code("lease", "renew", "lease-0123456789abcdef")],
+        "2": [_code("lease", "end"), _code("lease", "list", *FAR)],
     },
-    "hold": {
+    "lease run": {
         "the command's": [lambda host: _end_hold(host, "exit 7")],
         "128 + n": [lambda host: _end_hold(host, "kill -TERM $$")],
         "75": [_hold_lost],
         "1": [_hold_away],
-        "2": [_code("hold", "--purpose", "x"), _code("hold", "--purpose", "x", *FAR, "--", "true")],
+        "2": [_code("lease", "run", "--purpose", "x"), _code("lease", "run", "--purpose", "x", *FAR, "--", "true")],
         "126": [_hold_plain_file],
-        "127": [_code("hold", "--purpose", "x", "--", "/no/such/command")],
+        "127": [_code("lease", "run", "--purpose", "x", "--", "/no/such/command")],
     },
     "events": {
         "0": [_code("events"), _code("events", "--component", "none")],
         "2": [_code("events", "--since", "5"), _code("events", *FAR)],
         "130": [_interrupt_follow],
     },
-    "acknowledge": {
-        "0": [_code("acknowledge", "driver", "--reason", "looked")],
-        "1": [_code("acknowledge", "device:99", "--reason", "looked")],
-        "2": [_code("acknowledge", "driver"), _code("acknowledge", "driver", "--reason", "x", *FAR)],
+    "health ack": {
+        "0": [_code("health", "ack", "driver", "--reason", "looked")],
+        "1": [_code("health", "ack", "device:99", "--reason", "looked")],
+        "2": [_code("health", "ack", "driver"), _code("health", "ack", "driver", "--reason", "x", *FAR)],
     },
 }
 WANTED = {"the command's": 7, "128 + n": 128 + signal.SIGTERM}
@@ -205,15 +205,15 @@ HEADS = ["0", "1", "2", "75", "126", "127", "130", "the command's", "128 + n"]
 def test_help_names_the_exit_codes_that_happen(
     host: RunningAgent, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    assert _code(command, "--help")(host) == 0
+    assert _code(*command.split(), "--help")(host) == 0
     said = " ".join(capsys.readouterr().out.split()).partition("Exit codes")[2]
     for code in CAUSES[command]:
         assert re.search(rf"(?<!\d){re.escape(code)}\b", said), (command, code)
 
 
 def test_under_a_held_lease_a_plan_is_made_on_its_devices(host: RunningAgent) -> None:
-    inner = (*COMMAND, "--json", "plan", "dp:2")
-    done = _run(host, "hold", "--purpose", "x", "--devices", "5,6", "--", *inner)
+    inner = (*COMMAND, "--format=json", "plan", "dp:2")
+    done = _run(host, "lease", "run", "--purpose", "x", "--devices", "5,6", "--", *inner)
     assert [device["local_index"] for device in json.loads(done.stdout)["plans"][0]["devices"]] == [5, 6]
 
 
@@ -221,10 +221,15 @@ def test_who_shows_no_token_is_2_and_no_verdict(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     secret = add_token(tokens, "prolog", "read")
     with start_agent(ready=False, MESHWRIGHT_TOKENS_FILE=str(tokens)) as guarded:
-        wait_for(lambda: _run(guarded, "check", "--exit-style", "nagios").stdout, guarded)
-        for command in (("leases",), ("events",), ("check",), ("plan", "dp:8")):
+        wait_for(lambda: _run(guarded, "health", "--format", "nagios").stdout, guarded)
+        for command in (
+            ("lease", "list"),
+            ("events",),
+            ("health",),
+            ("plan", "dp:8"),
+        ):
             assert _run(guarded, *command).returncode == 2
-        assert _run(guarded, "check", "--exit-style", "nagios").stdout.startswith("MESHWRIGHT UNKNOWN - no verdict: ")
+        assert _run(guarded, "health", "--format", "nagios").stdout.startswith("MESHWRIGHT UNKNOWN - no verdict: ")
         with Client(guarded.url, token=secret) as client:
             wait_for(lambda: client.ready().ready, guarded)
             assert client.leases().leases == ()

@@ -174,7 +174,7 @@ def test_a_command_is_held_and_a_signal_ends_its_lease(host: RunningAgent, tmp_p
     up = tmp_path / "up"
     code = f"import time; open({str(up)!r}, 'w').close(); time.sleep(600)"
     process = subprocess.Popen(
-        [*COMMAND, "hold", "--purpose", "train", "--", sys.executable, "-c", code],
+        [*COMMAND, "lease", "run", "--purpose", "train", "--", sys.executable, "-c", code],
         env={**os.environ, "MESHWRIGHT_URL": host.url},
     )
     with Client(host.url, timeout=LIMIT_S) as client:
@@ -216,7 +216,20 @@ def test_a_held_command_ends_with_75_long_before_the_next_renewal(host: RunningA
     up = tmp_path / "up"
     code = f"import time; open({str(up)!r}, 'w').close(); time.sleep(600)"
     process = subprocess.Popen(
-        [*COMMAND, "hold", "--purpose", "train", "--preemptible", "--ttl", "1h", "--", sys.executable, "-c", code],
+        [
+            *COMMAND,
+            "lease",
+            "run",
+            "--purpose",
+            "train",
+            "--preemptible",
+            "--ttl",
+            "1h",
+            "--",
+            sys.executable,
+            "-c",
+            code,
+        ],
         env={**os.environ, "MESHWRIGHT_URL": host.url},
         stderr=subprocess.PIPE,
         text=True,
@@ -232,12 +245,14 @@ def test_a_held_command_ends_with_75_long_before_the_next_renewal(host: RunningA
 
 
 def test_what_a_prolog_and_an_epilog_do_with_the_command(host: RunningAgent) -> None:
-    lease_id = _run(host, "lease", "all", "--purpose", "slurm job 7", "--ttl", "1h", "--id-only").stdout.strip()
-    refused = _run(host, "lease", "0", "--purpose", "slurm job 8")
+    lease_id = _run(
+        host, "lease", "create", "all", "--purpose", "slurm job 7", "--ttl", "1h", "--id-only"
+    ).stdout.strip()
+    refused = _run(host, "lease", "create", "0", "--purpose", "slurm job 8")
     assert (refused.returncode, lease_id in refused.stderr) == (1, True)
-    assert lease_id in _run(host, "leases").stdout
-    assert _run(host, "leases", "end", lease_id).returncode == 0
-    assert _run(host, "leases", "end", lease_id).returncode == 1
+    assert lease_id in _run(host, "lease", "list").stdout
+    assert _run(host, "lease", "end", lease_id).returncode == 0
+    assert _run(host, "lease", "end", lease_id).returncode == 1
 
 
 # ---- health's history
@@ -270,7 +285,7 @@ def test_only_a_component_that_there_is_can_be_acknowledged(host: RunningAgent, 
 
 
 def test_requirements_are_held_against_what_was_seen(host: RunningAgent) -> None:
-    assert _run(host, "check", "--require", "8*cpu").returncode == 0
-    assert _run(host, "check", "--require", "9*cpu").returncode == 1
-    assert _run(host, "check", "--require", "8*h100").returncode == 1
-    assert _run(host, "check", "--require", "8*h100", "--exit-style", "nagios").returncode == 2
+    assert _run(host, "health", "--expect", "8*cpu").returncode == 0
+    assert _run(host, "health", "--expect", "9*cpu").returncode == 1
+    assert _run(host, "health", "--expect", "8*h100").returncode == 1
+    assert _run(host, "health", "--expect", "8*h100", "--format", "nagios").returncode == 2

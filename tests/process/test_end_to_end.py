@@ -86,7 +86,7 @@ def test_all_ranks_of_a_job_take_one_plan_by_its_name(agent: RunningAgent) -> No
 
 def test_a_plan_that_the_command_line_kept_in_a_file_needs_no_agent(agent: RunningAgent, tmp_path: Path) -> None:
     kept = tmp_path / "plan.json"
-    command = [Path(sys.executable).with_name("meshwright"), "--url", agent.url, "plan", "dp:8,tp:1", "-o", kept]
+    command = [Path(sys.executable).with_name("meshwright"), "--url", agent.url, "plan", "dp:8,tp:1", "--save", kept]
     planned = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert planned.returncode == 0, planned.stderr
     report = finish(start("http://127.0.0.1:1", MESHWRIGHT_PLAN=str(kept)))  # where nobody answers

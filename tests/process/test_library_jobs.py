@@ -250,7 +250,15 @@ def test_inner_axes_stay_inside_processes_whoever_makes_the_mesh(tmp_path: Path,
         names = ["dp", "fsdp", "tp"][-len(sizes) :]
         mesh = ",".join(f"{name}:{size}" for name, size in zip(names, sizes, strict=True))
         target = f"{processes}*cpu:{each}"
-        command = [Path(sys.executable).with_name("meshwright"), "--json", "plan", "--local", "--target", target, mesh]
+        command = [
+            Path(sys.executable).with_name("meshwright"),
+            "--format=json",
+            "plan",
+            "--offline",
+            "--target",
+            target,
+            mesh,
+        ]
         plans = json.loads(subprocess.run(command, capture_output=True, timeout=60, check=True).stdout)
         steps += [
             {"do": "create", "names": names, "sizes": sizes},

@@ -236,13 +236,15 @@ def run(*command: str) -> str:
 def test_without_an_agent_the_same_bytes_are_printed(host: RunningAgent, tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text('{"importance": {"dp": 1, "tp": 8}}')
     answered = ask(host, mesh="dp:56,tp:8", target="v5p:4x4x28", importance={"dp": 1, "tp": 8}).text + "\n"
-    options = ("--target", "v5p:4x4x28", "--request", str(tmp_path / "request.json"), "--json")
-    assert run("meshwright", "plan", "dp:56,tp:8", "--local", *options) == answered
+    options = ("--target", "v5p:4x4x28", "--request", str(tmp_path / "request.json"), "--format=json")
+    assert run("meshwright", "plan", "dp:56,tp:8", "--offline", *options) == answered
     assert run("meshwright", "--url", host.url, "plan", "dp:56,tp:8", *options) == answered
 
 
 def test_a_kept_topology_is_planned_on_as_the_agent_plans_on_it(host: RunningAgent, tmp_path: Path) -> None:
     devices = httpx.get(f"{host.url}/devices").text
     (tmp_path / "request.json").write_text(f'{{"topology": [{devices}]}}')
-    local = run("meshwright", "plan", "dp:2,tp:-1", "--local", "--request", str(tmp_path / "request.json"), "--json")
+    local = run(
+        "meshwright", "plan", "dp:2,tp:-1", "--offline", "--request", str(tmp_path / "request.json"), "--format=json"
+    )
     assert local == ask(host, mesh="dp:2,tp:-1", topology=[json.loads(devices)]).text + "\n"

@@ -98,7 +98,7 @@ def test_what_needs_hardware_is_refused(simulated: RunningAgent) -> None:
 
 def test_the_command_line_shows_it_and_a_node_check_does_not_pass(simulated: RunningAgent) -> None:
     command = [Path(sys.executable).with_name("meshwright"), "--url", simulated.url]
-    check = subprocess.run([*command, "check"], capture_output=True, text=True, timeout=60, check=False)
+    check = subprocess.run([*command, "health"], capture_output=True, text=True, timeout=60, check=False)
     assert check.returncode == 1
     assert "simulated" in check.stdout
     plan = subprocess.run([*command, "plan", "dp:64,tp:8"], capture_output=True, text=True, timeout=60, check=False)
@@ -108,8 +108,8 @@ def test_the_command_line_shows_it_and_a_node_check_does_not_pass(simulated: Run
 
 def test_a_simulated_h100_meets_a_requirement_and_its_host_stays_unknown(simulated: RunningAgent) -> None:
     def check(wanted: str) -> tuple[int, str, str, str]:
-        command = [Path(sys.executable).with_name("meshwright"), "--url", simulated.url, "--json", "check"]
-        done = subprocess.run([*command, "--require", wanted], capture_output=True, text=True, timeout=60, check=False)
+        command = [Path(sys.executable).with_name("meshwright"), "--url", simulated.url, "--format=json", "health"]
+        done = subprocess.run([*command, "--expect", wanted], capture_output=True, text=True, timeout=60, check=False)
         reply = json.loads(done.stdout)
         (found,) = reply["requirements"]
         return done.returncode, reply["verdict"], found["state"], found["found"]

@@ -58,7 +58,7 @@ def count(mesh: dict[str, int], model: dict[str, Any] = DENSE) -> Counted:
     training = {"global_batch": B, "sequence_length": S, "remat": "full", "gradient_accumulation": 1}
     asked = {"mesh": mesh, "target": "v5e:2x2", "device_order": "given", "model": model, "training": training}
     done = subprocess.run(
-        [Path(sys.executable).with_name("meshwright"), "plan", "--local", "--json", "--request", "-"],
+        [Path(sys.executable).with_name("meshwright"), "plan", "--offline", "--format=json", "--request", "-"],
         input=json.dumps({**asked, "verify": "compile"}),
         stdout=subprocess.PIPE,
         text=True,

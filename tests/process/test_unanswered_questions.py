@@ -76,7 +76,7 @@ def test_a_card_that_does_not_answer_passes_no_check(
         wait_for(lambda: words in read_component(agent, component)["reason"], agent)
         assert read_component(agent, component)["state"] in ("unknown", "unhealthy")
         assert ask(agent, "/health")["state"] in ("unknown", "unhealthy")
-        assert _run(agent, "check").returncode == 1
+        assert _run(agent, "health").returncode == 1
         node = build_node(tmp_path, agent.url)
         done = node.run("healthcheck.sh")
         assert (done.returncode, "state=drain" in node.told()) == (0, True)
@@ -91,7 +91,7 @@ def test_cards_that_the_agent_never_could_look_at_drain_nothing_and_pass_no_chec
     fail(tmp_path, {"nvmlInit": 4})
     with start_agent(cpu_devices=2, **settings) as agent:
         await_state(agent, "driver", "unknown")
-        assert _run(agent, "check").returncode == 1
+        assert _run(agent, "health").returncode == 1
         node = build_node(tmp_path, agent.url)
         done = node.run("healthcheck.sh")
         assert (done.returncode, node.told()) == (1, "")

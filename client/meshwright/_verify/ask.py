@@ -69,7 +69,7 @@ PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes | os.PathLike[str]
 """A plan, an agent's whole answer (its first plan counts), the same as a mapping or JSON, or a file that holds it."""
 
 _EITHER: Final = TypeAdapter[Plans | Plan](Plans | Plan)
-_RULE: Final = "give what Client().plan() returns, its JSON, or a file: `meshwright plan … -o plan.json`"
+_RULE: Final = "give what Client().plan() returns, its JSON, or a file: `meshwright plan … --save plan.json`"
 
 
 def read_plan(plan: PlanLike) -> Plan:

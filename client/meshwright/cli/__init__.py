@@ -5,11 +5,11 @@ stands in its own module; here stand the commands' names, the options that all s
 
     0    a plan that fits; healthy enough; done
     1    the answer is no: infeasible, does not fit, one of several targets does not exist, asked for and not verified,
-         not healthy, failed, cancelled, wrong, no such run, lease or component, or somebody else has the devices
-    2    usage, or no answer: nobody there, not allowed, not ready, a full queue, a wrong value, an address that is
-         none, a stdout that cannot be written
+         not healthy, failed, cancelled, wrong, no such run, lease or component, or the devices are reserved
+    2    usage, or no answer: no agent, not allowed, not ready, a full queue, a wrong value or address, a stdout that
+         cannot be written
     70   a bug in this command: the traceback stands on stderr
-    75   a lease was lost before its command ended (hold)
+    75   a lease was lost before its command ended (lease run)
     130  interrupted; a bench that was waited for is cancelled, an agent's compile goes on
 
 Knows no HTTP and no jax.
@@ -22,31 +22,31 @@ import inspect
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from meshwright import errors
 from meshwright.cli import (
     batch_size,
     bench,
-    check,
+    compiling,
     devices,
     environment,
     events,
+    hardware,
+    health,
     hold,
     leases,
     plan,
     runs,
     search,
-    targets,
-    verify,
 )
 from meshwright.cli.arguments import check_timeout
-from meshwright.cli.check import CheckCommand
+from meshwright.cli.health import HealthCommand
 from meshwright.cli.output import print_error, print_warning
 from meshwright.cli.session import (
     FAILED,
@@ -81,20 +81,17 @@ EXIT_CODES: Final[tuple[tuple[type[errors.MeshwrightError], int], ...]] = (
 _EPILOG: Final = f"""\
 \b
 Exit codes:
-  {OK}    a plan that fits; healthy enough; done
-  {FAILED}    infeasible, does not fit, one of several targets does not
-       exist, asked for and
-       not verified, not healthy, failed, cancelled, wrong, no such run, lease
-       or component; or somebody else has the devices
-  {NO_ANSWER}    usage, or no answer; not allowed; not ready
+  {OK}    done; the plan fits; the host is healthy or degraded
+  {FAILED}    the answer is no: infeasible, does not fit, not healthy, failed,
+       cancelled, not found, or the devices are reserved
+  {NO_ANSWER}    usage, or no answer: no agent, not allowed, not ready
   {BUG}   a bug in this command
-  {hold.LEASE_LOST}   a lease was lost before its command ended (hold)
+  {hold.LEASE_LOST}   the lease was lost before the command ended (lease run)
   {INTERRUPTED}  interrupted
-`check --exit-style` has codes of its own, `hold` its command's: see their --help.
+`health --format nagios|slurm` has codes of its own, `lease run` those of its command.
 
 The agent's address is --url, else MESHWRIGHT_URL, else the socket /run/meshwright/agent.sock, else http://127.0.0.1:8790;
-MESHWRIGHT_TOKEN, MESHWRIGHT_TOKEN_FILE, MESHWRIGHT_CA_FILE and MESHWRIGHT_CLIENT_CERT_FILE
-are heeded too."""
+MESHWRIGHT_TOKEN, MESHWRIGHT_TOKEN_FILE, MESHWRIGHT_CA_FILE and MESHWRIGHT_CLIENT_CERT_FILE are used too."""
 
 _Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="The agent: http://host:port or unix:///path.")]
 _Timeout = Annotated[
@@ -103,15 +100,16 @@ _Timeout = Annotated[
         "--timeout",
         metavar="S",
         callback=check_timeout,
-        help="Seconds that an answer may keep silent, and a compile take; of check and fleets the whole command, "
-        "of a bench not: its request has max_s.",
+        help="Response timeout in seconds, and the limit of a compile; of health and several hosts of all.",
     ),
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the agent's JSON, and nothing else.")]
+_Format = Annotated[
+    Literal["text", "json"] | None, typer.Option("--format", help="text for people; json: what the agent answered.")
+]
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "url": (_Url, None),
     "timeout_s": (_Timeout, None),
-    "as_json": (_AsJson, False),
+    "form": (_Format, None),
 }
 """The options that stand before or after a command's name: annotation and default."""
 
@@ -131,9 +129,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app(args=arguments, prog_name="meshwright")
 
 
+class _Commands(TyperGroup):
+    """Commands of one word or two: `devices`, and `devices release`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Takes two words where these are a command."""
+        name = " ".join(args[:2])
+        if name in self.commands:
+            return name, self.commands[name], args[2:]
+        below = [each for each in self.commands if each.startswith(f"{args[0]} ")]
+        if below and args[0] not in self.commands:
+            ctx.fail(f"{args[0]} needs one of: {', '.join(each.partition(' ')[2] for each in below)}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Completes words, since a shell knows no command of two."""
+        from click.shell_completion import CompletionItem  # here, as only a shell's completion needs it
+
+        words = dict.fromkeys(word for name in self.commands for word in name.split())
+        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
 app: typer.Typer = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog=_EPILOG,
@@ -146,13 +166,13 @@ def _begin(
     context: typer.Context,
     url: _Url = None,
     timeout_s: _Timeout = None,
-    as_json: _AsJson = False,
+    form: _Format = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         typer.echo(f"meshwright {metadata.version('meshwright')}")
         raise typer.Exit
-    context.obj = Options(url, timeout_s, as_json)
+    context.obj = Options(url, timeout_s, form)
 
 
 def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> int:
@@ -182,9 +202,15 @@ def _show_warning(session: Session, message: Warning | str, *_where: object) -> 
 def _bind(run: _Command) -> Callable[..., None]:
     """Returns `run(session, …) -> exit code` as typer takes it: with the shared options for the session."""
 
+    _, *parameters = inspect.signature(run, eval_str=True).parameters.values()
+    names = {each.name for each in parameters}
+    shared_names = [name for name in _SHARED if name not in names]  # health has formats of its own
+
     @functools.wraps(run)
     def command(context: typer.Context, **arguments: Any) -> None:
-        own = Options(**{name: arguments.pop(name) for name in _SHARED})
+        own = Options(**{name: arguments.pop(name) for name in shared_names})
+        if arguments.get("form") == "json":
+            own = replace(own, form="json")
         session = Session(context.obj.merge(own))
         try:
             raise typer.Exit(_carry_out(run, session, arguments))
@@ -196,10 +222,9 @@ def _bind(run: _Command) -> Callable[..., None]:
             traceback.print_exc()
             raise typer.Exit(BUG) from None
 
-    _, *parameters = inspect.signature(run, eval_str=True).parameters.values()
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in _SHARED.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_SHARED[name][1], annotation=_SHARED[name][0])
+        for name in shared_names
     ]
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_ONLY, annotation=typer.Context)
     taken = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters), *shared]
@@ -219,23 +244,26 @@ class _Entry:
 
 
 _COMMANDS: Final[dict[str, _Entry]] = {
-    "devices": _Entry(devices.show_devices, "What is here: memory, place, who holds it; --fleet: many hosts."),
+    "devices": _Entry(devices.show_devices, "Devices: memory, place, who holds them; of several hosts."),
+    "devices release": _Entry(devices.release_devices, "Make the agent release its devices."),
     "plan": _Entry(plan.show_plan, "Lay a mesh on devices or a target."),
     "search": _Entry(search.search_mesh, "Find the best meshes for a model."),
     "batch-size": _Entry(batch_size.show_batch_size, "How large a batch should be, and why."),
-    "verify": _Entry(verify.verify_step, "Compile a step of your own for a kept plan's hardware."),
+    "compile": _Entry(compiling.compile_step, "Compile a step of your own for a plan's hardware."),
     "bench": _Entry(bench.run_bench, "Measure transfers, collectives, matmul and memory."),
-    "check": _Entry(check.check_health, "The host's health, and what a job requires, as exit code.", CheckCommand),
-    "environment": _Entry(environment.show_environment, "The variables that a job should start with."),
-    "targets": _Entry(targets.show_targets, "Chips, hosts and TPU slices that can be planned on."),
-    "runs": _Entry(runs.show_runs, "The agent's runs, newest first."),
-    "cancel": _Entry(runs.cancel_run, "Cancel a run."),
-    "release": _Entry(devices.release_devices, "Make the agent let go of the devices."),
-    "lease": _Entry(leases.make_lease, "Reserve devices."),
-    "leases": _Entry(leases.show_leases, "Who has reserved which devices; renew, end."),
-    "hold": _Entry(hold.hold_lease, "Run a command while devices are reserved for it.", is_interspersed=False),
-    "events": _Entry(events.show_events, "What happened to the host's health."),
-    "acknowledge": _Entry(events.acknowledge_component, "Say that a component's faults are dealt with."),
+    "runs list": _Entry(runs.list_runs, "The agent's benches and compiles, newest first."),
+    "runs show": _Entry(runs.show_run, "One run."),
+    "runs cancel": _Entry(runs.cancel_run, "Cancel a run."),
+    "health": _Entry(health.check_health, "The host's health, as text and exit code.", HealthCommand),
+    "health ack": _Entry(events.acknowledge_component, "Acknowledge a component's faults."),
+    "events": _Entry(events.show_events, "Changes of the host's health."),
+    "lease create": _Entry(leases.create_lease, "Reserve devices."),
+    "lease list": _Entry(leases.list_leases, "Who has reserved which devices."),
+    "lease renew": _Entry(leases.renew_lease, "Extend a lease."),
+    "lease end": _Entry(leases.end_lease, "End leases."),
+    "lease run": _Entry(hold.run_leased, "Run a command while devices are reserved for it.", is_interspersed=False),
+    "hardware": _Entry(hardware.show_hardware, "Chips, hosts and TPU slices that can be planned on."),
+    "env": _Entry(environment.show_environment, "The variables that a job should start with."),
 }
 for _name, _entry in _COMMANDS.items():
     _settings = {"allow_interspersed_args": _entry.is_interspersed}

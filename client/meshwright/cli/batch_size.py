@@ -10,13 +10,12 @@ from rich.text import Text
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
 from meshwright.cli.progress import answer_here, follow_compile
 from meshwright.cli.request_options import (
-    LocalOption,
+    CompileOption,
     ModelOption,
+    OfflineOption,
     RequestOption,
     SeqOption,
     TargetOption,
-    TrainingOption,
-    VerifyOption,
     build_request,
     list_fields,
 )
@@ -41,23 +40,24 @@ def show_batch_size(
         str | None,
         typer.Option(metavar="NAME", help="h100, tpu_v5e, a JAX device kind, …; without: the host's own."),
     ] = None,
-    batch: Annotated[int | None, typer.Option(metavar="N", help="Judge this batch size (per device).")] = None,
+    batch: Annotated[
+        int | None, typer.Option("--per-device-batch-size", metavar="N", help="Check this batch size of a device.")
+    ] = None,
     model: ModelOption = None,
     seq: SeqOption = None,
-    training: TrainingOption = None,
-    verify: VerifyOption = None,
+    compiled: CompileOption = False,
     mesh: Annotated[str | None, typer.Option(metavar="MESH", help='The axes, outermost first: "dp:2,tp:-1".')] = None,
     target: TargetOption = None,
     plan: Annotated[
         str | None, typer.Option(metavar="FINGERPRINT", help="Of a kept plan, in the place of --mesh and --target.")
     ] = None,
     request: RequestOption = None,
-    local: LocalOption = False,
+    offline: OfflineOption = False,
 ) -> int:
     """Say how large a batch per device should be, and why; with --model, how many sequences its step should have.
 
     For a model, batches are priced on --mesh, or on the fastest mesh that fits: the recommended one is the least near
-    the most tokens/s. With --verify compile the compiler is asked instead, a few times, for the
+    the most tokens/s. With --compile the compiler is asked instead, a few times, for the
     largest batch that fits. --timeout bounds the wait for it; an agent's compile goes on.
 
     --request takes the JSON of POST /batch-size, which has more fields than there are options.
@@ -69,16 +69,15 @@ def show_batch_size(
         BatchSizeRequest,
         request,
         model=model,
-        training=training,
         trained={"sequence_length": seq},
         hardware=hardware,
         batch=batch,
-        verify=verify,
+        verify="compile" if compiled else None,
         mesh=mesh,
         target=target,
         plan=plan,
     )
-    reply = _answer_here(session, asked) if local else _ask(session, asked)
+    reply = _answer_here(session, asked) if offline else _ask(session, asked)
     if session.as_json:
         session.print_json(reply)
     else:

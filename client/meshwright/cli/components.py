@@ -57,5 +57,5 @@ def tell_components(name: str, names: Collection[str]) -> str:
     """Returns which components there are: those of the same kind as the name's, if there are any."""
     kind = name.partition(":")[0]
     alike = [each for each in names if each.partition(":")[0] == kind] or [*names]
-    more = f" and {len(alike) - MOST_NAMED} more; `meshwright check` names all" if len(alike) > MOST_NAMED else ""
+    more = f" and {len(alike) - MOST_NAMED} more; `meshwright health` names all" if len(alike) > MOST_NAMED else ""
     return clean(f"there are {', '.join(alike[:MOST_NAMED])}{more}")

@@ -1,4 +1,4 @@
-"""`meshwright devices` and `meshwright release`: what is here, and who holds it."""
+"""`meshwright devices` and `meshwright devices release`: what is here, and who holds it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from meshwright.cli.fleet import FleetOption, HostsOption, is_asked, show_fleet
+from meshwright.cli.fleet import HostsOption, is_asked, show_fleet
 from meshwright.cli.output import (
     Column,
     build_table,
@@ -28,22 +28,21 @@ from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder, Rele
 
 def show_devices(
     session: Session,
-    links: Annotated[bool, typer.Option("--links", help="The link matrix instead.")] = False,
-    fleet: FleetOption = False,
+    topology: Annotated[bool, typer.Option("--topology", help="How devices are joined, as a matrix of links.")] = False,
     hosts: HostsOption = None,
 ) -> int:
     """Show the host's devices: memory, place, who holds them.
 
-    With each fact stands how it is known, and how old it is. --links shows how they are joined, as nvidia-smi topo -m
-    does, and on TPUs how many hops apart.
+    Each fact has its basis and its age. --topology shows how devices are joined, as nvidia-smi topo -m does, and on
+    TPUs how many hops apart they are.
     """
-    if is_asked(session, fleet, hosts):
-        if links:
-            raise typer.BadParameter("it is of one host; ask that one with --url", param_hint="--links")
+    if is_asked(session, hosts):
+        if topology:
+            raise typer.BadParameter("it is of one host; ask that one with --url", param_hint="--topology")
         return show_fleet(session, hosts)
     with session.open() as client:
         reply = client.devices()
-    if links:
+    if topology:
         _print_links(session, reply)
     elif session.as_json:
         session.print_json(reply)
@@ -164,7 +163,7 @@ COLUMNS: Final[tuple[Column[Device], ...]] = (
 
 
 def release_devices(session: Session) -> int:
-    """Make the agent let go of the devices, so that a job can start.
+    """Make the agent release the devices, so that a job can start.
 
     Running benches are cancelled.
 

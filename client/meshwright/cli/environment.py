@@ -1,4 +1,4 @@
-"""`meshwright environment`: what a job should start with, as lines that a shell can evaluate."""
+"""`meshwright env`: what a job should start with, as lines that a shell can evaluate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def show_environment(
 ) -> int:
     """Print the variables that a job should start with.
 
-    As lines for a shell: eval "$(meshwright environment)".
+    As lines for a shell: eval "$(meshwright env)".
     """
     with session.open() as client:
         reply = client.environment(memory_strategy)

@@ -1,4 +1,4 @@
-"""`meshwright events` and `meshwright acknowledge`: what happened to a host's health, and an operator's word on it.
+"""`meshwright events` and `meshwright health ack`: what happened to a host's health, and an operator's word on it.
 
 Rule: what was asked for is shown whole, in as many calls as that takes; where less is shown, it is said.
 """
@@ -32,7 +32,7 @@ def show_events(
     session: Session,
     component: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only of this one, as `meshwright check` names it; device:3 is device 3's."),
+        typer.Option(metavar="NAME", help="Only of this one, as `meshwright health` names it; device:3 is device 3's."),
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="1h", help="Not older than this: 30min, 24h, or 2026-11-22T10:00:00Z.")
@@ -44,7 +44,7 @@ def show_events(
 ) -> int:
     """Show what happened to the host's health, oldest first.
 
-    All that there is --since a time; without it, the newest 100. With --json as the agent
+    All that there is --since a time; without it, the newest 100. With --format json as the agent
     replies; with --follow too, one event a line.
 
     Exit codes: 0 done · 2 usage, or no answer · 130 interrupted.
@@ -131,7 +131,7 @@ def acknowledge_component(
     session: Session,
     component: Annotated[
         str,
-        typer.Argument(metavar="COMPONENT", help="Its name, as `meshwright check` shows it; device:3 is device 3's."),
+        typer.Argument(metavar="COMPONENT", help="Its name, as `meshwright health` shows it; device:3 is device 3's."),
     ],
     reason: Annotated[str, typer.Option(metavar="TEXT", help="What was done about it; kept in the history.")],
 ) -> int:

@@ -1,7 +1,6 @@
-"""`--fleet` of `meshwright devices` and `meshwright plan`: many hosts at once, each with its state.
+"""`--hosts` of `meshwright devices` and `meshwright plan`: several hosts at once, each with its state.
 
-Rule: a host that did not answer stands in the table, and a plan without it says so on stderr. Which addresses there
-are is `--hosts`, else MESHWRIGHT_FLEET.
+Rule: a host that did not answer stands in the table, and a plan without it says so on stderr.
 """
 
 from __future__ import annotations
@@ -23,31 +22,28 @@ if TYPE_CHECKING:
     from meshwright.fleet import Fleet
     from meshwright.wire.mesh import Plan, PlanRequest
 
-FleetOption = Annotated[
-    bool, typer.Option("--fleet", help="All hosts of MESHWRIGHT_FLEET (or --hosts), as one topology.")
-]
 HostsOption = Annotated[
     str | None,
     typer.Option(
         "--hosts",
         metavar="ADDRESSES",
-        help='These hosts, as --fleet: "a,b:8790", "@file", "dns:name:port".',
+        help='All of these hosts: "a,b:8790", "@file", "dns:name:port"; "env": MESHWRIGHT_FLEET.',
     ),
 ]
 
 _STATE_STYLES: Final = {"ok": "green", "not_ready": "yellow", "error": "bold red", "unreachable": "bold red"}
 
 
-def is_asked(session: Session, fleet: bool, hosts: str | None) -> bool:
-    """Returns whether the command is about a fleet.
+def is_asked(session: Session, hosts: str | None) -> bool:
+    """Returns whether the command is about several hosts.
 
     Raises:
         typer.BadParameter: it is, and --url names one agent.
     """
-    if not fleet and hosts is None:
+    if hosts is None:
         return False
     if session.options.url is not None:
-        raise typer.BadParameter("it asks many agents, and --url names one; write --hosts", param_hint="--fleet")
+        raise typer.BadParameter("it asks several agents, and --url names one; give one of them", param_hint="--hosts")
     return True
 
 
@@ -82,10 +78,10 @@ def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> 
 
 
 def open_fleet(hosts: str | None) -> Fleet:
-    """Returns the fleet of --hosts, or of MESHWRIGHT_FLEET; close it."""
+    """Returns the hosts of --hosts, "env" being those of MESHWRIGHT_FLEET; close it."""
     from meshwright.fleet import Fleet  # here, so that --help need not wait for the HTTP library
 
-    return Fleet(hosts)
+    return Fleet(None if hosts == "env" else hosts)
 
 
 def read_limit(session: Session) -> float:

@@ -1,4 +1,4 @@
-"""`meshwright hold`: runs a command under a lease, which is renewed while it runs and ended after it.
+"""`meshwright lease run`: runs a command under a lease, which is renewed while it runs and ended after it.
 
 Rule: whatever ends the command or this process short of SIGKILL, the lease ends too. The exit code is the command's, as
 a shell tells it; it is 75 if the lease was lost before the command ended.
@@ -36,7 +36,7 @@ LEASE_LOST: Final = 75
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-def hold_lease(
+def run_leased(
     session: Session,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENTS]", help="What to run.")],
     purpose: PurposeOption,

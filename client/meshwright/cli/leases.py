@@ -1,4 +1,4 @@
-"""`meshwright lease` and `meshwright leases`: reserve devices of a host, see who has, renew, end."""
+"""`meshwright lease create`, `list`, `renew` and `end`: reserve devices of a host, see who has, extend, end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ TtlOption = Annotated[
 PreemptibleOption = Annotated[
     bool, typer.Option("--preemptible", help="A lease that is not preemptible may take the devices over.")
 ]
-Action = Literal["list", "renew", "end"]
 
 
 CountOption = Annotated[
@@ -56,7 +55,7 @@ def parse_leased(text: str | None, count: int | None) -> Literal["all"] | tuple[
     return (None if is_all else choose_devices(text, count, "DEVICES")) or "all"
 
 
-def make_lease(
+def create_lease(
     session: Session,
     purpose: PurposeOption,
     devices: Annotated[
@@ -67,7 +66,7 @@ def make_lease(
     preemptible: PreemptibleOption = False,
     plan: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Of a plan that `meshwright plan -o FILE` kept, or of a fingerprint."),
+        typer.Option(metavar="FILE", help="Of a plan that `meshwright plan --save FILE` kept, or of a fingerprint."),
     ] = None,
     lease_id: Annotated[
         str | None,
@@ -121,62 +120,73 @@ def ending_untold(client: Client, lease: Lease) -> Iterator[None]:
         raise
 
 
-def show_leases(
+LeaseId = Annotated[str, typer.Argument(metavar="ID", help="Which one; `meshwright lease list` lists them.")]
+
+
+def list_leases(
     session: Session,
-    action: Annotated[Action, typer.Argument(metavar="list|renew|end", help="What to do.")] = "list",
-    lease_id: Annotated[str | None, typer.Argument(metavar="ID", help="Of renew and end: which one.")] = None,
-    ttl: TtlOption = "1h",
     purpose: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Of list and end: those made for just this; may be given often."),
+        list[str] | None, typer.Option(metavar="TEXT", help="Those with just this purpose; may be repeated.")
     ] = None,
 ) -> int:
-    """List the leases of the host; `renew ID` lets one last --ttl from now, `end ID` ends it.
+    """List the leases of the host."""
+    with session.open() as client:
+        reply = client.leases()
+    if purpose:
+        chosen = tuple(lease for lease in reply.leases if lease.purpose in purpose)
+        reply = reply.model_copy(update={"leases": chosen})
+    if session.as_json:
+        session.print_json(reply)
+    elif reply.leases:
+        session.out.print(build_table(COLUMNS, reply.leases))
+    else:
+        session.out.print("no leases")
+    return OK
 
-    `end --purpose "slurm job 4711"` ends what was reserved for that, for a script that may not have heard the id; that
-    there is none is no failure. One that another token took stays, and keeps none of the others.
 
-    Exit codes: 0 done · 1 no such lease: it has ended; or --purpose names one that another token took · 2 usage, or no
-    answer.
+def renew_lease(session: Session, lease_id: LeaseId, ttl: TtlOption = "1h") -> int:
+    """Extend a lease, which then lasts --ttl from now.
+
+    Exit codes: 0 done · 1 no such lease: it has ended · 2 usage, or no answer.
     """
-    _check_choice(action, lease_id, purpose)
     ttl_s = parse_duration(ttl, "--ttl")
     with session.open() as client:
+        lease = client.renew_lease(lease_id, ttl_s)
+    _print_lease(session, lease, [write_lease(lease, "has")])
+    return OK
+
+
+def end_lease(
+    session: Session,
+    lease_id: Annotated[str | None, typer.Argument(metavar="ID", help="Which one.")] = None,
+    purpose: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="All with just this purpose; may be repeated.")
+    ] = None,
+) -> int:
+    """End a lease, or all with a purpose.
+
+    `end --purpose "slurm job 4711"` is for a script that may not have heard the id: no such lease is not an error. A
+    lease of another token stays, and the others end.
+
+    Exit codes: 0 done · 1 no such lease: it has ended; or one with the purpose is of another token · 2 usage, or no
+    answer.
+    """
+    if (lease_id is None) == (not purpose):
+        raise typer.BadParameter("give the id of one lease, or --purpose of many", param_hint="ID")
+    with session.open() as client:
         if lease_id is not None:
-            lease = client.renew_lease(lease_id, ttl_s) if action == "renew" else client.end_lease(lease_id)
-            _print_lease(session, lease, [write_lease(lease, "has" if action == "renew" else "no longer has")])
+            lease = client.end_lease(lease_id)
+            _print_lease(session, lease, [write_lease(lease, "no longer has")])
             return OK
         reply = client.leases()
-        refused: tuple[ForbiddenError, ...] = ()
-        if purpose:
-            chosen = tuple(lease for lease in reply.leases if lease.purpose in purpose)
-            if action == "end":
-                chosen, refused = _end_all(client, chosen)
-            reply = reply.model_copy(update={"leases": chosen})
+        ended, refused = _end_all(client, [lease for lease in reply.leases if lease.purpose in (purpose or ())])
     for error in refused:
         print_error(session, error)
     if session.as_json:
-        session.print_json(reply)
-    elif not reply.leases:
-        session.out.print("no leases")
-    elif action == "end":
-        session.print_lines(*(write_lease(lease, "no longer has") for lease in reply.leases))
+        session.print_json(reply.model_copy(update={"leases": ended}))
     else:
-        session.out.print(build_table(COLUMNS, reply.leases))
+        session.print_lines(*(write_lease(lease, "no longer has") for lease in ended) if ended else ("no leases",))
     return FAILED if refused else OK
-
-
-def _check_choice(action: Action, lease_id: str | None, purpose: Sequence[str] | None) -> None:
-    """Refuses an id where leases are listed, and an end or a renewal of nothing or of two kinds of thing."""
-    if lease_id is not None and action == "list":
-        raise typer.BadParameter("`list` takes no id", param_hint="ID")
-    if lease_id is None and (action == "renew" or (action == "end" and not purpose)):
-        said = f"`{action}` needs the id of a lease; `meshwright leases` lists them"
-        raise typer.BadParameter(said + (", and --purpose names many" if action == "end" else ""), param_hint="ID")
-    if purpose and lease_id is not None:
-        raise typer.BadParameter(
-            f"`{action} {lease_id}` is about one lease; leave --purpose out", param_hint="--purpose"
-        )
 
 
 def _end_all(client: Client, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...], tuple[ForbiddenError, ...]]:

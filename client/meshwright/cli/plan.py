@@ -8,25 +8,24 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.arguments import choose_devices
-from meshwright.cli.fleet import FleetOption, HostsOption, is_asked, plan_on_fleet
+from meshwright.cli.fleet import HostsOption, is_asked, plan_on_fleet
 from meshwright.cli.leases import add_own_lease
 from meshwright.cli.plan_output import PlanOutput, print_best
 from meshwright.cli.progress import answer_plans_here, follow_compile
 from meshwright.cli.request_options import (
     BatchOption,
-    CodeOption,
+    CompileOption,
     CountOption,
     DevicesOption,
     ExportOption,
-    LocalOption,
     ModelOption,
-    OutputOption,
+    OfflineOption,
     RequestOption,
+    SaveOption,
     SeqOption,
     TargetOption,
-    TrainingOption,
-    VerifyOption,
     build_request,
+    list_exports,
     list_fields,
 )
 from meshwright.cli.session import Session
@@ -44,33 +43,28 @@ def show_plan(
     model: ModelOption = None,
     batch: BatchOption = None,
     seq: SeqOption = None,
-    training: TrainingOption = None,
     audit: Annotated[
         bool, typer.Option("--audit", help="With a model and its training: also the best mesh of these devices.")
     ] = False,
-    verify: VerifyOption = None,
+    compiled: CompileOption = False,
     export: ExportOption = None,
-    output: OutputOption = None,
-    code: CodeOption = False,
+    save: SaveOption = None,
     request: RequestOption = None,
-    local: LocalOption = False,
-    fleet: FleetOption = False,
+    offline: OfflineOption = False,
     hosts: HostsOption = None,
 ) -> int:
     """Lay a mesh on the host's devices or on a target, and draw it. `meshwright search` finds the best for a model.
 
     Says which device stands where, over which links each axis runs, and what the job should start with. With --model
-    and --verify compile also what XLA's compiler says of the training step: whether it fits, and its collectives.
+    and --compile also what XLA's compiler says of the training step: whether it fits, and its collectives.
     --timeout bounds the wait for it; an agent's compile goes on.
 
-    --request takes the JSON of POST /mesh/plan, which has more fields than there are options. `meshwright lease --plan`
-    reserves the devices of a plan that -o kept.
+    --request takes the JSON of POST /mesh/plan, which has more fields than there are options. `meshwright lease create
+    --plan` reserves the devices of a plan that --save kept.
 
-    Exit codes: 0 a plan that fits · 1 infeasible, it does not fit, or --verify compile gave no word that it fits ·
+    Exit codes: 0 a plan that fits · 1 infeasible, it does not fit, or --compile gave no word that it fits ·
     2 usage, or no answer.
     """
-    if code and (session.as_json or export is not None):
-        raise typer.BadParameter("it prints the mesh alone; leave --json and --export out", param_hint="--code")
     if mesh is None and request is None:
         message = "a plan needs a mesh; write dp:2,tp:-1, or find one: meshwright search --model …"
         raise typer.BadParameter(message, param_hint="MESH")
@@ -78,21 +72,20 @@ def show_plan(
         PlanRequest,
         request,
         model=model,
-        training=training,
         trained={"global_batch": batch, "sequence_length": seq},
         mesh=mesh,
         devices=choose_devices(devices, count, "--devices"),
         target=target,
         audit=audit or None,
-        verify=verify,
-        exports=None if export is None else [export],
+        verify="compile" if compiled else None,
+        exports=list_exports(export),
     )
-    say = PlanOutput(f"mesh {asked.mesh}", export, output, is_code=code, is_verified=asked.verify != "none")
-    if is_asked(session, fleet, hosts):
-        if local:
-            raise typer.BadParameter("it asks the agents of many hosts, --local does not", param_hint="--fleet")
+    say = PlanOutput(f"mesh {asked.mesh}", export, save, is_verified=asked.verify != "none")
+    if is_asked(session, hosts):
+        if offline:
+            raise typer.BadParameter("it asks the agents of these hosts, --offline does not", param_hint="--hosts")
         return print_best(session, _frame(plan_on_fleet(session, asked, hosts)), say)
-    if local:
+    if offline:
         return print_best(session, answer_plans_here(session, asked), say)
     plan, url = _ask(session, asked)
     return print_best(session, _frame(plan), replace(say, url=url))

@@ -17,11 +17,12 @@ from meshwright._calls.calls import take_best
 from meshwright._calls.settings import DEFAULT_URL
 from meshwright.cli.drawing import draw_mesh
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
+from meshwright.cli.request_options import Export
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.cli.verification import judge, print_refusal, print_verification
 from meshwright.environment import format_exports
 from meshwright.errors import SettingsError
-from meshwright.wire.mesh import DeviceRef, ExportName, Plan, PlanAxis, Plans
+from meshwright.wire.mesh import DeviceRef, Plan, PlanAxis, Plans
 
 BAR_WIDTH: Final = 40
 """Characters of a bar that is the whole."""
@@ -38,22 +39,20 @@ class PlanOutput:
         asked: what was asked for, in words.
         export: print this export and nothing else; None: all of a plan.
         output: the file that keeps the plan; None: none.
-        is_code: print the Python that makes the mesh, and nothing else.
         is_verified: the compiler was asked.
         url: the agent that answered; None: the plan was made in this process, and no agent knows it.
     """
 
     asked: str
-    export: ExportName | None
+    export: Export | None
     output: Path | None
-    is_code: bool
     is_verified: bool
     url: str | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether all of a plan is printed."""
-        return not self.is_code and self.export is None
+        return self.export is None
 
 
 def print_best(session: Session, plans: Plans, say: PlanOutput) -> int:
@@ -68,7 +67,8 @@ def print_best(session: Session, plans: Plans, say: PlanOutput) -> int:
         if plans.fallback is not None:
             session.print_lines("", f"when a device fails: {clean(plans.fallback.message)}")
     else:
-        session.print_lines((best.exports[say.export] if say.export else best.code).rstrip("\n"))
+        written = best.code if say.export is None or say.export == "python" else best.exports[say.export]
+        session.print_lines(written.rstrip("\n"))
         if best.verification is not None:
             print_refusal(session, best.verification)
     print_notices(session, best.warnings)
@@ -99,7 +99,7 @@ def _write(text: str, path: Path) -> None:
         path.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise SettingsError(
-            f"-o {path}: cannot be written: {error.strerror}; name a file in a folder that exists"
+            f"--save {path}: cannot be written: {error.strerror}; name a file in a folder that exists"
         ) from None
 
 
@@ -119,7 +119,7 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
     exports = _build_exports(plan, say.output, say.url)
     session.print_lines("start one process on each host with", *(f"  {line}" for line in exports))
     if say.output is None and say.url is None:
-        session.print_lines("  export MESHWRIGHT_PLAN=FILE  # no agent knows this plan: keep it with -o FILE")
+        session.print_lines("  export MESHWRIGHT_PLAN=FILE  # no agent knows this plan: keep it with --save FILE")
     session.print_lines("and in it: mesh = meshwright.mesh.build_mesh(meshwright.load_plan())")
 
 
@@ -216,7 +216,7 @@ def _draw(plan: Plan, devices: tuple[DeviceRef, ...], width: int) -> tuple[str, 
     shape = {clean(name): size for name, size in plan.mesh_shape.items()}
     lines = draw_mesh(shape, _build_labels(devices), width=width) if len(devices) <= MAX_DRAWN else ()
     if not 0 < len(lines) <= LINES_DRAWN:
-        return (f"the order of the {len(devices)} devices is too long to draw; --json lists it", "")
+        return (f"the order of the {len(devices)} devices is too long to draw; --format json lists it", "")
     return (*lines, "")
 
 

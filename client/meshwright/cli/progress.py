@@ -47,7 +47,7 @@ def follow_compile(session: Session) -> Iterator[Callable[[RunProgress], None]]:
         raise AgentTimeoutError(
             str(error.args[0]).partition("\n")[0],
             host=error.host,
-            hint="a compile that was begun goes on: `meshwright runs` shows it, and the same command gets its answer; "
+            hint="the compile goes on: `meshwright runs list` shows it, and the same command gets its answer; "
             "or give a longer --timeout",
         ) from error
 
@@ -62,7 +62,7 @@ def answer_here(session: Session, answer: Callable[..., A], request: RequestPart
     from meshwright.compiling.request import Limits
 
     if session.options.url is not None:
-        raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--local")
+        raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--offline")
     limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)
     with show_progress(session) as on_progress:
         return answer(request, limits=limits, on_progress=on_progress)

@@ -42,28 +42,24 @@ SeqOption = Annotated[
     int | None,
     typer.Option("--seq-len", metavar="N", help="Tokens of a sequence; default: the model's context, at most 8192."),
 ]
-TrainingOption = Annotated[
-    Path | None,
-    typer.Option("--training", metavar="FILE", help="How it is trained, as JSON; other options win over its fields."),
-]
-VerifyOption = Annotated[
-    Literal["none", "compile"] | None,
-    typer.Option("--verify", help="compile: ask XLA's compiler for that hardware whether the step fits."),
+CompileOption = Annotated[
+    bool, typer.Option("--compile", help="Ask XLA's compiler for that hardware whether the step fits.")
 ]
 DevicesOption = Annotated[
     str | None, typer.Option("--devices", metavar="0,1", help="These: local indices, uuids or PCI bus ids.")
 ]
 CountOption = Annotated[int | None, typer.Option("--count", metavar="N", help="Any N of them.")]
+Export = Literal["jax", "maxtext", "python"]
 ExportOption = Annotated[
-    ExportName | None,
-    typer.Option("--export", help="Print only this: JAX's mesh and PartitionSpecs, or MaxText's flags."),
+    Export | None,
+    typer.Option(
+        "--export",
+        help="Print only this: JAX's mesh and PartitionSpecs, MaxText's flags, or Python that makes the mesh.",
+    ),
 ]
-OutputOption = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep the plan, for MESHWRIGHT_PLAN.")
-]
-CodeOption = Annotated[bool, typer.Option("--code", help="Print only the Python that makes the mesh.")]
-LocalOption = Annotated[
-    bool, typer.Option("--local", help="Answer, and compile, here for --target or a topology; ask no agent.")
+SaveOption = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Keep the plan, for MESHWRIGHT_PLAN.")]
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Answer, and compile, here for --target or a topology, without an agent.")
 ]
 
 
@@ -72,7 +68,6 @@ def build_request(
     request: str | None,
     *,
     model: str | None,
-    training: Path | None,
     trained: Mapping[str, object],
     **options: object,
 ) -> R:
@@ -82,7 +77,6 @@ def build_request(
         kind: its model.
         request: what --request names.
         model: what --model says.
-        training: the file of --training.
         trained: fields of `training` that options of their own say.
         options: fields that options say, by their names. None, here and above: it is not said.
 
@@ -93,7 +87,7 @@ def build_request(
     """
     fields = {} if request is None else read_request(request)
     fields |= _drop_unsaid({**options, "model": None if model is None else parse_model(model)})
-    said = {**({} if training is None else read_object(training, "--training")), **_drop_unsaid(trained)}
+    said = _drop_unsaid(trained)
     if said:
         below = fields.get("training")
         fields["training"] = {**(below if isinstance(below, dict) else {}), **said}
@@ -140,6 +134,11 @@ def parse_model(text: str) -> str | dict[str, Any]:
             ) from None
         return found
     return read_object(Path(text), "--model") if text.endswith(".json") or Path(text).is_file() else text
+
+
+def list_exports(export: Export | None) -> list[ExportName] | None:
+    """Returns what the request asks for: a plan has its Python anyway."""
+    return None if export is None or export == "python" else [export]
 
 
 def _drop_unsaid(fields: Mapping[str, object]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`meshwright runs` and `meshwright cancel`: what the agent was asked to do, and an end to it."""
+"""`meshwright runs list`, `show` and `cancel`: what the agent was asked to do, and an end to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.cli.session import FAILED, OK, Session
 from meshwright.wire.runs import FINAL_STATES, Run, RunState
 
 
-def show_runs(
+def list_runs(
     session: Session,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many.")] = None,
     state: Annotated[RunState | None, typer.Option(help="Only those in this state.")] = None,
@@ -26,6 +26,22 @@ def show_runs(
         session.out.print(build_table(COLUMNS, reply.runs))
     else:
         session.out.print("no runs")
+    return OK
+
+
+def show_run(session: Session, run_id: Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]) -> int:
+    """Show a run: its state, devices and progress, and why it failed.
+
+    Exit codes: 0 shown · 1 there is no such run · 2 usage, or no answer.
+    """
+    with session.open() as client:
+        run = client.run(run_id)
+    if session.as_json:
+        session.print_json(run)
+        return OK
+    session.out.print(build_table(COLUMNS, [run]))
+    if run.error is not None:
+        session.out.print(_describe_end(run), soft_wrap=True)
     return OK
 
 

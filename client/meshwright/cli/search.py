@@ -21,18 +21,17 @@ from meshwright.cli.plan_output import PlanOutput, print_best, write_step
 from meshwright.cli.progress import answer_plans_here, follow_compile
 from meshwright.cli.request_options import (
     BatchOption,
-    CodeOption,
+    CompileOption,
     CountOption,
     DevicesOption,
     ExportOption,
-    LocalOption,
     ModelOption,
-    OutputOption,
+    OfflineOption,
     RequestOption,
+    SaveOption,
     SeqOption,
-    TrainingOption,
-    VerifyOption,
     build_request,
+    list_exports,
     list_fields,
 )
 from meshwright.cli.session import FAILED, Session
@@ -48,54 +47,47 @@ def search_mesh(
     model: ModelOption = None,
     batch: BatchOption = None,
     seq: SeqOption = None,
-    training: TrainingOption = None,
     target: Annotated[
         list[str] | None,
         typer.Option("--target", metavar="TARGET", help="On such hardware: 64*h100:8. Said again, they are compared."),
     ] = None,
     devices: DevicesOption = None,
     count: CountOption = None,
-    top: Annotated[int | None, typer.Option(min=1, max=32, help="So many plans are shown of one target; 3.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why other families of meshes lost.")] = False,
     fallback: Annotated[
         bool, typer.Option("--fallback", help="Also plan for what is left when a device fails.")
     ] = False,
-    verify: VerifyOption = None,
+    compiled: CompileOption = False,
     export: ExportOption = None,
-    output: OutputOption = None,
-    code: CodeOption = False,
+    save: SaveOption = None,
     request: RequestOption = None,
-    local: LocalOption = False,
+    offline: OfflineOption = False,
 ) -> int:
     """Find the meshes on which a model's step is fastest, of those that fit, with how long it takes and what it needs.
 
     On the host's devices, or on --target; of several targets the best plan on each, by price where the request has one.
     The best plan is drawn as `meshwright plan` draws it; --explain says why other families of meshes lost. With
-    --verify compile also what XLA's compiler says of the plans' steps. --timeout bounds the wait for it; an agent's
+    --compile also what XLA's compiler says of the plans' steps. --timeout bounds the wait for it; an agent's
     compile goes on.
 
     --request takes the JSON of POST /mesh/search, which has more fields than there are options.
 
-    Exit codes: 0 a plan that fits · 1 infeasible, nothing fits, one of several targets does not exist, or --verify
-    compile gave no word that it fits · 2 usage, or no answer.
+    Exit codes: 0 a plan that fits · 1 infeasible, nothing fits, one of several targets does not exist, or --compile
+    gave no word that it fits · 2 usage, or no answer.
     """
-    if code and (session.as_json or export is not None):
-        raise typer.BadParameter("it prints the mesh alone; leave --json and --export out", param_hint="--code")
     asked = build_request(
         SearchRequest,
         request,
         model=model,
-        training=training,
         trained={"global_batch": batch, "sequence_length": seq},
         targets=target or None,
         devices=choose_devices(devices, count, "--devices"),
-        top=top,
         fallback=fallback or None,
-        verify=verify,
-        exports=None if export is None else [export],
+        verify="compile" if compiled else None,
+        exports=list_exports(export),
     )
-    say = PlanOutput("the search", export, output, is_code=code, is_verified=asked.verify != "none")
-    if local:
+    say = PlanOutput("the search", export, save, is_verified=asked.verify != "none")
+    if offline:
         plans = answer_plans_here(session, asked)
     else:
         fields = list_fields(asked)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 from rich.console import Console
@@ -37,14 +37,14 @@ class Options:
 
     url: str | None = None
     timeout_s: float | None = None
-    as_json: bool = False
+    form: Literal["text", "json"] | None = None
 
     def merge(self, nearer: Options) -> Options:
         """Returns these options with those that stand nearer to the command's end put over them."""
         return Options(
             url=nearer.url if nearer.url is not None else self.url,
             timeout_s=nearer.timeout_s if nearer.timeout_s is not None else self.timeout_s,
-            as_json=nearer.as_json or self.as_json,
+            form=nearer.form or self.form,
         )
 
 
@@ -78,7 +78,7 @@ class Session:
     @property
     def as_json(self) -> bool:
         """Whether stdout gets the agent's JSON and nothing else."""
-        return self.options.as_json
+        return self.options.form == "json"
 
     @cached_property
     def out(self) -> Console:

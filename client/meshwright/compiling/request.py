@@ -1,6 +1,6 @@
 """Requests that ask for a compile, answered by this process: planned here, compiled in a child of it.
 
-Rule: the answers are those of an agent, but nothing is kept. `--local` of `meshwright plan`,
+Rule: the answers are those of an agent, but nothing is kept. `--offline` of `meshwright plan`,
 `search` and `batch-size` goes this way. Knows no jax and no terminal.
 """
 

@@ -243,7 +243,7 @@ __all__ = ["UnsupportedModelError", "read_model"]
 
 _OF_OTHER_KINDS: Final = (
     "give the dimensions of a transformer, such as hidden_size; for a model of another kind compile its own step on a "
-    "plan's mesh: meshwright verify train:build --plan plan.json"
+    "plan's mesh: meshwright compile train:build --plan plan.json"
 )
 
 

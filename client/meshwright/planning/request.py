@@ -1,6 +1,6 @@
 """Plans and searches answered: the hardware that a request means, its model, several targets side by side.
 
-Rule: the agent's planner and `meshwright plan --local` go this way, so that they answer alike. Each target of several
+Rule: the agent's planner and `meshwright plan --offline` go this way, so that they answer alike. Each target of several
 is asked as if alone. Knows no HTTP and no process; imports numpy only where something is priced.
 """
 

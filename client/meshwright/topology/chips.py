@@ -203,7 +203,7 @@ def _check_chip(name: str) -> None:
     known = [_CPU, *(alias for chip in read_chips() for alias in chip.aliases)]
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or ["h100", "v5p"]
     raise ValueError(
-        f"no table knows a chip {name!r}; near: {', '.join(near)}; `meshwright targets` lists them; write 8*{near[0]}"
+        f"no table knows a chip {name!r}; near: {', '.join(near)}; `meshwright hardware` lists them; write 8*{near[0]}"
     )
 
 

@@ -162,7 +162,7 @@ def _refuse_unknown(spec: TargetSpec) -> PlanInfeasibleError:
     near = find_near(spec.chip)
     return refuse(
         f"target {spec}: no chip and no slice is called {spec.chip}; known chips are {', '.join(list_chips())}",
-        f"did you mean {' or '.join(near)}?" if near else "`meshwright targets` lists them, with the slices' names",
+        f"did you mean {' or '.join(near)}?" if near else "`meshwright hardware` lists them, with the slices' names",
     )
 
 

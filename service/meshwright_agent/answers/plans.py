@@ -168,7 +168,7 @@ class PlannerQueue:
         except CallCancelled as error:
             raise _build_draining() from error
         except FrameError as error:
-            hint = "send fewer hosts, or plan on them with `meshwright plan --local`"
+            hint = "send fewer hosts, or plan on them with `meshwright plan --offline`"
             raise InvalidRequestError(
                 f"the request cannot be handed to the planner: {error}", status=413, hint=hint
             ) from error

@@ -82,7 +82,7 @@ def _answer(kind: type[PlanRequest | SearchRequest], arguments: Mapping[str, Any
     except MemoryError:
         detail = f"the request takes more than the {MEMORY_LIMIT_BYTES} bytes of memory that the planner may have"
         raise InvalidRequestError(
-            detail, status=413, hint="plan on fewer hosts, or with `meshwright plan --local`"
+            detail, status=413, hint="plan on fewer hosts, or with `meshwright plan --offline`"
         ) from None
 
 

@@ -59,7 +59,7 @@ class CommandLine:
         return _client.Client(http_client=self.fake.http_client(), max_retries=max_retries, pause=pause)
 
     def open_fleet(self, hosts: str | None) -> Fleet:
-        return Fleet(hosts, connect=lambda url: self.connect(url, None, 1))
+        return Fleet(None if hosts == "env" else hosts, connect=lambda url: self.connect(url, None, 1))
 
     def body(self, index: int = -1) -> Any:
         """What was sent in a request."""

@@ -13,7 +13,7 @@ from tests.unit.cli.conftest import CommandLine
     [(1, 1, "below minimum"), (100, 0, "below critical"), (512, 0, "batch 512: ")],
 )
 def test_a_batch_below_the_minimum_is_1(meshwright: CommandLine, batch: int, code: int, phrase: str) -> None:
-    printed = meshwright("batch-size", "--hardware", "h100", "--batch", str(batch))
+    printed = meshwright("batch-size", "--hardware", "h100", "--per-device-batch-size", str(batch))
     assert printed.code == code
     assert phrase in printed.out
 
@@ -23,7 +23,7 @@ def test_a_batch_below_the_minimum_is_1(meshwright: CommandLine, batch: int, cod
 STEP = ("batch-size", "--model", "llama3-8b", "--target", "v5e:4x4", "--mesh", "fsdp:16")
 
 
-@pytest.mark.parametrize("where", [(), ("--local",)])
+@pytest.mark.parametrize("where", [(), ("--offline",)])
 def test_the_batch_of_a_step_is_said_first_then_what_others_cost(
     meshwright: CommandLine, where: tuple[str, ...]
 ) -> None:

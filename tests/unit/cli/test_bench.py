@@ -101,7 +101,7 @@ def test_what_was_skipped_is_told_and_nothing_measured_is_1(meshwright: CommandL
 
 
 def test_json_is_the_result_of_the_run(meshwright: CommandLine) -> None:
-    printed = meshwright("bench", "--json")
+    printed = meshwright("bench", "--format=json")
     with meshwright.fake.client() as client:
         assert printed.json == client.run(client.runs().runs[0].id).result
 

@@ -51,7 +51,7 @@ def test_a_leased_device_is_not_called_free(meshwright: CommandLine) -> None:
 
 def test_links_are_the_matrix_alone_with_its_legend(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("v5e:4")
-    printed = meshwright("devices", "--links")
+    printed = meshwright("devices", "--topology")
     assert printed.out.splitlines() == [
         "     TPU0 TPU1 TPU2 TPU3",
         "TPU0  X   ICI  ICI   2",
@@ -69,27 +69,29 @@ def test_links_are_the_matrix_alone_with_its_legend(meshwright: CommandLine) -> 
 def test_links_as_json_are_the_devices_and_their_links_alone(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("v5e:4")
     whole = meshwright.fake.devices.model_dump(mode="json")
-    assert meshwright("devices", "--links", "--json").json == {name: whole[name] for name in ("devices", "links")}
+    assert meshwright("devices", "--topology", "--format=json").json == {
+        name: whole[name] for name in ("devices", "links")
+    }
 
 
 def test_a_host_without_known_links_says_so(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("cpu:1")
-    assert meshwright("devices", "--links").out == "links: none known\n"
+    assert meshwright("devices", "--topology").out == "links: none known\n"
 
 
 def test_what_an_agent_sent_cannot_steer_the_terminal_by_the_matrix(meshwright: CommandLine) -> None:
     devices = build_devices("h100:2")
     link = devices.links[0].model_copy(update={"kind": "NV\x1b[2J", "bandwidth_bytes_per_s": None})
     meshwright.fake = FakeAgent(devices.model_copy(update={"links": (link,)}))
-    assert "\x1b" not in meshwright("devices", "--links").out
+    assert "\x1b" not in meshwright("devices", "--topology").out
 
 
 def test_json_is_the_agents_answer(meshwright: CommandLine) -> None:
-    assert meshwright("devices", "--json").json == meshwright.fake.devices.model_dump(mode="json")
+    assert meshwright("devices", "--format=json").json == meshwright.fake.devices.model_dump(mode="json")
 
 
 def test_a_release_says_how_long_it_took(meshwright: CommandLine) -> None:
-    printed = meshwright("release")
+    printed = meshwright("devices", "release")
     assert (printed.code, printed.out) == (0, "released after 10 ms: its worker let go\n")
 
 
@@ -106,7 +108,7 @@ def test_what_is_still_held_is_exit_code_1_and_the_holder_is_named(meshwright: C
             worker=meshwright.fake.devices.worker,
         ),
     )
-    printed = meshwright("release")
+    printed = meshwright("devices", "release")
     assert printed.code == 1
     assert "not released after 2 s: its worker had to be killed\ncancelled run-1\n" in printed.out
     assert printed.out.splitlines()[-1].split() == ["99", "(agent)", "train", "GPU-1"]
@@ -122,4 +124,4 @@ def test_holders_that_nobody_could_look_up_are_not_called_none_and_the_reason_is
     worker = meshwright.fake.devices.worker
     reply = Release(released=True, took_s=0.1, killed=False, held=None, unseen=unseen, worker=worker)
     meshwright.fake.answer("POST", "/devices/release", reply)
-    assert words in meshwright("release").err
+    assert words in meshwright("devices", "release").err

@@ -74,7 +74,7 @@ def test_following_since_a_time_tells_each_event_once_one_a_line_and_without_one
         ["device:1", "healthy → unhealthy", "XID 79: fell off the bus"],
         ["device:0", "healthy → degraded", "hot"],
     ]
-    assert [json.loads(text)["seq"] for text in _follow(line, "--since", "1h", "--json")] == [1, 2]
+    assert [json.loads(text)["seq"] for text in _follow(line, "--since", "1h", "--format=json")] == [1, 2]
     assert len(_follow(line, "--since", "1h", "--component", "device:0")) == 1
     assert _follow(line) == []
 
@@ -104,11 +104,11 @@ def _make(line: CommandLine, count: int) -> None:
 
 def test_more_events_than_an_agent_tells_at_once_are_one_reply_too(line: CommandLine) -> None:
     _make(line, 2 * MOST + 1)
-    reply = line("--json", "events", "--since", "1h").json
+    reply = line("--format=json", "events", "--since", "1h").json
     assert [event["seq"] for event in reply["events"]] == [*range(1, 2 * MOST + 2)]
     assert reply["last_seq"] == 2 * MOST + 1
     _make(line, MOST)
-    assert len(line("--json", "events", "--since", "1h").json["events"]) == MOST
+    assert len(line("--format=json", "events", "--since", "1h").json["events"]) == MOST
 
 
 @pytest.mark.parametrize(("count", "is_said"), [(SHOWN - 1, False), (SHOWN + 4, True)])
@@ -121,7 +121,7 @@ def test_that_only_the_newest_are_shown_is_said(line: CommandLine, count: int, i
 
 def test_following_since_a_time_leaves_out_nothing_of_a_long_history(line: CommandLine) -> None:
     _make(line, MOST + 50)
-    told = [json.loads(text)["seq"] for text in _follow(line, "--since", "1h", "--json")]
+    told = [json.loads(text)["seq"] for text in _follow(line, "--since", "1h", "--format=json")]
     assert told == [*range(1, MOST + 51)]
 
 
@@ -142,7 +142,7 @@ def test_a_device_may_be_named_by_its_index_where_components_go_by_uuid(by_uuid:
     assert [text.split("  ")[1] for text in _follow(by_uuid, "--since", "1h", "--component", "thermal:1")] == [
         f"thermal:{uuid}"
     ]
-    printed = by_uuid("acknowledge", "thermal:1", "--reason", "fan replaced")
+    printed = by_uuid("health", "ack", "thermal:1", "--reason", "fan replaced")
     assert (printed.code, printed.out) == (0, f"thermal:{uuid} healthy\n")
 
 
@@ -150,7 +150,7 @@ def test_a_device_may_be_named_by_its_index_where_components_go_by_uuid(by_uuid:
 def test_a_name_that_no_component_has_is_answered_with_those_that_there_are(by_uuid: CommandLine, name: str) -> None:
     there = [each.name for each in by_uuid.fake.health.components]
     expected = [each for each in there if each.startswith("device:")] if name.startswith("device") else there
-    printed = by_uuid("acknowledge", name, "--reason", "x")
+    printed = by_uuid("health", "ack", name, "--reason", "x")
     assert (printed.code, printed.out) == (1, "")
     assert f"hint: there are {', '.join(expected)}\n" in printed.err
     assert by_uuid("events", "--component", name).out == f"no events of {name}; there are {', '.join(expected)}\n"
@@ -167,16 +167,16 @@ def test_a_wrong_argument_is_2(line: CommandLine, arguments: tuple[str, ...], sa
 
 
 def test_an_acknowledgement_clears_a_component(line: CommandLine) -> None:
-    printed = line("acknowledge", "device:1", "--reason", "card was reset")
+    printed = line("health", "ack", "device:1", "--reason", "card was reset")
     assert (printed.code, printed.out) == (0, "device:1 healthy\n")
     assert line.body() == {"component": "device:1", "reason": "card was reset"}
     assert "acknowledged, healthy" in line("events", "--limit", "1").out
-    assert line("acknowledge", "device:9", "--reason", "x").code == 1
-    assert line("acknowledge", "device:1").code == 2
+    assert line("health", "ack", "device:9", "--reason", "x").code == 1
+    assert line("health", "ack", "device:1").code == 2
 
 
 def test_a_token_without_the_scope_is_2_with_a_hint(line: CommandLine) -> None:
     line.fake.fail_next(403, "forbidden", detail="needs admin")
-    printed = line("acknowledge", "device:1", "--reason", "x")
+    printed = line("health", "ack", "device:1", "--reason", "x")
     assert printed.code == 2
     assert "hint: use a token with a larger scope" in printed.err

@@ -39,7 +39,7 @@ def rows(printed: Printed) -> list[list[str]]:
 
 
 def test_devices_shows_every_host_and_what_they_are_together(fleet: FleetLine) -> None:
-    printed = fleet("devices", "--fleet")
+    printed = fleet("devices", "--hosts", "env")
     assert [row[:6] for row in rows(printed)] == [
         [name, f"http://{name}:8790", "ok", "4", "cpu", "healthy"] for name in ("n10", "n2", "n1")
     ]
@@ -49,7 +49,7 @@ def test_devices_shows_every_host_and_what_they_are_together(fleet: FleetLine) -
 
 def test_a_host_that_fails_stands_in_the_table_with_the_reason_and_makes_it_1(fleet: FleetLine) -> None:
     fleet.fakes["http://n2:8790"].drop_next(times=2, kind="refused")
-    printed = fleet("devices", "--fleet")
+    printed = fleet("devices", "--hosts", "env")
     (row,) = [row for row in rows(printed) if "http://n2:8790" in row]
     assert row[:2] == ["http://n2:8790", "unreachable"]
     assert "no answer from" in " ".join(row)
@@ -60,7 +60,7 @@ def test_a_host_that_fails_stands_in_the_table_with_the_reason_and_makes_it_1(fl
 def test_without_any_answer_the_table_stands_and_it_is_2(fleet: FleetLine) -> None:
     for fake in fleet.fakes.values():
         fake.drop_next(times=2)
-    printed = fleet("devices", "--fleet")
+    printed = fleet("devices", "--hosts", "env")
     assert len(rows(printed)) == 3
     assert "3 of 3 hosts of the fleet did not answer" in printed.err
     assert printed.code == 2
@@ -68,11 +68,11 @@ def test_without_any_answer_the_table_stands_and_it_is_2(fleet: FleetLine) -> No
 
 def test_hosts_that_make_no_topology_are_shown_and_refused(fleet: FleetLine) -> None:
     fleet.fakes |= build_fakes("n2", what="h100:2")
-    printed = fleet("devices", "--fleet")
+    printed = fleet("devices", "--hosts", "env")
     assert len(rows(printed)) == 3
     assert "cpu on n10, n1, gpu on n2" in printed.err
     assert printed.code == 1
-    as_json = fleet("devices", "--fleet", "--json")
+    as_json = fleet("devices", "--hosts", "env", "--format=json")
     assert [host["state"] for host in as_json.json["hosts"]] == ["ok"] * 3
     assert (json.loads(as_json.err)["code"], as_json.code) == ("plan_infeasible", 1)
 
@@ -82,14 +82,14 @@ def test_kinds_that_differ_are_shown_and_warned_of(fleet: FleetLine) -> None:
     first, *others = fake.devices.devices
     mixed = (first.model_copy(update={"kind": "cpu of another make"}), *others)
     fake.devices = fake.devices.model_copy(update={"devices": mixed})
-    printed = fleet("devices", "--fleet")
+    printed = fleet("devices", "--hosts", "env")
     assert "1× cpu of another make, 3× cpu" in printed.out
     assert "warning: the hosts have devices of 2 kinds" in printed.err
 
 
 def test_json_has_every_host_with_what_its_agent_said(fleet: FleetLine) -> None:
     fleet.fakes["http://n1:8790"].drop_next(times=2)
-    printed = fleet("devices", "--fleet", "--json")
+    printed = fleet("devices", "--hosts", "env", "--format=json")
     hosts = {host["url"]: host for host in printed.json["hosts"]}
     assert {host["state"] for host in hosts.values()} == {"ok", "unreachable"}
     assert hosts["http://n1:8790"]["devices"] is None
@@ -99,27 +99,27 @@ def test_json_has_every_host_with_what_its_agent_said(fleet: FleetLine) -> None:
 
 
 def test_a_plan_over_the_fleet_is_on_all_its_devices(fleet: FleetLine) -> None:
-    printed = fleet("plan", "--fleet", "dp:3,tp:4")
+    printed = fleet("plan", "--hosts", "env", "dp:3,tp:4")
     assert printed.out.startswith("dp:3 × tp:4 on 12 cpu\nplan mw1-")
-    assert "no agent knows this plan: keep it with -o FILE" in printed.out
+    assert "no agent knows this plan: keep it with --save FILE" in printed.out
     assert printed.code == 0
 
 
 def test_a_plan_that_cannot_be_is_1_and_a_fleet_that_is_not_there_2(fleet: FleetLine) -> None:
-    assert fleet("plan", "--fleet", "dp:64").code == 1
+    assert fleet("plan", "--hosts", "env", "dp:64").code == 1
     for fake in fleet.fakes.values():
         fake.drop_next(times=2)
-    assert fleet("plan", "--fleet", "dp:12").code == 2
+    assert fleet("plan", "--hosts", "env", "dp:12").code == 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["devices", "--fleet", "--url", "http://n1:8790"], "--url names one"),
-        (["devices", "--fleet", "--links"], "it is of one host"),
+        (["devices", "--hosts", "env", "--url", "http://n1:8790"], "--url names one"),
+        (["devices", "--hosts", "env", "--topology"], "it is of one host"),
         (["plan", "--hosts", "n1", "--target", "v5p:4x4x4", "dp:64"], "target is not of that"),
-        (["plan", "--hosts", "n1", "--local", "dp:4"], "--local does not"),
-        (["plan", "dp:8", "--fleet", "--model", "gpt2", "--global-batch-size", "8"], "model is not of that"),
+        (["plan", "--hosts", "n1", "--offline", "dp:4"], "--offline does not"),
+        (["plan", "dp:8", "--hosts", "env", "--model", "gpt2", "--global-batch-size", "8"], "model is not of that"),
         (["plan", "--hosts", "n[1-2]", "dp:4"], "scontrol show hostnames"),
         (["plan", "--hosts", "", "dp:4"], "no address is given"),
     ],
@@ -133,6 +133,6 @@ def test_what_cannot_be_meant_is_usage(fleet: FleetLine, arguments: list[str], w
 
 def test_no_addresses_is_2_with_an_example(fleet: FleetLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MESHWRIGHT_FLEET")
-    printed = fleet("devices", "--fleet")
+    printed = fleet("devices", "--hosts", "env")
     assert 'such as "node7,node8:8790"' in printed.err
     assert printed.code == 2

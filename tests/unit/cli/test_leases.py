@@ -1,4 +1,4 @@
-"""`meshwright lease`, `leases` and `hold`: what is asked, what is printed, which exit code; real commands are held."""
+"""`meshwright lease`: what is asked, what is printed, which exit code; real commands run under leases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _lease_away(line: CommandLine, **fields: object) -> str:
 
 
 def test_a_lease_says_its_id_its_devices_and_how_long(h100: CommandLine) -> None:
-    printed = h100("lease", "0,1", "--purpose", "slurm job 7", "--ttl", "30min", "--preemptible")
+    printed = h100("lease", "create", "0,1", "--purpose", "slurm job 7", "--ttl", "30min", "--preemptible")
     assert (printed.code, printed.out) == (0, "lease-00000001 has device 0, 1 for 30 min: slurm job 7\n")
     assert h100.body() == {
         "devices": [0, 1],
@@ -42,7 +42,7 @@ def test_a_lease_says_its_id_its_devices_and_how_long(h100: CommandLine) -> None
     }
 
 
-@pytest.mark.parametrize("options", [("--id-only",), ("--json",), ()])
+@pytest.mark.parametrize("options", [("--id-only",), ("--format=json",), ()])
 def test_a_lease_whose_id_could_not_be_written_is_ended(
     h100: CommandLine, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,13 +52,13 @@ def test_a_lease_whose_id_could_not_be_written_is_ended(
     monkeypatch.setattr(typer, "echo", fail)
     monkeypatch.setattr("meshwright.cli.print_error", lambda *_: None)
     monkeypatch.setattr("meshwright.cli.drop_stdout", lambda: None)
-    assert h100("lease", "0", "--purpose", "x", *options).code == 2
+    assert h100("lease", "create", "0", "--purpose", "x", *options).code == 2
     assert [request.method for request in h100.fake.requests] == ["PUT", "DELETE"]
 
 
 def test_devices_that_somebody_has_are_1_and_named_with_what_helps(h100: CommandLine) -> None:
     lease_id = _lease_away(h100)
-    printed = h100("lease", "3", "--purpose", "x")
+    printed = h100("lease", "create", "3", "--purpose", "x")
     assert (printed.code, printed.out) == (1, "")
     assert lease_id in printed.err
     assert "job 9" in printed.err
@@ -66,23 +66,23 @@ def test_devices_that_somebody_has_are_1_and_named_with_what_helps(h100: Command
 
 
 def test_leases_are_listed_renewed_and_ended(h100: CommandLine) -> None:
-    assert h100("leases").out == "no leases\n"
+    assert h100("lease", "list").out == "no leases\n"
     lease_id = _lease_away(h100, devices=[2, 3], preemptible=True)
-    row = next(line.split() for line in h100("leases").out.splitlines() if line.startswith("lease-"))
+    row = next(line.split() for line in h100("lease", "list").out.splitlines() if line.startswith("lease-"))
     assert row[:2] == [lease_id, "2,3"]
     assert row[-3:] == ["yes", "job", "9"]
-    assert h100("leases", "renew", lease_id, "--ttl", "2h").out == f"{lease_id} has device 2, 3 for 2 h: job 9\n"
-    assert h100("leases", "end", lease_id).out == f"{lease_id} no longer has device 2, 3: job 9\n"
-    assert h100("leases", "end", lease_id).code == 1
-    assert h100("--json", "leases").json["leases"] == []
+    assert h100("lease", "renew", lease_id, "--ttl", "2h").out == f"{lease_id} has device 2, 3 for 2 h: job 9\n"
+    assert h100("lease", "end", lease_id).out == f"{lease_id} no longer has device 2, 3: job 9\n"
+    assert h100("lease", "end", lease_id).code == 1
+    assert h100("--format=json", "lease", "list").json["leases"] == []
 
 
 def test_leases_are_ended_by_what_they_are_for_and_none_is_no_failure(h100: CommandLine) -> None:
     kept = _lease_away(h100, devices=[0], purpose="slurm job 47110")
     ended = [_lease_away(h100, devices=[each], purpose="slurm job 4711") for each in (1, 2)]
     other = _lease_away(h100, devices=[3], purpose="slurm job 9")
-    by_purpose = ("leases", "end", "--purpose", "slurm job 4711")
-    assert h100("leases", "--purpose", "slurm job 9", "--json").json["leases"][0]["id"] == other
+    by_purpose = ("lease", "end", "--purpose", "slurm job 4711")
+    assert h100("lease", "list", "--purpose", "slurm job 9", "--format=json").json["leases"][0]["id"] == other
     printed = h100(*by_purpose, "--purpose", "slurm job 9")
     assert [line.split()[0] for line in printed.out.splitlines()] == [*ended, other]
     assert [lease.id for lease in h100.fake.leases.list().leases] == [kept]
@@ -103,7 +103,7 @@ def test_a_lease_that_ends_while_those_of_its_purpose_are_ended_is_no_failure(
         return ended
 
     monkeypatch.setattr(h100.fake.leases, "end", end_both)
-    printed = h100("--json", "leases", "end", "--purpose", "job 9")
+    printed = h100("--format=json", "lease", "end", "--purpose", "job 9")
     assert (printed.code, [lease["id"] for lease in printed.json["leases"]]) == (0, [first])
     assert h100.fake.leases.list().leases == ()
 
@@ -112,7 +112,7 @@ def test_a_lease_that_is_anothers_keeps_none_of_the_others_of_its_purpose(h100: 
     """A token that was rotated while a job ran: every prolog after it ended nothing, and reserved nothing."""
     first, second = (_lease_away(h100, devices=[each]) for each in (0, 1))
     h100.fake.fail_next(403, "forbidden", path=f"/leases/{first}", detail=f"lease {first} was taken by slurm")
-    printed = h100("leases", "end", "--purpose", "job 9")
+    printed = h100("lease", "end", "--purpose", "job 9")
     assert (printed.code, printed.out) == (1, f"{second} no longer has device 1: job 9\n")
     assert f"lease {first} was taken by slurm" in printed.err
     assert [lease.id for lease in h100.fake.leases.list().leases] == [first]
@@ -121,17 +121,17 @@ def test_a_lease_that_is_anothers_keeps_none_of_the_others_of_its_purpose(h100: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("leases", "end", "lease-1", "--purpose", "x"), "--purpose"),
-        (("leases", "renew", "--purpose", "x"), "id"),
-        (("leases", "end"), "--purpose"),
-        (("lease",), "--purpose"),
-        (("lease", "--purpose", "x", "--ttl", "60"), "30min"),
-        (("lease", "0,,1", "--purpose", "x"), "0,1"),
-        (("leases", "end"), "id"),
-        (("leases", "list", "lease-1"), "list"),
-        (("leases", "drop", "lease-1"), "renew"),
-        (("hold", "--purpose", "x"), "COMMAND"),
-        (("hold", "--purpose", "x", "--ttl", "5", "--", "true"), "30min"),
+        (("lease", "end", "lease-1", "--purpose", "x"), "--purpose"),
+        (("lease", "renew"), "ID"),
+        (("lease", "end"), "--purpose"),
+        (("lease", "create"), "--purpose"),
+        (("lease", "create", "--purpose", "x", "--ttl", "60"), "30min"),
+        (("lease", "create", "0,,1", "--purpose", "x"), "0,1"),
+        (("lease", "end"), "id"),
+        (("lease", "list", "lease-1"), "lease-1"),
+        (("lease", "drop", "lease-1"), "renew"),
+        (("lease", "run", "--purpose", "x"), "COMMAND"),
+        (("lease", "run", "--purpose", "x", "--ttl", "5", "--", "true"), "30min"),
     ],
 )
 def test_a_wrong_argument_is_2_with_what_works_and_asks_nobody(
@@ -143,20 +143,20 @@ def test_a_wrong_argument_is_2_with_what_works_and_asks_nobody(
 
 
 def test_a_number_of_devices_is_counted_and_one_number_is_a_device(h100: CommandLine) -> None:
-    printed = h100("lease", "4", "--purpose", "x")
+    printed = h100("lease", "create", "4", "--purpose", "x")
     assert (printed.code, "has device 4 for" in printed.out) == (0, True)
     assert printed.err == "note: this leases device number 4, one device; use --count 4 for 4 devices\n"
-    printed = h100("lease", "--count", "4", "--purpose", "x")
+    printed = h100("lease", "create", "--count", "4", "--purpose", "x")
     assert (printed.code, printed.err, "has device 0, 1, 2, 3 for" in printed.out) == (0, "", True)
-    for quiet in ("--id-only", "--json"):
-        assert h100("lease", "6" if quiet == "--json" else "5", "--purpose", "x", quiet).err == ""
-    refused = h100("lease", "--count", "4", "--purpose", "x")
+    for quiet in ("--id-only", "--format=json"):
+        assert h100("lease", "create", "6" if quiet == "--format=json" else "5", "--purpose", "x", quiet).err == ""
+    refused = h100("lease", "create", "--count", "4", "--purpose", "x")
     assert (refused.code, "ask for 1 or fewer" in refused.err) == (1, True)
 
 
-@pytest.mark.parametrize("line", [("lease", "4"), ("hold", "--devices", "4", "true")])
+@pytest.mark.parametrize("line", [("lease", "create", "4"), ("lease", "run", "--devices", "4", "true")])
 def test_devices_are_named_or_counted_and_not_both(h100: CommandLine, line: tuple[str, ...]) -> None:
-    printed = h100(line[0], "--count", "4", "--purpose", "x", *line[1:])
+    printed = h100(*line[:2], "--count", "4", "--purpose", "x", *line[2:])
     assert (printed.code, h100.fake.requests) == (2, [])
     assert "--count" in printed.err
 
@@ -165,7 +165,7 @@ def test_devices_are_named_or_counted_and_not_both(h100: CommandLine, line: tupl
 
 
 def _hold(line: CommandLine, code: str, *options: str) -> int:
-    return line("hold", "--purpose", "train", *options, "--", sys.executable, "-c", code).code
+    return line("lease", "run", "--purpose", "train", *options, "--", sys.executable, "-c", code).code
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 255])
@@ -186,7 +186,7 @@ def test_a_command_that_is_not_there_is_127_and_one_that_cannot_run_126(h100: Co
     plain = tmp_path / "plain"
     plain.write_text("no program")
     for command, code in ((str(tmp_path / "absent"), 127), (str(plain), 126)):
-        printed = h100("hold", "--purpose", "x", "--", command)
+        printed = h100("lease", "run", "--purpose", "x", "--", command)
         assert printed.code == code
         assert command in printed.err
         assert h100.fake.leases.list().leases == ()
@@ -222,7 +222,8 @@ def test_a_command_may_go_on_without_its_lease_and_that_is_said(h100: CommandLin
     timer = threading.Timer(0.5, lambda: h100.fake.leases.end("lease-00000001"))
     timer.start()
     printed = h100(
-        *("hold", "--purpose", "x", "--ttl", "0.6s", "--"), *(sys.executable, "-c", "import time; time.sleep(2)")
+        *("lease", "run", "--purpose", "x", "--ttl", "0.6s", "--"),
+        *(sys.executable, "-c", "import time; time.sleep(2)"),
     )
     timer.join()
     assert printed.code == 75
@@ -246,7 +247,7 @@ def test_a_command_that_ends_before_the_loss_is_known_is_75_and_says_so(
     taker.start()
     wait = f"import pathlib, time; pathlib.Path({str(up)!r}).touch()\n"
     wait += f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
-    printed = h100("hold", "--purpose", "x", *options, "--", sys.executable, "-c", wait)
+    printed = h100("lease", "run", "--purpose", "x", *options, "--", sys.executable, "-c", wait)
     taker.join()
     assert printed.code == 75
     assert "the lease was lost before the command ended (exit code " in printed.err

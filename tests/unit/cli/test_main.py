@@ -62,7 +62,7 @@ def test_nobody_there_is_2_with_a_hint_and_no_traceback(meshwright: CommandLine,
 
 def test_with_json_an_error_is_a_problem_document_on_stderr(meshwright: CommandLine) -> None:
     meshwright.fake.fail_next(422, "plan_infeasible", detail="too many", hint="use dp:2")
-    printed = meshwright("--json", "devices")
+    printed = meshwright("--format=json", "devices")
     problem = json.loads(printed.err)
     assert (printed.code, printed.out) == (1, "")
     assert (problem["code"], problem["detail"], problem["hint"]) == (
@@ -74,7 +74,7 @@ def test_with_json_an_error_is_a_problem_document_on_stderr(meshwright: CommandL
 
 def test_with_json_no_answer_is_a_document_too(meshwright: CommandLine) -> None:
     meshwright.fake.drop_next(kind="refused", times=3)
-    problem = json.loads(meshwright("devices", "--json").err)
+    problem = json.loads(meshwright("devices", "--format=json").err)
     assert problem["code"] == "no_answer"
     assert "hint" not in problem["detail"]
     assert problem["hint"].startswith("start one")
@@ -95,7 +95,15 @@ def test_a_time_limit_that_is_none_is_a_usage_error(meshwright: CommandLine, tim
     assert meshwright.fake.requests == []
 
 
-@pytest.mark.parametrize("arguments", [("nonsense",), ("devices", "--nonsense"), ("plan",), ("cancel",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("devices", "--nonsense"),
+        ("plan",),
+        ("runs", "cancel"),
+    ],
+)
 def test_usage_errors_are_2_and_ask_nobody(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
     assert meshwright(*arguments).code == 2
     assert meshwright.fake.requests == []
@@ -128,7 +136,7 @@ def test_the_command_line_loads_neither_jax_nor_numpy_nor_the_service() -> None:
 
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "environment": (
+    "env": (
         "/environment",
         {
             "memory_strategy": "balanced",
@@ -138,8 +146,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
             "since": [1],
         },
     ),
-    "runs": ("/runs", {"runs": [], "total": 0}),
-    "check": (
+    "runs list": ("/runs", {"runs": [], "total": 0}),
+    "health": (
         "/health",
         {"state": "healthy", "components": [{"name": "store", "state": "healthy", "extra": None}]},
     ),
@@ -151,7 +159,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
             "table": {"min_batch_size": 1, "optimal_batch_size": 32, "critical_batch_size": 16, "why": "new"},
         },
     ),
-    "release": (
+    "devices release": (
         "/devices/release",
         {
             "released": True,
@@ -173,7 +181,7 @@ def test_json_is_what_the_agent_sent_with_fields_of_newer_ones_and_without_defau
 ) -> None:
     path, body = BODIES[command]
     meshwright.fake.answer_next(200, json.dumps(body).encode(), media_type="application/json", path=path)
-    printed = meshwright(command, "--json")
+    printed = meshwright(*command.split(), "--format=json")
     sent = json.loads(json.dumps(body).replace("+00:00", "Z"))
     assert (printed.json, printed.err, printed.code) == (sent, "", 0)
 
@@ -187,9 +195,9 @@ def run_into(stdout: int, arguments: tuple[str, ...]) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("plan", "dp:2", "--local", "--target", "cpu:2"), 0),
-        (("--json", "plan", "dp:2", "--local", "--target", "cpu:2"), 0),
-        (("batch-size", "--local", "--hardware", "h100", "--batch", "1"), 1),
+        (("plan", "dp:2", "--offline", "--target", "cpu:2"), 0),
+        (("--format=json", "plan", "dp:2", "--offline", "--target", "cpu:2"), 0),
+        (("batch-size", "--offline", "--hardware", "h100", "--per-device-batch-size", "1"), 1),
     ],
 )
 def test_a_reader_that_goes_away_leaves_the_verdict_as_it_is(arguments: tuple[str, ...], code: int) -> None:
@@ -202,11 +210,11 @@ def test_a_reader_that_goes_away_leaves_the_verdict_as_it_is(arguments: tuple[st
     assert run_into(subprocess.DEVNULL, arguments) == (code, "")
 
 
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("options", [(), ("--format=json",)])
 def test_a_stdout_that_was_closed_leaves_the_verdict_as_it_is(options: tuple[str, ...]) -> None:
     """As under cron or a supervisor that closes descriptors."""
     for arguments, code in ((("plan", "dp:2", "--target", "cpu:2"), 0), (("plan", "dp:3", "--target", "cpu:2"), 1)):
-        command = [*options, *arguments, "--local"]
+        command = [*options, *arguments, "--offline"]
         start = f"import sys; sys.argv[1:] = {command!r}; from meshwright.cli import main; main()"
         done = subprocess.run(
             ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, start], stderr=subprocess.PIPE, text=True, timeout=60
@@ -215,10 +223,10 @@ def test_a_stdout_that_was_closed_leaves_the_verdict_as_it_is(options: tuple[str
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("options", [(), ("--format=json",)])
 def test_a_stdout_without_room_is_2_and_no_bug(options: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        asked = (*options, "plan", "dp:2", "--local", "--target", "cpu:2")
+        asked = (*options, "plan", "dp:2", "--offline", "--target", "cpu:2")
         code, said = run_into(full.fileno(), asked)
     assert code == 2
     assert "stdout cannot be written: No space left on device" in said

@@ -11,7 +11,7 @@ from meshwright.wire.leases import LeaseRequest
 from tests.unit.cli.conftest import CommandLine
 
 PLAN = ("plan", "dp:2,tp:2", "--count", "4")
-LEASE = ("lease", "--purpose", "job 7", "--plan")
+LEASE = ("lease", "create", "--purpose", "job 7", "--plan")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def h100(meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLin
 def plan(h100: CommandLine, tmp_path: Path) -> str:
     """A file with a plan on the devices 0 to 3."""
     path = tmp_path / "plan.json"
-    assert h100(*PLAN, "-o", str(path)).code == 0
+    assert h100(*PLAN, "--save", str(path)).code == 0
     return str(path)
 
 
@@ -36,7 +36,7 @@ def _lease_away(line: CommandLine, *devices: int) -> str:
 
 
 def test_a_plan_that_the_agent_keeps_is_named_by_its_fingerprint(h100: CommandLine) -> None:
-    fingerprint = h100(*PLAN, "--json").json["plans"][0]["fingerprint"]
+    fingerprint = h100(*PLAN, "--format=json").json["plans"][0]["fingerprint"]
     assert h100(*LEASE, fingerprint).code == 0
     assert h100(*LEASE, "mw1-0123456789abcdef").code == 1
 
@@ -52,7 +52,7 @@ def test_who_took_a_device_since_is_named_and_the_code_is_1(h100: CommandLine, p
 
 @pytest.mark.parametrize("devices", [("0,1",), ("--count", "2")])
 def test_a_plan_names_the_devices_and_nothing_else_does(h100: CommandLine, plan: str, devices: tuple[str, ...]) -> None:
-    printed = h100("lease", *devices, *LEASE[1:], plan)
+    printed = h100("lease", "create", *devices, *LEASE[2:], plan)
     assert printed.code == 2
     assert "a plan names its devices" in printed.err
 

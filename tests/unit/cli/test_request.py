@@ -52,17 +52,12 @@ def test_the_fields_of_a_request_reach_the_agent(meshwright: CommandLine, file: 
     assert {**meshwright.body(), **fields} == meshwright.body()
 
 
-def test_options_win_over_the_fields_and_files_over_fields_below_them(
-    meshwright: CommandLine, file: Path, tmp_path: Path
-) -> None:
+def test_options_win_over_the_fields(meshwright: CommandLine, file: Path) -> None:
     keep(file, mesh="dp:8", model="llama3-8b", training={"global_batch": 8, "remat": "none", "sequence_length": 64})
-    training = keep(tmp_path / "training.json", remat="minimal", sequence_length=128)
-    meshwright(
-        "plan", "dp:2,tp:4", "--request", str(file), "--seq-len", "256", "--training", training, "--model", "gpt2"
-    )
+    meshwright("plan", "dp:2,tp:4", "--request", str(file), "--seq-len", "256", "--model", "gpt2")
     body = meshwright.body()
     assert (body["mesh"], body["model"]) == ("dp:2,tp:4", "gpt2")
-    assert body["training"] == {"global_batch": 8, "remat": "minimal", "sequence_length": 256}
+    assert body["training"] == {"global_batch": 8, "remat": "none", "sequence_length": 256}
 
 
 def test_a_request_comes_from_stdin(meshwright: CommandLine, stdin: Path) -> None:
@@ -73,9 +68,9 @@ def test_a_request_comes_from_stdin(meshwright: CommandLine, stdin: Path) -> Non
 
 def test_a_request_is_answered_here_as_by_the_agent(meshwright: CommandLine, file: Path) -> None:
     searched = {**MODEL, "targets": ["v5e:4x4"], "axes": {"tp": 2}, "at_most": {"fsdp": 4}}
-    asked = meshwright("search", "--request", keep(file, **searched), "--json")
+    asked = meshwright("search", "--request", keep(file, **searched), "--format=json")
     assert len(meshwright.asked) == 1
-    assert meshwright("search", "--request", str(file), "--local", "--json").out == asked.out
+    assert meshwright("search", "--request", str(file), "--offline", "--format=json").out == asked.out
     assert len(meshwright.asked) == 1
     shapes = [plan["mesh_shape"] for plan in asked.json["plans"]]
     assert shapes
@@ -84,11 +79,11 @@ def test_a_request_is_answered_here_as_by_the_agent(meshwright: CommandLine, fil
 
 def test_a_request_of_a_batch_size_is_sent_and_answered_here_alike(meshwright: CommandLine, file: Path) -> None:
     request = keep(file, model="llama3-8b", target="v5e:4x4", mesh="fsdp:16", training={"sequence_length": 512})
-    asked = meshwright("batch-size", "--request", request, "--json")
+    asked = meshwright("batch-size", "--request", request, "--format=json")
     assert (asked.json["estimated"]["recommended"], meshwright.body()["mesh"]) == (64, "fsdp:16")
-    here = meshwright("batch-size", "--request", request, "--local", "--json")
+    here = meshwright("batch-size", "--request", request, "--offline", "--format=json")
     assert here.json["estimated"] == asked.json["estimated"]
-    assert meshwright("batch-size", "--request", request, "--batch", "1").code == 1
+    assert meshwright("batch-size", "--request", request, "--per-device-batch-size", "1").code == 1
 
 
 @pytest.mark.parametrize("command", [("plan", "dp:8"), ("batch-size",)])

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.cli.conftest import CommandLine
 
 MODEL = ("--model", "llama3-8b", "--global-batch-size", "64", "--seq-len", "4096")
-COMPARED = ("search", "--local", "--target", "v5e:4x8", "--target", "v5p:4x4x4", "--target", "v5e:2x2", *MODEL)
+COMPARED = ("search", "--offline", "--target", "v5e:4x8", "--target", "v5p:4x4x4", "--target", "v5e:2x2", *MODEL)
 
 
 def test_targets_are_compared_in_a_table_with_what_is_said_of_each(meshwright: CommandLine) -> None:
@@ -26,8 +26,8 @@ def test_targets_are_compared_in_a_table_with_what_is_said_of_each(meshwright: C
 
 
 def test_targets_whose_best_mesh_has_one_fingerprint_keep_their_own_figures(meshwright: CommandLine) -> None:
-    asked = ("search", "--local", "--target", "h100:8", "--target", "h200:8", *MODEL)
-    plans = meshwright(*asked, "--json").json["plans"]
+    asked = ("search", "--offline", "--target", "h100:8", "--target", "h200:8", *MODEL)
+    plans = meshwright(*asked, "--format=json").json["plans"]
     assert plans[0]["fingerprint"] == plans[1]["fingerprint"]
     lines = meshwright(*asked).out.splitlines()
     for plan in plans:
@@ -35,11 +35,11 @@ def test_targets_whose_best_mesh_has_one_fingerprint_keep_their_own_figures(mesh
         assert f"{plan['tokens_per_s']:,.0f}" in row
 
 
-@pytest.mark.parametrize("options", [(), ("--json",), ("--export", "jax")])
+@pytest.mark.parametrize("options", [(), ("--format=json",), ("--export", "jax")])
 def test_a_target_that_does_not_exist_is_1_and_named_with_what_comes_near(
     meshwright: CommandLine, options: tuple[str, ...]
 ) -> None:
-    printed = meshwright("search", "--local", "--target", "h1oo:8", "--target", "v5p:4x4x4", *MODEL, *options)
+    printed = meshwright("search", "--offline", "--target", "h1oo:8", "--target", "v5p:4x4x4", *MODEL, *options)
     assert printed.code == 1
     assert "target h1oo:8: no chip and no slice is called h1oo" in printed.err
     assert "did you mean h100?" in printed.err
@@ -50,9 +50,9 @@ def test_a_target_that_does_not_exist_is_1_and_named_with_what_comes_near(
 
 
 def test_the_plan_for_when_a_device_fails_is_told_at_the_end(meshwright: CommandLine) -> None:
-    asked = ("search", "--local", "--target", "4*h100:8", *MODEL, "--fallback", "--top", "1")
+    asked = ("search", "--offline", "--target", "4*h100:8", *MODEL, "--fallback")
     printed = meshwright(*asked)
-    told = json.loads(meshwright(*asked, "--json").out)["fallback"]
+    told = json.loads(meshwright(*asked, "--format=json").out)["fallback"]
     assert f"when a device fails: {told['message']}" in printed.out.replace("\n", " ").replace("  ", " ")
     assert told["lost"] == "a host of 8 devices"
 
@@ -67,7 +67,7 @@ def test_the_plan_for_when_a_device_fails_is_told_at_the_end(meshwright: Command
 def test_a_given_mesh_is_told_beside_the_best_of_its_devices(
     meshwright: CommandLine, model: str, mesh: str, target: str, said: str
 ) -> None:
-    asked = ("plan", mesh, "--local", "--model", model, "--global-batch-size", "64", "--target", target)
+    asked = ("plan", mesh, "--offline", "--model", model, "--global-batch-size", "64", "--target", target)
     (line,) = [line for line in meshwright(*asked, "--audit").out.splitlines() if line.startswith("the best of these")]
     assert line.endswith(said)
     assert "the best of these" not in meshwright(*asked).out

@@ -23,7 +23,7 @@ from tests.unit.cli.conftest import CommandLine
 MODEL = (
     '{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8}'
 )
-STEP = ("--model", MODEL, "--global-batch-size", "8", "--seq-len", "128", "--verify", "compile")
+STEP = ("--model", MODEL, "--global-batch-size", "8", "--seq-len", "128", "--compile")
 GIB = 2**30
 
 REPORT = Verification(
@@ -85,7 +85,17 @@ def test_a_report_says_what_it_needs_what_it_moves_and_how_it_is_known(meshwrigh
         (Verification(status="aborted", reason="the compiler aborted (SIGABRT)"), "the compiler aborted (SIGABRT)"),
     ],
 )
-@pytest.mark.parametrize("options", [(), ("--json",), ("--code",)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--format=json",),
+        (
+            "--export",
+            "python",
+        ),
+    ],
+)
 def test_only_verified_is_a_yes(
     meshwright: CommandLine, verification: Verification, words: str, options: tuple[str, ...]
 ) -> None:
@@ -94,9 +104,12 @@ def test_only_verified_is_a_yes(
     assert printed.code == 1
     if not options:
         assert f"  {words}\n" in printed.out
-    if options == ("--json",):
+    if options == ("--format=json",):
         assert printed.json["plans"][0]["verification"]["status"] == verification.status
-    if options == ("--code",):
+    if options == (
+        "--export",
+        "python",
+    ):
         assert "mesh" in printed.out
         assert words not in printed.out
         assert f"  {words}\n" in printed.err
@@ -104,12 +117,12 @@ def test_only_verified_is_a_yes(
 
 def test_code_says_on_stderr_why_it_is_no_plan_and_nothing_where_it_is_one(meshwright: CommandLine) -> None:
     meshwright.fake.verification = Verification(status="aborted", reason="it hung", log=("the last words",))
-    printed = meshwright("plan", "dp:8", *STEP, "--code")
+    printed = meshwright("plan", "dp:8", *STEP, "--export", "python")
     assert printed.err.startswith(
         "the compiler gave no answer: nothing is verified\n  it hung\n  log: the last words\n"
     )
     meshwright.fake = FakeAgent()
-    assert meshwright("plan", "dp:8", *STEP, "--code").err == ""
+    assert meshwright("plan", "dp:8", *STEP, "--export", "python").err == ""
 
 
 def test_where_the_memory_of_a_device_is_not_known_nothing_is_said_to_fit(meshwright: CommandLine) -> None:
@@ -128,9 +141,9 @@ def test_timeout_bounds_the_wait_for_the_agents_compile_which_goes_on(meshwright
     printed = meshwright(*asked, "--timeout", "0.05")
     assert printed.code == 2
     assert "is still" in printed.err
-    assert "  hint: a compile that was begun goes on: `meshwright runs` shows it" in printed.err
+    assert "  hint: the compile goes on: `meshwright runs list` shows it" in printed.err
     assert not any(request.method == "DELETE" for request in meshwright.fake.requests)
-    (run,) = json.loads(meshwright("runs", "--json").out)["runs"]
+    (run,) = json.loads(meshwright("runs", "list", "--format=json").out)["runs"]
     assert run["state"] in ("queued", "running")
 
 
@@ -158,11 +171,10 @@ def test_a_run_that_fails_is_1_with_its_error(meshwright: CommandLine) -> None:
 
 
 def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: CommandLine, tmp_path: Path) -> None:
-    path = tmp_path / "training.json"
-    path.write_text(json.dumps({"global_batch": 4, "remat": "none", "compute_dtype": "float16"}))
-    meshwright(
-        "plan", "dp:8", "--model", "llama3-8b", "--global-batch-size", "16", "--seq-len", "64", "--training", str(path)
-    )
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps({"training": {"global_batch": 4, "remat": "none", "compute_dtype": "float16"}}))
+    step = ("--model", "llama3-8b", "--global-batch-size", "16", "--seq-len", "64")
+    meshwright("plan", "dp:8", *step, "--request", str(path))
     body = meshwright.body()
     assert body["model"] == "llama3-8b"
     assert body["training"] == {
@@ -180,10 +192,9 @@ def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: Com
         (("--model", "no/such/config.json"), "--model no/such/config.json: cannot be read"),
         (("--model", "{"), "no JSON"),
         (("--global-batch-size", "8"), "--model llama3-8b"),
-        (("--verify", "compile"), "--model llama3-8b"),
-        (("--model", "llama3-8b", "--training", "nowhere.json"), "--training nowhere.json: cannot be read"),
+        (("--compile",), "--model llama3-8b"),
         (("--model", "llama3-8b", "--global-batch-size", "0"), "--global-batch-size"),
-        ((*STEP, "--local"), "target"),
+        ((*STEP, "--offline"), "target"),
     ],
 )
 def test_a_wrong_step_is_2(meshwright: CommandLine, arguments: tuple[str, ...], said: str) -> None:
@@ -194,7 +205,7 @@ def test_a_wrong_step_is_2(meshwright: CommandLine, arguments: tuple[str, ...], 
 
 # ---- batch sizes ----
 
-BATCH = ("batch-size", "--model", MODEL, "--mesh", "fsdp:8", "--seq-len", "128", "--verify", "compile")
+BATCH = ("batch-size", "--model", MODEL, "--mesh", "fsdp:8", "--seq-len", "128", "--compile")
 
 
 def test_the_largest_batch_is_told_with_its_margin(meshwright: CommandLine) -> None:
@@ -225,14 +236,14 @@ def test_no_batch_that_fits_is_1(meshwright: CommandLine, status: VerificationSt
 
 def test_verify_wants_a_function_and_a_plan(meshwright: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    meshwright("plan", "dp:8", "-o", str(path))
+    meshwright("plan", "dp:8", "--save", str(path))
     for arguments, said in (
         (("train:build",), "--plan"),
         (("train", "--plan", str(path)), "module:function"),
         (("train:build", "--plan", str(tmp_path / "none.json")), "no file that can be read"),
         (("train:build", "--plan", str(path), "--target", "v5q:8"), "did you mean"),
     ):
-        printed = meshwright("verify", *arguments)
+        printed = meshwright("compile", *arguments)
         assert said in printed.err
         assert printed.code == (1 if "v5q:8" in arguments else 2)
 
@@ -240,21 +251,21 @@ def test_verify_wants_a_function_and_a_plan(meshwright: CommandLine, tmp_path: P
 @pytest.mark.exhaustive
 def test_verify_compiles_the_step_of_a_builder(meshwright: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    meshwright("plan", "dp:2,tp:2", "--local", "--target", "cpu:4", "-o", str(path))
-    printed = meshwright("verify", "tests.process.verify_steps:build", "--plan", str(path))
+    meshwright("plan", "dp:2,tp:2", "--offline", "--target", "cpu:4", "--save", str(path))
+    printed = meshwright("compile", "tests.process.verify_steps:build", "--plan", str(path))
     assert printed.code == 0, printed.err
     assert "compiled: fits on cpu:4" in printed.out
     assert not meshwright.fake.requests
-    failed = meshwright("verify", "tests.process.verify_steps:fails", "--plan", str(path), "--json")
+    failed = meshwright("compile", "tests.process.verify_steps:fails", "--plan", str(path), "--format=json")
     assert (failed.code, failed.json["status"]) == (1, "not_compiled")
 
 
 def test_plan_local_compiles_in_a_child_of_its_own(meshwright: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    printed = meshwright("plan", "fsdp:2", "--local", "--target", "cpu:2", *STEP, "-o", str(path))
+    printed = meshwright("plan", "fsdp:2", "--offline", "--target", "cpu:2", *STEP, "--save", str(path))
     assert printed.code == 0, printed.err
     assert "compiled: fits on cpu:2" in printed.out
     assert json.loads(path.read_text())["plans"][0]["verification"]["status"] == "verified"
-    late = meshwright("plan", "fsdp:2", "--local", "--target", "cpu:2", *STEP, "--timeout", "0.1")
+    late = meshwright("plan", "fsdp:2", "--offline", "--target", "cpu:2", *STEP, "--timeout", "0.1")
     assert late.code == 1
     assert "the compiler did not end within 0.1 s" in late.out

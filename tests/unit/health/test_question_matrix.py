@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from meshwright.cli.check import EXIT_CODES, find_outcome
+from meshwright.cli.health import EXIT_CODES, find_outcome
 from meshwright.wire.health import select_hardware
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.facts.nvidia import read_nvidia
@@ -118,13 +118,13 @@ def _find_green(host: Host, fail: Mapping[str, int], places: Collection[int]) ->
     for style in EXIT_CODES:
         seen = select_hardware(health) if style == "slurm" else health
         if EXIT_CODES[style][find_outcome(style, seen, ())] == 0:
-            yield f"check --exit-style {style}"
+            yield f"health --format {style}"
 
 
 def test_a_host_that_answers_everything_is_green(hosts: list[Host]) -> None:
     for host in hosts:
         devices = [f"device:{gpu.key}" for gpu in host.read({}).gpus]
-        assert find_green(host) == ["the host", *devices, *(f"check --exit-style {style}" for style in EXIT_CODES)]
+        assert find_green(host) == ["the host", *devices, *(f"health --format {style}" for style in EXIT_CODES)]
 
 
 def test_no_question_is_asked_that_is_not_on_the_list(hosts: list[Host]) -> None:
@@ -198,4 +198,4 @@ def test_what_only_describes_a_card_costs_no_verdict_and_is_said(hosts: list[Hos
         assert f"device:{host.read({}).gpus[0].key}" in green
     for code in (15, 16):  # a card that is lost says so, whatever it is asked
         if name not in (*OF_ALL_CARDS, "ancestor"):
-            assert "check --exit-style slurm" not in find_green(host, {write_key(question): code})
+            assert "health --format slurm" not in find_green(host, {write_key(question): code})

@@ -12,12 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshwright.cli import main
-from meshwright.cli.check import (
+from meshwright.cli.health import (
     EXIT_CODES,
     NAGIOS_BYTES,
     SLURM_BYTES,
-    ExitStyle,
     Finding,
+    Format,
     Outcome,
     find_worst,
     format_line,
@@ -30,7 +30,7 @@ from tests.unit.cli.conftest import CommandLine
 from tests.unit.client.sockets import Heard, answer, serve
 
 STATES: tuple[State, ...] = get_args(State)
-STYLES: tuple[ExitStyle, ...] = get_args(ExitStyle)
+STYLES: tuple[Format, ...] = get_args(Format)
 OF_AGENT = {"worker", "store", "access", "kernel_log"}
 LOOKED_AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 
@@ -50,25 +50,25 @@ def _build_health(state: Any, reason: str = "it broke") -> Health:
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("state", STATES)
-def test_each_state_has_the_code_of_the_style(meshwright: CommandLine, style: ExitStyle, state: State) -> None:
+def test_each_state_has_the_code_of_the_style(meshwright: CommandLine, style: Format, state: State) -> None:
     meshwright.fake.health = _build_health(state)
-    assert meshwright("check", "--exit-style", style).code == EXIT_CODES[style][state]
+    assert meshwright("health", "--format", style).code == EXIT_CODES[style][state]
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_no_answer_has_a_code_of_its_own_in_each_style(meshwright: CommandLine, style: ExitStyle) -> None:
+def test_no_answer_has_a_code_of_its_own_in_each_style(meshwright: CommandLine, style: Format) -> None:
     meshwright.fake.drop_next(kind="refused")
-    printed = meshwright("check", "--exit-style", style)
+    printed = meshwright("health", "--format", style)
     assert printed.code == EXIT_CODES[style]["no_answer"]
     assert ("no answer" in printed.out, printed.err.startswith("error:")) == (
-        style != "verdict",
-        style == "verdict",
+        style in ("nagios", "slurm"),
+        style == "text",
     )
 
 
 def test_the_table_is_what_the_three_worlds_expect() -> None:
-    wanted: dict[ExitStyle, dict[int, set[Outcome]]] = {
-        "verdict": {
+    wanted: dict[Format, dict[int, set[Outcome]]] = {
+        "text": {
             0: {"healthy", "degraded"},
             1: {"unhealthy", "unknown", "initializing"},
             2: {"no_answer"},
@@ -86,24 +86,24 @@ def test_the_table_is_what_the_three_worlds_expect() -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_only_healthy_and_degraded_can_pass(style: ExitStyle) -> None:
+def test_only_healthy_and_degraded_can_pass(style: Format) -> None:
     assert {state for state, code in EXIT_CODES[style].items() if code == 0} <= {"healthy", "degraded"}
 
 
 def test_the_verdict_shows_each_part_with_reason_and_action(meshwright: CommandLine) -> None:
     part = Component(name="device:3", state="unhealthy", reason="no answer", action="reboot", age_s=90.0)
     meshwright.fake.health = Health(state="unhealthy", components=(part, Component(name="new", state="initializing")))
-    out = meshwright("check").out
+    out = meshwright("health").out
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     assert rows["device:3"] == ["unhealthy", "1.5", "min", "ago", "no", "answer", "reboot"]
     assert rows["new"] == ["initializing", "never"]
-    assert rows["host"] == ["unhealthy"]
+    assert out.startswith("host unhealthy: device:3 unhealthy: no answer\n")
 
 
 def test_nagios_gets_status_text_and_figures_on_one_line(meshwright: CommandLine) -> None:
     meshwright.fake.health = _build_health("unhealthy", "a | b\nc")
     figures = "initializing=0 healthy=1 degraded=0 unhealthy=1 unknown=0"
-    out = meshwright("check", "--exit-style", "nagios").out
+    out = meshwright("health", "--format", "nagios").out
     assert out == f"MESHWRIGHT CRITICAL - device:0 unhealthy: a / b c | {figures}\n"
 
 
@@ -128,7 +128,7 @@ def test_slurm_drains_for_what_is_broken_or_does_not_answer_and_keeps_nothing_th
         Component(name=name, state=state, reason="it broke", observed_at=find_time(state, seconds)),
     )
     meshwright.fake.health = Health(state=state, components=parts)
-    printed = meshwright("check", "--exit-style", "slurm")
+    printed = meshwright("health", "--format", "slurm")
     assert (printed.code, printed.out) == (code, f"{words}\n")
 
 
@@ -139,16 +139,16 @@ def test_nothing_of_the_agents_own_takes_a_node_out_of_service(
 ) -> None:
     meshwright.fake.health = _build_health("healthy")
     meshwright.fake.change_health(name, state, "it broke")
-    slurm = meshwright("check", "--exit-style", "slurm")
+    slurm = meshwright("health", "--format", "slurm")
     assert (slurm.code, slurm.out) == (0, "keep: 2 components, healthy\n")
-    assert meshwright("check", "--exit-style", "nagios").code == EXIT_CODES["nagios"][state] != 0
+    assert meshwright("health", "--format", "nagios").code == EXIT_CODES["nagios"][state] != 0
     meshwright.fake.change_health("device:0", "unhealthy", "XID 79")
-    assert meshwright("check", "--exit-style", "slurm").out == "drain: device:0 unhealthy: XID 79\n"
+    assert meshwright("health", "--format", "slurm").out == "drain: device:0 unhealthy: XID 79\n"
 
 
 def test_a_host_of_which_no_device_is_known_is_never_green(meshwright: CommandLine) -> None:
     meshwright.fake.health = Health(state="healthy", components=(Component(name="store", state="healthy"),))
-    assert meshwright("check", "--exit-style", "slurm").out == "unknown: 0 components, initializing\n"
+    assert meshwright("health", "--format", "slurm").out == "unknown: 0 components, initializing\n"
 
 
 def test_each_component_of_an_agent_is_of_the_hardware_or_its_own() -> None:
@@ -166,24 +166,24 @@ def test_one_line_stays_one_line(state: State, reason: str) -> None:
 
 def test_a_verdict_that_could_not_be_had_is_2_whatever_the_error(meshwright: CommandLine) -> None:
     meshwright.fake.fail_next(500, "internal")
-    assert meshwright("check").code == 2
+    assert meshwright("health").code == 2
 
 
 def test_a_refusal_is_no_verdict_and_says_why_first(meshwright: CommandLine) -> None:
     meshwright.fake.require_token("mw_secret", scope="read")
-    printed = meshwright("check", "--exit-style", "nagios")
+    printed = meshwright("health", "--format", "nagios")
     assert printed.code == 3
     assert printed.out.startswith("MESHWRIGHT UNKNOWN - no verdict: ")
 
 
-@pytest.mark.parametrize("wrong", [("--nope",), ("--require", "h100"), ("x",)])
-@pytest.mark.parametrize(("style", "code"), [("verdict", 2), ("nagios", 3), ("slurm", 2)])
+@pytest.mark.parametrize("wrong", [("--nope",), ("--expect", "h100"), ("x",)])
+@pytest.mark.parametrize(("style", "code"), [("text", 2), ("nagios", 3), ("slurm", 2)])
 def test_a_wrong_argument_is_no_verdict_on_the_host_in_any_style(
-    meshwright: CommandLine, style: ExitStyle, code: int, wrong: tuple[str, ...]
+    meshwright: CommandLine, style: Format, code: int, wrong: tuple[str, ...]
 ) -> None:
     """Nagios' 2 is CRITICAL, slurm's 1 a broken node."""
-    assert meshwright("check", f"--exit-style={style}", *wrong).code == code
-    assert meshwright("check", *wrong, "--exit-style", style).code == code
+    assert meshwright("health", f"--format={style}", *wrong).code == code
+    assert meshwright("health", *wrong, "--format", style).code == code
     assert meshwright.fake.requests == []
 
 
@@ -223,17 +223,17 @@ def _drip(meshwright: CommandLine, slow: str) -> Iterator[str]:
 def _check_within(limit_s: float, *arguments: str) -> int:
     began_s = time.monotonic()
     with pytest.raises(SystemExit) as stopped:
-        main(("check", "--timeout", str(limit_s), *arguments))
+        main(("health", "--timeout", str(limit_s), *arguments))
     assert time.monotonic() - began_s < limit_s + 2
     return int(stopped.value.code or 0)
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_an_answer_that_drips_is_none_when_the_time_is_over(
-    meshwright: CommandLine, capsys: pytest.CaptureFixture[str], style: ExitStyle
+    meshwright: CommandLine, capsys: pytest.CaptureFixture[str], style: Format
 ) -> None:
     with _drip(meshwright, "/health") as url:
-        assert _check_within(0.4, "--url", url, "--exit-style", style) == EXIT_CODES[style]["no_answer"]
+        assert _check_within(0.4, "--url", url, "--format", style) == EXIT_CODES[style]["no_answer"]
         printed = capsys.readouterr()
         assert f"no answer from {url} within 0.4 s" in printed.out + printed.err
 
@@ -243,7 +243,7 @@ def test_the_limit_is_of_all_questions_and_a_requirement_without_an_answer_is_un
 ) -> None:
     meshwright.fake = FakeAgent("h100:8")
     with _drip(meshwright, "/devices") as url:
-        assert _check_within(0.6, "--url", url, "--exit-style", "slurm", "--require", "8*h100") == 0
+        assert _check_within(0.6, "--url", url, "--format", "slurm", "--expect", "8*h100") == 0
         said = capsys.readouterr().out
         assert said.startswith("keep: unknown: devices 8*h100: could not be looked at: no answer from ")
 
@@ -285,40 +285,38 @@ def h100(meshwright: CommandLine) -> CommandLine:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_what_is_met_passes_in_every_style(h100: CommandLine, style: ExitStyle) -> None:
-    printed = h100("check", "--require", "8*h100", "--require", "1", "--exit-style", style)
+def test_what_is_met_passes_in_every_style(h100: CommandLine, style: Format) -> None:
+    printed = h100("health", "--expect", "8*h100", "--expect", "1", "--format", style)
     assert printed.code == 0
-    if style != "verdict":
+    if style in ("nagios", "slurm"):
         count = 8 if style == "slurm" else 10  # store and worker are the agent's own
         assert f"{count} components, healthy, 2 requirements met" in printed.out
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("wanted", [("9*h100",), ("8*a100",), ("8*h100", "--require", "9")])
-def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: ExitStyle, wanted: tuple[str, ...]) -> None:
-    printed = h100("check", "--require", *wanted, "--exit-style", style)
+@pytest.mark.parametrize("wanted", [("9*h100",), ("8*a100",), ("8*h100", "--expect", "9")])
+def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: Format, wanted: tuple[str, ...]) -> None:
+    printed = h100("health", "--expect", *wanted, "--format", style)
     assert printed.code == EXIT_CODES[style]["unhealthy"]
     assert style != "nagios" or "unhealthy=1" in printed.out
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_what_could_not_be_looked_at_is_unknown_and_slurm_keeps_and_says_so(
-    h100: CommandLine, style: ExitStyle
-) -> None:
+def test_what_could_not_be_looked_at_is_unknown_and_slurm_keeps_and_says_so(h100: CommandLine, style: Format) -> None:
     h100.fake.fail_next(503, "not_ready", path="/devices", detail="the agent is starting")
-    printed = h100("check", "--require", "8*h100", "--exit-style", style)
+    printed = h100("health", "--expect", "8*h100", "--format", style)
     assert printed.code == (0 if style == "slurm" else EXIT_CODES[style]["unknown"])
     assert "could not be looked at: the agent is starting" in " ".join(printed.out.split())
     assert style != "slurm" or printed.out.startswith("keep: unknown: devices 8*h100: ")
 
 
 def test_slurm_drains_what_is_missing(h100: CommandLine) -> None:
-    missing = h100("check", "--exit-style", "slurm", "--require", "9*h100")
+    missing = h100("health", "--format", "slurm", "--expect", "9*h100")
     assert (missing.code, missing.out) == (1, "drain: not met: devices 9*h100: 8 (NVIDIA H100 80GB HBM3)\n")
 
 
 def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: CommandLine) -> None:
-    printed = h100("check", "--json", "--require", "9*h100")
+    printed = h100("health", "--format=json", "--expect", "9*h100")
     assert (printed.json["state"], printed.json["verdict"], len(printed.json["components"])) == (
         "healthy",
         "unhealthy",
@@ -329,10 +327,10 @@ def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: C
 
 def test_a_sick_host_is_not_healed_by_what_is_met(h100: CommandLine) -> None:
     h100.fake.change_health("device:2", "unhealthy", "XID 79")
-    assert h100("check", "--require", "8*h100").code == 1
+    assert h100("health", "--expect", "8*h100").code == 1
 
 
 def test_a_requirement_that_is_none_is_a_usage_error_with_one_that_works(h100: CommandLine) -> None:
-    printed = h100("check", "--require", "h100")
+    printed = h100("health", "--expect", "h100")
     assert (printed.code, h100.fake.requests) == (2, [])
     assert "8*h100" in printed.err

@@ -1,4 +1,4 @@
-"""`meshwright verify`: a step of your own, compiled for a plan's hardware in a child of this process. No agent."""
+"""`meshwright compile`: a step of your own, compiled for a plan's hardware in a child of this process. No agent."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from meshwright.cli.progress import show_progress
 from meshwright.cli.session import Session
 from meshwright.cli.verification import judge, print_verification
 
-PlanFileOption = Annotated[Path, typer.Option("--plan", metavar="FILE", help="What `meshwright plan … -o FILE` kept.")]
+PlanFileOption = Annotated[
+    Path, typer.Option("--plan", metavar="FILE", help="What `meshwright plan … --save FILE` kept.")
+]
 
 
-def verify_step(
+def compile_step(
     session: Session,
     builder: Annotated[
         str, typer.Argument(metavar="MODULE:FUNCTION", help="Called with the mesh; returns (step, arguments).")

@@ -1,4 +1,4 @@
-"""`meshwright targets`: which hardware a plan's `--target` may name. Reads the tables itself; asks no agent."""
+"""`meshwright hardware`: which hardware a plan's `--target` may name. Reads the tables itself; asks no agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.cli.session import OK, Session
 from meshwright.wire.targets import TargetChip, TargetHost, Targets, TargetSlice
 
 
-def show_targets(
+def show_hardware(
     session: Session,
     chip: Annotated[str | None, typer.Argument(metavar="[CHIP]", help="One chip, by any of its names.")] = None,
 ) -> int:

@@ -1,4 +1,4 @@
-"""`meshwright check`: the host's health as an exit code, in the manner of whoever runs the check.
+"""`meshwright health`: the host's health as an exit code, in the manner of whoever runs the check.
 
 Rule: one table says which state is which code in which style; a host that nobody could ask is a state too, and what is
 required of it has a state as its parts have: met only by what was seen. The declared devices of a simulated host are
@@ -32,7 +32,7 @@ from meshwright.topology.chips import ChipCount
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import WORST_FIRST, Component, Health, State, select_hardware
 
-ExitStyle = Literal["verdict", "nagios", "slurm"]
+Format = Literal["text", "json", "nagios", "slurm"]
 Outcome = State | Literal["no_answer"]
 
 TIMEOUT_S: Final = 10.0
@@ -42,9 +42,18 @@ MAX_PACKETBUFFER_LENGTH 1024."""
 SLURM_BYTES: Final = 200
 """What deploy/slurm/healthcheck.sh gives Slurm as a reason."""
 
-EXIT_CODES: Final[dict[ExitStyle, dict[Outcome, int]]] = {
+_PASS: Final[dict[Outcome, int]] = {
+    "healthy": 0,
+    "degraded": 0,
+    "unhealthy": 1,
+    "unknown": 1,
+    "initializing": 1,
+    "no_answer": 2,
+}
+EXIT_CODES: Final[dict[Format, dict[Outcome, int]]] = {
     # pass, info, warning · critical or unknown · could not run
-    "verdict": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 1, "initializing": 1, "no_answer": 2},
+    "text": _PASS,
+    "json": _PASS,
     # OK · WARNING · CRITICAL · UNKNOWN: the monitoring plugins' guidelines
     "nagios": {"healthy": 0, "degraded": 1, "unhealthy": 2, "unknown": 3, "initializing": 3, "no_answer": 3},
     # keep · drain · nothing is known, as of an agent that restarts: neither a pass nor a ground to take the node out
@@ -54,7 +63,7 @@ SLURM_WORDS: Final = ("keep", "drain", "unknown")
 OF_A_CARD: Final = frozenset({"device", "thermal", "memory", "link"})
 """The kinds of components that a card has."""
 NAGIOS_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-USAGE_CODES: Final[dict[ExitStyle, int]] = {"verdict": 2, "nagios": 3, "slurm": 2}
+USAGE_CODES: Final[dict[Format, int]] = {"text": 2, "json": 2, "nagios": 3, "slurm": 2}
 """A wrong argument is never a verdict on the host: nagios' 2 would be CRITICAL. Source: the monitoring plugins'
 guidelines, "UNKNOWN: invalid command line arguments"; Slurm's script drains for 1 alone."""
 _VERDICTS: Final[dict[State, str]] = {"healthy": "met", "unhealthy": "not met", "unknown": "unknown"}
@@ -77,11 +86,14 @@ class Finding:
 
 def check_health(
     session: Session,
-    exit_style: Annotated[ExitStyle, typer.Option(help="Whose exit codes and output to use.")] = "verdict",
-    require: Annotated[
+    form: Annotated[
+        Format, typer.Option("--format", help="Output and exit codes: for people, or as a node check wants them.")
+    ] = "text",
+    expect: Annotated[
         list[str] | None,
         typer.Option(metavar="8*h100", help="At least so many devices, of this chip; 8: of any. May be repeated."),
     ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Show healthy components too.")] = False,
 ) -> int:
     """Check the host's health, part by part, and what a job requires of it, for a person or a script.
 
@@ -89,34 +101,35 @@ def check_health(
     unhealthy; one that could not be looked at, as unknown.
 
     \b
-    Exit codes by --exit-style:
-      verdict  0 healthy or degraded · 1 unhealthy, unknown or initializing · 2 no answer
-      nagios   0 OK · 1 WARNING (degraded) · 2 CRITICAL (unhealthy) · 3 UNKNOWN; one line
-      slurm    0 keep · 1 drain: unhealthy, or a card does not answer · 2 not checked, no answer; one line
+    Exit codes by --format:
+      text, json  0 healthy or degraded · 1 unhealthy, unknown or initializing · 2 no answer
+      nagios      0 OK · 1 WARNING (degraded) · 2 CRITICAL (unhealthy) · 3 UNKNOWN; one line
+      slurm       0 keep · 1 drain: unhealthy, or a card does not answer · 2 not checked, no answer; one line
     slurm looks at the devices and their driver alone: the agent's own store, disk or worker drains no node.
     Usage errors are 2, of nagios 3.
 
     Asks once. All of it takes at most 10 s (--timeout): what the host's health does not say by then is no answer, what
     a requirement must know is unknown.
     """
-    required = [parse_chips(text, "--require") for text in require or ()]
+    form = "json" if session.as_json else form
+    required = [parse_chips(text, "--expect") for text in expect or ()]
     try:
         health, devices = _ask(session, wants_devices=bool(required))
     except MeshwrightError as error:
-        _print_no_answer(session, exit_style, error)
-        return EXIT_CODES[exit_style]["no_answer"]
-    seen = select_hardware(health) if exit_style == "slurm" else health
+        _print_no_answer(session, form, error)
+        return EXIT_CODES[form]["no_answer"]
+    seen = select_hardware(health) if form == "slurm" else health
     findings = [judge_devices(wanted, devices) for wanted in required]
     worst = find_worst(seen, findings)
-    outcome = find_outcome(exit_style, seen, findings)
-    if session.as_json:
+    outcome = find_outcome(form, seen, findings)
+    if form == "json":
         _print_json(session, health, findings, worst)
-    elif exit_style == "verdict":
-        _print_components(session, health, findings, worst)
+    elif form == "text":
+        _print_components(session, health, findings, worst, is_all=show_all)
     else:
         counts = Counter([*(part.state for part in seen.components), *(each.state for each in findings)])
-        session.print_lines(format_line(exit_style, outcome, summarize(seen, findings), counts))
-    return EXIT_CODES[exit_style][outcome]
+        session.print_lines(format_line(form, outcome, summarize(seen, findings), counts))
+    return EXIT_CODES[form][outcome]
 
 
 def _ask(session: Session, *, wants_devices: bool) -> tuple[Health, Devices | str]:
@@ -172,7 +185,7 @@ def find_worst(health: Health, findings: Sequence[Finding]) -> State:
     return next(state for state in WORST_FIRST if state in states)
 
 
-def find_outcome(style: ExitStyle, health: Health, findings: Sequence[Finding]) -> Outcome:
+def find_outcome(style: Format, health: Health, findings: Sequence[Finding]) -> Outcome:
     """Returns what the exit code is of: the worst state.
 
     For Slurm, there are three kinds of `unknown`. If the driver answered and a part of a card is unknown, the card does
@@ -201,8 +214,8 @@ def _print_json(session: Session, health: Health, findings: Sequence[Finding], w
     session.print_lines(json.dumps(told, ensure_ascii=False))
 
 
-def _print_no_answer(session: Session, style: ExitStyle, error: MeshwrightError) -> None:
-    if style == "verdict" or session.as_json:
+def _print_no_answer(session: Session, style: Format, error: MeshwrightError) -> None:
+    if style == "text" or session.as_json:
         print_error(session, error)
         return
     session.print_lines(format_line(style, "no_answer", tell_no_answer(error), {}))
@@ -214,8 +227,8 @@ def tell_no_answer(error: MeshwrightError) -> str:
     return said if said.startswith("no answer") else f"no verdict: {said}"
 
 
-class CheckCommand(TyperCommand):
-    """`meshwright check` as typer runs it: a usage error has the code of the style that was asked for."""
+class HealthCommand(TyperCommand):
+    """`meshwright health` as typer runs it: a usage error has the code of the style that was asked for."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the arguments."""
@@ -224,7 +237,7 @@ class CheckCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
-        with _giving_usage_code(ctx.params.get("exit_style", "verdict")):
+        with _giving_usage_code(ctx.params.get("form", "text")):
             return super().invoke(ctx)
 
 
@@ -233,7 +246,7 @@ _UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
 
 
 @contextlib.contextmanager
-def _giving_usage_code(style: ExitStyle) -> Iterator[None]:
+def _giving_usage_code(style: Format) -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
@@ -241,11 +254,11 @@ def _giving_usage_code(style: ExitStyle) -> Iterator[None]:
         raise
 
 
-def find_style(arguments: Sequence[str]) -> ExitStyle:
+def find_style(arguments: Sequence[str]) -> Format:
     """Returns the exit style that arguments ask for, though some of them may be wrong."""
     words = " ".join(arguments).replace("=", " ").split()
-    last = next((value for name, value in reversed([*pairwise(words)]) if name == "--exit-style"), "")
-    return next((style for style in USAGE_CODES if style == last), "verdict")
+    last = next((value for name, value in reversed([*pairwise(words)]) if name == "--format"), "")
+    return next((style for style in USAGE_CODES if style == last), "text")
 
 
 def summarize(health: Health, findings: Sequence[Finding] = ()) -> str:
@@ -271,7 +284,7 @@ def _tell_parts(names: Sequence[str], state: State, reason: str) -> str:
     return f"{f'{len(names)} parts {state}: {reason}'.rstrip(': ')}, such as {names[0]}"
 
 
-def format_line(style: ExitStyle, outcome: Outcome, summary: str, counts: Mapping[State, int]) -> str:
+def format_line(style: Format, outcome: Outcome, summary: str, counts: Mapping[State, int]) -> str:
     """Returns the one line that a style prints; `counts` is the parts in each state, {} if not known."""
     code = EXIT_CODES[style][outcome]
     match style:
@@ -298,13 +311,18 @@ def _cut(text: str, most_bytes: int) -> str:
     return f"{whole[: most_bytes - 3].decode(errors='ignore')}..."
 
 
-def _print_components(session: Session, health: Health, findings: Sequence[Finding], worst: State) -> None:
-    session.out.print(build_table(COLUMNS, health.components))
-    session.out.print()
+def _print_components(
+    session: Session, health: Health, findings: Sequence[Finding], worst: State, *, is_all: bool
+) -> None:
+    """Prints the verdict, the requirements, and the components that are not healthy, the worst first."""
+    session.out.print(Text("host ") + style_state(worst) + Text(f": {summarize(health, findings)}"), soft_wrap=True)
     if findings:
-        session.out.print(build_table(REQUIREMENT_COLUMNS, findings))
         session.out.print()
-    session.out.print(Text("host ") + style_state(worst))
+        session.out.print(build_table(REQUIREMENT_COLUMNS, findings))
+    shown = [each for each in health.components if is_all or each.state != "healthy"]
+    if shown:
+        session.out.print()
+        session.out.print(build_table(COLUMNS, sorted(shown, key=lambda each: WORST_FIRST.index(each.state))))
 
 
 REQUIREMENT_COLUMNS: Final[tuple[Column[Finding], ...]] = (

@@ -56,7 +56,7 @@ reason=${reason% \[*@*\]} # who gave it, and when
 if [[ $status == 0 ]]; then
     [[ $state == *DRAIN* && $state != *@(DOWN|FAIL)* && $reason == "$mark"* ]] || exit 0
     # "keep" is said where a requirement could not be looked at, too.
-    check verdict >/dev/null || exit 0
+    check text >/dev/null || exit 0
     change=(state=resume)
 else
     # One line, short: sinfo -R shows it, and quotes would end the argument.

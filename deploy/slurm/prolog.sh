@@ -88,6 +88,6 @@ exec 9>&-
 ask lease create --id "slurm-$job" --purpose "slurm job $job" --ttl "${ttl}s" --id-only -- "$devices" || fail "no lease on $devices"
 
 # The agent gives back what its own worker holds; what other jobs on this node hold is theirs, and is no failure.
-ask release && exit 0
+ask devices release && exit 0
 [[ ${MESHWRIGHT_STRICT:-0} == 1 ]] && ask lease end --purpose "slurm job $job"
 fail "devices are still held"

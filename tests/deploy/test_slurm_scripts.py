@@ -18,7 +18,7 @@ from tests.process.living import end_leases, read_run, start_long_bench
 from tests.tokens import add_token
 
 LOSES_THE_ANSWER = """#!/bin/bash
-[[ " $* " == *" lease "* ]] || exec {client} "$@"
+[[ " $* " == *" lease create "* ]] || exec {client} "$@"
 {client} "$@" >/dev/null
 echo "error: no answer within 10 s" >&2
 exit 2
@@ -292,7 +292,7 @@ def read_asked_ttl(folder: Path, end: str) -> int:
     yes = node.stand_in('#!/bin/bash\necho "$@" >>"$0.asked"\n')
     began = node.run("prolog.sh", MESHWRIGHT=yes, SLURM_JOB_END_TIME=end)
     assert (began.returncode, began.stderr) == (0, "")
-    (lease,) = (line for line in Path(f"{yes}.asked").read_text().splitlines() if " lease " in line)
+    (lease,) = (line for line in Path(f"{yes}.asked").read_text().splitlines() if " lease create " in line)
     assert lease.endswith(" -- all")
     return int(lease.partition(" --ttl ")[2].partition("s ")[0])
 

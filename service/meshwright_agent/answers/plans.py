@@ -315,7 +315,7 @@ class PlanMaker:
         here = None if request.target is not None else self._try_to_dump_here()
         is_large = request.target is not None and _count_target(request.target) > LARGE_DEVICES
         queue = self._large if is_large else self._small
-        return await queue.ask(op, {"request": request.model_dump_json(), "plan": plan, "here": here})
+        return await queue.ask(op, {"request": request.model_dump_json(exclude_unset=True), "plan": plan, "here": here})
 
     def _dump_here(self, here: Inventory) -> dict[str, Any]:
         """Returns this host as `children.planner.parse_here` takes it."""

@@ -30,10 +30,10 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 28_545,
+    "code lines": 28_470,
     "code lines of the service": 8_895,
-    "code lines of planner, topology, compiler, verify": 10_415,
-    "code lines of the rest of the client": 9_250,
+    "code lines of planner, topology, compiler, verify": 10_300,
+    "code lines of the rest of the client": 9_280,
     "modules": 227,
     "modules of the service": 62,
     "modules of planner, topology, compiler, verify": 60,
@@ -43,8 +43,8 @@ LIMITS: Final = {
     "metrics": 20,
     "component kinds": 9,
     "error codes": 19,
-    "fields in OpenAPI": 569,
-    "most options of a command": 19,
+    "fields in OpenAPI": 565,
+    "most options of a command": 16,
     "bytes of README.md": 10_000,
     "bytes of the longest page": 20_000,
 }

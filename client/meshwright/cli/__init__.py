@@ -138,16 +138,9 @@ class _Commands(TyperGroup):
         if name in self.commands:
             return name, self.commands[name], args[2:]
         below = [each for each in self.commands if each.startswith(f"{args[0]} ")]
-        if below and args[0] not in self.commands:
+        if below and args[0] not in self.commands and not ctx.resilient_parsing:
             ctx.fail(f"{args[0]} needs one of: {', '.join(each.partition(' ')[2] for each in below)}")
-        return super().resolve_command(ctx, args)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Completes words, since a shell knows no command of two."""
-        from click.shell_completion import CompletionItem  # here, as only a shell's completion needs it
-
-        words = dict.fromkeys(word for name in self.commands for word in name.split())
-        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+        return (None, None, args) if below and ctx.resilient_parsing else super().resolve_command(ctx, args)
 
 
 app: typer.Typer = typer.Typer(

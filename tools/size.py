@@ -33,7 +33,7 @@ LIMITS: Final = {
     "code lines": 28_470,
     "code lines of the service": 8_895,
     "code lines of planner, topology, compiler, verify": 10_300,
-    "code lines of the rest of the client": 9_280,
+    "code lines of the rest of the client": 9_285,
     "modules": 227,
     "modules of the service": 62,
     "modules of planner, topology, compiler, verify": 60,

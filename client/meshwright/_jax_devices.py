@@ -29,13 +29,14 @@ def list_devices(backend: str | None = None) -> list[jax.Device]:
         return list(jax.devices(backend))
     except (AssertionError, RuntimeError) as error:  # of JAX_PLATFORMS=cuda without a device file JAX says nothing
         raise RuntimeError(
-            f"{f'backend {backend!r}' if backend else 'the default backend'} was asked for; {_tell_backends(error)}; "
+            f"{f'backend {backend!r}' if backend else 'the default backend'} was asked for; "
+            f"{_describe_backends(error)}; "
             f"JAX starts the platforms of JAX_PLATFORMS, or all that are installed and have hardware; use one that is "
             f"here, such as JAX_PLATFORMS=cpu, or install the jax extra of the one that you want"
         ) from error
 
 
-def _tell_backends(error: Exception) -> str:
+def _describe_backends(error: Exception) -> str:
     try:
         found = {parse_platform(name): client.device_count() for name, client in jax_backend.backends().items()}
     except (AssertionError, RuntimeError):

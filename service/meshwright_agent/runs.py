@@ -97,7 +97,7 @@ class LiveRun:
         self._clock = clock
         self._seq = 0
         self.pending: list[RunEvent] = []
-        self.note_state(run)
+        self.record_state(run)
 
     def stop(self, reason: str) -> None:
         """Asks the work to end; the first reason counts."""
@@ -121,7 +121,7 @@ class LiveRun:
             self.fault = self.fault or error
         self.news.set()
 
-    def note_state(self, run: Run) -> None:
+    def record_state(self, run: Run) -> None:
         """Adds the event of a new state."""
         self._append("state", state=run.state)
 
@@ -364,7 +364,7 @@ class RunQueue:
     async def _execute(self, live: LiveRun) -> Run:
         """Returns the run as it ended; stores its events as they come. Those that cannot be stored wait for the end."""
         live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
-        live.note_state(live.run)
+        live.record_state(live.run)
         live.work = work = asyncio.create_task(live.execute(live.run, live.emit), context=live.context)
         work.add_done_callback(lambda _: live.news.set())
         live.news.set()
@@ -401,7 +401,7 @@ class RunQueue:
 
     async def _store_end(self, live: LiveRun, ended: Run) -> None:
         """Stores the final state, then reports it; tries again until that succeeds or the agent ends."""
-        live.note_state(ended)
+        live.record_state(ended)
         retry_s = FIRST_RETRY_S
         while True:
             try:

@@ -47,7 +47,7 @@ def build_health_event(seq: int) -> HealthEvent:
 
 def build_memory() -> str:
     memory = HealthMemory()
-    memory.note_boot("boot-1")
+    memory.record_boot("boot-1")
     memory.add_fault(Fault("device:3", "xid_79", "unhealthy", "fell off the bus", "reset it", EPOCH))
     return memory.dump()
 

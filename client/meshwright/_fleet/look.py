@@ -50,7 +50,7 @@ def look(url: str, link: Link, deadline: Deadline, note: Callable[[FleetHost], N
     try:
         devices = yield from exchange(calls.devices(), link, deadline)
     except MeshwrightError as error:
-        note(FleetHost(url, _judge(error), detail=_explain(error), took_s=link.clock() - started_s))
+        note(FleetHost(url, _evaluate(error), detail=_explain(error), took_s=link.clock() - started_s))
         return
     with contextlib.suppress(MeshwrightError):
         ready = yield from exchange(calls.ready(), link, deadline)
@@ -69,7 +69,7 @@ def build_late(url: str, timeout_s: float) -> FleetHost:
     return FleetHost(url, "unreachable", detail=f"no answer within {timeout_s:g} s", took_s=timeout_s)
 
 
-def _judge(error: MeshwrightError) -> HostState:
+def _evaluate(error: MeshwrightError) -> HostState:
     if isinstance(error, NotReadyError):
         return "not_ready"
     unread = isinstance(error.__cause__, ValidationError)  # something answered, but nothing that can be read
@@ -78,7 +78,7 @@ def _judge(error: MeshwrightError) -> HostState:
 
 def _explain(error: MeshwrightError) -> str:
     """Returns what is wrong in one line, with what to do; of nobody's answer only the first: a fleet has many."""
-    if _judge(error) == "unreachable":
+    if _evaluate(error) == "unreachable":
         return str(error).partition("\n")[0]
     detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]
     hint = error.hint if isinstance(error, ProblemError | AgentConnectionError) else ""

@@ -131,7 +131,7 @@ class FleetState:
         Raises:
             FleetIncompleteError, PlanInfeasibleError: there is no topology.
         """
-        return (*_tell_missing(self), *_tell_unchecked(self), *self.joined.notices)
+        return (*_describe_missing(self), *_describe_unchecked(self), *self.joined.notices)
 
     @property
     def missing(self) -> str:
@@ -159,14 +159,14 @@ def _refuse(state: FleetState) -> FleetIncompleteError:
     )
 
 
-def _tell_missing(state: FleetState) -> list[Notice]:
+def _describe_missing(state: FleetState) -> list[Notice]:
     if not state.failed:
         return []
     message = f"{len(state.failed)} of {len(state.hosts)} hosts are not in the plan: {_list(state.failed)}"
     return [Notice(code="hosts_missing", message=message, hint="require_all=True refuses to plan without them")]
 
 
-def _tell_unchecked(state: FleetState) -> list[Notice]:
+def _describe_unchecked(state: FleetState) -> list[Notice]:
     unchecked = [host for host in state.ok if _UNCHECKED & set(host.device_states)]
     if not unchecked:
         return []

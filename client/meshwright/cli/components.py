@@ -53,7 +53,7 @@ def list_components(client: Client) -> tuple[str, ...]:
     return tuple(component.name for component in client.health().components)
 
 
-def tell_components(name: str, names: Collection[str]) -> str:
+def describe_components(name: str, names: Collection[str]) -> str:
     """Returns which components there are: those of the same kind as the name's, if there are any."""
     kind = name.partition(":")[0]
     alike = [each for each in names if each.partition(":")[0] == kind] or [*names]

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from meshwright.cli.arguments import parse_moment
-from meshwright.cli.components import find_component, list_components, tell_components
+from meshwright.cli.components import describe_components, find_component, list_components
 from meshwright.cli.output import Column, build_table, clean, style_state
 from meshwright.cli.session import OK, Session
 from meshwright.errors import NotFoundError
@@ -68,15 +68,17 @@ def show_events(
         elif reply.events:
             session.out.print(build_table(COLUMNS, reply.events))
         else:
-            session.print_lines("no events" if component is None else _tell_none(component, list_components(client)))
+            session.print_lines(
+                "no events" if component is None else _describe_none(component, list_components(client))
+            )
     if (at, limit) == (None, None) and len(reply.events) == SHOWN:
         told = f"these are the newest {SHOWN}; --since 24h shows all from there on"
         session.err.print(told, soft_wrap=True)
     return OK
 
 
-def _tell_none(component: str, names: Collection[str]) -> str:
-    known = "" if component in names else f"; {tell_components(component, names)}"
+def _describe_none(component: str, names: Collection[str]) -> str:
+    known = "" if component in names else f"; {describe_components(component, names)}"
     return f"no events of {clean(component)}{known}"
 
 
@@ -144,7 +146,7 @@ def acknowledge_component(
         try:
             told = client.acknowledge(component, reason)
         except NotFoundError as error:
-            error.hint = tell_components(component, list_components(client))
+            error.hint = describe_components(component, list_components(client))
             raise
     if session.as_json:
         session.print_json(told)

@@ -119,7 +119,7 @@ def check_health(
         _print_no_answer(session, form, error)
         return EXIT_CODES[form]["no_answer"]
     seen = select_hardware(health) if form == "slurm" else health
-    findings = [judge_devices(wanted, devices) for wanted in required]
+    findings = [evaluate_devices(wanted, devices) for wanted in required]
     worst = find_worst(seen, findings)
     outcome = find_outcome(form, seen, findings)
     if form == "json":
@@ -162,7 +162,7 @@ def _ask(session: Session, *, wants_devices: bool) -> tuple[Health, Devices | st
     return health[0], devices[0] if devices else late
 
 
-def judge_devices(wanted: ChipCount, seen: Devices | str) -> Finding:
+def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Finding:
     """Returns whether so many devices are there; a part of a card is none of the chips that are named.
 
     Args:
@@ -218,10 +218,10 @@ def _print_no_answer(session: Session, style: Format, error: MeshwrightError) ->
     if style == "text" or session.as_json:
         print_error(session, error)
         return
-    session.print_lines(format_line(style, "no_answer", tell_no_answer(error), {}))
+    session.print_lines(format_line(style, "no_answer", describe_no_answer(error), {}))
 
 
-def tell_no_answer(error: MeshwrightError) -> str:
+def describe_no_answer(error: MeshwrightError) -> str:
     """Returns why there is no verdict, in a line that begins with what matters: little of it may be kept."""
     said = _flatten(str(error).partition("\n")[0]).removeprefix("GET /health: ")
     return said if said.startswith("no answer") else f"no verdict: {said}"
@@ -269,7 +269,7 @@ def summarize(health: Health, findings: Sequence[Finding] = ()) -> str:
     for part in health.components:
         if part.state == worst:
             names.setdefault(_flatten(part.reason), []).append(part.name)
-    parts = [_tell_parts(of_reason, worst, reason) for reason, of_reason in names.items()]
+    parts = [_describe_parts(of_reason, worst, reason) for reason, of_reason in names.items()]
     if worst == "healthy" or not missed + parts:
         count = len(findings)
         met = f", {count} requirement{'s' if count > 1 else ''} met" if findings else ""
@@ -277,7 +277,7 @@ def summarize(health: Health, findings: Sequence[Finding] = ()) -> str:
     return "; ".join(missed + parts)
 
 
-def _tell_parts(names: Sequence[str], state: State, reason: str) -> str:
+def _describe_parts(names: Sequence[str], state: State, reason: str) -> str:
     """Returns what parts have in common: "8 parts unknown: driver does not answer, such as device:0"."""
     if len(names) == 1:
         return f"{names[0]} {state}: {reason}".rstrip(": ")

@@ -74,7 +74,7 @@ def run_leased(
                 client.hold(named, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, on_lost=job.lose) as held,
             ):
                 code = job.run(command, held)
-            return job.tell_loss(code) if job.lost else code
+            return job.report_loss(code) if job.lost else code
         except _SignalledError as signalled:
             return SIGNALLED + signalled.number
 
@@ -121,7 +121,7 @@ class _Job:
             print_warning(self._session, f"the lease is lost, {does}: {self.lost}")
         self._stop()
 
-    def tell_loss(self, code: int) -> int:
+    def report_loss(self, code: int) -> int:
         """Warns that the lease was lost before the command ended with this exit code; returns `LEASE_LOST`."""
         print_warning(
             self._session,

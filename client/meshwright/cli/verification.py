@@ -50,7 +50,7 @@ def print_refusal(session: Session, found: Verification) -> None:
     if found.status == "verified":
         return
     session.err.print(_write_verdict(found), soft_wrap=True)
-    for line in filter(None, (found.reason, _tell_memory(found))):
+    for line in filter(None, (found.reason, _build_memory(found))):
         session.err.print(f"  {clean(line)}", soft_wrap=True)
     _print_log(session, found)
 
@@ -59,7 +59,7 @@ def _write_verdict(found: Verification) -> Text:
     words, style = _VERDICTS[found.status]
     if found.status == "verified" and found.capacity_bytes is None:
         words, style = _UNKNOWN
-    return Text.assemble((words, style), clean(_tell_origin(found)))
+    return Text.assemble((words, style), clean(_describe_origin(found)))
 
 
 def _print_log(session: Session, found: Verification) -> None:
@@ -84,7 +84,7 @@ def print_batch(session: Session, found: CompiledBatch) -> None:
     print_verification(session, found.verification)
 
 
-def _tell_origin(found: Verification) -> str:
+def _describe_origin(found: Verification) -> str:
     target = f" on {found.target}" if found.target else ""
     took = format_time(found.compile_s)
     when = "an earlier compile's answer" if found.stored else f"compiled in {took}" if took else ""
@@ -96,9 +96,9 @@ def _tell_origin(found: Verification) -> str:
 def _list_lines(found: Verification) -> Iterator[str]:
     if found.reason:
         yield found.reason
-    if line := _tell_memory(found):
+    if line := _build_memory(found):
         yield line
-    if found.memory and (parts := _tell_parts(found.memory)):
+    if found.memory and (parts := _describe_parts(found.memory)):
         yield parts
     if found.parameter_count is not None:
         yield f"{found.parameter_count:,} parameters"
@@ -108,7 +108,7 @@ def _list_lines(found: Verification) -> Iterator[str]:
         yield f"about {format_time(found.estimated_step_s)} a step by the compiler's cycles"
 
 
-def _tell_memory(found: Verification) -> str:
+def _build_memory(found: Verification) -> str:
     needed = found.needed_bytes if found.peak_memory_bytes is None else found.peak_memory_bytes
     if needed is None:
         return ""
@@ -120,7 +120,7 @@ def _tell_memory(found: Verification) -> str:
     return f"{word} {format_bytes(needed)} of {format_bytes(found.capacity_bytes)} a device: {left}"
 
 
-def _tell_parts(memory: MemoryParts) -> str:
+def _describe_parts(memory: MemoryParts) -> str:
     """Not a sum: arguments and temporaries share memory over the program's time."""
     parts = {
         "arguments": memory.argument_bytes,
@@ -137,7 +137,7 @@ def _format_count(count: float) -> str:
     return f"{count:g}"
 
 
-def _tell_strategy(found: VerifiedCollective) -> str:
+def _describe_strategy(found: VerifiedCollective) -> str:
     parts = [", ".join(found.strategies)]
     if found.colours is not None:
         parts.append(f"{found.colours} colours")
@@ -151,7 +151,7 @@ COLUMNS: Final[tuple[Column[VerifiedCollective], ...]] = (
     Column("bytes a step", lambda found: format_bytes(found.bytes), "right"),
     Column("group", lambda found: str(found.group_size), "right"),
     Column("dtype", lambda found: ", ".join(found.dtypes)),
-    Column("strategy", _tell_strategy),
+    Column("strategy", _describe_strategy),
     Column("async", lambda found: _format_count(found.asynchronous_count) if found.asynchronous_count else "", "right"),
 )
 

@@ -164,7 +164,7 @@ def _report_refusal(refusal: str, lines: Sequence[str], site: Site) -> Verificat
     capacity = told.available_bytes or site.capacity_bytes
     return Verification(
         status="does_not_fit",
-        reason=_tell_unfit(told.needed_bytes, capacity),
+        reason=_describe_unfit(told.needed_bytes, capacity),
         needed_bytes=told.needed_bytes,
         capacity_bytes=capacity,
         log=log,
@@ -180,7 +180,7 @@ def _report_program(compiled: Any, lines: Sequence[str], site: Site) -> Verifica
     fits = capacity is None or peak_bytes <= capacity
     return Verification(
         status="verified" if fits else "does_not_fit",
-        reason=None if fits else _tell_unfit(peak_bytes, capacity),
+        reason=None if fits else _describe_unfit(peak_bytes, capacity),
         peak_memory_bytes=peak_bytes,
         needed_bytes=None if fits else peak_bytes,
         capacity_bytes=capacity,
@@ -226,7 +226,7 @@ def read_peak_bytes(memory: Any, platform: str) -> int:
     return int(kept + memory.temp_size_in_bytes)
 
 
-def _tell_unfit(needed_bytes: int | None, capacity_bytes: int | None) -> str:
+def _describe_unfit(needed_bytes: int | None, capacity_bytes: int | None) -> str:
     needs = "more than there is" if needed_bytes is None else f"{needed_bytes:,} bytes"
     has = "" if capacity_bytes is None else f"; a job may use {capacity_bytes:,}"
     return (

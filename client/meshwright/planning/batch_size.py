@@ -113,7 +113,7 @@ def validate_batch_size(hardware_type: HardwareType, batch: int, warn_suboptimal
     Raises:
         TypeError: `batch` is no integer.
     """
-    level, message = _judge(hardware_type, batch)
+    level, message = _evaluate(hardware_type, batch)
     if level == "below_critical" and not warn_suboptimal:
         minimum = recommend_batch_size(hardware_type).min_batch_size
         message = f"batch size {batch} is valid: at least the minimum {minimum} for {hardware_type.value}"
@@ -166,7 +166,7 @@ def _find_detected_chip(hardware_type: HardwareType, kind: str) -> Chip | None:
     return chip if chip and chip.family == hardware_type.value else None
 
 
-def _judge(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:
+def _evaluate(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:
     level: Level
     size, row = operator.index(batch), recommend_batch_size(hardware_type)
     if size < row.min_batch_size:
@@ -181,7 +181,7 @@ def _judge(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:
 
 
 def _build_validation(hardware_type: HardwareType, batch: int) -> BatchSizeValidation:
-    level, message = _judge(hardware_type, batch)
+    level, message = _evaluate(hardware_type, batch)
     return BatchSizeValidation(batch=batch, valid=level != "below_minimum", level=level, message=message)
 
 

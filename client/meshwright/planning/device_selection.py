@@ -235,9 +235,9 @@ def select_devices(
     match asked:
         case None:
             free, held = _part_held(topology, usable, lease)
-            notices = _tell_left_out(topology, left_out, health) + _tell_held(topology, held, lease)
+            notices = _describe_left_out(topology, left_out, health) + _describe_held(topology, held, lease)
             is_named = lease not in (None, ANY_LEASE)
-            why, leased = _tell_why(topology, held, lease), find_leased(topology, held, lease)
+            why, leased = _describe_why(topology, held, lease), find_leased(topology, held, lease)
             if not free and leased:
                 raise refuse_leased("a plan needs at least one device", topology, leased, why)
             return Pool(free, is_named, free, left_out, notices, held, leased=leased, why_held=why)
@@ -324,11 +324,11 @@ def _choose(
 ) -> Pool:
     excluded = set(_find_all(asked.exclude, topology, "devices.exclude") if asked.exclude else ())
     candidates, held = _part_held(topology, [index for index in usable if index not in excluded], lease)
-    why = _tell_why(topology, held, lease)
-    notices = _tell_left_out(topology, [index for index in left_out if index not in excluded], health)
+    why = _describe_why(topology, held, lease)
+    notices = _describe_left_out(topology, [index for index in left_out if index not in excluded], health)
     leased = find_leased(topology, held, lease)
     if asked.count is None and (candidates or not leased):
-        notices += _tell_held(topology, held, lease)
+        notices += _describe_held(topology, held, lease)
         is_named = bool(excluded) or lease not in (None, ANY_LEASE)
         return Pool(candidates, is_named, candidates, left_out, notices, held, leased=leased, why_held=why)
     count = asked.count or 1
@@ -413,7 +413,7 @@ def _is_own(topology: Topology, index: int, lease: str | None) -> bool:
     return lease is not None and cover is not None and cover.id == lease
 
 
-def _tell_why(topology: Topology, held: Sequence[int], lease: str | None) -> str:
+def _describe_why(topology: Topology, held: Sequence[int], lease: str | None) -> str:
     """Returns how a refusal goes on about devices that others have: ", and device 0 is held by …"."""
     leased = find_leased(topology, held, lease)
     taken = [index for index in held if index not in leased]
@@ -473,26 +473,26 @@ def _find(name: int | str, topology: Topology, field: str) -> int:
     )
 
 
-def say_left_out(topology: Topology, indices: Sequence[int]) -> str:
+def describe_left_out(topology: Topology, indices: Sequence[int]) -> str:
     """Returns which devices are left out: "device 1 is left out", "devices 1 and 3 are left out"."""
     first, _, last = topology.describe(indices).rpartition(", ")
     return f"devices {first} and {last} are left out" if first else f"device {last} is left out"
 
 
-def _tell_left_out(topology: Topology, left_out: Sequence[int], health: Health) -> tuple[Notice, ...]:
+def _describe_left_out(topology: Topology, left_out: Sequence[int], health: Health) -> tuple[Notice, ...]:
     if not left_out:
         return ()
     why = {"unhealthy" if health.get(i) == "unhealthy" else "prohibited" for i in left_out}
     return (
         Notice(
             code="devices_left_out",
-            message=f"{say_left_out(topology, left_out)}: {' or '.join(sorted(why))}",
+            message=f"{describe_left_out(topology, left_out)}: {' or '.join(sorted(why))}",
             hint="see GET /health; name a device in `devices` to use it all the same",
         ),
     )
 
 
-def _tell_held(topology: Topology, held: Sequence[int], lease: str | None) -> tuple[Notice, ...]:
+def _describe_held(topology: Topology, held: Sequence[int], lease: str | None) -> tuple[Notice, ...]:
     leased = find_leased(topology, held, lease)
     taken = [index for index in held if index not in leased]
     notices = []

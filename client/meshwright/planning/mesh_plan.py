@@ -14,6 +14,7 @@ from meshwright.planning.cost.capacity import find_memory_fraction
 from meshwright.planning.device_selection import (
     Health,
     Pool,
+    describe_left_out,
     find_foreign,
     find_leased,
     list_packings,
@@ -22,7 +23,6 @@ from meshwright.planning.device_selection import (
     name_leases,
     refuse,
     refuse_leased,
-    say_left_out,
     select_devices,
     sort_plain,
 )
@@ -163,16 +163,20 @@ def build_notices(
     costs less; `is_split`: the request says how axes are split over granules; `lease`: the one that the job has."""
     planned = set(order)
     used = [index for index in topology.order if index in planned]
-    notices = [*_tell_health(topology, used, health), *_tell_leased(topology, used, lease)]
-    notices += [*_tell_shared(topology, used), *_tell_unseen(topology, used, lease)]
-    notices += [*_tell_mig(topology, used), *_tell_kinds(topology, used), *_tell_uneven(spec, topology, used)]
-    notices += _tell_differing(topology, used)
+    notices = [*_describe_health(topology, used, health), *_describe_leased(topology, used, lease)]
+    notices += [*_describe_shared(topology, used), *_describe_unseen(topology, used, lease)]
+    notices += [
+        *_describe_mig(topology, used),
+        *_describe_kinds(topology, used),
+        *_describe_uneven(spec, topology, used),
+    ]
+    notices += _describe_differing(topology, used)
     if better is not None:
-        notices += _tell_slow(spec, topology, order, better, is_split=is_split)
+        notices += _describe_slow(spec, topology, order, better, is_split=is_split)
     return tuple(notices)
 
 
-def _tell_health(topology: Topology, used: Sequence[int], health: Health) -> Iterator[Notice]:
+def _describe_health(topology: Topology, used: Sequence[int], health: Health) -> Iterator[Notice]:
     for state in sorted({"unhealthy", "degraded"} & set(health.values()), reverse=True):
         found = [index for index in used if health.get(index) == state]
         if found:
@@ -190,7 +194,7 @@ def _tell_health(topology: Topology, used: Sequence[int], health: Health) -> Ite
         )
 
 
-def _tell_leased(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
+def _describe_leased(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
     leased = find_leased(topology, used, lease)
     if leased:
         yield Notice(
@@ -200,7 +204,7 @@ def _tell_leased(topology: Topology, used: Sequence[int], lease: str | None) -> 
         )
 
 
-def _tell_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+def _describe_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
     held = find_foreign(topology, used)
     if held:
         yield Notice(
@@ -210,7 +214,7 @@ def _tell_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
         )
 
 
-def _tell_unseen(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
+def _describe_unseen(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
     """Warns of devices that count as free because nobody could look. A target has no holders, and what the job has
     reserved is the job's."""
     unseen = [index for index in used if _is_unseen(topology.devices[index], lease)]
@@ -228,7 +232,7 @@ def _is_unseen(device: Device, lease: str | None) -> bool:
     return device.processes is None and device.basis != "declared" and not is_of_job
 
 
-def _tell_mig(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+def _describe_mig(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
     instances = [index for index in used if topology.devices[index].mig]
     if not instances:
         return
@@ -238,7 +242,7 @@ def _tell_mig(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
     yield Notice(code="mig_instances", message=message, hint="plan on whole GPUs, or on one instance")
 
 
-def _tell_kinds(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+def _describe_kinds(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
     kinds = sorted({topology.devices[index].kind for index in used})
     if len(kinds) > 1:
         yield Notice(
@@ -248,7 +252,7 @@ def _tell_kinds(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
         )
 
 
-def _tell_uneven(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+def _describe_uneven(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
     counts = [len(group) for group in topology.group(used)]
     if len(set(counts)) > 1:
         told = ", ".join(map(str, counts[:NAMES_SHOWN])) + (", …" if len(counts) > NAMES_SHOWN else "")
@@ -260,7 +264,7 @@ def _tell_uneven(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Ite
         )
 
 
-def _tell_differing(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+def _describe_differing(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
     found = find_differing(topology, used)
     if found is None:
         return
@@ -274,7 +278,7 @@ def _tell_differing(topology: Topology, used: Sequence[int]) -> Iterator[Notice]
     )
 
 
-def _tell_slow(
+def _describe_slow(
     spec: MeshSpec, topology: Topology, order: Sequence[int], better: Sequence[int], *, is_split: bool
 ) -> Iterator[Notice]:
     planned = set(order)
@@ -417,7 +421,7 @@ def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
     if -1 in asked.sizes and needed <= count and count % needed:
         free = asked.names[asked.sizes.index(-1)]
         raise refuse(
-            f"mesh {asked}: {_tell_there(pool, topology)}; the sizes beside {free} make {needed}, and the "
+            f"mesh {asked}: {_describe_there(pool, topology)}; the sizes beside {free} make {needed}, and the "
             f"rest of the "
             f"devices fills an axis only if the others divide them",
             _offer(asked, count),
@@ -429,7 +433,7 @@ def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
     if needed > count:
         raise refuse(
             f"mesh {asked} needs {'at least ' if -1 in asked.sizes else ''}{needed} devices; "
-            f"{_tell_there(pool, topology)}; "
+            f"{_describe_there(pool, topology)}; "
             f"the product of the sizes cannot be more",
             _offer(asked, count),
             "mesh",
@@ -437,11 +441,11 @@ def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
     return asked.resolve(count)
 
 
-def _tell_there(pool: Pool, topology: Topology) -> str:
+def _describe_there(pool: Pool, topology: Topology) -> str:
     here = f"{name_hosts(topology)} {len(topology.devices)}"
     if pool.is_named:
         return f"{len(pool.indices)} were chosen of those that {here}{pool.why_held}"
-    left_out = f", of which {say_left_out(topology, pool.left_out)} as not well" if pool.left_out else ""
+    left_out = f", of which {describe_left_out(topology, pool.left_out)} as not well" if pool.left_out else ""
     return here + left_out + pool.why_held
 
 
@@ -461,7 +465,7 @@ def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanR
     needed, there = spec.device_count, len(pool.indices)
     if needed == there:
         return ()
-    detail = f"mesh {spec} uses {needed} devices; {_tell_there(pool, topology)}; {there - needed} would stay idle"
+    detail = f"mesh {spec} uses {needed} devices; {_describe_there(pool, topology)}; {there - needed} would stay idle"
     if not (pool.is_named or request.allow_unused):
         rule = "a plan uses all devices unless it was told otherwise"
         hint = f"{_offer(spec, there)}; or name the devices, or set allow_unused"
@@ -547,7 +551,7 @@ def _build_plan(
         devices=tuple(topology.references[index] for index in order) if request.include_devices else (),
         granules=list_granules(topology, order, is_listed=request.include_devices),
         axes=build_axes(spec, topology, layout),
-        score=_tell_score(layout),
+        score=_build_score(layout),
         target=target,
         environment=environment,
         code=code,
@@ -582,7 +586,7 @@ def _build_granule(granule: Granule, topology: Topology, used: tuple[int, ...] |
     )
 
 
-def _tell_score(layout: Layout) -> PlanScore:
+def _build_score(layout: Layout) -> PlanScore:
     if layout.score is None:
         return PlanScore(method=layout.method)
     score = layout.score

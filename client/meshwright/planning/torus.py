@@ -109,7 +109,7 @@ def cut_torus(
     wide = sorted((axis for axis, size in enumerate(sizes) if size > 1), key=lambda axis: (-weights[axis], -axis))
     turns = islice(permutations(wide), TURNS_MOST)
     found = (_cut_in_turn(turn, sizes, dimensions, split) for turn in turns)
-    return min((cut for cut in found if cut), key=lambda cut: _judge(cut, weights), default=None)
+    return min((cut for cut in found if cut), key=lambda cut: _evaluate(cut, weights), default=None)
 
 
 def _cut_in_turn(
@@ -124,7 +124,7 @@ def _cut_in_turn(
     return tuple(cut)
 
 
-def _judge(cut: Cut, weights: Sequence[float]) -> tuple[float, int, float, float]:
+def _evaluate(cut: Cut, weights: Sequence[float]) -> tuple[float, int, float, float]:
     """Returns what cuts are compared by; smaller is better."""
     wide = [(weight, axis) for weight, axis in zip(weights, cut, strict=True) if axis.parts]
     ways = sum(weight / axis.colours for weight, axis in wide)

@@ -171,12 +171,12 @@ class RunBook:
             state = "cancelled" if isinstance(outcome, RunCancelledError) else "failed"
             return self._end(run_id, state=state, error=build_problem(outcome))
         if isinstance(outcome, BenchResult):
-            self._tell_records(run_id, outcome.records)
+            self._describe_records(run_id, outcome.records)
         else:
             self.advance(run_id, Progress(done=1, total=1, message="compiled"))
         return self._end(run_id, state="succeeded", result=outcome.model_dump(mode="json"))
 
-    def _tell_records(self, run_id: str, records: tuple[BenchRecord, ...]) -> None:
+    def _describe_records(self, run_id: str, records: tuple[BenchRecord, ...]) -> None:
         for done, record in enumerate(records, start=1):
             self._note(run_id, "record", record=record.model_dump(mode="json"))
             self.advance(run_id, Progress(done=done, total=len(records), message=record.case))

@@ -103,7 +103,7 @@ def join_slice(parts: Sequence[Part]) -> JoinedGranule:
     shape = said or _find_box(ordered, parts)
     fields = {"name": name, "device_count": len(seats), **_describe_torus(shape, parts, ordered)}
     granule = parts[0].granule.model_copy(update=fields)
-    notices = _tell_missing(name, said, ordered) + _tell_shape(name, said, shape, len(parts), ordered)
+    notices = _describe_missing(name, said, ordered) + _describe_shape(name, said, shape, len(parts), ordered)
     return JoinedGranule(granule, ordered, () if shape else _list_crossings(ordered), notices)
 
 
@@ -112,7 +112,7 @@ def _join_blind(name: str, said: Coords | None, parts: Sequence[Part], seats: Se
     blind = [seat for seat in seats if seat.device.coords is None]
     fields = {"device_count": len(seats), **_describe_torus(said, parts, seats)}
     granule = parts[0].granule.model_copy(update=fields)
-    told = (_tell_blind(name, blind),) if len(parts) > 1 else ()
+    told = (_describe_blind(name, blind),) if len(parts) > 1 else ()
     return JoinedGranule(granule, tuple(sorted(seats, key=_by_process)), notices=told)
 
 
@@ -257,7 +257,7 @@ def _read_time(device: Device) -> datetime:
 # ---- what is told ----
 
 
-def _tell_missing(name: str, shape: Coords | None, seats: Sequence[Seat]) -> tuple[Notice, ...]:
+def _describe_missing(name: str, shape: Coords | None, seats: Sequence[Seat]) -> tuple[Notice, ...]:
     if shape is None:
         return ()
     cores = Counter(seat.device.coords or () for seat in seats)
@@ -279,7 +279,7 @@ def _tell_missing(name: str, shape: Coords | None, seats: Sequence[Seat]) -> tup
     )
 
 
-def _tell_shape(
+def _describe_shape(
     name: str, said: Coords | None, shape: Coords | None, part_count: int, seats: Sequence[Seat]
 ) -> tuple[Notice, ...]:
     if said is not None or part_count < 2:
@@ -294,7 +294,7 @@ def _tell_shape(
     )
 
 
-def _tell_blind(name: str, blind: Sequence[Seat]) -> Notice:
+def _describe_blind(name: str, blind: Sequence[Seat]) -> Notice:
     hosts = list(dict.fromkeys(seat.device.host for seat in blind))
     more = f", and {len(hosts) - NAMES_SHOWN} more" if len(hosts) > NAMES_SHOWN else ""
     return Notice(
@@ -364,8 +364,12 @@ def join_devices(replies: Sequence[Devices], *, labels: Sequence[str] = ()) -> J
     slices = [join_slice(group) for group in _group_slices([part for part in parts if part.granule.kind == "slice"])]
     granules = sorted([*hosts, *slices], key=_granule_key)
     topology, places = _assemble(replies, granules)
-    notices = [*_tell_renamed(replies, names), *_tell_machines(replies, names), *_tell_empty(replies, names)]
-    notices += [*_tell_kinds(topology), *(notice for one in granules for notice in one.notices)]
+    notices = [
+        *_describe_renamed(replies, names),
+        *_describe_machines(replies, names),
+        *_describe_empty(replies, names),
+    ]
+    notices += [*_describe_kinds(topology), *(notice for one in granules for notice in one.notices)]
     notices += _carry_warnings(replies, names)
     return Joined(topology, tuple(notices), places)
 
@@ -601,7 +605,7 @@ def _assemble(
 # ---- what is told ----
 
 
-def _tell_renamed(replies: Sequence[Devices], names: Names) -> list[Notice]:
+def _describe_renamed(replies: Sequence[Devices], names: Names) -> list[Notice]:
     renamed = _group((entry for entry in names.items() if entry[0][1] != entry[1]), lambda entry: entry[0][1])
     return [
         Notice(
@@ -613,7 +617,7 @@ def _tell_renamed(replies: Sequence[Devices], names: Names) -> list[Notice]:
     ]
 
 
-def _tell_machines(replies: Sequence[Devices], names: Names) -> list[Notice]:
+def _describe_machines(replies: Sequence[Devices], names: Names) -> list[Notice]:
     shared = _group(range(len(replies)), lambda index: replies[index].host.boot_id)
     return [
         Notice(
@@ -627,7 +631,7 @@ def _tell_machines(replies: Sequence[Devices], names: Names) -> list[Notice]:
     ]
 
 
-def _tell_empty(replies: Sequence[Devices], names: Names) -> list[Notice]:
+def _describe_empty(replies: Sequence[Devices], names: Names) -> list[Notice]:
     empty = [names[index, reply.host.name] for index, reply in enumerate(replies) if not reply.devices]
     if not empty:
         return []
@@ -648,7 +652,7 @@ def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
     ]
 
 
-def _tell_kinds(topology: Topology) -> list[Notice]:
+def _describe_kinds(topology: Topology) -> list[Notice]:
     kinds = _group(topology.devices, lambda device: device.kind)
     if len(kinds) < 2 or len(topology.hosts) < 2:
         return []

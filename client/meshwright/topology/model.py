@@ -130,7 +130,7 @@ def check_granules(devices: Sequence[Device], granules: Sequence[Granule]) -> No
         _check_torus(granule)
         left -= _count_places(granule, members.get(granule.ordinal, ()))
         if left < 0:
-            raise ValueError(_tell_many(granule))
+            raise ValueError(_describe_many(granule))
 
 
 def _check_ordinals(granules: Sequence[Granule]) -> None:
@@ -209,17 +209,17 @@ def _count_places(granule: Granule, devices: Sequence[Device]) -> int:
     coords, cores = [place for place, _ in places], [core for _, core in places]
     seeing = devices if len(places) == len(devices) else [one for one in devices if one.coords is not None]
     if set(map(len, coords)) != {len(granule.shape or coords[0])} or not 1 <= len(coords[0]) <= MAX_DIMENSION_COUNT:
-        raise ValueError(_tell_lengths(granule, seeing))
+        raise ValueError(_describe_lengths(granule, seeing))
     lowest = min(map(min, zip(*coords, strict=True)))
     highest = tuple(map(max, zip(*coords, strict=True)))
     if min(lowest, *cores) < 0 or any(top >= size for top, size in zip(highest, granule.shape or (), strict=False)):
-        raise ValueError(_tell_outside(granule, seeing))
+        raise ValueError(_describe_outside(granule, seeing))
     if len(set(places)) < len(places):
-        raise ValueError(_tell_one_place(granule, seeing))
+        raise ValueError(_describe_one_place(granule, seeing))
     return math.prod(granule.shape or (top + 1 for top in highest)) * (max(cores) + 1)
 
 
-def _tell_lengths(granule: Granule, seeing: Sequence[Device]) -> str:
+def _describe_lengths(granule: Granule, seeing: Sequence[Device]) -> str:
     length = len(granule.shape or seeing[0].coords or ())
     if not 1 <= length <= MAX_DIMENSION_COUNT:
         return (
@@ -234,7 +234,7 @@ def _tell_lengths(granule: Granule, seeing: Sequence[Device]) -> str:
     )
 
 
-def _tell_outside(granule: Granule, seeing: Sequence[Device]) -> str:
+def _describe_outside(granule: Granule, seeing: Sequence[Device]) -> str:
     shape = granule.shape or (math.inf,) * MAX_DIMENSION_COUNT
     odd = next(
         device
@@ -249,7 +249,7 @@ def _tell_outside(granule: Granule, seeing: Sequence[Device]) -> str:
     )
 
 
-def _tell_one_place(granule: Granule, seeing: Sequence[Device]) -> str:
+def _describe_one_place(granule: Granule, seeing: Sequence[Device]) -> str:
     first: dict[object, Device] = {}
     for device in seeing:
         other = first.setdefault((device.coords, device.core_on_chip or 0), device)
@@ -261,7 +261,7 @@ def _tell_one_place(granule: Granule, seeing: Sequence[Device]) -> str:
     )
 
 
-def _tell_many(granule: Granule) -> str:
+def _describe_many(granule: Granule) -> str:
     there = f"the shape {write_sizes(granule.shape)}" if granule.shape else "chips far apart by their coordinates"
     return (
         f"granule {granule.name} has {there}, and with it there are more than {MAX_DEVICE_COUNT:,} places for "
@@ -316,7 +316,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         if len(self.order) != len(self.devices):
-            raise ValueError(_tell_doubled(self.devices))
+            raise ValueError(_describe_doubled(self.devices))
         check_granules(self.devices, self.granules)
         count = len(self.devices)
         for link in self.links:
@@ -567,7 +567,7 @@ def _is_counted(devices: Sequence[Device], shape: Sequence[int]) -> bool:
     )
 
 
-def _tell_doubled(devices: tuple[Device, ...]) -> str:
+def _describe_doubled(devices: tuple[Device, ...]) -> str:
     places = Counter((device.granule, device.position) for device in devices)
     granule, position = next(place for place, count in places.items() if count > 1)
     return (

@@ -107,7 +107,7 @@ class HealthMemory:
         """Returns everything as JSON text."""
         return _MEMORY.dump_json(self).decode()
 
-    def note_boot(self, boot_id: str | None) -> bool:
+    def record_boot(self, boot_id: str | None) -> bool:
         """Takes the host's boot; returns whether it is another one, which ends counters, and faults by the caller."""
         before = self.boot_id
         if boot_id is None or boot_id == before:

@@ -109,7 +109,7 @@ class CardEvaluator:
             if (active := _count_nvlinks(card)) > self._memory.nvlinks.get(card.key, 0):
                 self._memory.nvlinks[card.key] = active
         for card in cards:
-            self._note_baselines(card)
+            self._record_baselines(card)
             siblings = [each for each in cards if each is not card and _are_alike(card, each)]
             view = self._build_view(card, earlier.get(card.key), siblings)
             evaluated = {part: evaluate_card(part, view) for part in PARTS}
@@ -153,7 +153,7 @@ class CardEvaluator:
             lost_file=card.file if is_lost else None,
         )
 
-    def _note_baselines(self, card: Card) -> None:
+    def _record_baselines(self, card: Card) -> None:
         """AER counts from boot; only what comes from now on is news: an agent that is new here saw no error come.
 
         A counter below its baseline counts anew (the card was reset), and so does its baseline: else the next error
@@ -392,14 +392,14 @@ class HealthMonitor:
             at: when it looked.
         """
         self._has_answered = True
-        self._note_boot(facts, at)
+        self._record_boot(facts, at)
         self._report(DRIVER, evaluate_driver(facts.problems), at)
         report_kernel_log(self._registry, self._history, facts, at)
         self._evaluate(facts, before, devices, at)
 
-    def _note_boot(self, facts: HostFacts, at: datetime) -> None:
+    def _record_boot(self, facts: HostFacts, at: datetime) -> None:
         """Takes the host's boot: another one ends faults, and may bring a driver that tells of other parts."""
-        if self._memory.note_boot(facts.machine.boot_id):
+        if self._memory.record_boot(facts.machine.boot_id):
             self._of_last_boot = set(self._parts)
             for component in self._registry.list_faulty():
                 self._registry.clear_faults(component, at)

@@ -279,7 +279,7 @@ class HostWatch(Host):
 
     async def release(self) -> Release:
         """Ends the worker and its runs, then asks the probe who holds a device; the worker is not started unasked."""
-        self._note_release()
+        self._record_release()
         started_s, was_running = self._clock.monotonic(), self._device.pid is not None
         outcome, cancelled = await asyncio.gather(
             self._device.release(reason=RELEASED, within_s=BOUND_S - ANSWER_S - PROBE_S),
@@ -300,7 +300,7 @@ class HostWatch(Host):
         held = _name_own(seen, ending, holding, self._device.spec.module)
         took_s = self._clock.monotonic() - started_s
         RELEASE_DURATION.labels("abandoned" if holding else "killed" if outcome.killed else "released").observe(took_s)
-        self._note_release()
+        self._record_release()
         return Release(
             released=not holding,
             took_s=took_s,
@@ -311,7 +311,7 @@ class HostWatch(Host):
             worker=self._device.view(),
         )
 
-    def _note_release(self) -> None:
+    def _record_release(self) -> None:
         self.update(released=True, failure=None)
         self.report_worker()
 

@@ -46,7 +46,7 @@ async def put_lease(
     note(http, f"count:{asked.count}" if isinstance(asked, DeviceCount) else asked)
     lease, is_new = await agent.leases.put(lease_id, request, by=owner_of(caller))
     if isinstance(asked, DeviceCount):
-        _note_devices(http, lease)
+        _record_devices(http, lease)
     note(http, lease=lease.id)
     return Response(
         lease.model_dump_json(),
@@ -72,9 +72,9 @@ async def read_lease(agent: AgentHere, lease_id: LeaseId) -> Lease:
 async def end_lease(agent: AgentHere, lease_id: LeaseId, caller: Operator, http: Request) -> Lease:
     """Ends a lease and returns it as it was; a second time it is not found."""
     lease = await agent.leases.end(lease_id, by=owner_of(caller))
-    _note_devices(http, lease)
+    _record_devices(http, lease)
     return lease
 
 
-def _note_devices(request: Request, lease: Lease) -> None:
+def _record_devices(request: Request, lease: Lease) -> None:
     note(request, [device.local_index for device in lease.devices])

@@ -73,7 +73,7 @@ def test_numbers_and_memory_go_on_after_a_restart(tmp_path: Path) -> None:
     async def first(store: Store) -> None:
         history = await build(store)
         tell(history)
-        history.memory.note_boot("boot-1")
+        history.memory.record_boot("boot-1")
         await history.flush()
 
     async def second(store: Store) -> tuple[int, str | None]:

@@ -19,7 +19,7 @@ FAULT = Fault("device:0", "xid_79", "unhealthy", "it fell", "reboot", EPOCH)
 
 def fill() -> HealthMemory:
     memory = HealthMemory()
-    memory.note_boot("boot-1")
+    memory.record_boot("boot-1")
     memory.log_sequence = 7
     memory.add_fault(FAULT)
     memory.devices["GPU-0"] = KnownDevice("GPU-0")
@@ -51,8 +51,8 @@ def test_what_was_told_comes_back_as_it_was(told: dict[str, tuple[State, timedel
 
 def test_another_boot_ends_counters_and_the_place_in_the_log_and_nothing_else() -> None:
     memory = fill()
-    assert not memory.note_boot("boot-1")
-    assert memory.note_boot("boot-2")
+    assert not memory.record_boot("boot-1")
+    assert memory.record_boot("boot-2")
     assert memory == replace(fill(), boot_id="boot-2", log_sequence=None, baselines={})
 
 

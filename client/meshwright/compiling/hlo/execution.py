@@ -79,7 +79,7 @@ class _Walk:
             if instruction.opcode == "while":
                 loop = Loop(frame, instruction)
                 if loop.trips is None:
-                    self.tell(_say_unknown(instruction))
+                    self.tell(_describe_unknown(instruction))
                 if runs := times * (1 if loop.trips is None else loop.trips):
                     yield from self.visit(loop.body, runs, is_fused, is_beside, caller)
                 continue
@@ -97,7 +97,7 @@ class _Walk:
         if instruction.opcode != "conditional" or len(called) < 2:
             return called
         largest = max(called, key=lambda branch: _weigh(self.module, branch))
-        self.tell(_say_assumed(instruction, largest.name))
+        self.tell(_describe_assumed(instruction, largest.name))
         return [largest]
 
 
@@ -114,7 +114,7 @@ def _weigh(module: Module, branch: Computation, depth: int = 0) -> float:
     return total
 
 
-def _say_unknown(instruction: Instruction) -> Notice:
+def _describe_unknown(instruction: Instruction) -> Notice:
     return Notice(
         code="loop_trips_unknown",
         message=f"how often the loop {instruction.label} runs cannot be read from the program; "
@@ -123,7 +123,7 @@ def _say_unknown(instruction: Instruction) -> Notice:
     )
 
 
-def _say_assumed(instruction: Instruction, largest: str) -> Notice:
+def _describe_assumed(instruction: Instruction, largest: str) -> Notice:
     return Notice(
         code="branch_assumed",
         message=f"the choice {instruction.label} counts as its branch that writes most, {largest}, each time",

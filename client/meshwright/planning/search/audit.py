@@ -10,7 +10,7 @@ from meshwright.planning.cost.layout import Layout
 from meshwright.planning.cost.spans import AXES
 from meshwright.planning.parallelism import name_axis
 from meshwright.planning.search.candidates import Bounds
-from meshwright.planning.search.search import Question, list_leaders, read_layout, tell_schedule, weigh
+from meshwright.planning.search.search import Question, build_schedule, list_leaders, read_layout, weigh
 from meshwright.wire.cost import AuditAlternative, PlanAudit
 from meshwright.wire.mesh import EQUAL_WITHIN, Plan
 
@@ -36,7 +36,7 @@ def audit_plan(plan: Plan, question: Question) -> PlanAudit:
         return PlanAudit(best=None)
     if best is not None and not (fits and weigh(priced)[best] > weighed_s * (1 - EQUAL_WITHIN)):
         total_s, layout = float(priced.total_s[best]), priced.layout.take(best)
-        shape, schedule, ratio = _name_axes(layout, plan), tell_schedule(question, layout), total_s / own_s
+        shape, schedule, ratio = _name_axes(layout, plan), build_schedule(question, layout), total_s / own_s
         than = f"{abs(ratio - 1):.0%} {'less' if ratio < 1 else 'more'}" if round(ratio, 2) != 1 else "the same"
         mesh = " × ".join(f"{name}:{size}" for name, size in shape.items())
         passes = f"{schedule.passes} pass{'es' * (schedule.passes > 1)} of {schedule.micro_batch}"

@@ -57,7 +57,7 @@ def estimate_batch(
     step: PlanStepTime = told["step_time"]
     limit, share = find_largest_part(step)
     shape = " × ".join(f"{name}:{size}" for name, size in mesh_shape.items())
-    message = _say_nothing_fits(parts, told["memory"])
+    message = _describe_nothing_fits(parts, told["memory"])
     if chosen:
         message = (
             f"{chosen} sequences a step on {shape}, {chosen // parts} for each of {parts} data-parallel part"
@@ -142,7 +142,7 @@ def _build_row(batch: int, told: Mapping[str, Any]) -> PricedBatch:
     )
 
 
-def _say_nothing_fits(parts: int, memory: PlanMemory) -> str:
+def _describe_nothing_fits(parts: int, memory: PlanMemory) -> str:
     needed, there = memory.per_device_bytes / 2**30, (memory.capacity_bytes or 0) / 2**30
     each = f"one sequence for each of {parts} data-parallel part{'s' * (parts > 1)}"
     return f"nothing fits: {each} needs about {needed:.1f} GiB of a device's {there:.1f}"

@@ -382,7 +382,7 @@ def price(
         spans=spans,
         hardware=hardware,
         work=work,
-        basis=hardware.replaced.tell_basis(training.compute_dtype),
+        basis=hardware.replaced.describe_basis(training.compute_dtype),
     )
 
 

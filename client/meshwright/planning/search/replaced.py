@@ -125,7 +125,7 @@ class Replaced:
         """Returns warnings of figures that no such chip can have, and that were left out."""
         return tuple(each.rate.refuse(each.peak, each.default) for each in self._compare(dtype) if not each.is_taken)
 
-    def tell_basis(self, dtype: ComputeDtype) -> str:
+    def describe_basis(self, dtype: ComputeDtype) -> str:
         """Returns whose constants a step's time is of, with what was measured beside the published figures."""
         words = [WORDS[each.rate.case] for each in self._compare(dtype) if each.is_taken]
         basis = f"fit to published runs on {'TPUs' if self.chip.platform == 'tpu' else 'GPUs'}"

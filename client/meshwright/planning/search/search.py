@@ -119,9 +119,9 @@ def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str
     sequences = question.training.global_batch
     tokens, peak = sequences * question.training.sequence_length, question.hardware.chip.device_flops_per_s
     told: dict[str, Any] = {
-        "memory": _tell_memory(priced, place),
-        "step_time": _tell_step_time(priced, place, mesh_shape),
-        "schedule": tell_schedule(question, layout),
+        "memory": _build_memory(priced, place),
+        "step_time": _build_step_time(priced, place, mesh_shape),
+        "schedule": build_schedule(question, layout),
         "tokens_per_s": tokens / total_s,
         "mfu_ratio": priced.work.flops_per_token * tokens / total_s / question.hardware.devices / peak,
         "largest_batch": find_largest_batch(question, layout),
@@ -133,7 +133,7 @@ def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str
     return told
 
 
-def _tell_memory(priced: Priced, place: int) -> PlanMemory:
+def _build_memory(priced: Priced, place: int) -> PlanMemory:
     parts = {name: round(float(sizes[place])) for name, sizes in priced.memory.items()}
     return PlanMemory(
         per_device_bytes=sum(parts.values()),
@@ -143,7 +143,7 @@ def _tell_memory(priced: Priced, place: int) -> PlanMemory:
     )
 
 
-def _tell_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> PlanStepTime:
+def _build_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> PlanStepTime:
     parts = {name: float(seconds[place]) for name, seconds in priced.parts.items()}
     total_s = sum(parts.values())
     spread, reason = find_spread(priced.hardware.chip, priced.work, priced.layout.take(place))
@@ -179,7 +179,7 @@ def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> di
 _SUMMED_OVER: Final = ("ep", "cp", "fsdp")
 
 
-def tell_schedule(question: Question, layout: Layout) -> PlanSchedule:
+def build_schedule(question: Question, layout: Layout) -> PlanSchedule:
     """Returns how the batch goes through a candidate."""
     training = question.training
     moments = question.moments[int(layout.moments)] if question.moments else read_own_moments(training)
@@ -390,11 +390,11 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
     longer = f"{total / best - 1:.1%} more than the best"
     if more[part] <= 0:
         return "order", f"takes {total:.3g} s a step, {longer}"
-    most = f"most of that is {_say(part, wire)}, {more[part]:.3g} s more"
+    most = f"most of that is {_describe_part(part, wire)}, {more[part]:.3g} s more"
     return REASONS.get(part, wire), f"takes {total:.3g} s a step, {longer}; {most}"
 
 
-def _say(part: str, wire: str) -> str:
+def _describe_part(part: str, wire: str) -> str:
     match part:
         case "bubble":
             return "the pipeline's bubble"
@@ -462,7 +462,7 @@ def price_plan(plan: Plan, question: Question) -> Plan:
     priced = question.price(layout, read_order(plan, question.hardware))
     told = tell(question, priced, choose_schedule(priced), plan.mesh_shape)
     memory = told["memory"]
-    told["warnings"] = (*plan.warnings, *_tell_basis(question), *_list_notices(question, memory))
+    told["warnings"] = (*plan.warnings, *_list_basis_notices(question), *_list_notices(question, memory))
     if not memory.fits:
         notice = Notice(
             code="memory_does_not_fit",
@@ -496,10 +496,10 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     best = dict(list(ordered.items())[: request.top])
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
-    warnings: tuple[Notice, ...] = (_tell_nothing_fits(question),)
+    warnings: tuple[Notice, ...] = (_build_nothing_fits(question),)
     if plans:
-        warnings = (*_tell_basis(question), *_tell_better_batch(question, bounds, _read_total(plans[0])))
-    return Plans(plans=tuple(plans), rejected=(*rejected, *_tell_left(space)), warnings=warnings)
+        warnings = (*_list_basis_notices(question), *_list_batch_notices(question, bounds, _read_total(plans[0])))
+    return Plans(plans=tuple(plans), rejected=(*rejected, *_list_indivisible(space)), warnings=warnings)
 
 
 def _order_best(
@@ -571,13 +571,13 @@ def _read_total(plan: Plan) -> float:
     return plan.step_time.total_s if plan.step_time else math.inf
 
 
-def _tell_left(space: Space) -> list[Rejected]:
+def _list_indivisible(space: Space) -> list[Rejected]:
     """Returns sizes that no mesh can have with this model, the smallest of each axis first."""
     smallest = sorted(space.left, key=lambda left: (left.size, AXES.index(left.axis)))[:LEFT_MOST]
     return [Rejected(mesh_shape={left.axis: left.size}, reason="divisibility", message=left.rule) for left in smallest]
 
 
-def _tell_basis(question: Question) -> tuple[Notice, ...]:
+def _list_basis_notices(question: Question) -> tuple[Notice, ...]:
     """Returns the warnings that prices are of something else than what was asked, or of less, where they are."""
     if question.training.compute_dtype != "float32":
         return ()
@@ -585,7 +585,7 @@ def _tell_basis(question: Question) -> tuple[Notice, ...]:
     return (Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run"),)
 
 
-def _tell_better_batch(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
+def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
     """Returns the warning that the batch next to the one that is asked for, a multiple of the devices, is faster."""
     devices, batch = question.hardware.devices, question.training.global_batch
     near = max(round(batch / devices), 1) * devices
@@ -617,7 +617,7 @@ def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
     return (*measured, Notice(code="above_default_memory", message=message, hint=hint))
 
 
-def _tell_nothing_fits(question: Question) -> Notice:
+def _build_nothing_fits(question: Question) -> Notice:
     count = question.hardware.devices
     return Notice(
         code="nothing_fits",

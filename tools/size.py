@@ -30,7 +30,7 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 28_470,
+    "code lines": 28_475,
     "code lines of the service": 8_895,
     "code lines of planner, topology, compiler, verify": 10_300,
     "code lines of the rest of the client": 9_285,

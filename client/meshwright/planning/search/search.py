@@ -380,10 +380,8 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
         said = f"{abs(total / best - 1):.1%} {'less' if total < best else 'more'} than the best, by {unusual[0]}"
         return "unusual", f"takes {total:.3g} s a step, {said}, which no run judges: measure it"
     if total <= (1 + EQUAL_WITHIN) * best:
-        return (
-            "equal",
-            f"takes {total:.3g} s a step, as long as the best within the planner's error of {EQUAL_WITHIN:.0%}",
-        )
+        error = f"within the planner's error of {EQUAL_WITHIN:.0%}"
+        return "equal", f"takes {total:.3g} s a step, as long as the best {error}"
     more = {part: float(priced.parts[part][place] - priced.parts[part][winner]) for part in PARTS}
     part = max(more, key=lambda name: more[name])
     wire = priced.name_wire(part, place)
@@ -649,10 +647,8 @@ def _find_wrong_axes(devices: int, bounds: Bounds, space: Space) -> str:
     rules = (left.rule for left in space.left if bounds.axes.get(left.axis) == left.size)
     if rule := next(rules, ""):
         return rule
-    product, said = (
-        math.prod(bounds.axes.values()),
-        " × ".join(f"{axis}:{bounds.axes[axis]}" for axis in AXES if axis in bounds.axes),
-    )
+    product = math.prod(bounds.axes.values())
+    said = " × ".join(f"{axis}:{bounds.axes[axis]}" for axis in AXES if axis in bounds.axes)
     if devices % product:
         return f"{said} does not divide {devices} devices"
     is_whole = len(bounds.axes) == len(AXES) and product != devices

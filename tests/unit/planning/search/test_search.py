@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.compile_job import read_capacity
+from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request
+from meshwright.planning.search.candidates import Bounds
+from meshwright.planning.search.search import Question, build_question
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import EQUAL_WITHIN, Plan, PlanRequest, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec
@@ -298,3 +301,40 @@ def test_a_named_mesh_has_the_passes_and_remat_that_fit_it_and_those_that_are_sa
 
     assert (schedule(), schedule(gradient_accumulation=1)[2]) == ((8, "minimal", True), True)
     assert (schedule(remat="full")[1], schedule(gradient_accumulation=2)[0]) == ("full", 2)
+
+
+CHAINS = [
+    ("llama3-8b", ("h100:8", "2*h100:8", "4*h100:8", "8*h100:8", "16*h100:8")),
+    ("llama3-8b", ("v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16")),
+    ("mixtral-8x7b", ("v5p:2x4x4", "v5p:4x4x4", "v5p:4x4x8", "v5p:4x8x8")),
+    ("llama3-70b", ("4*h100:8", "4*h200:8")),  # the same chip with more memory
+]
+
+
+def find_fastest(question: Question) -> float:
+    """Returns the seconds of the fastest step that fits."""
+    priced = question.price(question.list_space(Bounds()).layout)
+    return float(priced.total_s[priced.fits].min(initial=math.inf))
+
+
+@pytest.mark.parametrize(("model", "targets"), CHAINS)
+def test_more_devices_and_more_memory_are_never_slower(model: str, targets: tuple[str, ...]) -> None:
+    training = TrainingSpec(global_batch=512, sequence_length=4096)
+    steps = []
+    for target in targets:
+        topology = build_target(target)
+        steps.append(find_fastest(build_question(read_model(model), training, topology, len(topology.devices))))
+    assert steps == sorted(steps, reverse=True)
+    assert math.isfinite(steps[-1])
+
+
+@pytest.mark.parametrize("target", ["4*h100:8", "v5p:4x4x4"])
+def test_faster_links_are_never_slower(target: str) -> None:
+    training, topology = TrainingSpec(global_batch=512, sequence_length=4096), build_target(target)
+    question = build_question(read_model("llama3-70b"), training, topology, len(topology.devices))
+    chip = question.hardware.chip
+    rates = ("link_bytes_per_s", "scaleup_bytes_per_s", "scaleout_bytes_per_s")
+    for name in rates:
+        if (rate := getattr(chip, name)) is not None:
+            faster = replace(question.hardware, chip=replace(chip, **{name: 2 * rate}))
+            assert find_fastest(replace(question, hardware=faster)) <= find_fastest(question)

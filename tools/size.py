@@ -30,10 +30,10 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 28_475,
+    "code lines": 28_490,
     "code lines of the service": 8_895,
-    "code lines of planner, topology, compiler, verify": 10_300,
-    "code lines of the rest of the client": 9_285,
+    "code lines of planner, topology, compiler, verify": 10_305,
+    "code lines of the rest of the client": 9_290,
     "modules": 227,
     "modules of the service": 62,
     "modules of planner, topology, compiler, verify": 60,

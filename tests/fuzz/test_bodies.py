@@ -35,7 +35,7 @@ SEEDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("/mesh/plan", {"mesh": "fsdp:8", "target": "h100:8", "model": "llama3-8b", "training": TRAINING}),
     ("/mesh/search", {"targets": ["h100:8"], "model": MODEL, "training": TRAINING, "top": 2, "axes": {"tp": 2}}),
     ("/mesh/search", {"targets": ["h100:8", "v5e:2x2"], "model": MODEL, "training": TRAINING, "fallback": True}),
-    ("/batch-size", {"hardware": "h100", "batch": 256}),
+    ("/batch-size", {"hardware": "h100", "per_device_batch_size": 256}),
     (
         "/batch-size",
         {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"sequence_length": 64}},

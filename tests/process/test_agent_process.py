@@ -44,7 +44,7 @@ ROUTES = (
     "/devices",
     "/devices?format=text",
     "/mesh/plan?mesh=dp:2,tp:-1",
-    "/batch-size?hardware=h100&batch=256",
+    "/batch-size?hardware=h100&per_device_batch_size=256",
     "/batch-size",
     "/placement/bench",
     "/runs",

@@ -25,7 +25,7 @@ ROUTES = (
     "/devices?format=text",
     "/mesh/plan?mesh=dp:64,tp:8",
     "/batch-size",
-    "/batch-size?hardware=h100&batch=256",
+    "/batch-size?hardware=h100&per_device_batch_size=256",
     "/placement/bench",
     "/runs",
     "/environment",

@@ -118,7 +118,10 @@ def plan(load: Load, http: httpx.Client, chance: random.Random) -> None:
 
 
 def size_batch(load: Load, http: httpx.Client, chance: random.Random) -> None:
-    load.take("batch sizes", http.get("/batch-size", params={"hardware": "h100", "batch": chance.randint(1, 4096)}))
+    load.take(
+        "batch sizes",
+        http.get("/batch-size", params={"hardware": "h100", "per_device_batch_size": chance.randint(1, 4096)}),
+    )
 
 
 def bench(load: Load, http: httpx.Client, chance: random.Random) -> None:

@@ -153,7 +153,7 @@ def _write_shape(rejected: Rejected) -> str:
 
 def batch_size(
     hardware: str | None,
-    batch: int | None,
+    per_device_batch_size: int | None,
     *,
     model: ModelLike | None = None,
     training: TrainingLike | None = None,
@@ -171,7 +171,7 @@ def batch_size(
     """
     fields = {
         "hardware": hardware,
-        "batch": batch,
+        "per_device_batch_size": per_device_batch_size,
         "model": write_model(model),
         "training": write_model(training),
         "mesh": print_mesh(mesh),

@@ -71,7 +71,7 @@ def show_batch_size(
         model=model,
         trained={"sequence_length": seq},
         hardware=hardware,
-        batch=batch,
+        per_device_batch_size=batch,
         verify="compile" if compiled else None,
         mesh=mesh,
         target=target,
@@ -151,7 +151,9 @@ def _print_roofline(session: Session, roofline: Roofline | None) -> None:
 
 def _print_verdict(session: Session, validation: BatchSizeValidation) -> None:
     style = LEVEL_STYLES.get(validation.level, "")
-    session.out.print(Text.assemble(f"batch {validation.batch}: ", (clean(validation.message), style)), soft_wrap=True)
+    session.out.print(
+        Text.assemble(f"batch {validation.per_device_batch_size}: ", (clean(validation.message), style)), soft_wrap=True
+    )
 
 
 # ---- the batch of a model's step ------------------------------------------------------------------------------------

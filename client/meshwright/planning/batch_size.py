@@ -137,14 +137,14 @@ def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: 
         hardware_type = detect_hardware(platform or "", kind or "")
         chip = _find_detected_chip(hardware_type, kind or "")
     row = recommend_batch_size(hardware_type)
-    asked = request.hardware or kind or "no device"
+    asked, batch = request.hardware or kind or "no device", request.per_device_batch_size
     return BatchSize(
         hardware_type=hardware_type.value,
         chip=chip.name if chip else None,
         basis=basis if request.hardware is None else "declared",
         table=BatchSizeTable(**asdict(row)),
         roofline=build_roofline(chip) if chip else None,
-        validation=None if request.batch is None else _build_validation(hardware_type, request.batch),
+        validation=None if batch is None else _build_validation(hardware_type, batch),
         warnings=tuple(_find_warnings(hardware_type, chip, row, asked)),
     )
 
@@ -182,7 +182,9 @@ def _evaluate(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:
 
 def _build_validation(hardware_type: HardwareType, batch: int) -> BatchSizeValidation:
     level, message = _evaluate(hardware_type, batch)
-    return BatchSizeValidation(batch=batch, valid=level != "below_minimum", level=level, message=message)
+    return BatchSizeValidation(
+        per_device_batch_size=batch, valid=level != "below_minimum", level=level, message=message
+    )
 
 
 def _find_warnings(

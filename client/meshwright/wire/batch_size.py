@@ -26,7 +26,9 @@ class BatchSizeRequest(RequestPart):
     hardware: StrictStr | None = Field(
         default=None, description='"h100", "tpu_v5e", a JAX device kind, …', max_length=128
     )
-    batch: Annotated[StrictInt, Field(ge=1, le=2**53)] | None = Field(default=None, description="a batch size to judge")
+    per_device_batch_size: Annotated[StrictInt, Field(ge=1, le=2**53)] | None = Field(
+        default=None, description="a batch size to check against the table"
+    )
     model: StrictStr | dict[StrictStr, Any] | None = Field(
         default=None,
         description="what is trained, as POST /mesh/plan takes it: `estimated` then says the batch of a step",
@@ -77,7 +79,7 @@ class Roofline(Reply):
 class BatchSizeValidation(Reply):
     """The verdict on a given batch, by the table."""
 
-    batch: int
+    per_device_batch_size: int
     valid: bool = Field(description="false: below the minimum")
     level: str = Field(description='"below_minimum", "below_critical" or "ok"')
     message: str

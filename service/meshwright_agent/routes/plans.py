@@ -86,7 +86,7 @@ class BatchSizeQuery(Query):
     """The query of `GET /batch-size`; everything else goes by POST."""
 
     hardware: str | None = Field(default=None, max_length=128)
-    batch: int | None = Field(default=None, ge=1, le=2**53)
+    per_device_batch_size: int | None = Field(default=None, ge=1, le=2**53)
 
 
 @router.post(
@@ -98,7 +98,7 @@ class BatchSizeQuery(Query):
     dependencies=[NEEDS_READ],
 )
 async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) -> BatchSize | Response:
-    """Advice for the named hardware, or for this host's; a `batch` that is given is judged.
+    """Advice for the named hardware, or for this host's; a `per_device_batch_size` is checked against the table.
 
     With a `model` also `estimated`: how many sequences its step should have on a mesh, and which limit says so. With
     `verify: "compile"` instead the largest batch of a model that XLA's compiler says fits: at once where that is
@@ -117,5 +117,7 @@ async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) 
     dependencies=[NEEDS_READ],
 )
 async def advise_by_get(agent: AgentHere, query: Annotated[BatchSizeQuery, fastapi.Query()]) -> BatchSize:
-    """The same by query: `?hardware=h100&batch=256`."""
-    return await agent.plans.answer_batch(BatchSizeRequest(hardware=query.hardware, batch=query.batch))
+    """The same by query: `?hardware=h100&per_device_batch_size=256`."""
+    return await agent.plans.answer_batch(
+        BatchSizeRequest(hardware=query.hardware, per_device_batch_size=query.per_device_batch_size)
+    )

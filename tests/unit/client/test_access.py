@@ -53,7 +53,7 @@ def test_a_token_may_what_its_scope_says(kind: Kind, scope: Any, refused: set[st
     questions: dict[str, Any] = {
         "devices": lambda c: c.devices(),
         "plan": lambda c: c.plan("dp:8"),
-        "batch_size": lambda c: c.batch_size(batch=64),
+        "batch_size": lambda c: c.batch_size(per_device_batch_size=64),
         "bench": lambda c: c.bench(cases=["matmul"]),
         "release": lambda c: c.release(),
         "lease": lambda c: c.lease(purpose="x"),

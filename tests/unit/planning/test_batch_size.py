@@ -25,7 +25,7 @@ def ask(
     platform: str | None = None,
     kind: str | None = None,
 ) -> BatchSize:
-    request = BatchSizeRequest(hardware=hardware, batch=batch)
+    request = BatchSizeRequest(hardware=hardware, per_device_batch_size=batch)
     return answer_batch_size(request, platform=platform, kind=kind, basis="live")
 
 

@@ -84,7 +84,7 @@ class AsyncPlanCalls(AsyncDriver):
     async def batch_size(
         self,
         hardware: str | None = None,
-        batch: int | None = None,
+        per_device_batch_size: int | None = None,
         *,
         model: ModelLike | None = None,
         training: TrainingLike | None = None,
@@ -96,14 +96,14 @@ class AsyncPlanCalls(AsyncDriver):
         on_progress: Callable[[Progress], object] | None = None,
         timeout_s: float | None = None,
     ) -> BatchSize:
-        """Returns recommended batch sizes for `hardware` (None: the host's own), and the verdict on `batch`.
+        """Returns recommended batch sizes for `hardware` (None: the host's own), and checks a batch size of a device.
 
         With a `model` also `estimated`: how many sequences its step should have on a mesh, and why. With
         `verify="compile"` `compiled` instead: the largest batch of a model that XLA's compiler says fits.
 
         Args:
             hardware: "h100", "tpu_v5e", a JAX device kind, …
-            batch: a batch size per device to judge.
+            per_device_batch_size: is checked against the table.
             model: what is trained, as for `plan`.
             training: how, such as {"sequence_length": 8192}; `global_batch`, where given, is the greatest to look at.
             mesh: the mesh that it is trained on; None: the fastest that fits is searched (not with `verify`).
@@ -124,7 +124,7 @@ class AsyncPlanCalls(AsyncDriver):
         """
         call = calls.batch_size(
             hardware,
-            batch,
+            per_device_batch_size,
             model=model,
             training=training,
             mesh=mesh,

@@ -1,8 +1,8 @@
 """Links between two devices: what they cost, so that orders can be compared, and the matrix that shows them.
 
 The cost of a pair is the time of a byte over it, in units of PCIe 4.0 ×16 one way. A bandwidth that the topology states
-is used; else the kind of the link stands for one. Costs rank orders; they do not predict seconds. The matrix is that of
-`nvidia-smi topo -m`, for TPUs and CPUs as well.
+is used; otherwise the kind of the link implies one. Costs rank orders; they do not predict seconds. The matrix is that
+of `nvidia-smi topo -m`, for TPUs and CPUs as well.
 """
 
 from __future__ import annotations

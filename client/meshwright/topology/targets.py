@@ -53,14 +53,14 @@ Hardware = Slice | Machine | int
 
 
 def read_target(target: str | TargetSpec) -> TargetSpec:
-    """Returns the target with its chip's first alias and its shape filled in: what is printed, and planned on.
+    """Returns the target with its chip's first alias and its shape filled in: this form is printed, and planned on.
 
     A chip alone is one whole host of it: 2x2x1 chips, 8 GPUs (4 of GB200), 1 CPU device. `gb200:64` is 16 hosts of a
     domain. A plain torus is written without a suffix.
 
     Raises:
-        InvalidRequestError: the text is no target.
-        PlanInfeasibleError: no such chip, slice or host, or more than 131,072 devices.
+        InvalidRequestError: the text is not a valid target.
+        PlanInfeasibleError: the chip, slice or host does not exist, or there are more than 131,072 devices.
     """
     asked = TargetSpec.parse(target) if isinstance(target, str) else target
     hardware, granules = _find(asked)
@@ -85,10 +85,10 @@ def _write_one(asked: TargetSpec, hardware: Hardware) -> TargetSpec:
 
 
 def find_hardware(spec: TargetSpec) -> Hardware:
-    """Returns what one granule of a target is.
+    """Returns the hardware of one granule of a target.
 
     Raises:
-        PlanInfeasibleError: no such chip, slice or host.
+        PlanInfeasibleError: the chip, slice or host does not exist.
     """
     return _find(spec)[0]
 
@@ -172,7 +172,7 @@ def list_chips() -> tuple[str, ...]:
 
 
 def find_near(name: str) -> list[str]:
-    """Returns known names that look like this one; of a chip's slices those of the nearest size."""
+    """Returns known names similar to this one; for a slice name, the slices of the nearest size."""
     prefix, _, count = name.rpartition("-")
     chip = find_chip(prefix)
     if chip and chip.platform == "tpu" and count.isascii() and count.isdigit():
@@ -209,8 +209,8 @@ def build_target(target: str | TargetSpec) -> Topology:
     """Returns the topology that a target names.
 
     Raises:
-        InvalidRequestError: the text is no target.
-        PlanInfeasibleError: no such chip, slice or host, or more than 131,072 devices.
+        InvalidRequestError: the text is not a valid target.
+        PlanInfeasibleError: the chip, slice or host does not exist, or there are more than 131,072 devices.
     """
     return _build(read_target(target))
 
@@ -384,7 +384,7 @@ def _find_name(asked: str) -> str:
 
 
 def _find_near(name: str) -> list[str]:
-    """Returns chips that look like a name; of a slice's name, its chip."""
+    """Returns chips with a similar name; for a slice name, its chip."""
     named = find_slice(name)
     return [named.chip.aliases[0]] if named else [near for near in find_near(name) if find_chip(near) or near == CPU]
 

@@ -125,7 +125,7 @@ def name_devices(devices: Sequence[Device]) -> list[str]:
 
 
 def is_declared(devices: Devices) -> bool:
-    """Returns whether all devices are declared: nobody looked at any."""
+    """Returns whether all devices are declared, so that none was inspected."""
     return bool(devices.devices) and all(device.basis == "declared" for device in devices.devices)
 
 
@@ -199,7 +199,7 @@ _CELLS: Final[tuple[Cell, ...]] = (
     _show_memory,
     _show_mode,
     lambda device: "" if device.jax is None else f"jax {device.jax.id}",
-    # one cell, so that the lease of one device does not push the processes of the others out of sight
+    # one cell, so that the lease of one device does not push the processes of the others off the screen
     lambda device: " | ".join(filter(None, (describe_lease(device), _show_processes(device)))),
 )
 

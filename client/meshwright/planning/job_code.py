@@ -1,7 +1,7 @@
-"""What a job starts with and runs: its environment, the Python that makes a mesh, and PartitionSpecs of a model.
+"""The text that a job starts with: its environment, the Python that makes a mesh, and PartitionSpecs of a model.
 
-Rule: the code makes exactly the planned mesh, or stops with a sentence. It needs jax and NumPy only. What comes from
-outside (names of axes, uuids) stands in it as a literal.
+Rule: the code makes exactly the planned mesh, or stops with a sentence. It needs jax and NumPy only. External text
+(names of axes, uuids) is written as a literal.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _name_visible(chosen: Sequence[Device], device_count: int, platform: Platfor
 
 
 def find_differing(topology: Topology, used: Sequence[int]) -> tuple[str, dict[str, str]] | None:
-    """Returns the variable that each host must set otherwise, and its value by host; None where all are alike."""
+    """Returns the variable that differs between hosts, and its value by host; None where all hosts are alike."""
     values = list_visible(topology, used)
     return (_VARIABLES[_find_backend(topology)], values) if len(set(values.values())) > 1 else None
 
@@ -110,7 +110,7 @@ def write_code(
         axis_types: one an axis.
         topology: where the devices are.
         order: the planned devices in mesh order, row-major, as indices of the topology.
-        environment: what the job starts with; told in a comment.
+        environment: what the job starts with; written as a comment.
         fingerprint: of the plan.
     """
     starts = [f"#   {name}={value!r}" for name, value in environment.items()]
@@ -152,7 +152,7 @@ _BUILD: Final = (
 
 
 def _spans_processes(topology: Topology, order: Sequence[int]) -> bool:
-    """True where several processes must agree on who is where, and no coordinates tell."""
+    """True where several processes must agree on the places of devices, and no coordinates give them."""
     granules = {topology.places[index][0] for index in order}
     return len(granules) > 1
 
@@ -190,10 +190,10 @@ def _look_up_numbers(topology: Topology, order: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True)
 class Setting:
-    """A plan with its model.
+    """A plan together with its model.
 
     Attributes:
-        plan: where devices stand.
+        plan: the places of the devices.
         model: its dimensions.
         training: with the passes, remat and moments of the plan.
         axes: of its mesh.
@@ -206,7 +206,7 @@ class Setting:
 
     @classmethod
     def of(cls, plan: Plan, model: ModelSpec, training: TrainingSpec) -> Setting:
-        """Returns what a plan for this model says, whose axes divide what they cut."""
+        """Returns the setting of a plan for this model, whose axes divide what they cut."""
         return cls(plan, model, apply_schedule(training, plan.schedule), MeshAxes.of(plan.mesh_shape))
 
     @property

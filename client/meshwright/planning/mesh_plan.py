@@ -55,7 +55,7 @@ def build_axes(spec: MeshSpec, topology: Topology, layout: Layout) -> tuple[Plan
 
 
 def _list_some(sizes: Sequence[int], axis: int, layout: Layout) -> Lines:
-    """Returns the lines that have to be looked at: one where all are alike."""
+    """Returns the lines that have to be inspected: one where all are alike."""
     if not layout.is_regular:
         return list_lines(sizes, axis, layout.order)
     stride = 1
@@ -112,7 +112,7 @@ def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None,
 
 
 def _crosses_domain(topology: Topology, edge: tuple[int, int]) -> bool:
-    """Tells whether two GPUs are on different hosts of one NVLink domain, whose links are not listed."""
+    """Returns whether two GPUs are on different hosts of one NVLink domain, whose links are not listed."""
     hosts = {topology.places[index][0] for index in edge}
     return topology.platform == "gpu" and len(hosts) == 2 and topology.is_joined(*edge)
 
@@ -138,7 +138,8 @@ def _count_rings(topology: Topology, lines: Lines) -> int:
 
 
 def _measure_shape(topology: Topology, lines: Lines) -> tuple[int, ...] | None:
-    """Returns on how many places of each dimension a line lies; None where lines differ or know no coordinates."""
+    """Returns the number of places of a line along each dimension; None where lines differ or coordinates are
+    unknown."""
     shapes = set()
     for line in lines:
         coords = [topology.devices[index].coords for index in line]
@@ -215,8 +216,8 @@ def _describe_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice
 
 
 def _describe_unseen(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
-    """Warns of devices that count as free because nobody could look. A target has no holders, and what the job has
-    reserved is the job's."""
+    """Warns of devices that are assumed to be free because their processes are unknown. A target has no processes, and
+    the job's reserved devices belong to the job."""
     unseen = [index for index in used if _is_unseen(topology.devices[index], lease)]
     if unseen:
         yield Notice(
@@ -509,8 +510,7 @@ def _find_better(
     layout: Layout,
     request: PlanRequest,
 ) -> tuple[int, ...] | None:
-    """Returns an order of free devices, the same or others, that is clearly cheaper; None where there is
-    none."""
+    """Returns a clearly cheaper order of free devices, the same or others; None where there is none."""
     is_chosen = pool.is_named and not pool.is_counted
     is_free = request.device_order == "planned" and request.dcn is None and not is_chosen
     if layout.score is None or is_free or len(pool.alternatives) < spec.device_count:
@@ -560,7 +560,7 @@ def _build_plan(
 
 
 def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: bool = False) -> tuple[PlanGranule, ...]:
-    """Returns the granules of a topology as a plan tells them; with the positions that are used where `is_listed`."""
+    """Returns the granules of a topology in the form of a plan; with the used positions where `is_listed`."""
     used: dict[int, list[int]] = {granule.ordinal: [] for granule in topology.granules}
     for ordinal, position in map(topology.places.__getitem__, order):
         used[ordinal].append(position)

@@ -66,7 +66,8 @@ def read_presets() -> tuple[Preset, ...]:
 
 
 def find_preset(name: str) -> Preset | None:
-    """Returns the model of this name or alias, in any case and with any owner before it; None where none is.
+    """Returns the model of this name or alias, in any case and with any owner before it; None where there is no such
+    preset.
 
     "Qwen/Qwen3-8B" and "qwen3_8b" are the preset qwen3-8b.
     """
@@ -252,12 +253,12 @@ def read_model(value: str | Mapping[str, Any]) -> ModelSpec:
 
     Args:
         value: a preset ("llama3-70b", "Qwen/Qwen3-8B"), in any case; or the content of a config.json, known by its
-            `model_type` or `architectures`, of which the language model counts; or the fields of `ModelSpec`.
+            `model_type` or `architectures`, of which the language model is used; or the fields of `ModelSpec`.
 
     Raises:
         InvalidRequestError: no preset has this name, or a field is missing, unknown, out of range, or contradicts
             another; names the field, the rule, and a value that works.
-        UnsupportedModelError: the model is known, and has what `ModelSpec` cannot say.
+        UnsupportedModelError: the model is known, and has a feature that `ModelSpec` does not support.
         TypeError: it is neither text nor a mapping.
     """
     if isinstance(value, str):

@@ -53,7 +53,7 @@ Axes = tuple[str, ...]
 
 
 def find_role(name: str) -> Role | None:
-    """Returns what an axis of this name is for, in any case; None for an unknown name."""
+    """Returns the role of an axis with this name, in any case; None for an unknown name."""
     return _ROLES.get(name.lower())
 
 
@@ -78,7 +78,7 @@ class MeshAxes:
         return cls({name: size for name, size in mesh_shape.items() if size > 1})
 
     def find(self, *roles: Role | None) -> Axes:
-        """Returns the axes of these roles, role by role; None: those of unknown names."""
+        """Returns the axes of these roles, role by role; None: the axes of unknown names."""
         return tuple(name for role in roles for name in self.sizes if find_role(name) == role)
 
     def measure(self, axes: Iterable[str]) -> int:
@@ -129,11 +129,11 @@ class MeshAxes:
         return chosen
 
     def take_tensor(self, size: int) -> Axes:
-        """Returns the tensor axes, or none where they do not divide a dimension of `size`."""
+        """Returns the tensor axes, or an empty result where they do not divide a dimension of `size`."""
         return self.take(self.tensor, size)
 
     def take(self, axes: Axes, size: int) -> Axes:
-        """Returns the axes, or none where they do not divide a dimension of `size`."""
+        """Returns the axes, or an empty result where they do not divide a dimension of `size`."""
         return axes if size % self.measure(axes) == 0 else ()
 
 
@@ -145,13 +145,13 @@ MOST_OFFERED: Final = 4
 
 @dataclass(frozen=True)
 class Rule:
-    """What axes of some roles cut together.
+    """What the axes of some roles divide together.
 
     Attributes:
-        roles: whose sizes multiply.
-        name: of what they cut, as the request calls it.
-        size: of it.
-        times: parts that it is cut into besides.
+        roles: the roles whose sizes multiply.
+        name: the divided quantity, as the request names it.
+        size: the size of this quantity.
+        times: further parts that it is cut into.
         may_repeat: a multiple of `size` is fine too: each part is then on several devices.
         may_differ: parts need not be equal, as stages of a pipeline need not: no part is empty.
         can_grow: another size of it can be chosen freely.
@@ -310,7 +310,7 @@ def list_divisors(number: int) -> list[int]:
 
 
 def choose_near(values: Iterable[int], asked: int, *, most: int = 3) -> tuple[int, ...]:
-    """Returns the values that are nearest to `asked` by their ratio to it, ascending; all are positive."""
+    """Returns the values nearest to `asked` by ratio, ascending; all are positive."""
     nearest = sorted(set(values) - {asked}, key=lambda value: (round(abs(math.log(value / asked)), 9), -value))
     return tuple(sorted(nearest[:most]))
 

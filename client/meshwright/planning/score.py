@@ -1,4 +1,4 @@
-"""What an order of devices costs, however it was found, so that orders compare.
+"""The cost of an order of devices, independent of how it was found, so that orders can be compared.
 
 The score of an order has three parts, compared in this order; smaller is better:
 
@@ -11,8 +11,8 @@ The score of an order has three parts, compared in this order; smaller is better
 
 An axis counts by its weight (`meshwright.planning.importance`). Times are in units of PCIe 4.0 ×16 one way.
 
-Invariant: the score depends on the order and the links only, not on how the order was found, nor on what devices are
-called. Knows no search.
+Invariant: the score depends on the order and the links only, not on how the order was found, nor on the names of
+devices. Independent of the search.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from meshwright.topology.torus import Dimension, Place, find_dimensions
 
 @dataclass(frozen=True)
 class AxisScore:
-    """What one axis costs, before weighting.
+    """The cost of one axis, before weighting.
 
     Attributes:
         crossing: time of a byte between granules; 0 within one.
@@ -54,7 +54,7 @@ class AxisScore:
 
     @property
     def hops(self) -> int | None:
-        """The longest step in whole hops: two cores of one chip are none apart."""
+        """The longest step in whole hops: two cores of one chip are 0 apart."""
         return None if self.step is None else int(self.step)
 
 
@@ -85,11 +85,11 @@ class Score:
 
 
 def score_cut(cut: Cut, topology: Topology, device: int, weights: Weights) -> Score:
-    """Returns the score of an order that cuts one torus, without looking at every device.
+    """Returns the score of an order that cuts one torus, without reading every device.
 
     Args:
-        cut: what each axis has of it.
-        topology: has the links.
+        cut: the part of each axis.
+        topology: the links.
         device: any device of the torus.
         weights: of the axes.
     """
@@ -109,8 +109,8 @@ def score_order(order: Sequence[int], sizes: Sequence[int], weights: Weights, to
     Args:
         order: devices in mesh order, row-major, as indices of the topology.
         sizes: of the mesh, outermost first.
-        weights: as many.
-        topology: has the links.
+        weights: one per axis.
+        topology: the links.
     """
     scorer = _Scorer(topology, order)
     return Score.of([scorer.measure(list_lines(sizes, axis, order)) for axis in range(len(sizes))], weights)
@@ -140,7 +140,7 @@ class _Scorer:
         self._sites = self._number_sites(members)
 
     def _number_sites(self, members: Mapping[int, Sequence[int]]) -> dict[int, int]:
-        """Returns a number for each device, the same for those of equal slices that stand at the same place."""
+        """Returns a number for each device, equal for devices at the same place of equal slices."""
         sites: dict[object, int] = {}
         found = {}
         for granule, indices in members.items():

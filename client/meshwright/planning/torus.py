@@ -1,14 +1,14 @@
-"""How a mesh is cut out of a torus: the one answer for the order of devices, for prices, and for meshes in the trainer.
+"""Cuts a mesh out of a torus. The device order, prices, and meshes in the trainer all use this result.
 
 Rule: axes take blocks of the torus one after the other: whole dimensions first, then the block in which XLA's
-collectives go the most ways at once, then the one with the most links to each device. All orders in which up to four
-axes can do so are tried, and the best cut is taken: by those ways and the weights of the axes, by the longest step, by
-what it costs. An axis runs through its parts so that each step changes one coordinate, and comes back to its
-start where it can. The cost of a search grows with the number of ways to cut, not with the number of devices.
+collectives have the most colors, then the one with the most links to each device. All such orders of up to four axes
+are tried. The best cut is taken: by the colors and weights of the axes, by the longest step, by cost. An axis runs
+through its parts so that each step changes one coordinate, and comes back to its start where it can. The cost of a
+search grows with the number of ways to cut, not with the number of devices.
 
-Source of the bandwidth term: jax-ml/scaling-book, "Sharding": a collective over several wrapped dimensions uses
-the links of all of them at once, and a ring has twice the bandwidth of a line. How many a collective uses is what XLA's
-TPU compiler chooses for such groups (`meshwright.planning.colours`).
+Source of the bandwidth term: jax-ml/scaling-book, "Sharding": a collective over several wrapped dimensions uses the
+links of all of them at once, and a ring has twice the bandwidth of a line. The number that a collective uses is the
+choice of XLA's TPU compiler for such groups (`meshwright.planning.colours`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def price_axis(step: float, links: float, colours: int) -> float:
 def cut_torus(
     sizes: tuple[int, ...], dimensions: tuple[Dimension, ...], weights: tuple[float, ...], *, split: bool = True
 ) -> Cut | None:
-    """Returns how a torus is cut; None where `split` forbids every way.
+    """Returns the cut of a torus; None where `split` forbids every cut.
 
     Worked example: a mesh (8, 8) on 8×8 chips gives each axis one dimension; a mesh (4, 16) on 4×4×4 gives the
     inner axis two of them, through which it runs back and forth.
@@ -97,7 +97,7 @@ def cut_torus(
     Args:
         sizes: of the mesh, outermost first.
         dimensions: of the torus, outermost first; as many devices as the mesh has places.
-        weights: how much each axis counts.
+        weights: the weight of each axis.
         split: whether a dimension may be shared by several axes.
 
     Raises:
@@ -189,8 +189,8 @@ def _rank(part: Part, dimensions: Sequence[Dimension]) -> tuple[bool, bool, floa
 
 
 def find_box(count: int, dimensions: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
-    """Returns the dimensions of the box of so many devices that has the most links; of a count that fills none, a
-    line."""
+    """Returns the dimensions of the box of so many devices that has the most links; for a count that does not fill a
+    box, a line."""
     whole = tuple(dimension.size for dimension in dimensions)
     chosen = _choose_block(count, whole, dimensions, True) if count > 1 else None
     if count == math.prod(whole):
@@ -248,7 +248,7 @@ def _list_snake(parts: Sequence[Sequence[int]]) -> list[int]:
 def _list_circle(rows: Sequence[int], path: Sequence[int]) -> list[int]:
     """Returns a way through an even number of rows, each a path, that ends beside its start.
 
-    It leaves the first place of every row out on the way there, and takes these on the way back.
+    It skips the first place of every row on the way out, and visits these places on the way back.
     """
     there = [row + step for turn, row in enumerate(rows) for step in (path[1:] if turn % 2 == 0 else path[:0:-1])]
     return [rows[0] + path[0], *there, *(row + path[0] for row in reversed(rows[1:]))]

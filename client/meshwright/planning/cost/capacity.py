@@ -1,6 +1,6 @@
-"""How many bytes of a device a job may use.
+"""The number of bytes of a device that a job may use.
 
-Rule: of a TPU what its compiler takes before it refuses, of a GPU the part that JAX takes at its start. Knows no step.
+Rule: on TPU the limit of its compiler, on GPU the part that JAX reserves at its start. Independent of the step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_memory_fraction(strategy: str | None, *, trains: bool) -> float:
     """Returns the part of a GPU's memory that a job is started with.
 
     Args:
-        strategy: "conservative", "balanced" or "aggressive"; None: not said.
+        strategy: "conservative", "balanced" or "aggressive"; None: not given.
         trains: whether a model is trained.
     """
     if strategy is not None:
@@ -51,8 +51,8 @@ def find_capacity(chip: Chip, memory_bytes: int | None = None, fraction: float |
 
     Args:
         chip: a row of the table.
-        memory_bytes: that the host's own device has; None: as the table says. A TPU's compiler knows its own bound.
-        fraction: of a GPU's memory, that the job is started with; None: JAX's own.
+        memory_bytes: memory of the host's own device; None: from the table. On TPU the limit comes from the compiler.
+        fraction: the part of a GPU's memory that the job is started with; None: JAX's default.
     """
     if chip.platform == "tpu":
         usable = USABLE_BYTES.get(chip.family)

@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def devices(self) -> Numbers:
-        """How many devices it takes."""
+        """The number of devices."""
         return self.dp * self.fsdp * self.tp * self.cp * self.ep * self.pp
 
     @property

@@ -1,12 +1,12 @@
-"""What one training step of a transformer computes: its matmuls, its attention and its parameters, layer by layer.
+"""The computation of one training step of a transformer: its matmuls, its attention and its parameters, layer by layer.
 
 Counts, of the whole model and of one sequence; no device, no time. Layers of the same kind are one block, so that a
-model has one or two of them. `find_repeated` says which share of them a backward pass computes again, where some
-outputs are kept or offloaded; names of outputs are MaxText's, with its `mlpwi` and `mlpwo` in words.
+model has one or two of them. `find_repeated` returns the share that a backward pass computes again, where some outputs
+are saved or offloaded; names of outputs are MaxText's, with its `mlpwi` and `mlpwo` in words.
 
-JAX drops what no gradient needs, so the last matmul of a layer that adds its result to the stream is never repeated,
-and keeping it gains nothing: of a step of 64B on 256 v5e with full remat, XLA's TPU compiler counts 2.005e15 FLOP a
-device, which is 6·parameters·tokens, the forward pass again without that matmul, and attention in full.
+JAX drops operations that no gradient needs, so the last matmul of a layer that adds its result to the stream is never
+repeated, and saving it gains nothing: of a step of 64B on 256 v5e with full remat, XLA's TPU compiler counts 2.005e15
+FLOP a device, which is 6·parameters·tokens, the forward pass again without that matmul, and attention in full.
 """
 
 from __future__ import annotations
@@ -249,11 +249,11 @@ class Repeated:
 
 
 def find_repeated(work: Work, kept: Collection[Output] = ()) -> Repeated:
-    """Returns what full remat repeats.
+    """Returns the share that full remat repeats.
 
     Args:
         work: of the model.
-        kept: outputs that the backward pass finds in memory, on the device or offloaded to the host.
+        kept: saved outputs, on the device or offloaded to the host.
     """
     spared = {*kept, *work.unneeded}
     whole = sum(block.count * sum(_weigh(block).values()) for block in work.blocks)

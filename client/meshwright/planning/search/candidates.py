@@ -1,6 +1,6 @@
-"""The candidates of a search: all meshes that cut model, batch and devices into equal parts, and what each costs.
+"""The candidates of a search: all meshes that divide model, batch and devices equally, and the cost of each.
 
-Rule: a candidate is legal before it is priced, by the same rule of divisibility as a mesh that somebody gives.
+Rule: a candidate is legal before it is priced, by the same rule of divisibility as a given mesh.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a search may choose.
+    """The choices of a search.
 
     Attributes:
         axes: sizes that are given.
         at_most: greatest sizes.
         remats: to choose from.
-        passes: accumulated passes that are given; None: free.
-        moments: states of the optimizer to choose from, those that are wanted most first; empty: that of training.
+        passes: given accumulation steps; None: free.
+        moments: states of the optimizer to choose from, the preferred first; empty: that of training.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -100,11 +100,11 @@ class Space:
 
 
 def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: Bounds) -> Space:
-    """Returns all layouts of a model's training on so many devices.
+    """Returns all layouts of a model's training on `devices` devices.
 
     Args:
         devices: all of which are used.
-        model: whose heads, experts, layers, widths and vocabulary are cut.
+        model: the model, whose heads, experts, layers, widths and vocabulary are cut.
         training: sequence length and batch.
         bounds: what may be chosen.
     """
@@ -140,7 +140,7 @@ def _is_wasteful(axis: str, size: int, rules: Sequence[Rule]) -> bool:
 
 
 def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]:
-    """Returns all combinations whose product is the number of devices; `dp` is what the others leave."""
+    """Returns all combinations whose product is the number of devices; `dp` is the remaining factor."""
     found: dict[str, Numbers] = {"product": np.ones(1, dtype=np.int64)}
     for axis in ("tp", "cp", "ep", "pp", "fsdp"):
         sizes = np.asarray(choices[axis], dtype=np.int64)
@@ -180,16 +180,16 @@ def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_bat
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a search needs to know of a topology.
+    """The facts of a topology that a search needs.
 
     Attributes:
         chip: of every device.
-        devices: how many.
-        domain: devices that a fast network joins: of a host, an NVLink domain or a slice; where these differ in size,
-            what divides all of them.
+        devices: their number.
+        domain: devices joined by a fast network: a host, an NVLink domain or a slice. Where their sizes differ, a
+            common divisor.
         shape, wrap: of a slice, in chips; empty for GPUs.
-        memory_bytes: of the device that has least, where its host says it; None: the chip table's counts.
-        measured: what benches found of these devices; empty: the tables' figures count.
+        memory_bytes: the least memory of any device, where its host reports it; None: that of the chip table.
+        measured: bench results of these devices; empty: the tables' figures are used.
         pair_bytes_per_s: of one GPU to one other of its host, one way; None where it is unknown, or where
             some pairs have no link.
     """
@@ -210,16 +210,15 @@ class Hardware:
 
     @classmethod
     def of(cls, topology: Topology, devices: int, measured: Measurements | None = None) -> Hardware:
-        """Returns what so many devices of a topology are.
+        """Returns the facts of `devices` devices of a topology.
 
         Args:
-            topology: has the devices.
-            devices: how many.
-            measured: what benches found of them, where the topology is this host's.
+            topology: the devices.
+            devices: their number.
+            measured: bench results of them, where the topology is this host's.
 
         Raises:
-            PlanInfeasibleError: its devices are of several kinds or of none that the chip table has, or its granules
-                differ.
+            PlanInfeasibleError: its devices are of several kinds or not in the chip table, or its granules differ.
         """
         kinds = {device.kind for device in topology.devices}
         chip = find_chip(next(iter(kinds))) if len(kinds) == 1 else None
@@ -294,16 +293,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Priced:
-    """Candidates with what they cost: arrays of one length.
+    """Candidates with their cost: arrays of one length.
 
     Attributes:
         parts: seconds of a step by part: each of `PARTS`.
         memory: bytes of the fullest device by part.
-        capacity_bytes: that a job may use of a device.
-        spans: what the axes run over.
-        hardware: what it was priced on.
+        capacity_bytes: bytes of a device that a job may use.
+        spans: the links of the axes.
+        hardware: the hardware that was priced.
         work: the model.
-        basis: whose constants were taken.
+        basis: the source of the constants.
     """
 
     layout: Layout
@@ -349,15 +348,15 @@ def price(
     moments: Sequence[Moments] = (),
     spans: Spans | None = None,
 ) -> Priced:
-    """Returns what candidates cost.
+    """Returns the cost of candidates.
 
     Args:
         layout: the candidates: arrays of one length.
         model, training: the step.
-        hardware: what it runs on.
+        hardware: the hardware of the step.
         memory_fraction: part of a GPU's memory that the job may take.
-        moments: states of the optimizer that candidates choose from; empty: that of `training`.
-        spans: what the axes run over, where an order of devices says it; None: as sizes alone have it.
+        moments: states of the optimizer to choose from; empty: that of `training`.
+        spans: the links of the axes, where an order of devices gives them; None: from sizes alone.
     """
     work = build_work(model, training.sequence_length)
     spans = hardware.lay(layout) if spans is None else spans
@@ -392,7 +391,7 @@ def read_circumstances(model: ModelSpec, training: TrainingSpec) -> Circumstance
     return Circumstances(
         capacity_factor=training.capacity_factor,
         whole_parameters=learned,
-        # a few dense layers stand before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
+        # a few dense layers come before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
         is_in_order=not 0 < model.expert_layer_count <= model.dense_layer_count,
     )
 

@@ -33,12 +33,12 @@ from meshwright.wire.devices import Platform
 
 @dataclass(frozen=True)
 class Compiler:
-    """What compiles for a platform beside jaxlib.
+    """The compiler of a platform, beside jaxlib.
 
     Attributes:
-        extra: of our distribution, that brings it and JAX.
-        distributions: of which one is needed; none where jaxlib has the compiler in it.
-        others: whose versions change the program too.
+        extra: the extra of our distribution that installs it and JAX.
+        distributions: packages of which one is needed; empty where jaxlib contains the compiler.
+        others: packages whose versions also change the program.
     """
 
     extra: str
@@ -71,13 +71,13 @@ def explain_missing(
     path: str | None = None,
     requirements: Sequence[str] | None = None,
 ) -> str | None:
-    """Returns why nothing compiles for a platform here, ending in "; pip install …"; None where its compiler is here.
+    """Returns why no compiler for a platform is installed, ending in "; pip install …"; None where it is installed.
 
     Args:
         platform: of the target.
-        versions: as `read_versions` returns them; None: what is installed.
+        versions: as `read_versions` returns them; None: the installed versions.
         chip: of the chip table; None: any.
-        path: where programs are looked for, as in PATH; None: this process's, and where XLA looks besides.
+        path: search path of programs, as in PATH; None: this process's PATH, and the further folders that XLA searches.
         requirements: of jax, as its metadata has them; None: of the jax that is installed.
     """
     if platform == "gpu" and chip and (reason := _explain_card(chip)):
@@ -156,12 +156,12 @@ def read_versions(platform: Platform) -> dict[str, str]:
 
 
 def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapping[str, str] | None = None) -> str:
-    """Returns what the answer to a job is kept under: equal for equal jobs, compilers and sources of ours.
+    """Returns the cache key of the answer to a job: equal for equal jobs, compilers and versions of our sources.
 
     Args:
-        job: its target and its model count by what they are, not by their names.
-        fingerprint: of whatever else is compiled, such as the user's own step.
-        environment: whose compiler flags count; None: this process's.
+        job: its target and its model are keyed by content, not by name.
+        fingerprint: of the other compiled code, such as the user's own step.
+        environment: the environment with the compiler flags; None: this process's.
     """
     flags = os.environ if environment is None else environment
     content = {
@@ -245,10 +245,10 @@ Instructions"; openxla/xla, xla/backends/gpu/target_config/specs (7.0, 8.0, 8.6,
 
 @dataclass(frozen=True)
 class Card:
-    """What of a card is neither in the chip table nor in its compute capability.
+    """Facts of a card that are neither in the chip table nor in its compute capability.
 
     Attributes:
-        multiprocessor_count: that the product has, not the die.
+        multiprocessor_count: of the product, not of the die.
         l2_bytes: as the driver reports it.
         clock_hz: the highest of the multiprocessors.
     """
@@ -314,10 +314,10 @@ class GpuTarget:
 
 
 def build_gpu_target(target: CompileTarget) -> GpuTarget:
-    """Returns how XLA's CUDA compiler is told of a target.
+    """Returns the description of a target for XLA's CUDA compiler.
 
     Raises:
-        NotCompiledError: the card is AMD's, or none whose figures are known here.
+        NotCompiledError: the card is AMD's, or its figures are not known here.
     """
     chip = find_chip(target.chip)
     if (reason := _explain_card(target.chip)) or chip is None:
@@ -326,7 +326,7 @@ def build_gpu_target(target: CompileTarget) -> GpuTarget:
 
 
 def _explain_card(name: str) -> str | None:
-    """Returns why XLA's CUDA compiler cannot be told of a card of this name."""
+    """Returns why a card of this name cannot be described to XLA's CUDA compiler."""
     chip = find_chip(name)
     if chip is None or chip.platform != "gpu":
         return f"no GPU is called {name}; those that XLA compiles for: {_list()}"

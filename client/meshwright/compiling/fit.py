@@ -23,13 +23,13 @@ from meshwright.wire.verification import Verification
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try.
+    """One attempt.
 
     Attributes:
-        size: that was tried.
-        fits: whether it does.
-        bytes: its peak, or what it needs; None: not said.
-        fixed_bytes: of them, those that every size needs: the arguments.
+        size: the attempted size.
+        fits: whether it fits.
+        bytes: its peak, or its need; None: not known.
+        fixed_bytes: the part that does not depend on the size: the arguments.
     """
 
     size: int
@@ -43,12 +43,12 @@ STALLED: Final = 3
 
 
 def search_largest(attempt: Callable[[int], Attempt], greatest: int, capacity_bytes: int | None) -> tuple[Attempt, ...]:
-    """Returns all tries, in order; the last that fits is the largest size that does, and none may.
+    """Returns all attempts, in order. The last one that fits has the largest fitting size; there may be none.
 
     Args:
-        attempt: tries a size.
-        greatest: size that is asked for, 1 or more.
-        capacity_bytes: what a try's bytes must not exceed; None: not known, as long as no try has failed.
+        attempt: compiles a size.
+        greatest: the largest size to try, 1 or more.
+        capacity_bytes: the limit of an attempt's bytes; None: not known until an attempt fails.
     """
     tries = [attempt(1)]
     slow = 0
@@ -65,7 +65,7 @@ def search_largest(attempt: Callable[[int], Attempt], greatest: int, capacity_by
 
 
 def find_bounds(tries: Sequence[Attempt], greatest: int) -> tuple[Attempt, int]:
-    """Returns the largest try that fits, and the least size that does not, or is not asked for."""
+    """Returns the largest attempt that fits, and the least size that does not fit or is above the limit."""
     low = max((each for each in tries if each.fits), key=lambda each: each.size)
     return low, min((each.size for each in tries if not each.fits), default=greatest + 1)
 

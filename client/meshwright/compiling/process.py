@@ -152,7 +152,7 @@ class Ended:
 
 
 def build_aborted(ended: Ended, target: str | None) -> Verification:
-    """Returns the report of a compile that gave none."""
+    """Returns the report of a compile that ended without a report."""
     return Verification(status="aborted", reason=ended.reason, log=ended.log, target=target)
 
 
@@ -167,24 +167,24 @@ def run_child(
     environ: Mapping[str, str] | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | Ended:
-    """Returns the answer of a function that runs in a child process, or how the child ended without one.
+    """Returns the answer of a function that runs in a child process, or the way the child ended without an answer.
 
-    The child also ends with the thread that calls this.
+    The child also ends with the calling thread.
 
     Args:
-        function: "module:name"; takes the job and a `worker.Tell`, returns a pydantic model.
+        function: "module:name"; receives the job and a `worker.Tell`, returns a pydantic model.
         job: JSON.
         paths: the child's sys.path; empty: Python's own.
         limit_s: seconds after which the child is killed.
         memory_limit_bytes: resident memory above which it is killed; None: no limit. Linux only.
         on_progress: called with each progress; when it raises, the child is killed.
         environ: the environment to derive the child's from; None: this process's.
-        is_stopped: called ten times a second; once it is true, the child is killed.
+        is_stopped: called ten times a second; once it returns true, the child is killed.
 
     Raises:
-        InvalidRequestError: the function refuses the job.
+        InvalidRequestError: the function rejects the job.
         InternalError: the function failed by a bug of ours; its traceback is in the error's `log`.
-        OSError: the system starts no process, or has no place for temporary files.
+        OSError: the system cannot start a process, or has no space for temporary files.
     """
     environment = build_compile_environment(os.environ if environ is None else environ)
     with tempfile.TemporaryFile() as output, _start(environment, output) as child, selectors.DefaultSelector() as reads:

@@ -1,9 +1,9 @@
 """Which instructions of a program run, and how often: loops, calls, branches and fusions multiplied out.
 
-Rule: each place is visited as often as it runs. The trips of a loop are the compiler's own count, else counted exactly
-from its condition, its step and its start; values are followed through tuples, copies, fusions and the loops around. A
-loop whose trips are not known counts once, and of a choice the branch counts that writes most; both are reported.
-TPU programs hold no trip counts; collective matmuls step by 2.
+Rule: each place counts as often as it runs. The trips of a loop are the compiler's own count, or are otherwise counted
+exactly from its condition, its step and its start; values are followed through tuples, copies, fusions and the loops
+around. A loop whose trips are not known counts once, and of a conditional the branch that writes most counts; both are
+reported. TPU programs hold no trip counts; collective matmuls step by 2.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Executed:
     """An instruction in one place where it runs.
 
     Attributes:
-        instruction: what runs.
-        computation: where it stands, with its operands.
+        instruction: the instruction.
+        computation: its computation, with its operands.
         times: how often a step runs it.
-        is_fused: it is part of a fusion, which has the estimate for all its parts.
+        is_fused: it is part of a fusion. The fusion has the estimate for all its parts.
         is_beside: it runs in an asynchronous computation, beside the program.
-        caller: what runs the computation, where that is a fusion or an asynchronous call.
+        caller: the caller of the computation, where that is a fusion or an asynchronous call.
     """
 
     instruction: Instruction
@@ -54,7 +54,7 @@ def walk_executed(module: Module, tell: Callable[[Notice], None]) -> Iterator[Ex
 
     Args:
         module: the program.
-        tell: takes what is not known: `loop_trips_unknown`, `branch_assumed`.
+        tell: receives the codes of unknowns: `loop_trips_unknown`, `branch_assumed`.
     """
     yield from _Walk(module, tell).visit(build_main(module), 1.0, False, False, None)
 
@@ -158,7 +158,7 @@ class Frame:
     parameter: Callable[[int, int], _Value]
 
     def resolve(self, key: int, depth: int = 0) -> _Value:
-        """Returns what an instruction's value is; None where that is not known."""
+        """Returns the value of an instruction; None where it is not known."""
         instruction = self.computation.instructions.get(key)
         if instruction is None or depth > _DEEPEST:
             return None
@@ -190,7 +190,7 @@ class Loop:
 
     @cached_property
     def trips(self) -> int | None:
-        """How often the body runs; None where that cannot be told."""
+        """The number of times that the body runs; None where it is not known."""
         told = self.instruction.backend_config.get("known_trip_count")
         if isinstance(told, dict) and str(told.get("n", "")).isdigit():
             return int(told["n"])

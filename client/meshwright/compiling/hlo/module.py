@@ -107,8 +107,8 @@ class Instruction:
         name: such as all-reduce.3.
         opcode: such as all-reduce-start.
         operands: ids of instructions of the same computation.
-        called: ids of the computations that run as often as it; of a `while` body, then condition.
-        message: what the protobuf says of it.
+        called: ids of the computations that it calls, which run equally often; of a `while` body, then condition.
+        message: its protobuf message.
     """
 
     id: int
@@ -168,7 +168,7 @@ class Computation:
 
     @cached_property
     def places(self) -> Mapping[int, int]:
-        """Where each instruction stands in `order`."""
+        """The index of each instruction in `order`."""
         return {key: place for place, key in enumerate(self.instructions)}
 
 

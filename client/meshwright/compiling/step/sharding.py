@@ -108,12 +108,12 @@ class Layout:
         return pin(value, NamedSharding(self.mesh, build_spec(*dimensions)))
 
     def gather(self, weight: Array, tensor: Tensor, dtype: Any) -> Array:
-        """Returns a weight as a matmul takes it: in `dtype`, gathered over fsdp; its gradient is scattered."""
+        """Returns a weight in the form of a matmul: in `dtype`, gathered over fsdp. Its gradient is scattered."""
         if tensor.stored == tensor.used:
             return weight.astype(dtype)
         stored, used = NamedSharding(self.mesh, tensor.stored), NamedSharding(self.mesh, tensor.used)
-        # Over batch axes first: asked at once for parts over context axes too, the partitioner would split the far
-        # larger operands like the gradient, and gather the whole batch for it.
+        # Over batch axes first: given a constraint over context axes at the same time, the partitioner would split the
+        # far larger operands like the gradient, and gather the whole batch for it.
         batched = NamedSharding(self.mesh, _leave_out(tensor.stored, self.axes.context))
         way = (stored,) if batched == stored else (batched, stored)
         return keep(_gather(weight, way, used, dtype), GATHERED)

@@ -1,6 +1,6 @@
-"""One request and what came of it, as values: the seam between the core and whatever sends.
+"""One request and its outcome, as values: the interface between the core and the sender.
 
-Knows neither endpoints nor an HTTP library.
+Independent of endpoints and of the HTTP library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which detector speaks for this process: that of the platform on which JAX computes, or would.
+"""Chooses the detector of this process: that of the platform on which JAX computes, or would compute.
 
-Rule: a backend that runs is asked; else JAX's own rule is followed, without starting it: the first platform of
-JAX_PLATFORMS, else the fastest for which there are both hardware and a plugin. AMD GPUs are known only once the
-backend runs.
+Rule: a running backend decides. Otherwise JAX's own rule is followed, without starting it: the first platform of
+JAX_PLATFORMS, else the fastest for which there are both hardware and a plugin. AMD GPUs are known only once the backend
+runs.
 
 Source: jax/_src/xla_bridge.py, `backends`.
 """

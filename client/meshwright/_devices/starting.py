@@ -1,10 +1,10 @@
-"""What JAX starts with: a configuration made to take effect, or said not to.
+"""The environment that JAX starts with: applies a configuration, or reports why it has no effect.
 
 Rule: all or nothing. Before JAX's backend starts, every variable is set, in `os.environ` and, since JAX reads its own
-options when it is imported, in `jax.config`. After that nothing is changed, and what differs is named.
+options when it is imported, in `jax.config`. After that nothing is changed, and the differences are named.
 
-What it does not know: which environment the backend really read. JAX keeps none, so the last one that was applied
-here counts, and else `os.environ` as it is now; of JAX's own options, `jax.config` tells.
+Limit: the environment that the backend read is not known, since JAX does not store it. The last environment applied
+here is assumed, otherwise the current `os.environ`. JAX's own options are read from `jax.config`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ it turns it off again. What the user turned on stays."""
 
 @dataclass(frozen=True)
 class Difference:
-    """A variable that is wanted otherwise than it is in force; `present` None: it is not set."""
+    """A variable whose wanted value differs from the value in force; `present` None: it is not set."""
 
     name: str
     wanted: str
@@ -66,7 +66,7 @@ def has_backend_started() -> bool:
 
 
 def is_environment_read() -> bool:
-    """Returns whether it is too late for variables: a backend runs, or plugins have been made ready for one.
+    """Returns whether it is too late for variables: a backend runs, or plugins have been registered for one.
 
     CUDA's plugin takes the memory fraction when it is registered, which compiling for a topology does too, and
     keeps it when backends are cleared. XLA reads its flags once.
@@ -79,7 +79,7 @@ def is_environment_read() -> bool:
 def read_configuration(environ: Mapping[str, str]) -> DeviceConfiguration:
     """Returns the configuration that is in force, or will be if JAX starts now: applying it changes nothing.
 
-    A memory fraction that no configuration can hold (4.0, for unified memory) is kept as the caller's variable.
+    A memory fraction that no configuration can hold (4.0, for unified memory) remains the caller's variable.
     """
     name, text = _find_fraction(_read_environment(environ))
     options = jax.config.values
@@ -161,7 +161,7 @@ def _compare(name: str, text: str, after: Mapping[str, str], before: Mapping[str
 
 
 def _find_fraction(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the variable that JAX takes the fraction from, and its text."""
+    """Returns the variable from which JAX reads the fraction, and its text."""
     name = NEW_MEM_FRACTION if environ.get(NEW_MEM_FRACTION) else MEM_FRACTION
     return name, environ.get(name) or repr(DEFAULT_FRACTION)
 
@@ -205,7 +205,7 @@ def _is_in_force(variable: str, value: object) -> bool:
 
 
 def _to_word(value: Any) -> str:
-    """Returns an option's value as text; of an enumeration its word, of None nothing, as JAX means it."""
+    """Returns an option's value as text: for an enumeration its word, for None the empty text, as in JAX."""
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(getattr(value, "value", value))

@@ -1,8 +1,8 @@
-"""Agreement between the processes of a job: all say a text, read all texts, and go on together or not at all.
+"""Agreement between the processes of a job: all publish a text, read all texts, and continue together or fail together.
 
-Rule: every wait ends. The texts go through the key-value store of JAX's coordination service, which needs no
+Rule: every wait has a limit. The texts go through the key-value store of JAX's coordination service, which needs no
 device and no collective, and a barrier at the end fails for all when it fails for one. Each topic counts its own
-rounds, so that threads with different topics never read each other's texts. Knows neither plans nor batches.
+rounds, so that threads with different topics never read each other's texts. Independent of plans and batches.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Agreement:
             self.board.key_value_delete(self._name(self.rank))  # all have read it
 
     def withdraw(self) -> None:
-        """Takes back an exchange that failed: the next one is the same round as in processes that never came."""
+        """Withdraws a failed exchange, so that the next exchange has the same round as in processes that never
+        joined."""
         with suppress(RuntimeError):
             self.board.key_value_delete(self._name(self.rank))
         self.round -= 1
@@ -189,7 +190,8 @@ def start_backend(timeout_s: float, refuse: Callable[[str], Exception]) -> None:
 
 
 def find_board() -> Board | None:
-    """Returns the client of the coordination service, for which jax has no public name; None where there is none."""
+    """Returns the client of the coordination service, for which jax has no public name; None where it does not
+    exist."""
     from jax._src import distributed
 
     board: Board | None = distributed.global_state.client

@@ -65,7 +65,7 @@ def _build_tls(settings: Settings) -> ssl.SSLContext:
         raise SettingsError(
             f"MESHWRIGHT_CA_FILE names {settings.ca_file!r}, which holds no certificates ({error}); name a PEM file"
         ) from None
-    if settings.ca_file is not None:  # which may hold the agent's own certificate alone: Python's default from 3.13 on
+    if settings.ca_file is not None:  # which may hold only the agent's own certificate: Python's default from 3.13 on
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     cert, key = settings.client_cert_file, settings.client_key_file
     if cert is None:
@@ -189,7 +189,7 @@ class Sender:
         return Answer(response.status_code, _headers(response), body)
 
     def read_chunk(self) -> bytes | Failure | None:
-        """Returns the stream's next bytes, None at its end, or how it broke."""
+        """Returns the stream's next bytes, None at its end, or the failure that broke it."""
         try:
             return next(self._chunks, None)
         except _ERRORS as error:
@@ -238,7 +238,7 @@ class AsyncSender:
         return Answer(response.status_code, _headers(response), body)
 
     async def read_chunk(self) -> bytes | Failure | None:
-        """Returns the stream's next bytes, None at its end, or how it broke."""
+        """Returns the stream's next bytes, None at its end, or the failure that broke it."""
         try:
             return await anext(self._chunks, None) if self._chunks is not None else None
         except _ERRORS as error:

@@ -31,8 +31,8 @@ def find_block(conf: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns `conf["trainer"]["parallelism"]`, unchecked.
 
     Raises:
-        ValueError: it is not there (None counts as that), or is no mapping.
-        TypeError: `conf` is no mapping.
+        ValueError: the block is missing or None, or is not a mapping.
+        TypeError: `conf` is not a mapping.
     """
     if conf is not None and not isinstance(conf, Mapping):
         raise TypeError(f"conf is a {type(conf).__name__}; {BLOCK} is read from a mapping, such as {_WHOLE}")
@@ -60,11 +60,11 @@ def parse_block(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_integer(name: str, value: Any, least: int) -> int:
-    """Returns an argument that is an integer ≥ `least`; text is none here, unlike in a config.
+    """Returns an argument that is an integer ≥ `least`; text is not accepted here, unlike in a config.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is below `least`.
+        TypeError: the value is not an integer.
+        ValueError: the value is below `least`.
     """
     number = None if isinstance(value, str) else _read_integer(value)
     if number is None:

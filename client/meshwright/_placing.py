@@ -39,13 +39,13 @@ def place(data: Any, target: Any, process_local: bool = False, comparison: Compa
     Args:
         data: a pytree of arrays.
         target: a device, a sharding, or a pytree of them.
-        process_local: where a sharding spans processes, a leaf is this process's part of it, and not the whole.
-        comparison: compares what the processes pass; None where that has been done.
+        process_local: where a sharding spans processes, a leaf is this process's part of the array, and not the whole.
+        comparison: compares the batches of the processes; None where they have been compared.
 
     Raises:
-        TypeError: a leaf is no array; its path is named.
-        ValueError: the trees do not match, or a leaf does not fit where it is to go (its path is named), or the
-            processes pass what does not go together.
+        TypeError: a leaf is not an array; the message has its path.
+        ValueError: the trees do not match, or a leaf does not fit its target (the message has its path), or the batches
+            of the processes do not match.
         RuntimeError: another process did not pass its batch in time.
     """
     leaves = jax.tree.leaves(data)
@@ -232,12 +232,12 @@ def _name(data: Any, number: int) -> str:
 
 
 def _copy_for_host(leaf: Any, there: Any) -> Any:
-    """Returns a copy of a NumPy array that goes to host memory: JAX takes the memory of an aligned one as its own.
+    """Returns a copy of a NumPy array for host memory, since JAX adopts the memory of an aligned array.
 
-    The copy is aligned, so that JAX takes that: the array is copied once and not twice. Where JAX has to convert the
+    The copy is aligned, so that JAX adopts it: the array is copied once and not twice. Where JAX has to convert the
     dtype, it copies by itself.
 
-    Source: seen on jax 0.10.2 and 0.12.0, also with may_alias=False; https://github.com/jax-ml/jax/issues/37830.
+    Source: observed on jax 0.10.2 and 0.12.0, also with may_alias=False; https://github.com/jax-ml/jax/issues/37830.
     """
     if not isinstance(leaf, np.ndarray) or not leaf.nbytes or not _is_host_memory(there):
         return leaf
@@ -314,15 +314,15 @@ class _Far:
 
 
 class Comparison:
-    """Compares the batches that the processes of a job pass: the first of each kind, before it is placed.
+    """Compares the batches of the processes of a job: the first of each kind, before it is placed.
 
     The kind is the structure, the shapes, the dtypes and the shardings of the leaves that span processes. The batches
-    of the main thread are compared in their order, and so are those of each prefetcher. Those that calls in other
-    threads pass are compared kind by kind, since threads run in different orders.
+    of the main thread are compared in their order, and so are those of each prefetcher. Batches of calls in other
+    threads are compared by kind, since threads run in different orders.
 
     Args:
-        prefetcher: the sharding or shardings of a prefetcher; None for batches that calls pass. Every process makes
-            its prefetchers in the same order.
+        prefetcher: the sharding or shardings of a prefetcher; None for batches of direct calls. Every process must
+            create its prefetchers in the same order.
     """
 
     def __init__(self, prefetcher: Any = None) -> None:
@@ -488,7 +488,7 @@ def _digest_parts(leaves: Sequence[_Far], process_local: bool) -> list[list[str]
 
 
 def _digest(leaves: Iterable[tuple[Any, Any]]) -> str:
-    """Returns a text that tells leaves apart by paths, shapes, dtypes and bytes; NaN equals itself."""
+    """Returns a text that distinguishes leaves by paths, shapes, dtypes and bytes; NaN equals itself."""
     digest = hashlib.blake2b(digest_size=16)
     for path, leaf in leaves:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -1,6 +1,6 @@
-"""MeshSpec: a mesh as people write it, "dp:2,fsdp:-1,tp:4". Parse, check, fill in the one -1, print.
+"""MeshSpec: a mesh in text form, "dp:2,fsdp:-1,tp:4". Parse, check, fill in the one -1, print.
 
-Knows names and sizes only: no devices, no topology, no jax. Order is kept: the first axis is the outermost.
+Uses names and sizes only: no devices, no topology, no jax. Order is preserved: the first axis is the outermost.
 """
 
 from __future__ import annotations

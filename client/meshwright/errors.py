@@ -7,7 +7,7 @@
     ├── PlanMismatchError               this job does not match the plan
     ├── NotCompiledError                no compiler was started: the text says why; `verify` returns it as a status
     ├── SettingsError                   an address, token or plan reference that cannot be used
-    └── ProblemError                    the agent (or the planner in this process) failed, with a code
+    └── ProblemError                    the agent (or the planner in this process) returned an error with a code
         ├── RequestError                change the request
         │   ├── InvalidRequestError         invalid_request          422
         │   ├── InvalidMeshError            invalid_mesh             422   also a ValueError

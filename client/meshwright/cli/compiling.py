@@ -55,5 +55,5 @@ def compile_step(
 
 
 def list_paths() -> tuple[str, ...]:
-    """Returns where the child looks for modules: the working folder first, as `python -m` does."""
+    """Returns the child's module search path: the working folder first, as with `python -m`."""
     return (str(Path.cwd()), *sys.path)

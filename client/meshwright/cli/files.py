@@ -28,7 +28,7 @@ def read_object(path: str | os.PathLike[str], option: str) -> dict[str, Any]:
     """Returns the JSON object that a file holds, or that stdin gives where the path is "-".
 
     Raises:
-        SettingsError: it cannot be read, or holds none.
+        SettingsError: the file cannot be read, or does not hold a JSON object.
     """
     try:
         found = json.loads(_read(path))

@@ -1,7 +1,7 @@
 """`meshwright lease run`: runs a command under a lease, which is renewed while it runs and ended after it.
 
-Rule: whatever ends the command or this process short of SIGKILL, the lease ends too. The exit code is the command's, as
-a shell tells it; it is 75 if the lease was lost before the command ended.
+Rule: the lease ends with the command or this process, in every case except SIGKILL. The exit code is the command's, as
+in a shell; it is 75 if the lease was lost before the command ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`meshwright lease create`, `list`, `renew` and `end`: reserve devices of a host, see who has, extend, end."""
+"""`meshwright lease create`, `list`, `renew` and `end`: reserve devices of a host, list, extend and end leases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEASE_VARIABLE: Final = "MESHWRIGHT_LEASE"
 
 
 def add_own_lease(fields: dict[str, Any]) -> None:
-    """Names the lease that this command runs under in a request that names none."""
+    """Adds the lease that this command runs under to a request without a lease."""
     if own := os.environ.get(LEASE_VARIABLE):
         fields.setdefault("lease", own)
 
@@ -111,7 +111,7 @@ def _explain_number(session: Session, named: object) -> None:
 
 @contextlib.contextmanager
 def ending_untold(client: Client, lease: Lease) -> Iterator[None]:
-    """Ends a lease where the block, which tells its id, fails: nobody would know which one to end."""
+    """Ends a lease if the block that prints its id fails, since its id would be unknown otherwise."""
     try:
         yield
     except BaseException:
@@ -190,7 +190,7 @@ def end_lease(
 
 
 def _end_all(client: Client, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...], tuple[ForbiddenError, ...]]:
-    """Returns the leases that were ended, and why others were not; one that somebody ended meanwhile is ended too."""
+    """Returns the ended leases, and why others were not ended. A lease that has ended meanwhile counts as ended."""
     ended, refused = [], []
     for lease in leases:
         try:

@@ -1,7 +1,7 @@
-"""Output: base units as people read them, tables, and what goes to stderr. Only here stand GiB, GB/s and ms.
+"""Output: base units in readable form, tables, and messages to stderr. Only this module uses GiB, GB/s and ms.
 
-Memory is in GiB (2^30), bandwidth in GB/s (1e9), as in the field's own tools. Every text that an agent sent
-goes through `clean` before it reaches a terminal. Knows no command.
+Memory is in GiB (2^30), bandwidth in GB/s (1e9), as in the field's own tools. Every text from an agent goes through
+`clean` before it reaches a terminal. Independent of commands.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def print_warning(session: Session, message: str, hint: str = "") -> None:
 
 
 def print_error(session: Session, error: MeshwrightError) -> None:
-    """Says on stderr what was asked, what was there, the rule, and what works; --json: a problem document."""
+    """Prints on stderr the request, what was found, the rule, and what works; --json: a problem document."""
     if session.as_json:
         typer.echo(_dump_error(error), err=True)
         return

@@ -1,4 +1,4 @@
-"""How far a run or a compile is, as a bar on stderr where a person looks on; and answers that are compiled here."""
+"""Shows the progress of a run or a compile as a bar on stderr of a terminal; and answers that are compiled here."""
 
 from __future__ import annotations
 

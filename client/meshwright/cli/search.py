@@ -149,7 +149,7 @@ def _print_comparison(session: Session, plans: Plans, *, is_explained: bool) -> 
 
 
 def _print_unknown_targets(session: Session, plans: Plans) -> bool:
-    """Says on stderr which of the targets are none, with names that come near; returns whether there are such."""
+    """Prints the unknown targets on stderr, with similar names; returns whether there are any."""
     unknown = [each for each in plans.comparison if each.reason == UNKNOWN_TARGET]
     for each in unknown:
         print_error(session, PlanInfeasibleError(each.message))

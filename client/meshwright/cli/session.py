@@ -33,14 +33,14 @@ PIPE_WIDTH: Final = 200
 
 @dataclass(frozen=True)
 class Options:
-    """The options that every command takes, before or after its name."""
+    """The options of every command, before or after its name."""
 
     url: str | None = None
     timeout_s: float | None = None
     form: Literal["text", "json"] | None = None
 
     def merge(self, nearer: Options) -> Options:
-        """Returns these options with those that stand nearer to the command's end put over them."""
+        """Returns these options, overridden by those nearer to the command's end."""
         return Options(
             url=nearer.url if nearer.url is not None else self.url,
             timeout_s=nearer.timeout_s if nearer.timeout_s is not None else self.timeout_s,
@@ -100,7 +100,7 @@ class Session:
             typer.echo("\n".join(lines))
 
     def tell(self, line: str) -> bool:
-        """Prints a line at once; returns whether somebody still reads."""
+        """Prints a line at once; returns whether stdout still has a reader."""
         try:
             typer.echo(line)
             sys.stdout.flush()
@@ -110,13 +110,13 @@ class Session:
         return True
 
     def flush(self) -> None:
-        """Writes out what stands in stdout's buffer."""
+        """Flushes stdout's buffer."""
         with _outlive(1):
             sys.stdout.flush()
 
 
 def open_missing_streams() -> None:
-    """Gives stdout and stderr that were closed (`>&-`) to nobody, as a reader that went away is nobody."""
+    """Redirects closed stdout and stderr (`>&-`) to /dev/null, as for a reader that has gone away."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process
     if sys.stderr is None:
@@ -128,7 +128,7 @@ UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EI
 
 
 def drop_stdout() -> None:
-    """Lets what is still in stdout's buffer go: it could not be written, and would be tried again at the end."""
+    """Discards stdout's buffer: it could not be written, and Python would try again at exit."""
     _drop(1)
 
 
@@ -158,7 +158,7 @@ class _Console(Console):
 
 
 def _build_console(*, stderr: bool) -> Console:
-    """Text from the agent is never read as markup. NO_COLOR and COLUMNS are rich's to heed."""
+    """Text from the agent is never read as markup. rich applies NO_COLOR and COLUMNS."""
     console = _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH

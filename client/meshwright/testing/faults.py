@@ -17,7 +17,7 @@ from meshwright.testing.routing import Served, write_problem
 
 @dataclass(frozen=True)
 class _Fault:
-    """What goes wrong with the next request: on `path` only, unless that is None."""
+    """The failure of the next request: on `path` only, unless `path` is None."""
 
     path: str | None
     act: Callable[[], Served]

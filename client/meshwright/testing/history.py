@@ -1,4 +1,5 @@
-"""The health of a fake agent, and what happened to it: set by a test, told as a real agent tells it. Knows no HTTP."""
+"""The health of a fake agent and its events: set by a test, reported like those of a real agent. Independent of
+HTTP."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class History:
         limit: int = LIMIT,
         since: datetime | None = None,
     ) -> HealthEvents:
-        """Returns the events that are asked for: with `after` the first that follow it, else the newest."""
+        """Returns the requested events: with `after` the first ones that follow it, otherwise the newest."""
         found = [
             event
             for event in self.follow(after or 0)
@@ -76,7 +77,7 @@ def find_component(health: Health, name: str) -> Component:
     """Returns the component of this name.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such component.
     """
     found = next((each for each in health.components if each.name == name), None)
     if found is None:

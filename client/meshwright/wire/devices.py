@@ -22,7 +22,7 @@ GranuleKind = Literal["host", "slice"]
 
 
 Unseen = Literal["late", "hidden"]
-"""Why nobody could say who holds the devices."""
+"""Why the processes on the devices are unknown."""
 
 LINK_COUNT_MAX: Final = 1024
 """Parallel links of one pair of devices: far more than any has, so that their rates stay finite."""

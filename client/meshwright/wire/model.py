@@ -50,7 +50,7 @@ class ModelSpec(RequestPart):
     attention_sinks: StrictBool = Field(default=False, description="a score for each head that no token has")
     attn_logit_softcapping: Bound | None = Field(default=None, description="scores are kept below it by a tanh")
 
-    # ---- latent attention (DeepSeek-V2): queries, keys and values through narrow matrices; kv_lora_rank says so
+    # ---- latent attention (DeepSeek-V2): queries, keys and values through narrow matrices; used if kv_lora_rank is set
     q_lora_rank: Count | None = Field(default=None, description="null: queries are made directly")
     kv_lora_rank: Count | None = Field(
         default=None, description="of keys and values together; null: no latent attention"

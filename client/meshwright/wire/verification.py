@@ -1,6 +1,6 @@
-"""What XLA's compiler says of a plan: fits or not, how much it needs, which collectives on which axis, how long.
+"""The report of XLA's compiler on a plan: whether it fits, its memory, the collectives of each axis, the time.
 
-Rule: each figure is the compiler's own, or derived from its program as the field says; what it does not tell is null.
+Rule: each figure is the compiler's own, or derived from its program as the field says; an unreported figure is null.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CollectiveOp = Literal[
 ]
 
 UNKNOWN_AXIS = "?"
-"""The `axis` of a collective whose groups are those of no axis or axes of the mesh."""
+"""The `axis` of a collective whose groups match no axes of the mesh."""
 
 
 class VerifiedCollective(Reply):

@@ -149,7 +149,7 @@ _TLS_ENDINGS: Final = frozenset({"UNEXPECTED_EOF_WHILE_READING", "APPLICATION_DA
 _CLOSED: Final = Failure("closed", "this client has been closed")
 
 _ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError)
-"""An alert of TLS gets through the library as it is where anyio reads it. Source: tried with httpx 0.28.1."""
+"""The library does not wrap a TLS alert where anyio reads it. Source: tested with httpx 0.28.1."""
 
 
 class Sender:

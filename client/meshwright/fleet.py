@@ -30,8 +30,8 @@ from meshwright.wire.mesh import Plan, PlanRequest
 __all__ = ["Fleet", "FleetHost", "FleetState"]
 
 MAX_AT_ONCE: Final = 256
-"""Hosts that are asked at the same time. Some of them may take the whole deadline to say nothing, so they are many; and
-a process may often have 1,024 files."""
+"""Hosts that are requested at the same time. The number is large, since some hosts may use the whole deadline without
+an answer. It is limited, since a process often has a limit of 1,024 files."""
 
 _Pool = tuple[str | None, bool, bool]
 """(unix socket, is this host, has TLS): hosts that are alike in these share connections and their settings."""

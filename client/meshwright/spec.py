@@ -25,7 +25,7 @@ MeshLike = str | Mapping[str, int] | Sequence[tuple[str, int]]
 """What `MeshSpec.parse` reads: "dp:2,tp:4", {"dp": 2, "tp": 4} or [("dp", 2), ("tp", 4)]."""
 
 MESH_EXAMPLE: Final = 'write it as "dp:2,tp:4"; one size may be -1 (the rest of the devices)'
-"""The form that each request, option and parameter takes; some take an object or a list of pairs too."""
+"""The form that each request, option and parameter accepts; some also accept an object or a list of pairs."""
 
 
 def _refuse(detail: str, hint: str = MESH_EXAMPLE) -> InvalidMeshError:

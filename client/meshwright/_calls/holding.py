@@ -19,7 +19,7 @@ from meshwright.wire.leases import Lease
 
 DEFAULT_TTL_S: Final = 3600.0
 HOLD_TTL_S: Final = 600.0
-"""A lease whose holder died ends within this time."""
+"""The lease of a crashed holder ends within this time."""
 RENEWALS: Final = 3
 """A lease is renewed so often within its time."""
 RENEW_TIMEOUT_S: Final = 10.0

@@ -20,7 +20,7 @@ TopologyLike = Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any
 ModelLike = str | ModelSpec | Mapping[str, Any]
 """A preset's name, the content of a config.json, or dimensions by the same names."""
 TrainingLike = TrainingSpec | Mapping[str, Any]
-"""How it is trained, such as {"global_batch": 64, "sequence_length": 8192}."""
+"""The training, such as {"global_batch": 64, "sequence_length": 8192}."""
 Verify = Literal["none", "compile"]
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]

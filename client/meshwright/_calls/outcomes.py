@@ -36,12 +36,13 @@ RESTART_STEP_S: Final = 1.0
 _GONE: Final = frozenset({"refused", "lost", "stale"})
 _LOST: Final = frozenset({"timeout", "stale", "lost"})
 _GATEWAY: Final = frozenset({502, 504})
-"""Of what stands between client and agent."""
+"""Statuses of proxies between client and agent."""
 _STARTING: Final = frozenset({"not_ready"})
 _UNAVAILABLE: Final = 503
 _REPEATABLE: Final = frozenset({408, 429})
 _LIKE_REFUSED: Final = frozenset({"lost", "stale"})
-"""So it looks when an agent refuses a client's certificate: in TLS 1.3 the client has ended its handshake by then."""
+"""Failures that also occur if an agent rejects a client's certificate: in TLS 1.3 the client's handshake is already
+complete."""
 _REFUSED: Final = (
     "look that MESHWRIGHT_CLIENT_CERT_FILE is set, has not expired, and is signed by an authority of the agent's"
 )
@@ -67,7 +68,7 @@ _REFUSAL_HINTS: Final = {
     421: "ask by the host's own name or address, or add this one to the agent's MESHWRIGHT_ALLOWED_HOSTS",
     429: "ask less often; `max_retries` says how often a client tries again by itself",
 }
-"""What helps where the answer does not say so itself."""
+"""The hints for answers without their own."""
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -48,7 +48,7 @@ class Settings:
     client_cert_file: str | None = None
     client_key_file: str | None = None
     token_file: str | None = None
-    """Where the token was read, and may be read anew; None: it was said otherwise."""
+    """The file of the token, which may be read again; None: the token has another source."""
 
     @property
     def headers(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ DRIVERS: Final[Mapping[int, int]] = {12: 525, 13: 580}
 
 _PLUGIN: Final = re.compile(r"jax_plugins\.xla_cuda(\d+)")
 _STUB: Final = 34
-"""CUDA_ERROR_STUB_LIBRARY: the toolkit's stand-in for linking. Source: cuda.h, `CUresult`."""
+"""CUDA_ERROR_STUB_LIBRARY: the toolkit's stub for linking. Source: cuda.h, `CUresult`."""
 
 Code = Literal[
     "no_device_file",

@@ -18,8 +18,8 @@ from meshwright.wire.devices import Device, Devices
 from meshwright.wire.health import WORST_FIRST, Health, State
 
 HostState = Literal["ok", "not_ready", "error", "unreachable"]
-"""It answered · it does not know its devices yet, or shuts down · it answered with an error, or in a language that
-this release does not read · nobody answered in time."""
+"""The agent answered · it does not know its devices yet, or shuts down · it answered with an error, or in an unknown
+format · no answer in time."""
 
 NAMES_SHOWN: Final = 8
 _UNCHECKED: Final[frozenset[State]] = frozenset({"unknown", "initializing"})

@@ -32,7 +32,7 @@ from meshwright.spec import MeshSpec
 from meshwright.wire.devices import parse_platform
 
 DEFAULT_SHARDING_STG: Final = (1, -1, 1, 1, 1)
-"""The sizes of `create_mesh` unless told otherwise; eFormer's name for them."""
+"""The default sizes of `create_mesh`; the name is eFormer's."""
 
 DEFAULT_NAMED_SHARDING_STG: Final = ("dp", "fsdp", "ep", "tp", "sp")
 """The axes of these sizes; likewise."""

@@ -39,7 +39,7 @@ from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.verification import Verification
 
 MAIN_NAME: Final = "__meshwright_main__"
-"""What a script's `__name__` is in the child: not `__main__`, so that what stands under its guard does not run."""
+"""A script's `__name__` in the child: not `__main__`, so that code under the main guard does not run."""
 
 
 class Step(Wire):

@@ -111,7 +111,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "timeout_s": (_Timeout, None),
     "form": (_Format, None),
 }
-"""The options that stand before or after a command's name: annotation and default."""
+"""The options before or after a command's name: annotation and default."""
 
 _Command = Callable[..., int]
 

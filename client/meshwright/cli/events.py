@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from meshwright._client import Client
 
 MOST: Final = 1000
-"""Events that an agent tells at once."""
+"""The maximum number of events of one reply."""
 SHOWN: Final = 100
-"""Events that are shown where nobody said which."""
+"""The number of events that are shown by default."""
 
 
 def show_events(

@@ -31,7 +31,7 @@ SIGNALLED: Final = 128
 """As a shell says them. Source: POSIX.1-2024, Shell Command Language, §2.8.2."""
 
 LEASE_LOST: Final = 75
-"""EX_TEMPFAIL of sysexits.h: run it again. Like 124 of `timeout`, it takes the place of the command's own code."""
+"""EX_TEMPFAIL of sysexits.h: run it again. Like 124 of `timeout`, it replaces the command's own code."""
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 

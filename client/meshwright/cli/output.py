@@ -40,7 +40,7 @@ STATE_STYLES: Final = {
 }
 LOG_LINES: Final = 20
 NO_ANSWER_CODE: Final = "no_answer"
-"""Stands where an agent's problem has its code, when no agent said anything."""
+"""The code of the problem document when no agent answered."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -28,7 +28,7 @@ FAILED: Final = 1
 NO_ANSWER: Final = 2
 
 PIPE_WIDTH: Final = 200
-"""Columns where nobody looks on: wide enough that no table is folded."""
+"""Columns without a terminal: wide enough that no table is folded."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def open_missing_streams() -> None:
 
 
 UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a write to stdout says where there is no room, or the medium fails."""
+"""The errors of a write to stdout where the disk is full, or the medium fails."""
 
 
 def drop_stdout() -> None:

@@ -60,7 +60,7 @@ _CUDA_13_SINCE: Final = (7, 5)
 """Source: CUDA Toolkit 13.0's release notes: Maxwell, Pascal and Volta are no longer compiled for."""
 
 _PTXAS_PLACES: Final = ("/usr/local/cuda/bin", "/opt/cuda/bin")
-"""Where XLA looks besides its wheels and PATH."""
+"""Folders that XLA searches besides its wheels and PATH."""
 
 
 def explain_missing(

@@ -39,7 +39,7 @@ class Attempt:
 
 
 STALLED: Final = 3
-"""Guesses in a row that each moved a bound by less than half: then the middle is tried."""
+"""After this number of guesses in a row that each move a bound by less than half, the middle is tried."""
 
 
 def search_largest(attempt: Callable[[int], Attempt], greatest: int, capacity_bytes: int | None) -> tuple[Attempt, ...]:

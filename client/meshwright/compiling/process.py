@@ -46,10 +46,10 @@ to end: one that the kernel holds longer, in a driver, is left behind."""
 _READ_BYTES: Final = 1 << 16
 _LOG_BYTES: Final = 1 << 20
 _LOG_MAX_BYTES: Final = 1 << 26
-"""Of output: beyond it the file begins anew."""
+"""The maximum output: beyond it the file starts again."""
 _LINE_CHARS: Final = 4096
 _CGROUP_LIMITS: Final = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Of this process's cgroup as a container sees it: version 2, version 1 (which says 2⁶³ where there is none)."""
+"""The limits of this process's cgroup in a container: version 2, version 1 (2⁶³ means no limit)."""
 _MAP_LINE: Final = re.compile(r"\b[0-9a-f]{8,16}-[0-9a-f]{8,16} [r-][w-][x-][ps-] ")
 
 OnProgress = Callable[[Progress], object]
@@ -75,15 +75,16 @@ COMPILE_ENVIRONMENT: Final[Mapping[str, str]] = {
     "JAX_DISABLE_JIT": "false",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
-"""What every child has: in it JAX opens no device, and XLA describes hardware that is not here.
+"""The variables of every child: JAX opens no device in it, and XLA describes hardware that is not present.
 
-- ALLOW_MULTIPLE_LIBTPU_LOAD: beside a trainer, or another compile, that has libtpu loaded and its lock file taken.
-- TPU_SKIP_MDS_QUERY and the three after it: else libtpu asks Google's metadata server what this host is.
-- TPU_LOG_DIR: libtpu leaves two files a process in /tmp/tpu_logs, for ever. TPU_STDERR_LOG_LEVEL=1: its warnings go to
+- ALLOW_MULTIPLE_LIBTPU_LOAD: beside a trainer, or another compile, that has libtpu loaded and its lock file taken. -
+TPU_SKIP_MDS_QUERY and the three after it: otherwise libtpu queries Google's metadata server about this host. -
+TPU_LOG_DIR: libtpu leaves two files per process in /tmp/tpu_logs, permanently. TPU_STDERR_LOG_LEVEL=1: its warnings go
+to
   stderr instead; "Involuntary full rematerialization" is one. Likewise TF_CPP_MIN_LOG_LEVEL for jaxlib and CUDA.
-- JAX_ENABLE_COMPILATION_CACHE: answers are kept by their key; a program from JAX's cache has no compiler's log.
+- JAX_ENABLE_COMPILATION_CACHE: answers are cached by their key; a program from JAX's cache has no compiler log.
 
-Autotuning is turned off in the compiler's options (`compilers`). Source: libtpu 0.0.42.1 and 0.0.50.1, tried."""
+Autotuning is turned off in the compiler's options (`compilers`). Source: libtpu 0.0.42.1 and 0.0.50.1, tested."""
 
 _KEPT: Final = frozenset({"TPU_LIBRARY_PATH"})
 

@@ -21,7 +21,7 @@ Costs = tuple[tuple[float, ...], ...]
 
 EXACT_COUNT: Final = 8
 EXACT_STEPS: Final = 6_000
-"""Partial orders that the search may look at before it settles for the best so far: some 10 ms."""
+"""Partial orders that the search may visit before it returns the best so far: about 10 ms."""
 
 _EPSILON: Final = 1e-12
 

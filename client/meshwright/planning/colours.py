@@ -19,10 +19,10 @@ SMALL_GROUP: Final = 9
 """Up to so many devices a single ring goes both ways; a larger one that is no whole plane goes one way."""
 
 SHORT_SIDE: Final = 8
-"""Up to such sides a square has two colours a dimension, above one."""
+"""Up to this side a square has two colors per dimension, above it one."""
 
 _CORE_COLOURS: Final = {2: 4, 3: 12}
-"""Of chips with several devices, whose SparseCores run collectives: by the number of whole dimensions."""
+"""Colors of chips with several devices, whose SparseCores run collectives: by the number of whole dimensions."""
 
 
 def count_colours(whole: Sequence[int], dimensions: Sequence[Dimension], count: int) -> int:

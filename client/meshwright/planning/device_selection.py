@@ -22,10 +22,11 @@ from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection
 
 SUBSET_COUNT_MAX: Final = 64
-"""Above, devices that fill no box are taken as they stand: comparing all pairs would take seconds."""
+"""Above this number, devices that do not fill a box are taken in plain order: comparing all pairs would take
+seconds."""
 
 EVEN_SETS_MAX: Final = 3
-"""How many numbers of domains are tried for equal parts, the lowest first."""
+"""The number of domain counts that are tried for equal parts, the lowest first."""
 
 
 def sort_plain(topology: Topology, indices: Sequence[int]) -> tuple[int, ...]:

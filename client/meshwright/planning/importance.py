@@ -46,7 +46,7 @@ class Weights(NamedTuple):
 _RANKS: Final[Mapping[Role, int]] = {role: rank for rank, role in enumerate(ROLES)}
 
 UNKNOWN_RANK: Final = _RANKS["fsdp"]
-"""Of a name that nobody knows: between those that are kept near and those that may be far."""
+"""The rank of an unknown name: between axes that should be near and axes that may be far apart."""
 
 
 def weigh_axes(names: Sequence[str], sizes: Sequence[int], importance: Mapping[str, float] | None = None) -> Weights:

@@ -98,7 +98,7 @@ def _parse_row(row: Mapping[str, str]) -> Preset:
 
 
 _WORDS: Final = frozenset({"name", "activation", "norm", "positions", "qk_norm_scale"})
-"""Fields whose cells are text; others are numbers, true or false."""
+"""Fields whose cells are text; other cells are numbers, true or false."""
 
 
 CONTEXT_MOST: Final = 8192

@@ -25,7 +25,7 @@ from meshwright.planning.importance import DIGITS
 from meshwright.topology.torus import Dimension, Grid
 
 TURNS_MOST: Final = 24
-"""Orders of the axes that are tried: all of four."""
+"""The maximum number of tried orders of the axes: all orders of four."""
 
 _FOLD: Final = (0, 1, 3, 2)
 

@@ -23,7 +23,7 @@ from meshwright.wire.verification import MemoryParts, Verification, VerifiedColl
 
 BenchOutcome = BenchResult | ProblemError
 Outcome = BaseModel | ProblemError
-"""What a run ends with: its result, or why there is none."""
+"""The end of a run: its result, or its error."""
 Clock = Callable[[], datetime]
 
 COLLECTIVES: Final[dict[str, Callable[[int], float]]] = {

@@ -143,7 +143,7 @@ _LEGEND: Final = (
     ("HOST", "HOST  the host's memory"),
     (NONE, "-     no link is known"),
 )
-"""What a cell means, by its letters; hops have none."""
+"""The meaning of a cell, by its letters; hops have no entry."""
 
 
 def format_links(devices: Devices) -> list[str]:

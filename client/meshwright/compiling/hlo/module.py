@@ -67,7 +67,7 @@ DTYPES: Final = (
 _TUPLE: Final = DTYPES.index("tuple")
 
 _CALLERS: Final = frozenset({"fusion", "call", "conditional", "while", "async-start"})
-"""Opcodes whose computations run as often as their caller."""
+"""Opcodes whose computations run once per run of their caller."""
 
 _APPLIERS: Final = frozenset(
     {"all-reduce", "all-reduce-start", "custom-call", "map", "reduce", "reduce-scatter", "reduce-window", "scatter"}

@@ -32,10 +32,10 @@ UNKNOWN_COUNT: Final = 5
 """Of what is not known in a program that are listed."""
 
 GROUPS_CHARS: Final = 256
-"""Of written groups that are told: thousands of devices one by one would be most of an answer."""
+"""The maximum length of reported groups: a list of thousands of devices would dominate the answer."""
 
 _FIRST_ONLY: Final = frozenset({"ragged-all-to-all", "collective-permute", "send"})
-"""Whose other operands are places in buffers, or the buffer of the result."""
+"""Opcodes whose other operands are offsets in buffers, or the buffer of the result."""
 
 _TRANSFERS: Final[Mapping[str, CollectiveOp]] = {
     "ALL_REDUCE": "all-reduce",

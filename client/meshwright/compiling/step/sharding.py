@@ -89,11 +89,11 @@ Way = tuple[NamedSharding, ...]
 """Shardings that a gradient goes through, the last of them that of its weight."""
 
 GATHERED: Final = "gathered_weight"
-"""The name by which remat knows weights that were gathered: they are gathered again, never kept."""
+"""The name that marks gathered weights for remat: they are gathered again, never saved."""
 
 
 EXPERT_MATMUL: Final = "expert_matmul"
-"""The name of what experts' matmuls give, which remat's own rule for matmuls takes for a batch of small ones."""
+"""The name of the results of experts' matmuls. Remat's own rule for matmuls treats them as a batch of small ones."""
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ USABLE_BYTES: Final[Mapping[str, float]] = {
 }
 """GiB of one JAX device that a program may use, by family.
 
-Source: XLA's TPU compiler, asked with a program that cannot fit (`compiling.report`), libtpu 0.0.42.1."""
+Source: the error of XLA's TPU compiler for a program that cannot fit (`compiling.report`), libtpu 0.0.42.1."""
 
 GPU_FRACTION: Final = 0.75
-"""Of a GPU's memory, what JAX takes unless it is told otherwise. Source: docs.jax.dev, "GPU memory allocation"."""
+"""The part of a GPU's memory that JAX takes by default. Source: docs.jax.dev, "GPU memory allocation"."""
 
 TRAINING_FRACTION: Final = 0.92
-"""Of a GPU's memory, what a training job takes that has its GPUs alone; the rest is for the driver, CUDA's context and
-NCCL. Assumed: people start JAX with 0.9 to 0.95."""
+"""The part of a GPU's memory that a training job takes if it is alone on its GPUs; the rest is for the driver, CUDA's
+context and NCCL. Assumed: people start JAX with 0.9 to 0.95."""
 
 _GIB: Final = 2**30
 

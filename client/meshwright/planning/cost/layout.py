@@ -18,7 +18,7 @@ Numbers = int | float | NDArray[Any]
 """One figure, or one a candidate."""
 
 REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
-"""What a layout's `remat` is an index of: "none", "minimal", "full"."""
+"""The values that a layout's `remat` indexes: "none", "minimal", "full"."""
 
 REMAT_NONE, REMAT_MINIMAL, REMAT_FULL = map(REMATS.index, ("none", "minimal", "full"))
 

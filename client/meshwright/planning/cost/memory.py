@@ -294,7 +294,7 @@ def _count_pieces(length: Any, most: float) -> Any:
 
 
 Moments = tuple[WeightDtype, ...]
-"""Dtypes of what an optimizer keeps of each parameter: two of AdamW, none of plain descent."""
+"""Dtypes of an optimizer's state of each parameter: two for AdamW, empty for plain gradient descent."""
 
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
 

@@ -41,7 +41,7 @@ AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
 """As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
 
 NETWORK_BYTES_PER_S: Final = 12.5e9
-"""A device's share of the network between hosts where the chip table has none: a NIC of 100 Gbit/s."""
+"""A device's share of the network between hosts where the chip table has no figure: a NIC of 100 Gbit/s."""
 
 _INSIDE: Final[Mapping[str, Callable[[Numbers, Wire], Figure]]] = {
     "all_reduce": time_all_reduce,

@@ -296,7 +296,7 @@ class _Pricing:
 
 
 KNOWN_TPUS: Final = ("tpu_v5e", "tpu_v5p", "tpu_v6e", "tpu_7x")
-"""Families whose runs the constants are fitted to."""
+"""Families with runs to which the constants are fitted."""
 
 FEW_TOKENS: Final = 1024
 """A device, in one pass."""

@@ -44,7 +44,7 @@ UNEQUAL_MOST: Final = 0.05
 """How much longer the fullest stage of a pipeline may be than if all were equal."""
 
 MICRO_BATCHES: Final = 12
-"""Micro-batches that are looked at for a layout: divisors of its part of the batch, the smallest first."""
+"""Micro-batches that are tried for a layout: divisors of its part of the batch, the smallest first."""
 
 Numbers = NDArray[np.int64]
 

@@ -34,7 +34,7 @@ from meshwright.wire.cost import MeasuredFigure
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 
 START_S: Final = 1.3e-4
-"""What a call takes on the host whatever its size. Source: AI-Hypercomputer/accelerator-microbenchmarks, a bfloat16
+"""The fixed time of a call on the host, of any size. Source: AI-Hypercomputer/accelerator-microbenchmarks, a bfloat16
 matmul of 8192³ on v6e: 754 TFLOP/s by the host's clock, 827.5 by the trace, so 1.458 and 1.329 ms."""
 
 ALONE_S: Final = 10 * START_S

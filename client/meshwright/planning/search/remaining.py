@@ -24,7 +24,7 @@ LayOut = Callable[[str, DeviceSelection | None], Plan]
 """The plan of a mesh, on a selection of the devices."""
 
 COUNTS_MOST: Final = 64
-"""Numbers of domains or devices that are looked at, the largest first, and half, a quarter, … of them besides."""
+"""Numbers of domains or devices that are tried: the largest first, and also half, a quarter, … of them."""
 
 
 def find_fallback(

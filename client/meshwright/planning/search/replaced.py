@@ -41,7 +41,7 @@ USES: Final[Mapping[str, Mapping[Collective, int]]] = {
 do."""
 
 MATMUL_ALONE: Final = {"tpu": 0.95, "gpu": 0.8}
-"""Part of its peak that a chip reaches in a large matmul alone, where nobody measured it: medians of five TPUs (XLA's
+"""Part of its peak that a chip reaches in a large matmul alone, where it was not measured: medians of five TPUs (XLA's
 cycles) and three GPUs (measured)."""
 
 COPY_ALONE: Final = 0.8

@@ -46,7 +46,7 @@ from meshwright.wire.mesh import EQUAL_WITHIN, Plan, Plans, Rejected, SearchRequ
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 LARGEST_LOG2: Final = 20
-"""A micro-batch of 2^20 sequences is the largest that is looked at."""
+"""A micro-batch of 2^20 sequences is the largest that is tried."""
 
 
 @dataclass(frozen=True)
@@ -220,11 +220,12 @@ def _fits(question: Question, layout: Layout, micro: Any, passes: int) -> Any:
 
 
 REASONS: Final = {"pp": "bubble", "bubble": "bubble", "remat": "compute", "compute": "compute"}
-"""Part of a step → what a family that has too much of it lost by; axes are told by their wires."""
+"""Part of a step → the reason of a family that lost by it; axes are reported by their wires."""
 
 
 FAMILIES_MOST: Final = 12
-"""Families that are told of each kind: that fit and are slower, the fastest first; that do not fit, the nearest."""
+"""The maximum number of reported families of each kind: slower fitting ones, the fastest first; and those that do not
+fit, the nearest first."""
 
 
 ROOM: Final = 0.08
@@ -232,7 +233,7 @@ ROOM: Final = 0.08
 
 
 UNUSUAL: Final = 0.15
-"""Part of a step by which a mesh must win that nobody runs and no run judges: see `find_unusual`. Assumed."""
+"""The part of a step by which an unusual, untested mesh must be faster: see `find_unusual`. Assumed."""
 
 LONG: Final = 16_384
 """Tokens of a sequence from which people cut it."""
@@ -329,7 +330,7 @@ def _order(priced: Priced) -> NDArray[np.int64]:
 
 
 _EXTRA: Final = ("pp", "cp", "tp")
-"""Axes that a person takes where a mesh without them is slower."""
+"""Axes that people use only where a mesh without them is slower."""
 
 
 def _find_firsts(rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -409,13 +410,13 @@ BETTER_BATCH: Final = 1.1
 """Times the tokens/s from which another batch is worth a warning."""
 
 SPARE: Final = 8
-"""Meshes beyond those that are told whose devices are put in order, at most."""
+"""The maximum number of meshes beyond the reported ones whose devices are ordered."""
 
 SPARE_DEVICES_MOST: Final = 4096
-"""With more devices an order takes a second, and no further mesh is put in order."""
+"""With more devices an order takes a second, and no further mesh is ordered."""
 
 LEFT_MOST: Final = 6
-"""Sizes that are told as not dividing the model."""
+"""The maximum number of reported sizes that do not divide the model."""
 
 
 def build_question(

@@ -140,8 +140,8 @@ def read_gpu_sight(
 def read_driver_library(load_library: Callable[[str], Any]) -> tuple[str | None, int | None]:
     """Returns (why the driver's library cannot be used, or None; the CUDA version that it supports, as 12020).
 
-    `cuDriverGetVersion` needs no initialized driver, and makes no context. Source: CUDA Driver API, "Version
-    Management".
+    `cuDriverGetVersion` needs no initialized driver, and makes no context.
+    Source: CUDA Driver API, "Version Management".
     """
     number = ctypes.c_int(0)
     try:

@@ -3,9 +3,10 @@
 Groups are read in each form that XLA's protobuf has: lists, iota lists, and axes of a mesh. The axes of a collective
 come from its groups, never from its size: the smallest set of axes whose groups hold each of the collective's groups.
 XLA splits an axis in two to go through a torus dimension by dimension. Such groups are smaller than the axis and still
-belong to it. Groups that are not a box of the mesh have no axis. Ids are places in the mesh, row-major. A program that
-runs on several slices numbers the places of one of them; transfers between slices use the devices' own ids. Source:
-openxla/xla, replica_group.cc and mesh_and_axis.cc.
+belong to it. Groups that are not a box of the mesh have no axis.
+Ids are places in the mesh, row-major. A program that runs on several slices numbers the places of one of them.
+Transfers between slices use the devices' own ids.
+Source: openxla/xla, replica_group.cc and mesh_and_axis.cc.
 """
 
 from __future__ import annotations

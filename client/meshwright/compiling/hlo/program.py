@@ -3,10 +3,10 @@
 Collectives: bytes come from operands, as nccl-tests counts sizes, so that asynchronous forms, whose results hold
 operand and result, are counted like the others; -done is not counted. An all-reduce that is fused with taking each
 device's part is a reduce-scatter (libtpu writes it so). Transfers to other slices are written as send and recv. They
-are reported as the collective that they implement, with the strategy "Megascale". Time: each instruction that runs
-counts once, a fusion by its own estimate and not by its parts. Instructions that run beside the program (prefetched
-copies, SparseCores) or have no estimate (collectives, Pallas kernels) add nothing. Source: NVIDIA/nccl-tests,
-doc/PERFORMANCE.md (sizes); programs of libtpu 0.0.42 and 0.0.50 and jaxlib.
+are reported as the collective that they implement, with the strategy "Megascale".
+Time: each instruction that runs counts once, a fusion by its own estimate and not by its parts. Instructions that run
+beside the program (prefetched copies, SparseCores) or have no estimate (collectives, Pallas kernels) add nothing.
+Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (sizes); programs of libtpu 0.0.42 and 0.0.50 and jaxlib.
 """
 
 from __future__ import annotations

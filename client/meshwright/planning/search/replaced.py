@@ -4,10 +4,10 @@ Rule: a bench and the figure that it replaces are of one thing, timed or estimat
 unmeasured figures stay as published.
 
 - A matmul alone, and a copy, scale the chip's published peak and bandwidth by the measured rate ÷ the expected rate of
-such a chip: a throttled chip is slower in a step by the same ratio. - A collective's ratio to the estimate for the same
-bytes and group, its latencies aside, scales the wires inside
-  the host of each axis that uses it: the ICI links that an axis has, and the one rate of all GPUs of a host. The
-  network between hosts is not measured here.
+  such a chip: a throttled chip is slower in a step by the same ratio.
+- A collective's ratio to the estimate for the same bytes and group, its latencies aside, scales the wires inside the
+  host of each axis that uses it: the ICI links that an axis has, and the one rate of all GPUs of a host. The network
+  between hosts is not measured here.
 """
 
 from __future__ import annotations

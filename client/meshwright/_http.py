@@ -1,6 +1,6 @@
 """The one module of the client that knows the HTTP library: sends requests, and turns its errors into values.
 
-No exception of the library leaves it. Knows nothing of endpoints, retries or models.
+No exception of the library leaves it. Independent of endpoints, retries and models.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Shared:
 
     @property
     def auth(self) -> Any:
-        """What shows the token; without one, what a caller's own HTTP client has."""
+        """The authorization header; without a token, that of a caller's own HTTP client."""
         has_token = self.settings.token or self.settings.token_file
         return _TokenAuth(self) if has_token else httpx.USE_CLIENT_DEFAULT
 

@@ -27,7 +27,7 @@ def list_devices(backend: str | None = None) -> list[jax.Device]:
         raise TypeError(f"backend is {backend!r}, a {type(backend).__name__}; it is a word, such as 'cpu', or None")
     try:
         return list(jax.devices(backend))
-    except (AssertionError, RuntimeError) as error:  # of JAX_PLATFORMS=cuda without a device file JAX says nothing
+    except (AssertionError, RuntimeError) as error:  # JAX has no message for JAX_PLATFORMS=cuda without a device file
         raise RuntimeError(
             f"{f'backend {backend!r}' if backend else 'the default backend'} was asked for; "
             f"{_describe_backends(error)}; "
@@ -46,7 +46,7 @@ def _describe_backends(error: Exception) -> str:
 
 
 def describe_device(device: Any) -> dict[str, Any]:
-    """Returns what a `jax.Device` says about itself, as JSON values; `memory_stats` in bytes."""
+    """Returns the reported facts of a `jax.Device`, as JSON values; `memory_stats` in bytes."""
     coords = getattr(device, "coords", None)
     return {
         "id": device.id,

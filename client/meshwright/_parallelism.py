@@ -1,7 +1,7 @@
 """What a parallelism block may say, and how coordinates of a batch fall to processes: checked values, no devices.
 
-Rule: pure. Mappings and numbers go in, checked numbers or a refusal come out. Knows no jax; the public names and
-what they mean are in `meshwright.parallelism`.
+Rule: pure. It takes mappings and numbers, and returns checked numbers or raises an error. Independent of jax; the
+public names and their meanings are in `meshwright.parallelism`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse_block(block: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: an unknown key, or a value that cannot be used.
-        TypeError: the block is no mapping.
+        TypeError: the block is not a mapping.
     """
     if not isinstance(block, Mapping):
         raise TypeError(f"the block {BLOCK} is a {type(block).__name__}; it is a mapping, such as {EXAMPLE}")
@@ -77,7 +77,7 @@ def parse_integer(name: str, value: Any, least: int) -> int:
 
 
 def show(value: object) -> str:
-    """Returns a value as Python writes it, cut to what a message can hold."""
+    """Returns the repr of a value, cut to the length of a message."""
     return repr(value)[:80]
 
 

@@ -2,7 +2,7 @@
 
 Rule: every leaf is checked before the first is moved, and one that cannot be placed is named by its path. A value that
 goes to host memory is copied, and one that spans processes is put together from each process's own part, after the
-processes have compared what they pass. Knows no default device.
+processes have compared their batches. Independent of the default device.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def place_and_wait(data: Any, target: Any, process_local: bool = False, comparis
 
 
 def check_target(name: str, target: Any) -> Any:
-    """Returns what was given if it is a device, a sharding or a pytree of them.
+    """Returns the argument if it is a device, a sharding or a pytree of them.
 
     Raises:
         TypeError: it is not; the path is named.
@@ -137,7 +137,7 @@ def _free_manual_axes(there: Any) -> Any:
     return NamedSharding(mesh, there.spec, memory_kind=there.memory_kind)
 
 
-# ---- what cannot be placed ----
+# ---- errors of placing ----
 
 
 def _check_leaf(
@@ -287,7 +287,7 @@ def _list_processes(sharding: Sharding) -> tuple[int, ...]:
     return tuple(sorted({device.process_index for device in devices}))
 
 
-# ---- what the processes compare ----
+# ---- comparison of the processes ----
 
 
 @dataclass(frozen=True)
@@ -443,7 +443,7 @@ def compare_processes(data: Any, devices: Sequence[jax.Device]) -> None:
     Each of these processes must call this, in the same order as others of its calls.
 
     Raises:
-        TypeError: a leaf is no array; its path is named.
+        TypeError: a leaf is not an array; the message has its path.
         ValueError: the values differ.
         RuntimeError: another process did not call this in time.
     """
@@ -473,7 +473,7 @@ def _refuse_missing(what: str) -> RuntimeError:
 
 
 def _digest_parts(leaves: Sequence[_Far], process_local: bool) -> list[list[str]]:
-    """Returns [path, part, digest] of what must be equal in each process that has this part of this path.
+    """Returns [path, part, digest] of the data that must be equal in each process with this part of this path.
 
     A global batch is one part, of all leaves that have devices in this process; "" is its path.
     """

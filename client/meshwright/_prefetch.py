@@ -145,7 +145,7 @@ def _read_buffer_size(value: SupportsIndex) -> int:
 
 
 def copy_settings() -> Callable[[Callable[[], None]], None]:
-    """Returns what runs a function, in any thread, under the settings and context variables of this one."""
+    """Returns a runner of functions in any thread, with the settings and context variables of this one."""
     values = {name: getattr(jax.config, f"jax_{name}") for name in _SETTINGS}
     mesh = jax.sharding.get_mesh()
     context = contextvars.copy_context()
@@ -259,7 +259,7 @@ class _Feed:
                 raise
             self._end(error)
         finally:
-            self._source = iter(())  # what it holds goes now, not when the prefetcher does
+            self._source = iter(())  # its memory is freed now, not with the prefetcher
             with _running_lock:
                 _running.discard(self)
 

@@ -1,6 +1,7 @@
-"""A plan by reference: what a launcher puts into MESHWRIGHT_PLAN so that every rank starts from the same one.
+"""A plan by reference: the value that a launcher puts into MESHWRIGHT_PLAN so that every rank starts from the same
+plan.
 
-A reference is a file that holds the agent's JSON, or a fingerprint that the agent knows. Knows no jax.
+A reference is a file with the agent's JSON, or a fingerprint that the agent knows. Independent of jax.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ _SERVICE_MANAGER: Final = frozenset(
 """What systemd says to the agent alone (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3))."""
 
 _JAX_PLATFORM: Final = {"gpu": "cuda"}
-"""JAX expands "gpu" to cuda, rocm and oneapi, and fails on what is not installed (jax/_src/xla_bridge.py)."""
+"""JAX expands "gpu" to cuda, rocm and oneapi, and fails on a platform that is not installed
+(jax/_src/xla_bridge.py)."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG: Final = re.compile(r"""(-[-\w]*)(?:="(?:\\.|[^"\\])*"|='[^']*'|\S*)(?=\s|$)""", re.ASCII)
@@ -219,7 +220,7 @@ def format_exports(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Returns one line `export NAME=value` a variable, quoted for a POSIX shell, in the mapping's order.
 
     Raises:
-        ValueError: a name that is no shell name, or a value that no environment can hold.
+        ValueError: a name is not a shell name, or a value is not valid in an environment.
     """
     _check_variables(variables)
     return tuple(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
@@ -286,7 +287,7 @@ def _merge_flags(present: str, own: str) -> str:
 
 
 def _split_flags(text: str) -> tuple[list[tuple[str, str]], str]:
-    """Returns (name, text) of each flag, and what is left where XLA stops reading.
+    """Returns (name, text) of each flag, and the rest after the point where XLA stops reading.
 
     Source: xla/parse_flags_from_env.cc: blanks separate flags; a value may be quoted; reading stops at the
     first word that does not begin with "-"; a text that does not begin with "-" is the name of a file.

@@ -192,7 +192,7 @@ class InvalidRequestError(RequestError, code="invalid_request", status=422, titl
 
 
 class InvalidMeshError(RequestError, ValueError, code="invalid_mesh", status=422, title="The mesh is not valid"):
-    """The mesh is no mesh: syntax, names, sizes."""
+    """The mesh is not valid: syntax, names, sizes."""
 
 
 class PlanInfeasibleError(
@@ -210,7 +210,7 @@ class DevicesUnusedError(
 class DoesNotDivideError(
     RequestError, ValueError, code="does_not_divide", status=422, title="The mesh does not divide the model"
 ):
-    """An axis of the mesh does not divide what it cuts of the model, the batch or the sequence."""
+    """An axis of the mesh does not divide its dimension of the model, the batch or the sequence."""
 
 
 class BenchTooLargeError(RequestError, code="bench_too_large", status=422, title="The bench does not fit in memory"):
@@ -267,7 +267,7 @@ def _leaves(root: type[ProblemError]) -> list[type[ProblemError]]:
 
 
 BY_CODE: dict[str, type[ProblemError]] = {leaf.code: leaf for leaf in _leaves(ProblemError)}
-"""Every problem code, and the class that means it on both sides."""
+"""Every problem code, and its class on both sides."""
 
 _BY_STATUS: dict[int, type[ProblemError]] = {
     401: UnauthorizedError,

@@ -112,7 +112,7 @@ class Fleet:
         return self._urls
 
     def devices(self, *, timeout_s: float = DEFAULT_TIMEOUT_S, require_all: bool = False) -> FleetState:
-        """Returns what every host says of its devices and their health, or why it says nothing.
+        """Returns the devices of every host and their health, or why the host does not answer.
 
         Args:
             timeout_s: the time limit for all hosts together.

@@ -68,7 +68,7 @@ def dp_world_size(parallelism_conf: Mapping[str, Any], world_size: int) -> int:
 
     Raises:
         ValueError: `world_size` is not divisible by the two degrees, or is below 1, or the block is wrong.
-        TypeError: `world_size` is no integer, or the block is no mapping.
+        TypeError: `world_size` is not an integer, or the block is not a mapping.
     """
     block = parse_block(parallelism_conf)
     count, each = parse_integer("world_size", world_size, 1), block["tensor"] * block["domain"]
@@ -196,7 +196,7 @@ def _list_axes(block: Mapping[str, Any], world_size: int) -> dict[str, int]:
 
 
 def _assemble(grid: np.ndarray[Any, Any], names: tuple[str, ...]) -> Mesh:
-    # JAX's own default axis type differs between its versions, so it is always said.
+    # JAX's own default axis type differs between its versions, so it is always given.
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
 
@@ -221,7 +221,7 @@ def _refuse_outsider(mesh: Mesh) -> ValueError:
     )
 
 
-# ---- what a whole process loads ----
+# ---- the part of a whole process ----
 
 
 def process_batch_shard(mesh: Mesh | None, data_axes: str | Sequence[str]) -> tuple[int, int]:

@@ -371,7 +371,7 @@ def _build_spec(leaf: Any, batch_axis: int, names: tuple[str, ...]) -> Partition
     return PartitionSpec(*[None] * (batch_axis % rank), names if len(names) > 1 else names[0])
 
 
-# ---- what a device says ----
+# ---- facts of a device ----
 
 
 def _describe(device: Any) -> dict[str, Any]:

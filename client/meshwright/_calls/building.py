@@ -1,4 +1,4 @@
-"""One request and how its answer is read: built from an endpoint and a caller's arguments. Pure: sends nothing."""
+"""Builds one request, and the reader of its answer, from an endpoint and a caller's arguments. Pure: sends nothing."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def build_model(
 
 
 def _write_body(request: BaseModel) -> bytes:
-    """Returns what was said."""
+    """Returns the fields that were set."""
     said = request.model_dump(mode="json", exclude_unset=True)
     return json.dumps(said, ensure_ascii=False).encode()
 
@@ -116,7 +116,7 @@ def print_mesh(mesh: MeshLike | MeshSpec | None) -> str | None:
 
 
 def write_model(value: object) -> object:
-    """Returns a model or a training as JSON says it: only what was said."""
+    """Returns a model or a training as JSON: only the fields that were set."""
     return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else write_sequence(value)
 
 

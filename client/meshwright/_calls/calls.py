@@ -1,4 +1,4 @@
-"""The calls of the client: from Python arguments to a request, and from its answer to what is returned.
+"""The calls of the client: from Python arguments to a request, and from its answer to the return value.
 
 One function per method of `Client`. Pure: nothing is sent here.
 """

@@ -1,4 +1,4 @@
-"""Every route of the agent, once: method, path, what it answers, and how a repeated request is taken.
+"""Every route of the agent, once: method, path, the answer, and the effect of a repeated request.
 
 All of them may be repeated (a lease has an id that the client makes), except a request that makes a run: a bench, and
 a plan or batch size that asks the compiler. Where its answer is lost, it is not sent again.

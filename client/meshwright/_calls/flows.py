@@ -33,7 +33,7 @@ from meshwright.wire.bench import BenchRecord, BenchResult
 from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent
 
 SILENCE_S: Final = 45.0
-"""A stream that says nothing for so long is given up and opened again: three of the agent's signs of life."""
+"""A stream without data for this time is closed and opened again: three of the agent's keep-alive intervals."""
 SHORTEST_WINDOW_S: Final = 0.2
 CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
@@ -91,7 +91,7 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """True once nothing is left."""
+        """True once no time is left."""
         return self.left_s() == 0.0
 
 
@@ -102,13 +102,13 @@ class Contact:
     answered: set[Endpoint[Any]] = field(default_factory=set)
 
     def knows(self, endpoint: Endpoint[Any], outcome: Outcome) -> bool:
-        """Returns whether an agent that is not there has ever been, or has answered before what it is not ready for."""
+        """Returns whether an unreachable agent was reachable before, or a not-ready agent was ready before."""
         return bool(self.answered) if isinstance(outcome, Failure) else endpoint in self.answered
 
 
 @dataclass(frozen=True)
 class Link:
-    """The agent as a flow sees it: its address for messages, how often to try again, what time it is."""
+    """The agent from the view of a flow: its address for messages, the retry policy, and the clock."""
 
     host: str
     policy: RetryPolicy = field(default_factory=RetryPolicy)
@@ -152,7 +152,7 @@ class Observer:
 
 
 def exchange(call: Call[T], link: Link, deadline: Deadline | None = None) -> Flow[T]:
-    """Sends until there is an answer, or trying again makes no sense; returns what the answer means."""
+    """Sends until there is an answer, or a retry is useless; returns the value of the answer."""
     answer = yield from _fetch(call, link, deadline)
     return call.read(answer, link.host)
 
@@ -338,7 +338,8 @@ def bench(submit: Call[Run], link: Link, observer: Observer, timeout_s: float | 
 
 
 def complete(call: Call[T], link: Link, observer: Observer, timeout_s: float | None) -> Flow[T]:
-    """Returns what a call answers, at once or (202) as the result of a run, which goes on if the waiting ends early.
+    """Returns the answer of a call, directly or (202) as the result of a run. The run continues if the waiting ends
+    early.
 
     Raises:
         MeshwrightError: the run failed (its own error's class) or was cancelled, or is not over after `timeout_s`.

@@ -46,7 +46,7 @@ class Held:
 
     @property
     def lost(self) -> MeshwrightError | None:
-        """Why the lease is no longer held: NotFoundError where it ended, else why no renewal came through."""
+        """Why the lease is lost: NotFoundError where it ended, otherwise the error of the last renewal."""
         self._is_told = self._is_told or self._lost is not None
         return self._lost
 
@@ -76,7 +76,7 @@ class Held:
         return True
 
     def finish(self) -> None:
-        """Notes that the block has ended, so that nothing is lost any more."""
+        """Records that the block has ended, so that a later loss does not count."""
         self._is_over = True
 
     @property
@@ -208,7 +208,7 @@ def give_back(held: Held, link: Link) -> Flow[str]:
         held.lose(error, at_end=True)
         return ""
     except MeshwrightError:
-        pass  # it is ended all the same
+        pass  # the lease has ended anyway
     try:
         yield from exchange(leases.end_lease(held.lease), link, within)
     except NotFoundError:

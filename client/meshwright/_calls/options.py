@@ -1,4 +1,4 @@
-"""What may be said of a plan and of what is trained, in the forms that callers may say it. Sends nothing."""
+"""The options of a plan and of its training, in all forms that callers may use. Sends nothing."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def is_lost_answer(outcome: Outcome) -> bool:
 
 
 def _is_away(outcome: Outcome) -> bool:
-    """Returns whether this is what a client sees of an agent that ends, is not there, or has just begun."""
+    """Returns whether the outcome is typical of an agent that stops, is stopped, or has just started."""
     if isinstance(outcome, Failure):
         return outcome.kind in _GONE
     problem = _parse_problem(outcome) if outcome.status == _UNAVAILABLE else None
@@ -140,10 +140,10 @@ def parse_retry_after(value: str | None, *, now: datetime) -> float | None:
 
 
 def build_error(outcome: Outcome, request: Request, host: str, *, hint: str = "") -> MeshwrightError:
-    """Returns the error that a failure, or a reply that is no answer to `request`, means.
+    """Returns the error for a failure, or for a reply that is not an answer to `request`.
 
     Args:
-        outcome, request, host: what was answered to what, by whom.
+        outcome, request, host: the outcome, its request, and the answering host.
         hint: of a failure, in the place of the usual one.
     """
     if isinstance(outcome, Failure):
@@ -183,7 +183,7 @@ def read_reply(model: type[M], answer: Answer, request: Request, host: str) -> M
     """Returns the reply as its model.
 
     Raises:
-        AgentConnectionError: what answered is not an agent, or its reply cannot be read.
+        AgentConnectionError: the answering server is not an agent, or its reply cannot be read.
     """
     try:
         return model.model_validate_json(answer.body)

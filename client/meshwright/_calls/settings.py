@@ -1,6 +1,6 @@
 """Where the agent is and how to speak to it: from arguments, else from the environment.
 
-Reads the token file that is named, again when it was changed; knows no HTTP library and opens no connection.
+Reads the named token file, again after a change. Independent of the HTTP library; opens no connection.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class DeviceDetector(Protocol):
     """A source of this host's device capabilities. A detector starts no JAX backend and opens no device."""
 
     def detect_capabilities(self) -> DeviceCapabilities:
-        """Returns what is here of the detector's own platform; `device_count` 0 where there is nothing."""
+        """Returns the capabilities of the detector's own platform; `device_count` 0 where there is no device."""
         ...
 
 

@@ -38,7 +38,7 @@ def choose_detector() -> DeviceDetector:
 
 
 def predict_platform() -> str:
-    """Returns "gpu", "tpu" or "cpu": what JAX would take; from its configuration, and from what is installed."""
+    """Returns "gpu", "tpu" or "cpu": JAX's choice, from its configuration and the installed packages."""
     first = str(jax.config.values["jax_platforms"] or "").split(",")[0].strip()
     if first:
         return parse_platform(first)
@@ -49,7 +49,7 @@ def predict_platform() -> str:
 
 
 def choose_platform(*, has_gpu: bool, has_tpu: bool) -> DeviceType:
-    """Returns what JAX prefers of what is usable: GPUs (priority 500), then TPUs (300), then the CPU (0)."""
+    """Returns the usable platform that JAX prefers: GPUs (priority 500), then TPUs (300), then the CPU (0)."""
     if has_gpu:
         return DeviceType.GPU
     return DeviceType.TPU if has_tpu else DeviceType.CPU

@@ -1,6 +1,7 @@
 """The CPU as JAX's platform: how many (virtual) devices it shows, and the memory that they share.
 
-Rule: always there, never the fast one. Knows the JAX configuration, and asks the backend only if it runs already.
+Rule: always present, never the fast platform. Reads the JAX configuration, and uses the backend only if it already
+runs.
 """
 
 from __future__ import annotations

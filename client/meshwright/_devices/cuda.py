@@ -61,7 +61,7 @@ class CUDADetector:
         self._proc = proc
 
     def detect_capabilities(self) -> DeviceCapabilities:
-        """Returns what CUDA shows; `device_count` 0 where it shows nothing."""
+        """Returns the capabilities of the GPUs that CUDA shows; `device_count` 0 where it shows none."""
         reading = read_gpus(self._find_nvml(), self._proc)
         parts = select_visible(os.environ if self._environ is None else self._environ, reading.cards)
         return build_capabilities(

@@ -1,7 +1,7 @@
-"""One configuration, the capabilities of what is here, and JAX's devices, under one name.
+"""One configuration, the capabilities of this host, and JAX's devices, under one name.
 
-Rule: a manager makes its configuration take effect when it is made, or says that it could not. Capabilities come from
-a detector and start nothing; `has_gpu`, counts and devices are JAX's own answer, and asking starts its backend.
+Rule: a manager makes its configuration take effect when it is made, or says that it could not. Capabilities come from a
+detector and start nothing; `has_gpu`, counts and devices are JAX's own answer, and reading them starts its backend.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from meshwright.environment import (
 from meshwright.wire.devices import parse_platform
 
 _MODEL_SIZES: Final = ((1_000_000, MemoryStrategy.CONSERVATIVE), (100_000_000, MemoryStrategy.BALANCED))
-"""Below so many parameters → the strategy; from the last on AGGRESSIVE."""
+"""Below this number of parameters → the strategy; from the last number on AGGRESSIVE."""
 
 PRIORITY: Final = "platform_priority"
-"""What a configuration means beside its variables, by the name of its field."""
+"""The effect of a configuration besides its variables, by the name of its field."""
 
 
 class DeviceManager:
@@ -93,7 +93,7 @@ class DeviceManager:
 
     @property
     def effect(self) -> Mapping[str, str]:
-        """What the configuration meant when it was applied; equal for configurations that mean the same."""
+        """The effect of the configuration when it was applied; equal for configurations of equal effect."""
         return self._effect
 
     @property
@@ -223,11 +223,11 @@ class DeviceManager:
 
 
 def choose_strategy(parameter_count: int) -> MemoryStrategy:
-    """Returns the memory strategy for a model of so many parameters.
+    """Returns the memory strategy for a model with this number of parameters.
 
     Raises:
         ValueError: `parameter_count` is negative.
-        TypeError: it is no integer.
+        TypeError: the count is not an integer.
     """
     try:
         count = operator.index(parameter_count)
@@ -254,7 +254,7 @@ def set_strategy(config: DeviceConfiguration, strategy: MemoryStrategy) -> Devic
 
 
 def describe_effect(config: DeviceConfiguration) -> dict[str, str]:
-    """Returns what a configuration means, however it is written: its variables and its preference, by name.
+    """Returns the effect of a configuration, independent of its form: its variables and its preference, by name.
 
     Raises:
         ValueError: the configuration is wrong.
@@ -270,7 +270,7 @@ def list_changes(asked: Mapping[str, str], present: Mapping[str, str]) -> tuple[
 
 
 def build_info_lines(info: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns `get_device_info()` as lines "Name: value" for people; what is not known has no line."""
+    """Returns `get_device_info()` as lines "Name: value" for people; unknown values have no line."""
     capabilities = info["capabilities"]
     lines: list[tuple[str, object]] = [
         ("Backend", info["backend"]),
@@ -298,7 +298,7 @@ def _detect(detector: DeviceDetector | None, started: bool) -> tuple[DeviceDetec
 
 
 def check_types(config: object, detector: object) -> None:
-    """Refuses what is no configuration or no detector.
+    """Raises TypeError unless the arguments are a configuration and a detector.
 
     Raises:
         TypeError: naming which.

@@ -94,7 +94,7 @@ def read_configuration(environ: Mapping[str, str]) -> DeviceConfiguration:
 
 
 def read_memory_fraction(config: DeviceConfiguration, environ: Mapping[str, str]) -> float | str:
-    """Returns the memory fraction that a configuration asks for; text where its own variable is no number."""
+    """Returns the memory fraction of a configuration; text where its own variable is not a number."""
     present = _read_environment(environ)
     _, text = _find_fraction({**present, **build_environment(config, present)})
     fraction = _parse_fraction(text)
@@ -102,7 +102,7 @@ def read_memory_fraction(config: DeviceConfiguration, environ: Mapping[str, str]
 
 
 def apply_configuration(config: DeviceConfiguration, environ: MutableMapping[str, str]) -> tuple[Difference, ...]:
-    """Makes a configuration take effect; returns what could not, since the backend has started.
+    """Applies a configuration; returns the differences that have no effect because the backend has started.
 
     Raises:
         ValueError: the configuration is wrong, or has a variable with a value that JAX's option cannot have; then
@@ -124,13 +124,13 @@ def apply_configuration(config: DeviceConfiguration, environ: MutableMapping[str
 
 
 def find_differences(wanted: Mapping[str, str], present: Mapping[str, str]) -> tuple[Difference, ...]:
-    """Returns the variables that would mean something else than what is in force, in their order."""
+    """Returns the variables whose value differs from the value in force, in their order."""
     found = [_compare(name, text, {**present, **wanted}, present) for name, text in wanted.items()]
     return tuple(difference for difference in found if difference is not None)
 
 
 def describe_differences(differences: Sequence[Difference]) -> str:
-    """Returns the sentence that names what could not take effect, and what to do."""
+    """Returns the sentence that names the values without effect, and what to do."""
     names = ", ".join(str(difference) for difference in differences)
     exports = "; ".join(format_exports({difference.name: difference.wanted for difference in differences}))
     return (

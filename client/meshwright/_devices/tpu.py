@@ -83,7 +83,7 @@ def parse_accelerator_type(text: str | None) -> str | None:
 
 
 def count_hosts(environ: Mapping[str, str]) -> int:
-    """Returns how many hosts or processes the environment says that the slice has; 1 where it says nothing."""
+    """Returns the number of the slice's hosts or processes from the environment; 1 where it is not set."""
     names = [name for name in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip()]
     bounds = [environ.get(name, "") for name in ("TPU_HOST_BOUNDS", "TPU_PROCESS_BOUNDS")]
     return max(1, len(names), *(_multiply(text) for text in bounds))

@@ -30,7 +30,7 @@ def check_timeout(timeout_s: float) -> float:
     """Returns a time limit as it is.
 
     Raises:
-        ValueError: it is no finite number above 0.
+        ValueError: the value is not a finite number above 0.
     """
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise ValueError(
@@ -72,7 +72,7 @@ def build_late(url: str, timeout_s: float) -> FleetHost:
 def _evaluate(error: MeshwrightError) -> HostState:
     if isinstance(error, NotReadyError):
         return "not_ready"
-    unread = isinstance(error.__cause__, ValidationError)  # something answered, but nothing that can be read
+    unread = isinstance(error.__cause__, ValidationError)  # something answered, but its reply cannot be read
     return "unreachable" if isinstance(error, AgentConnectionError) and not unread else "error"
 
 

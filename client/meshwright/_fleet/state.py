@@ -74,7 +74,7 @@ class FleetState:
     """A fleet at one moment.
 
     Attributes:
-        hosts: every host that was asked, in the order of their addresses.
+        hosts: every requested host, in the order of their addresses.
     """
 
     hosts: tuple[FleetHost, ...]
@@ -95,7 +95,7 @@ class FleetState:
 
         Raises:
             FleetIncompleteError: no host answered.
-            PlanInfeasibleError: what they say makes no topology.
+            PlanInfeasibleError: the hosts do not form a topology.
         """
         return self.joined.topology
 
@@ -126,7 +126,7 @@ class FleetState:
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """What a plan on this fleet should say: hosts that are missing, and what joining the others found.
+        """The warnings of a plan on this fleet: missing hosts, and the warnings of joining the others.
 
         Raises:
             FleetIncompleteError, PlanInfeasibleError: there is no topology.

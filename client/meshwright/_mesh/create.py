@@ -86,7 +86,7 @@ def create_mesh(
 
 
 def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
-    """Returns the mesh of all devices that a text means.
+    """Returns the mesh of all devices that a text describes.
 
     Args:
         axis_dims: "dp:2,tp:4" (every name once; the mesh has the order of the text) or "2,4" (in the order of
@@ -94,7 +94,7 @@ def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
         names: the axes.
 
     Raises:
-        TypeError: `axis_dims` is no text.
+        TypeError: `axis_dims` is not text.
         ValueError: naming the piece that is wrong; and as `create_mesh`.
     """
     spec = parse_named_sizes(axis_dims, names)
@@ -111,7 +111,7 @@ class MeshRecipe:
         layout: how devices are laid out.
         use_jax: `jax.make_mesh` first.
         devices: `jax.Device`s, which compare by identity.
-        slices: what the environment says of their number; "" for nothing.
+        slices: their number from the environment; "" where it is not set.
     """
 
     spec: MeshSpec
@@ -187,7 +187,7 @@ def assemble(spec: MeshSpec, types: Sequence[AxisType], devices: Sequence[Any]) 
 
 
 def _make_with_jax(spec: MeshSpec, recipe: MeshRecipe) -> Mesh | None:
-    """Returns what `jax.make_mesh` makes; None where that is not applicable, or fails."""
+    """Returns the mesh of `jax.make_mesh`; None where that is not applicable, or fails."""
     processes = {device.process_index for device in recipe.devices}
     slices = {getattr(device, "slice_index", None) for device in recipe.devices}
     if not recipe.layout.split and recipe.devices[0].platform == "tpu":
@@ -201,7 +201,7 @@ def _make_with_jax(spec: MeshSpec, recipe: MeshRecipe) -> Mesh | None:
 
 
 class _Meshes:
-    """The last meshes, by what they were made from."""
+    """The last meshes, by their recipes."""
 
     MOST: Final = 64
 

@@ -1,8 +1,8 @@
 """Granules of a running job: which of its devices a fast network joins, and the planner's order over them.
 
-Rule: slices are granules where there are several. Inside one slice, TPUs are one torus, of however many hosts, and
-GPUs one fast domain (JAX numbers a host or an NVLink fabric as a slice): one granule. Else processes are granules.
-Knows no axis types and builds no `Mesh`.
+Rule: slices are granules where there are several. Inside one slice, TPUs are one torus, of however many hosts, and GPUs
+one fast domain (JAX numbers a host or an NVLink fabric as a slice): one granule. Else processes are granules.
+Independent of axis types; builds no `Mesh`.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def read_device_grid(devices: Sequence[Any]) -> Grid | None:
 
 
 def read_topology(devices: Sequence[Any]) -> Topology:
-    """Returns the devices of one TPU slice as the planner sees them; links follow from the coordinates."""
+    """Returns the devices of one TPU slice in the planner's form; links follow from the coordinates."""
     now = datetime.now(UTC)
     seen = [_read_device(rank, device, now) for rank, device in enumerate(devices)]
     return Topology(tuple(seen), granules=(Granule(ordinal=0, kind="slice", name="", device_count=len(seen)),))

@@ -1,4 +1,4 @@
-"""`DeviceMeshManager`: meshes of the first so many of a fixed list of devices.
+"""`DeviceMeshManager`: meshes of the first devices of a fixed list.
 
 Rule: fewer devices than there are is a wish, more is an error. The order on the mesh is `create_mesh`'s.
 """

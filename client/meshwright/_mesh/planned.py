@@ -184,7 +184,7 @@ def _assemble(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(grid.reshape([size for _, size in axes]), tuple(name for name, _ in axes), axis_types=types)
 
 
-# ---- what this process says about itself ----
+# ---- description of this process ----
 
 
 def _read_job(devices: Sequence[Any] | None) -> list[Any]:
@@ -246,7 +246,7 @@ def _read_host() -> str:
         return socket.gethostname()
 
 
-# ---- what the processes say to each other ----
+# ---- exchange between the processes ----
 
 
 def _agree() -> Agreement | None:

@@ -82,7 +82,7 @@ def read_sizes(sizes: Sequence[SupportsIndex], argument: str) -> tuple[int, ...]
     """Returns sizes as integers of Python.
 
     Raises:
-        TypeError: one is no integer, or they are no sequence.
+        TypeError: one is not an integer, or they are not a sequence.
     """
     if isinstance(sizes, str | Mapping) or not isinstance(sizes, Iterable):
         raise TypeError(f"{argument} is {sizes!r}; it is a sequence of integers, such as (2, 4)")
@@ -174,10 +174,10 @@ def _read_axis_type(kind: AxisType | str) -> AxisType:
 
 
 def parse_named_sizes(axis_dims: str, names: Sequence[str]) -> MeshSpec:
-    """Returns the mesh that a text means: "dp:2,tp:4" with each of `names` once, or "2,4" by position.
+    """Returns the mesh that a text describes: "dp:2,tp:4" with each of `names` once, or "2,4" by position.
 
     Raises:
-        TypeError: `axis_dims` is no text, or `names` no sequence of words.
+        TypeError: `axis_dims` is not text, or `names` is not a sequence of words.
         ValueError: naming the piece that is wrong.
     """
     known = read_names(names, "names")
@@ -276,7 +276,7 @@ def read_count(value: SupportsIndex, argument: str) -> int:
     """Returns a number of things, at least 1.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: the value is not an integer.
         ValueError: it is below 1.
     """
     count = read_size(value, argument)

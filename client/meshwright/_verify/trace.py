@@ -45,7 +45,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Call:
-    """What a step is called with, and what of it a step that is not jitted yet gives away."""
+    """The arguments of a step, and those that a step without jit donates."""
 
     args: tuple[Any, ...]
     donate_argnums: int | Sequence[int] | None = None
@@ -142,7 +142,7 @@ _RULE: Final = 'write "module:function" or "file.py:function", such as train:bui
 
 
 class StepError(Exception):
-    """The user's code failed: what it was doing and its error; `log` has the last frames."""
+    """The user's code failed: the operation and its error; `log` has the last frames."""
 
     def __init__(self, reason: str, log: tuple[str, ...]) -> None:
         super().__init__(reason)
@@ -193,7 +193,7 @@ def load_step(step: Step, main: Step | None) -> Any:
 
 
 def load_pickle(text: str) -> Any:
-    """Returns what the parent pickled.
+    """Returns the object that the parent pickled.
 
     Raises:
         StepError: it cannot be made again here.
@@ -275,7 +275,7 @@ def _report(job: StepJob, site: Site, tell: Tell) -> Verification:
 
 
 def _build(builder: Any, site: Site) -> tuple[Any, Call]:
-    """Returns the step that a builder makes for the mesh, and what it is called with."""
+    """Returns the step that a builder makes for the mesh, and its arguments."""
     with watch("the builder failed"):
         match builder(site.mesh):
             case (step, tuple() | list() as args) if callable(step):

@@ -3,13 +3,12 @@
 Rule: stdout is the answer, stderr is about the answer (errors, warnings, progress). The output of a command is in its
 own module. This module has the commands' names, the shared options, and the exit codes.
 
-    0    a plan that fits; healthy enough; done
-    1    the answer is no: infeasible, does not fit, one of several targets does not exist, asked for and not verified,
+    0    a plan that fits; healthy enough; done 1    the answer is no: infeasible, does not fit, one of several targets
+    does not exist, requested and not verified,
          not healthy, failed, cancelled, wrong, no such run, lease or component, or the devices are reserved
     2    usage, or no answer: no agent, not allowed, not ready, a full queue, a wrong value or address, a stdout that
          cannot be written
-    70   a bug in this command: the traceback stands on stderr
-    75   a lease was lost before its command ended (lease run)
+    70   a bug in this command: the traceback is on stderr 75   a lease was lost before its command ended (lease run)
     130  interrupted; a bench that was waited for is cancelled, an agent's compile goes on
 
 Independent of HTTP and jax.
@@ -62,7 +61,7 @@ from meshwright.cli.session import (
 BUG: Final = 70
 """EX_SOFTWARE of sysexits.h."""
 INTERRUPTED: Final = 130
-"""128 + SIGINT, as a shell says it."""
+"""128 + SIGINT, as in a shell."""
 
 EXIT_CODES: Final[tuple[tuple[type[errors.MeshwrightError], int], ...]] = (
     (errors.PlanInfeasibleError, FAILED),
@@ -228,7 +227,7 @@ def _bind(run: _Command) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A command: what it runs, and what the list of commands says of it (a line of 80 columns cuts nothing)."""
+    """A command: its function, and its text in the list of commands (which fits a line of 80 columns)."""
 
     run: _Command
     short: str

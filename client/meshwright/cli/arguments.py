@@ -55,10 +55,10 @@ def parse_moment(text: str, option: str, *, now: datetime) -> datetime:
 
 
 def parse_chips(text: str, option: str) -> ChipCount:
-    """Returns what "8*h100" or "8" says.
+    """Returns the value of "8*h100" or "8".
 
     Raises:
-        typer.BadParameter: it is no count, or names a chip that no table knows.
+        typer.BadParameter: the text is not a count, or names a chip that is in no table.
     """
     try:
         return parse_chip_count(text)
@@ -102,7 +102,7 @@ def parse_indices(text: str) -> tuple[int, ...]:
     """Returns the local indices of "0,1".
 
     Raises:
-        typer.BadParameter: an entry is no number.
+        typer.BadParameter: an entry is not a number.
     """
     devices = parse_devices(text, "--devices")
     wrong = [device for device in devices if isinstance(device, str)]
@@ -131,7 +131,7 @@ def check_timeout(timeout_s: float | None) -> float | None:
     """Returns the time limit as it is.
 
     Raises:
-        typer.BadParameter: it is no number of seconds above 0 and up to a day.
+        typer.BadParameter: the value is not a number of seconds above 0 and up to a day.
     """
     if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise typer.BadParameter(f"{timeout_s} is not above 0 and up to {MAX_TIMEOUT_S:.0f}; write 30")

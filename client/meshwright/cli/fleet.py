@@ -125,7 +125,7 @@ def _describe(state: FleetState) -> str:
 
 
 def _dump(state: FleetState) -> str:
-    """Returns the fleet as JSON: each host with what its agent said; of the whole, what joining them found."""
+    """Returns the fleet as JSON: each host with its agent's reply; for the whole, the result of joining them."""
     hosts = [
         {
             "url": host.url,

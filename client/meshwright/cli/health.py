@@ -182,7 +182,7 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Finding:
 
 
 def find_worst(health: Health, findings: Sequence[Finding]) -> State:
-    """Returns the worst state of the host and of what is required of it."""
+    """Returns the worst state of the host and of its requirements."""
     states = {health.state, *(finding.state for finding in findings)}
     return next(state for state in WORST_FIRST if state in states)
 

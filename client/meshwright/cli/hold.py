@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 SIGNALLED: Final = 128
-"""As a shell says them. Source: POSIX.1-2024, Shell Command Language, §2.8.2."""
+"""Exit codes as in a shell. Source: POSIX.1-2024, Shell Command Language, §2.8.2."""
 
 LEASE_LOST: Final = 75
 """EX_TEMPFAIL of sysexits.h: run it again. Like 124 of `timeout`, it replaces the command's own code."""

@@ -102,7 +102,7 @@ def create_lease(
 
 
 def _explain_number(session: Session, named: object) -> None:
-    """Says on stderr that one number is a device's, since it may have been meant as a count."""
+    """Reports on stderr that a single number selects a device, since it may have been meant as a count."""
     match named:
         case (int(number),) if number > 1 and not session.as_json:
             said = f"note: this leases device number {number}, one device; use --count {number} for {number} devices"
@@ -210,14 +210,14 @@ def _print_lease(session: Session, lease: Lease, lines: Sequence[str]) -> None:
 
 
 def write_new_lease(lease: Lease) -> list[str]:
-    """Returns a lease that was just made in a line, and what gave way to it."""
+    """Returns a new lease in a line, and the leases and runs that yielded to it."""
     given_way = (("lease", lease.preempted_leases), ("run", lease.cancelled_runs))
     gone = [f"{word} {', '.join(ids)} gave way" for word, ids in given_way if ids]
     return [write_lease(lease, "has"), *map(clean, gone)]
 
 
 def write_lease(lease: Lease, verb: Literal["has", "no longer has"]) -> str:
-    """Returns a lease in a line; what gave way to it did so when it was made, and is not said again."""
+    """Returns a lease in a line, without the leases and runs that yielded to it."""
     left = f" for {format_time(lease.expires_in_s)}" if verb == "has" else ""
     return clean(f"{lease.id} {verb} {_describe_devices(lease)}{left}: {lease.purpose}")
 

@@ -100,13 +100,13 @@ def _shorten(value: float) -> str:
 
 
 def style_state(state: str) -> Text:
-    """Returns a state in its colour."""
+    """Returns a state in its color."""
     return Text(clean(state), STATE_STYLES.get(state, ""))
 
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """One column of a table: its heading, and what it shows of a row ("" for nothing)."""
+    """One column of a table: its heading, and its text of a row ("" for nothing)."""
 
     heading: str
     read: Callable[[T], str | Text]
@@ -114,7 +114,7 @@ class Column(Generic[T]):
 
 
 def build_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> Table:
-    """Returns a table of the rows, without the columns in which no row has anything to show; nothing is cut off."""
+    """Returns a table of the rows, without columns that are empty in all rows; nothing is cut off."""
     lines = [[_build_cell(column.read(row)) for column in columns] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     shown = [index for index in range(len(columns)) if any(line[index] for line in lines)]
@@ -130,7 +130,7 @@ def _build_cell(content: str | Text) -> Text:
 
 
 def print_notices(session: Session, notices: Iterable[Notice]) -> None:
-    """Says on stderr what is not refused but should be known."""
+    """Prints warnings on stderr."""
     for notice in notices:
         print_warning(session, notice.message, notice.hint)
 

@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 @contextmanager
 def show_progress(session: Session) -> Iterator[Callable[[RunProgress], None]]:
-    """Gives what shows each progress of a run, for the length of the block."""
+    """Yields a function that shows each progress of a run, for the duration of the block."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     visible = session.err.is_terminal and not session.as_json
     with Progress(*columns, console=session.err, transient=True, disable=not visible) as bar:
@@ -35,7 +35,7 @@ def show_progress(session: Session) -> Iterator[Callable[[RunProgress], None]]:
 
 @contextmanager
 def follow_compile(session: Session) -> Iterator[Callable[[RunProgress], None]]:
-    """Gives what `show_progress` does, while an agent compiles.
+    """Yields the function of `show_progress`, while an agent compiles.
 
     Raises:
         AgentTimeoutError: the block waited too long; its hint says how to come back to the compile, which goes on.
@@ -53,7 +53,7 @@ def follow_compile(session: Session) -> Iterator[Callable[[RunProgress], None]]:
 
 
 def answer_here(session: Session, answer: Callable[..., A], request: RequestPart) -> A:
-    """Returns what an agent would answer, by a function of this process that compiles in a child of it.
+    """Returns the answer of an agent, from a function of this process that compiles in a child process.
 
     Raises:
         typer.BadParameter: --url names an agent.

@@ -1,6 +1,6 @@
 """The requests of `meshwright plan`, `search` and `batch-size`: the fields of --request, and of options over them.
 
-Rule: an option is the field of the request that it names; what is not said is left to the agent's defaults.
+Rule: an option is the field of the request that it names; missing options have the agent's defaults.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def build_request(
 
 
 def _name_options(error: RequestError, trained: Mapping[str, object]) -> RequestError:
-    """Returns an error about what options said, with their names in the place of the request's fields."""
+    """Returns an error about options, with their names in place of the request's fields."""
     for name in (name for name, value in trained.items() if value is not None):
         option = {"global_batch": "--global-batch-size", "sequence_length": "--seq-len"}[name]
         error.detail, error.hint = (text.replace(f"training.{name}", option) for text in (error.detail, error.hint))
@@ -137,7 +137,7 @@ def parse_model(text: str) -> str | dict[str, Any]:
 
 
 def list_exports(export: Export | None) -> list[ExportName] | None:
-    """Returns what the request asks for: a plan has its Python anyway."""
+    """Returns the exports of the request: a plan has its Python anyway."""
     return None if export is None or export == "python" else [export]
 
 

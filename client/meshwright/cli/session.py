@@ -1,6 +1,6 @@
-"""Session: what every command is given: the options that all share, a client, and the two consoles.
+"""Session: the context of every command: the shared options, a client, and the two consoles.
 
-Opens no connection until a command asks for the client. Knows no command.
+Opens no connection until a command asks for the client. Independent of commands.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Session:
 
     @cached_property
     def err(self) -> Console:
-        """What is said about the answer."""
+        """The console for messages about the answer."""
         return _build_console(stderr=True)
 
     def print_json(self, reply: BaseModel) -> None:
@@ -95,7 +95,7 @@ class Session:
         self.print_lines(reply.model_dump_json(exclude_unset=True))
 
     def print_lines(self, *lines: str) -> None:
-        """Prints lines as they are, never folded: for what is piped on or pasted."""
+        """Prints lines unchanged, never folded, for pipes and for pasting."""
         with _outlive(1):
             typer.echo("\n".join(lines))
 
@@ -134,7 +134,8 @@ def drop_stdout() -> None:
 
 @contextlib.contextmanager
 def _outlive(descriptor: int) -> Iterator[None]:
-    """Lets a reader go away in the block (`| head -1`): what is still to be said has no reader, and its code stays."""
+    """Ignores in the block that the reader goes away (`| head -1`): the remaining output is lost, and the exit code
+    does not change."""
     try:
         yield
     except BrokenPipeError:
@@ -142,7 +143,7 @@ def _outlive(descriptor: int) -> Iterator[None]:
 
 
 def _drop(descriptor: int) -> None:
-    """Lets a descriptor write into nothing: what Python's buffer still holds must go somewhere."""
+    """Redirects a descriptor to /dev/null, since Python still flushes its buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
@@ -152,7 +153,7 @@ class _Console(Console):
     """A console whose reader may go away."""
 
     def on_broken_pipe(self) -> None:
-        """Goes on in silence; rich would end the process with a code that means "no"."""
+        """Continues without output; rich would end the process with a code that means "no"."""
         self.quiet = True
         _drop(2 if self.stderr else 1)
 

@@ -23,7 +23,7 @@ _VERDICTS: Final[dict[VerificationStatus, tuple[str, str]]] = {
     "aborted": ("the compiler gave no answer: nothing is verified", "bold red"),
 }
 _UNKNOWN: Final = ("compiled: whether it fits is not known", "bold yellow")
-"""The verdict where nothing says how much memory a device has."""
+"""The result where the memory of a device is unknown."""
 
 
 def judge(verifications: Iterable[Verification | None]) -> int:

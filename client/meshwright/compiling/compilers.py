@@ -1,9 +1,9 @@
-"""Compilers: which distributions compile for a platform, what identifies a compile, and cards as XLA's CUDA compiler
-describes them. Imports no jax: versions are read from what is installed.
+"""Compilers: the distributions that compile for a platform, the key of a compile, and cards as XLA's CUDA compiler
+describes them. Imports no jax: versions are read from the installed packages.
 
-The key of a compile holds whatever can change the compiler's answer, and nothing else; names of target and model are
-not in it. A card is described by its own published figures or not at all; memory and its speed are those of the chip
-table. jax registers its CUDA plugin when a topology is requested, whatever JAX_PLATFORMS says; no driver is needed. The
+The key of a compile has exactly the facts that can change the compiler's answer; names of target and model are not in
+it. A card is described by its own published figures or not at all; memory and its speed are those of the chip table.
+jax registers its CUDA plugin when a topology is requested, whatever JAX_PLATFORMS says; no driver is needed. The
 description is a GpuTargetConfigProto (xla/stream_executor/device_description.proto) without the rates of scalar and
 matrix units, which the compiler accepts.
 """
@@ -139,7 +139,7 @@ _FLAGS: Final = ("JAX_", "XLA_", "LIBTPU_", "TPU_LIBRARY_PATH")
 """What else JAX and XLA's compilers read from the environment, by how it begins."""
 
 _SILENT: Final = ("XLA_PYTHON_CLIENT_", "JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG", "JAX_TRACEBACK")
-"""Of these, what changes no program: the memory of a running job, caches, logs."""
+"""Of these, variables that do not change a program: the memory of a running job, caches, logs."""
 
 SOURCES: Final = (
     *("compiling", "wire/model.py", "wire/compiling.py", "wire/verification.py"),
@@ -149,7 +149,7 @@ SOURCES: Final = (
 
 
 def read_versions(platform: Platform) -> dict[str, str]:
-    """Returns the versions of what compiles for a platform, by distribution; without those that are not installed."""
+    """Returns the versions of a platform's compilers, by distribution, without those that are not installed."""
     compiler = COMPILERS[platform]
     names = ("jax", "jaxlib", "meshwright", *compiler.distributions, *compiler.others)
     return {name: known for name in names if (known := _read_version(name)) is not None}
@@ -216,7 +216,7 @@ class Multiprocessor:
         shared_memory_bytes: of all blocks on it.
         block_shared_memory_bytes: of one block that asks for more than 48 KiB.
         fpu_count: FP32 lanes.
-        is_accelerated: whether the compiler may use what only this capability has ("sm_90a").
+        is_accelerated: whether the compiler may use features of this capability only ("sm_90a").
     """
 
     threads_count: int
@@ -290,7 +290,7 @@ is no record, and NVIDIA gives both the same FLOP/s; unverified. H800 has H100's
 figures; those of H20 and GH200 are of their six stacks of memory and of public listings, unverified."""
 
 COMPILER_OPTIONS: Final[Mapping[str, str | bool | int]] = {"xla_gpu_autotune_level": 0}
-"""Autotuning runs kernels, and there is nothing to run them on."""
+"""Autotuning runs kernels, and there is no device to run them on."""
 
 _THREADS_OF_A_BLOCK: Final = 1024
 _REGISTERS: Final = 65_536
@@ -303,7 +303,7 @@ class GpuTarget:
     """What `get_topology_desc(platform="cuda", …)` is given.
 
     Attributes:
-        topology: "<partitions>x<hosts of one>x<GPUs of a host>"; a partition is what NVLink joins.
+        topology: "<partitions>x<hosts of one>x<GPUs of a host>"; NVLink joins the GPUs of a partition.
         target_config: the card, as text.
         compiler_options: for `.compile(compiler_options=…)`.
     """

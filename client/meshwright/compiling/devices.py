@@ -155,7 +155,7 @@ def _group(places: Iterable[Place]) -> dict[int, list[int]]:
 
 
 def _count_anew(places: Iterable[Place], members: Mapping[int, Sequence[int]]) -> list[Place]:
-    """Returns the places as they count where nothing else is: among the used granules and their used positions."""
+    """Returns the places numbered among the used granules and their used positions only."""
     granules = {granule: ordinal for ordinal, granule in enumerate(members)}
     positions = {granule: {place: count for count, place in enumerate(used)} for granule, used in members.items()}
     return [(granules[granule], positions[granule][position]) for granule, position in places]

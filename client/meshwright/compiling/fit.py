@@ -97,7 +97,7 @@ def _rise(a: Attempt, b: Attempt) -> float | None:
 
 
 EXPECTED_COUNT: Final = 6
-"""Compiles that the search is said to take while it runs; most take fewer."""
+"""The number of compiles that the progress of a search assumes; most searches take fewer."""
 
 
 def fit_batch(message: dict[str, Any], tell: Tell) -> CompiledBatch:

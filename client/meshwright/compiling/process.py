@@ -36,7 +36,7 @@ LIMIT_S: Final = 600.0
 LOG_LINES: Final = 200
 """Lines of the child's output that are reported."""
 HOST_RATIO: Final = 0.75
-"""Share of the memory that there is: the rest is for the agent and the host's jobs."""
+"""Share of the host's memory: the rest is for the agent and the host's jobs."""
 
 _POLL_S: Final = 0.1
 """Between two checks: a process that touches fresh memory at 2 GB/s is stopped 200 MB late."""
@@ -77,11 +77,10 @@ COMPILE_ENVIRONMENT: Final[Mapping[str, str]] = {
 }
 """The variables of every child: JAX opens no device in it, and XLA describes hardware that is not present.
 
-- ALLOW_MULTIPLE_LIBTPU_LOAD: beside a trainer, or another compile, that has libtpu loaded and its lock file taken. -
-TPU_SKIP_MDS_QUERY and the three after it: otherwise libtpu queries Google's metadata server about this host. -
-TPU_LOG_DIR: libtpu leaves two files per process in /tmp/tpu_logs, permanently. TPU_STDERR_LOG_LEVEL=1: its warnings go
-to
-  stderr instead; "Involuntary full rematerialization" is one. Likewise TF_CPP_MIN_LOG_LEVEL for jaxlib and CUDA.
+- ALLOW_MULTIPLE_LIBTPU_LOAD: beside a trainer, or another compile, that has libtpu loaded and its lock file taken.
+- TPU_SKIP_MDS_QUERY and the three after it: otherwise libtpu queries Google's metadata server about this host.
+- TPU_LOG_DIR: libtpu leaves two files per process in /tmp/tpu_logs, permanently. TPU_STDERR_LOG_LEVEL=1: its warnings
+  go to stderr instead; "Involuntary full rematerialization" is one. Likewise TF_CPP_MIN_LOG_LEVEL for jaxlib and CUDA.
 - JAX_ENABLE_COMPILATION_CACHE: answers are cached by their key; a program from JAX's cache has no compiler log.
 
 Autotuning is turned off in the compiler's options (`compilers`). Source: libtpu 0.0.42.1 and 0.0.50.1, tested."""
@@ -100,7 +99,7 @@ _HOST_DEVICES: Final = re.compile(r"--xla_force_host_platform_device_count=\S*\s
 
 
 def build_compile_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a process that compiles: `base` without what describes this host, and without secrets.
+    """Returns the environment of a compile process: `base` without variables of this host, and without secrets.
 
     Flags of XLA and libtpu (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`) stay as they are, but for the number of CPU devices.
     """

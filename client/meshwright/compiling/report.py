@@ -73,7 +73,7 @@ def open_site(target: CompileTarget, mesh: CompileMesh, capacity_bytes: int | No
 
 
 def verify_job(message: dict[str, Any], tell: Tell) -> Verification:
-    """Returns the report of a CompileJob; what keeps it from being compiled is one too."""
+    """Returns the report of a CompileJob, also where it cannot be compiled."""
     job = CompileJob.model_validate(message)
     try:
         tell(f"describing {job.target.name}", 0, STAGES)
@@ -85,7 +85,7 @@ def verify_job(message: dict[str, Any], tell: Tell) -> Verification:
 
 
 def describe_job(job: CompileJob) -> dict[str, Any]:
-    """Returns the fields of a report that say what was compiled."""
+    """Returns the fields of a report that describe the compiled job."""
     return {"target": job.target.name, "versions": read_versions(job.target.platform), "key": build_key(job)}
 
 
@@ -200,7 +200,7 @@ def _report_program(compiled: Any, lines: Sequence[str], site: Site) -> Verifica
 
 
 def _read_program(compiled: Any, site: Site) -> ProgramFacts:
-    """Returns what the program does; where it cannot be read, a warning that the report is without it."""
+    """Returns the facts of the program; where it cannot be read, a warning that the report lacks them."""
     try:
         return read_program(
             compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto(),
@@ -322,7 +322,7 @@ def _ask(device: Any) -> int:
 _STDERR_BYTES: Final = 2**20
 _NAME: Final = r"%?([\w.\-]+)"
 _TRIAL: Final = "fake_parameter"
-"""How the partitioner calls operands of modules on which it only tries what a gather or scatter would cost."""
+"""The partitioner's names of operands in modules that it builds only to estimate a gather or scatter."""
 _REMAT: Final = re.compile(r"Involuntary full rematerialization")
 _SHARDINGS: Final = re.compile(r"from (?:sharding )?(\{.*\}) to (?:sharding )?(\{.*?\}) (?:efficiently|without)")
 _OPERATION: Final = re.compile(rf"{_NAME} = (?:\([^=]*?\)|\S+) [\w\-]+\(")
@@ -334,7 +334,7 @@ _ONLY: Final = re.compile(r"only reduced to (\S+) \((\d+) bytes\)")
 
 @contextmanager
 def hush_stderr() -> Iterator[None]:
-    """Lets nothing that is written to fd 2 within the block be seen, by C++ either. For one thread of a process."""
+    """Hides all output to fd 2 within the block, also that of C++. For one thread of a process."""
     sys.stderr.flush()
     real, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

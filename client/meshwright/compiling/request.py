@@ -60,7 +60,7 @@ def compile_in_child(
     memory_limit_bytes: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Verification | CompiledBatch:
-    """Returns what XLA's compiler says of a job: a Verification, or for "fit" the largest batch.
+    """Returns the report of XLA's compiler on a job: a Verification, or for "fit" the largest batch.
 
     An abort, a kill and a limit that was reached are a Verification too, with the status "aborted"; without a compiler
     it is one with the status "not_compiled" that says how to install it. Arguments and errors are those of `run_child`.

@@ -115,7 +115,7 @@ class _Exact:
         self.best_cost = price_order(self.best, sizes, costs, edges.weights)
 
     def _count_left(self) -> list[float]:
-        """Returns, per position, the least that the edges of it and all later ones add to the means."""
+        """Returns, per position, the least amount that its edges and all later ones add to the means."""
         left = [0.0] * (self.count + 1)
         for position in range(self.count - 1, -1, -1):
             own = sum(self.scale[axis] for _, axis in self.edges.earlier[position])

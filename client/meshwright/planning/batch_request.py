@@ -1,8 +1,8 @@
-"""Requests for the batch of a model's step: which mesh is meant, on what hardware, and the estimate for it.
+"""Requests for the batch of a model's step: finds the mesh and the hardware, and estimates the batch.
 
 Rule: a mesh that is given, that of a stored plan, or the best that a search finds; the answer says which. The agent's
-planner and a command without an agent go this way, so that they answer alike. Compiles nothing; imports numpy only
-where something is priced.
+planner and a command without an agent use this module, so that their answers are the same. Compiles nothing; imports
+numpy only where something is priced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _refuse = InvalidRequestError.of
 
 _OF_A_MODEL: Final = ("training", "mesh", "plan")
-"""Fields that say nothing without a model."""
+"""Fields that have no meaning without a model."""
 
 
 def check_batch_fields(request: BatchSizeRequest) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from meshwright.topology.torus import Dimension
 
 SMALL_GROUP: Final = 9
-"""Up to so many devices a single ring goes both ways; a larger one that is no whole plane goes one way."""
+"""Up to this number of devices a single ring goes both ways. A larger ring that is not a whole plane goes one way."""
 
 SHORT_SIDE: Final = 8
 """Up to this side a square has two colors per dimension, above it one."""
@@ -76,6 +76,7 @@ def find_whole(sizes: Sequence[int], dimensions: Sequence[Dimension], count: int
 
 
 def count_group_colours(places: Sequence[Sequence[int]], dimensions: Sequence[Dimension]) -> int:
-    """Returns how many colours an all-reduce over the devices at these places has, one coordinate a dimension."""
+    """Returns the number of colors of an all-reduce over the devices at these places, with one coordinate per
+    dimension."""
     sizes = [len(set(values)) for values in zip(*places, strict=True)]
     return count_colours(find_whole(sizes, dimensions, len(places)), dimensions, len(places))

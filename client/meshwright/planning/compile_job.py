@@ -57,7 +57,7 @@ def check_axes(mesh_shape: Mapping[str, int]) -> None:
 
 
 def find_inexpressible(model: ModelSpec, sequence_length: int) -> Iterator[tuple[str, str]]:
-    """Yields each field that says what the compiled step has not, and what that is."""
+    """Yields each field that the compiled step does not support, and its value in words."""
     window = "sliding_window" if model.sliding_window else "attention_chunk_size"
     is_windowed = bool(model.window and model.window < sequence_length and model.window_layer_count)
     mixed = f"{model.dense_layer_count} dense layers beside {model.expert_layer_count} with experts"
@@ -96,7 +96,7 @@ def build_job(plan: Plan, model: ModelSpec, training: TrainingSpec) -> CompileJo
 
     Raises:
         NotCompiledError: no compiler supports such hardware, or the compiled step does not support the model.
-        DoesNotDivideError: an axis does not divide what it cuts.
+        DoesNotDivideError: an axis does not divide its dimension.
         InvalidRequestError: the name of an axis does not say what it divides.
     """
     check_divides(model, training, plan.mesh_shape)
@@ -217,7 +217,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
 
     Raises:
         InvalidRequestError: the model or its training is missing or not valid; or a weight is larger than any array.
-        DoesNotDivideError: an axis does not divide what it cuts.
+        DoesNotDivideError: an axis does not divide its dimension.
     """
     if model is None or training is None:
         raise _refuse_missing(model, '{"global_batch": 64}')
@@ -232,7 +232,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
 
 
 def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> TrainingSpec:
-    """Returns the training as a plan goes through it: with the passes, remat and moments that a search chose."""
+    """Returns the training of a plan, with the gradient accumulation, remat and moments that a search chose."""
     if schedule is None:
         return training
     chosen: dict[str, Any] = {"gradient_accumulation": schedule.passes, "remat": schedule.remat}
@@ -285,7 +285,7 @@ _SIZES: Final[Mapping[Part, tuple[str, ...]]] = {
 
 
 def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | CompiledBatch:
-    """Returns the job that finds the largest batch on a plan's mesh, or the answer that nothing can be compiled.
+    """Returns the job that finds the largest batch on a plan's mesh, or the answer that the step cannot be compiled.
 
     Raises:
         InvalidRequestError, DoesNotDivideError: as `prepare_verify`.
@@ -323,7 +323,7 @@ def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
 
 
 def build_unfitted(data_parallel_size: int, verification: Verification) -> CompiledBatch:
-    """Returns the answer to a search that came to no batch: nothing was compiled, or not to the end."""
+    """Returns the answer to a search without a result: no compile ran, or a compile did not finish."""
     return CompiledBatch(
         batch_per_device=None,
         global_batch=None,

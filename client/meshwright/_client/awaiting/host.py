@@ -18,7 +18,7 @@ from meshwright.wire.targets import Targets
 
 
 class AsyncHostCalls(AsyncDriver):
-    """What is here, whether it is healthy, and what a job on it should start with."""
+    """The host's devices, its health, and the environment of its jobs."""
 
     async def alive(self) -> bool:
         """Returns whether an agent answers its liveness check; asks once, and raises nothing."""
@@ -74,7 +74,7 @@ class AsyncHostCalls(AsyncDriver):
 
         Args:
             component: its name, as in `health()`.
-            reason: what was done about it, for the history.
+            reason: the action taken, for the history.
 
         Raises:
             NotFoundError: there is no component with this name.

@@ -72,7 +72,7 @@ class _Walk:
         is_beside: bool = False,
         caller: Executed | None = None,
     ) -> Iterator[Executed]:
-        """Yields what a computation runs, and what that calls."""
+        """Yields the instructions that a computation runs, and those that it calls."""
         for instruction in frame.computation.order:
             executed = Executed(instruction, frame.computation, times, is_fused, is_beside, caller)
             yield executed
@@ -151,7 +151,7 @@ _Value = _Number | _Tuple | None
 
 @dataclass(frozen=True)
 class Frame:
-    """A computation in one place where it runs: what its parameters are."""
+    """A computation in one place where it runs, with the values of its parameters."""
 
     module: Module
     computation: Computation
@@ -185,7 +185,7 @@ class Loop:
 
     @cached_property
     def body(self) -> Frame:
-        """The frame of its body, in which elements that do not change are what they were before the loop."""
+        """The frame of its body, in which unchanged elements have their values from before the loop."""
         return Frame(self.frame.module, self._body, lambda _, __: _Tuple(self._find_kept))
 
     @cached_property

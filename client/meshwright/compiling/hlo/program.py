@@ -29,7 +29,7 @@ LIMITS: Final = (
 )
 
 UNKNOWN_COUNT: Final = 5
-"""Of what is not known in a program that are listed."""
+"""The maximum number of listed unknowns of a program."""
 
 GROUPS_CHARS: Final = 256
 """The maximum length of reported groups: a list of thousands of devices would dominate the answer."""
@@ -44,7 +44,7 @@ _TRANSFERS: Final[Mapping[str, CollectiveOp]] = {
     "ALL_TO_ALL": "all-to-all",
     "ONE_TO_ONE": "collective-permute",
 }
-"""libtpu's names for what goes between slices."""
+"""libtpu's names for transfers between slices."""
 
 _CHAIN_START: Final = "AsyncCollectiveStart"
 _IDLE_CALLS: Final = ("PrepareAsyncCall", "AllocateBuffer")
@@ -339,7 +339,7 @@ def read_algorithm(config: Mapping[str, Any]) -> tuple[str | None, int | None, i
 
 
 def _read_told(told: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
-    """Reads what a TensorCore does; where it names no strategy, its emitter."""
+    """Reads the algorithm of a TensorCore; where it has no strategy, its emitter."""
     debug = str(told.get("debug", ""))
     strategy = str(told.get("strategy") or told.get("emitter") or "")
     return strategy or None, _choose_count(debug, r"\bcolors:(\d+)", min), _choose_count(debug, r"\bphases:(\d+)", max)
@@ -351,7 +351,7 @@ def _choose_count(debug: str, pattern: str, choose: Callable[[Iterable[int]], in
 
 
 def _read_offload(offload: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
-    """Reads what the SparseCores do (tpu7x): a colour has a ring for every phase."""
+    """Reads the algorithm of the SparseCores (tpu7x): a color has a ring for every phase."""
     told = next((config for config in offload.values() if isinstance(config, dict)), {})
     colours = told.get("ici_strategy_config", {}).get("color_strategies", [])
     phases = max((len(colour.get("phase_rings", ())) for colour in colours), default=None)

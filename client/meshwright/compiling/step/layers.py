@@ -39,7 +39,7 @@ BLOCK: Final = 512
 """Keys in a block: scores of a block are [.., queries, 512]."""
 
 _MASKED: Final = -1e30
-"""Not −inf, of which differences are no numbers."""
+"""Not −inf, since a difference of two −inf is not a number."""
 
 
 def attend(query: Array, key: Array, value: Array, *, blocked: bool) -> Array:

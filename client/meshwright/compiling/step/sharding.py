@@ -1,10 +1,10 @@
 """Where the compiled step places its tensors: mesh axes for each dimension, the model's parameters, and array
 shardings.
 
-Axes go by what their names mean. Batches are split over data, fsdp and expert axes; sequences over context axes, and
-between layers over tensor axes too; weights over fsdp and tensor axes, experts over expert axes. In a mesh with an fsdp
-axis weights are split over its context and expert axes too, as far as they divide (as MaxText's `embed` rule and
-torchtitan's dp_shard_cp do).
+Axes are used by the roles of their names. Batches are split over data, fsdp and expert axes; sequences over context
+axes, and between layers over tensor axes too; weights over fsdp and tensor axes, experts over expert axes. In a mesh
+with an fsdp axis weights are split over its context and expert axes too, as far as they divide (as MaxText's `embed`
+rule and torchtitan's dp_shard_cp do).
 
 The parameters here, and no others, are trained; their number is the model's parameter count. Layers are stacked, or
 listed where they are not scanned. A gather has a scatter as its gradient, so that no device sums whole gradients of

@@ -1,4 +1,5 @@
-"""Which devices of a topology a plan uses: those named, those that are well and free, or the nearest of a number.
+"""Which devices of a topology a plan uses: those named, those that are healthy and free, or the nearest ones of a given
+number.
 
 Rule: a device that is unhealthy, or that another has leased, is taken only where it is named. Of a number few fast
 domains (slices, NVLink domains, hosts) are filled, the one that fits best first, and inside a torus a box; of equal
@@ -85,7 +86,8 @@ def _part_domains(topology: Topology, pool: Sequence[int]) -> tuple[tuple[int, .
 
 
 def _fill(groups: Sequence[tuple[int, ...]], count: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yields which groups give how many: the smallest that is enough for what is left, else the largest one."""
+    """Yields groups and the number taken of each: the smallest group that is enough for the rest, otherwise the largest
+    one."""
     left = list(groups)
     while count:
         enough = [group for group in left if len(group) >= count]
@@ -137,7 +139,7 @@ def _group_chips(topology: Topology, pool: Sequence[int]) -> dict[Place, list[in
 
 
 def _list_shapes(chip_count: int, dimensions: Sequence[Dimension]) -> list[Place]:
-    """Returns the boxes of so many chips that fit, those with the shortest ways inside first."""
+    """Returns the fitting boxes of this number of chips, those with the shortest paths inside first."""
     if not dimensions:
         return [()] if chip_count == 1 else []
     shapes = [
@@ -172,7 +174,7 @@ Names = Sequence[int | str]
 
 HOSTS_SHOWN: Final = 3
 ANY_LEASE: Final = "*"
-"""In the place of a lease: what others have reserved may be used, as by a question about hardware."""
+"""Used in place of a lease: leased devices may be used, as for a question about hardware."""
 
 
 @dataclass(frozen=True)
@@ -181,14 +183,15 @@ class Pool:
 
     Attributes:
         indices: as listed in the request, else in plain order.
-        is_named: the request said which or how many, so that others are left unused on purpose.
-        alternatives: what a faster order could be made of: well, free, and not excluded, in plain order.
-        left_out: devices that are there and were not taken because they are not well.
-        held: devices that are well and were not taken because another process has them to itself, or a lease that is
-            not the request's.
-        is_counted: the request said how many, and not which.
+        is_named: the request gives which or how many, so other devices are left unused on purpose.
+        alternatives: devices for a faster order: healthy, free, and not excluded, in plain order.
+        left_out: existing devices that were not taken because they are unhealthy.
+        held: healthy devices that were not taken because another process uses them exclusively, or a lease that is not
+            the request's.
+        is_counted: the request gives how many, and not which.
         leased: those of `held` that a lease covers.
-        why_held: by whom, as a refusal goes on: ", and device 0 is held by …"; empty where nothing is.
+        why_held: the users of held devices, as the end of an error: ", and device 0 is held by …"; empty where no
+            device is held.
     """
 
     indices: tuple[int, ...]
@@ -203,7 +206,7 @@ class Pool:
 
     @property
     def choice(self) -> tuple[int, ...]:
-        """What a plan may choose from: all that are free where the request asks for any so many."""
+        """The devices that a plan may choose from: all free devices where the request gives only a number."""
         return self.alternatives if self.is_counted else self.indices
 
 

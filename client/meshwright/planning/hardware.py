@@ -1,6 +1,6 @@
-"""Hardware types: which row of the batch-size table is meant for a device, or by a name.
+"""Hardware types: the row of the batch-size table for a device, or for a name.
 
-Rule: an accelerator that no table knows is UNKNOWN, never a neighbour. Knows no figures: the chip table does.
+Rule: an accelerator that is in no table is UNKNOWN, never a similar one. Has no figures: they are in the chip table.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class UnsupportedModelError(NotCompiledError):
 
 
 class ConfigContradictionError(Exception):
-    """A key of a config contradicts another: which to change, what is wrong with it, and what to do."""
+    """A key of a config contradicts another: has the key to change, its problem, and what to do."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Weights(NamedTuple):
     turns: tuple[int, ...] = ()
 
     def lead(self) -> Weights:
-        """Returns the weights with one more axis outside of all, that counts nothing."""
+        """Returns the weights with one more outermost axis of weight 0."""
         return Weights((0.0, *self.inside), (0.0, *self.crossing))
 
 
@@ -101,5 +101,5 @@ def check_importance(importance: Mapping[str, float] | None, names: Sequence[str
 
 
 def weigh_positions(sizes: Sequence[int]) -> Weights:
-    """Returns how much each axis counts where nothing but the order of axes is known."""
+    """Returns the weight of each axis where only the order of axes is known."""
     return weigh_axes([""] * len(sizes), sizes)

@@ -66,7 +66,7 @@ def _find_backend(topology: Topology) -> Backend:
 def list_visible(topology: Topology, used: Sequence[int]) -> dict[str, str]:
     """Returns, for each host that a plan uses, the value of the variable that shows its process the planned devices.
 
-    The value is empty where a process sees them without: all GPUs of a host. Of TPUs nothing is returned.
+    The value is empty where no variable is needed: all GPUs of a host. For TPUs the result is empty.
     """
     if topology.platform == "tpu":
         return {}
@@ -162,7 +162,8 @@ def _has_chips(topology: Topology, order: Sequence[int]) -> bool:
 
 
 def _look_up_chips(topology: Topology, order: Sequence[int]) -> list[str]:
-    """TPU: coordinates name a device whatever its id, also where the job sees more than the plan uses."""
+    """TPU: coordinates identify a device independent of its id, also where the job sees more devices than the plan
+    uses."""
     chosen = [topology.devices[index] for index in order]
     chips = [(tuple(device.coords or ()), device.core_on_chip or 0) for device in chosen]
     return [
@@ -195,7 +196,7 @@ class Setting:
     Attributes:
         plan: the places of the devices.
         model: its dimensions.
-        training: with the passes, remat and moments of the plan.
+        training: with the gradient accumulation, remat and moments of the plan.
         axes: of its mesh.
     """
 
@@ -206,7 +207,7 @@ class Setting:
 
     @classmethod
     def of(cls, plan: Plan, model: ModelSpec, training: TrainingSpec) -> Setting:
-        """Returns the setting of a plan for this model, whose axes divide what they cut."""
+        """Returns the setting of a plan for this model, whose axes divide their dimensions."""
         return cls(plan, model, apply_schedule(training, plan.schedule), MeshAxes.of(plan.mesh_shape))
 
     @property
@@ -231,17 +232,17 @@ _POLICIES: Final[Mapping[Remat, str]] = {
     "minimal": "jax.checkpoint_policies.dots_with_no_batch_dims_saveable",
     "full": "jax.checkpoint_policies.nothing_saveable",
 }
-"""What the backward pass of a layer finds in memory: all, what matmuls gave, or nothing but its input."""
+"""The saved activations of a layer: all, the results of matmuls, or only its input."""
 
 EXPERT_MATMUL: Final = "expert_matmul"
-"""The name under which the compiled step keeps what experts' matmuls give with remat minimal."""
+"""The name under which the compiled step saves the results of experts' matmuls with remat minimal."""
 
 
 def write_jax(setting: Setting) -> str:
     """Returns the module.
 
     Raises:
-        InvalidRequestError: the mesh has a pipeline, or the model has what the compiled step has not.
+        InvalidRequestError: the mesh has a pipeline, or the compiled step does not support the model.
     """
     _check(setting)
     lines = [setting.plan.code.rstrip(), ""]

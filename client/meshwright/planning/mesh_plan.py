@@ -1,6 +1,6 @@
-"""A plan for a mesh that is named: its devices in order, what each axis runs over, and what should be known of it.
+"""A plan for a given mesh: its devices in order, the links of each axis, and its warnings.
 
-Knows only what the topology and the chip table say; a figure that neither says is null.
+Uses only the topology and the chip table; a figure that neither has is null.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Lines = tuple[tuple[int, ...], ...]
 
 
 def build_axes(spec: MeshSpec, topology: Topology, layout: Layout) -> tuple[PlanAxis, ...]:
-    """Returns what each axis runs over."""
+    """Returns the links of each axis."""
     scores = layout.score.axes if layout.score else (AxisScore(),) * len(spec.sizes)
     return tuple(
         _build_axis(name, size, topology, _list_some(spec.sizes, axis, layout), scores[axis])
@@ -376,10 +376,10 @@ def plan_mesh(
 
     Args:
         request: the mesh, the devices that may be used, and how.
-        topology: what is there.
+        topology: the devices.
         health: the state of each device by its place in `topology.devices`; those that are not in it are taken to be
             well.
-        target: what the plan calls the hardware that it was made for, where that is not here.
+        target: the plan's name of its hardware, where that is not this host.
         notices: about the topology: every plan carries them.
 
     Raises:
@@ -387,7 +387,7 @@ def plan_mesh(
         InvalidRequestError: `dcn` or `importance` names no axis of the mesh.
         PlanInfeasibleError: more devices than there are, sizes that cannot divide them, an unknown or doubled device,
             or a split over granules that does not fit.
-        DevicesUnusedError: devices would be left unused without anybody having said so.
+        DevicesUnusedError: devices would be left unused without permission in the request.
         DeviceLeasedError: leases of others have too many of the devices.
     """
     health = health or {}

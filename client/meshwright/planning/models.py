@@ -1,4 +1,4 @@
-"""A model by a preset's name, by its config.json, or by dimensions of the same names, checked for what contradicts.
+"""A model by a preset's name, by its config.json, or by dimensions of the same names, checked for contradictions.
 
 Rule: a preset is found by an exact name or not at all; `models.csv` beside this file has a row each, with its source.
 """
@@ -40,9 +40,9 @@ class Preset:
     """One row of the table.
 
     Attributes:
-        model: its dimensions; of a row that is `unsupported`, those that can be said.
+        model: its dimensions; of an `unsupported` row, those that `ModelSpec` supports.
         row: column → cell, of those that are not empty: `aliases` in lower case; `published_parameters`, the exact
-            count of trained parameters as `published_source` says it; `source` of the dimensions, and `notes`.
+            count of trained parameters from `published_source`; `source` of the dimensions, and `notes`.
     """
 
     model: ModelSpec
@@ -55,7 +55,7 @@ class Preset:
 
     @property
     def unsupported(self) -> str:
-        """What it has that `ModelSpec` cannot say; empty: nothing."""
+        """Its features that `ModelSpec` does not support; empty: none."""
         return self.row.get("unsupported", "")
 
 
@@ -113,11 +113,11 @@ def fill_sequence_length(model: ModelSpec, training: Trained) -> Trained:
 
 
 Contradiction = tuple[str, str, str]
-"""A field, what is wrong with it, and a value that works."""
+"""A field, its problem, and a value that works."""
 
 
 def find_contradictions(model: ModelSpec) -> Iterator[Contradiction]:
-    """Yields what does not fit together in a model that is well formed."""
+    """Yields contradictions in a well-formed model."""
     yield from _check_latent(model) if model.is_latent else _check_heads(model)
     yield from _check_indexer(model)
     yield from _check_windows(model)

@@ -1,8 +1,8 @@
-"""What the axes of a mesh are for by their names, what they must divide, and the nearest sizes that do.
+"""The roles of mesh axes by their names, the sizes that they must divide, and the nearest sizes that do.
 
-An unknown name means nothing, never the nearest known one. Names are those of MaxText's base.yml, EasyLM, Flax and
-Haiku examples. What an axis cuts it divides; nothing is padded in silence. Where an axis does not divide, the sizes
-that would are named, the other axes as they are. Knows no devices.
+An unknown name has no role, never that of the nearest known name. Names are those of MaxText's base.yml, EasyLM, Flax
+and Haiku examples. An axis must divide its dimension; nothing is padded silently. Where an axis does not divide, the
+error has the sizes that would, with the other axes unchanged. Independent of devices.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def find_role(name: str) -> Role | None:
 
 
 def name_axis(name: str) -> str:
-    """Returns what a search calls an axis; an unknown name counts as data."""
+    """Returns a search's name of an axis; an unknown name counts as data."""
     return SEARCH_AXES[find_role(name) or "data"]
 
 
@@ -137,7 +137,8 @@ class MeshAxes:
         return axes if size % self.measure(axes) == 0 else ()
 
 
-# ---- what axes must divide ------------------------------------------------------------------------------------------
+# ---- sizes that axes must divide
+# ------------------------------------------------------------------------------------------
 
 MOST_OFFERED: Final = 4
 """Sizes that a refusal names for an axis."""
@@ -173,11 +174,11 @@ class Rule:
         return self.size % whole == 0 or (self.may_repeat and whole % self.size == 0)
 
     def grow(self, parts: int) -> int:
-        """Returns the least size, from the one that there is, that this many parts divide."""
+        """Returns the least size, from the current one on, that this number of parts divides."""
         return -(-self.size // (parts * self.times)) * parts * self.times
 
     def refuse(self, said: str) -> str:
-        """Returns why parts, said as "tp:3", are not allowed."""
+        """Returns why parts, written as "tp:3", are not allowed."""
         if self.may_differ:
             return f"{said} is more than {self.name} {self.size}"
         repeat = ", nor is it a multiple of them" if self.may_repeat else ""
@@ -197,10 +198,10 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
         mesh_shape: axis → size, without -1.
 
     Raises:
-        InvalidRequestError: an axis larger than 1 has a name that says nothing of what it cuts; an expert axis and
-            no experts; a sequence longer than the learned positions.
-        DoesNotDivideError: an axis does not divide what it cuts; `errors` has each case, and `legal` in it the
-            nearest sizes that do.
+        InvalidRequestError: an axis larger than 1 has a name without a role; an expert axis and no experts; a sequence
+            longer than the learned positions.
+        DoesNotDivideError: an axis does not divide its dimension; `errors` has each case, and `legal` in it the nearest
+            sizes that do.
     """
     axes = MeshAxes.of(mesh_shape)
     _check_roles(model, axes)
@@ -223,7 +224,7 @@ def check_sequence(model: ModelSpec, training: TrainingSpec) -> None:
 
 
 def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
-    """Returns what axes of each role must divide: the rules of a check, and of a search (`search.space`)."""
+    """Returns the sizes that axes of each role must divide: the rules of a check, and of a search (`search.space`)."""
     pairs = Rule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True)
     return (
         Rule(("tensor",), "num_attention_heads", model.num_attention_heads),

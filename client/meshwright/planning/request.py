@@ -67,7 +67,7 @@ class Inventory:
     measured: tuple[Measurement, ...] = ()
 
     def select(self, devices: Names | DeviceSelection | None = None, lease: str | None = None) -> Pool:
-        """Returns the devices that a request means; errors as of `select_devices`."""
+        """Returns the devices that a request selects; errors as of `select_devices`."""
         return select_devices(devices, self.topology, self.health, lease)
 
     def measure(self, devices: Names | DeviceSelection | None = None, lease: str | None = None) -> Measurements | None:
@@ -111,7 +111,7 @@ def find_inventory(
 
 
 def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None = None) -> Plans:
-    """Returns what `POST /mesh/plan` or `POST /mesh/search` answers.
+    """Returns the answer of `POST /mesh/plan` or `POST /mesh/search`.
 
     Args:
         request: a mesh to lay out, or a model to find one for.
@@ -121,7 +121,7 @@ def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None 
         InvalidRequestError: see `find_inventory`; a field is about a model's step, and no model is given; or the model
             is not valid.
         InvalidMeshError, PlanInfeasibleError, DevicesUnusedError: see `plan_mesh`.
-        DoesNotDivideError: an axis does not divide what it cuts of the model.
+        DoesNotDivideError: an axis does not divide its dimension of the model.
     """
     if isinstance(request, PlanRequest):
         return Plans(plans=(_answer_plan(request, here),))
@@ -175,7 +175,7 @@ def _check_model(request: PlanRequest) -> None:
 
 
 def _build_dividing(plan: Plan) -> TrainingSpec:
-    """Returns a batch and sequences that any mesh of these axes divides, for a request that says nothing of either."""
+    """Returns a batch and sequences that any mesh of these axes divides, for a request that gives neither."""
     cut = {name: size for name, size in plan.mesh_shape.items() if find_role(name) == "context"}
     return TrainingSpec(global_batch=math.prod(plan.mesh_shape.values()), sequence_length=math.prod(cut.values()))
 
@@ -251,7 +251,7 @@ class _Search:
         return plans.model_copy(update={"plans": self._finish(plans.plans), "fallback": fallback})
 
     def ask(self, devices: int) -> Question:
-        """Returns what is priced on so many devices."""
+        """Returns the question for this number of devices."""
         from meshwright.planning.search.search import build_question, read_moments
 
         return build_question(
@@ -302,7 +302,7 @@ _OF_ONE: Final = (PlanInfeasibleError, DoesNotDivideError, DevicesUnusedError)
 
 
 def _compare_targets(request: SearchRequest, prices: Mapping[str, float]) -> Plans:
-    """Returns the best plan of each target, best first, and what each came to."""
+    """Returns the best plan of each target, best first, and the outcome of each."""
     asked = [(target, _ask(request, target, prices)) for target in dict.fromkeys(request.targets)]
     answers = {target: found for target, found in asked if isinstance(found, Plans)}
     made = {target: found.plans[0] for target, found in answers.items() if found.plans}

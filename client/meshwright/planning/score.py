@@ -42,7 +42,7 @@ class AxisScore:
         granules: over how many a group spreads, at most.
         step: the longest step between neighbours in hops, the cores of a chip half a hop apart; None off the torus.
         links: that each device has at least to others of its group, one over h hops counts 1/h; None off the torus.
-        colours: how many of them XLA's collectives use at once; None off the torus.
+        colours: how many of these links XLA's collectives use at once; None off the torus.
     """
 
     crossing: float = 0.0
@@ -74,7 +74,7 @@ class Score:
 
     @classmethod
     def of(cls, axes: Sequence[AxisScore], weights: Weights) -> Score:
-        """Returns the score of an order by what its axes cost."""
+        """Returns the score of an order from the cost of its axes."""
         hops = [axis.hops for axis in axes if axis.hops is not None]
         return cls(
             axes=tuple(axes),
@@ -154,7 +154,7 @@ class _Scorer:
         return found
 
     def measure(self, lines: Sequence[Sequence[int]]) -> AxisScore:
-        """Returns what an axis costs by all its lines."""
+        """Returns the cost of an axis over all its lines."""
         if len(lines[0]) == 1:
             return AxisScore()
         groups = [self.topology.group(line) for line in lines]
@@ -232,7 +232,7 @@ def count_links(places: Sequence[Place], dimensions: Sequence[Dimension]) -> flo
 
 @lru_cache(maxsize=4096)
 def _count_ways(line: tuple[int, ...], dimension: Dimension) -> tuple[tuple[int, float], ...]:
-    """Returns for each place on a straight line what its links to the next ones there count."""
+    """Returns for each place on a straight line the weight of its links to the next places."""
     ways = dict.fromkeys(line, 0.0)
     for a, b, gap in _list_gaps(line, dimension):
         ways[a] += 1 / (gap * dimension.step)

@@ -20,7 +20,7 @@ from meshwright.planning.parallelism import Axes, MeshAxes, Role
 from meshwright.wire.model import ModelSpec
 
 Part = Literal["embedding", "head", "attention", "norms", "mlp", "router", "experts"]
-"""What a tensor is for; mlp: what every token goes through, a dense block or the shared experts."""
+"""The purpose of a tensor; mlp: a block that every token uses, a dense block or the shared experts."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ModelTensors:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Trained parameters of a whole model, by what they are for.
+    """Trained parameters of a whole model, by purpose.
 
     Attributes:
         parts: embedding, with positions where they are learned; head, 0 where it is the embedding; attention with its

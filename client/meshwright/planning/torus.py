@@ -55,13 +55,13 @@ class Part:
 
 @dataclass(frozen=True)
 class AxisCut:
-    """What one axis has of a torus; an axis of size 1 has nothing.
+    """The part of a torus of one axis; an axis of size 1 has no part.
 
     Attributes:
         parts: in the order in which it runs through them, the slowest first.
         step: the longest step between neighbours along it, in hops, the way back to the start aside.
         links: how many links each device has to others of its group; a link over h hops counts 1/h.
-        colours: how many ways XLA's collectives go at once.
+        colours: the number of colors of XLA's collectives.
     """
 
     parts: tuple[Part, ...] = ()
@@ -80,7 +80,7 @@ Cut = tuple[AxisCut, ...]
 
 
 def price_axis(step: float, links: float, colours: int) -> float:
-    """Returns what an axis costs, in the time of a byte over one link: its longest step, and one over the links that
+    """Returns the cost of an axis, in the time of a byte over one link: its longest step, and one over the links that
     its collectives use. Devices that no straight line joins share the links of the way between them."""
     return step + 1 / min(links or 1 / step, colours) if step else 0.0
 
@@ -125,7 +125,7 @@ def _cut_in_turn(
 
 
 def _evaluate(cut: Cut, weights: Sequence[float]) -> tuple[float, int, float, float]:
-    """Returns what cuts are compared by; smaller is better."""
+    """Returns the sort key of cuts; smaller is better."""
     wide = [(weight, axis) for weight, axis in zip(weights, cut, strict=True) if axis.parts]
     ways = sum(weight / axis.colours for weight, axis in wide)
     cost = sum(weight * axis.cost for weight, axis in wide)
@@ -138,7 +138,7 @@ def _evaluate(cut: Cut, weights: Sequence[float]) -> tuple[float, int, float, fl
 def _choose_block(
     size: int, left: tuple[int, ...], dimensions: tuple[Dimension, ...], split: bool
 ) -> tuple[tuple[int, ...], AxisCut] | None:
-    """Returns what is then left of each dimension, and the best block for an axis of this size."""
+    """Returns the remainder of each dimension, and the best block for an axis of this size."""
     found = []
     for factors in list_blocks(size, left):
         taken = zip(factors, left, dimensions, strict=True)
@@ -154,7 +154,7 @@ def _choose_block(
 
 
 def list_blocks(size: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields the ways to write a size as a product of divisors of what is left of each dimension."""
+    """Yields the ways to write a size as a product of divisors of the remainder of each dimension."""
     if not left:
         if size == 1:
             yield ()
@@ -184,7 +184,7 @@ def _build_axis(factors: Sequence[int], left: Sequence[int], dimensions: Sequenc
 
 
 def _rank(part: Part, dimensions: Sequence[Dimension]) -> tuple[bool, bool, float, int]:
-    """Returns what the slowest part has most of: it is one along which an axis can come back to its start."""
+    """Returns the property to prefer in the slowest part: an axis can come back to its start along it."""
     return part.size % 2 == 0, part.is_closed(dimensions), part.measure_step(dimensions), -part.dimension
 
 

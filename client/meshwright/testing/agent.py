@@ -109,7 +109,8 @@ class FakeAgent(Faulty):
         return httpx.MockTransport(self._respond)
 
     def require_token(self, secret: str, scope: Scope = "admin", *, name: str = "test") -> None:
-        """Knows this token from now on, and refuses requests without one: 401, or 403 where the scope is too small."""
+        """Accepts this token from now on, and rejects requests without a token: 401, or 403 where the scope is too
+        small."""
         self._tokens.add(secret, Token(name, scope))
 
     def revoke_token(self, secret: str) -> None:

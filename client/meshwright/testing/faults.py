@@ -62,7 +62,7 @@ class Faulty:
         self._faults.extend([_Fault(path, act)] * times)
 
     def cut_streams(self, *, after_events: int, times: int = 1) -> None:
-        """Breaks the next `times` event streams after so many events."""
+        """Breaks the next `times` event streams after a number of events."""
         self._cuts.extend([after_events] * times)
 
     def _take_fault(self, path: str) -> _Fault | None:

@@ -1,6 +1,6 @@
 """Hosts that do not exist, as `GET /devices` would show them: virtual CPUs, H100 with NVLink, a v5e slice.
 
-Names, links and capacities are those of the real machine; identities are made up. Knows no agent.
+Names, links and capacities are those of the real machine; identities are made up. Independent of the agent.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ LIMIT: Final = 100
 
 
 def build_health(devices: Devices, at: datetime) -> Health:
-    """Returns a host of these devices with nothing wrong."""
+    """Returns a healthy host with these devices."""
     names = ["store", "worker", *(f"device:{device.local_index}" for device in devices.devices)]
     seen = {"state": "healthy", "observed_at": at, "age_s": 0.0}
     return Health(state="healthy", components=tuple(Component.model_validate({"name": n, **seen}) for n in names))

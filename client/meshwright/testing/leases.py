@@ -110,7 +110,7 @@ class LeaseBook:
         return ended
 
     def require(self, indices: Sequence[int], own: str | None) -> None:
-        """Does nothing where no other lease than `own` covers one of the devices.
+        """Raises an error if another lease than `own` covers one of the devices.
 
         Raises:
             DeviceLeasedError: one does.

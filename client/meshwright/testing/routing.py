@@ -1,6 +1,6 @@
 """Requests to routes, and replies to bytes, for the fake agent: checked against the models of the real one.
 
-Uses the client's own table of endpoints. Knows no state.
+Uses the client's own table of endpoints. Has no state.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The runs of a fake agent: submitted, finished at once or held, cancelled; their events and made-up results.
 
-Nothing is measured or compiled: figures are the same at every call. Knows no HTTP.
+Nothing is measured or compiled: figures are the same at every call. Independent of HTTP.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class RunBook:
         return self.submit_any("bench", request, lambda: self.outcome or build_result(request, devices, self._clock()))
 
     def submit_any(self, kind: RunKind, request: BaseModel, plan: Callable[[], Outcome]) -> Run:
-        """Returns a new run that will end with what `plan` says."""
+        """Returns a new run that will end with the outcome of `plan`."""
         run = self._start(kind, request, plan())
         return run if self.held else self.finish(run.id)
 

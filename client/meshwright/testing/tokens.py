@@ -11,7 +11,7 @@ from meshwright.errors import ForbiddenError, UnauthorizedError
 
 Scope = Literal["read", "operate", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-"""Each may do what those before it may."""
+"""Each includes the permissions of those before it."""
 
 OPEN: Final = frozenset({"/healthz", "/readyz"})
 """Answered without a token."""

@@ -1,4 +1,5 @@
-"""Chips: published figures of each accelerator, and how to find one by name, PCI id, or what JAX and drivers call it.
+"""Chips: published figures of each accelerator, and the search of a chip by name, PCI id, or its name in JAX and
+drivers.
 
 The table is `chips.csv` beside this file, each row with its source. A chip is found by an exact name or not at all.
 `ChipCount` is a number of devices with an optional chip, as operators write it: "8" or "8*h100".
@@ -66,7 +67,7 @@ class Chip:
         name: "TPU v5e", "H100 SXM".
         family: the hardware type that it belongs to: a value of `planning.batch_size.HardwareType`.
         aliases: names used by people and in targets, in lower case.
-        kinds: what `jax.Device.device_kind` and, for GPUs, the driver call it (GPU names: README of
+        kinds: its names in `jax.Device.device_kind` and, for GPUs, in the driver (GPU names: README of
             NVIDIA/open-gpu-kernel-modules at df1c9a3; TPU names: jax/_src/tpu_info.py of jax 0.12.0.1).
         dtype: the 16-bit type of the matrix units; `flops_per_s` is dense in it.
         memory_bytes: capacity: of a GPU as its driver reports it, of a TPU as published.
@@ -170,7 +171,7 @@ class ChipCount:
         return f"{self.count}*{self.chip}" if self.chip else str(self.count)
 
     def is_of(self, kind: str) -> bool:
-        """Returns whether a device of this kind is meant: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu."""
+        """Returns whether a device of this kind is such a chip: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu."""
         from meshwright.topology.chips import find_chip
 
         if self.chip is None:
@@ -182,10 +183,10 @@ class ChipCount:
 
 
 def parse_chip_count(text: str) -> ChipCount:
-    """Returns what "8*h100" or "8" says.
+    """Returns the value of "8*h100" or "8".
 
     Raises:
-        ValueError: it is no count above 0, or names a chip that no table knows.
+        ValueError: the text is not a count above 0, or names a chip that is in no table.
     """
     match = _COUNT.fullmatch(text.strip())
     if match is None or not int(match[1]):

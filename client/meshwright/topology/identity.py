@@ -63,7 +63,7 @@ class JobDevice:
         platform: "cpu", "gpu" or "tpu".
         uuid: of the GPU or MIG instance, where the driver reports it.
         coords, core_on_chip, slice_index: of a TPU, as reported by JAX.
-        host_position: its place among all such devices of the host, also those that the job does not see.
+        host_position: its place among all devices of its kind on the host, also those that the job does not see.
     """
 
     process: int
@@ -446,7 +446,7 @@ interface"."""
 
 @dataclass(frozen=True)
 class HostGpu:
-    """A GPU of this host (or of this container), with what orders it."""
+    """A GPU of this host (or of this container), with its sort key."""
 
     pci_bus_id: str
     uuid: str
@@ -507,7 +507,7 @@ def read_gpus_from_nvml(nvml: Any) -> tuple[HostGpu, ...]:
 
 
 def parse_visible(environ: Mapping[str, str], gpus: Sequence[HostGpu]) -> tuple[VisibleGpu, ...] | None:
-    """Returns what CUDA_VISIBLE_DEVICES leaves of `gpus` (which are in PCI order), in CUDA's order.
+    """Returns the part of `gpus` (in PCI order) that CUDA_VISIBLE_DEVICES selects, in CUDA's order.
 
     Numbers count in PCI order when CUDA_DEVICE_ORDER says so or all GPUs are of one model; else CUDA orders them by
     speed, which is not known here, so the result is None. The list ends at its first wrong entry.

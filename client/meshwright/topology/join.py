@@ -59,7 +59,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the chips here are all that the slice is said to have."""
+        """Whether all chips of the slice's declared shape are present."""
         chips = {seat.device.coords for seat in self.seats}
         return self.granule.shape is not None and len(chips) == math.prod(self.granule.shape)
 
@@ -76,7 +76,7 @@ class Part:
 
 @dataclass(frozen=True)
 class JoinedGranule:
-    """A granule of the joined topology: its devices in order, links between hosts, what should be known of it."""
+    """A granule of the joined topology: its devices in order, links between hosts, its warnings."""
 
     granule: Granule
     seats: tuple[Seat, ...]
@@ -234,7 +234,7 @@ def _next_places(coords: Coords) -> list[Coords]:
 
 
 def build_link(a: Device, b: Device, places: tuple[int, int]) -> Link:
-    """Returns the ICI link between two neighbours of a slice: declared, since no host says it."""
+    """Returns the ICI link between two neighbours of a slice: declared, since no host reports it."""
     chip = find_chip(a.kind)
     newer = max(a, b, key=_read_time)
     return Link(
@@ -390,7 +390,7 @@ def _rank(digits: str) -> tuple[bool, int, str, str]:
     return True, len(number), number, digits
 
 
-# ---- what is refused ----
+# ---- errors ----
 
 
 def _check_platforms(replies: Sequence[Devices]) -> None:
@@ -451,7 +451,7 @@ def _check_doubled(replies: Sequence[Devices]) -> None:
 
 
 def _name_by_worker(entry: tuple[int, Devices]) -> Hashable:
-    """Returns what two replies of one agent have alike.
+    """Returns the common identity of two replies of one agent.
 
     Several agents may run on one machine, in containers or for a test; but no two of them have workers that changed
     in the same microsecond.
@@ -642,7 +642,7 @@ def _describe_empty(replies: Sequence[Devices], names: Names) -> list[Notice]:
 
 
 def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
-    """Returns what the hosts' own replies warn of, once each, with the hosts that say it."""
+    """Returns the warnings of the hosts' own replies, once each, with the hosts that report them."""
     told: dict[Notice, list[str]] = {}
     for index, reply in enumerate(replies):
         for notice in reply.warnings:

@@ -90,7 +90,7 @@ def _find_twisted(shape: Coords) -> Distance:
     choices = tuple(product((0, 1), repeat=len(narrow)))
 
     def measure(one: Coords, other: Coords) -> int:
-        """Each short ring is gone round forwards or backwards: so many turns move the long dimensions along."""
+        """Each short ring is traversed forwards or backwards: the number of turns moves the long dimensions along."""
         steps = [b - a for a, b in zip(one, other, strict=True)]
         turned = sum(steps[axis] // short for axis in narrow)
         near = [steps[axis] % short for axis in narrow]
@@ -396,7 +396,7 @@ class Topology:
 
     @cached_property
     def domains(self) -> Mapping[int, str | int]:
-        """Granule → what a fast network joins: its NVLink domain where that spans hosts, else the granule itself."""
+        """Granule → its fast domain: its NVLink domain where that spans hosts, otherwise the granule itself."""
         return {granule.ordinal: granule.domain or granule.ordinal for granule in self.granules}
 
     @cached_property

@@ -12,8 +12,8 @@ docs.cloud.google.com/tpu/docs/v2 and …/v3. Google sells v5e-8 and v6e-8 also 
 the two hosts of 2×2 that libtpu describes.
 
 Twisted tori: libtpu takes a bare name for the plain torus ("v5p:4x4x8" and "v5p:4x4x8_untwisted" compile alike,
-"v5p:4x4x8_twisted" does not), so a target is twisted only where it says so; gcloud makes v5p slices twisted unless told
-otherwise. Sources: libtpu 0.0.51; docs.cloud.google.com/tpu/docs/v4 and …/v5p ("Supports twisted?");
+"v5p:4x4x8_twisted" does not), so a target is twisted only where it says so; gcloud makes v5p slices twisted by default.
+Sources: libtpu 0.0.51; docs.cloud.google.com/tpu/docs/v4 and …/v5p ("Supports twisted?");
 github.com/gclouduniverse/reproducibility, Training/TPU-v5p/Mixtral-8x7B-PyTorch.
 """
 
@@ -286,10 +286,10 @@ class Slice:
     """One slice. `shape` is as its generation writes it; `extent` always has x, y and z.
 
     Attributes:
-        chip: what it is made of.
+        chip: its chip.
         shape: chips in each dimension.
         host_shape: chips of one host, in x, y, z.
-        name: what Google calls it; empty: nothing.
+        name: Google's name; empty: none.
         aliases: other names.
     """
 
@@ -480,7 +480,7 @@ def _round(size: int) -> tuple[int, ...]:
 
 
 def _measure(one: Shape, other: Shape) -> tuple[float, float, Shape]:
-    """Returns how far two shapes are apart; the shape itself settles what is left."""
+    """Returns how far two shapes are apart; the shape itself breaks ties."""
     chips = abs(math.log(math.prod(one) / math.prod(other)))
     return round(chips, 6), math.dist(*_pad(one, other)), one
 

@@ -49,7 +49,7 @@ CPU: Final = "cpu"
 _NEAR_COUNT: Final = 3
 
 Hardware = Slice | Machine | int
-"""What one granule is: a slice, a host of GPUs, or so many CPU devices."""
+"""The hardware of one granule: a slice, a host of GPUs, or a number of CPU devices."""
 
 
 def read_target(target: str | TargetSpec) -> TargetSpec:
@@ -94,7 +94,7 @@ def find_hardware(spec: TargetSpec) -> Hardware:
 
 
 def _find(spec: TargetSpec) -> tuple[Hardware, int]:
-    """Returns what one granule is, and how many there are."""
+    """Returns the hardware of one granule, and the number of granules."""
     chip = find_chip(spec.chip)
     if chip is not None and chip.platform == "tpu":
         return _find_slice(spec, chip), spec.granules
@@ -328,7 +328,7 @@ def _list_cpu_wires(count: int) -> Iterator[Wire]:
 
 
 def _build_host(host: Machine | int, ordinal: int, count: int) -> Granule:
-    """Returns a host of so many as a granule; hosts are spread evenly over as few NVLink domains as hold them."""
+    """Returns one of several hosts as a granule; hosts are spread evenly over the least number of NVLink domains."""
     most = host.domain_hosts if isinstance(host, Machine) else 1
     domains = -(-count // most)
     return Granule(
@@ -363,7 +363,7 @@ _CPU: Final = TargetChip(
 
 
 def list_targets(chip: str | None = None) -> Targets:
-    """Returns what is known of one chip, by any of its names, or of all of them.
+    """Returns the facts of one chip, by any of its names, or of all chips.
 
     Raises:
         UnknownHardwareError: no table knows the name.

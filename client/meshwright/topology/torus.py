@@ -76,7 +76,7 @@ _WRAPS: Final[Mapping[str, Callable[[Sequence[int]], tuple[bool, ...]]]] = {
 
 
 Place = tuple[int, ...]
-"""(granule, …, z, y, x, core): what sorts devices row-major."""
+"""(granule, …, z, y, x, core): the row-major sort key of devices."""
 
 
 def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
@@ -148,7 +148,7 @@ def list_dimensions(chips: Sequence[int], rings: Sequence[bool], cores: int) -> 
 
 
 def _fill(known: Sequence[Place], low: Place, sizes: Place) -> bool:
-    """True when the distinct places lie inside the box that has as many places as there are."""
+    """Returns whether the distinct places fill a box with the same number of places."""
     columns = zip(*known, strict=True)
     return all(min(c) == a and max(c) == a + size - 1 for c, a, size in zip(columns, low, sizes, strict=True))
 

@@ -28,7 +28,7 @@ Flags = bool | NDArray[np.bool_]
 
 
 def read_figure(value: ArrayLike) -> NDArray[np.float64]:
-    """Returns an array of what a formula is given, without dimensions for a single number."""
+    """Returns the argument of a formula as an array, without dimensions for a single number."""
     return np.asarray(value, dtype=np.float64)
 
 
@@ -103,7 +103,7 @@ def time_all_gather(byte_count: Numbers, wire: Wire) -> Figure:
 
     Args:
         byte_count: of the whole array, gathered (V).
-        wire: what the group talks over.
+        wire: the links of the group.
 
     Source: sharding.md, "How is an AllGather actually performed?"; gpus.md, "Intra-node collectives".
     """
@@ -115,7 +115,7 @@ def time_all_reduce(byte_count: Numbers, wire: Wire) -> Figure:
 
     Args:
         byte_count: of the array that each device has, before and after.
-        wire: what the group talks over.
+        wire: the links of the group.
 
     Source: sharding.md, Case 3; gpus.md, "Intra-node collectives" (without reductions in the switch).
     """
@@ -125,12 +125,12 @@ def time_all_reduce(byte_count: Numbers, wire: Wire) -> Figure:
 def time_all_to_all(byte_count: Numbers, wire: Wire) -> Figure:
     """Returns the seconds in which every device sends each other one its part.
 
-    Bound by what a device gets, V·(n − 1) ÷ (n²·W), or by what crosses the middle, V ÷ (4·W_middle): a quarter of an
-    all-gather's on a ring, n times less on a switch.
+    Bound by the bytes into a device, V·(n − 1) ÷ (n²·W), or by the bytes across the middle, V ÷ (4·W_middle): a quarter
+    of an all-gather's on a ring, n times less on a switch.
 
     Args:
-        byte_count: of the whole array over all devices (V): n times what one device has.
-        wire: what the group talks over.
+        byte_count: of the whole array over all devices (V): n times the part of one device.
+        wire: the links of the group.
 
     Source: sharding.md, "Our final communication primitive: the AllToAll", and its count of chunks; gpus.md, AllToAlls.
     """
@@ -143,8 +143,8 @@ def time_permute(byte_count: Numbers, wire: Wire) -> Figure:
     """Returns the seconds in which every device sends to the next one: a ring's shift, or from one stage to the next.
 
     Args:
-        byte_count: what one device sends.
-        wire: what the group talks over.
+        byte_count: bytes that one device sends.
+        wire: the links of the group.
 
     Source: tpus.md, Question 5: the first byte comes after the latency, the others at the link's rate.
     """
@@ -190,7 +190,8 @@ def time_all_reduce_across(byte_count: Numbers, inner: Wire, outer: Wire, *, pip
 
 
 def time_all_to_all_across(byte_count: Numbers, inner: Wire, outer: Wire, *, pipelined: Flags = True) -> Figure:
-    """Returns the seconds of an all-to-all over M nodes: V·(M − 1) ÷ (M²·g·W) across, and what stays in each node.
+    """Returns the seconds of an all-to-all over M nodes: V·(M − 1) ÷ (M²·g·W) across, and the part that stays in each
+    node.
 
     Args:
         byte_count: of the whole array over all devices.
@@ -283,7 +284,7 @@ def gpu_wire(
 
 
 def network_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NETWORK_HOP_S) -> Wire:
-    """Returns what devices of different hosts or slices talk over: a network without blocking, by a tree of ⌈log₂ n⌉.
+    """Returns the wire between devices of different hosts or slices: a non-blocking network, by a tree of ⌈log₂ n⌉.
 
     Args:
         bytes_per_s: one device's share of its host's NICs, one way.
@@ -297,7 +298,7 @@ def network_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NETWOR
 
 
 def _time(wire: Wire, moved_bytes: NDArray[np.float64], hops: NDArray[np.float64]) -> Figure:
-    """Returns the seconds in which so many bytes come into a device, in so many steps."""
+    """Returns the seconds in which these bytes come into a device, in this number of steps."""
     carried_s = moved_bytes / (read_figure(wire.bytes_per_s) * read_figure(wire.reached_ratio))
     carried_s = carried_s + read_figure(wire.ramp_s_per_root_byte) * np.sqrt(moved_bytes)
     latency_s = hops * read_figure(wire.hop_s)

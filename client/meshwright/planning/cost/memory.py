@@ -58,7 +58,7 @@ class MemoryParts:
         return sum(getattr(self, part.name) for part in fields(self))
 
     def fit(self, capacity_bytes: Numbers) -> Any:
-        """Returns whether the parts are no more than a device gives: True or False, or one a candidate."""
+        """Returns whether the parts fit the capacity of a device: True or False, or one per candidate."""
         return np.asarray(self.total_bytes) <= capacity_bytes
 
 
@@ -160,7 +160,7 @@ class _Pricing:
     # ---- stages ----------------------------------------------------------------------------------------
 
     def _count_layers(self, place: Place) -> list[Any]:
-        """Returns how many layers of each block such a stage has, where it is one of the fullest."""
+        """Returns the number of layers of each block on one of the fullest stages."""
         whole, stages = self._work.layers, np.asarray(self._layout.pp)
         held = np.ceil(whole / stages)
         counts = [block.count for block in self._work.blocks]
@@ -196,7 +196,7 @@ class _Pricing:
 
     @property
     def _is_added(self) -> Any:
-        """Whether gradients of several passes are added up, one pass after the other."""
+        """Whether gradients of several micro-batches are accumulated, one after the other."""
         return (np.asarray(self._layout.passes) > 1) & (np.asarray(self._layout.pp) == 1)
 
     # ---- state -----------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class _Pricing:
         chosen = {n: f for n, f in self._keeping.kept.get(remat, {}).items() if n not in leave_out}
         return [sum((factor * each[name] for name, factor in chosen.items()), 0.0) for each in self._counts]
 
-    # ---- what lives while one layer runs -----------------------------------------------------------------
+    # ---- memory while one layer runs -----------------------------------------------------------------
 
     @functools.cached_property
     def _layer(self) -> Any:
@@ -315,7 +315,7 @@ class State:
 
 
 def build_state(training: TrainingSpec, moments: Sequence[Moments] = (), chosen: Numbers = 0) -> State:
-    """Returns the state of our own step: gradients in the weights' type, moments as asked, no other copy.
+    """Returns the state of our own step: gradients in the weights' type, moments as requested, no other copy.
 
     Args:
         training: the weights, and the moments where `moments` is empty.
@@ -335,7 +335,8 @@ def read_moments(training: TrainingSpec) -> Moments:
     return tuple(dtype or training.weight_dtype for dtype in asked)
 
 
-# ---- what a layer keeps ---------------------------------------------------------------------------------------------
+# ---- saved activations of a layer
+# ---------------------------------------------------------------------------------------------
 
 
 EXPERT_COUNTS: Final = ("place", "place_inner", "place_outputs", "returned")
@@ -353,7 +354,7 @@ class Keeping:
         piece_tokens: positions of a sequence whose logits exist at a time; 0: all.
         score_bytes: held for one score of the layer whose backward pass runs, where attention is not fused.
         accumulated: gradients that are held a second time with gradient accumulation.
-        kept: remat → count → elements a token, see `list_counts`; "layer": of the layer whose backward pass runs.
+        kept: remat → count → elements per token, see `list_counts`; "layer": of the layer whose backward pass runs.
     """
 
     layer: float = 1.0
@@ -367,7 +368,7 @@ class Keeping:
 
 @functools.cache
 def read_keepings() -> Mapping[str, Keeping]:
-    """Returns what our own step holds, by platform."""
+    """Returns the memory constants of our own step, by platform."""
     kept: dict[str, dict[str, float]] = {}
     for row in read_cells("meshwright.planning.cost", "kept.csv"):
         kept.setdefault(row["remat"], {})[row["count"]] = float(row["elements"])
@@ -382,7 +383,8 @@ def list_counts(
 ) -> dict[str, Any]:
     """Returns the elements a token, on one device, of each kind of tensor of a layer.
 
-    Source: Korthikanti et al., arXiv:2205.05198, section 4 (what the tensor axis cuts, and the sequence with it).
+    Source: Korthikanti et al., arXiv:2205.05198, section 4 (the parts that the tensor axis divides, and the sequence
+    with it).
     """
     tp, attention = layout.tp, block.attention
     return {

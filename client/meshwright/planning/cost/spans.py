@@ -190,7 +190,7 @@ def _split(sizes: Sequence[int], granule_size: int) -> tuple[int, ...]:
 def _cut(
     sizes: tuple[int, ...], split: Sequence[int], dimensions: tuple[Dimension, ...]
 ) -> tuple[Sequence[AxisCut], tuple[Dimension, ...]]:
-    """Returns what each axis has of a slice, and the box that all of them fill."""
+    """Returns the part of a slice of each axis, and the box that all of them fill."""
     inner = tuple(size // part for size, part in zip(sizes, split, strict=True))
     box = find_box(math.prod(inner), dimensions)
     cut = cut_torus(inner, box, weigh_axes(AXES, inner).inside)
@@ -199,7 +199,7 @@ def _cut(
 
 
 def _list_parts(axis: AxisCut, box: Sequence[Dimension], most: int) -> list[tuple[int, bool, float]]:
-    """Returns the size, the ring and the stride in hops of an axis's parts, filled up with parts that are nothing."""
+    """Returns the size, the ring and the stride in hops of an axis's parts, padded with empty parts."""
     parts = [(part.size, part.is_closed(box), part.measure_step(box)) for part in axis.parts]
     return parts + [(1, False, 1.0)] * (most - len(parts))
 
@@ -234,7 +234,7 @@ def read_spans(
 
 
 def _read_host_span(axis: PlanAxis, chip: Chip, pair_bytes_per_s: float | None) -> Span:
-    """Returns the wires of one axis over GPUs: what the plan found between neighbours that share no NVLink."""
+    """Returns the wires of one axis over GPUs: from the plan's links between neighbors without a common NVLink."""
     inside = axis.size // axis.dcn_size
     across = chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S
     rate = chip.scaleup_bytes_per_s or chip.pcie_bytes_per_s or across

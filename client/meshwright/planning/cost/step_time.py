@@ -84,9 +84,9 @@ class StepTime:
     """Seconds of one step; parts add up to `total_s`.
 
     Attributes:
-        compute_s: matmuls and attention, without what remat repeats.
+        compute_s: matmuls and attention, without the part that remat repeats.
         remat_s: computed again in the backward pass.
-        communication_s: by axis, what is waited for.
+        communication_s: by axis, the exposed time.
         bubble_s: devices wait for the pipeline to fill and to empty.
     """
 
@@ -181,7 +181,7 @@ class _Pricing:
         return law.slowdown[self.machine.platform] * lost / peak
 
     def _time_matmuls(self, parameters: float) -> Any:
-        """Returns the forward seconds of so many weights that a token goes through."""
+        """Returns the forward seconds of these weights, which each token uses."""
         return 2 * parameters * self._tokens / self.layout.tp * self._flop_s
 
     def _time_attention(self, block: Block) -> Any:
@@ -193,7 +193,7 @@ class _Pricing:
         return 2 * flops * tokens * self._flop_s
 
     def _time_scores(self, block: Block) -> Any:
-        """Returns what one layer's scores take to lie in memory, both directions."""
+        """Returns the seconds of one layer's scores in memory, for both directions."""
         if self.execution.fused_attention:
             return 0.0
         count = block.attention.heads * block.attention.length * self._tokens / self.layout.tp

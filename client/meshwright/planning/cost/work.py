@@ -62,7 +62,7 @@ class Attention:
         pair_elements: of keys and values that a token has, of all heads that have their own.
         context: keys that a query sees on average, of a causal sequence with the layers' windows.
         length: keys that a matrix of scores has for a query.
-        index_flops: forward, of a token: what chooses the keys that are seen (DeepSeek-V3.2's indexer).
+        index_flops: forward, of a token: the selection of the keys that are seen (DeepSeek-V3.2's indexer).
     """
 
     heads: int
@@ -85,7 +85,7 @@ class Block:
 
     Attributes:
         other_parameters: of one layer: biases, norms, router.
-        inner: elements that a token has between the matmuls of the feed-forward, for what lies in memory.
+        inner: elements that a token has between the matmuls of the feed-forward, for memory traffic.
     """
 
     count: int
@@ -159,12 +159,12 @@ class Work:
 
     @property
     def flops_per_token(self) -> float:
-        """Model FLOPs of forward and backward: 3 × forward, with causal attention and without what is recomputed."""
+        """Model FLOPs of forward and backward: 3 × forward, with causal attention and without recomputation."""
         return 3 * (sum(block.count * block.flops_per_token for block in self.blocks) + 2 * self.head.parameters)
 
 
 def build_work(model: ModelSpec, sequence_length: int) -> Work:
-    """Returns what a model computes on sequences of this many tokens."""
+    """Returns the computation of a model on sequences of this number of tokens."""
     tensors = list_tensors(model)
     attention = _build_attention(model, sequence_length)
     return Work(
@@ -232,12 +232,12 @@ def _count_window_keys(model: ModelSpec, length: int) -> float:
 
 
 def _count_keys(length: int, most: int) -> float:
-    """Returns how many keys a token sees on average: all before it and itself, but no more than `most`."""
+    """Returns the average number of keys that a token sees: all before it and itself, but no more than `most`."""
     ramp = min(most, length)
     return ramp - ramp * (ramp - 1) / (2 * length)
 
 
-# ---- what the backward pass computes again --------------------------------------------------------------------------
+# ---- recomputation of the backward pass --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

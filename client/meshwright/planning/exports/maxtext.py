@@ -37,7 +37,7 @@ GONE: Final = ("tensor_transpose",)
 """Axes that MaxText once had."""
 
 ALWAYS: Final = ("dcn_data", "ici_fsdp")
-"""Of which MaxText's defaults are -1, whatever is left: said also where they are 1."""
+"""Flags with MaxText's default -1 (the rest): written also where they are 1."""
 
 _ATTENTION: Final[Mapping[tuple[Platform, Attention], str]] = {
     ("tpu", "flash"): "flash",
@@ -89,7 +89,7 @@ def _list_parallelism(setting: Setting) -> dict[str, str]:
 
 
 def _find_flag(name: str) -> str:
-    """Returns what ici_…_parallelism and dcn_…_parallelism call an axis: its role, or a name of MaxText's own."""
+    """Returns the name of an axis in ici_…_parallelism and dcn_…_parallelism: its role, or MaxText's own name."""
     if name.lower() in GONE:
         hint = "call it tensor, or fsdp_transpose where it shards weights"
         raise refuse("maxtext", f"axis {name} is none of MaxText's mesh at {VERSION}", hint)
@@ -125,7 +125,7 @@ def _measure_domain(granule: PlanGranule) -> int:
 
 
 def _list_batch(setting: Setting) -> dict[str, str]:
-    """Returns batch and passes: of a pipeline, passes are its micro-batches."""
+    """Returns batch and accumulation steps; for a pipeline, the steps are its micro-batches."""
     stages, passes = setting.axes.measure(setting.axes.find("pipeline")), setting.passes
     length = {"max_target_length": str(setting.training.sequence_length)}
     if stages == 1:
@@ -271,7 +271,7 @@ def _list_extras(model: ModelSpec) -> dict[str, object]:
 
 
 def list_model_notes(setting: Setting) -> Iterator[str]:
-    """Yields what the model has that MaxText's flags do not say, or the reverse."""
+    """Yields features of the model without a MaxText flag, or the reverse."""
     model = setting.model
     known = _find_known(model)
     if known is not None:
@@ -325,7 +325,7 @@ def _list_left(model: ModelSpec, block: str) -> Iterator[str]:
 
 
 def _list_added(model: ModelSpec) -> Iterator[str]:
-    """Yields what MaxText's gpt3 block has that the model has not."""
+    """Yields features of MaxText's gpt3 block that the model does not have."""
     if model.norm == "rmsnorm":
         yield "norm rmsnorm; decoder_block gpt3 has layernorm"
     if not (model.attention_bias and model.attention_output_bias and model.mlp_bias):

@@ -1,6 +1,6 @@
 """The best that the devices of a given mesh could do with the same batch.
 
-Rule: what is offered was priced, is legal and fits; it has no order of devices yet, so it is priced by its sizes. Axes
+Rule: an offered mesh was priced, is legal and fits. It has no order of devices yet, so it is priced by its sizes. Axes
 are called as the plan calls them.
 """
 

@@ -81,7 +81,7 @@ def estimate_batch(
 
 
 _OF_A_STEP: Final = ("schedule", "step_time", "tokens_per_s", "mfu_ratio")
-"""What is said of a batch that fits."""
+"""The fields of a batch that fits."""
 
 
 def find_first_batch(question: Question, devices: int) -> int:

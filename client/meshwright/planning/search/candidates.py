@@ -83,7 +83,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Space:
-    """Candidates, and what was left out.
+    """Candidates, and the parts that were left out.
 
     Attributes:
         layout: arrays of one length.
@@ -106,7 +106,7 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
         devices: all of which are used.
         model: the model, whose heads, experts, layers, widths and vocabulary are cut.
         training: sequence length and batch.
-        bounds: what may be chosen.
+        bounds: the choices.
     """
     left: list[Left] = []
     sizes = list_divisors(devices)
@@ -245,7 +245,7 @@ class Hardware:
 
     @cached_property
     def replaced(self) -> Replaced:
-        """What was measured, in the place of what the tables say."""
+        """The measurements that replace figures of the tables."""
         return Replaced(self.chip, self.measured, self._lay_published)
 
     def build_machine(self, dtype: ComputeDtype) -> Machine:
@@ -253,11 +253,11 @@ class Hardware:
         return self.replaced.build_machine(dtype)
 
     def read(self, plan: Plan, names: Mapping[str, str]) -> Spans:
-        """Returns what a plan's axes run over in its own order; `names`: what it calls each axis that it has."""
+        """Returns the links of a plan's axes in its own order; `names`: the plan's name of each of its axes."""
         return self.replaced.replace_wires(read_spans(plan, names, pair_bytes_per_s=self.pair_bytes_per_s))
 
     def lay(self, layout: Layout) -> Spans:
-        """Returns what the axes of each candidate run over."""
+        """Returns the links of the axes of each candidate."""
         return self.replaced.replace_wires(self._lay_published(layout, self.domain))
 
     def _lay_published(self, layout: Layout, domain: int) -> Spans:
@@ -326,11 +326,11 @@ class Priced:
 
     @cached_property
     def fits(self) -> NDArray[np.bool_]:
-        """Whether it is no more than there is."""
+        """Whether the memory is within the capacity."""
         return self.memory_bytes <= self.capacity_bytes
 
     def name_wire(self, part: str, place: int) -> str:
-        """Returns what an axis of a candidate talks over: "dcn", or what joins devices inside: "ici", "nvlink"."""
+        """Returns the wire of an axis of a candidate: "dcn", or the links inside: "ici", "nvlink"."""
         span = self.spans.get(part)
         if span is None:
             return part
@@ -386,7 +386,7 @@ def price(
 
 
 def read_circumstances(model: ModelSpec, training: TrainingSpec) -> Circumstances:
-    """Returns what else our own step's memory depends on: learned positions are whole on each device."""
+    """Returns further inputs of our own step's memory: learned positions are whole on each device."""
     learned = (model.max_position_embeddings or 0) * model.hidden_size if model.positions == "learned" else 0
     return Circumstances(
         capacity_factor=training.capacity_factor,

@@ -97,7 +97,7 @@ class Timed:
 
     @property
     def is_long(self) -> bool:
-        """Whether what calls take whatever their size is a small part of it."""
+        """Whether the fixed time of calls is a small part of it."""
         return self.seconds >= (START_S if self.small else ALONE_S)
 
     def count(self, work: Callable[[Measurement], float]) -> float:
@@ -178,7 +178,7 @@ class Measurements:
 
     @classmethod
     def of(cls, rows: Sequence[Measurement], topology: Topology, places: Sequence[int]) -> Measurements:
-        """Returns what was measured of some of a host's devices; of several hosts or kinds nothing is known.
+        """Returns the measurements of some of a host's devices; empty for several hosts or kinds.
 
         Args:
             rows: the host's, in the order in which they were written.

@@ -19,7 +19,7 @@ from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, Plans, SearchRequest
 
 Ask = Callable[[int], Question]
-"""What is priced on so many devices."""
+"""Returns the question for a number of devices."""
 LayOut = Callable[[str, DeviceSelection | None], Plan]
 """The plan of a mesh, on a selection of the devices."""
 
@@ -30,14 +30,14 @@ COUNTS_MOST: Final = 64
 def find_fallback(
     request: SearchRequest, best: Plan, topology: Topology, pool: Pool, ask: Ask, lay_out: LayOut
 ) -> Fallback:
-    """Returns the best plan for what is left when one of a plan's devices fails, and its host or slice with it.
+    """Returns the best plan for the remaining devices when one of a plan's devices fails, with its host or slice.
 
     Args:
         request: the search.
         best: the plan on all devices.
         topology: has them.
         pool: those that the search may use.
-        ask: what is priced on so many devices.
+        ask: returns the question for a number of devices.
         lay_out: makes the plan of a mesh, on a selection of devices.
     """
     groups = topology.group(pool.indices)

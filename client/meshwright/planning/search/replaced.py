@@ -72,12 +72,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class Replaced:
-    """What was measured of a chip's devices, in the place of what the tables say.
+    """The measurements of a chip's devices that replace figures of the tables.
 
     Attributes:
         chip: of the devices.
-        measured: what benches found of them.
-        lay: lays axes at published rates, on domains of so many devices.
+        measured: bench results of them.
+        lay: lays axes at published rates, on domains of a number of devices.
     """
 
     chip: Chip
@@ -98,7 +98,7 @@ class Replaced:
         )
 
     def replace_wires(self, spans: Spans) -> Spans:
-        """Returns what axes run over, at the rates that were measured inside the host."""
+        """Returns the links of axes, at the measured rates inside the host."""
         ratios: dict[str, float] = {each.rate.case: each.ratio for each in self._compared_wires if each.is_taken}
         return {axis: self._replace_inner(span, axis, ratios) for axis, span in spans.items()} if ratios else spans
 
@@ -115,7 +115,7 @@ class Replaced:
             ratio = ratio * self._compared_wires[0].peak / np.asarray(span.inner.bytes_per_s)
         return replace(span, inner=scale_wire(span.inner, ratio))
 
-    # ---- what is said of it ----------------------------------------------------------------------------
+    # ---- reports ----------------------------------------------------------------------------
 
     def list_figures(self, dtype: ComputeDtype) -> tuple[MeasuredFigure, ...]:
         """Returns the figures that replace those of the tables, for a step in a compute dtype."""
@@ -178,7 +178,7 @@ def _estimate(span: Span, case: Collective, row: Measurement) -> float:
 
 
 def scale_wire(wire: Wire, ratio: Numbers) -> Wire:
-    """Returns the wire with all its rates so many times as fast; latencies stay."""
+    """Returns the wire with all its rates scaled by a factor; latencies do not change."""
     near = wire.neighbour_bytes_per_s
     return replace(
         wire,

@@ -69,7 +69,7 @@ class Question:
     moments: tuple[Moments, ...] = ()
 
     def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
-        """Returns what candidates cost; `spans` are what axes run over, where an order of devices says it."""
+        """Returns the cost of candidates; `spans` are the links of axes, where an order of devices gives them."""
         return price(
             layout,
             self.model,
@@ -90,7 +90,7 @@ class Question:
 
 
 def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
-    """Returns a mesh and its training as a layout of one candidate; names that say nothing count as data."""
+    """Returns a mesh and its training as a layout of one candidate; unknown names count as data."""
     sizes = dict.fromkeys(AXES, 1)
     for name, size in mesh_shape.items():
         sizes[name_axis(name)] *= size
@@ -102,7 +102,7 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
 
 
 def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
-    """Returns a mesh with all passes and remats that training leaves free, as candidates."""
+    """Returns a mesh with all accumulation steps and remats that training leaves free, as candidates."""
     layout, given = read_layout(mesh_shape, training).take(0), training.model_fields_set
     share = int(layout.micro_batch) * int(layout.passes)
     remats = [training.remat] if "remat" in given else REMATS
@@ -113,7 +113,7 @@ def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Lay
 
 
 def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the fields of a plan that say what a candidate costs; `mesh_shape` has the names of its axes."""
+    """Returns the cost fields of a plan for a candidate; `mesh_shape` has the names of its axes."""
     layout = priced.layout.take(place)
     total_s = float(priced.total_s[place])
     sequences = question.training.global_batch
@@ -318,7 +318,7 @@ def _stack_meshes(priced: Priced) -> NDArray[np.int64]:
 
 
 def _order(priced: Priced) -> NDArray[np.int64]:
-    """Returns all places, what fits first; the others by the memory that they need."""
+    """Returns all places, fitting candidates first; the others by the memory that they need."""
     wide = [np.asarray(getattr(priced.layout, axis)) > 1 for axis in AXES]
     extra = np.sum([each for axis, each in zip(AXES, wide, strict=True) if axis in _EXTRA], axis=0)
     seconds = weigh(priced)
@@ -363,8 +363,8 @@ def _name_family(sizes: NDArray[np.int64]) -> tuple[str, ...]:
 
 
 def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[int, float]) -> tuple[str, str]:
-    """Returns the reason and a sentence: of what does not fit its memory, else the part that is longest beyond the
-    winner's."""
+    """Returns the reason and a sentence: for a candidate that does not fit its memory, else the part that is longest
+    beyond the winner's."""
     if not priced.fits[place]:
         needed, capacity = int(priced.memory_bytes[place]), int(priced.capacity_bytes)
         ratio = needed / capacity
@@ -482,7 +482,7 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
 
     Args:
         request: the search.
-        question: what is priced.
+        question: the question to price.
         lay_out: makes the plan of one mesh on the request's devices.
 
     Raises:
@@ -510,7 +510,7 @@ def _order_best(
     """Returns the best meshes and some more in the order of their steps' times, as the order of their devices has them.
 
     Sizes alone say too little where axes do not fill hosts or slices, and never much too much. So further meshes are
-    ordered while, by their sizes, they could be among the best, up to so many. Equal ones keep the order of `leaders`.
+    ordered while, by their sizes, they could be among the best, up to a limit. Equal ones keep the order of `leaders`.
     """
     made: dict[int, Plan] = {}
     spare = SPARE if question.hardware.devices <= SPARE_DEVICES_MOST else 0
@@ -525,7 +525,7 @@ def _order_best(
 
 
 def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan]) -> Plan:
-    """Returns the plan of a candidate with what it costs on the order of its devices."""
+    """Returns the plan of a candidate with its cost on the order of its devices."""
     shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
     made = lay_out(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items()))
     ordered = question.price(_keep_one(chosen), read_order(made, question.hardware))
@@ -539,7 +539,7 @@ def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan])
 
 
 def read_bounds(request: SearchRequest) -> Bounds:
-    """Returns what a search may choose: what training says is given, and what it leaves out is free."""
+    """Returns the choices of a search: given training fields are fixed, and missing ones are free."""
     training, given = request.training, request.training.model_fields_set
     remats = request.remat or ((training.remat,) if "remat" in given else REMATS)
     passes = training.gradient_accumulation if "gradient_accumulation" in given else None

@@ -1,4 +1,4 @@
-"""What a parallelism block may say, and how coordinates of a batch fall to processes: checked values, no devices.
+"""Checks the values of a parallelism block, and assigns coordinates of a batch to processes. Uses no devices.
 
 Rule: pure. It takes mappings and numbers, and returns checked numbers or raises an error. Independent of jax; the
 public names and their meanings are in `meshwright.parallelism`.
@@ -155,8 +155,8 @@ def cover_processes(mesh: Any, axes: Sequence[str]) -> dict[int, set[int]]:
 def shard_processes(coverage: Mapping[int, Collection[int]], count: int) -> dict[int, tuple[int, int]]:
     """Returns each process's (shard_index, shard_count); shards are in the order of their first coordinates.
 
-    JAX makes the same groups (`get_process_index_and_count`, private) and the same demands, but numbers the
-    groups in the order of a hash table, so that its index does not say which rows.
+    JAX makes the same groups (`get_process_index_and_count`, private) and the same demands, but numbers the groups in
+    the order of a hash table, so that its index does not identify the rows.
 
     Args:
         coverage: by process, the data coordinates that its devices cover.

@@ -53,7 +53,8 @@ def place(data: Any, target: Any, process_local: bool = False, comparison: Compa
 
 
 def place_each(data: Any, choose: Callable[[Any], Any], process_local: bool, comparison: Comparison) -> Any:
-    """Returns the data with each leaf where `choose` says of it. Nodes of the caller's own classes hold leaves only.
+    """Returns the data with each leaf at the place that `choose` returns for it. Nodes of the caller's own classes hold
+    leaves only.
 
     Raises:
         TypeError, ValueError, RuntimeError: as `place`.

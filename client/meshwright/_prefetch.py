@@ -241,7 +241,7 @@ class _Feed:
             raise error
 
     def join(self, timeout_s: float) -> bool:
-        """Returns whether the thread has ended, or is the one that asks."""
+        """Returns whether the thread has ended, or is the calling thread."""
         if self._thread in (None, threading.current_thread()):
             return True
         self._thread.join(timeout_s)

@@ -29,7 +29,7 @@ DISABLE_JIT: Final = "JAX_DISABLE_JIT"
 _SERVICE_MANAGER: Final = frozenset(
     {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}
 )
-"""What systemd says to the agent alone (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3))."""
+"""Variables that systemd sets for the agent only (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3))."""
 
 _JAX_PLATFORM: Final = {"gpu": "cuda"}
 """JAX expands "gpu" to cuda, rocm and oneapi, and fails on a platform that is not installed

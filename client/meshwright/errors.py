@@ -214,7 +214,7 @@ class DoesNotDivideError(
 
 
 class BenchTooLargeError(RequestError, code="bench_too_large", status=422, title="The bench does not fit in memory"):
-    """A bench asks for more memory than the device or host has."""
+    """A bench needs more memory than the device or host has."""
 
 
 class UnknownHardwareError(
@@ -232,7 +232,7 @@ class DeviceLeasedError(ConflictError, code="device_leased", status=409, title="
 
 
 class RunCancelledError(ConflictError, code="run_cancelled", status=409, title="The run was cancelled"):
-    """The run that was waited for was cancelled."""
+    """The awaited run was cancelled."""
 
 
 class QueueFullError(ProblemError, code="queue_full", status=429, title="The queue is full"):
@@ -254,7 +254,7 @@ class StoreUnavailableError(
 
 
 class RunFailedError(ProblemError, code="run_failed", status=500, title="The run failed"):
-    """The run that was waited for failed."""
+    """The awaited run failed."""
 
 
 class InternalError(ProblemError, code="internal", status=500, title="Internal error"):

@@ -50,7 +50,7 @@ REASONS_MOST: Final = 3
 
 @dataclass(frozen=True)
 class Readiness:
-    """What `/readyz` says: whether plans can be answered, and one line on why. True where `ready` is."""
+    """The answer of `/readyz`: whether plans can be answered, and one line on why. True where `ready` is."""
 
     ready: bool
     line: str
@@ -90,7 +90,7 @@ def release() -> Call[Release]:
 
 
 def plan(mesh: MeshLike | MeshSpec, **options: Unpack[PlanOptions]) -> Call[Plan]:
-    """`POST /mesh/plan`; where it asks the compiler, it makes a run.
+    """`POST /mesh/plan`; starts a run where it needs the compiler.
 
     Raises:
         InvalidRequestError: an argument has the wrong type.
@@ -99,7 +99,7 @@ def plan(mesh: MeshLike | MeshSpec, **options: Unpack[PlanOptions]) -> Call[Plan
 
 
 def search(model: ModelLike, training: TrainingLike, **options: Unpack[SearchOptions]) -> Call[Plans]:
-    """`POST /mesh/search`; where it asks the compiler, it makes a run.
+    """`POST /mesh/search`; starts a run where it needs the compiler.
 
     Raises:
         InvalidRequestError: an argument has the wrong type.

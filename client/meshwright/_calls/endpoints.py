@@ -1,7 +1,7 @@
 """Every route of the agent, once: method, path, the answer, and the effect of a repeated request.
 
-All of them may be repeated (a lease has an id that the client makes), except a request that makes a run: a bench, and
-a plan or batch size that asks the compiler. Where its answer is lost, it is not sent again.
+All of them may be repeated (a lease has an id that the client makes), except a request that makes a run: a bench, and a
+plan or batch size that needs the compiler. If its answer is lost, it is not sent again.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ MAX_DELAY_S: Final = 8.0
 MAX_RETRY_AFTER_S: Final = 120.0
 JITTER_RATIO: Final = 0.25
 RESTART_S: Final = 15.0
-"""How long an agent that is started again is waited for: systemd pauses for 2 s after a crash, a busy host for more."""
+"""The time to wait for an agent that restarts: systemd pauses for 2 s after a crash, a busy host for more."""
 RESTART_STEP_S: Final = 1.0
 _GONE: Final = frozenset({"refused", "lost", "stale"})
 _LOST: Final = frozenset({"timeout", "stale", "lost"})

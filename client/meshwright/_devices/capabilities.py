@@ -49,8 +49,8 @@ class DeviceCapabilities:
         driver_version: NVIDIA's driver, "535.129.03".
         supports_mixed_precision: every device multiplies 16-bit matrices in hardware: bfloat16 (TPUs; compute
             capability 8.0 or more) or float16 on tensor cores (7.0 or more).
-        supports_distributed: collectives can join devices: there are several here (over NCCL on GPUs, ICI on
-            TPUs, memory on CPUs), or the environment says that this host is part of a larger TPU slice.
+        supports_distributed: collectives can join devices: there are several here (over NCCL on GPUs, ICI on TPUs,
+            memory on CPUs), or this host is part of a larger TPU slice by the environment.
         supports_bfloat16: every device has bfloat16 in hardware.
         device_kinds: product names as reported by JAX or the driver, each once.
         device_memory_bytes: memory of each device; empty where the memory of one is not known.

@@ -1,6 +1,6 @@
 """One configuration, the capabilities of this host, and JAX's devices, under one name.
 
-Rule: a manager makes its configuration take effect when it is made, or says that it could not. Capabilities come from a
+Rule: the constructor of a manager applies its configuration, or warns that it could not. Capabilities come from a
 detector and start nothing; `has_gpu`, counts and devices are JAX's own answer, and reading them starts its backend.
 """
 

@@ -42,8 +42,8 @@ _applied: Final[dict[str, str]] = {}
 """The variables that were applied here before the backend's start, as they were then."""
 
 _switched: Final[set[str]] = set()
-"""Which of JAX_ENABLE_X64 and JAX_DISABLE_JIT a configuration turned on here; the next one that does not ask for
-it turns it off again. What the user turned on stays."""
+"""Which of JAX_ENABLE_X64 and JAX_DISABLE_JIT a configuration turned on here; the next one that does not request it
+turns it off again. What the user turned on stays."""
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def _make_with_jax(spec: MeshSpec, recipe: MeshRecipe) -> Mesh | None:
         return None
     try:
         return jax.make_mesh(spec.sizes, spec.names, axis_types=recipe.types, devices=recipe.devices)
-    except (NotImplementedError, TypeError, ValueError, AssertionError):  # as mesh_utils says that it has no order
+    except (NotImplementedError, TypeError, ValueError, AssertionError):  # mesh_utils raises these if it has no order
         return None
 
 

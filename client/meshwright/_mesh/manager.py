@@ -87,7 +87,7 @@ class DeviceMeshManager:
         data_axis: str = "data",
         model_axis: str = "model",
     ) -> Mesh:
-        """Returns a mesh of two axes, data outermost, so that model neighbours are near each other.
+        """Returns a mesh of two axes, data outermost, so that model neighbors are near each other.
 
         Raises:
             ValueError: as `create_device_mesh`.

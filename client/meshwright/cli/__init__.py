@@ -3,13 +3,14 @@
 Rule: stdout is the answer, stderr is about the answer (errors, warnings, progress). The output of a command is in its
 own module. This module has the commands' names, the shared options, and the exit codes.
 
-    0    a plan that fits; healthy enough; done 1    the answer is no: infeasible, does not fit, one of several targets
-    does not exist, requested and not verified,
+    0    a plan that fits; healthy enough; done
+    1    the answer is no: infeasible, does not fit, one of several targets does not exist, requested and not verified,
          not healthy, failed, cancelled, wrong, no such run, lease or component, or the devices are reserved
     2    usage, or no answer: no agent, not allowed, not ready, a full queue, a wrong value or address, a stdout that
          cannot be written
-    70   a bug in this command: the traceback is on stderr 75   a lease was lost before its command ended (lease run)
-    130  interrupted; a bench that was waited for is cancelled, an agent's compile goes on
+    70   a bug in this command: the traceback is on stderr
+    75   a lease was lost before its command ended (lease run)
+    130  interrupted; a bench with a waiting client is cancelled, an agent's compile continues
 
 Independent of HTTP and jax.
 """

@@ -38,7 +38,7 @@ def follow_compile(session: Session) -> Iterator[Callable[[RunProgress], None]]:
     """Yields the function of `show_progress`, while an agent compiles.
 
     Raises:
-        AgentTimeoutError: the block waited too long; its hint says how to come back to the compile, which goes on.
+        AgentTimeoutError: the block waited too long. The hint says how to return to the compile, which continues.
     """
     try:
         with show_progress(session) as show:

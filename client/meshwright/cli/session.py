@@ -49,7 +49,7 @@ class Options:
 
 
 def open_client(url: str | None, timeout_s: float | None, max_retries: int) -> Client:
-    """Returns a client of the agent at `url`, or where the environment says.
+    """Returns a client of the agent at `url`, or at the address of the environment.
 
     Raises:
         SettingsError: the address or the token cannot be used.

@@ -3,7 +3,7 @@ describes them. Imports no jax: versions are read from the installed packages.
 
 The key of a compile has exactly the facts that can change the compiler's answer; names of target and model are not in
 it. A card is described by its own published figures or not at all; memory and its speed are those of the chip table.
-jax registers its CUDA plugin when a topology is requested, whatever JAX_PLATFORMS says; no driver is needed. The
+jax registers its CUDA plugin when a topology is requested, independent of JAX_PLATFORMS; no driver is needed. The
 description is a GpuTargetConfigProto (xla/stream_executor/device_description.proto) without the rates of scalar and
 matrix units, which the compiler accepts.
 """
@@ -209,12 +209,12 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What a compute capability says of each multiprocessor (SM).
+    """Facts of each multiprocessor (SM) by compute capability.
 
     Attributes:
         threads_count: that it holds at a time.
         shared_memory_bytes: of all blocks on it.
-        block_shared_memory_bytes: of one block that asks for more than 48 KiB.
+        block_shared_memory_bytes: of one block that requests more than 48 KiB.
         fpu_count: FP32 lanes.
         is_accelerated: whether the compiler may use features of this capability only ("sm_90a").
     """
@@ -295,7 +295,7 @@ COMPILER_OPTIONS: Final[Mapping[str, str | bool | int]] = {"xla_gpu_autotune_lev
 _THREADS_OF_A_BLOCK: Final = 1024
 _REGISTERS: Final = 65_536
 _CUDNN: Final = (9, 8, 0)
-"""What jax's CUDA wheels ask for at least. Source: the metadata of jax-cuda12-plugin 0.10.2, "with-cuda"."""
+"""The minimum that jax's CUDA wheels require. Source: the metadata of jax-cuda12-plugin 0.10.2, "with-cuda"."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def find_bounds(tries: Sequence[Attempt], greatest: int) -> tuple[Attempt, int]:
 
 
 def guess_size(tries: Sequence[Attempt], capacity_bytes: int | None) -> int:
-    """Returns the largest size that a line through the nearest tries says fits."""
+    """Returns the largest fitting size by a line through the nearest attempts."""
     low = max((each for each in tries if each.fits), key=lambda each: each.size)
     slope = measure_slope(low, tries)
     if low.bytes is None or capacity_bytes is None or slope is None:

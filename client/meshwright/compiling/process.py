@@ -89,13 +89,13 @@ _KEPT: Final = frozenset({"TPU_LIBRARY_PATH"})
 
 _DROPPED: Final = re.compile(
     r"TPU_|MEGASCALE_"  # which slice, worker and chips this host is
-    r"|JAX_NUM_CPU_DEVICES|JAX_PLATFORM_NAME"  # the target says both
+    r"|JAX_NUM_CPU_DEVICES|JAX_PLATFORM_NAME"  # the target has both
     r"|MESHWRIGHT_.*TOKEN|OTEL_EXPORTER_OTLP_.*HEADERS"  # secrets
     r"|NOTIFY_SOCKET|WATCHDOG_|LISTEN_(FDS|PID|FDNAMES)"  # systemd's, for the agent
 )
 
 _HOST_DEVICES: Final = re.compile(r"--xla_force_host_platform_device_count=\S*\s*")
-"""XLA's older way to say how many CPU devices there are. JAX refuses it beside its own."""
+"""XLA's older option for the number of CPU devices. JAX rejects it beside its own."""
 
 
 def build_compile_environment(base: Mapping[str, str]) -> dict[str, str]:

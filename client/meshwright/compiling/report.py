@@ -1,4 +1,4 @@
-"""What the compiler says of one step on one mesh: compiles it, and reads its memory, its warnings and its program.
+"""Compiles one step on one mesh, and reads the compiler's report: its memory, its warnings and its program.
 
 Whatever the compiler answers is a report; only bugs are errors. Opens no device. Runs in a child process, since a
 compiler may take that with it.

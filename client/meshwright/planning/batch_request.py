@@ -1,6 +1,6 @@
 """Requests for the batch of a model's step: finds the mesh and the hardware, and estimates the batch.
 
-Rule: a mesh that is given, that of a stored plan, or the best that a search finds; the answer says which. The agent's
+Rule: the mesh is a given one, that of a stored plan, or the best of a search. The answer reports which. The agent's
 planner and a command without an agent use this module, so that their answers are the same. Compiles nothing; imports
 numpy only where something is priced.
 """

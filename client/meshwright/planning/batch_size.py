@@ -81,7 +81,7 @@ PUBLISHED: Final[Mapping[HardwareType, BatchSizeRecommendation]] = {
 
 
 def recommend_batch_size(hardware_type: HardwareType) -> BatchSizeRecommendation:
-    """Returns the table's row for this hardware: published, or derived from its roofline as its notes say."""
+    """Returns the table's row for this hardware: published, or derived from its roofline as described in its notes."""
     if hardware_type in PUBLISHED:
         return PUBLISHED[hardware_type]
     return derive_recommendation(next(chip for chip in read_chips() if chip.family == hardware_type.value))

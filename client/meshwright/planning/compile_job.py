@@ -244,7 +244,7 @@ def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> Tra
 
 
 def order_verified(statuses: Sequence[str]) -> list[int]:
-    """Returns the places of plans, those first of which the compiler says that they fit and those last that do not."""
+    """Returns the places of plans: first those that fit by the compiler, last those that do not fit."""
     ranks = {"verified": 0, "does_not_fit": 2}
     return sorted(range(len(statuses)), key=lambda place: ranks.get(statuses[place], 1))
 

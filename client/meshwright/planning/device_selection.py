@@ -168,7 +168,8 @@ def _list_corners(shape: Sequence[int], dimensions: Sequence[Dimension], free: C
 
 
 Health = Mapping[int, str]
-"""Place in `Topology.devices` → "healthy", "degraded", "unhealthy", "unknown" or "initializing", as `/health` says."""
+"""Place in `Topology.devices` → "healthy", "degraded", "unhealthy", "unknown" or "initializing", as reported by
+`/health`."""
 
 Names = Sequence[int | str]
 

@@ -21,7 +21,8 @@ Fields = dict[str, Any]
 
 
 class UnsupportedModelError(NotCompiledError):
-    """A known model that `ModelSpec` cannot say: the text says why, in a sentence. An answer, not a failure."""
+    """A known model that `ModelSpec` does not support. The text has the reason in a sentence. An answer, not a
+    failure."""
 
 
 class ConfigContradictionError(Exception):
@@ -160,7 +161,7 @@ def _read_fields(family: Family, config: Config) -> Fields:
 
 
 def _pick(family: Family, config: Config, keys: list[str]) -> Any:
-    """Returns the first value that is not null; null where the config says only that; else the default.
+    """Returns the first value that is not null; null where the config has only null; otherwise the default.
 
     Raises:
         ConfigContradictionError: two of the keys have different values.

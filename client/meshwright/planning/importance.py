@@ -82,7 +82,7 @@ def _weigh(ladder: Sequence[int], count: int, ratio: float) -> tuple[float, ...]
 
 
 def check_importance(importance: Mapping[str, float] | None, names: Sequence[str]) -> Mapping[str, float] | None:
-    """Returns the importance as it is given.
+    """Returns the importance unchanged.
 
     Raises:
         InvalidRequestError: it names no axis of the mesh, or leaves one out.

@@ -141,7 +141,7 @@ def write_code(
 
 
 LISTED_COUNT_MAX: Final = 1024
-"""Above, the code asks for the plan instead of listing its devices."""
+"""Above this number, the code requests the plan instead of listing its devices."""
 
 _BUILD: Final = (
     "# `plan` is this plan: Client().get_plan(…), or the reply of POST /mesh/plan in a file.",

@@ -160,8 +160,8 @@ def build_notices(
     is_split: bool = False,
     lease: str | None = None,
 ) -> tuple[Notice, ...]:
-    """Returns the warnings about the devices of a plan, and about their order where `better` is one that
-    costs less; `is_split`: the request says how axes are split over granules; `lease`: the one that the job has."""
+    """Returns the warnings about the devices of a plan, and about their order where `better` is one that costs less;
+    `is_split`: the request gives the split of axes over granules; `lease`: the job's lease."""
     planned = set(order)
     used = [index for index in topology.order if index in planned]
     notices = [*_describe_health(topology, used, health), *_describe_leased(topology, used, lease)]

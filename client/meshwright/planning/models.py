@@ -102,11 +102,11 @@ _WORDS: Final = frozenset({"name", "activation", "norm", "positions", "qk_norm_s
 
 
 CONTEXT_MOST: Final = 8192
-"""Tokens of a sequence that a request does not say: those of the model's context, up to this."""
+"""The default tokens of a sequence are those of the model's context, up to this limit."""
 
 
 def fill_sequence_length(model: ModelSpec, training: Trained) -> Trained:
-    """Returns the training with the sequence length of its model where it does not say one."""
+    """Returns the training with the sequence length of its model where it does not give one."""
     if "sequence_length" in training.model_fields_set or model.max_position_embeddings is None:
         return training
     return training.model_copy(update={"sequence_length": min(model.max_position_embeddings, CONTEXT_MOST)})

@@ -76,7 +76,7 @@ def search_layout(
 
 
 def score_layout(sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int]) -> Layout:
-    """Returns a given order as it is, with its score."""
+    """Returns a given order unchanged, with its score."""
     if topology.is_uniform:
         return Layout(tuple(order), None, "given", is_regular=True)
     return Layout(tuple(order), score_order(order, sizes, weights, topology), "given")

@@ -20,7 +20,7 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 Role = Literal["pipeline", "data", "fsdp", "expert", "context", "tensor"]
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
-"""Least traffic first: a pipeline sends activations between neighbours once a micro-batch, data parallelism gradients
+"""Least traffic first: a pipeline sends activations between neighbors once a micro-batch, data parallelism gradients
 once a step, sharded data parallelism weights twice a layer, experts and sequences tokens several times a layer, and a
 tensor axis activations on the critical path of every matmul. Source: jax-ml/scaling-book, "Training" (bytes a layer: DP
 8DF, FSDP 12DF, TP 8BD)."""
@@ -240,7 +240,7 @@ def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
 
 
 def _list_inner_sizes(model: ModelSpec) -> dict[str, int]:
-    """Returns the inner sizes of the blocks that layers have, by the field that says each."""
+    """Returns the inner sizes of the blocks that layers have, by their fields."""
     sizes = {"intermediate_size": model.intermediate_size} if model.dense_layer_count else {}
     if model.expert_layer_count:
         sizes["moe_intermediate_size" if model.moe_intermediate_size else "intermediate_size"] = model.expert_size

@@ -53,7 +53,7 @@ class Inventory:
 
     Attributes:
         topology: the devices.
-        target: the target as it is written canonically; None: no target was given.
+        target: the canonical text of the target; None: no target was given.
         health: the state of this host's devices, by place in the topology; a device without a state is assumed to be
             healthy.
         notices: warnings of every plan on it, such as missing chips of a slice.

@@ -40,7 +40,7 @@ class AxisScore:
         crossing: time of a byte between granules; 0 within one.
         cost: time of a byte inside.
         granules: over how many a group spreads, at most.
-        step: the longest step between neighbours in hops, the cores of a chip half a hop apart; None off the torus.
+        step: the longest step between neighbors in hops, the cores of a chip half a hop apart; None off the torus.
         links: that each device has at least to others of its group, one over h hops counts 1/h; None off the torus.
         colours: how many of these links XLA's collectives use at once; None off the torus.
     """
@@ -202,7 +202,7 @@ class _Scorer:
 
 
 def list_edges(line: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the pairs that a ring over a line joins: neighbours and, for more than two, last and first."""
+    """Returns the pairs that a ring over a line joins: neighbors and, for more than two, last and first."""
     edges = list(pairwise(line))
     return [*edges, (line[-1], line[0])] if len(line) > 2 else edges
 

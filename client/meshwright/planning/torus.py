@@ -34,7 +34,7 @@ _FOLD: Final = (0, 1, 3, 2)
 class Part:
     """The part of a dimension that an axis has: `size` places, `stride` apart.
 
-    `folded`: the outer half of a ring of four that two axes share, laid out 0 1 3 2, so that both step to neighbours.
+    `folded`: the outer half of a ring of four that two axes share, laid out 0 1 3 2, so that both step to neighbors.
     """
 
     dimension: int
@@ -59,7 +59,7 @@ class AxisCut:
 
     Attributes:
         parts: in the order in which it runs through them, the slowest first.
-        step: the longest step between neighbours along it, in hops, the way back to the start aside.
+        step: the longest step between neighbors along it, in hops, the way back to the start aside.
         links: how many links each device has to others of its group; a link over h hops counts 1/h.
         colours: the number of colors of XLA's collectives.
     """
@@ -184,12 +184,12 @@ def _build_axis(factors: Sequence[int], left: Sequence[int], dimensions: Sequenc
 
 
 def _rank(part: Part, dimensions: Sequence[Dimension]) -> tuple[bool, bool, float, int]:
-    """Returns the property to prefer in the slowest part: an axis can come back to its start along it."""
+    """Returns the key whose maximum is the slowest part: preferably one along which an axis can return to its start."""
     return part.size % 2 == 0, part.is_closed(dimensions), part.measure_step(dimensions), -part.dimension
 
 
 def find_box(count: int, dimensions: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
-    """Returns the dimensions of the box of so many devices that has the most links; for a count that does not fill a
+    """Returns the dimensions of the box of `count` devices that has the most links; for a count that does not fill a
     box, a line."""
     whole = tuple(dimension.size for dimension in dimensions)
     chosen = _choose_block(count, whole, dimensions, True) if count > 1 else None
@@ -238,7 +238,8 @@ def _list_line(parts: Sequence[Part], strides: Sequence[int], dimensions: Sequen
 
 
 def _list_snake(parts: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the sums of all choices of one offset a part, in an order in which neighbours differ in one part."""
+    """Returns the sums of all choices of one offset a part, in an order in which consecutive choices differ in one
+    part."""
     line = [0]
     for steps in parts:
         line = [start + step for turn, start in enumerate(line) for step in (steps if turn % 2 == 0 else steps[::-1])]

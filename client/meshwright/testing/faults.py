@@ -1,4 +1,4 @@
-"""What goes wrong with a fake agent: refusals, broken connections, foreign answers, cut streams, as a test asks for."""
+"""The failures of a fake agent, set by a test: errors, broken connections, foreign answers, cut streams."""
 
 from __future__ import annotations
 

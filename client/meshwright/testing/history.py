@@ -37,7 +37,7 @@ class History:
         self._events: list[HealthEvent] = []
 
     def note(self, kind: EventKind, component: Component, before: State | None = None, **said: Any) -> HealthEvent:
-        """Adds an event that leaves a component as it is given; returns it."""
+        """Adds an event that sets the given state of a component; returns it."""
         fields = {"reason": component.reason, "action": component.action, "permanence": component.permanence, **said}
         seq = len(self._events) + 1
         event = HealthEvent(

@@ -79,7 +79,7 @@ class LeaseBook:
             raise ForbiddenError(f"lease {lease.id} belongs to {lease.owner}, and {owner} asks", hint="use another id")
 
     def list(self) -> Leases:
-        """Returns the leases that there are, oldest first."""
+        """Returns the current leases, oldest first."""
         now = self._clock()  # once, so that no lease ends between two checks
         return Leases(leases=tuple(_show(lease, now) for lease in self._current(now).values()))
 
@@ -110,10 +110,10 @@ class LeaseBook:
         return ended
 
     def require(self, indices: Sequence[int], own: str | None) -> None:
-        """Raises an error if another lease than `own` covers one of the devices.
+        """Raises DeviceLeasedError if another lease than `own` covers one of the devices.
 
         Raises:
-            DeviceLeasedError: one does.
+            DeviceLeasedError: another lease covers one.
         """
         for lease in self.list().leases:
             if lease.id != own and {device.local_index for device in lease.devices} & set(indices):

@@ -162,7 +162,7 @@ _COUNT: Final = re.compile(r"([0-9]{1,6})(?:\*([A-Za-z0-9._-]{1,64}))?")
 
 @dataclass(frozen=True)
 class ChipCount:
-    """So many devices, of one chip where it is named, as it was written."""
+    """A number of devices, of one chip where it is named, with its original text."""
 
     count: int
     chip: str | None = None

@@ -65,7 +65,7 @@ class Part:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything says that the slice has other hosts."""
+        """Whether a fact implies that the slice has other hosts."""
         if self.is_whole:
             return False
         places = [seat.device.coords for seat in self.seats if seat.device.coords]
@@ -221,7 +221,7 @@ def _list_places(shape: Coords) -> Iterator[Coords]:
 
 
 def _list_crossings(seats: Sequence[Seat]) -> tuple[tuple[Seat, Seat], ...]:
-    """Returns the neighbours in the grid that are of different hosts, by the first cores of their chips."""
+    """Returns the neighbors in the grid that are of different hosts, by the first cores of their chips."""
     first: dict[Coords, Seat] = {}
     for seat in seats:
         first.setdefault(seat.device.coords or (), seat)
@@ -234,7 +234,7 @@ def _next_places(coords: Coords) -> list[Coords]:
 
 
 def build_link(a: Device, b: Device, places: tuple[int, int]) -> Link:
-    """Returns the ICI link between two neighbours of a slice: declared, since no host reports it."""
+    """Returns the ICI link between two neighbors of a slice: declared, since no host reports it."""
     chip = find_chip(a.kind)
     newer = max(a, b, key=_read_time)
     return Link(
@@ -646,7 +646,7 @@ def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
     told: dict[Notice, list[str]] = {}
     for index, reply in enumerate(replies):
         for notice in reply.warnings:
-            if notice.code == _SLICE_IN_PART:  # whether it still is, the join says itself
+            if notice.code == _SLICE_IN_PART:  # the join itself reports whether it is still incomplete
                 continue
             told.setdefault(notice, []).append(names.get((index, reply.host.name), reply.host.name))
     return [

@@ -37,7 +37,8 @@ ratio is ours, and any ratio above 1 ranks orders of one kind of link the same w
 UNLINKED_COST: Final = 1.5 * PCIE_LADDER["SYS"]
 
 CROSSING_COST: Final = 1.5 * UNLINKED_COST
-"""Between granules, where no table says a device's share of the network: one step further out. The ratio is ours."""
+"""Between granules, where no table has a device's share of the network: one step further out. The ratio is an
+assumption."""
 
 NUMA_FACTOR: Final = 2.0
 """Memory of the other NUMA node. Source: the kernel's default distances, 10 local and 20 remote

@@ -295,7 +295,7 @@ def write_number(number: int) -> str:
 ICI: Final = "ICI"
 
 NAMES_SHOWN: Final = 16
-"""Devices that a sentence names before it says how many more there are."""
+"""The number of devices that a sentence names before "and more"."""
 
 Chip = tuple[int, tuple[int, ...]]
 """A TPU chip: (granule, coordinates). Its cores are devices of their own on some generations."""
@@ -500,7 +500,7 @@ class Topology:
 
     @cached_property
     def distances(self) -> Mapping[int, Distance]:
-        """Granule → hops between two of its chips by coordinates, for those that say their shape and wrap."""
+        """Granule → hops between two of its chips by coordinates, for granules with a known shape and wrap."""
         return {
             granule.ordinal: find_distance(granule.shape, granule.wrap, twisted=granule.twisted)
             for granule in self.granules

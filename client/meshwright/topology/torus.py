@@ -20,7 +20,7 @@ from meshwright.wire.devices import Granule
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of a grid of devices. `step`: hops between neighbours. `is_ring`: the last is next to the first."""
+    """One dimension of a grid of devices. `step`: hops between neighbors. `is_ring`: the last is next to the first."""
 
     size: int
     is_ring: bool = False

@@ -14,8 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr
 from pydantic_core import PydanticKnownError
 
 Basis = Literal["declared", "passive", "cached", "live", "measured"]
-"""How a fact is known: said by a target or label · read from driver, sysfs or environment · JAX's view from an
-earlier worker · JAX's view now · measured by a bench."""
+"""How a fact is known: given by a target or label · read from driver, sysfs or environment · JAX's view from an earlier
+worker · JAX's view now · measured by a bench."""
 
 
 MOST_ENTRIES: Final = 16384

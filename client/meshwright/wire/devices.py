@@ -1,6 +1,6 @@
 """Devices: one host's topology (devices, links, granules) and the facts around it, each with its evidence.
 
-Unknown is null, never 0. Indices in links are positions in `devices`. Knows no driver and no jax.
+Unknown is null, never 0. Indices in links are positions in `devices`. Independent of drivers and jax.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ TARGETS_MAX: Final = 16
 """Targets that one search may compare."""
 
 EQUAL_WITHIN: Final = 0.04
-"""Meshes of one model on one machine whose steps differ by less are equal: their errors go together, but not wholly.
+"""Meshes of one model on one machine whose steps differ by less are equal: their errors are correlated, but not fully.
 
 Assumed: no sweep of meshes by JAX was published that would test it; those of other frameworks scatter by 3 to 5 %."""
 

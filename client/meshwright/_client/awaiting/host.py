@@ -21,14 +21,14 @@ class AsyncHostCalls(AsyncDriver):
     """The host's devices, its health, and the environment of its jobs."""
 
     async def alive(self) -> bool:
-        """Returns whether an agent answers its liveness check; asks once, and raises nothing."""
+        """Returns whether an agent answers its liveness check; requests once, and raises nothing."""
         try:
             return await self._ask(calls.alive())
         except (AgentConnectionError, ProblemError):
             return False
 
     async def ready(self) -> Readiness:
-        """Returns whether the agent can answer plans, with its one line on why; asks once."""
+        """Returns whether the agent can answer plans, with one line on why; requests once."""
         return await self._ask(calls.ready())
 
     async def health(self) -> Health:

@@ -141,7 +141,7 @@ class AsyncRunCalls(AsyncDriver):
             yield event
 
     async def cancel_run(self, run_id: str) -> Run:
-        """Cancels a run and returns it; one that is over is returned as it is.
+        """Cancels a run and returns it; a finished run does not change.
 
         Raises:
             NotFoundError: no run has this id.

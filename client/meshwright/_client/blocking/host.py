@@ -22,14 +22,14 @@ class HostCalls(Driver):
     """The host's devices, its health, and the environment of its jobs."""
 
     def alive(self) -> bool:
-        """Returns whether an agent answers its liveness check; asks once, and raises nothing."""
+        """Returns whether an agent answers its liveness check; requests once, and raises nothing."""
         try:
             return self._ask(calls.alive())
         except (AgentConnectionError, ProblemError):
             return False
 
     def ready(self) -> Readiness:
-        """Returns whether the agent can answer plans, with its one line on why; asks once."""
+        """Returns whether the agent can answer plans, with one line on why; requests once."""
         return self._ask(calls.ready())
 
     def health(self) -> Health:

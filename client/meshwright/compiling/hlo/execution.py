@@ -212,7 +212,7 @@ class Loop:
         return _count_trips(start.offset + left.offset, right.offset, step, direction)
 
     def _settle(self, number: _Number) -> _Number:
-        """Returns the number itself, where it is an element that the loop keeps as it was."""
+        """Returns the number itself, where it is an element that the loop does not change."""
         kept = self._find_kept(number.index, 0) if number.index is not None else None
         return _Number(kept.offset + number.offset) if isinstance(kept, _Number) and kept.index is None else number
 

@@ -290,7 +290,7 @@ def _is_continued(executed: Executed) -> bool:
 
 
 def _is_scattered(executed: Executed) -> bool:
-    """Returns whether the all-reduce of a fusion is done as a reduce-scatter, as its emitter or its name says."""
+    """Returns whether the all-reduce of a fusion is done as a reduce-scatter, by its emitter or its name."""
     caller = executed.caller
     if caller is None or caller.instruction.opcode != "fusion":
         return False

@@ -82,7 +82,7 @@ class Span:
         return np.where(np.equal(self.outer.size, 1), _INSIDE[operation](byte_count, inner), across)
 
     def send(self, byte_count: Any) -> Any:
-        """Returns the seconds in which a device sends this many bytes to its neighbour on the axis."""
+        """Returns the seconds in which a device sends this many bytes to its neighbor on the axis."""
         inner = time_permute(byte_count, calibrate(self.inner, self.family, self.platform, "all_gather"))
         outer = time_permute(byte_count, calibrate(self.outer, self.family, self.platform, "all_gather", "across"))
         return np.maximum(inner, outer)

@@ -284,7 +284,7 @@ class _Pricing:
         )
 
     def _wait(self, axis: str, *, is_gradient: bool = False) -> Any:
-        """Returns which part of an axis's collectives is waited for.
+        """Returns the exposed part of an axis's collectives.
 
         Across the network all of it: of gradients, which come last; and on TPUs, where slices are not gathered ahead.
         """

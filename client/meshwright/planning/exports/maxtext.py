@@ -229,13 +229,13 @@ class Known:
 def read_known() -> Mapping[str, Known]:
     """Returns the table `maxtext_models.csv` by model_name.
 
-    Source: `src/maxtext/configs/models/` of the commit that `maxtext` says.
+    Source: `src/maxtext/configs/models/` of the commit that `maxtext` names.
     """
     return {row.model_name: row for row in read_table("meshwright.planning.exports", "maxtext_models.csv", Known)}
 
 
 def list_model_flags(setting: Setting) -> dict[str, str]:
-    """Returns the flags that say the model."""
+    """Returns the flags that describe the model."""
     model = setting.model
     if _find_known(model) is not None:
         return {"model_name": str(model.name)}

@@ -509,8 +509,9 @@ def _order_best(
 ) -> dict[int, Plan]:
     """Returns the best meshes and some more in the order of their steps' times, as the order of their devices has them.
 
-    Sizes alone say too little where axes do not fill hosts or slices, and never much too much. So further meshes are
-    ordered while, by their sizes, they could be among the best, up to a limit. Equal ones keep the order of `leaders`.
+    Prices by sizes alone are too low where axes do not fill hosts or slices, and never much too high. So further meshes
+    are ordered while, by their sizes, they could be among the best, up to a limit. Equal ones keep the order of
+    `leaders`.
     """
     made: dict[int, Plan] = {}
     spare = SPARE if question.hardware.devices <= SPARE_DEVICES_MOST else 0

@@ -168,7 +168,7 @@ class AccessError(ProblemError):
 
 
 class UnauthorizedError(AccessError, code="unauthorized", status=401, title="A token is needed"):
-    """No token, or a token that this agent does not know."""
+    """No token, or none that this agent knows."""
 
 
 class ForbiddenError(AccessError, code="forbidden", status=403, title="This caller may not do that"):
@@ -192,7 +192,7 @@ class InvalidRequestError(RequestError, code="invalid_request", status=422, titl
 
 
 class InvalidMeshError(RequestError, ValueError, code="invalid_mesh", status=422, title="The mesh is not valid"):
-    """The mesh is not valid: syntax, names, sizes."""
+    """The mesh is no mesh: syntax, names, sizes."""
 
 
 class PlanInfeasibleError(
@@ -210,11 +210,11 @@ class DevicesUnusedError(
 class DoesNotDivideError(
     RequestError, ValueError, code="does_not_divide", status=422, title="The mesh does not divide the model"
 ):
-    """An axis of the mesh does not divide its dimension of the model, the batch or the sequence."""
+    """An axis of the mesh does not divide what it cuts of the model, the batch or the sequence."""
 
 
 class BenchTooLargeError(RequestError, code="bench_too_large", status=422, title="The bench does not fit in memory"):
-    """A bench needs more memory than the device or host has."""
+    """A bench asks for more memory than the device or host has."""
 
 
 class UnknownHardwareError(
@@ -228,11 +228,11 @@ class DeviceBusyError(ConflictError, code="device_busy", status=409, title="The 
 
 
 class DeviceLeasedError(ConflictError, code="device_leased", status=409, title="The device is leased"):
-    """Another lease has the device."""
+    """Somebody has reserved the device."""
 
 
 class RunCancelledError(ConflictError, code="run_cancelled", status=409, title="The run was cancelled"):
-    """The awaited run was cancelled."""
+    """The run that was waited for was cancelled."""
 
 
 class QueueFullError(ProblemError, code="queue_full", status=429, title="The queue is full"):
@@ -254,7 +254,7 @@ class StoreUnavailableError(
 
 
 class RunFailedError(ProblemError, code="run_failed", status=500, title="The run failed"):
-    """The awaited run failed."""
+    """The run that was waited for failed."""
 
 
 class InternalError(ProblemError, code="internal", status=500, title="Internal error"):

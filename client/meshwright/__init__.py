@@ -1,6 +1,6 @@
-"""What people import: the client of the device agent, meshes, and the errors. Imports neither jax nor numpy.
+"""The public API: the client of the device agent, meshes, and the errors. Imports neither jax nor numpy.
 
-The clients come with httpx and pydantic; they are loaded when first named, so that the rest stays cheap.
+The clients need httpx and pydantic. They are loaded at first access, so that importing the rest stays fast.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one module of the client that knows the HTTP library: sends requests, and turns its errors into values.
 
-No exception of the library leaves it. Knows nothing of endpoints, retries or models.
+No exception of the library leaves it. Independent of endpoints, retries and models.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _build_tls(settings: Settings) -> ssl.SSLContext:
         raise SettingsError(
             f"MESHWRIGHT_CA_FILE names {settings.ca_file!r}, which holds no certificates ({error}); name a PEM file"
         ) from None
-    if settings.ca_file is not None:  # which may hold the agent's own certificate alone: Python's default from 3.13 on
+    if settings.ca_file is not None:  # which may hold only the agent's own certificate: Python's default from 3.13 on
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     cert, key = settings.client_cert_file, settings.client_key_file
     if cert is None:
@@ -149,7 +149,7 @@ _TLS_ENDINGS: Final = frozenset({"UNEXPECTED_EOF_WHILE_READING", "APPLICATION_DA
 _CLOSED: Final = Failure("closed", "this client has been closed")
 
 _ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError)
-"""An alert of TLS gets through the library as it is where anyio reads it. Source: tried with httpx 0.28.1."""
+"""The library does not wrap a TLS alert where anyio reads it. Source: tested with httpx 0.28.1."""
 
 
 class Sender:
@@ -189,7 +189,7 @@ class Sender:
         return Answer(response.status_code, _headers(response), body)
 
     def read_chunk(self) -> bytes | Failure | None:
-        """Returns the stream's next bytes, None at its end, or how it broke."""
+        """Returns the stream's next bytes, None at its end, or the failure that broke it."""
         try:
             return next(self._chunks, None)
         except _ERRORS as error:
@@ -238,7 +238,7 @@ class AsyncSender:
         return Answer(response.status_code, _headers(response), body)
 
     async def read_chunk(self) -> bytes | Failure | None:
-        """Returns the stream's next bytes, None at its end, or how it broke."""
+        """Returns the stream's next bytes, None at its end, or the failure that broke it."""
         try:
             return await anext(self._chunks, None) if self._chunks is not None else None
         except _ERRORS as error:
@@ -266,7 +266,7 @@ class Shared:
 
     @property
     def auth(self) -> Any:
-        """What shows the token; without one, what a caller's own HTTP client has."""
+        """The authorization header; without a token, that of a caller's own HTTP client."""
         has_token = self.settings.token or self.settings.token_file
         return _TokenAuth(self) if has_token else httpx.USE_CLIENT_DEFAULT
 

@@ -1,6 +1,6 @@
-"""JAX's devices as the library and the agent's worker read them: which there are, and what each says about itself.
+"""Reads JAX's devices for the library and the agent's worker: the list of devices, and the reported facts of each.
 
-Rule: what a platform does not say is None, never 0. Knows no mesh and no plan.
+Rule: a value that a platform does not report is None, never 0. Independent of meshes and plans.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Device: TypeAlias = Any
 
 
 def list_devices(backend: str | None = None) -> list[jax.Device]:
-    """Returns all devices of a backend ("cpu", "gpu", "cuda", "tpu", …), of JAX's default one for None.
+    """Returns all devices of a backend ("cpu", "gpu", "cuda", "tpu", …), or of JAX's default backend for None.
 
     Raises:
-        RuntimeError: the backend is not here, or JAX cannot start; the message names those that are.
-        TypeError: `backend` is no text.
+        RuntimeError: the backend is not available, or JAX cannot start. The message names the available ones.
+        TypeError: `backend` is not text.
     """
     if not isinstance(backend, str | None):
         raise TypeError(f"backend is {backend!r}, a {type(backend).__name__}; it is a word, such as 'cpu', or None")
     try:
         return list(jax.devices(backend))
-    except (AssertionError, RuntimeError) as error:  # of JAX_PLATFORMS=cuda without a device file JAX says nothing
+    except (AssertionError, RuntimeError) as error:  # JAX has no message for JAX_PLATFORMS=cuda without a device file
         raise RuntimeError(
             f"{f'backend {backend!r}' if backend else 'the default backend'} was asked for; "
             f"{_describe_backends(error)}; "
@@ -46,7 +46,7 @@ def _describe_backends(error: Exception) -> str:
 
 
 def describe_device(device: Any) -> dict[str, Any]:
-    """Returns what a `jax.Device` says about itself, as JSON values; `memory_stats` in bytes."""
+    """Returns the reported facts of a `jax.Device`, as JSON values; `memory_stats` in bytes."""
     coords = getattr(device, "coords", None)
     return {
         "id": device.id,
@@ -67,7 +67,7 @@ def is_own(device: Any) -> bool:
 
 
 def read_memory_stats(device: Any) -> dict[str, int] | None:
-    """Returns the allocator's figures in bytes (counts for `num_…`); None where the platform has none."""
+    """Returns the allocator's figures in bytes (counts for `num_…`); None where the platform does not have them."""
     try:
         stats = device.memory_stats()
     except RuntimeError:  # JaxRuntimeError: UNIMPLEMENTED, or the device is another process's

@@ -1,7 +1,7 @@
-"""What a parallelism block may say, and how coordinates of a batch fall to processes: checked values, no devices.
+"""Checks the values of a parallelism block, and assigns coordinates of a batch to processes. Uses no devices.
 
-Rule: pure. Mappings and numbers go in, checked numbers or a refusal come out. Knows no jax; the public names and
-what they mean are in `meshwright.parallelism`.
+Rule: pure. It takes mappings and numbers, and returns checked numbers or raises an error. Independent of jax; the
+public names and their meanings are in `meshwright.parallelism`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def find_block(conf: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns `conf["trainer"]["parallelism"]`, unchecked.
 
     Raises:
-        ValueError: it is not there (None counts as that), or is no mapping.
-        TypeError: `conf` is no mapping.
+        ValueError: the block is missing or None, or is not a mapping.
+        TypeError: `conf` is not a mapping.
     """
     if conf is not None and not isinstance(conf, Mapping):
         raise TypeError(f"conf is a {type(conf).__name__}; {BLOCK} is read from a mapping, such as {_WHOLE}")
@@ -44,7 +44,7 @@ def parse_block(block: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: an unknown key, or a value that cannot be used.
-        TypeError: the block is no mapping.
+        TypeError: the block is not a mapping.
     """
     if not isinstance(block, Mapping):
         raise TypeError(f"the block {BLOCK} is a {type(block).__name__}; it is a mapping, such as {EXAMPLE}")
@@ -60,11 +60,11 @@ def parse_block(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_integer(name: str, value: Any, least: int) -> int:
-    """Returns an argument that is an integer ≥ `least`; text is none here, unlike in a config.
+    """Returns an argument that is an integer ≥ `least`; text is not accepted here, unlike in a config.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is below `least`.
+        TypeError: the value is not an integer.
+        ValueError: the value is below `least`.
     """
     number = None if isinstance(value, str) else _read_integer(value)
     if number is None:
@@ -77,7 +77,7 @@ def parse_integer(name: str, value: Any, least: int) -> int:
 
 
 def show(value: object) -> str:
-    """Returns a value as Python writes it, cut to what a message can hold."""
+    """Returns the repr of a value, cut to the length of a message."""
     return repr(value)[:80]
 
 
@@ -155,8 +155,8 @@ def cover_processes(mesh: Any, axes: Sequence[str]) -> dict[int, set[int]]:
 def shard_processes(coverage: Mapping[int, Collection[int]], count: int) -> dict[int, tuple[int, int]]:
     """Returns each process's (shard_index, shard_count); shards are in the order of their first coordinates.
 
-    JAX makes the same groups (`get_process_index_and_count`, private) and the same demands, but numbers the
-    groups in the order of a hash table, so that its index does not say which rows.
+    JAX makes the same groups (`get_process_index_and_count`, private) and the same demands, but numbers the groups in
+    the order of a hash table, so that its index does not identify the rows.
 
     Args:
         coverage: by process, the data coordinates that its devices cover.

@@ -2,7 +2,7 @@
 
 Rule: every leaf is checked before the first is moved, and one that cannot be placed is named by its path. A value that
 goes to host memory is copied, and one that spans processes is put together from each process's own part, after the
-processes have compared what they pass. Knows no default device.
+processes have compared their batches. Independent of the default device.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def place(data: Any, target: Any, process_local: bool = False, comparison: Compa
     Args:
         data: a pytree of arrays.
         target: a device, a sharding, or a pytree of them.
-        process_local: where a sharding spans processes, a leaf is this process's part of it, and not the whole.
-        comparison: compares what the processes pass; None where that has been done.
+        process_local: where a sharding spans processes, a leaf is this process's part of the array, and not the whole.
+        comparison: compares the batches of the processes; None where they have been compared.
 
     Raises:
-        TypeError: a leaf is no array; its path is named.
-        ValueError: the trees do not match, or a leaf does not fit where it is to go (its path is named), or the
-            processes pass what does not go together.
+        TypeError: a leaf is not an array; the message has its path.
+        ValueError: the trees do not match, or a leaf does not fit its target (the message has its path), or the batches
+            of the processes do not match.
         RuntimeError: another process did not pass its batch in time.
     """
     leaves = jax.tree.leaves(data)
@@ -53,7 +53,8 @@ def place(data: Any, target: Any, process_local: bool = False, comparison: Compa
 
 
 def place_each(data: Any, choose: Callable[[Any], Any], process_local: bool, comparison: Comparison) -> Any:
-    """Returns the data with each leaf where `choose` says of it. Nodes of the caller's own classes hold leaves only.
+    """Returns the data with each leaf at the place that `choose` returns for it. Nodes of the caller's own classes hold
+    leaves only.
 
     Raises:
         TypeError, ValueError, RuntimeError: as `place`.
@@ -91,7 +92,7 @@ def place_and_wait(data: Any, target: Any, process_local: bool = False, comparis
 
 
 def check_target(name: str, target: Any) -> Any:
-    """Returns what was given if it is a device, a sharding or a pytree of them.
+    """Returns the argument if it is a device, a sharding or a pytree of them.
 
     Raises:
         TypeError: it is not; the path is named.
@@ -137,7 +138,7 @@ def _free_manual_axes(there: Any) -> Any:
     return NamedSharding(mesh, there.spec, memory_kind=there.memory_kind)
 
 
-# ---- what cannot be placed ----
+# ---- errors of placing ----
 
 
 def _check_leaf(
@@ -232,12 +233,12 @@ def _name(data: Any, number: int) -> str:
 
 
 def _copy_for_host(leaf: Any, there: Any) -> Any:
-    """Returns a copy of a NumPy array that goes to host memory: JAX takes the memory of an aligned one as its own.
+    """Returns a copy of a NumPy array for host memory, since JAX adopts the memory of an aligned array.
 
-    The copy is aligned, so that JAX takes that: the array is copied once and not twice. Where JAX has to convert the
+    The copy is aligned, so that JAX adopts it: the array is copied once and not twice. Where JAX has to convert the
     dtype, it copies by itself.
 
-    Source: seen on jax 0.10.2 and 0.12.0, also with may_alias=False; https://github.com/jax-ml/jax/issues/37830.
+    Source: observed on jax 0.10.2 and 0.12.0, also with may_alias=False; https://github.com/jax-ml/jax/issues/37830.
     """
     if not isinstance(leaf, np.ndarray) or not leaf.nbytes or not _is_host_memory(there):
         return leaf
@@ -287,7 +288,7 @@ def _list_processes(sharding: Sharding) -> tuple[int, ...]:
     return tuple(sorted({device.process_index for device in devices}))
 
 
-# ---- what the processes compare ----
+# ---- comparison of the processes ----
 
 
 @dataclass(frozen=True)
@@ -314,15 +315,15 @@ class _Far:
 
 
 class Comparison:
-    """Compares the batches that the processes of a job pass: the first of each kind, before it is placed.
+    """Compares the batches of the processes of a job: the first of each kind, before it is placed.
 
     The kind is the structure, the shapes, the dtypes and the shardings of the leaves that span processes. The batches
-    of the main thread are compared in their order, and so are those of each prefetcher. Those that calls in other
-    threads pass are compared kind by kind, since threads run in different orders.
+    of the main thread are compared in their order, and so are those of each prefetcher. Batches of calls in other
+    threads are compared by kind, since threads run in different orders.
 
     Args:
-        prefetcher: the sharding or shardings of a prefetcher; None for batches that calls pass. Every process makes
-            its prefetchers in the same order.
+        prefetcher: the sharding or shardings of a prefetcher; None for batches of direct calls. Every process must
+            create its prefetchers in the same order.
     """
 
     def __init__(self, prefetcher: Any = None) -> None:
@@ -443,7 +444,7 @@ def compare_processes(data: Any, devices: Sequence[jax.Device]) -> None:
     Each of these processes must call this, in the same order as others of its calls.
 
     Raises:
-        TypeError: a leaf is no array; its path is named.
+        TypeError: a leaf is not an array; the message has its path.
         ValueError: the values differ.
         RuntimeError: another process did not call this in time.
     """
@@ -473,7 +474,7 @@ def _refuse_missing(what: str) -> RuntimeError:
 
 
 def _digest_parts(leaves: Sequence[_Far], process_local: bool) -> list[list[str]]:
-    """Returns [path, part, digest] of what must be equal in each process that has this part of this path.
+    """Returns [path, part, digest] of the data that must be equal in each process with this part of this path.
 
     A global batch is one part, of all leaves that have devices in this process; "" is its path.
     """
@@ -488,7 +489,7 @@ def _digest_parts(leaves: Sequence[_Far], process_local: bool) -> list[list[str]
 
 
 def _digest(leaves: Iterable[tuple[Any, Any]]) -> str:
-    """Returns a text that tells leaves apart by paths, shapes, dtypes and bytes; NaN equals itself."""
+    """Returns a text that distinguishes leaves by paths, shapes, dtypes and bytes; NaN equals itself."""
     digest = hashlib.blake2b(digest_size=16)
     for path, leaf in leaves:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

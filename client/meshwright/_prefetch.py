@@ -1,8 +1,8 @@
-"""A thread that pulls a source, places its batches, and hands them over in their order.
+"""A thread that reads a source, places its batches, and returns them in order.
 
-Rule: the thread is never more than `buffer_size` batches ahead of what was handed out, it works under the settings of
-whoever asked for it, and it ends when nobody wants its batches. How a batch is placed is an argument; this module
-knows no device.
+Rule: the thread is never more than `buffer_size` batches ahead of the consumer. It uses the settings of its creator,
+and ends when its prefetcher is closed or unused. The function that places a batch is an argument; this module is
+independent of devices.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ Source: jax/_src/config.py, class State. `thread_guard` is left out, since leavi
 class Prefetcher(Iterator[Any]):
     """An iterator over the placed batches of a source, which a thread prepares while the consumer computes.
 
-    The thread starts with the first `next()`: making a prefetcher takes nothing from the source and no device
-    memory, so one for training and one for evaluation can be made side by side. It asks the source for one batch
-    after another and has at most `buffer_size` of them in hand, counted from the moment it asks until the
-    batch is handed out. So the devices hold at most `buffer_size` batches beside those that the consumer keeps.
+    The thread starts with the first `next()`: creating a prefetcher reads nothing from the source and uses no device
+    memory. So you can create one for training and one for evaluation side by side. The thread reads one batch after
+    another and holds at most `buffer_size` of them. A batch counts from its request until the consumer gets it. So the
+    devices hold at most `buffer_size` batches beside those of the consumer.
 
     The thread works under the JAX settings (`jax.enable_x64`, `jax.default_device`, `jax.transfer_guard`,
-    `jax.set_mesh` …) and the context variables that were in force where the prefetcher was made; the deprecated
-    `with mesh:` does not reach it.
+    `jax.set_mesh` …) and the context variables that were in force where the prefetcher was created. The deprecated
+    `with mesh:` does not apply to it.
 
-    What the source raises comes out of `next()` after all batches before it; then, as after the last batch and
-    after `close()`, the prefetcher is exhausted. It is also closed at the end of a `with` block, and when nothing
-    refers to it any more, as after a `break` out of `for batch in prefetch_to_device(…)`. Work that holds Python's
-    global lock overlaps with nothing: reading files, NumPy on large arrays and waiting for devices do not hold it.
+    `next()` raises the source's exception after all earlier batches. The prefetcher is then exhausted, as after the
+    last batch and after `close()`. It is also closed at the end of a `with` block, and when it is no longer referenced,
+    as after a `break` out of `for batch in prefetch_to_device(…)`. Work that holds Python's global lock does not
+    overlap: reading files, NumPy on large arrays and waiting for devices do not hold it.
 
-    Made by `meshwright.placement.prefetch_to_device`.
+    Created by `meshwright.placement.prefetch_to_device`.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class Prefetcher(Iterator[Any]):
         self.close()
 
     def close(self, *, timeout_s: float = CLOSE_S) -> None:
-        """Stops the source, drops the batches in hand, and waits until the thread has ended.
+        """Stops the source, drops the waiting batches, and waits until the thread has ended.
 
         A source that is a generator or another prefetcher is closed, by the thread that runs it. May be called again.
 
         Args:
-            timeout_s: how long to wait. A source that is still in its `next()` then (a `ResourceWarning` says
-                so) is asked for nothing more: its thread ends when that `next()` returns, or with the process.
+            timeout_s: seconds to wait. A source that is still in its `next()` then causes a `ResourceWarning` and is
+                not read again. Its thread ends when that `next()` returns, or with the process.
 
         Raises:
-            Exception: whatever closing the generator raised.
+            Exception: the exception of closing the generator.
         """
         self._feed.close(timeout_s)
 
@@ -145,7 +145,7 @@ def _read_buffer_size(value: SupportsIndex) -> int:
 
 
 def copy_settings() -> Callable[[Callable[[], None]], None]:
-    """Returns what runs a function, in any thread, under the settings and context variables of this one."""
+    """Returns a runner of functions in any thread, with the settings and context variables of this one."""
     values = {name: getattr(jax.config, f"jax_{name}") for name in _SETTINGS}
     mesh = jax.sharding.get_mesh()
     context = contextvars.copy_context()
@@ -162,7 +162,8 @@ def copy_settings() -> Callable[[Callable[[], None]], None]:
 
 
 class _Feed:
-    """What the thread and the consumer share. The thread knows only this, so a prefetcher that nobody holds goes."""
+    """The state shared by the thread and the consumer. The thread refers only to this, so an unreferenced prefetcher is
+    collected."""
 
     def __init__(
         self,
@@ -240,7 +241,7 @@ class _Feed:
             raise error
 
     def join(self, timeout_s: float) -> bool:
-        """Returns whether the thread has ended, or is the one that asks."""
+        """Returns whether the thread has ended, or is the calling thread."""
         if self._thread in (None, threading.current_thread()):
             return True
         self._thread.join(timeout_s)
@@ -258,7 +259,7 @@ class _Feed:
                 raise
             self._end(error)
         finally:
-            self._source = iter(())  # what it holds goes now, not when the prefetcher does
+            self._source = iter(())  # its memory is freed now, not with the prefetcher
             with _running_lock:
                 _running.discard(self)
 
@@ -272,7 +273,7 @@ class _Feed:
             self._changed.notify_all()
 
     def _pump(self) -> BaseException | None:
-        """Returns what was raised, by the source or by placing; None at the source's end, and when stopped."""
+        """Returns the exception of the source or of placing; None at the source's end, and when stopped."""
         try:
             while self._wait_for_room():
                 try:
@@ -304,7 +305,7 @@ class _Feed:
             self._source.close()
         except BaseException as error:
             if not self._close_is_awaited:
-                raise  # nobody asks: threading.excepthook tells it
+                raise  # no consumer is left: threading.excepthook reports it
             self._close_error = error
 
 
@@ -313,7 +314,7 @@ _running_lock: Final = threading.Lock()
 
 
 def _stop_all() -> None:
-    """Ends the threads before JAX takes its backends down, which atexit does after this."""
+    """Ends the threads before JAX shuts its backends down, which happens later at exit."""
     with _running_lock:
         feeds, until_s = list(_running), time.monotonic() + EXIT_S
     for feed in feeds:

@@ -1,6 +1,7 @@
-"""A plan by reference: what a launcher puts into MESHWRIGHT_PLAN so that every rank starts from the same one.
+"""A plan by reference: the value that a launcher puts into MESHWRIGHT_PLAN so that every rank starts from the same
+plan.
 
-A reference is a file that holds the agent's JSON, or a fingerprint that the agent knows. Knows no jax.
+A reference is a file with the agent's JSON, or a fingerprint that the agent knows. Independent of jax.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _RULE: Final = "a plan is referred to by a file (`meshwright plan … --save pla
 
 
 def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client | None = None) -> Plan:
-    """Returns the plan that `reference`, or else MESHWRIGHT_PLAN, names: what `build_mesh` takes.
+    """Returns the plan that `reference`, or otherwise MESHWRIGHT_PLAN, names, for `build_mesh`.
 
     Args:
         reference: a file with the JSON of a plan or of an agent's reply, or a fingerprint.
-        client: asks for a fingerprint; None: one made from MESHWRIGHT_URL and the other settings.
+        client: requests a fingerprint; None: a client with MESHWRIGHT_URL and the other settings.
 
     Raises:
         SettingsError: there is no reference, or it is neither a file with a plan nor a fingerprint.
         NotFoundError: the agent has no plan with this fingerprint.
         PlanInfeasibleError: the file holds a reply without a plan.
-        AgentConnectionError: nobody answers.
+        AgentConnectionError: the agent does not answer.
     """
     asked = os.fspath(reference) if reference is not None else os.environ.get("MESHWRIGHT_PLAN", "")
     if not asked:
@@ -47,8 +48,8 @@ def parse_plan(text: str | bytes, *, asked: str) -> Plan:
     """Returns the plan in a JSON text, the best one if it is a whole reply; `asked` names it in messages.
 
     Raises:
-        SettingsError: it is neither.
-        PlanInfeasibleError: it is a reply without a plan.
+        SettingsError: the text is neither.
+        PlanInfeasibleError: the text is a reply without a plan.
     """
     try:
         found = _EITHER.validate_json(text)

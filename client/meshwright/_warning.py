@@ -1,4 +1,4 @@
-"""Warnings that point at the line of the user's code that asked, however deep inside this package they arise."""
+"""Emits warnings that point at the calling line of the user's code, at any depth inside this package."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The devices of this process: what they are, what JAX may take of them, and which one to use.
+"""The devices of this process: their properties, the memory that JAX may take, and the default device.
 
 Rule: importing this module imports jax and starts nothing. A configuration takes effect only before JAX's backend
-starts, and where it cannot, a RuntimeWarning says so: nothing pretends. A preferred platform hides no other and sets
-no default of JAX's. Knows no mesh and no agent.
+starts, and where it cannot, a RuntimeWarning reports it. A preferred platform does not hide others or set JAX's
+default. Independent of meshes and agents.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def get_device_manager(config: DeviceConfiguration | None = None, force_reinit: 
     """Returns the device manager of this process, the same one for all threads; made at the first call.
 
     Args:
-        config: None means the manager that is there, or at first what is in force already (see `DeviceManager`). One
-            that means something else than the manager's is a RuntimeWarning, and the manager stays.
+        config: None means the existing manager, or at first the configuration in force (see `DeviceManager`). A
+            different configuration causes a RuntimeWarning, and the manager does not change.
         force_reinit: a new manager replaces the old one.
 
     Raises:
-        ValueError: the configuration has values that it cannot have.
-        TypeError: `config` is none.
+        ValueError: the configuration has invalid values.
+        TypeError: `config` has the wrong type.
     """
     return _shared.get(config, force_reinit)
 
@@ -71,10 +71,10 @@ def has_gpu() -> bool:
 
 
 def get_default_device() -> Device:
-    """Returns this process's first device of the preferred platform, else a GPU, a TPU or a CPU device.
+    """Returns this process's first device of the preferred platform, otherwise a GPU, a TPU or a CPU device.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: this process has no device.
     """
     return get_device_manager().get_default_device()
 
@@ -95,17 +95,17 @@ def configure_for_generative_models(
 ) -> DeviceManager:
     """Returns the device manager of this process with this memory strategy, and its `compute_dtype` set.
 
-    The strategy wins over a memory fraction that the process was started with; all else stays as the manager has
-    it, or at first as it is in force. A manager with another strategy is replaced; after JAX's backend has started
-    that is a RuntimeWarning, and the strategy has no effect.
+    The strategy overrides the memory fraction of the process's start. All other values stay those of the manager, or at
+    first those in force. A manager with another strategy is replaced. After JAX's backend has started, a RuntimeWarning
+    is emitted, and the strategy has no effect.
 
     Args:
-        memory_strategy: how much of a GPU's memory JAX may take.
+        memory_strategy: the part of a GPU's memory that JAX may take.
         enable_mixed_precision: `compute_dtype` is bfloat16 where the hardware has it (TPUs; GPUs of compute
             capability 8.0 or more), float16 on older GPUs (from 5.3 on), float32 elsewhere; False: float32.
 
     Raises:
-        ValueError: there is no such strategy, or it is CUSTOM and no memory fraction was given before.
+        ValueError: the strategy does not exist, or it is CUSTOM and no memory fraction was given before.
     """
     manager = _shared.set_strategy(memory_strategy)
     manager.use_mixed_precision(enable_mixed_precision)

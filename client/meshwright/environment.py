@@ -1,7 +1,7 @@
-"""From a device configuration to the environment that JAX starts with, the same for agent, CLI and trainer.
+"""Builds the environment that JAX starts with from a device configuration, shared by agent, CLI and trainer.
 
-Rule: pure. Nothing here reads or writes `os.environ`; the environment that is there is the argument `base`.
-Knows no jax: its variables take effect only in a process whose JAX backend has not started yet.
+Rule: pure. Nothing here reads or writes `os.environ`; the existing environment is the argument `base`. Independent of
+jax: the variables take effect only in a process whose JAX backend has not started yet.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ DISABLE_JIT: Final = "JAX_DISABLE_JIT"
 _SERVICE_MANAGER: Final = frozenset(
     {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}
 )
-"""What systemd says to the agent alone (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3))."""
+"""Variables that systemd sets for the agent only (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3))."""
 
 _JAX_PLATFORM: Final = {"gpu": "cuda"}
-"""JAX expands "gpu" to cuda, rocm and oneapi, and fails on what is not installed (jax/_src/xla_bridge.py)."""
+"""JAX expands "gpu" to cuda, rocm and oneapi, and fails on a platform that is not installed
+(jax/_src/xla_bridge.py)."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG: Final = re.compile(r"""(-[-\w]*)(?:="(?:\\.|[^"\\])*"|='[^']*'|\S*)(?=\s|$)""", re.ASCII)
@@ -68,20 +69,20 @@ class _StrategyFraction(float):
 
 @dataclass
 class DeviceConfiguration:
-    """How JAX is to use the devices. Mutable; checked when made and again at each use.
+    """How JAX uses the devices. Mutable; checked at construction and again at each use.
 
     Attributes:
         memory_strategy: a MemoryStrategy, or its value as a word.
-        memory_fraction: a share of device memory in (0, 1]; where given, it wins over the strategy's. Not given, it
-            reads as the strategy's and follows it, also in copies; None: the strategy has none.
-        enable_x64: True turns 64-bit types on; False leaves what JAX's own default or JAX_ENABLE_X64 says.
-        enable_jit: False runs operations one by one, for debugging; True leaves what JAX_DISABLE_JIT says.
-        platform_priority: the order in which a default device is looked for; hides nothing, sets no variable.
-        environment_variables: the caller's own; they win over what the fields above would set, except that
-            XLA_FLAGS is merged with the flags that are there already.
+        memory_fraction: a share of device memory in (0, 1]; where given, it overrides the strategy's. Otherwise it has
+            the strategy's value and follows it, also in copies; None: the strategy has none.
+        enable_x64: True turns 64-bit types on; False leaves JAX's own default or JAX_ENABLE_X64.
+        enable_jit: False runs operations one by one, for debugging; True leaves JAX_DISABLE_JIT.
+        platform_priority: the order of preference for the default device; does not hide devices or set a variable.
+        environment_variables: the caller's own variables. They override those of the fields above, except that
+            XLA_FLAGS is merged with the existing flags.
 
     Raises:
-        ValueError: a field has a value that it cannot have.
+        ValueError: a field has an invalid value.
     """
 
     memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED
@@ -95,10 +96,10 @@ class DeviceConfiguration:
         self.check()
 
     def check(self) -> None:
-        """Refuses values that the fields cannot have, also such as were set after construction.
+        """Raises ValueError unless all fields are valid, also those set after construction.
 
         Raises:
-            ValueError: naming the field, its value, the rule and a value that works.
+            ValueError: the message has the field, its value, the rule and a value that works.
         """
         self.resolve_memory_fraction()
         for name in ("enable_x64", "enable_jit"):
@@ -117,7 +118,7 @@ class DeviceConfiguration:
         """Returns the share of device memory that JAX may take, in (0, 1].
 
         Raises:
-            ValueError: no such strategy, a fraction outside (0, 1], or CUSTOM without one.
+            ValueError: the strategy does not exist, a fraction outside (0, 1], or CUSTOM without one.
         """
         _parse_strategy(self.memory_strategy)
         fraction = self.memory_fraction
@@ -152,19 +153,17 @@ def build_environment(
 ) -> dict[str, str]:
     """Returns the variables to set for a JAX process, and only those: name to value, in a fixed order.
 
-    JAX_ENABLE_X64 and JAX_DISABLE_JIT are among them only where the configuration differs from JAX's default, so
-    that a default never replaces what the user has set.
+    JAX_ENABLE_X64 and JAX_DISABLE_JIT are among them only where the configuration differs from JAX's default, so that a
+    default never replaces the user's setting.
 
     Args:
-        config: what is wanted; checked again here.
-        base: the environment that is there already, such as `os.environ`. Its XLA_FLAGS are kept (a flag that
-            stands on both sides takes the configuration's value), and it decides under which name JAX is told
-            the memory fraction.
-        platform: "tpu" leaves out the memory fraction, which only GPUs read; None: not known.
+        config: the configuration; checked again here.
+        base: the existing environment, such as `os.environ`. Its XLA_FLAGS are kept (a flag on both sides takes the
+            configuration's value). It also decides the name of the variable for the memory fraction.
+        platform: "tpu" leaves out the memory fraction, which only GPUs use; None: not known.
 
     Raises:
-        ValueError: the configuration is wrong, or its XLA_FLAGS cannot be merged since `base`
-            names a file there.
+        ValueError: the configuration is not valid, or its XLA_FLAGS cannot be merged since those of `base` name a file.
     """
     config.check()
     own = dict(config.environment_variables)
@@ -191,16 +190,16 @@ def build_worker_environment(
 ) -> dict[str, str]:
     """Returns the complete environment of the agent's device worker.
 
-    That is `base` without what the service manager says to the agent alone, with the configuration's
-    variables, and with memory taken as needed (`XLA_PYTHON_CLIENT_PREALLOCATE=false`) unless `base` or the
-    configuration says otherwise, since the worker shares the devices with jobs. Its benches measure compiled
-    programs in 32 bits, so that only the configuration can change JAX_ENABLE_X64 and JAX_DISABLE_JIT.
+    That is `base` without the service manager's variables for the agent, and with the configuration's variables. Memory
+    is taken as needed (`XLA_PYTHON_CLIENT_PREALLOCATE=false`) unless `base` or the configuration sets it, since the
+    worker shares the devices with jobs. Its benches measure compiled programs in 32 bits, so that only the
+    configuration can change JAX_ENABLE_X64 and JAX_DISABLE_JIT.
 
     Args:
-        config: what is wanted.
+        config: the configuration.
         base: the agent's own environment.
         platform: "cpu", "gpu", "tpu" or any value of JAX_PLATFORMS; None leaves it as in `base`.
-        cpu_devices: how many (virtual) CPU devices JAX shows; None leaves it as in `base`.
+        cpu_devices: the number of (virtual) CPU devices that JAX shows; None leaves it as in `base`.
 
     Raises:
         ValueError: as `build_environment`, or `cpu_devices` is below 1.
@@ -221,7 +220,7 @@ def format_exports(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Returns one line `export NAME=value` a variable, quoted for a POSIX shell, in the mapping's order.
 
     Raises:
-        ValueError: a name that is no shell name, or a value that no environment can hold.
+        ValueError: a name is not a shell name, or a value is not valid in an environment.
     """
     _check_variables(variables)
     return tuple(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
@@ -275,7 +274,7 @@ def _check_flags(text: str) -> None:
 
 
 def _merge_flags(present: str, own: str) -> str:
-    """Returns both sets of flags as one text; of a flag that stands in both, the own value."""
+    """Returns both sets of flags as one text; for a flag in both, the own value."""
     flags, rest = _split_flags(present)
     if rest and not flags:
         raise ValueError(
@@ -288,7 +287,7 @@ def _merge_flags(present: str, own: str) -> str:
 
 
 def _split_flags(text: str) -> tuple[list[tuple[str, str]], str]:
-    """Returns (name, text) of each flag, and what is left where XLA stops reading.
+    """Returns (name, text) of each flag, and the rest after the point where XLA stops reading.
 
     Source: xla/parse_flags_from_env.cc: blanks separate flags; a value may be quoted; reading stops at the
     first word that does not begin with "-"; a text that does not begin with "-" is the name of a file.

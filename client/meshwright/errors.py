@@ -1,13 +1,13 @@
-"""The errors of meshwright, grouped by what the caller can do; each code stands here once, for agent and client.
+"""The errors of meshwright, grouped by what the caller can do; each code is defined here once, for agent and client.
 
     MeshwrightError
-    ├── AgentConnectionError            nobody answered: is the agent up, is the address right?
-    │   └── AgentTimeoutError           somebody is there but did not answer in time
+    ├── AgentConnectionError            no agent answered: is it running, is the address right?
+    │   └── AgentTimeoutError           the agent did not answer in time
     ├── FleetIncompleteError            hosts of a fleet did not answer: `.hosts` says which, and why
-    ├── PlanMismatchError               this job is not the one that the plan was made for
-    ├── NotCompiledError                no compiler was asked: the text says why; `verify` answers it as a status
+    ├── PlanMismatchError               this job does not match the plan
+    ├── NotCompiledError                no compiler was started: the text says why; `verify` returns it as a status
     ├── SettingsError                   an address, token or plan reference that cannot be used
-    └── ProblemError                    the agent (or the planner in this process) said no, with a code
+    └── ProblemError                    the agent (or the planner in this process) returned an error with a code
         ├── RequestError                change the request
         │   ├── InvalidRequestError         invalid_request          422
         │   ├── InvalidMeshError            invalid_mesh             422   also a ValueError
@@ -16,23 +16,23 @@
         │   ├── DoesNotDivideError          does_not_divide          422
         │   ├── BenchTooLargeError          bench_too_large          422
         │   └── UnknownHardwareError        unknown_hardware         422
-        ├── AccessError                 show a token that may, or ask by the agent's own name
+        ├── AccessError                 use a token with the scope, or the agent's own host name
         │   ├── UnauthorizedError           unauthorized             401
         │   └── ForbiddenError              forbidden                403, 421 to another host name
         ├── NotFoundError               not_found                404, 405   name something that exists
-        ├── ConflictError               wait, or settle it with whoever is in the way
+        ├── ConflictError               wait, or ask the owner of the lease or process
         │   ├── DeviceBusyError             device_busy              409
         │   └── DeviceLeasedError           device_leased            409
         ├── QueueFullError              queue_full               429   try again after `retry_after_s`
-        ├── UnavailableError            try again, or look at the agent
+        ├── UnavailableError            try again, or check the agent
         │   ├── NotReadyError               not_ready                503
         │   ├── WorkerFailedError           worker_failed            503
         │   └── StoreUnavailableError       store_unavailable        503
         ├── RunFailedError              run_failed               500   a run that was waited for did not succeed
         ├── RunCancelledError           run_cancelled            409   … or was cancelled
-        └── InternalError               internal                 500   a bug of ours: report it with the request id
+        └── InternalError               internal                 500   a bug: report it with the request id
 
-Knows nothing of HTTP libraries: `_calls` turns a reply into these, `meshwright_agent.api.problem` these into a reply.
+Independent of HTTP libraries: `_calls` turns a reply into these, `meshwright_agent.api.problem` these into a reply.
 """
 
 from __future__ import annotations
@@ -83,26 +83,26 @@ class PlanMismatchError(MeshwrightError, ValueError):
 
 
 class NotCompiledError(MeshwrightError):
-    """No compiler was asked: the text says why, in a sentence, with what would work."""
+    """No compiler was started: the text says why, in a sentence, with an alternative that works."""
 
 
 class SettingsError(MeshwrightError, ValueError):
-    """An argument of the client, or the `MESHWRIGHT_` variable that stands for it, cannot be used."""
+    """An argument of the client, or its `MESHWRIGHT_` variable, cannot be used."""
 
 
 class ProblemError(MeshwrightError):
-    """A refusal or failure with a stable `code`: RFC 9457's problem as an exception.
+    """A rejection or failure with a stable `code`: RFC 9457's problem as an exception.
 
     Attributes:
         code: the machine-readable name; stable across versions.
-        status: the HTTP status that goes with it.
+        status: its HTTP status.
         title: the code in words, the same for every occurrence.
-        detail: what was asked, what was there, the rule.
+        detail: the request, what was found, the rule.
         hint: a value or a step that works.
-        errors: one entry a wrong field: `{"field": "mesh", "message": "…"}`.
-        log: last lines of a dead worker, where there is one.
-        retry_after_s: when to try again, where the agent said so.
-        request_id, host: where it came from, empty when raised in this process.
+        errors: one entry per wrong field: `{"field": "mesh", "message": "…"}`.
+        log: last lines of a dead worker's log, where there is one.
+        retry_after_s: when to try again, where the agent reports it.
+        request_id, host: its origin; empty when raised in this process.
     """
 
     code: str = ""
@@ -110,7 +110,7 @@ class ProblemError(MeshwrightError):
     title: ClassVar[str] = "Error"
 
     def __init_subclass__(cls, *, code: str = "", status: int = 500, title: str = "Error") -> None:
-        """Gives a class its code; classes that only group others have none."""
+        """Sets the code of a class; classes that only group others have no code."""
         super().__init_subclass__()
         cls.code, cls.default_status, cls.title = code, status, title
 
@@ -128,7 +128,7 @@ class ProblemError(MeshwrightError):
         code: str | None = None,
     ) -> None:
         super().__init__(detail)
-        if code is not None:  # one that this release does not know, from a newer agent
+        if code is not None:  # a code that this release does not know, from a newer agent
             self.code = code
         self.detail = detail
         self.hint = hint
@@ -144,9 +144,9 @@ class ProblemError(MeshwrightError):
         """Returns the error of one field of a request.
 
         Args:
-            field: as the request calls it, as in "training.global_batch".
+            field: its name in the request, such as "training.global_batch".
             detail, hint: as in the class.
-            message: what is wrong with the field; None: the whole detail.
+            message: the problem of the field; None: the whole detail.
         """
         return cls(detail, hint=hint, errors=[{"field": field, "message": detail if message is None else message}])
 
@@ -180,7 +180,7 @@ class NotFoundError(ProblemError, code="not_found", status=404, title="No such t
 
 
 class ConflictError(ProblemError):
-    """Somebody or something is in the way."""
+    """Another process, lease or run blocks the request."""
 
 
 class UnavailableError(ProblemError):
@@ -267,7 +267,7 @@ def _leaves(root: type[ProblemError]) -> list[type[ProblemError]]:
 
 
 BY_CODE: dict[str, type[ProblemError]] = {leaf.code: leaf for leaf in _leaves(ProblemError)}
-"""Every problem code, and the class that means it on both sides."""
+"""Every problem code, and its class on both sides."""
 
 _BY_STATUS: dict[int, type[ProblemError]] = {
     401: UnauthorizedError,

@@ -1,7 +1,7 @@
-"""Fleet: many agents asked at once, and their hosts as one topology to plan on.
+"""Fleet: requests to many agents at once, and their hosts as one topology to plan on.
 
 Rule: one deadline for all hosts; a host that does not answer within it is named, never left out silently. Plans are
-made here, not by an agent; `meshwright.mesh.build_mesh` makes them real in each process of the job.
+made here, not by an agent; `meshwright.mesh.build_mesh` builds their meshes in each process of the job.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from meshwright.wire.mesh import Plan, PlanRequest
 __all__ = ["Fleet", "FleetHost", "FleetState"]
 
 MAX_AT_ONCE: Final = 256
-"""Hosts that are asked at the same time. Some of them may take the whole deadline to say nothing, so they are many; and
-a process may often have 1,024 files."""
+"""Hosts that are requested at the same time. The number is large, since some hosts may use the whole deadline without
+an answer. It is limited, since a process often has a limit of 1,024 files."""
 
 _Pool = tuple[str | None, bool, bool]
 """(unix socket, is this host, has TLS): hosts that are alike in these share connections and their settings."""
@@ -43,7 +43,7 @@ def _name_pool(settings: Settings) -> _Pool:
 
 
 class _PlanOptions(TypedDict, total=False):
-    """What `plan` takes."""
+    """The options of `plan`."""
 
     devices: DevicesLike | None
     device_order: Literal["planned", "given"]
@@ -58,18 +58,18 @@ class _PlanOptions(TypedDict, total=False):
 
 
 class Fleet:
-    """Many agents, for code that waits for answers. Threads may share one.
+    """Many agents, for blocking code. Threads may share one.
 
     Args:
         urls: the agents: URLs ("http://host:8790", "unix:///path"), hosts, "@file" with one a line,
             "dns:name:port" for every address of a headless service; a list of these, or one text with commas. None:
             MESHWRIGHT_FLEET. The port is 8790 unless given.
         token: as for `Client`, sent to every agent.
-        connect: opens the client of an address, which is closed with the fleet; None: `Client`, over connections that
-            all hosts share. Tests give `lambda url: fakes[url].client()`.
+        connect: opens the client of an address, which is closed with the fleet; None: `Client`, with a connection pool
+            shared by all hosts. Tests pass `lambda url: fakes[url].client()`.
 
     Raises:
-        SettingsError: no address is named, or one cannot be used, or the token or the CA file.
+        SettingsError: no address is given; or an address, the token or the CA file cannot be used.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Fleet:
         return self._urls
 
     def devices(self, *, timeout_s: float = DEFAULT_TIMEOUT_S, require_all: bool = False) -> FleetState:
-        """Returns what every host says of its devices and their health, or why it says nothing.
+        """Returns the devices of every host and their health, or why the host does not answer.
 
         Args:
             timeout_s: the time limit for all hosts together.
@@ -137,30 +137,30 @@ class Fleet:
     def plan(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plan:
         """Returns the plan of a mesh such as "dp:2,tp:-1" on the hosts that answer.
 
-        Made here, from what the agents say now; they do not keep it. Give it to `meshwright.mesh.build_mesh` in each
-        process of the job, as a file or over whatever the launcher has.
+        The plan is made here, from the agents' current answers, and the agents do not store it. Pass it to
+        `meshwright.mesh.build_mesh` in each process of the job, as a file or by the launcher.
 
         Args:
             mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1.
             devices: "host/3" (its local index there), uuids or PCI bus ids, or a selection such as {"count": 4};
                 None: all.
-            device_order: "planned" looks for the best order, "given" takes the one of `devices`, row-major.
+            device_order: "planned" searches the best order, "given" takes the one of `devices`, row-major.
             axis_types: "auto", "explicit" or "manual": one for all, one an axis, or by name; None: auto.
-            allow_unused: a mesh smaller than the fleet is a warning and not an error.
+            allow_unused: a mesh smaller than the fleet causes a warning instead of an error.
             include_devices: False leaves the list of devices out of the plan.
-            memory_strategy: how much memory the job's JAX may take; goes into the plan's environment.
+            memory_strategy: how much memory the job's JAX may take; written to the plan's environment.
             dcn: how axes are split over granules (slices, or hosts), such as "dp:4"; None: by the score.
-            importance: how much traffic each axis has; only ratios count; None: by the axes' names.
-            timeout_s: the time limit for asking all hosts.
-            require_all: raise where a host does not answer; else the plan's warnings name it (`hosts_missing`).
+            importance: the traffic of each axis; only ratios count; None: by the axes' names.
+            timeout_s: the time limit for all hosts together.
+            require_all: raise if a host does not answer; otherwise the plan's warnings name it (`hosts_missing`).
 
         Raises:
-            FleetIncompleteError: no host answered, or, with `require_all`, not every one.
-            InvalidMeshError: the mesh is none.
-            InvalidRequestError: an option is none that there is, or has the wrong type.
-            PlanInfeasibleError: it cannot be laid on these devices, or the hosts make no topology: one that stands
-                twice, platforms that differ, chips of a slice that contradict each other.
-            DevicesUnusedError: it would leave devices unused.
+            FleetIncompleteError: no host answered, or, with `require_all`, a host did not answer.
+            InvalidMeshError: the mesh is not valid.
+            InvalidRequestError: an option does not exist, or has the wrong type.
+            PlanInfeasibleError: the mesh does not fit these devices, or the hosts do not form a topology: a host is
+                listed twice, platforms differ, or chips of a slice contradict each other.
+            DevicesUnusedError: the mesh would leave devices unused.
         """
         timeout_s, require_all = options.pop("timeout_s", DEFAULT_TIMEOUT_S), options.pop("require_all", False)
         if other := sorted(options.keys() - _PlanOptions.__annotations__):

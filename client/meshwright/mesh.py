@@ -1,4 +1,4 @@
-"""Device meshes for a running job: made here from what JAX shows, or the agent's plan made real.
+"""Device meshes for a running job: built here from JAX's devices, or from the agent's plan.
 
 This is the whole public face; the parts live in `meshwright._mesh`. Imports jax, so it is imported by name only.
 """

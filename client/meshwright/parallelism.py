@@ -1,9 +1,9 @@
-"""The parallelism block of a trainer's config: read, made a mesh, and asked which part of the data is whose.
+"""The parallelism block of a trainer's config: reads it, builds its mesh, and assigns parts of the data to ranks.
 
-Rule: a rank is a device, and its number is its place in (process, id) order: mesh and sampler mean the same rank,
-and where each process has one device, the rank is the process. Ranks fill the mesh row-major over dp, tp, domain.
-So no planner reorders devices here; `meshwright.mesh` does. Knows no model, no data and no sampler. This module
-imports jax and is imported by name only.
+Rule: a rank is a device, and its number is its place in (process, id) order: mesh and sampler use the same rank, and
+where each process has one device, the rank is the process. Ranks fill the mesh row-major over dp, tp, domain. So no
+planner reorders devices here; `meshwright.mesh` does. Independent of models, data and samplers. This module imports jax
+and is imported by name only.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def parse_parallelism_conf(conf: Mapping[str, Any]) -> dict[str, Any]:
     are refused, as is a key that is there with no value.
 
     Args:
-        conf: the trainer's config, any mapping of mappings; other keys beside the block are not looked at.
+        conf: the trainer's config, any mapping of mappings; other keys beside the block are ignored.
 
     Raises:
         ValueError: the block is missing, has an unknown key or a value that cannot be used; names
             `trainer.parallelism` and the key.
-        TypeError: `conf` is no mapping.
+        TypeError: `conf` is not a mapping.
     """
     return parse_block(find_block(conf))
 
@@ -68,7 +68,7 @@ def dp_world_size(parallelism_conf: Mapping[str, Any], world_size: int) -> int:
 
     Raises:
         ValueError: `world_size` is not divisible by the two degrees, or is below 1, or the block is wrong.
-        TypeError: `world_size` is no integer, or the block is no mapping.
+        TypeError: `world_size` is not an integer, or the block is not a mapping.
     """
     block = parse_block(parallelism_conf)
     count, each = parse_integer("world_size", world_size, 1), block["tensor"] * block["domain"]
@@ -86,23 +86,23 @@ def dp_world_size(parallelism_conf: Mapping[str, Any], world_size: int) -> int:
 def data_parallel_coords(
     conf: Mapping[str, Any], *, rank: int | None = None, world_size: int | None = None
 ) -> tuple[int, int]:
-    """Returns (dp_rank, dp_size): which part of the data this rank reads, and of how many.
+    """Returns (dp_rank, dp_size): the part of the data that this rank reads, and the number of parts.
 
-    Ranks that differ only in their tensor or domain coordinate get the same part. Give it to a sampler in place
-    of rank and world size.
+    Ranks that differ only in their tensor or domain coordinate get the same part. Pass it to a sampler in place of rank
+    and world size.
 
     Args:
         conf: the trainer's config, as `parse_parallelism_conf` reads it.
         rank: a device's number, 0 … world_size - 1.
-        world_size: how many ranks there are. Without these two, JAX's distributed system says them, and (0, 1)
-            where it is not initialised: call `jax.distributed.initialize()` first.
+        world_size: the number of ranks. Without these two arguments, they come from JAX's distributed system, or are
+            (0, 1) where it is not initialized: call `jax.distributed.initialize()` first.
 
     Raises:
         ValueError: the config is wrong, `world_size` is not divisible by tensor · domain, `rank` is not one of
             its ranks, or only one of the two is given.
-        TypeError: `conf` is no mapping, or `rank` or `world_size` no integer.
-        RuntimeError: the two are not given, and a process has several devices: it then holds several ranks, and
-            its number is none of them. `process_batch_shard` answers for whole processes.
+        TypeError: `conf` is not a mapping, or `rank` or `world_size` is not an integer.
+        RuntimeError: the two are not given, and a process has several devices: such a process holds several ranks, and
+            its number is not a rank. Use `process_batch_shard` for whole processes.
     """
     block = parse_parallelism_conf(conf)
     if (rank is None) != (world_size is None):
@@ -146,21 +146,21 @@ def build_device_mesh(
 ) -> tuple[Mesh | None, dict[str, Mesh]]:
     """Returns the mesh [dp, tp, domain] of a parallelism block, and by axis name this process's line through it.
 
-    The mesh has only the axes that count: dp if `data` is not "none" or its size is above 1, tp and domain above
-    1. Where there is none, or a single one of size 1, the answer is (None, {}). Axis types are Auto. A line is the
-    1-D mesh along an axis through this process's first device; the whole mesh where it has one axis.
+    The mesh has only the axes in use: dp if `data` is not "none" or its size is above 1, tp and domain above 1. Where
+    there is no axis, or a single one of size 1, the result is (None, {}). Axis types are Auto. A line is the 1-D mesh
+    along an axis through this process's first device; the whole mesh where it has one axis.
 
     Args:
         parallelism_conf: the block, as `parse_parallelism_conf` returns it.
         device: the backend: "cuda" or "gpu", "tpu", "cpu".
-        world_size: how many devices to use, the first ones in rank order; None means all of the backend's.
+        world_size: the number of devices to use, the first ones in rank order; None means all of the backend's.
 
     Raises:
-        RuntimeError: the backend is not here; names those that are.
-        ValueError: the block is wrong, does not divide the devices (`not divisible`), `world_size` is more than
-            there are, or so few that this process has no device on a mesh of several. Such a process cannot take
-            part, and is told so here rather than at its first computation.
-        TypeError: the block is no mapping, or `world_size` no integer.
+        RuntimeError: the backend is not available. The message names the available ones.
+        ValueError: the block is wrong, does not divide the devices (`not divisible`), `world_size` is more than the
+            number of devices, or so small that this process has no device on a mesh of several. Such a process cannot
+            take part, and fails here rather than at its first computation.
+        TypeError: the block is not a mapping, or `world_size` is not an integer.
     """
     block = parse_block(parallelism_conf)
     ranks = _take_ranks(list_devices(device), device, world_size)
@@ -176,8 +176,8 @@ def build_device_mesh(
 def _take_ranks(devices: Sequence[Any], backend: str, world_size: int | None) -> list[Any]:
     """Returns the devices of the ranks, in their order.
 
-    JAX lists devices in this order wherever we could look (CPU, GPU, and TPU slices of several hosts, whose ids
-    jump), but promises none, and `data_parallel_coords` takes the process for the rank.
+    JAX lists devices in this order on all tested platforms (CPU, GPU, and TPU slices of several hosts, whose ids have
+    gaps). JAX does not guarantee this order, and `data_parallel_coords` uses the process as the rank.
     """
     ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
     count = len(ordered) if world_size is None else parse_integer("world_size", world_size, 1)
@@ -196,7 +196,7 @@ def _list_axes(block: Mapping[str, Any], world_size: int) -> dict[str, int]:
 
 
 def _assemble(grid: np.ndarray[Any, Any], names: tuple[str, ...]) -> Mesh:
-    # JAX's own default axis type differs between its versions, so it is always said.
+    # JAX's own default axis type differs between its versions, so it is always given.
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
 
@@ -221,30 +221,30 @@ def _refuse_outsider(mesh: Mesh) -> ValueError:
     )
 
 
-# ---- what a whole process loads ----
+# ---- the part of a whole process ----
 
 
 def process_batch_shard(mesh: Mesh | None, data_axes: str | Sequence[str]) -> tuple[int, int]:
-    """Returns (shard_index, shard_count): which part of each batch this process loads, and of how many.
+    """Returns (shard_index, shard_count): the part of each batch that this process loads, and the number of parts.
 
-    Of a global batch of B rows, sharded by `PartitionSpec(data_axes)`, load the rows from shard_index · B /
-    shard_count on, B / shard_count of them, and give them to `jax.make_array_from_process_local_data`. Processes
-    whose devices cover the same data coordinates (they differ in a tensor coordinate, say) get the same index.
+    Of a global batch of B rows, sharded by `PartitionSpec(data_axes)`, load the rows from shard_index · B / shard_count
+    on, B / shard_count of them, and pass them to `jax.make_array_from_process_local_data`. Processes whose devices
+    cover the same data coordinates (they differ in a tensor coordinate, say) get the same index.
 
-    The array is then the global batch, where the coordinates of each process are adjacent. Where they are not (a
-    device order along a torus, an inner axis named before an outer one), each row is in it once, at another
-    place: JAX lays a process's rows out over its coordinates in ascending order. All arrays of a batch that are
-    sharded alike change places alike.
+    The array is then the global batch, where the coordinates of each process are adjacent. Where they are not (a device
+    order along a torus, an inner axis named before an outer one), each row is in it once, at another place: JAX places
+    a process's rows over its coordinates in ascending order. All arrays of a batch with the same sharding are reordered
+    in the same way.
 
     Args:
         mesh: the mesh that the batch is sharded over; None, as `build_device_mesh` returns without parallelism:
             (0, 1).
-        data_axes: its axis, or axes (outermost first), that the batch dimension is split over; none: (0, 1).
+        data_axes: its axis, or axes (outermost first), that the batch dimension is split over; empty: (0, 1).
 
     Raises:
         ValueError: an axis is not in the mesh or given twice, this process has no device on the mesh, or the
             layout is uneven: processes cover different numbers of coordinates, or share only some of them.
-        TypeError: `mesh` is no mesh, or `data_axes` neither a name nor a sequence of names.
+        TypeError: `mesh` is not a mesh, or `data_axes` is neither a name nor a sequence of names.
     """
     if mesh is None:
         return 0, 1

@@ -1,8 +1,8 @@
-"""Arrays onto devices: one device, a sharding, every device, a batch split over a mesh, batches ahead of time.
+"""Places arrays on devices: one device, a sharding, every device, a batch split over a mesh, batches in advance.
 
-Rule: what comes back is the data's own pytree with each leaf a `jax.Array` where it was asked to be; a leaf that cannot
-be there is named by its path. On CPU no array shares memory with a NumPy array of the caller, which
-`jax.device_put` lets happen. This module knows no model, and no plan: a mesh is an argument.
+Rule: the result is the data's own pytree, with each leaf a `jax.Array` at its requested place. An error names the path
+of a leaf that cannot be placed. On CPU no array shares memory with a NumPy array of the caller, unlike with
+`jax.device_put`. Independent of models and plans: a mesh is an argument.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ _calls: Final = Comparison()
 
 
 class DevicePlacement:
-    """Places pytrees of arrays, and says what hardware they are placed on.
+    """Places pytrees of arrays, and describes the hardware that they are placed on.
 
     Leaves may be NumPy arrays, JAX arrays (sharded ones and typed PRNG keys as well) and Python numbers; None is an
     empty subtree, as everywhere in JAX. Transfers are asynchronous, as with `jax.device_put`: before a NumPy array
     that went to an accelerator is overwritten, wait for its copy with `jax.block_until_ready`.
 
-    Where a sharding spans processes, every process passes the same global batch, or with `process_local=True` the
-    part that `process_batch_shard` gives it, and puts its own part on its own devices; see `distribute_batch`. An array
-    that spans processes already is moved by JAX, with a collective.
+    Where a sharding spans processes, every process passes the same global batch, or with `process_local=True` the part
+    that `process_batch_shard` gives it, and places its own part on its own devices; see `distribute_batch`. JAX moves
+    an array that already spans processes, with a collective.
 
     Args:
-        default_device: the `jax.Device` where `place_on_device` and `prefetch_to_device` put things unless told
-            otherwise. None means `jax.default_device` where that is in force, else `jax.devices()[0]`; in a job of
-            several processes the first device of this process, since none can put anything on another's.
+        default_device: the `jax.Device` where `place_on_device` and `prefetch_to_device` place data by default. None
+            means `jax.default_device` where that is in force, otherwise `jax.devices()[0]`; in a job of several
+            processes the first device of this process, since a process cannot place data on devices of another.
 
     Raises:
-        TypeError: `default_device` is no device.
+        TypeError: `default_device` is not a device.
     """
 
     def __init__(self, default_device: Any = None) -> None:
@@ -87,7 +87,7 @@ class DevicePlacement:
             device: a `jax.Device`; None means the default device.
 
         Raises:
-            TypeError: a leaf is no array (its path is named), or `device` is no device.
+            TypeError: a leaf is not an array (the message has its path), or `device` is not a device.
             ValueError: a leaf is a Python integer that its dtype cannot hold; NumPy's are narrowed as JAX does.
         """
         return place_on_device(data, self.default_device if device is None else device)
@@ -99,15 +99,15 @@ class DevicePlacement:
     def replicate_across_devices(self, data: Any, devices: Sequence[Any] | None = None) -> Any:
         """Returns the data with every leaf whole on each device: one array replicated over a 1-D mesh of them.
 
-        In a job of several processes each process that has some of the devices calls this, and the values are
-        compared by digest, since copies that differ would go unnoticed.
+        In a job of several processes each process that has some of the devices calls this, and the values are compared
+        by digest, since different copies would not be detected otherwise.
 
         Args:
             data: a pytree of arrays.
             devices: `jax.Device`s; None means all devices of the default device's backend.
 
         Raises:
-            TypeError: a leaf is no array; its path is named.
+            TypeError: a leaf is not an array; the message has its path.
             ValueError: no device, a device twice, or devices of several backends; or the processes hold different
                 values.
             RuntimeError: another process did not call this in time.
@@ -128,21 +128,22 @@ class DevicePlacement:
     ) -> Any:
         """Returns the data with one dimension of every leaf split over a mesh axis, and whole over the others.
 
-        A leaf that has no such dimension, as a scalar, is replicated over the mesh; every process passes it whole and
-        equal. Manual axes of the mesh become
-        Auto in the arrays' shardings, since JAX places nothing on Manual ones; `jax.shard_map` takes such arrays.
+        A leaf without this dimension, such as a scalar, is replicated over the mesh; every process passes it whole and
+        equal. Manual axes of the mesh become Auto in the arrays' shardings, since JAX does not place arrays on Manual
+        axes; `jax.shard_map` takes such arrays.
 
         Args:
             data: a pytree of arrays.
-            mesh: may span processes; then each puts the part of its own devices there.
+            mesh: may span processes; each process then places the part of its own devices.
             batch_axis: the dimension; negative ones count from the end, as in NumPy.
             mesh_axis: an axis of the mesh, or several, of which the first is the outermost.
             process_local: as in the function `distribute_batch`.
 
         Raises:
-            TypeError: a leaf is no array (its path is named), `mesh` is no Mesh, `batch_axis` no whole number.
-            ValueError: the mesh has no such axis, an axis is named twice, a leaf's size does not divide, or the
-                batches of the processes do not go together.
+            TypeError: a leaf is not an array (the message has its path), `mesh` is not a Mesh, or `batch_axis` is not a
+                whole number.
+            ValueError: the mesh has no such axis, an axis is named twice, a leaf's size does not divide, or the batches
+                of the processes do not match.
             RuntimeError: another process did not pass its batch in time.
         """
         hint = f"; an axis of the mesh is given by name: mesh_axis={batch_axis!r}" if _is_named(batch_axis) else ""
@@ -166,30 +167,32 @@ class DevicePlacement:
         """Returns the batch sizes per device for a hardware type; None means that of the default device.
 
         Raises:
-            TypeError: `hardware_type` is none.
+            TypeError: `hardware_type` is not a hardware type.
 
         Source: `meshwright.planning.batch_size`: the published table, or the chip table's roofline.
         """
         return get_batch_size_recommendation(self.hardware_type if hardware_type is None else hardware_type)
 
     def validate_batch_size(self, batch_size: SupportsIndex, warn_suboptimal: bool = True) -> tuple[bool, str]:
-        """Returns whether a batch size per device is valid on this hardware, and a sentence on where it stands.
+        """Returns whether a batch size per device is valid on this hardware, and a sentence that compares it with the
+        table.
 
-        Below the minimum is invalid. Below the critical size is valid, and said if `warn_suboptimal`.
+        A batch below the minimum is invalid. A batch below the critical size is valid, and reported if
+        `warn_suboptimal`.
 
         Raises:
-            TypeError: `batch_size` is no whole number.
+            TypeError: `batch_size` is not a whole number.
         """
         size = _read_whole_number("batch_size", batch_size, "256")
         return validate_batch_size(self.hardware_type, size, warn_suboptimal)
 
     def get_device_info(self) -> dict[str, Any]:
-        """Returns what the devices of the default device's backend say of themselves.
+        """Returns the reported facts of the devices of the default device's backend.
 
         The keys: `num_devices`; `hardware_type`, the enum's value; `platforms` and `device_kinds`, each once;
         `devices`, a dict each, with `id`, `platform`, `device_kind`, `process_index`, `memory_limit_bytes`,
-        `memory_in_use_bytes` and what else JAX says. What a device does not say is None: memory is not told by
-        CPUs, nor by devices of other processes.
+        `memory_in_use_bytes` and other facts from JAX. An unreported value is None: CPUs and devices of other processes
+        do not report memory.
         """
         devices = [_describe(device) for device in self._list_devices()]
         return {
@@ -204,11 +207,11 @@ class DevicePlacement:
 def place_on_device(data: Any, device: Any = None) -> Any:
     """Returns the data with every leaf on one `jax.Device`; None means JAX's default device.
 
-    A device of another process is taken as JAX takes it: every process of the job calls this with the same data, and
-    only the owner then has the values.
+    For a device of another process JAX's rule applies: every process of the job calls this with the same data, and only
+    the owner then has the values.
 
     Raises:
-        TypeError: a leaf is no array (its path is named), or `device` is no device.
+        TypeError: a leaf is not an array (the message has its path), or `device` is not a device.
         ValueError: a leaf is a Python integer that its dtype cannot hold; NumPy's are narrowed as JAX does.
     """
     chosen = _find_default_device() if device is None else device
@@ -220,26 +223,27 @@ def place_on_device(data: Any, device: Any = None) -> Any:
 def distribute_batch(data: Any, sharding: Any, *, process_local: bool = False) -> Any:
     """Returns the data under one sharding, or each part of it under its own.
 
-    Manual axes of a mesh become Auto, since JAX places nothing on Manual ones; `jax.shard_map` takes such arrays.
+    Manual axes of a mesh become Auto, since JAX does not place arrays on Manual axes; `jax.shard_map` takes such
+    arrays.
 
     Where a sharding spans processes, the processes compare the first batch of a kind (structure, shapes, dtypes), by
-    digests that JAX's coordination service exchanges: all of them pass such a batch, and it takes no collective. Later
+    digests that JAX's coordination service exchanges: all of them pass such a batch, and no collective is used. Later
     batches of this kind are not compared. Where several threads beside the main thread pass batches of one kind, use a
-    prefetcher for each instead: calls do not say which thread of another process they belong to.
+    prefetcher for each instead: calls do not identify their thread in another process.
 
     Args:
         data: a pytree of arrays.
-        sharding: a `jax.sharding.Sharding`, or a pytree of them that is a prefix of the data: each stands for a
-            leaf or for a whole subtree.
+        sharding: a `jax.sharding.Sharding`, or a pytree of them that is a prefix of the data: each applies to a leaf or
+            to a whole subtree.
         process_local: False: every process passes the same global batch. True: each process passes the part that
             `meshwright.parallelism.process_batch_shard` gives it, as for `jax.make_array_from_process_local_data`;
-            processes with the same shard index pass the same rows, and what is not split is the same in all. Where a
+            processes with the same shard index pass the same rows, and unsplit leaves are the same in all. Where a
             sharding has devices of this process only, the leaf is whole either way.
 
     Raises:
-        TypeError: a leaf is no array, or a leaf of `sharding` no sharding; the path is named.
-        ValueError: the pytrees do not match, or a leaf's shape does not fit its sharding (its path is named), or the
-            batches of the processes do not go together.
+        TypeError: a leaf is not an array, or a leaf of `sharding` is not a sharding; the message has the path.
+        ValueError: the pytrees do not match, or a leaf's shape does not fit its sharding (the message has its path), or
+            the batches of the processes do not match.
         RuntimeError: another process did not pass its batch in time.
     """
     return place(data, check_target("sharding", sharding), process_local, _calls)
@@ -252,26 +256,27 @@ def prefetch_to_device(
     *,
     process_local: bool = False,
 ) -> Prefetcher:
-    """Returns an iterator over the batches, each placed by a thread before it is asked for.
+    """Returns an iterator over the batches, each placed by a thread before the consumer requests it.
 
-    The source's own work and the transfers run while the consumer computes; the order is kept, and what the source
-    raises comes out at its place. A source may overwrite a batch's NumPy arrays when it is asked for the next one
-    (many data loaders fill one buffer): by then the batch has been copied, on CPU, or its transfer has ended.
+    The source's own work and the transfers run while the consumer computes; the order is kept, and an exception of the
+    source is raised at its place. A source may overwrite a batch's NumPy arrays when the next one is requested (many
+    data loaders fill one buffer): by then the batch has been copied, on CPU, or its transfer has ended.
 
-    Where the sharding spans processes, the first batch of a kind is compared as by `distribute_batch`, for each
-    prefetcher apart; all processes make their prefetchers in the same order.
+    Where the sharding spans processes, the first batch of a kind is compared as by `distribute_batch`, separately for
+    each prefetcher. All processes must create their prefetchers in the same order.
 
     Args:
         data_iterator: yields pytrees of arrays. It is used by one thread only, and closed with the iterator if it
             is a generator.
         device: a device, a sharding, or a pytree of shardings as for `distribute_batch`; None means JAX's default
             device.
-        buffer_size: how many batches the source may be ahead of the one that the consumer got last. 1 overlaps
-            already; more evens out steps of unequal length. Device memory is needed for as many batches more.
+        buffer_size: the number of batches that the source may be ahead of the consumer's last batch. 1 is enough to
+            overlap; more evens out steps of unequal length. Device memory is needed for this number of further batches.
         process_local: as for `distribute_batch`.
 
     Raises:
-        TypeError: `data_iterator` cannot be iterated over, `device` is no place, `buffer_size` no whole number.
+        TypeError: `data_iterator` is not iterable, `device` is not a device or sharding, or `buffer_size` is not a
+            whole number.
         ValueError: `buffer_size` is below 1.
     """
     target = _find_default_device() if device is None else check_target("device", device)
@@ -284,7 +289,7 @@ def get_batch_size_recommendation(hardware_type: HardwareType | None = None) -> 
     """Returns the batch sizes per device for a hardware type; None means that of JAX's default device.
 
     Raises:
-        TypeError: `hardware_type` is none.
+        TypeError: `hardware_type` is not a hardware type.
 
     Source: `meshwright.planning.batch_size`: the published table, or the chip table's roofline.
     """
@@ -366,7 +371,7 @@ def _build_spec(leaf: Any, batch_axis: int, names: tuple[str, ...]) -> Partition
     return PartitionSpec(*[None] * (batch_axis % rank), names if len(names) > 1 else names[0])
 
 
-# ---- what a device says ----
+# ---- facts of a device ----
 
 
 def _describe(device: Any) -> dict[str, Any]:

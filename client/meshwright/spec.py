@@ -1,6 +1,6 @@
-"""MeshSpec: a mesh as people write it, "dp:2,fsdp:-1,tp:4". Parse, check, fill in the one -1, print.
+"""MeshSpec: a mesh in text form, "dp:2,fsdp:-1,tp:4". Parse, check, fill in the one -1, print.
 
-Knows names and sizes only: no devices, no topology, no jax. Order is kept: the first axis is the outermost.
+Uses names and sizes only: no devices, no topology, no jax. Order is preserved: the first axis is the outermost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MeshLike = str | Mapping[str, int] | Sequence[tuple[str, int]]
 """What `MeshSpec.parse` reads: "dp:2,tp:4", {"dp": 2, "tp": 4} or [("dp", 2), ("tp", 4)]."""
 
 MESH_EXAMPLE: Final = 'write it as "dp:2,tp:4"; one size may be -1 (the rest of the devices)'
-"""The form that each request, option and parameter takes; some take an object or a list of pairs too."""
+"""The form that each request, option and parameter accepts; some also accept an object or a list of pairs."""
 
 
 def _refuse(detail: str, hint: str = MESH_EXAMPLE) -> InvalidMeshError:

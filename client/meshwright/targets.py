@@ -34,13 +34,14 @@ class TargetSpec:
     """Hardware by its name: `granules` slices, or hosts, of one kind.
 
     Attributes:
-        chip: of a chip ("v5p", "h100", "cpu"), or of a whole slice ("v5p-256"); in lower case.
-        shape: chips of a TPU slice in x, y, z, or the devices of one host; empty: not said.
-        granules: how many slices, or hosts.
-        twisted: whether the torus is twisted; None: not said.
+        chip: a chip ("v5p", "h100", "cpu"), or a whole slice ("v5p-256"); in lower case.
+        shape: chips of a TPU slice in x, y, z, or the devices of one host; empty: not given.
+        granules: the number of slices, or hosts.
+        twisted: whether the torus is twisted; None: not given.
 
     Raises:
-        InvalidRequestError: a name that is none, a number outside 1 to a million, or more than three dimensions.
+        InvalidRequestError: the name is not valid, a number is outside 1 to a million, or there are more than three
+            dimensions.
     """
 
     chip: str

@@ -1,7 +1,7 @@
-"""What XLA's compiler says of *your* step on a plan's hardware, which need not be here.
+"""Asks XLA's compiler about *your* step on a plan's hardware, which need not be present.
 
-Rule: the step is traced and compiled in a child process, so that neither the compiler's crash nor its memory is yours,
-and no device is touched. Imports jax, so it is imported by name only.
+Rule: the step is traced and compiled in a child process, so that the compiler's crash and memory do not affect your
+process, and no device is used. Imports jax, so it is imported by name only.
 """
 
 from __future__ import annotations
@@ -43,30 +43,31 @@ def verify(
 ) -> Verification:
     """Returns the compiler's report of a step on a plan's hardware: fits or not, its memory, its collectives.
 
-    The step is jitted unless it is already. The plan's mesh is in force while it is traced (`jax.set_mesh`); a step
-    with a parameter `mesh` that the call leaves open gets it. Without `abstract_args`, `step` is a builder: called with
-    the mesh, it returns `(step, arguments)`. Whatever the compiler does, and a step that does not trace, is a report:
-    its `status` is "verified" only where it compiled and fits.
+    The step is jitted unless it already is. The plan's mesh is in force while it is traced (`jax.set_mesh`); it is
+    passed to a parameter `mesh` of the step that the call leaves open. Without `abstract_args`, `step` is a builder:
+    called with the mesh, it returns `(step, arguments)`. Every outcome of the compiler, and a step that cannot be
+    traced, gives a report. Its `status` is "verified" only where the step compiled and fits.
 
     Args:
-        plan: what the agent, `load_plan` or `meshwright plan -o` gives: a plan, an answer, JSON, or a file of it.
+        plan: the result of the agent, `load_plan` or `meshwright plan -o`: a plan, an answer, JSON, or a file.
         step: a function; or its name, "module:function" or "file.py:function". A closure or lambda needs cloudpickle.
-        *abstract_args: what it is called with: `jax.ShapeDtypeStruct`s, arrays (only their shapes count), scalars.
-        in_specs: how the arguments are split: a prefix of their tree, of PartitionSpecs, as `jax.shard_map` takes it;
-            None: by the NamedSharding that a leaf has. A leaf of which nothing says it is whole on every device.
-        donate_argnums: as `jax.jit` takes them, for a step that is not jitted.
+        *abstract_args: its arguments: `jax.ShapeDtypeStruct`s, arrays (only their shapes count), scalars.
+        in_specs: the sharding of the arguments: a prefix of their tree, of PartitionSpecs, as in `jax.shard_map`; None:
+            the NamedSharding of each leaf. A leaf without a sharding is whole on every device.
+        donate_argnums: as in `jax.jit`, for a step that is not jitted.
         target: the hardware, where the plan was made on a host: "8*h100:8"; None: the plan's own.
-        limit_s: seconds after which the compile is given up; None: 600.
+        limit_s: seconds after which the compile is stopped; None: 600.
         memory_limit_bytes: of this host's memory, for the compile; None: three quarters of it.
         on_progress: called with each progress.
 
     Raises:
-        SettingsError: the plan is none, or does not say its hardware.
-        PlanInfeasibleError: an answer that holds no plan.
-        InvalidRequestError: there is no such step.
-        TypeError: the step or its arguments cannot be sent to another process; `donate_argnums` for a jitted step.
+        SettingsError: the plan is not valid, or does not have its hardware.
+        PlanInfeasibleError: the answer does not contain a plan.
+        InvalidRequestError: the step does not exist.
+        TypeError: the step or its arguments cannot be sent to another process; or `donate_argnums` is given for a
+            jitted step.
         ValueError: a leaf is split over an axis that the plan does not have.
-        InternalError: a bug of ours.
+        InternalError: a bug of Meshwright.
     """
     read = read_plan(plan)
     named = pack_step(step)
@@ -93,7 +94,7 @@ def verify(
 
 
 def _find_main(step: Step, call: str | None) -> Step | None:
-    """Returns the script, where the step stands in it or a pickle names something of it."""
+    """Returns the script, where it defines the step or a pickle refers to it."""
     main = find_main()
     if main is None:
         return None

@@ -1,4 +1,4 @@
-"""One request and how its answer is read: built from an endpoint and a caller's arguments. Pure: sends nothing."""
+"""Builds one request, and the reader of its answer, from an endpoint and a caller's arguments. Pure: sends nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One request, and how its answer is read: `read(answer, host)`.
+    """One request, and the function that reads its answer: `read(answer, host)`.
 
     Attributes:
-        makes_run: the agent makes a run of each request, so that one whose answer is lost is not sent again.
-        gone: the answer where the request was sent again after a lost answer and finds nothing (404); None: that is an
-            error.
+        makes_run: the agent starts a run for each request, so a request with a lost answer is not sent again.
+        gone: the answer where the request was sent again after a lost answer and gets a 404; None: the 404 is an error.
     """
 
     endpoint: Endpoint[Any]
@@ -48,7 +47,7 @@ def build(
     query: Mapping[str, object] | None = None,
     accept: str = "application/json",
 ) -> Call[T]:
-    """Returns a call whose answer `read` reads."""
+    """Returns a call whose answer is read by `read`."""
     path = endpoint.build_path(parts or {}, query or {})
     return Call(endpoint, Request(endpoint.method, path, {"Accept": accept}), read)
 
@@ -65,15 +64,15 @@ def build_model(
     """Returns a call whose answer is the endpoint's model.
 
     Args:
-        endpoint: what is asked.
-        fields: of its request.
-        parts: of its path.
-        query: behind its path.
-        makes_run: makes a run where the endpoint does not always.
-        gone: the answer where a repetition finds nothing.
+        endpoint: the endpoint.
+        fields: fields of its request.
+        parts: parts of its path.
+        query: its query parameters.
+        makes_run: the request starts a run, where the endpoint does not always start one.
+        gone: the answer where a repeated request gets a 404.
 
     Raises:
-        InvalidRequestError: the fields are not those of the endpoint's request, or a part of the path is none.
+        InvalidRequestError: the fields are not those of the endpoint's request, or a part of the path is not valid.
     """
     model: Any = endpoint.reply
     path = endpoint.build_path(parts or {}, query or {})
@@ -95,7 +94,7 @@ def build_model(
 
 
 def _write_body(request: BaseModel) -> bytes:
-    """Returns what was said."""
+    """Returns the fields that were set."""
     said = request.model_dump(mode="json", exclude_unset=True)
     return json.dumps(said, ensure_ascii=False).encode()
 
@@ -109,7 +108,7 @@ def print_mesh(mesh: MeshLike | MeshSpec | None) -> str | None:
     """Returns a mesh as text.
 
     Raises:
-        InvalidMeshError: it is none.
+        InvalidMeshError: it is not a valid mesh.
     """
     if mesh is None or isinstance(mesh, str):
         return mesh
@@ -117,7 +116,7 @@ def print_mesh(mesh: MeshLike | MeshSpec | None) -> str | None:
 
 
 def write_model(value: object) -> object:
-    """Returns a model or a training as JSON says it: only what was said."""
+    """Returns a model or a training as JSON: only the fields that were set."""
     return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else write_sequence(value)
 
 

@@ -1,4 +1,4 @@
-"""The calls of the client: from Python arguments to a request, and from its answer to what is returned.
+"""The calls of the client: from Python arguments to a request, and from its answer to the return value.
 
 One function per method of `Client`. Pure: nothing is sent here.
 """
@@ -50,7 +50,7 @@ REASONS_MOST: Final = 3
 
 @dataclass(frozen=True)
 class Readiness:
-    """What `/readyz` says: whether plans can be answered, and one line on why. True where `ready` is."""
+    """The answer of `/readyz`: whether plans can be answered, and one line on why. True where `ready` is."""
 
     ready: bool
     line: str
@@ -90,7 +90,7 @@ def release() -> Call[Release]:
 
 
 def plan(mesh: MeshLike | MeshSpec, **options: Unpack[PlanOptions]) -> Call[Plan]:
-    """`POST /mesh/plan`; where it asks the compiler, it makes a run.
+    """`POST /mesh/plan`; starts a run where it needs the compiler.
 
     Raises:
         InvalidRequestError: an argument has the wrong type.
@@ -99,7 +99,7 @@ def plan(mesh: MeshLike | MeshSpec, **options: Unpack[PlanOptions]) -> Call[Plan
 
 
 def search(model: ModelLike, training: TrainingLike, **options: Unpack[SearchOptions]) -> Call[Plans]:
-    """`POST /mesh/search`; where it asks the compiler, it makes a run.
+    """`POST /mesh/search`; starts a run where it needs the compiler.
 
     Raises:
         InvalidRequestError: an argument has the wrong type.
@@ -124,7 +124,7 @@ def stored_plan(fingerprint: str) -> Call[Plan]:
 
 
 def _take_best(call: Call[Plans]) -> Call[Plan]:
-    """Returns the call that answers the first plan only; it takes over the warnings on the request."""
+    """Returns the call that answers only the first plan, with the warnings on the request."""
 
     def read(answer: Answer, host: str) -> Plan:
         return take_best(call.read(answer, host), asked=str(call.request), host=host)
@@ -136,7 +136,7 @@ def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
     """Returns the best plan, with the warnings on its request.
 
     Raises:
-        PlanInfeasibleError: there is none; says why each mesh was rejected.
+        PlanInfeasibleError: there is no plan. The error says why each mesh was rejected.
     """
     if not plans.plans:
         told = [f"{_write_shape(each)} {each.message}" for each in plans.rejected[:REASONS_MOST]]
@@ -163,11 +163,11 @@ def batch_size(
     memory_strategy: MemoryStrategyName | None = None,
     verify: Verify = "none",
 ) -> Call[BatchSize]:
-    """`POST /batch-size`; where it asks the compiler, it makes a run.
+    """`POST /batch-size`; starts a run where it needs the compiler.
 
     Raises:
         InvalidRequestError: an argument has the wrong type, or the batch is < 1.
-        InvalidMeshError: the mesh is none.
+        InvalidMeshError: the mesh is not valid.
     """
     fields = {
         "hardware": hardware,
@@ -188,7 +188,7 @@ def submit_bench(*, mesh: MeshLike | MeshSpec | None, **fields: object) -> Call[
 
     Raises:
         InvalidRequestError: an argument has the wrong type or is out of range.
-        InvalidMeshError: the mesh is none.
+        InvalidMeshError: the mesh is not valid.
     """
     asked = {name: value.id if isinstance(value, Lease) else write_sequence(value) for name, value in fields.items()}
     return build_model(endpoints.SUBMIT_BENCH, fields={**asked, "mesh": print_mesh(mesh)})

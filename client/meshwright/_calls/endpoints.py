@@ -1,7 +1,7 @@
-"""Every route of the agent, once: method, path, what it answers, and how a repeated request is taken.
+"""Every route of the agent, once: method, path, the answer, and the effect of a repeated request.
 
-All of them may be repeated (a lease has an id that the client makes), except a request that makes a run: a bench, and
-a plan or batch size that asks the compiler. Where its answer is lost, it is not sent again.
+All of them may be repeated (a lease has an id that the client makes), except a request that makes a run: a bench, and a
+plan or batch size that needs the compiler. If its answer is lost, it is not sent again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Endpoint(Generic[R]):
     """One route with one method.
 
     Attributes:
-        method, path: as in the agent's OpenAPI document; `{name}` stands for a part of the path.
+        method, path: as in the agent's OpenAPI document; `{name}` is replaced by a part of the path.
         reply: the model of the answer; `str` for plain text, `dict` for JSON without a model.
         request: the model of the body, or None.
-        statuses: those that are answers; all others are errors.
-        makes_run: true where every request makes a run.
-        is_retried: false where the question is how things stand right now.
+        statuses: the statuses of answers; all others are errors.
+        makes_run: true where every request starts a run.
+        is_retried: false where the request asks for the current state.
     """
 
     method: str

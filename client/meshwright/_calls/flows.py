@@ -1,7 +1,7 @@
-"""What takes several steps, once for both clients: try again, follow a run, wait for it, bench, have it compiled.
+"""Procedures of several steps, shared by both clients: retry, follow a run, wait for it, bench, compile.
 
-Each flow is a generator of steps; whoever drives it carries a step out, sends the outcome in, and throws in
-what interrupted it. So a flow decides and never does: no I/O, no sleep, and the clock is an argument.
+Each flow is a generator of steps. Its driver carries a step out, sends the outcome in, and throws in any interruption.
+So a flow only decides: no I/O, no sleep, and the clock is an argument.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meshwright.wire.bench import BenchRecord, BenchResult
 from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent
 
 SILENCE_S: Final = 45.0
-"""A stream that says nothing for so long is given up and opened again: three of the agent's signs of life."""
+"""A stream without data for this time is closed and opened again: three of the agent's keep-alive intervals."""
 SHORTEST_WINDOW_S: Final = 0.2
 CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Send:
-    """Step: send a request, answer an Outcome. `timeout_s` None is the client's own."""
+    """Step: send a request; the result is an Outcome. `timeout_s` None is the client's own."""
 
     request: Request
     timeout_s: float | None = None
@@ -56,14 +56,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Pause:
-    """Step: wait; answers None."""
+    """Step: wait; the result is None."""
 
     delay_s: float
 
 
 @dataclass(frozen=True)
 class Open:
-    """Step: open a stream in place of the one before; answers an Outcome, whose body is still to be read."""
+    """Step: open a stream in place of the previous one; the result is an Outcome with an unread body."""
 
     request: Request
     silence_s: float
@@ -71,7 +71,7 @@ class Open:
 
 @dataclass(frozen=True)
 class ReadChunk:
-    """Step: the next bytes of the stream; answers bytes, None at its end, or a Failure."""
+    """Step: read the next bytes of the stream; the result is bytes, None at its end, or a Failure."""
 
 
 Step = Send | Pause | Open | ReadChunk
@@ -86,12 +86,12 @@ class Deadline:
     clock: Callable[[], float] = time.monotonic
 
     def left_s(self) -> float | None:
-        """Returns the seconds that are left, at least 0; None without a limit."""
+        """Returns the remaining seconds, at least 0; None without a limit."""
         return None if self.at is None else max(0.0, self.at - self.clock())
 
     @property
     def is_over(self) -> bool:
-        """True once nothing is left."""
+        """True once no time is left."""
         return self.left_s() == 0.0
 
 
@@ -102,13 +102,13 @@ class Contact:
     answered: set[Endpoint[Any]] = field(default_factory=set)
 
     def knows(self, endpoint: Endpoint[Any], outcome: Outcome) -> bool:
-        """Returns whether an agent that is not there has ever been, or has answered before what it is not ready for."""
+        """Returns whether an unreachable agent was reachable before, or a not-ready agent was ready before."""
         return bool(self.answered) if isinstance(outcome, Failure) else endpoint in self.answered
 
 
 @dataclass(frozen=True)
 class Link:
-    """The agent as a flow sees it: its address for messages, how often to try again, what time it is."""
+    """The agent from the view of a flow: its address for messages, the retry policy, and the clock."""
 
     host: str
     policy: RetryPolicy = field(default_factory=RetryPolicy)
@@ -141,7 +141,7 @@ class Observer:
                 self._on_record(BenchRecord.model_validate(event.record))
 
     def notice_run(self, run: Run) -> None:
-        """Passes on what a polled run tells, where that is news: events may not get through."""
+        """Passes on the state of a polled run where it is new, since events may not get through."""
         if run.progress != self._last:
             self._notice_progress(run.progress)
 
@@ -152,13 +152,13 @@ class Observer:
 
 
 def exchange(call: Call[T], link: Link, deadline: Deadline | None = None) -> Flow[T]:
-    """Sends until there is an answer, or trying again makes no sense; returns what the answer means."""
+    """Sends until there is an answer, or a retry is useless; returns the value of the answer."""
     answer = yield from _fetch(call, link, deadline)
     return call.read(answer, link.host)
 
 
 def _fetch(call: Call[Any], link: Link, deadline: Deadline | None = None) -> Flow[Answer]:
-    """Sends until there is an answer; a kept-alive connection that turns out to be dead costs no retry, once."""
+    """Sends until there is an answer; one dead keep-alive connection does not count as a retry."""
     deadline = deadline or Deadline()
     policy = link.policy if call.endpoint.is_retried else replace(link.policy, max_retries=0)
     retries, stale, waited_s, is_lost = 0, 0, 0.0, False
@@ -200,11 +200,11 @@ def follow(
 ) -> Flow[None]:
     """Emits each event of a run once and in order, until its final state.
 
-    A stream that breaks is opened again after the last event seen. Where one brought nothing, the run itself
-    is asked: that tells a broken stream from a dead agent, and tells `poll` how it goes if no stream works.
+    A broken stream is opened again after the last received event. If a stream brings no event, the run itself is
+    requested. This distinguishes a broken stream from a dead agent, and gives `poll` the progress if no stream works.
 
     Raises:
-        MeshwrightError: the agent no longer answers, does not know the run, or the deadline is over.
+        MeshwrightError: the agent no longer answers, does not know the run, or the deadline has passed.
     """
     deadline, reader, fruitless = deadline or Deadline(), Reader(after, emit, RunEvent, _is_last), 0
     while True:
@@ -239,12 +239,12 @@ E = TypeVar("E", bound=Numbered)
 
 
 class Reader(Generic[E]):
-    """What has been read of events, over all streams.
+    """The events read so far, over all streams.
 
     Args:
-        last: the number of the last event that is known; those up to it are not told again.
-        emit: told each event, once.
-        model: what an event is read as.
+        last: the number of the last known event. Events up to it are not emitted again.
+        emit: called with each event, once.
+        model: the model of an event.
         is_last: whether no event comes after this one.
     """
 
@@ -271,10 +271,10 @@ class Reader(Generic[E]):
 
 
 def listen(request: Request, reader: Reader[Any], deadline: Deadline) -> Flow[Literal["ended", "silent", "broken"]]:
-    """Reads one stream to its end, and says how it ended.
+    """Reads one stream to its end, and returns how it ended.
 
-    How long one read may wait can be set only when a stream is opened. To keep a deadline, that is a quarter
-    of what is left, and the stream is opened anew when less than that is left.
+    The timeout of one read can be set only when a stream is opened. To keep a deadline, the timeout is a quarter of the
+    remaining time. The stream is opened again when less than the timeout remains.
     """
     left_s = deadline.left_s()
     window_s = SILENCE_S if left_s is None else min(SILENCE_S, left_s, max(left_s / 4, SHORTEST_WINDOW_S))
@@ -321,7 +321,7 @@ def wait(run_id: str, link: Link, observer: Observer, timeout_s: float | None) -
 
 
 def bench(submit: Call[Run], link: Link, observer: Observer, timeout_s: float | None) -> Flow[BenchResult]:
-    """Returns the result of a bench that it submits and waits for; one that nobody waits for is cancelled.
+    """Submits a bench, waits for it, and returns its result. If the waiting ends early, the bench is cancelled.
 
     Raises:
         MeshwrightError: the run failed (its own error's class) or was cancelled, or the waiting ended early.
@@ -330,7 +330,7 @@ def bench(submit: Call[Run], link: Link, observer: Observer, timeout_s: float | 
     try:
         run = yield from wait(run.id, link, observer, timeout_s)
     except GeneratorExit:
-        raise  # nobody is there to carry out another step
+        raise  # the driver is gone: no further step can be carried out
     except BaseException:
         yield Send(calls.cancel_run(run.id).request, CANCEL_TIMEOUT_S)
         raise
@@ -338,7 +338,8 @@ def bench(submit: Call[Run], link: Link, observer: Observer, timeout_s: float | 
 
 
 def complete(call: Call[T], link: Link, observer: Observer, timeout_s: float | None) -> Flow[T]:
-    """Returns what a call answers, at once or (202) as the result of a run, which goes on if the waiting ends early.
+    """Returns the answer of a call, directly or (202) as the result of a run. The run continues if the waiting ends
+    early.
 
     Raises:
         MeshwrightError: the run failed (its own error's class) or was cancelled, or is not over after `timeout_s`.
@@ -363,8 +364,8 @@ def read_result(run: Run, host: str) -> dict[str, Any]:
     """Returns the result of a finished run.
 
     Raises:
-        RunCancelledError: it was cancelled.
-        ProblemError: it failed: the class of its problem, or RunFailedError where it names none.
+        RunCancelledError: the run was cancelled.
+        ProblemError: the run failed: the class of its problem, or RunFailedError where it has none.
     """
     if run.state == "succeeded":
         return run.result or {}

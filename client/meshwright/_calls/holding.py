@@ -1,8 +1,8 @@
-"""Holding a lease: taken, renewed while it is needed, given back; and known to be lost when it is. No I/O, no thread.
+"""Holds a lease: takes it, renews it while it is needed, ends it, and detects its loss. No I/O, no thread.
 
-Rule: a lease is held until the agent says that it is not, or until its time is over without a renewal that came
-through: an agent that restarts, or cannot be reached for a while, costs no lease. The agent is asked every `CHECK_S`,
-so that a holder stops soon after a lease that took the devices over.
+Rule: a lease is held until the agent reports its end, or until it expires without a successful renewal. A restart of
+the agent, or a short connection loss, does not end a lease. The client checks the lease every `CHECK_S`, so that a
+holder stops soon after another lease takes the devices over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshwright.wire.leases import Lease
 
 DEFAULT_TTL_S: Final = 3600.0
 HOLD_TTL_S: Final = 600.0
-"""A lease whose holder died ends within this time."""
+"""The lease of a crashed holder ends within this time."""
 RENEWALS: Final = 3
 """A lease is renewed so often within its time."""
 RENEW_TIMEOUT_S: Final = 10.0
@@ -46,7 +46,7 @@ class Held:
 
     @property
     def lost(self) -> MeshwrightError | None:
-        """Why the lease is no longer held: NotFoundError where it ended, else why no renewal came through."""
+        """Why the lease is lost: NotFoundError where it ended, otherwise the error of the last renewal."""
         self._is_told = self._is_told or self._lost is not None
         return self._lost
 
@@ -76,12 +76,12 @@ class Held:
         return True
 
     def finish(self) -> None:
-        """Notes that the block has ended, so that nothing is lost any more."""
+        """Records that the block has ended, so that a later loss does not count."""
         self._is_over = True
 
     @property
     def unsaid(self) -> str:
-        """What nobody was told about a lease that was lost; "" where there is nothing."""
+        """The unreported reason of a lost lease; "" if there is none."""
         if self._lost is None or self._is_told:
             return ""
         return (
@@ -91,10 +91,10 @@ class Held:
 
 
 def take(call: Call[Lease], link: Link, wait_s: float) -> Flow[Lease]:
-    """Returns the lease; waits up to `wait_s` for devices that somebody else has leased.
+    """Returns the lease; waits up to `wait_s` for devices that another lease has.
 
     Raises:
-        DeviceLeasedError: somebody still has.
+        DeviceLeasedError: another lease still has them.
         MeshwrightError: as `exchange`.
     """
     deadline = link.build_deadline(wait_s)
@@ -108,7 +108,7 @@ def take(call: Call[Lease], link: Link, wait_s: float) -> Flow[Lease]:
             yield Pause(min(error.retry_after_s or AGAIN_S, AGAIN_S, left_s))
         except (MeshwrightError, GeneratorExit):
             raise
-        except BaseException:  # the caller was interrupted: what the agent has reserved meanwhile, nobody would end
+        except BaseException:  # the caller was interrupted: end the lease that the agent may have made meanwhile
             yield Send(Request("DELETE", call.request.path, {"Accept": "application/json"}), CANCEL_TIMEOUT_S)
             raise
         else:
@@ -116,20 +116,20 @@ def take(call: Call[Lease], link: Link, wait_s: float) -> Flow[Lease]:
 
 
 def find(lease: Lease | str, link: Link, deadline: Deadline | None = None) -> Flow[Lease]:
-    """Returns a lease as it stands now.
+    """Returns the current state of a lease.
 
     Raises:
-        NotFoundError: it has ended, or never was.
+        NotFoundError: the lease has ended, or never existed.
     """
     lease = yield from exchange(leases.get_lease(lease), link, deadline)
     return lease
 
 
 def renew(lease: Lease | str, link: Link, ttl_s: float, deadline: Deadline | None = None) -> Flow[Lease]:
-    """Makes a lease end `ttl_s` from now; asks for it first, since a lease that has ended must not be made anew.
+    """Makes a lease end `ttl_s` from now; reads the lease first, since an ended lease must not be created again.
 
     Raises:
-        NotFoundError: it has ended, or never was.
+        NotFoundError: the lease has ended, or never existed.
     """
     held = yield from find(lease, link, deadline)
     renewed = yield from exchange(leases.renew_lease(held, ttl_s), link, deadline)
@@ -148,9 +148,9 @@ def end(lease: Lease | str, link: Link) -> Flow[Lease]:
 
 
 def keep(held: Held, link: Link, ttl_s: float) -> Flow[None]:
-    """Renews the lease at a third of its time, until it is lost; whoever drives this ends it before.
+    """Renews the lease at a third of its time, until it is lost or the driver ends the flow.
 
-    A renewal that does not come through is tried again until the time that the agent granted last is over.
+    A failed renewal is tried again until the last granted time is over.
     """
     end: Deadline | None = link.build_deadline(held.lease.expires_in_s)
     while end is not None:
@@ -174,7 +174,7 @@ def _check_until(renewal: Deadline, held: Held, link: Link) -> Flow[None]:
 
 
 def _renew(held: Held, link: Link, ttl_s: float, end: Deadline) -> Flow[Deadline | None]:
-    """Returns when the lease ends after this renewal; None where it is lost."""
+    """Returns the end of the lease after this renewal; None where the lease is lost."""
     while True:
         asked_at = link.build_deadline(0.0).at or 0.0
         try:
@@ -194,10 +194,10 @@ def _renew(held: Held, link: Link, ttl_s: float, end: Deadline) -> Flow[Deadline
 
 
 def give_back(held: Held, link: Link) -> Flow[str]:
-    """Ends the lease; returns "", or why it stays until its time is over.
+    """Ends the lease; returns "", or why it remains until it expires.
 
-    A lease that has ended meanwhile is lost: the agent is asked first, since an end that is sent twice finds no lease
-    either.
+    A lease that has ended meanwhile is lost. The lease is read first, since a repeated request to end it gets a 404
+    too.
     """
     if isinstance(held._lost, NotFoundError):
         return ""
@@ -208,7 +208,7 @@ def give_back(held: Held, link: Link) -> Flow[str]:
         held.lose(error, at_end=True)
         return ""
     except MeshwrightError:
-        pass  # it is ended all the same
+        pass  # the lease has ended anyway
     try:
         yield from exchange(leases.end_lease(held.lease), link, within)
     except NotFoundError:

@@ -1,4 +1,4 @@
-"""Calls about leases: how each is asked, and which devices a plan's lease means. Sends nothing."""
+"""Builds the calls about leases, and selects the devices of a plan's lease. Sends nothing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ uses."""
 def put_lease(
     lease_id: str | None, devices: LeasedLike, *, purpose: str, ttl_s: float, preemptible: bool
 ) -> Call[Lease]:
-    """`PUT /leases/{id}`; an id is made here where none is given.
+    """`PUT /leases/{id}`; an id is created here where none is given.
 
     Raises:
-        InvalidRequestError: an argument has the wrong type or is out of range, or the plan is of other hardware.
+        InvalidRequestError: an argument has the wrong type or is out of range, or the plan is for other hardware.
     """
     names = name_devices(devices) if isinstance(devices, Plan) else write_sequence(devices)
     fields = {"devices": names, "purpose": purpose, "ttl_s": ttl_s, "preemptible": preemptible}

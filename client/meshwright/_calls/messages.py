@@ -1,6 +1,6 @@
-"""One request and what came of it, as values: the seam between the core and whatever sends.
+"""One request and its outcome, as values: the interface between the core and the sender.
 
-Knows neither endpoints nor an HTTP library.
+Independent of endpoints and of the HTTP library.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FailureKind = Literal["refused", "timeout", "stale", "lost", "untrusted", "expired", "handshake", "closed"]
-"""Nobody listens, or no such host · no answer in time · a kept-alive connection that had been closed ·
-anything else that broke the exchange · TLS: we do not trust the agent's certificate · it is not valid at this time ·
-the agent does not take ours, or speaks no TLS · this client was closed."""
+"""No listener, or no such host · no answer in time · a closed keep-alive connection · any other broken exchange · TLS:
+the agent's certificate is not trusted · it is not valid at this time · the agent rejects the client's certificate, or
+does not use TLS · this client was closed."""
 
 
 @dataclass(frozen=True)

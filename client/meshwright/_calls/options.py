@@ -1,4 +1,4 @@
-"""What may be said of a plan and of what is trained, in the forms that callers may say it. Sends nothing."""
+"""The options of a plan and of its training, in all forms that callers may use. Sends nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TopologyLike = Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any
 ModelLike = str | ModelSpec | Mapping[str, Any]
 """A preset's name, the content of a config.json, or dimensions by the same names."""
 TrainingLike = TrainingSpec | Mapping[str, Any]
-"""How it is trained, such as {"global_batch": 64, "sequence_length": 8192}."""
+"""The training, such as {"global_batch": 64, "sequence_length": 8192}."""
 Verify = Literal["none", "compile"]
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
@@ -29,18 +29,18 @@ EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"
 
 
 class _MeshOptions(TypedDict, total=False):
-    """What may be said of a plan and of a search, and left out: its default. Each as the request's field of that name.
+    """Optional settings of a plan and of a search. Each is the request's field of the same name.
 
     Attributes:
         devices: local indices, uuids or PCI bus ids, or a selection such as {"count": 4}; None: all.
-        lease: the job's own: its devices are planned on, and not what others have reserved.
-        topology: plan on these hosts: what their agents' `devices()` returned.
+        lease: the job's own lease: plans on its devices, and not on devices of other leases.
+        topology: plan on these hosts: the results of their agents' `devices()`.
         include_devices: False leaves the list of devices out: `plan.devices` is empty.
-        memory_strategy: how much of a GPU's memory the job's JAX may take, as `plan.environment` has it; None: 0.92
-            where a model is trained, else 0.75.
+        memory_strategy: the part of a GPU's memory that the job's JAX may take, as `plan.environment` has it; None:
+            0.92 where a model is trained, else 0.75.
         exports: write "jax" (mesh and PartitionSpecs) or "maxtext" (flags) into `plan.exports`; needs a model.
-        verify: "compile" asks XLA's compiler whether the step fits, and waits for its word, in `plan.verification`.
-            A compile goes on, and its answer is kept, when the waiting ends early.
+        verify: "compile" asks XLA's compiler whether the step fits, and waits for the result in `plan.verification`. If
+            the waiting ends early, the compile continues and its result is stored.
     """
 
     devices: DevicesLike | None
@@ -53,18 +53,18 @@ class _MeshOptions(TypedDict, total=False):
 
 
 class PlanOptions(_MeshOptions, total=False):
-    """What may be said of a plan besides its mesh and what a search may be told, too.
+    """Optional settings of a plan only, besides its mesh.
 
     Attributes:
-        target: plan on hardware that need not be here, such as "v5p:4x4x28" or "64*h100:8"; None: the agent's host.
-        device_order: "planned" looks for the best order, "given" takes the one of `devices`, row-major.
+        target: plan on hardware that need not be present, such as "v5p:4x4x28" or "64*h100:8"; None: the agent's host.
+        device_order: "planned" searches the best order, "given" takes the one of `devices`, row-major.
         axis_types: "auto", "explicit" or "manual": one for all, one an axis, or by name; None: auto.
-        allow_unused: a mesh smaller than the host is a warning and not an error.
-        dcn: how axes are split over slices or hosts, such as "dp:4"; None: as the score has it.
-        importance: how much traffic each axis has, such as {"tp": 8, "dp": 1}; None: by the axes' names.
-        model: what is trained: a preset such as "llama3-70b", the content of a config.json, or dimensions.
-        training: how, such as {"global_batch": 64, "sequence_length": 8192}: prices the step.
-        audit: with model and training, tell in `plan.audit` the best mesh of its devices.
+        allow_unused: a mesh smaller than the host causes a warning instead of an error.
+        dcn: how axes are split over slices or hosts, such as "dp:4"; None: by the score.
+        importance: the traffic of each axis, such as {"tp": 8, "dp": 1}; None: by the axes' names.
+        model: the trained model: a preset such as "llama3-70b", the content of a config.json, or dimensions.
+        training: its training, such as {"global_batch": 64, "sequence_length": 8192}: prices the step.
+        audit: with model and training, report the best mesh of its devices in `plan.audit`.
     """
 
     target: str | None
@@ -79,17 +79,18 @@ class PlanOptions(_MeshOptions, total=False):
 
 
 class SearchOptions(_MeshOptions, total=False):
-    """What may be said of a search besides its model and training and what a plan may be told, too.
+    """Optional settings of a search only, besides its model and training.
 
     Attributes:
-        targets: hardware that need not be here, such as ["64*h100:8"]; of several the best plan on each.
-        axes: sizes that are given, such as {"tp": 8}.
+        targets: hardware that need not be present, such as ["64*h100:8"]; for several, the best plan on each.
+        axes: fixed sizes, such as {"tp": 8}.
         at_most: greatest sizes, such as {"pp": 1}.
         remat: "none", "minimal", "full": to choose from; empty: all, or that of the training.
         moment_dtypes: of AdamW's moments, to choose from; empty: those of the training.
-        price_per_device_hour: of one device, in any currency; one for all, or by target: plans tell what tokens cost.
-        top: how many plans are told of one target.
-        fallback: also plan for what is left when a device fails, in `plans.fallback`.
+        price_per_device_hour: of one device, in any currency; one for all, or by target: plans report the cost of
+            tokens.
+        top: the number of plans of one target.
+        fallback: also plan for the remaining devices when a device fails, in `plans.fallback`.
     """
 
     targets: Sequence[str]

@@ -1,8 +1,8 @@
-"""What an outcome means: whether to try again and when, which error it is, or the value that was asked for.
+"""Evaluates an outcome: whether and when to retry, which error it is, or the requested value.
 
-The retry schedule is the field's: 0.5·2ⁿ s, at most 8 s, with jitter; `Retry-After` is obeyed up to 120 s.
-Source: the schedules of openai-python, anthropic-sdk-python, stripe-python; RFC 9110 §10.2.3.
-An agent that has answered before, and looks as if it were being started again, is waited for longer than that.
+The retry schedule is the usual one: 0.5·2ⁿ s, at most 8 s, with jitter; `Retry-After` is obeyed up to 120 s. Source:
+the schedules of openai-python, anthropic-sdk-python, stripe-python; RFC 9110 §10.2.3. If an agent answered before and
+seems to restart, the client waits longer for it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ MAX_DELAY_S: Final = 8.0
 MAX_RETRY_AFTER_S: Final = 120.0
 JITTER_RATIO: Final = 0.25
 RESTART_S: Final = 15.0
-"""How long an agent that is started again is waited for: systemd pauses for 2 s after a crash, a busy host for more."""
+"""The time to wait for an agent that restarts: systemd pauses for 2 s after a crash, a busy host for more."""
 RESTART_STEP_S: Final = 1.0
 _GONE: Final = frozenset({"refused", "lost", "stale"})
 _LOST: Final = frozenset({"timeout", "stale", "lost"})
 _GATEWAY: Final = frozenset({502, 504})
-"""Of what stands between client and agent."""
+"""Statuses of proxies between client and agent."""
 _STARTING: Final = frozenset({"not_ready"})
 _UNAVAILABLE: Final = 503
 _REPEATABLE: Final = frozenset({408, 429})
 _LIKE_REFUSED: Final = frozenset({"lost", "stale"})
-"""So it looks when an agent refuses a client's certificate: in TLS 1.3 the client has ended its handshake by then."""
+"""Failures that also occur if an agent rejects a client's certificate: in TLS 1.3 the client's handshake is already
+complete."""
 _REFUSED: Final = (
     "look that MESHWRIGHT_CLIENT_CERT_FILE is set, has not expired, and is signed by an authority of the agent's"
 )
@@ -67,14 +68,14 @@ _REFUSAL_HINTS: Final = {
     421: "ask by the host's own name or address, or add this one to the agent's MESHWRIGHT_ALLOWED_HOSTS",
     429: "ask less often; `max_retries` says how often a client tries again by itself",
 }
-"""What helps where the answer does not say so itself."""
+"""The hints for answers without their own."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often, and after how long, an exchange is tried again. `jitter` answers a number in [0, 1)."""
+    """The number and the delays of retries of an exchange. `jitter` returns a number in [0, 1)."""
 
     max_retries: int = 2
     jitter: Callable[[], float] = random.random
@@ -85,13 +86,14 @@ class RetryPolicy:
 
 
 def decide_retry(outcome: Outcome, retries: int, policy: RetryPolicy, waited_s: float | None = None) -> float | None:
-    """Returns the seconds to wait before trying again, or None: this outcome is to be taken as it is.
+    """Returns the seconds to wait before a retry, or None: do not retry.
 
     Args:
-        outcome: of the last try.
-        retries: how many there were.
-        policy: how many there may be; more only for an agent that is being started again.
-        waited_s: how long an agent that had answered before has been waited for; None: it never has, or not this.
+        outcome: of the last attempt.
+        retries: the number of retries so far.
+        policy: the limit of retries; more are allowed only for an agent that restarts.
+        waited_s: seconds waited for an agent that answered before; None: it never answered, or the outcome is of
+            another kind.
     """
     is_restart = waited_s is not None and waited_s < RESTART_S and policy.max_retries > 0 and _is_away(outcome)
     if retries >= policy.max_retries and not is_restart:
@@ -108,14 +110,14 @@ def decide_retry(outcome: Outcome, retries: int, policy: RetryPolicy, waited_s: 
 
 
 def is_lost_answer(outcome: Outcome) -> bool:
-    """Returns whether the agent may have done what was asked, though no answer of it came."""
+    """Returns whether the agent may have carried out the request, although its answer was lost."""
     if isinstance(outcome, Failure):
         return outcome.kind in _LOST
     return outcome.status in _GATEWAY
 
 
 def _is_away(outcome: Outcome) -> bool:
-    """Returns whether this is what a client sees of an agent that ends, is not there, or has just begun."""
+    """Returns whether the outcome is typical of an agent that stops, is stopped, or has just started."""
     if isinstance(outcome, Failure):
         return outcome.kind in _GONE
     problem = _parse_problem(outcome) if outcome.status == _UNAVAILABLE else None
@@ -123,7 +125,7 @@ def _is_away(outcome: Outcome) -> bool:
 
 
 def parse_retry_after(value: str | None, *, now: datetime) -> float | None:
-    """Returns the seconds that a Retry-After header asks for (a number, or a date), or None."""
+    """Returns the seconds of a Retry-After header (a number, or a date), or None."""
     if value is None:
         return None
     try:
@@ -138,10 +140,10 @@ def parse_retry_after(value: str | None, *, now: datetime) -> float | None:
 
 
 def build_error(outcome: Outcome, request: Request, host: str, *, hint: str = "") -> MeshwrightError:
-    """Returns the error that a failure, or a reply that is no answer to `request`, means.
+    """Returns the error for a failure, or for a reply that is not an answer to `request`.
 
     Args:
-        outcome, request, host: what was answered to what, by whom.
+        outcome, request, host: the outcome, its request, and the answering host.
         hint: of a failure, in the place of the usual one.
     """
     if isinstance(outcome, Failure):
@@ -181,7 +183,7 @@ def read_reply(model: type[M], answer: Answer, request: Request, host: str) -> M
     """Returns the reply as its model.
 
     Raises:
-        AgentConnectionError: what answered is not an agent, or its reply cannot be read.
+        AgentConnectionError: the answering server is not an agent, or its reply cannot be read.
     """
     try:
         return model.model_validate_json(answer.body)
@@ -196,10 +198,10 @@ def read_reply(model: type[M], answer: Answer, request: Request, host: str) -> M
 
 
 def build_request_model(model: type[M], fields: Mapping[str, Any]) -> M:
-    """Returns the request that these fields make; those that are None are left out.
+    """Returns the request with these fields; fields that are None are left out.
 
     Raises:
-        InvalidRequestError: with one entry per wrong field, as the agent would say it.
+        InvalidRequestError: has one entry per wrong field, in the agent's format.
     """
     try:
         return model(**{name: value for name, value in fields.items() if value is not None})

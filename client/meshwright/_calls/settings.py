@@ -1,6 +1,6 @@
 """Where the agent is and how to speak to it: from arguments, else from the environment.
 
-Reads the token file that is named, again when it was changed; knows no HTTP library and opens no connection.
+Reads the named token file, again after a change. Independent of the HTTP library; opens no connection.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _EXAMPLE: Final = f"write {DEFAULT_URL}, https://host:8790 or unix:///run/meshwr
 
 @dataclass(frozen=True)
 class Address:
-    """Where an agent listens.
+    """The address of an agent.
 
     Attributes:
-        url: what requests are made against, without a slash at its end.
+        url: the base URL of requests, without a trailing slash.
         socket: the path of the unix socket to connect to, or None for TCP.
-        shown: the address as people know it, for messages.
-        is_local: true for loopback and unix sockets, which no proxy may come between.
+        shown: the address as displayed in messages.
+        is_local: true for loopback and unix sockets, which never use a proxy.
     """
 
     url: str
@@ -48,7 +48,7 @@ class Settings:
     client_cert_file: str | None = None
     client_key_file: str | None = None
     token_file: str | None = None
-    """Where the token was read, and may be read anew; None: it was said otherwise."""
+    """The file of the token, which may be read again; None: the token has another source."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -56,7 +56,7 @@ class Settings:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def read_token_again(self) -> Settings:
-        """Returns the settings with the token that its file has now; the same settings where none can be read."""
+        """Returns the settings with the current token of its file; the same settings where no token can be read."""
         if self.token_file is None:
             return self
         try:
@@ -69,11 +69,11 @@ class Settings:
 def read_settings(base_url: str | None, token: str | None, environ: Mapping[str, str]) -> Settings:
     """Returns the settings: arguments first, then MESHWRIGHT_URL, _TOKEN, _TOKEN_FILE, and the files for TLS.
 
-    Without an address it is the unix socket of this host's agent, if it is there, else loopback.
+    Without an address, the unix socket of this host's agent is used if it exists, otherwise loopback.
 
     Raises:
-        SettingsError: an address that is none, a token that no header can carry, a file that cannot be read, the key of
-            a certificate that is not named.
+        SettingsError: an address is not valid, a token is not valid in a header, a file cannot be read, or a key is
+            given without its certificate.
     """
     default = f"unix://{DEFAULT_SOCKET}" if DEFAULT_SOCKET.exists() else DEFAULT_URL
     address = parse_address(base_url or environ.get("MESHWRIGHT_URL") or default)
@@ -103,7 +103,7 @@ def parse_address(text: str) -> Address:
         )
     try:
         parts = urlsplit(text.strip())
-        port = parts.port  # parsed, and checked, only when asked for
+        port = parts.port  # parsed, and checked, only on access
     except ValueError as error:
         raise SettingsError(f"the agent's address {text!r} is not a URL ({error}); {_EXAMPLE}") from error
     if parts.query or parts.fragment:

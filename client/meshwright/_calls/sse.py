@@ -1,4 +1,4 @@
-"""Server-sent events: bytes in, whole frames out. No I/O; knows nothing of runs.
+"""Server-sent events: bytes in, whole frames out. No I/O; independent of runs.
 
 Lines end at CR LF, LF or CR only (a JSON string may hold U+2028, at which `str.splitlines` would cut).
 Source: WHATWG HTML, "Server-sent events", §9.2.5–9.2.6.

@@ -10,13 +10,13 @@ from meshwright.wire.health import HealthEvent
 
 
 def follow_health(link: Link, *, emit: Callable[[HealthEvent], object], after: int | None) -> Flow[None]:
-    """Emits each event after `after` (None: those from now on), and never ends by itself.
+    """Emits each event after `after` (None: from now on), and never ends by itself.
 
-    A stream that breaks is opened again after the last event seen. Where one brought nothing, the history is asked for:
-    that tells a broken stream from a dead agent, and brings the events where no stream gets through.
+    A broken stream is opened again after the last received event. If a stream brings no event, the history is
+    requested. This distinguishes a broken stream from a dead agent, and gets the events where no stream works.
 
     Raises:
-        MeshwrightError: the agent no longer answers, or refuses.
+        MeshwrightError: the agent no longer answers, or rejects the request.
     """
     if after is None:
         known = yield from exchange(calls.events(None, None, 1), link)
@@ -29,7 +29,7 @@ def follow_health(link: Link, *, emit: Callable[[HealthEvent], object], after: i
         if not fruitless:
             continue
         history = yield from exchange(calls.events(None, reader.last, None), link)
-        if history.last_seq < reader.last:  # another history has begun, whose first events have lower numbers
+        if history.last_seq < reader.last:  # a new history has begun, whose first events have lower numbers
             reader.last = 0
             history = yield from exchange(calls.events(None, 0, None), link)
         for event in history.events:

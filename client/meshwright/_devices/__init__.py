@@ -1,4 +1,4 @@
-"""Private rooms of `meshwright.devices`: what is here, what JAX starts with, how data is dealt out, why no GPU.
+"""Private packages of `meshwright.devices`: capabilities, JAX's start environment, distribution of data, missing GPUs.
 
-Rule: nothing here starts JAX's backend except `JAXDeviceManager` and what asks it.
+Rule: nothing here starts JAX's backend except `JAXDeviceManager` and its callers.
 """

@@ -1,6 +1,7 @@
-"""What a kind of device here can do, in one frozen value, and who may say so.
+"""The capabilities of this host's devices as one frozen value, and the protocol of their detectors.
 
-Rule: a detector speaks of its own platform only, and starts no backend; what nobody told is None. Knows no driver.
+Rule: a detector reports its own platform only, and starts no backend. An unreported value is None. Independent of
+drivers.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ class DeviceType(Enum):
 
 @dataclass(frozen=True)
 class DeviceCapabilities:
-    """What the devices of one type can do, as far as somebody said so.
+    """The known capabilities of the devices of one type.
 
     Attributes:
         device_type: the platform.
-        device_count: devices that JAX shows this process on this host, or would; 0: none here.
-        total_memory_mb: memory of all those devices together, in MiB (2**20 bytes, rounded down), used or not. Of
-            CPUs the host's memory, which they share; of TPUs the published size, since no driver tells it.
-        compute_capability: of NVIDIA GPUs, "9.0"; of different ones the lowest, which all of them can do.
+        device_count: devices on this host that JAX shows this process, or would show; 0: none.
+        total_memory_mb: memory of all those devices together, in MiB (2**20 bytes, rounded down), used or not. Of CPUs
+            the host's memory, which they share; of TPUs the published size, since no driver reports it.
+        compute_capability: of NVIDIA GPUs, "9.0"; of different GPUs the lowest, which all of them support.
         cuda_version: the newest CUDA that the driver supports, "12.2".
         driver_version: NVIDIA's driver, "535.129.03".
         supports_mixed_precision: every device multiplies 16-bit matrices in hardware: bfloat16 (TPUs; compute
             capability 8.0 or more) or float16 on tensor cores (7.0 or more).
-        supports_distributed: collectives can join devices: there are several here (over NCCL on GPUs, ICI on
-            TPUs, memory on CPUs), or the environment says that this host is part of a larger TPU slice.
+        supports_distributed: collectives can join devices: there are several here (over NCCL on GPUs, ICI on TPUs,
+            memory on CPUs), or this host is part of a larger TPU slice by the environment.
         supports_bfloat16: every device has bfloat16 in hardware.
-        device_kinds: product names as JAX or the driver has them, each once.
-        device_memory_bytes: memory of each device; empty where that of one is not known.
+        device_kinds: product names as reported by JAX or the driver, each once.
+        device_memory_bytes: memory of each device; empty where the memory of one is not known.
 
     Raises:
-        ValueError: `device_count` is no number of devices.
+        ValueError: `device_count` is not a valid number of devices.
     """
 
     device_type: DeviceType
@@ -77,10 +78,10 @@ class DeviceCapabilities:
 
 @runtime_checkable
 class DeviceDetector(Protocol):
-    """Whoever can say what is here. A detector starts no JAX backend and opens no device."""
+    """A source of this host's device capabilities. A detector starts no JAX backend and opens no device."""
 
     def detect_capabilities(self) -> DeviceCapabilities:
-        """Returns what is here of the detector's own platform; `device_count` 0 where there is nothing."""
+        """Returns the capabilities of the detector's own platform; `device_count` 0 where there is no device."""
         ...
 
 
@@ -109,7 +110,7 @@ class DevicePart:
 
 
 def build_capabilities(device_type: DeviceType, parts: Sequence[DevicePart], **more: Any) -> DeviceCapabilities:
-    """Returns what these devices can do together; `more` are fields that the devices do not tell."""
+    """Returns the common capabilities of these devices; `more` has fields that the devices do not report."""
     memory = tuple(part.memory_bytes for part in parts if part.memory_bytes is not None)
     is_known = bool(parts) and len(memory) == len(parts)
     versions = [part.capability for part in parts if part.capability is not None]
@@ -127,7 +128,8 @@ def build_capabilities(device_type: DeviceType, parts: Sequence[DevicePart], **m
 
 
 def describe_jax_devices(devices: Sequence[Any]) -> DeviceCapabilities | None:
-    """Returns what JAX's own devices say, memory aside (an allocator's limit is no capacity); None for others."""
+    """Returns the capabilities from JAX's own devices, without memory (an allocator's limit is not a capacity); None
+    for others."""
     platform = parse_platform(devices[0].platform) if devices else None
     if platform not in {kind.value for kind in DeviceType}:
         return None
@@ -139,7 +141,8 @@ def describe_jax_devices(devices: Sequence[Any]) -> DeviceCapabilities | None:
 
 
 def complete(told: DeviceCapabilities, jax_says: DeviceCapabilities | None) -> DeviceCapabilities:
-    """Returns `told` with JAX's count of devices, and with what is missing there as JAX's devices say it."""
+    """Returns the detected capabilities with JAX's count of devices, and with missing values filled in from JAX's
+    devices."""
     if jax_says is None or jax_says.device_type is not told.device_type:
         return told
     missing = {field.name: getattr(jax_says, field.name) for field in fields(told) if not getattr(told, field.name)}
@@ -147,7 +150,7 @@ def complete(told: DeviceCapabilities, jax_says: DeviceCapabilities | None) -> D
 
 
 def _recount(told: DeviceCapabilities, count: int) -> DeviceCapabilities:
-    """Returns `told` for `count` devices: a process of a job may have fewer than CUDA shows."""
+    """Returns the detected capabilities for `count` devices: a process of a job may have fewer than CUDA shows."""
     if told.device_count == count or not told.device_memory_bytes:
         return replace(told, device_count=count)
     is_equal = len(set(told.device_memory_bytes)) == 1
@@ -163,11 +166,11 @@ def parse_capability(text: object) -> tuple[int, int] | None:
 
 
 def choose_compute_dtype(capabilities: DeviceCapabilities) -> str:
-    """Returns the name of the 16-bit type that the hardware computes in, else "float32".
+    """Returns the name of the hardware's 16-bit compute type, otherwise "float32".
 
-    bfloat16 where all devices have it (TPUs, and compute capability 8.0 or more, also if nobody says so); float16 on
-    NVIDIA GPUs that have its arithmetic and no bfloat16 (compute capability 5.3 up to 8.0; fast from 7.0 on, where
-    there are tensor cores); float32 on CPUs and where the hardware is not known.
+    bfloat16 where all devices have it (TPUs, and compute capability 8.0 or more, also if the detector does not report
+    it); float16 on NVIDIA GPUs that have its arithmetic and no bfloat16 (compute capability 5.3 up to 8.0; fast from
+    7.0 on, where there are tensor cores); float32 on CPUs and where the hardware is not known.
 
     Source: CUDA C++ Programming Guide, "Feature Support per Compute Capability".
     """

@@ -1,8 +1,8 @@
-"""Which detector speaks for this process: that of the platform on which JAX computes, or would.
+"""Chooses the detector of this process: that of the platform on which JAX computes, or would compute.
 
-Rule: a backend that runs is asked; else JAX's own rule is followed, without starting it: the first platform of
-JAX_PLATFORMS, else the fastest for which there are both hardware and a plugin. AMD GPUs are known only once the
-backend runs.
+Rule: a running backend decides. Otherwise JAX's own rule is followed, without starting it: the first platform of
+JAX_PLATFORMS, else the fastest for which there are both hardware and a plugin. AMD GPUs are known only once the backend
+runs.
 
 Source: jax/_src/xla_bridge.py, `backends`.
 """
@@ -38,7 +38,7 @@ def choose_detector() -> DeviceDetector:
 
 
 def predict_platform() -> str:
-    """Returns "gpu", "tpu" or "cpu": what JAX would take; from its configuration, and from what is installed."""
+    """Returns "gpu", "tpu" or "cpu": JAX's choice, from its configuration and the installed packages."""
     first = str(jax.config.values["jax_platforms"] or "").split(",")[0].strip()
     if first:
         return parse_platform(first)
@@ -49,7 +49,7 @@ def predict_platform() -> str:
 
 
 def choose_platform(*, has_gpu: bool, has_tpu: bool) -> DeviceType:
-    """Returns what JAX prefers of what is usable: GPUs (priority 500), then TPUs (300), then the CPU (0)."""
+    """Returns the usable platform that JAX prefers: GPUs (priority 500), then TPUs (300), then the CPU (0)."""
     if has_gpu:
         return DeviceType.GPU
     return DeviceType.TPU if has_tpu else DeviceType.CPU

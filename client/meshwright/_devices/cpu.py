@@ -1,6 +1,7 @@
 """The CPU as JAX's platform: how many (virtual) devices it shows, and the memory that they share.
 
-Rule: always there, never the fast one. Knows the JAX configuration, and asks the backend only if it runs already.
+Rule: always present, never the fast platform. Reads the JAX configuration, and uses the backend only if it already
+runs.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _MEMORY: Final = re.compile(r"MemTotal:\s+(\d+) kB")
 
 
 class CPUDetector:
-    """Tells how many CPU devices JAX shows, or would, and the host's memory.
+    """Detects the number of CPU devices that JAX shows, or would show, and the host's memory.
 
     16-bit types are emulated or slow on CPUs, so mixed precision is not supported.
 
     Args:
         proc: where the kernel's files are.
-        count: returns the number of devices; None asks JAX's configuration, or its backend if that runs.
+        count: returns the number of devices; None reads JAX's configuration, or its backend if that runs.
     """
 
     def __init__(self, *, proc: Path = Path("/proc"), count: Callable[[], int] | None = None) -> None:
@@ -59,13 +60,13 @@ def count_cpu_devices() -> int:
 
 
 def parse_device_count(environ: Mapping[str, str]) -> int:
-    """Returns the number of CPU devices that XLA_FLAGS ask for; 1 where they ask for none."""
+    """Returns the number of CPU devices that XLA_FLAGS ask for; 1 where they do not set it."""
     found = _FLAG.findall(environ.get("XLA_FLAGS", ""))
     return int(found[-1]) if found else 1
 
 
 def read_memory_mb(proc: Path) -> int | None:
-    """Returns the host's memory in MiB, rounded down; None where the kernel does not tell."""
+    """Returns the host's memory in MiB, rounded down; None where the kernel does not report it."""
     try:
         found = _MEMORY.search((proc / "meminfo").read_text())
     except OSError:

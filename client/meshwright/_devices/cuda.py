@@ -1,8 +1,8 @@
-"""NVIDIA GPUs as CUDA shows them to this process, read without CUDA.
+"""Detects the NVIDIA GPUs that CUDA shows this process, without CUDA.
 
-Rule: NVML makes no context and is shut down after each read; a question that it cannot answer costs one field.
-Where there is no NVML (the package nvidia-ml-py is not the client's), the kernel module's files tell what they can:
-which cards, and the driver. Knows nothing of JAX.
+Rule: NVML makes no context and is shut down after each read; a value that it cannot read leaves one field empty. Where
+there is no NVML (the package nvidia-ml-py is not the client's), the kernel module's files give the cards and the
+driver. Independent of JAX.
 
 Source: NVIDIA, NVML API Reference Guide; for what CUDA shows of divided GPUs, MIG User Guide, "CUDA Device
 Enumeration": one instance at most, and no whole GPU beside it.
@@ -45,11 +45,11 @@ class GpuReading:
 
 
 class CUDADetector:
-    """Tells what CUDA shows this process of the host's GPUs: `CUDA_VISIBLE_DEVICES` and MIG are honoured.
+    """Detects the host's GPUs that CUDA shows this process: `CUDA_VISIBLE_DEVICES` and MIG are honoured.
 
     Args:
         environ: None means `os.environ`, as it is at each call.
-        nvml: returns the module `pynvml`, or what behaves like it, or None where there is none.
+        nvml: returns the module `pynvml`, or a module with the same functions, or None where there is none.
         proc: where the kernel module's files are.
     """
 
@@ -61,7 +61,7 @@ class CUDADetector:
         self._proc = proc
 
     def detect_capabilities(self) -> DeviceCapabilities:
-        """Returns what CUDA shows; `device_count` 0 where it shows nothing."""
+        """Returns the capabilities of the GPUs that CUDA shows; `device_count` 0 where it shows none."""
         reading = read_gpus(self._find_nvml(), self._proc)
         parts = select_visible(os.environ if self._environ is None else self._environ, reading.cards)
         return build_capabilities(
@@ -94,14 +94,14 @@ def read_gpus(nvml: Any, proc: Path) -> GpuReading:
 
 
 def read_gpus_from_files(proc: Path) -> GpuReading:
-    """Returns the cards and the driver's version; MIG instances and compute capability are not told there."""
+    """Returns the cards and the driver's version; the files do not have MIG instances and compute capability."""
     gpus = read_gpus_from_proc(proc / "driver/nvidia/gpus")
     cards = tuple(GpuCard(gpu, DevicePart(kind=gpu.model or None)) for gpu in gpus)
     return GpuReading(cards, read_driver_version(proc))
 
 
 def read_driver_version(proc: Path) -> str | None:
-    """Returns the loaded kernel module's version, "535.129.03"; None where none is loaded."""
+    """Returns the loaded kernel module's version, "535.129.03"; None where no module is loaded."""
     try:
         text = (proc / "driver/nvidia/version").read_text(errors="replace")
     except OSError:
@@ -116,10 +116,10 @@ def format_cuda_version(number: int | None) -> str | None:
 
 
 def select_visible(environ: Mapping[str, str], cards: Sequence[GpuCard]) -> tuple[DevicePart, ...]:
-    """Returns what CUDA shows of these cards (which are in PCI order), as far as its order goes.
+    """Returns the cards that CUDA shows, as far as its order is known. `cards` is in PCI order.
 
-    Where CUDA's own order is not known (different models, numbers in CUDA_VISIBLE_DEVICES), the count is still
-    right, and only what all cards have in common is told.
+    Where CUDA's own order is not known (different models, numbers in CUDA_VISIBLE_DEVICES), the count is still right,
+    and only values common to all cards are reported.
     """
     gpus = [card.gpu for card in cards]
     visible = parse_visible({**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, gpus) or ()
@@ -132,14 +132,14 @@ def select_visible(environ: Mapping[str, str], cards: Sequence[GpuCard]) -> tupl
 
 
 def _find_parts(gpu: VisibleGpu, cards: Sequence[GpuCard]) -> list[tuple[DevicePart, bool]]:
-    """Returns (part, whether it is a MIG instance) for what one visible GPU is; none for a card without instances."""
+    """Returns (part, whether it is a MIG instance) for one visible GPU; empty for a card without instances."""
     if gpu.host_position is not None:
         card = cards[gpu.host_position]
         if card.instances is None:
             return [(card.part, False)]
         return [(part, True) for part in card.instances.values()][:1]
     instances = {uuid: part for card in cards for uuid, part in (card.instances or {}).items()}
-    # An instance that nobody could list, or a name of older drivers (MIG-GPU-…/1/0), is one device all the same.
+    # An instance that cannot be listed, or a name of older drivers (MIG-GPU-…/1/0), still counts as one device.
     return [(instances.get(gpu.uuid, DevicePart()), True)]
 
 
@@ -158,7 +158,8 @@ class _Reader:
         self._nvml = nvml
 
     def ask(self, function: str, *args: Any) -> Any:
-        """Returns what NVML answers; None if it cannot, or if this release of nvidia-ml-py has no such function."""
+        """Returns the answer of NVML; None if it has no answer, or if this release of nvidia-ml-py has no such
+        function."""
         try:
             return getattr(self._nvml, function)(*args)
         except (self._nvml.NVMLError, AttributeError):

@@ -1,7 +1,7 @@
-"""JAX's devices by platform, the default one among them, and data dealt out over them.
+"""JAX's devices by platform, the default device, and the distribution of data over devices.
 
-Rule: nothing is kept: each question asks JAX, so a backend that was started anew gives its own devices. A preference
-hides no device and sets no JAX default. Asking starts JAX's backend.
+Rule: nothing is cached. Each call asks JAX, so a restarted backend gives its own devices. A preference does not hide
+devices or set JAX's default. Each call starts JAX's backend.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ORDER: Final = ("gpu", "tpu", "cpu")
 
 
 class JAXDeviceManager:
-    """JAX's devices as this process sees them. In a job of several processes those of all are listed.
+    """JAX's devices as this process sees them. In a job of several processes, the devices of all processes are listed.
 
     Args:
-        platform_priority: platforms in the order in which a default device is looked for, such as
-            ["cpu", "gpu"]; one that is not here is passed over. Mutable.
+        platform_priority: platforms in the order of preference for the default device, such as ["cpu", "gpu"]. A
+            missing platform is skipped. Mutable.
         devices: the devices to manage, instead of all that JAX has.
     """
 
@@ -44,7 +44,7 @@ class JAXDeviceManager:
 
     @property
     def gpu_devices(self) -> list[Device]:
-        """All GPUs, in JAX's order; none where there are none."""
+        """All GPUs, in JAX's order; empty where there are none."""
         return self._list("gpu")
 
     @property
@@ -54,7 +54,7 @@ class JAXDeviceManager:
 
     @property
     def tpu_devices(self) -> list[Device]:
-        """All TPUs, in JAX's order; none where there are none."""
+        """All TPUs, in JAX's order; empty where there are none."""
         return self._list("tpu")
 
     def list_platforms(self) -> dict[str, list[Device]]:
@@ -70,12 +70,12 @@ class JAXDeviceManager:
         return platforms
 
     def get_default_device(self) -> Device:
-        """Returns this process's first device of the preferred platform, else a GPU, a TPU, a CPU device.
+        """Returns this process's first device of the preferred platform, otherwise a GPU, a TPU or a CPU device.
 
-        JAX's own default stays as it is.
+        JAX's own default does not change.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: this process has no device.
         """
         platforms = {name: [d for d in devices if is_own(d)] for name, devices in self.list_platforms().items()}
         wanted = [parse_platform(name.strip().lower()) for name in self.platform_priority or ()]
@@ -90,19 +90,19 @@ class JAXDeviceManager:
     def distribute_data(self, data: Any, target_devices: Sequence[Device] | None = None) -> list[Any]:
         """Returns one pytree like `data` a device: its rows of every leaf, on that device. [rows, …] → [its rows, …].
 
-        The shards in order make up the data again; sizes differ by one at most, the first ones being larger, and
-        with fewer rows than devices the last ones are empty. A process deals out its own rows over its own
-        devices. Types are those that `jax.device_put` gives (without x64, float64 becomes float32).
+        The shards in order form the data again. Sizes differ by at most one, and the first shards are the larger ones.
+        With fewer rows than devices the last shards are empty. A process distributes its own rows over its own devices.
+        Types are those of `jax.device_put` (without x64, float64 becomes float32).
 
         Args:
             data: a pytree of arrays that have the same first dimension.
-            target_devices: None means this process's GPUs, or where there are none its devices of JAX's default
+            target_devices: None means this process's GPUs. Without GPUs, it means its devices of JAX's default
                 platform.
 
         Raises:
             ValueError: a leaf is a scalar or has another number of rows (the message names its path), or
                 `target_devices` is empty, names one twice or one of another process.
-            TypeError: a leaf is no array of numbers, or a target is no device.
+            TypeError: a leaf is not an array of numbers, or a target is not a device.
         """
         targets = self._choose_targets() if target_devices is None else _check_targets(target_devices)
         shards = split_rows(data, len(targets))

@@ -1,7 +1,7 @@
-"""One configuration, the capabilities of what is here, and JAX's devices, under one name.
+"""One configuration, the capabilities of this host, and JAX's devices, under one name.
 
-Rule: a manager makes its configuration take effect when it is made, or says that it could not. Capabilities come from
-a detector and start nothing; `has_gpu`, counts and devices are JAX's own answer, and asking starts its backend.
+Rule: the constructor of a manager applies its configuration, or warns that it could not. Capabilities come from a
+detector and start nothing; `has_gpu`, counts and devices are JAX's own answer, and reading them starts its backend.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ from meshwright.environment import (
 from meshwright.wire.devices import parse_platform
 
 _MODEL_SIZES: Final = ((1_000_000, MemoryStrategy.CONSERVATIVE), (100_000_000, MemoryStrategy.BALANCED))
-"""Below so many parameters → the strategy; from the last on AGGRESSIVE."""
+"""Below this number of parameters → the strategy; from the last number on AGGRESSIVE."""
 
 PRIORITY: Final = "platform_priority"
-"""What a configuration means beside its variables, by the name of its field."""
+"""The effect of a configuration besides its variables, by the name of its field."""
 
 
 class DeviceManager:
     """The devices of this process, configured.
 
-    Making one applies the configuration: its variables to `os.environ`, JAX's own options (x64, jit) to `jax.config`
-    too. That takes effect only before JAX's backend starts. If it has started and something would differ, nothing is
-    changed and a RuntimeWarning names what.
+    The constructor applies the configuration: its variables to `os.environ`, and JAX's own options (x64, jit) to
+    `jax.config` too. This takes effect only before JAX's backend starts. If the backend has started and a value would
+    differ, nothing is changed, and a RuntimeWarning names the differences.
 
     Args:
-        config: None means what is in force already: the variables of this process and `jax.config`, in which the
-            memory fraction is 0.75 (balanced) unless they say otherwise. JAX then does what it would do anyway, and
-            nothing warns; the variables are written out, for child processes.
-        detector: says what the devices can do; None chooses by the platform that JAX has, or would have.
+        config: None means the configuration in force: the variables of this process and `jax.config`, with a memory
+            fraction of 0.75 (balanced) by default. JAX then behaves as without a manager, and no warning is emitted.
+            The variables are written for child processes.
+        detector: reports the capabilities of the devices; None chooses by the platform that JAX has, or would have.
 
     Raises:
-        ValueError: the configuration has values that it cannot have.
-        TypeError: `config` or `detector` is none.
+        ValueError: the configuration has invalid values.
+        TypeError: `config` or `detector` has the wrong type.
     """
 
     def __init__(self, config: DeviceConfiguration | None = None, detector: DeviceDetector | None = None) -> None:
@@ -93,7 +93,7 @@ class DeviceManager:
 
     @property
     def effect(self) -> Mapping[str, str]:
-        """What the configuration meant when it was applied; equal for configurations that mean the same."""
+        """The effect of the configuration when it was applied; equal for configurations of equal effect."""
         return self._effect
 
     @property
@@ -104,10 +104,10 @@ class DeviceManager:
 
     @property
     def capabilities(self) -> DeviceCapabilities:
-        """What the devices can do, as the detector says it. Starts no backend.
+        """The capabilities of the devices, from the detector. Starts no backend.
 
-        Without a detector of the caller's, it is read again once the backend has started, or was started anew, and
-        JAX's own devices fill in what nobody told.
+        Without a detector of the caller, they are read again after the backend starts or restarts. JAX's own devices
+        then fill in missing values.
         """
         return self._detect()[1]
 
@@ -150,8 +150,8 @@ class DeviceManager:
     def compute_dtype(self) -> np.dtype[Any]:
         """The type to compute in: float32, or after `use_mixed_precision` the 16-bit type that the hardware has.
 
-        That is bfloat16 on TPUs and GPUs of compute capability 8.0 or more, float16 on older ones from 5.3 on,
-        float32 elsewhere. Where only JAX can tell a GPU's compute capability, asking starts its backend.
+        That is bfloat16 on TPUs and GPUs of compute capability 8.0 or more, float16 on older GPUs from 5.3 on, float32
+        elsewhere. If only JAX knows a GPU's compute capability, this property starts its backend.
         """
         if not self._is_mixed:
             return np.dtype(np.float32)
@@ -167,10 +167,10 @@ class DeviceManager:
         self._is_mixed = enabled
 
     def get_default_device(self) -> Device:
-        """Returns this process's first device of the configuration's preferred platform, else a GPU, TPU or CPU.
+        """Returns this process's first device of the configuration's preferred platform, otherwise a GPU, TPU or CPU.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: this process has no device.
         """
         return self.jax_manager.get_default_device()
 
@@ -180,11 +180,11 @@ class DeviceManager:
         `backend`, `default_device`, `device_count`, `gpu_count`, `capabilities` (by field), `devices` (by platform, a
         dict each), `jax_devices` (of JAX's default platform), `gpu_devices`, `cpu_devices` and `tpu_devices` as texts,
         `memory_strategy`, `memory_fraction`, `compute_dtype`, `not_in_force`, and `no_gpu`: reasons why JAX has no GPU,
-        each a sentence; none where it has GPUs or TPUs.
+        each a sentence; empty where it has GPUs or TPUs.
 
         Raises:
             RuntimeError: JAX cannot start.
-            ValueError: the configuration was set to values that it cannot have.
+            ValueError: the configuration was set to invalid values.
         """
         self._config.check()
         platforms = self.jax_manager.list_platforms()
@@ -209,25 +209,25 @@ class DeviceManager:
         }
 
     def optimize_for_model_size(self, parameter_count: int) -> DeviceConfiguration:
-        """Returns a new configuration, like this manager's, whose memory strategy suits the size of a model.
+        """Returns a new configuration, like this manager's, with a memory strategy for the size of a model.
 
-        CONSERVATIVE below 1,000,000 parameters, BALANCED below 100,000,000, else AGGRESSIVE; a memory fraction that
-        was given gives way to it. The manager keeps its own: give the new one to
-        `get_device_manager(config, force_reinit=True)` before the first use of jax.
+        CONSERVATIVE below 1,000,000 parameters, BALANCED below 100,000,000, otherwise AGGRESSIVE. The strategy replaces
+        a given memory fraction. The manager does not change: pass the new configuration to `get_device_manager(config,
+        force_reinit=True)` before the first use of jax.
 
         Raises:
             ValueError: `parameter_count` is negative.
-            TypeError: it is no integer.
+            TypeError: `parameter_count` is not an integer.
         """
         return set_strategy(self._config, choose_strategy(parameter_count))
 
 
 def choose_strategy(parameter_count: int) -> MemoryStrategy:
-    """Returns the memory strategy for a model of so many parameters.
+    """Returns the memory strategy for a model with this number of parameters.
 
     Raises:
         ValueError: `parameter_count` is negative.
-        TypeError: it is no integer.
+        TypeError: the count is not an integer.
     """
     try:
         count = operator.index(parameter_count)
@@ -254,7 +254,7 @@ def set_strategy(config: DeviceConfiguration, strategy: MemoryStrategy) -> Devic
 
 
 def describe_effect(config: DeviceConfiguration) -> dict[str, str]:
-    """Returns what a configuration means, however it is written: its variables and its preference, by name.
+    """Returns the effect of a configuration, independent of its form: its variables and its preference, by name.
 
     Raises:
         ValueError: the configuration is wrong.
@@ -263,13 +263,14 @@ def describe_effect(config: DeviceConfiguration) -> dict[str, str]:
 
 
 def list_changes(asked: Mapping[str, str], present: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the variables in which two effects differ; a preference is none, it counts at the next question."""
+    """Returns the variables in which two effects differ. A device preference is not one: it applies at the next
+    call."""
     names = [name for name in {**present, **asked} if asked.get(name) != present.get(name)]
     return tuple(name for name in names if name != PRIORITY)
 
 
 def build_info_lines(info: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns `get_device_info()` as lines "Name: value" for people; what is not known has no line."""
+    """Returns `get_device_info()` as lines "Name: value" for people; unknown values have no line."""
     capabilities = info["capabilities"]
     lines: list[tuple[str, object]] = [
         ("Backend", info["backend"]),
@@ -297,7 +298,7 @@ def _detect(detector: DeviceDetector | None, started: bool) -> tuple[DeviceDetec
 
 
 def check_types(config: object, detector: object) -> None:
-    """Refuses what is no configuration or no detector.
+    """Raises TypeError unless the arguments are a configuration and a detector.
 
     Raises:
         TypeError: naming which.

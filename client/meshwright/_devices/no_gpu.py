@@ -1,7 +1,7 @@
-"""Why JAX has no NVIDIA GPU here: each possible reason checked by itself and named.
+"""Explains why JAX has no NVIDIA GPU on this host: each possible reason is checked separately and named.
 
-Rule: `read_gpu_sight` looks, without a CUDA context; `_CHECKS` is the table of pure rules on what was seen, in the
-order in which JAX needs things. A reason says what was found, the rule, and what to do.
+Rule: `read_gpu_sight` reads a snapshot of the host, without a CUDA context. `_CHECKS` is the table of pure rules on the
+snapshot, in the order in which JAX needs them. A reason has what was found, the rule, and what to do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DRIVERS: Final[Mapping[int, int]] = {12: 525, 13: 580}
 
 _PLUGIN: Final = re.compile(r"jax_plugins\.xla_cuda(\d+)")
 _STUB: Final = 34
-"""CUDA_ERROR_STUB_LIBRARY: the toolkit's stand-in for linking. Source: cuda.h, `CUresult`."""
+"""CUDA_ERROR_STUB_LIBRARY: the toolkit's stub for linking. Source: cuda.h, `CUresult`."""
 
 Code = Literal[
     "no_device_file",
@@ -57,20 +57,20 @@ class NoGpuReason:
 
 @dataclass(frozen=True)
 class GpuSight:
-    """What there is for JAX to find a GPU with.
+    """A snapshot of what JAX needs to find a GPU.
 
     Attributes:
         device_files: those of `DEVICE_FILES` that are in /dev.
         cards: PCI addresses of NVIDIA's cards.
-        library_error: why the driver's library cannot be used; None: it can.
-        cuda_number: the newest CUDA that the driver supports, 12020 for 12.2; None: not told.
+        library_error: why the driver's library cannot be used; None: it is usable.
+        cuda_number: the newest CUDA that the driver supports, 12020 for 12.2; None: not reported.
         driver_version: of the loaded kernel module.
         plugins: JAX's CUDA plugins, CUDA's major version → version of the package.
         jax_version: of jax.
         visible: CUDA_VISIBLE_DEVICES; None: not set.
         gpus: the host's GPUs, where the driver lists them.
-        container_visible: NVIDIA_VISIBLE_DEVICES, which container runtimes read.
-        jax_platforms: what JAX_PLATFORMS said when jax was imported, or `jax.config` since.
+        container_visible: NVIDIA_VISIBLE_DEVICES, read by container runtimes.
+        jax_platforms: the value of JAX_PLATFORMS at the import of jax, or that of `jax.config` since.
     """
 
     device_files: tuple[str, ...] = ()
@@ -87,12 +87,12 @@ class GpuSight:
 
 
 def explain_no_gpu(sight: GpuSight | None = None) -> tuple[NoGpuReason, ...]:
-    """Returns every reason why JAX can have no NVIDIA GPU in this process; none where all is in order.
+    """Returns every reason why JAX has no NVIDIA GPU in this process; empty where there is no problem.
 
     Starts no backend and makes no CUDA context.
 
     Args:
-        sight: what there is; None looks at this machine.
+        sight: the snapshot; None reads one of this machine.
     """
     seen = read_gpu_sight() if sight is None else sight
     found = (check(seen) for check in _CHECKS)
@@ -108,11 +108,11 @@ def read_gpu_sight(
     plugins: Callable[[], Mapping[int, str]] | None = None,
     jax_platforms: str | None = None,
 ) -> GpuSight:
-    """Returns what there is on this machine.
+    """Returns a snapshot of this machine.
 
     Args:
         environ: None means `os.environ`.
-        roots: where /dev, /proc and /sys are.
+        roots: the folders of /dev, /proc and /sys.
         load_library: loads a shared library by name, or raises OSError.
         nvml: returns the module `pynvml` or None.
         plugins: returns JAX's CUDA plugins; None reads the installed packages.
@@ -138,9 +138,9 @@ def read_gpu_sight(
 
 
 def read_driver_library(load_library: Callable[[str], Any]) -> tuple[str | None, int | None]:
-    """Returns (why the driver's library is of no use, or None; the CUDA that it supports, as 12020).
+    """Returns (why the driver's library cannot be used, or None; the CUDA version that it supports, as 12020).
 
-    `cuDriverGetVersion` needs no initialised driver, and makes no context.
+    `cuDriverGetVersion` needs no initialized driver, and makes no context.
     Source: CUDA Driver API, "Version Management".
     """
     number = ctypes.c_int(0)

@@ -32,13 +32,13 @@ def plan_rows(row_count: int, shard_count: int) -> tuple[slice, ...]:
 def split_rows(data: Any, shard_count: int) -> list[Any]:
     """Returns `shard_count` pytrees like `data`, each with its rows of every leaf: [rows, …] → [its rows, …].
 
-    Rows of host arrays are copied: JAX would share the CPU's memory with them for good, and writing to the source
-    later would change what was dealt out.
+    Rows of host arrays are copied: JAX would share the CPU's memory with them for good, and writing to the source later
+    would change the distributed data.
 
     Raises:
         ValueError: a leaf has no first dimension, or another one than the first leaf, or lies on devices of
             other processes too; or there is no leaf. Names the leaf's path.
-        TypeError: a leaf is no array of numbers.
+        TypeError: a leaf is not an array of numbers.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(data)
     arrays = {keystr(path): _to_array(keystr(path), leaf) for path, leaf in leaves}

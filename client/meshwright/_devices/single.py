@@ -1,6 +1,6 @@
 """The one device manager of a process.
 
-Rule: made once, whoever comes first; a second configuration replaces nothing unless it is asked to. Thread-safe.
+Rule: the first call creates it. A second configuration replaces it only on request. Thread-safe.
 """
 
 from __future__ import annotations

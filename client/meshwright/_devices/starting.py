@@ -1,10 +1,10 @@
-"""What JAX starts with: a configuration made to take effect, or said not to.
+"""The environment that JAX starts with: applies a configuration, or reports why it has no effect.
 
 Rule: all or nothing. Before JAX's backend starts, every variable is set, in `os.environ` and, since JAX reads its own
-options when it is imported, in `jax.config`. After that nothing is changed, and what differs is named.
+options when it is imported, in `jax.config`. After that nothing is changed, and the differences are named.
 
-What it does not know: which environment the backend really read. JAX keeps none, so the last one that was applied
-here counts, and else `os.environ` as it is now; of JAX's own options, `jax.config` tells.
+Limit: the environment that the backend read is not known, since JAX does not store it. The last environment applied
+here is assumed, otherwise the current `os.environ`. JAX's own options are read from `jax.config`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _applied: Final[dict[str, str]] = {}
 """The variables that were applied here before the backend's start, as they were then."""
 
 _switched: Final[set[str]] = set()
-"""Which of JAX_ENABLE_X64 and JAX_DISABLE_JIT a configuration turned on here; the next one that does not ask for
-it turns it off again. What the user turned on stays."""
+"""Which of JAX_ENABLE_X64 and JAX_DISABLE_JIT a configuration turned on here; the next one that does not request it
+turns it off again. What the user turned on stays."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A variable that is wanted otherwise than it is in force; `present` None: it is not set."""
+    """A variable whose wanted value differs from the value in force; `present` None: it is not set."""
 
     name: str
     wanted: str
@@ -66,7 +66,7 @@ def has_backend_started() -> bool:
 
 
 def is_environment_read() -> bool:
-    """Returns whether it is too late for variables: a backend runs, or plugins have been made ready for one.
+    """Returns whether it is too late for variables: a backend runs, or plugins have been registered for one.
 
     CUDA's plugin takes the memory fraction when it is registered, which compiling for a topology does too, and
     keeps it when backends are cleared. XLA reads its flags once.
@@ -79,7 +79,7 @@ def is_environment_read() -> bool:
 def read_configuration(environ: Mapping[str, str]) -> DeviceConfiguration:
     """Returns the configuration that is in force, or will be if JAX starts now: applying it changes nothing.
 
-    A memory fraction that no configuration can hold (4.0, for unified memory) is kept as the caller's variable.
+    A memory fraction that no configuration can hold (4.0, for unified memory) remains the caller's variable.
     """
     name, text = _find_fraction(_read_environment(environ))
     options = jax.config.values
@@ -94,7 +94,7 @@ def read_configuration(environ: Mapping[str, str]) -> DeviceConfiguration:
 
 
 def read_memory_fraction(config: DeviceConfiguration, environ: Mapping[str, str]) -> float | str:
-    """Returns the memory fraction that a configuration asks for; text where its own variable is no number."""
+    """Returns the memory fraction of a configuration; text where its own variable is not a number."""
     present = _read_environment(environ)
     _, text = _find_fraction({**present, **build_environment(config, present)})
     fraction = _parse_fraction(text)
@@ -102,7 +102,7 @@ def read_memory_fraction(config: DeviceConfiguration, environ: Mapping[str, str]
 
 
 def apply_configuration(config: DeviceConfiguration, environ: MutableMapping[str, str]) -> tuple[Difference, ...]:
-    """Makes a configuration take effect; returns what could not, since the backend has started.
+    """Applies a configuration; returns the differences that have no effect because the backend has started.
 
     Raises:
         ValueError: the configuration is wrong, or has a variable with a value that JAX's option cannot have; then
@@ -124,13 +124,13 @@ def apply_configuration(config: DeviceConfiguration, environ: MutableMapping[str
 
 
 def find_differences(wanted: Mapping[str, str], present: Mapping[str, str]) -> tuple[Difference, ...]:
-    """Returns the variables that would mean something else than what is in force, in their order."""
+    """Returns the variables whose value differs from the value in force, in their order."""
     found = [_compare(name, text, {**present, **wanted}, present) for name, text in wanted.items()]
     return tuple(difference for difference in found if difference is not None)
 
 
 def describe_differences(differences: Sequence[Difference]) -> str:
-    """Returns the sentence that names what could not take effect, and what to do."""
+    """Returns the sentence that names the values without effect, and what to do."""
     names = ", ".join(str(difference) for difference in differences)
     exports = "; ".join(format_exports({difference.name: difference.wanted for difference in differences}))
     return (
@@ -161,7 +161,7 @@ def _compare(name: str, text: str, after: Mapping[str, str], before: Mapping[str
 
 
 def _find_fraction(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the variable that JAX takes the fraction from, and its text."""
+    """Returns the variable from which JAX reads the fraction, and its text."""
     name = NEW_MEM_FRACTION if environ.get(NEW_MEM_FRACTION) else MEM_FRACTION
     return name, environ.get(name) or repr(DEFAULT_FRACTION)
 
@@ -205,7 +205,7 @@ def _is_in_force(variable: str, value: object) -> bool:
 
 
 def _to_word(value: Any) -> str:
-    """Returns an option's value as text; of an enumeration its word, of None nothing, as JAX means it."""
+    """Returns an option's value as text: for an enumeration its word, for None the empty text, as in JAX."""
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(getattr(value, "value", value))

@@ -1,7 +1,7 @@
 """TPUs of this host from the PCI bus, device files and the environment. No device file is opened.
 
-Rule: only one process may hold a TPU, so looking must not take it; what the bus does not show and no variable says
-is unknown. Knows nothing of JAX.
+Rule: only one process may use a TPU, so the detection must not open it. A value that neither the bus nor a variable
+gives is unknown. Independent of JAX.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ACCEL: Final = re.compile(r"accel\d+")
 
 
 class TPUDetector:
-    """Tells which TPUs this host has. Memory is the published size of a chip, since no driver tells it.
+    """Detects the TPUs of this host. Memory is the published size of a chip, since no driver reports it.
 
     Args:
         environ: None means `os.environ`, as it is at each call. Read are TPU_ACCELERATOR_TYPE,
@@ -72,17 +72,18 @@ def read_chip_ids(sysfs: Path) -> tuple[str, ...]:
 
 
 def count_device_files(dev: Path) -> int:
-    """Returns how many files of the accel driver there are, where the PCI bus cannot be seen; VFIO's tell nothing."""
+    """Returns the number of the accel driver's files, for hosts without a readable PCI bus; VFIO files give no
+    number."""
     return sum(1 for file in dev.glob("accel*") if _ACCEL.fullmatch(file.name))
 
 
 def parse_accelerator_type(text: str | None) -> str | None:
-    """Returns the kind that an accelerator type means: "v5litepod-8" → "TPU v5 lite"; None for others."""
+    """Returns the device kind of an accelerator type: "v5litepod-8" → "TPU v5 lite"; None for others."""
     return next((kind for start, kind in _TYPE_KINDS if (text or "").lower().startswith(start)), None)
 
 
 def count_hosts(environ: Mapping[str, str]) -> int:
-    """Returns how many hosts or processes the environment says that the slice has; 1 where it says nothing."""
+    """Returns the number of the slice's hosts or processes from the environment; 1 where it is not set."""
     names = [name for name in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip()]
     bounds = [environ.get(name, "") for name in ("TPU_HOST_BOUNDS", "TPU_PROCESS_BOUNDS")]
     return max(1, len(names), *(_multiply(text) for text in bounds))

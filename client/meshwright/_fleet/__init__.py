@@ -1,1 +1,2 @@
-"""The fleet's private rooms: where its hosts are, how one is asked, what came of it. Public face: meshwright.fleet."""
+"""The fleet's private packages: addresses of hosts, requests to a host, and their results. Public API:
+meshwright.fleet."""

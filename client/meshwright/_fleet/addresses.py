@@ -1,7 +1,7 @@
-"""Where a fleet's agents are: a list, a file, or a headless service's DNS records, as URLs.
+"""Reads the URLs of a fleet's agents from a list, a file, or a headless service's DNS records.
 
-Rule: every entry becomes one URL or several, in the order given, each once; an entry that names nobody is refused.
-Reads the file and asks the resolver; opens no connection to an agent.
+Rule: every entry becomes one URL or several, in the order given, each once; an entry without an address is refused.
+Reads the file and queries the resolver; opens no connection to an agent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def resolve_name(host: str, port: int) -> list[str]:
     """Returns every A and AAAA record of a name.
 
     Raises:
-        OSError: the resolver knows none.
+        OSError: the resolver knows no such name.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
@@ -41,11 +41,11 @@ def read_addresses(
 
     Args:
         given: URLs, hosts, "@file", "dns:name[:port]", as a list or in one text; None: MESHWRIGHT_FLEET.
-        environ: has MESHWRIGHT_FLEET.
+        environ: the environment with MESHWRIGHT_FLEET.
         resolve: finds the addresses of a name.
 
     Raises:
-        SettingsError: nobody is named, or an entry cannot be read.
+        SettingsError: no agent is named, or an entry is not valid.
     """
     asked = environ.get(VARIABLE, "") if given is None else given
     texts = [asked] if isinstance(asked, str) else list(asked)

@@ -1,6 +1,6 @@
-"""How one host of a fleet is asked, once for both fleets: a flow of steps, as the client's own.
+"""Requests the state of one host of a fleet, shared by both fleets: a flow of steps, like the client's flows.
 
-Rule: whatever goes wrong becomes the host's state; nothing is raised but bugs. The deadline rules over the retries.
+Rule: any failure becomes the host's state; only bugs are raised. The deadline limits the retries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_timeout(timeout_s: float) -> float:
     """Returns a time limit as it is.
 
     Raises:
-        ValueError: it is no finite number above 0.
+        ValueError: the value is not a finite number above 0.
     """
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise ValueError(
@@ -41,10 +41,10 @@ def check_timeout(timeout_s: float) -> float:
 
 
 def look(url: str, link: Link, deadline: Deadline, note: Callable[[FleetHost], None]) -> Flow[None]:
-    """Notes what one host says of its devices, then again with their health; or why it says nothing.
+    """Records the devices of one host, then their health; or the reason why it does not answer.
 
-    A host that is not ready (it starts, shuts down, or its worker cannot start) counts as one that does not answer.
-    What was noted stands where the time is over before the rest is there.
+    A host that is not ready (it starts, shuts down, or its worker cannot start) counts as not answering. If the time
+    ends before all answers are in, the recorded part is used.
     """
     started_s = link.clock()
     try:
@@ -59,7 +59,7 @@ def look(url: str, link: Link, deadline: Deadline, note: Callable[[FleetHost], N
             return
     host = FleetHost(url, "ok", devices.host.name, took_s=link.clock() - started_s, devices=devices)
     note(host)
-    with contextlib.suppress(MeshwrightError):  # a plan tells of it: health_unknown
+    with contextlib.suppress(MeshwrightError):  # a plan reports it: health_unknown
         health = yield from exchange(calls.health(), link, deadline)
         note(replace(host, health=health, took_s=link.clock() - started_s))
 
@@ -72,12 +72,13 @@ def build_late(url: str, timeout_s: float) -> FleetHost:
 def _evaluate(error: MeshwrightError) -> HostState:
     if isinstance(error, NotReadyError):
         return "not_ready"
-    unread = isinstance(error.__cause__, ValidationError)  # something answered, but nothing that can be read
+    unread = isinstance(error.__cause__, ValidationError)  # something answered, but its reply cannot be read
     return "unreachable" if isinstance(error, AgentConnectionError) and not unread else "error"
 
 
 def _explain(error: MeshwrightError) -> str:
-    """Returns what is wrong in one line, with what to do; of nobody's answer only the first: a fleet has many."""
+    """Returns the problem and its solution in one line. Without any answer, only the first line, since a fleet has many
+    hosts."""
     if _evaluate(error) == "unreachable":
         return str(error).partition("\n")[0]
     detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]

@@ -18,8 +18,8 @@ from meshwright.wire.devices import Device, Devices
 from meshwright.wire.health import WORST_FIRST, Health, State
 
 HostState = Literal["ok", "not_ready", "error", "unreachable"]
-"""It answered · it does not know its devices yet, or shuts down · it answered with an error, or in a language that
-this release does not read · nobody answered in time."""
+"""The agent answered · it does not know its devices yet, or shuts down · it answered with an error, or in an unknown
+format · no answer in time."""
 
 NAMES_SHOWN: Final = 8
 _UNCHECKED: Final[frozenset[State]] = frozenset({"unknown", "initializing"})
@@ -27,16 +27,16 @@ _UNCHECKED: Final[frozenset[State]] = frozenset({"unknown", "initializing"})
 
 @dataclass(frozen=True)
 class FleetHost:
-    """One host of a fleet, as it was found.
+    """One host of a fleet, with its state.
 
     Attributes:
         url: its agent's address.
         state: "ok", "not_ready", "error" or "unreachable".
-        name: what it calls itself; "" where it did not answer.
-        detail: why it is not ok, with what to do about it.
-        took_s: seconds that asking took.
+        name: its own name; "" where it did not answer.
+        detail: why it is not ok, and what to do.
+        took_s: duration of the requests in seconds.
         devices: its `GET /devices`; None where it is not ok.
-        health: its `GET /health`; None where that was not answered.
+        health: its `GET /health`; None where there was no answer.
     """
 
     url: str
@@ -55,7 +55,7 @@ class FleetHost:
 
     @property
     def worst(self) -> State | None:
-        """The worst state of its devices; None where it has none, or none are known."""
+        """The worst state of its devices; None where it has no devices, or no state is known."""
         return next((state for state in WORST_FIRST if state in self.device_states), None)
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class FleetHost:
 
 
 def _find_state(device: Device, known: Mapping[str, State]) -> State:
-    """Returns the state of the component that a device's health stands under: its strongest name that is listed."""
+    """Returns the state of a device's component: the component of its most specific listed name."""
     names = (f"device:{name}" for name in (device.uuid, device.pci_bus_id, device.local_index) if name is not None)
     return next((known[name] for name in names if name in known), "unknown")
 
@@ -74,7 +74,7 @@ class FleetState:
     """A fleet at one moment.
 
     Attributes:
-        hosts: every host that was asked, in the order of their addresses.
+        hosts: every requested host, in the order of their addresses.
     """
 
     hosts: tuple[FleetHost, ...]
@@ -95,13 +95,13 @@ class FleetState:
 
         Raises:
             FleetIncompleteError: no host answered.
-            PlanInfeasibleError: what they say makes no topology.
+            PlanInfeasibleError: the hosts do not form a topology.
         """
         return self.joined.topology
 
     @cached_property
     def joined(self) -> Joined:
-        """The same with what should be known of it, and where each host's devices stand in it.
+        """The topology with its warnings, and the indices of each host's devices in it.
 
         Raises:
             FleetIncompleteError, PlanInfeasibleError: as `topology`.
@@ -113,7 +113,7 @@ class FleetState:
 
     @property
     def health(self) -> Mapping[int, State]:
-        """The state of each device, by its place in `topology.devices`; "unknown" where nobody told.
+        """The state of each device, by its place in `topology.devices`; "unknown" where it was not reported.
 
         Raises:
             FleetIncompleteError, PlanInfeasibleError: there is no topology.
@@ -126,7 +126,7 @@ class FleetState:
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """What a plan on this fleet should say: hosts that are missing, and what joining the others found.
+        """The warnings of a plan on this fleet: missing hosts, and the warnings of joining the others.
 
         Raises:
             FleetIncompleteError, PlanInfeasibleError: there is no topology.

@@ -1,4 +1,4 @@
-"""Many waits at once, in threads, with one time limit over all of them. Knows nothing of agents."""
+"""Many waits at once, in threads, with one time limit for all of them. Independent of agents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run_all(tasks: Sequence[Callable[[], None]], *, limit_s: float, at_once: int
     The threads are daemons, as those of an executor would hold up the end of the process for a host that hangs.
 
     Raises:
-        BaseException: what a task raised.
+        BaseException: the exception of a task.
     """
     waiting, ended = deque(tasks), SimpleQueue[BaseException | None]()
     over_at = time.monotonic() + limit_s

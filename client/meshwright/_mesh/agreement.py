@@ -1,8 +1,8 @@
-"""Agreement between the processes of a job: all say a text, read all texts, and go on together or not at all.
+"""Agreement between the processes of a job: all publish a text, read all texts, and continue together or fail together.
 
-Rule: every wait ends. The texts go through the key-value store of JAX's coordination service, which needs no
+Rule: every wait has a limit. The texts go through the key-value store of JAX's coordination service, which needs no
 device and no collective, and a barrier at the end fails for all when it fails for one. Each topic counts its own
-rounds, so that threads with different topics never read each other's texts. Knows neither plans nor batches.
+rounds, so that threads with different topics never read each other's texts. Independent of plans and batches.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Agreement:
         rank: this process.
         processes: those that take part, this one included.
         topic: names the talk in all of them.
-        refuse: builds the exception from what went wrong.
+        refuse: builds the exception from the failure.
         clock: seconds that only grow.
         lock: to be held by a thread where several threads of a process may use this.
         round: how many exchanges this process has begun.
@@ -71,15 +71,15 @@ class Agreement:
     _deadline: float = 0.0
 
     def exchange(self, text: str, *, timeout_s: float, check: Callable[[], None] = lambda: None) -> tuple[str, ...]:
-        """Returns what every process said, in the order of `processes`; the own text included.
+        """Returns the texts of all processes, in the order of `processes`, including the own text.
 
         Args:
-            text: what this process says.
+            text: the text of this process.
             timeout_s: how long to wait for the others.
             check: called about every `STEP_S` while waiting; raises to give up.
 
         Raises:
-            Exception: of `refuse`, naming the processes that said nothing within `timeout_s`.
+            Exception: of `refuse`, naming the processes without a text within `timeout_s`.
         """
         self.round += 1
         self._deadline = self.clock() + timeout_s
@@ -106,7 +106,8 @@ class Agreement:
             self.board.key_value_delete(self._name(self.rank))  # all have read it
 
     def withdraw(self) -> None:
-        """Takes back an exchange that failed: the next one is the same round as in processes that never came."""
+        """Withdraws a failed exchange, so that the next exchange has the same round as in processes that never
+        joined."""
         with suppress(RuntimeError):
             self.board.key_value_delete(self._name(self.rank))
         self.round -= 1
@@ -119,7 +120,7 @@ class Agreement:
             left_s = self._deadline - self.clock()
             try:
                 return self.board.blocking_key_value_get(self._name(rank), _to_ms(min(left_s, STEP_S)))
-            except Exception as error:  # of a lost service too, which means the same here
+            except Exception as error:  # also of a lost service, which is handled in the same way
                 if left_s <= STEP_S or "DEADLINE_EXCEEDED" not in str(error):
                     return None
             check()
@@ -189,7 +190,8 @@ def start_backend(timeout_s: float, refuse: Callable[[str], Exception]) -> None:
 
 
 def find_board() -> Board | None:
-    """Returns the client of the coordination service, for which jax has no public name; None where there is none."""
+    """Returns the client of the coordination service, for which jax has no public name; None where it does not
+    exist."""
     from jax._src import distributed
 
     board: Board | None = distributed.global_state.client

@@ -1,7 +1,7 @@
-"""`create_mesh`: a mesh of this job's devices in the planner's order, and the same object while they are the same.
+"""`create_mesh`: a mesh of this job's devices in the planner's order, and the same object for the same devices.
 
-Rule: what is remembered is keyed by the devices themselves, so that a backend which was started anew gets a mesh
-of its own. Axis types are always stated: JAX's default differs between its versions.
+Rule: the cache is keyed by the devices themselves, so that a restarted backend gets its own mesh. Axis types are always
+stated: JAX's default differs between its versions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from meshwright.spec import MeshSpec
 from meshwright.wire.devices import parse_platform
 
 DEFAULT_SHARDING_STG: Final = (1, -1, 1, 1, 1)
-"""The sizes of `create_mesh` unless told otherwise; eFormer's name for them."""
+"""The default sizes of `create_mesh`; the name is eFormer's."""
 
 DEFAULT_NAMED_SHARDING_STG: Final = ("dp", "fsdp", "ep", "tp", "sp")
 """The axes of these sizes; likewise."""
@@ -52,18 +52,18 @@ def create_mesh(
 ) -> Mesh:
     """Returns a mesh of all devices, in the planner's order; for equal arguments and devices the same object.
 
-    On one TPU slice, of however many hosts, axes follow the torus; those whose names stand for more traffic (tp > sp,
-    cp > ep > fsdp > dp > pp) get the better links, or inner ones before outer ones where a name is not known. Several
+    On one TPU slice, of however many hosts, axes follow the torus; axes whose names imply more traffic (tp > sp, cp >
+    ep > fsdp > dp > pp) get the better links. Where a name is unknown, inner axes come before outer ones. Several
     slices, or several processes without a fast network between them (CPU, GPU), are granules. They are spread over the
     outermost axes first, so that inner axes stay inside a granule whenever the sizes allow it. Granules of different
     sizes are cut into equal blocks, with a warning.
 
     Args:
         axis_dims: sizes, outermost first; one may be -1, the rest of the devices.
-        axis_names: as many names.
+        axis_names: one name per axis.
         dcn_mesh_dims: how each axis is split over granules; one entry may be -1. None: outermost axes first, and
             several axes where one alone does not divide. With a single granule it has no effect, with a warning.
-        should_sort_granules_by_key: granules in the order of slice or process index, not as the devices come.
+        should_sort_granules_by_key: granules in the order of slice or process index, not in the order of the devices.
         allow_split_physical_axes: a dimension of a torus may be shared by several axes.
         backend: "cpu", "gpu", "tpu"; None means JAX's default.
         use_jax: let `jax.make_mesh` choose the order where it can: one slice, one process, no `dcn_mesh_dims`.
@@ -71,9 +71,10 @@ def create_mesh(
         devices: to use instead of all those of the backend; off TPU their order is kept.
 
     Raises:
-        RuntimeError: the backend is not here.
+        RuntimeError: the backend is not available.
         TypeError: an argument is of a wrong type.
-        ValueError: sizes that do not multiply to the number of devices, and whatever else makes no mesh.
+        ValueError: sizes that do not multiply to the number of devices, and any other arguments that do not form a
+            mesh.
     """
     spec = build_spec(axis_dims, axis_names)
     types = read_axis_types(axis_types, spec.names)
@@ -85,7 +86,7 @@ def create_mesh(
 
 
 def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
-    """Returns the mesh of all devices that a text means.
+    """Returns the mesh of all devices that a text describes.
 
     Args:
         axis_dims: "dp:2,tp:4" (every name once; the mesh has the order of the text) or "2,4" (in the order of
@@ -93,7 +94,7 @@ def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
         names: the axes.
 
     Raises:
-        TypeError: `axis_dims` is no text.
+        TypeError: `axis_dims` is not text.
         ValueError: naming the piece that is wrong; and as `create_mesh`.
     """
     spec = parse_named_sizes(axis_dims, names)
@@ -110,7 +111,7 @@ class MeshRecipe:
         layout: how devices are laid out.
         use_jax: `jax.make_mesh` first.
         devices: `jax.Device`s, which compare by identity.
-        slices: what the environment says of their number; "" for nothing.
+        slices: their number from the environment; "" where it is not set.
     """
 
     spec: MeshSpec
@@ -122,11 +123,11 @@ class MeshRecipe:
 
 
 def read_devices(devices: Sequence[Any] | None, backend: str | None) -> list[Any]:
-    """Returns the devices that a mesh is asked for.
+    """Returns the devices of a requested mesh.
 
     Raises:
-        RuntimeError: the backend is not here.
-        TypeError: what was given holds no devices.
+        RuntimeError: the backend is not available.
+        TypeError: the argument does not hold devices.
         ValueError: no device, one twice, several platforms, or another than `backend`.
     """
     if devices is None:
@@ -186,21 +187,21 @@ def assemble(spec: MeshSpec, types: Sequence[AxisType], devices: Sequence[Any]) 
 
 
 def _make_with_jax(spec: MeshSpec, recipe: MeshRecipe) -> Mesh | None:
-    """Returns what `jax.make_mesh` makes; None where that is not for it, or it cannot."""
+    """Returns the mesh of `jax.make_mesh`; None where that is not applicable, or fails."""
     processes = {device.process_index for device in recipe.devices}
     slices = {getattr(device, "slice_index", None) for device in recipe.devices}
     if not recipe.layout.split and recipe.devices[0].platform == "tpu":
-        return None  # it would split all the same
+        return None  # it would still split dimensions
     if recipe.layout.dcn is not None or recipe.slices not in {"", "1"} or len(processes) > 1 or len(slices) > 1:
         return None
     try:
         return jax.make_mesh(spec.sizes, spec.names, axis_types=recipe.types, devices=recipe.devices)
-    except (NotImplementedError, TypeError, ValueError, AssertionError):  # as mesh_utils says that it has no order
+    except (NotImplementedError, TypeError, ValueError, AssertionError):  # mesh_utils raises these if it has no order
         return None
 
 
 class _Meshes:
-    """The last meshes, by what they were made from."""
+    """The last meshes, by their recipes."""
 
     MOST: Final = 64
 
@@ -209,7 +210,7 @@ class _Meshes:
         self._known: OrderedDict[MeshRecipe, Mesh] = OrderedDict()
 
     def find(self, recipe: MeshRecipe) -> Mesh:
-        """Returns the mesh that was made for an equal recipe, or makes it; then nobody waits for it."""
+        """Returns the cached mesh of an equal recipe, or builds it. Other threads do not wait for the build."""
         with self._lock:
             if recipe in self._known:
                 self._known.move_to_end(recipe)
@@ -220,7 +221,7 @@ class _Meshes:
             return self._known.setdefault(recipe, made)
 
     def _forget_gone(self, recipe: MeshRecipe) -> None:
-        """Drops what would keep the devices of a backend alive that has been started anew, and the oldest."""
+        """Removes entries that keep devices of a replaced backend alive, and the oldest entries."""
         for old in [old for old in self._known if _is_replaced(old.devices[0], recipe.devices[0])]:
             del self._known[old]
         while len(self._known) >= self.MOST:

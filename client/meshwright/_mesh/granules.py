@@ -1,8 +1,8 @@
 """Granules of a running job: which of its devices a fast network joins, and the planner's order over them.
 
-Rule: slices are granules where there are several. Inside one slice, TPUs are one torus, of however many hosts, and
-GPUs one fast domain (JAX numbers a host or an NVLink fabric as a slice): one granule. Else processes are granules.
-Knows no axis types and builds no `Mesh`.
+Rule: slices are granules where there are several. Inside one slice, TPUs are one torus, of however many hosts, and GPUs
+one fast domain (JAX numbers a host or an NVLink fabric as a slice): one granule. Else processes are granules.
+Independent of axis types; builds no `Mesh`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ NUM_SLICES: Final = "MEGASCALE_NUM_SLICES"
 
 @dataclass(frozen=True)
 class Layout:
-    """How devices are to be laid out.
+    """The requested layout of devices.
 
     Attributes:
         dcn: how each axis is split over granules, one entry may be -1; None: chosen here.
-        is_sorted: granules stand in the order of their key (slice or process index), else as they come.
+        is_sorted: granules are in the order of their key (slice or process index), otherwise in the order of the
+            devices.
         split: a dimension of a torus may be shared by several axes.
     """
 
@@ -47,13 +48,13 @@ def order_devices(spec: MeshSpec, devices: Sequence[Any], layout: Layout, slices
     """Returns the devices in mesh order, row-major.
 
     Args:
-        spec: without -1; it has as many places as there are devices.
+        spec: without -1; it has one place for each device.
         devices: `jax.Device`s of one platform, each once.
-        layout: what the caller wants.
-        slices: their number, as the environment says it; "" for nothing.
+        layout: the requested layout.
+        slices: their number from the environment; "" where it is not set.
 
     Raises:
-        ValueError: the split over granules does not fit, or a torus would have to be split and may not be.
+        ValueError: the split over granules does not fit, or a torus would have to be split and this is not allowed.
     """
     granules = group_devices(devices, is_sorted=layout.is_sorted, slices=slices)
     weights = weigh_axes(spec.names, spec.sizes)
@@ -73,10 +74,10 @@ def order_devices(spec: MeshSpec, devices: Sequence[Any], layout: Layout, slices
 
 
 def group_devices(devices: Sequence[Any], *, is_sorted: bool = True, slices: str = "") -> list[list[Any]]:
-    """Returns the devices by granule, in each as they were given.
+    """Returns the devices by granule, each granule in the given order.
 
     Raises:
-        ValueError: the environment tells a number of slices that the devices cannot have.
+        ValueError: the environment has a number of slices that the devices cannot have.
     """
     told = [getattr(device, "slice_index", None) for device in devices]
     known = [index for index in told if index is not None]
@@ -98,7 +99,7 @@ def _deal_slices(devices: Sequence[Any], slices: str) -> list[int] | None:
     is_one_process = devices[0].platform != "tpu" and len({device.process_index for device in everyone}) == 1
     count = int(slices) if slices.isascii() and slices.isdigit() and len(slices) < 10 else 0
     if is_one_process and count > 1 and len(everyone) % count:
-        return None  # the CPU of one process of a job on other devices, whose slices are meant
+        return None  # the CPU of one process of a job on other devices; the number means the slices of those
     if count < 1 or len(everyone) % count:
         raise ValueError(
             f"{NUM_SLICES} is {slices!r}; the job has {len(everyone)} devices, which do not say their slice; slices "
@@ -116,18 +117,19 @@ def _list_job(devices: Sequence[Any]) -> Sequence[Any]:
 
 
 def read_dcn(asked: Sequence[int] | None, spec: MeshSpec, counts: Sequence[int]) -> tuple[int, ...] | None:
-    """Returns over how many granules each axis is split; None where nothing was asked: `split_axes` chooses.
+    """Returns the number of granules that each axis is split over; None where nothing was requested, and `split_axes`
+    chooses.
 
-    With a single granule there is nothing to split: whatever was asked is accepted, with a warning.
+    With a single granule there is nothing to split: any request is accepted, with a warning.
 
     Args:
-        asked: one entry an axis, one may be -1; None: chosen.
+        asked: one entry per axis, one may be -1; None: chosen here.
         spec: without -1.
-        counts: how many devices each granule has.
+        counts: the number of devices of each granule.
 
     Raises:
-        ValueError: granules of different sizes; as many entries as axes are needed, they must divide the sizes, and
-            multiply to the granules.
+        ValueError: granules of different sizes; or the entries do not match the axes, do not divide the sizes, or do
+            not multiply to the granules.
     """
     if asked is None:
         return None
@@ -177,14 +179,14 @@ def _order_granule(
 
 
 def read_device_grid(devices: Sequence[Any]) -> Grid | None:
-    """Returns the box that the devices of one TPU slice fill; None where they fill none."""
+    """Returns the box that the devices of one TPU slice fill; None where they do not fill a box."""
     places = [build_place(getattr(device, "coords", None), getattr(device, "core_on_chip", None)) for device in devices]
     kind = devices[0].device_kind
     return build_grid(places, range(len(devices)), lambda _, sizes: find_rings(kind, sizes))
 
 
 def read_topology(devices: Sequence[Any]) -> Topology:
-    """Returns the devices of one TPU slice as the planner sees them; links follow from the coordinates."""
+    """Returns the devices of one TPU slice in the planner's form; links follow from the coordinates."""
     now = datetime.now(UTC)
     seen = [_read_device(rank, device, now) for rank, device in enumerate(devices)]
     return Topology(tuple(seen), granules=(Granule(ordinal=0, kind="slice", name="", device_count=len(seen)),))

@@ -1,4 +1,4 @@
-"""`DeviceMeshManager`: meshes of the first so many of a fixed list of devices.
+"""`DeviceMeshManager`: meshes of the first devices of a fixed list.
 
 Rule: fewer devices than there are is a wish, more is an error. The order on the mesh is `create_mesh`'s.
 """
@@ -40,7 +40,7 @@ class DeviceMeshManager:
         return list(self._devices)
 
     def create_device_mesh(self, mesh_shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-        """Returns a mesh of the first devices, as many as the shape has places.
+        """Returns a mesh of the first devices, one for each place of the shape.
 
         Args:
             mesh_shape: {"data": 2, "model": 1} or [("data", 2), ("model", 1)], outermost first; one size may be -1,
@@ -48,7 +48,7 @@ class DeviceMeshManager:
             devices: to use instead of the manager's.
 
         Raises:
-            ValueError: "Not enough devices", doubled names, sizes below 1, an empty shape, or a rest that the other
+            ValueError: "Not enough devices", repeated names, sizes below 1, an empty shape, or a rest that the other
                 sizes do not divide.
         """
         there = self._devices if devices is None else read_devices(devices, None)
@@ -65,8 +65,8 @@ class DeviceMeshManager:
         """Returns a mesh of one axis over the first `num_devices` devices; None means all.
 
         Raises:
-            TypeError: `num_devices` is no integer.
-            ValueError: it is below 1, or "Not enough devices".
+            TypeError: `num_devices` is not an integer.
+            ValueError: `num_devices` is below 1, or "Not enough devices".
         """
         count = self.num_devices if num_devices is None else read_count(num_devices, "num_devices")
         return self.create_device_mesh({axis_name: count})
@@ -75,8 +75,8 @@ class DeviceMeshManager:
         """Returns a mesh of one axis over the first `num_devices` devices; None means all.
 
         Raises:
-            TypeError: `num_devices` is no integer.
-            ValueError: it is below 1, or "Not enough devices".
+            TypeError: `num_devices` is not an integer.
+            ValueError: `num_devices` is below 1, or "Not enough devices".
         """
         return self.create_data_parallel_mesh(num_devices, axis_name)
 
@@ -87,7 +87,7 @@ class DeviceMeshManager:
         data_axis: str = "data",
         model_axis: str = "model",
     ) -> Mesh:
-        """Returns a mesh of two axes, data outermost, so that model neighbours are near each other.
+        """Returns a mesh of two axes, data outermost, so that model neighbors are near each other.
 
         Raises:
             ValueError: as `create_device_mesh`.
@@ -104,7 +104,7 @@ def _read_shape(mesh_shape: MeshShape) -> MeshSpec:
     """Returns the shape with sizes of Python's own int.
 
     Raises:
-        TypeError: it is neither a mapping nor a sequence of pairs, or a size is no integer.
+        TypeError: it is neither a mapping nor a sequence of pairs, or a size is not an integer.
         ValueError: as `MeshSpec`.
     """
     if isinstance(mesh_shape, str) or not isinstance(mesh_shape, Mapping | Sequence):

@@ -1,8 +1,8 @@
-"""A plan made real on the devices of the running job, and the name of the mesh that came out.
+"""Builds a plan's mesh on the devices of the running job, and returns the fingerprint of a mesh.
 
-Rule: a device order is never guessed. The processes of the job say to each other who they are and which plan
-they hold, over JAX's coordination service and before any collective; all go on, or all refuse. Who is who is
-decided in `meshwright.topology.identity`.
+Rule: a device order is never guessed. The processes of the job exchange their identities and plans, over JAX's
+coordination service and before any collective. All continue, or all fail. `meshwright.topology.identity` matches
+devices with the plan.
 """
 
 from __future__ import annotations
@@ -54,22 +54,20 @@ def build_mesh(
 ) -> Mesh:
     """Returns the plan's mesh on the devices of the running job, in the planned order.
 
-    Every process of the job calls it, with the same plan. The job may see all devices that the plan's hosts
-    have, or exactly those that the plan uses; ids and order do not matter, nor how many devices each process
-    has. A job that runs on fewer machines than the plan has hosts (agents side by side on one machine) is parted
-    by uuid, or process by process where these fill the hosts exactly. The axis types are always those of the
-    plan: JAX's own default differs between its versions.
+    Every process of the job calls it, with the same plan. The job may see all devices that the plan's hosts have, or
+    exactly those that the plan uses; ids and order do not matter, and the number of devices of each process does not
+    matter. A job that runs on fewer machines than the plan has hosts (agents side by side on one machine) is divided by
+    uuid, or by process where whole processes fill the hosts exactly. The axis types are always those of the plan: JAX's
+    own default differs between its versions.
 
     Args:
         plan: from the agent or from `plan_mesh`.
-        devices: those that may be used, in any order; None means `jax.devices()`. Each process speaks for its
-            own.
-        timeout_s: how long to wait for the other processes, the start of JAX's backend included.
+        devices: the devices that may be used, in any order; None means `jax.devices()`. Each process reports its own.
+        timeout_s: how long to wait for the other processes, including the start of JAX's backend.
 
     Raises:
-        PlanMismatchError: in every process alike: the plan is none or contradicts itself, processes hold
-            different plans, devices are missing or surplus (`.missing`, `.surplus`), or a process did not
-            come in time.
+        PlanMismatchError: in every process alike: the plan is not valid or contradicts itself, processes hold different
+            plans, devices are missing or surplus (`.missing`, `.surplus`), or a process did not join in time.
     """
     deadline = time.monotonic() + timeout_s
     if devices is None:
@@ -98,15 +96,14 @@ def build_mesh(
 def mesh_fingerprint(mesh: Mesh, *, timeout_s: float = 60.0) -> str:
     """Returns the name of a mesh, equal to the plan's `fingerprint` when the mesh is the planned one.
 
-    Where `build_mesh` has run in this process, it has told where the devices stand, and nobody is asked.
-    Otherwise the job's devices are taken for all that their hosts have, and every process of the job must
-    call this.
+    If `build_mesh` has run in this process, its places of the devices are used, without communication. Otherwise the
+    job's devices are assumed to be all devices of their hosts, and every process of the job must call this.
 
     Raises:
         PlanMismatchError: another process did not call it within `timeout_s`.
-        TypeError: `mesh` is no mesh.
-        ValueError: an axis has a name that is no text, so that no plan can have it; or the mesh has devices that
-            are not of this job, as a described topology's.
+        TypeError: `mesh` is not a mesh.
+        ValueError: the name of an axis is not text, so no plan can have it; or the mesh has devices that are not of
+            this job, as a described topology's.
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh is a {type(mesh).__name__}; it is a jax.sharding.Mesh, as build_mesh returns")
@@ -132,7 +129,7 @@ def mesh_fingerprint(mesh: Mesh, *, timeout_s: float = 60.0) -> str:
 
 
 class _Places:
-    """Where the devices of this process' job stand, as the last `build_mesh` found it."""
+    """The places of the devices of this process's job, from the last `build_mesh`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,7 +138,7 @@ class _Places:
     def remember(self, places: Mapping[jax.Device, Position]) -> None:
         client = next(iter(places)).client
         with self._lock:
-            # A backend that was started anew has other devices; those of the old one are forgotten.
+            # A restarted backend has other devices; those of the old one are removed.
             kept = {device: place for device, place in self._known.items() if device.client is client}
             self._known = kept | dict(places)
 
@@ -187,11 +184,11 @@ def _assemble(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(grid.reshape([size for _, size in axes]), tuple(name for name, _ in axes), axis_types=types)
 
 
-# ---- what this process says about itself ----
+# ---- description of this process ----
 
 
 def _read_job(devices: Sequence[Any] | None) -> list[Any]:
-    """Returns the devices that may be used; whatever is wrong with them is told to the other processes too."""
+    """Returns the devices that may be used; any error of them is sent to the other processes too."""
     if devices is None:
         return list(jax.devices())
     given = devices.flat if isinstance(devices, np.ndarray) else devices
@@ -249,11 +246,11 @@ def _read_host() -> str:
         return socket.gethostname()
 
 
-# ---- what the processes say to each other ----
+# ---- exchange between the processes ----
 
 
 def _agree() -> Agreement | None:
-    """Returns the talk between this job's processes; None for a job of one."""
+    """Returns the exchange between this job's processes; None for a job of one process."""
     if jax.process_count() == 1:
         return None
     return find_agreement("mesh", range(jax.process_count()), _refuse)

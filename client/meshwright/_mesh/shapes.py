@@ -1,7 +1,7 @@
-"""Mesh shapes as trainers give them: checked, the one -1 filled in, split between hosts. Touches no device.
+"""Reads the mesh shapes of trainers: checks them, fills in the one -1, splits them between hosts. Uses no device.
 
-Rule: every refusal is a ValueError (a TypeError for what is no number or no text at all) that says what was asked,
-what is there, the rule, and a shape that works.
+Rule: every refusal is a ValueError (a TypeError for a value that is not a number or text). It has the request, what was
+found, the rule, and a shape that works.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def build_spec(
     """Returns the mesh of these sizes and names.
 
     Raises:
-        TypeError: a size is no integer, or either argument is no sequence of its own.
-        ValueError: as many names as sizes are needed; and as `MeshSpec`.
+        TypeError: a size is not an integer, or an argument is not a sequence.
+        ValueError: the numbers of names and sizes differ; and as `MeshSpec`.
     """
     dims, words = read_sizes(sizes, arguments[0]), read_names(names, arguments[1])
     example = f"use {arguments[0]}={_suggest_sizes(len(words))} with {arguments[1]}={words or ('data',)}"
@@ -82,7 +82,7 @@ def read_sizes(sizes: Sequence[SupportsIndex], argument: str) -> tuple[int, ...]
     """Returns sizes as integers of Python.
 
     Raises:
-        TypeError: one is no integer, or they are no sequence.
+        TypeError: one is not an integer, or they are not a sequence.
     """
     if isinstance(sizes, str | Mapping) or not isinstance(sizes, Iterable):
         raise TypeError(f"{argument} is {sizes!r}; it is a sequence of integers, such as (2, 4)")
@@ -93,7 +93,7 @@ def read_size(value: SupportsIndex, argument: str) -> int:
     """Returns an integer of Python, NumPy or JAX as `int`.
 
     Raises:
-        TypeError: it is none; a bool is none either.
+        TypeError: the value is not an integer; a bool is not accepted.
     """
     try:
         if isinstance(value, bool):
@@ -136,11 +136,11 @@ def suggest(spec: MeshSpec, device_count: int) -> str:
 
 
 def read_axis_types(axis_types: AxisTypesLike, names: Sequence[str]) -> tuple[AxisType, ...]:
-    """Returns one axis type an axis; Auto for None, on every JAX version.
+    """Returns one axis type per axis; Auto for None, on every JAX version.
 
     Raises:
         TypeError: neither an AxisType, a word, nor a sequence of those.
-        ValueError: a word that is none, or as many as neither one nor the number of axes.
+        ValueError: a word is not an axis type, or the number of types is neither one nor the number of axes.
     """
     if axis_types is None:
         return (AxisType.Auto,) * len(names)
@@ -174,10 +174,10 @@ def _read_axis_type(kind: AxisType | str) -> AxisType:
 
 
 def parse_named_sizes(axis_dims: str, names: Sequence[str]) -> MeshSpec:
-    """Returns the mesh that a text means: "dp:2,tp:4" with each of `names` once, or "2,4" by position.
+    """Returns the mesh that a text describes: "dp:2,tp:4" with each of `names` once, or "2,4" by position.
 
     Raises:
-        TypeError: `axis_dims` is no text, or `names` no sequence of words.
+        TypeError: `axis_dims` is not text, or `names` is not a sequence of words.
         ValueError: naming the piece that is wrong.
     """
     known = read_names(names, "names")
@@ -229,7 +229,7 @@ def _check_names(given: Sequence[str], names: Sequence[str], text: str, example:
 def calculate_host_mesh_shape(
     global_mesh_shape: Sequence[int], total_devices: int | None = None, num_processes: int | None = None
 ) -> tuple[int, ...]:
-    """Returns the part of a global mesh that lies on one host, [axis].
+    """Returns the part of a global mesh on one host, [axis].
 
     If any split of the processes over the axes works, one is found; outermost axes are split first. Worked example:
     (3, 4) on 2 hosts of 6 devices is (3, 2) on each.
@@ -240,8 +240,8 @@ def calculate_host_mesh_shape(
         num_processes: hosts; None means `jax.process_count()`.
 
     Raises:
-        TypeError: a size is no integer.
-        ValueError: the mesh does not have as many places as all hosts have devices, so that no split exists.
+        TypeError: a size is not an integer.
+        ValueError: the number of places differs from that of all hosts' devices, so no split exists.
     """
     local = jax.local_device_count() if total_devices is None else read_count(total_devices, "total_devices")
     hosts = jax.process_count() if num_processes is None else read_count(num_processes, "num_processes")
@@ -276,7 +276,7 @@ def read_count(value: SupportsIndex, argument: str) -> int:
     """Returns a number of things, at least 1.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: the value is not an integer.
         ValueError: it is below 1.
     """
     count = read_size(value, argument)

@@ -39,7 +39,7 @@ from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.verification import Verification
 
 MAIN_NAME: Final = "__meshwright_main__"
-"""What a script's `__name__` is in the child: not `__main__`, so that what stands under its guard does not run."""
+"""A script's `__name__` in the child: not `__main__`, so that code under the main guard does not run."""
 
 
 class Step(Wire):
@@ -76,8 +76,8 @@ def read_plan(plan: PlanLike) -> Plan:
     """Returns the plan.
 
     Raises:
-        SettingsError: it is none, or a file that cannot be read.
-        PlanInfeasibleError: an answer that holds no plan.
+        SettingsError: the plan is not valid, or its file cannot be read.
+        PlanInfeasibleError: the answer does not contain a plan.
     """
     found = plan if isinstance(plan, Plan | Plans) else _parse(plan)
     if isinstance(found, Plan):
@@ -108,16 +108,16 @@ def _read(plan: str | bytes | os.PathLike[str]) -> str | bytes:
 
 
 def find_hardware(plan: Plan, target: str | None) -> tuple[CompileTarget, CompileMesh, int | None]:
-    """Returns the plan's hardware and mesh as a compiler describes them, and the bytes of a device that a job may use.
+    """Returns the plan's hardware and mesh in a compiler's form, and the bytes of a device that a job may use.
 
     Args:
         plan: with its devices.
-        target: the hardware, where that is not the plan's own; None: what the plan says.
+        target: the hardware, if not the plan's own; None: the plan's hardware.
 
     Raises:
-        NotCompiledError: no compiler can be asked about it.
-        SettingsError: `target` is other hardware.
-        InvalidRequestError, PlanInfeasibleError: `target` is none.
+        NotCompiledError: no compiler supports it.
+        SettingsError: `target` is other hardware than the plan's.
+        InvalidRequestError, PlanInfeasibleError: `target` is not valid.
     """
     mesh = build_compile_mesh(plan)
     if target is not None:
@@ -173,9 +173,9 @@ def ask_child(
 
     Raises:
         SettingsError, PlanInfeasibleError: the plan cannot be used.
-        InvalidRequestError: there is no such step.
-        InternalError: a bug of ours.
-        RuntimeError: this is the child, which imports the script that asks.
+        InvalidRequestError: the step does not exist.
+        InternalError: a bug of Meshwright.
+        RuntimeError: this process is the child, which imports the calling script.
     """
     if MAIN_NAME in sys.modules:
         raise RuntimeError(
@@ -205,11 +205,11 @@ _MAIN = "__main__"
 
 
 def pack_step(step: Callable[..., Any] | str) -> Step:
-    """Returns where the child finds a function.
+    """Returns the location of a function for the child.
 
     Raises:
-        InvalidRequestError: a text that names none.
-        TypeError: it is no function, or one that cannot be named, and cloudpickle is not installed.
+        InvalidRequestError: the text does not name a function.
+        TypeError: `step` is not a function; or it cannot be named, and cloudpickle is not installed.
     """
     if isinstance(step, str):
         return parse_step(step)
@@ -227,7 +227,7 @@ def pack_step(step: Callable[..., Any] | str) -> Step:
 
 
 def _find_name(step: Any) -> tuple[str, str] | None:
-    """Returns (module, name) of a function; a jitted one may stand under another name than it was defined by."""
+    """Returns (module, name) of a function; a jitted function may have another name than its definition."""
     module = sys.modules.get(getattr(step, "__module__", None) or "")
     if module is None:
         return None
@@ -238,9 +238,9 @@ def _find_name(step: Any) -> tuple[str, str] | None:
 
 
 def find_main() -> Step | None:
-    """Returns what `__main__` is: a module that was run with -m, or a script; None where code was typed in.
+    """Returns the source of `__main__`: a module that was run with -m, or a script; None for interactive code.
 
-    `sys.ps1` is there only at a prompt; Python 3.13's own says that `__main__` is its module _pyrepl.
+    `sys.ps1` exists only at a prompt. The prompt of Python 3.13 reports its module _pyrepl as `__main__`.
     """
     if hasattr(sys, "ps1"):
         return None
@@ -279,7 +279,8 @@ def pack(value: Any, what: str) -> str:
 
 
 def _dump_named(value: object) -> str:
-    """Plain pickle writes the names of functions and classes; of a `__main__` without a file nobody else knows them."""
+    """Plain pickle writes the names of functions and classes. No other process can import them from a `__main__`
+    without a file."""
     text = _dump(pickle.Pickler, value)
     if find_main() is None and speaks_of_main(text):
         raise pickle.PicklingError("it was typed in, so no other process finds it by its name")
@@ -293,7 +294,7 @@ def _dump(pickler: type[Any], value: object) -> str:
         def reducer_override(self, value: Any) -> Any:
             if hasattr(value, "lower") and hasattr(value, "__wrapped__"):
                 return find_function, _name_jitted(value)
-            above = getattr(super(), "reducer_override", None)  # plain pickle has none
+            above = getattr(super(), "reducer_override", None)  # plain pickle does not have one
             return NotImplemented if above is None else above(value)
 
     buffer = io.BytesIO()

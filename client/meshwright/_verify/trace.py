@@ -36,7 +36,7 @@ from meshwright.wire.verification import Verification
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array without its values. `spec` None: the caller says nothing of how it is split."""
+    """An array without its values. `spec` None: the caller does not say how it is split."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -45,7 +45,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Call:
-    """What a step is called with, and what of it a step that is not jitted yet gives away."""
+    """The arguments of a step, and those that a step without jit donates."""
 
     args: tuple[Any, ...]
     donate_argnums: int | Sequence[int] | None = None
@@ -56,12 +56,12 @@ def describe_leaves(tree: Any, specs: Any, axes: Mapping[str, int]) -> Any:
 
     Args:
         tree: arrays, `jax.ShapeDtypeStruct`s, scalars and other values.
-        specs: a prefix of the tree: PartitionSpecs, None where the leaf's own sharding counts.
+        specs: a prefix of the tree: PartitionSpecs, None where the leaf's own sharding is used.
         axes: the plan's, name to size.
 
     Raises:
-        ValueError: the specs are no prefix, or a leaf is split over an axis that the plan does not have, or by a mesh
-            whose axes have other sizes.
+        ValueError: the specs are not a prefix, or a leaf is split over an axis that the plan does not have, or by a
+            mesh whose axes have other sizes.
     """
     structure: Any
     flat, structure = tree_flatten_with_path(tree)
@@ -80,7 +80,7 @@ def describe_leaves(tree: Any, specs: Any, axes: Mapping[str, int]) -> Any:
 
 @dataclass(frozen=True)
 class _Spec:
-    """Holds a spec as one leaf, None too."""
+    """Holds a spec as one leaf, also None."""
 
     value: PartitionSpec | None
 
@@ -142,7 +142,7 @@ _RULE: Final = 'write "module:function" or "file.py:function", such as train:bui
 
 
 class StepError(Exception):
-    """The user's code failed: what it was doing and its error; `log` has the last frames."""
+    """The user's code failed: the operation and its error; `log` has the last frames."""
 
     def __init__(self, reason: str, log: tuple[str, ...]) -> None:
         super().__init__(reason)
@@ -170,11 +170,11 @@ def load_step(step: Step, main: Step | None) -> Any:
     """Returns the function.
 
     Args:
-        step: where it is.
-        main: what stands for `__main__`; None: nothing speaks of it.
+        step: its location.
+        main: the replacement of `__main__`; None: `__main__` is not used.
 
     Raises:
-        InvalidRequestError: no such module, file or name, or what it names cannot be called.
+        InvalidRequestError: the module, file or name does not exist, or is not callable.
         StepError: the module fails when it is imported.
     """
     if main is not None:
@@ -193,7 +193,7 @@ def load_step(step: Step, main: Step | None) -> Any:
 
 
 def load_pickle(text: str) -> Any:
-    """Returns what the parent pickled.
+    """Returns the object that the parent pickled.
 
     Raises:
         StepError: it cannot be made again here.
@@ -241,10 +241,10 @@ _BUILDER: Final = "a builder returns (step, arguments)"
 
 
 def verify_step(message: dict[str, Any], tell: Tell) -> Verification:
-    """Returns the report of a StepJob; that the step does not trace is one too.
+    """Returns the report of a StepJob, also where the step cannot be traced.
 
     Raises:
-        InvalidRequestError: there is no such step.
+        InvalidRequestError: the step does not exist.
     """
     job = StepJob.model_validate(message)
     for name, value in job.config.items():
@@ -275,7 +275,7 @@ def _report(job: StepJob, site: Site, tell: Tell) -> Verification:
 
 
 def _build(builder: Any, site: Site) -> tuple[Any, Call]:
-    """Returns the step that a builder makes for the mesh, and what it is called with."""
+    """Returns the step that a builder makes for the mesh, and its arguments."""
     with watch("the builder failed"):
         match builder(site.mesh):
             case (step, tuple() | list() as args) if callable(step):

@@ -1,18 +1,18 @@
-"""The `meshwright` command: asks an agent, shows the answer to a person, and tells a script by the exit code.
+"""The `meshwright` command: asks an agent, shows the answer to a person, and reports it to a script by the exit code.
 
-Rule: stdout is the answer, stderr is about the answer (errors, warnings, progress). What a command shows
-stands in its own module; here stand the commands' names, the options that all share, and the exit codes.
+Rule: stdout is the answer, stderr is about the answer (errors, warnings, progress). The output of a command is in its
+own module. This module has the commands' names, the shared options, and the exit codes.
 
     0    a plan that fits; healthy enough; done
-    1    the answer is no: infeasible, does not fit, one of several targets does not exist, asked for and not verified,
+    1    the answer is no: infeasible, does not fit, one of several targets does not exist, requested and not verified,
          not healthy, failed, cancelled, wrong, no such run, lease or component, or the devices are reserved
     2    usage, or no answer: no agent, not allowed, not ready, a full queue, a wrong value or address, a stdout that
          cannot be written
-    70   a bug in this command: the traceback stands on stderr
+    70   a bug in this command: the traceback is on stderr
     75   a lease was lost before its command ended (lease run)
-    130  interrupted; a bench that was waited for is cancelled, an agent's compile goes on
+    130  interrupted; a bench with a waiting client is cancelled, an agent's compile continues
 
-Knows no HTTP and no jax.
+Independent of HTTP and jax.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from meshwright.cli.session import (
 BUG: Final = 70
 """EX_SOFTWARE of sysexits.h."""
 INTERRUPTED: Final = 130
-"""128 + SIGINT, as a shell says it."""
+"""128 + SIGINT, as in a shell."""
 
 EXIT_CODES: Final[tuple[tuple[type[errors.MeshwrightError], int], ...]] = (
     (errors.PlanInfeasibleError, FAILED),
@@ -111,7 +111,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "timeout_s": (_Timeout, None),
     "form": (_Format, None),
 }
-"""The options that stand before or after a command's name: annotation and default."""
+"""The options before or after a command's name: annotation and default."""
 
 _Command = Callable[..., int]
 
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits.
 
     Args:
-        arguments: what stands behind `meshwright`; None: the process's own.
+        arguments: the arguments after `meshwright`; None: those of the process.
 
     Raises:
         SystemExit: always, with the exit code.
@@ -133,7 +133,7 @@ class _Commands(TyperGroup):
     """Commands of one word or two: `devices`, and `devices release`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Takes two words where these are a command."""
+        """Reads two words where these are a command."""
         name = " ".join(args[:2])
         if name in self.commands:
             return name, self.commands[name], args[2:]
@@ -193,7 +193,7 @@ def _show_warning(session: Session, message: Warning | str, *_where: object) -> 
 
 
 def _bind(run: _Command) -> Callable[..., None]:
-    """Returns `run(session, …) -> exit code` as typer takes it: with the shared options for the session."""
+    """Returns `run(session, …) -> exit code` in typer's form, with the shared options for the session."""
 
     _, *parameters = inspect.signature(run, eval_str=True).parameters.values()
     names = {each.name for each in parameters}
@@ -228,12 +228,12 @@ def _bind(run: _Command) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A command: what it runs, and what the list of commands says of it (a line of 80 columns cuts nothing)."""
+    """A command: its function, and its text in the list of commands (which fits a line of 80 columns)."""
 
     run: _Command
     short: str
     cls: type[TyperCommand] | None = None
-    is_interspersed: bool = True  # False: what stands behind the first word belongs to another command
+    is_interspersed: bool = True  # False: the words after the first one belong to another command
 
 
 _COMMANDS: Final[dict[str, _Entry]] = {

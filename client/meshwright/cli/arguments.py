@@ -1,7 +1,7 @@
-"""Arguments: the small languages of the command line, times and lists, as values.
+"""Arguments: parses the texts of the command line, such as times and lists, into values.
 
-Rule: a text that is none is a usage error that names the option and a value that works. Meshes are not read
-here: the agent reads them, so that there is one grammar.
+Rule: an invalid text is a usage error that names the option and a value that works. Meshes are not parsed here: the
+agent parses them, so that there is one grammar.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def parse_duration(text: str, option: str) -> float:
     """Returns the seconds of "90s", "30min", "24h" or "7d".
 
     Raises:
-        typer.BadParameter: a number without a unit, or with one that is none, or 0.
+        typer.BadParameter: a number has no unit or an unknown unit, or is 0.
     """
     match = _TIME.fullmatch(text.strip())
     found = float(match[1]) * _UNITS_S.get(match[2], 0) if match else 0.0
@@ -55,10 +55,10 @@ def parse_moment(text: str, option: str, *, now: datetime) -> datetime:
 
 
 def parse_chips(text: str, option: str) -> ChipCount:
-    """Returns what "8*h100" or "8" says.
+    """Returns the value of "8*h100" or "8".
 
     Raises:
-        typer.BadParameter: it is no count, or names a chip that no table knows.
+        typer.BadParameter: the text is not a count, or names a chip that is in no table.
     """
     try:
         return parse_chip_count(text)
@@ -79,7 +79,7 @@ def parse_devices(text: str, option: str) -> tuple[int | str, ...]:
 
 
 def choose_devices(text: str | None, count: int | None, option: str) -> tuple[int | str, ...] | dict[str, int] | None:
-    """Returns the devices that a text names, as `parse_devices`, or how many are wanted; None where neither is said.
+    """Returns the devices that a text names, as `parse_devices`, or their number; None where neither is given.
 
     Raises:
         typer.BadParameter: an entry is empty, or devices are named and also counted.
@@ -102,7 +102,7 @@ def parse_indices(text: str) -> tuple[int, ...]:
     """Returns the local indices of "0,1".
 
     Raises:
-        typer.BadParameter: an entry is no number.
+        typer.BadParameter: an entry is not a number.
     """
     devices = parse_devices(text, "--devices")
     wrong = [device for device in devices if isinstance(device, str)]
@@ -115,7 +115,7 @@ def parse_case(text: str) -> BenchCase:
     """Returns the bench case that "all_reduce" or "all-reduce" names.
 
     Raises:
-        typer.BadParameter: there is none of that name.
+        typer.BadParameter: there is no case of that name.
     """
     word = text.strip().lower().replace("-", "_")
     cases: tuple[BenchCase, ...] = get_args(BenchCase)
@@ -131,7 +131,7 @@ def check_timeout(timeout_s: float | None) -> float | None:
     """Returns the time limit as it is.
 
     Raises:
-        typer.BadParameter: it is no number of seconds above 0 and up to a day.
+        typer.BadParameter: the value is not a number of seconds above 0 and up to a day.
     """
     if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise typer.BadParameter(f"{timeout_s} is not above 0 and up to {MAX_TIMEOUT_S:.0f}; write 30")

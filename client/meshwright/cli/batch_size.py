@@ -160,7 +160,7 @@ def _print_verdict(session: Session, validation: BatchSizeValidation) -> None:
 
 
 def _print_estimate(session: Session, found: EstimatedBatch) -> None:
-    """Prints the recommended batch with its reason, and what other batches cost."""
+    """Prints the recommended batch with its reason, and the cost of other batches."""
     style = "bold" if found.recommended is not None else "bold red"
     session.out.print(Text(clean(found.message), style), soft_wrap=True)
     if found.batches:

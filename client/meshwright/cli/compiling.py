@@ -35,7 +35,7 @@ def compile_step(
     Exit codes: 0 it compiled and fits · 1 it does not fit, does not trace or compile, or the compiler gave no answer ·
     2 usage, a plan that is none, or no such function.
     """
-    from meshwright._verify.ask import ask_child, parse_step  # here, so that other commands do not wait for it
+    from meshwright._verify.ask import ask_child, parse_step  # imported here, so that other commands start faster
 
     found_step = parse_step(builder)
     with show_progress(session) as on_progress:
@@ -55,5 +55,5 @@ def compile_step(
 
 
 def list_paths() -> tuple[str, ...]:
-    """Returns where the child looks for modules: the working folder first, as `python -m` does."""
+    """Returns the child's module search path: the working folder first, as with `python -m`."""
     return (str(Path.cwd()), *sys.path)

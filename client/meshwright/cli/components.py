@@ -1,7 +1,7 @@
-"""Which component of the host's health a name means: its own name, or the index of a device where names go by uuid.
+"""Finds the component of the host's health for a name: the component's own name, or the index of a device.
 
-Rule: a name that stands in /health is that component. Guesses nothing: an index is of one device, and that one's
-component is found by what the agent calls it (uuid, PCI address).
+Rule: a name listed in /health is that component. Nothing is guessed: an index belongs to one device, whose component is
+found by its names (uuid, PCI address).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MOST_NAMED: Final = 16
 
 
 def find_component(client: Client, name: str) -> str:
-    """Returns the component that is meant by a name such as "device:3"; the name where it is none's.
+    """Returns the component of a name such as "device:3"; the name itself where no component matches.
 
     Raises:
-        MeshwrightError: the agent does not tell its health.
+        MeshwrightError: the agent does not report its health.
     """
     part, _, index = name.partition(":")
     if not (index.isascii() and index.isdigit()):

@@ -1,4 +1,4 @@
-"""`meshwright devices` and `meshwright devices release`: what is here, and who holds it."""
+"""`meshwright devices` and `meshwright devices release`: the host's devices, and the processes that use them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _describe_basis(fact: Evidence) -> str:
 
 
 def describe_processes(processes: Iterable[DeviceProcess] | None) -> str:
-    """Returns who holds a device: "free", "?" where nobody could look, or pid and name of each."""
+    """Returns the processes that use a device: "free", "?" where they are unknown, or pid and name of each."""
     if processes is None:
         return "?"
     return (

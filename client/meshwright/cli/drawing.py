@@ -1,7 +1,7 @@
-"""Drawing: a mesh as a grid of text, so that a person sees which device stands where.
+"""Drawing: a mesh as a grid of text, which shows the place of each device.
 
-Rule: the last axis runs across, the one before it down; each place of the axes further out has its own grid.
-Knows names, sizes and labels only.
+Rule: the last axis runs across, the one before it down; each place of the axes further out has its own grid. Uses
+names, sizes and labels only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ def draw_mesh(shape: Mapping[str, int], labels: Sequence[str], *, width: int = 1
 
     Args:
         shape: axis name to size, outermost first.
-        labels: one per device, row-major; each stands in the drawing exactly once.
-        width: columns that a line may have; a longer row goes on in a grid below.
+        labels: one per device, row-major; each is in the drawing exactly once.
+        width: the maximum columns of a line; a longer row continues in a grid below.
 
     Raises:
-        ValueError: there are not as many labels as places.
+        ValueError: the numbers of labels and places differ.
     """
     if math.prod(shape.values()) != len(labels):
         raise ValueError(f"mesh {dict(shape)} has {math.prod(shape.values())} places; got {len(labels)} labels")

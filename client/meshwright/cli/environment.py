@@ -1,4 +1,4 @@
-"""`meshwright env`: what a job should start with, as lines that a shell can evaluate."""
+"""`meshwright env`: the environment of a job, as lines that a shell can evaluate."""
 
 from __future__ import annotations
 

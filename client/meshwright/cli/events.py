@@ -1,6 +1,6 @@
-"""`meshwright events` and `meshwright health ack`: what happened to a host's health, and an operator's word on it.
+"""`meshwright events` and `meshwright health ack`: the events of a host's health, and an operator's acknowledgment.
 
-Rule: what was asked for is shown whole, in as many calls as that takes; where less is shown, it is said.
+Rule: the requested events are all shown, in the necessary number of calls. If fewer are shown, the output says so.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from meshwright._client import Client
 
 MOST: Final = 1000
-"""Events that an agent tells at once."""
+"""The maximum number of events of one reply."""
 SHOWN: Final = 100
-"""Events that are shown where nobody said which."""
+"""The number of events that are shown by default."""
 
 
 def show_events(
@@ -117,7 +117,7 @@ def _follow(session: Session, component: str | None, since: datetime | None) -> 
 
 
 def _tell(session: Session, events: Iterable[HealthEvent], component: str | None) -> bool:
-    """Prints the events of a component; returns whether somebody still reads."""
+    """Prints the events of a component; returns whether stdout still has a reader."""
     chosen = [event for event in events if component in (None, event.component)]
     return all(session.tell(_write(event, as_json=session.as_json)) for event in chosen)
 

@@ -1,6 +1,6 @@
 """Files that options name: each holds a JSON object.
 
-Rule: what cannot be read, or is something else, is refused with the option, the file and what it should hold.
+Rule: an unreadable or wrong file is an error that names the option, the file and its expected contents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def read_request(path: str) -> dict[str, Any]:
     """Returns the JSON object that the file of --request holds, or that stdin gives where the path is "-".
 
     Raises:
-        SettingsError: it cannot be read, or is no JSON object.
+        SettingsError: the text cannot be read, or is not a JSON object.
     """
     return read_object(path, "--request")
 
@@ -28,7 +28,7 @@ def read_object(path: str | os.PathLike[str], option: str) -> dict[str, Any]:
     """Returns the JSON object that a file holds, or that stdin gives where the path is "-".
 
     Raises:
-        SettingsError: it cannot be read, or holds none.
+        SettingsError: the file cannot be read, or does not hold a JSON object.
     """
     try:
         found = json.loads(_read(path))

@@ -1,6 +1,6 @@
 """`--hosts` of `meshwright devices` and `meshwright plan`: several hosts at once, each with its state.
 
-Rule: a host that did not answer stands in the table, and a plan without it says so on stderr.
+Rule: a host that did not answer is listed in the table, and a plan without it is reported on stderr.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def is_asked(session: Session, hosts: str | None) -> bool:
 
 
 def show_fleet(session: Session, hosts: str | None) -> int:
-    """Prints every host with its state, then what they are together.
+    """Prints every host with its state, then their common topology.
 
-    Exit codes: 0 every host answered · 1 some did not, or they make no topology · 2 none did, or no address.
+    Exit codes: 0 every host answered · 1 some did not, or they do not form a topology · 2 none did, or no address.
     """
     with open_fleet(hosts) as fleet:
         state = fleet.devices(timeout_s=read_limit(session))
@@ -125,7 +125,7 @@ def _describe(state: FleetState) -> str:
 
 
 def _dump(state: FleetState) -> str:
-    """Returns the fleet as JSON: each host with what its agent said; of the whole, what joining them found."""
+    """Returns the fleet as JSON: each host with its agent's reply; for the whole, the result of joining them."""
     hosts = [
         {
             "url": host.url,
@@ -144,5 +144,5 @@ def _dump(state: FleetState) -> str:
 def _list_warnings(state: FleetState) -> list[dict[str, Any]]:
     try:
         return [notice.model_dump() for notice in state.notices]
-    except MeshwrightError:  # no topology; told on stderr, behind the hosts
+    except MeshwrightError:  # no topology; reported on stderr, after the hosts
         return []

@@ -1,4 +1,4 @@
-"""`meshwright hardware`: which hardware a plan's `--target` may name. Reads the tables itself; asks no agent."""
+"""`meshwright hardware`: the hardware that a plan's `--target` may name. Reads the tables itself; needs no agent."""
 
 from __future__ import annotations
 

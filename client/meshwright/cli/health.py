@@ -1,12 +1,14 @@
-"""`meshwright health`: the host's health as an exit code, in the manner of whoever runs the check.
+"""`meshwright health`: the host's health as an exit code, in the format of the tool that runs the check.
 
-Rule: one table says which state is which code in which style; a host that nobody could ask is a state too, and what is
-required of it has a state as its parts have: met only by what was seen. The declared devices of a simulated host are
-judged, and marked as declared: that host is never more than unknown, by its component `driver`.
-Slurm drains for a card that its driver was asked about and that did not answer, and is told to keep no node of which a
-card was not looked at. It looks at devices and driver alone, never at the agent's own store, disk or worker.
-Asks once and briefly, since node checks have a time limit, and says it briefly: parts that share a cause are told once,
-and a line is as long as who reads it keeps.
+Rule: one table maps each state to the exit code of each format. An unreachable host is a state too. A requirement has a
+state like a component, and is met only if it was checked. The declared devices of a simulated host are evaluated, and
+marked as declared. Such a host is never better than unknown, by its component `driver`.
+
+Slurm drains a node if its driver answers and a card does not. A node with an unchecked card is not drained. Slurm's
+code depends on devices and driver only, never on the agent's own store, disk or worker.
+
+The check asks once, with a short time limit, since node checks have a limit themselves. The output is brief: parts with
+one cause are reported once, and a line has the length that its reader stores.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ EXIT_CODES: Final[dict[Format, dict[Outcome, int]]] = {
     "json": _PASS,
     # OK · WARNING · CRITICAL · UNKNOWN: the monitoring plugins' guidelines
     "nagios": {"healthy": 0, "degraded": 1, "unhealthy": 2, "unknown": 3, "initializing": 3, "no_answer": 3},
-    # keep · drain · nothing is known, as of an agent that restarts: neither a pass nor a ground to take the node out
+    # keep · drain · nothing is known, as during a restart of the agent: neither a pass nor a reason to drain the node
     "slurm": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 1, "initializing": 2, "no_answer": 2},
 }
 SLURM_WORDS: Final = ("keep", "drain", "unknown")
@@ -73,7 +75,7 @@ _ASCII: Final = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "×": "x",
 
 @dataclass(frozen=True)
 class Finding:
-    """One requirement: what was asked, what there is, and its state: healthy is met, unhealthy is not met."""
+    """One requirement: the requested value, the found value, and its state: healthy if met, unhealthy if not met."""
 
     name: str
     asked: str
@@ -133,13 +135,13 @@ def check_health(
 
 
 def _ask(session: Session, *, wants_devices: bool) -> tuple[Health, Devices | str]:
-    """Returns the host's health, and where they are wanted its devices, or why there are none.
+    """Returns the host's health, and its devices where they are needed, or why they are not available.
 
-    The time limit is of both together, and kept from outside: the HTTP library limits each read, which an answer of a
-    byte a second never reaches.
+    The time limit covers both together, and is applied here. The HTTP library limits only each read, so a reply of one
+    byte a second would never reach its limit.
 
     Raises:
-        MeshwrightError: there is no answer about its health.
+        MeshwrightError: the agent does not answer about its health.
     """
     limit_s = TIMEOUT_S if session.options.timeout_s is None else session.options.timeout_s
     health: list[Health] = []
@@ -163,11 +165,11 @@ def _ask(session: Session, *, wants_devices: bool) -> tuple[Health, Devices | st
 
 
 def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Finding:
-    """Returns whether so many devices are there; a part of a card is none of the chips that are named.
+    """Returns whether the required number of devices is present. A part of a card does not count as a chip.
 
     Args:
-        wanted: how many, of which chip.
-        seen: the devices, or why they could not be looked at.
+        wanted: their number, and their chip.
+        seen: the devices, or why they could not be read.
     """
     if isinstance(seen, str):
         return Finding("devices", str(wanted), f"could not be looked at: {seen}", "unknown")
@@ -180,16 +182,16 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Finding:
 
 
 def find_worst(health: Health, findings: Sequence[Finding]) -> State:
-    """Returns the worst state of the host and of what is required of it."""
+    """Returns the worst state of the host and of its requirements."""
     states = {health.state, *(finding.state for finding in findings)}
     return next(state for state in WORST_FIRST if state in states)
 
 
 def find_outcome(style: Format, health: Health, findings: Sequence[Finding]) -> Outcome:
-    """Returns what the exit code is of: the worst state.
+    """Returns the outcome that sets the exit code: the worst state.
 
     For Slurm, there are three kinds of `unknown`. If the driver answered and a part of a card is unknown, the card does
-    not answer: drain. An unchecked card counts as no answer. A requirement that could not be looked at keeps the node.
+    not answer: drain. An unchecked card counts as no answer. A requirement that could not be checked keeps the node.
     """
     worst = find_worst(health, findings)
     if style != "slurm" or worst != "unknown":
@@ -222,13 +224,13 @@ def _print_no_answer(session: Session, style: Format, error: MeshwrightError) ->
 
 
 def describe_no_answer(error: MeshwrightError) -> str:
-    """Returns why there is no verdict, in a line that begins with what matters: little of it may be kept."""
+    """Returns why there is no result, in a line with the essential part first, since the line may be truncated."""
     said = _flatten(str(error).partition("\n")[0]).removeprefix("GET /health: ")
     return said if said.startswith("no answer") else f"no verdict: {said}"
 
 
 class HealthCommand(TyperCommand):
-    """`meshwright health` as typer runs it: a usage error has the code of the style that was asked for."""
+    """`meshwright health` in typer: a usage error has the exit code of the requested format."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the arguments."""
@@ -255,7 +257,7 @@ def _giving_usage_code(style: Format) -> Iterator[None]:
 
 
 def find_style(arguments: Sequence[str]) -> Format:
-    """Returns the exit style that arguments ask for, though some of them may be wrong."""
+    """Returns the exit style of the arguments, some of which may be wrong."""
     words = " ".join(arguments).replace("=", " ").split()
     last = next((value for name, value in reversed([*pairwise(words)]) if name == "--format"), "")
     return next((style for style in USAGE_CODES if style == last), "text")
@@ -278,7 +280,7 @@ def summarize(health: Health, findings: Sequence[Finding] = ()) -> str:
 
 
 def _describe_parts(names: Sequence[str], state: State, reason: str) -> str:
-    """Returns what parts have in common: "8 parts unknown: driver does not answer, such as device:0"."""
+    """Returns the common description of parts: "8 parts unknown: driver does not answer, such as device:0"."""
     if len(names) == 1:
         return f"{names[0]} {state}: {reason}".rstrip(": ")
     return f"{f'{len(names)} parts {state}: {reason}'.rstrip(': ')}, such as {names[0]}"

@@ -1,7 +1,7 @@
 """`meshwright lease run`: runs a command under a lease, which is renewed while it runs and ended after it.
 
-Rule: whatever ends the command or this process short of SIGKILL, the lease ends too. The exit code is the command's, as
-a shell tells it; it is 75 if the lease was lost before the command ended.
+Rule: the lease ends with the command or this process, in every case except SIGKILL. The exit code is the command's, as
+in a shell; it is 75 if the lease was lost before the command ended.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 SIGNALLED: Final = 128
-"""As a shell says them. Source: POSIX.1-2024, Shell Command Language, §2.8.2."""
+"""Exit codes as in a shell. Source: POSIX.1-2024, Shell Command Language, §2.8.2."""
 
 LEASE_LOST: Final = 75
-"""EX_TEMPFAIL of sysexits.h: run it again. Like 124 of `timeout`, it takes the place of the command's own code."""
+"""EX_TEMPFAIL of sysexits.h: run it again. Like 124 of `timeout`, it replaces the command's own code."""
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 

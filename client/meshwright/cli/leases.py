@@ -1,4 +1,4 @@
-"""`meshwright lease create`, `list`, `renew` and `end`: reserve devices of a host, see who has, extend, end."""
+"""`meshwright lease create`, `list`, `renew` and `end`: reserve devices of a host, list, extend and end leases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEASE_VARIABLE: Final = "MESHWRIGHT_LEASE"
 
 
 def add_own_lease(fields: dict[str, Any]) -> None:
-    """Names the lease that this command runs under in a request that names none."""
+    """Adds the lease that this command runs under to a request without a lease."""
     if own := os.environ.get(LEASE_VARIABLE):
         fields.setdefault("lease", own)
 
@@ -102,7 +102,7 @@ def create_lease(
 
 
 def _explain_number(session: Session, named: object) -> None:
-    """Says on stderr that one number is a device's, since it may have been meant as a count."""
+    """Reports on stderr that a single number selects a device, since it may have been meant as a count."""
     match named:
         case (int(number),) if number > 1 and not session.as_json:
             said = f"note: this leases device number {number}, one device; use --count {number} for {number} devices"
@@ -111,7 +111,7 @@ def _explain_number(session: Session, named: object) -> None:
 
 @contextlib.contextmanager
 def ending_untold(client: Client, lease: Lease) -> Iterator[None]:
-    """Ends a lease where the block, which tells its id, fails: nobody would know which one to end."""
+    """Ends a lease if the block that prints its id fails, since its id would be unknown otherwise."""
     try:
         yield
     except BaseException:
@@ -190,7 +190,7 @@ def end_lease(
 
 
 def _end_all(client: Client, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...], tuple[ForbiddenError, ...]]:
-    """Returns the leases that were ended, and why others were not; one that somebody ended meanwhile is ended too."""
+    """Returns the ended leases, and why others were not ended. A lease that has ended meanwhile counts as ended."""
     ended, refused = [], []
     for lease in leases:
         try:
@@ -210,14 +210,14 @@ def _print_lease(session: Session, lease: Lease, lines: Sequence[str]) -> None:
 
 
 def write_new_lease(lease: Lease) -> list[str]:
-    """Returns a lease that was just made in a line, and what gave way to it."""
+    """Returns a new lease in a line, and the leases and runs that yielded to it."""
     given_way = (("lease", lease.preempted_leases), ("run", lease.cancelled_runs))
     gone = [f"{word} {', '.join(ids)} gave way" for word, ids in given_way if ids]
     return [write_lease(lease, "has"), *map(clean, gone)]
 
 
 def write_lease(lease: Lease, verb: Literal["has", "no longer has"]) -> str:
-    """Returns a lease in a line; what gave way to it did so when it was made, and is not said again."""
+    """Returns a lease in a line, without the leases and runs that yielded to it."""
     left = f" for {format_time(lease.expires_in_s)}" if verb == "has" else ""
     return clean(f"{lease.id} {verb} {_describe_devices(lease)}{left}: {lease.purpose}")
 

@@ -1,7 +1,7 @@
-"""Output: base units as people read them, tables, and what goes to stderr. Only here stand GiB, GB/s and ms.
+"""Output: base units in readable form, tables, and messages to stderr. Only this module uses GiB, GB/s and ms.
 
-Memory is in GiB (2^30), bandwidth in GB/s (1e9), as in the field's own tools. Every text that an agent sent
-goes through `clean` before it reaches a terminal. Knows no command.
+Memory is in GiB (2^30), bandwidth in GB/s (1e9), as in the field's own tools. Every text from an agent goes through
+`clean` before it reaches a terminal. Independent of commands.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATE_STYLES: Final = {
 }
 LOG_LINES: Final = 20
 NO_ANSWER_CODE: Final = "no_answer"
-"""Stands where an agent's problem has its code, when no agent said anything."""
+"""The code of the problem document when no agent answered."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -100,13 +100,13 @@ def _shorten(value: float) -> str:
 
 
 def style_state(state: str) -> Text:
-    """Returns a state in its colour."""
+    """Returns a state in its color."""
     return Text(clean(state), STATE_STYLES.get(state, ""))
 
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """One column of a table: its heading, and what it shows of a row ("" for nothing)."""
+    """One column of a table: its heading, and its text of a row ("" for nothing)."""
 
     heading: str
     read: Callable[[T], str | Text]
@@ -114,7 +114,7 @@ class Column(Generic[T]):
 
 
 def build_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> Table:
-    """Returns a table of the rows, without the columns in which no row has anything to show; nothing is cut off."""
+    """Returns a table of the rows, without columns that are empty in all rows; nothing is cut off."""
     lines = [[_build_cell(column.read(row)) for column in columns] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     shown = [index for index in range(len(columns)) if any(line[index] for line in lines)]
@@ -130,7 +130,7 @@ def _build_cell(content: str | Text) -> Text:
 
 
 def print_notices(session: Session, notices: Iterable[Notice]) -> None:
-    """Says on stderr what is not refused but should be known."""
+    """Prints warnings on stderr."""
     for notice in notices:
         print_warning(session, notice.message, notice.hint)
 
@@ -142,7 +142,7 @@ def print_warning(session: Session, message: str, hint: str = "") -> None:
 
 
 def print_error(session: Session, error: MeshwrightError) -> None:
-    """Says on stderr what was asked, what was there, the rule, and what works; --json: a problem document."""
+    """Prints on stderr the request, what was found, the rule, and what works; --json: a problem document."""
     if session.as_json:
         typer.echo(_dump_error(error), err=True)
         return

@@ -1,4 +1,5 @@
-"""`meshwright plan`: a mesh on the host's devices or on a target, drawn, with what the job needs to make it real."""
+"""`meshwright plan`: a mesh on the host's devices or on a target, as a drawing, with the data that the job needs to
+build it."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def _frame(plan: Plan) -> Plans:
 
 
 def _ask(session: Session, request: PlanRequest) -> tuple[Plan, str]:
-    """Returns what the agent answers, and its address."""
+    """Returns the agent's answer, and its address."""
     fields = list_fields(request)
     if not (request.target or request.topology):
         add_own_lease(fields)

@@ -1,6 +1,6 @@
-"""A plan as a person, a script or a file gets it: drawn, as JSON, as Python, kept; and its exit code.
+"""Output of a plan for a person, a script or a file: as a drawing, JSON, Python or a saved file; and its exit code.
 
-Rule: figures are the plan's own; the exit code is 0 only for a plan that nothing says no to.
+Rule: figures are the plan's own; the exit code is 0 only for a plan without a reason against it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class PlanOutput:
     """How plans are printed.
 
     Attributes:
-        asked: what was asked for, in words.
-        export: print this export and nothing else; None: all of a plan.
-        output: the file that keeps the plan; None: none.
-        is_verified: the compiler was asked.
-        url: the agent that answered; None: the plan was made in this process, and no agent knows it.
+        asked: the request, in words.
+        export: print only this export; None: all of a plan.
+        output: the file to save the plan to; None: no file.
+        is_verified: a compile was requested.
+        url: the agent that answered; None: the plan was made in this process, and no agent stores it.
     """
 
     asked: str
@@ -57,7 +57,7 @@ class PlanOutput:
 
 def print_best(session: Session, plans: Plans, say: PlanOutput) -> int:
     """Prints the best plan as the options want it, keeps it where they name a file, and returns the exit code."""
-    text = plans.model_dump_json(exclude_unset=say.url is not None)  # what an agent sent: no field more, no field less
+    text = plans.model_dump_json(exclude_unset=say.url is not None)  # exactly the fields that an agent sent
     if session.as_json:
         session.print_lines(text)
         return _keep(plans, text, say)
@@ -88,7 +88,7 @@ def _keep(plans: Plans, text: str, say: PlanOutput) -> int:
 
 
 def _fits(plan: Plan) -> bool:
-    """False only where the plan says so: without a model nothing is known of its memory."""
+    """Returns False only where the plan reports it: without a model its memory is unknown."""
     if plan.verification is not None and plan.verification.status == "does_not_fit":
         return False
     return plan.memory is None or plan.memory.fits is not False
@@ -167,7 +167,7 @@ def write_costs(plan: Plan) -> list[str]:
 
 
 def _draw_bars(parts: Mapping[str, float], whole: float, write: Any) -> list[str]:
-    """Returns a line a part: its name, its bar, its figure; what is below 1 % of the whole stands in one line."""
+    """Returns a line a part: its name, its bar, its figure; parts below 1 % of the whole share one line."""
     ranked = sorted(((size, name) for name, size in parts.items() if size > 0), reverse=True)
     shown = [(size, name) for size, name in ranked if size >= whole / 100]
     small = [(size, name) for size, name in ranked if size < whole / 100]
@@ -209,7 +209,7 @@ def _build_columns(plan: Plan) -> tuple[Column[PlanAxis], ...]:
 
 
 def _draw(plan: Plan, devices: tuple[DeviceRef, ...], width: int) -> tuple[str, ...]:
-    """Returns which device stands where, unless they stand in their own order, or the plan leaves them out."""
+    """Returns the drawing of the devices' places, unless they are in plain order, or the plan leaves them out."""
     places = [(device.granule, device.position) for device in devices]
     if places == sorted(places):
         return ()
@@ -239,12 +239,12 @@ def _name_chip(device: DeviceRef, *, slices: bool, cores: bool) -> str:
 
 
 def _build_exports(plan: Plan, output: Path | None, url: str | None) -> tuple[str, ...]:
-    """Returns the lines that a job is started with: the plan's environment, and where to find the plan.
+    """Returns the start lines of a job: the plan's environment, and the location of the plan.
 
     Args:
         plan: the plan.
-        output: the file that keeps it; None: the job asks the agent for it.
-        url: the agent's address; left out where the job would ask there anyway; None: no agent knows the plan.
+        output: the file with the plan; None: the job requests it from the agent.
+        url: the agent's address; left out where it is the job's default; None: no agent stores the plan.
     """
     found = dict(plan.environment)
     if output is not None:

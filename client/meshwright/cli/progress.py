@@ -1,4 +1,4 @@
-"""How far a run or a compile is, as a bar on stderr where a person looks on; and answers that are compiled here."""
+"""Shows the progress of a run or a compile as a bar on stderr of a terminal; and answers that are compiled here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 @contextmanager
 def show_progress(session: Session) -> Iterator[Callable[[RunProgress], None]]:
-    """Gives what shows each progress of a run, for the length of the block."""
+    """Yields a function that shows each progress of a run, for the duration of the block."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     visible = session.err.is_terminal and not session.as_json
     with Progress(*columns, console=session.err, transient=True, disable=not visible) as bar:
@@ -35,10 +35,10 @@ def show_progress(session: Session) -> Iterator[Callable[[RunProgress], None]]:
 
 @contextmanager
 def follow_compile(session: Session) -> Iterator[Callable[[RunProgress], None]]:
-    """Gives what `show_progress` does, while an agent compiles.
+    """Yields the function of `show_progress`, while an agent compiles.
 
     Raises:
-        AgentTimeoutError: the block waited too long; its hint says how to come back to the compile, which goes on.
+        AgentTimeoutError: the block waited too long. The hint says how to return to the compile, which continues.
     """
     try:
         with show_progress(session) as show:
@@ -53,7 +53,7 @@ def follow_compile(session: Session) -> Iterator[Callable[[RunProgress], None]]:
 
 
 def answer_here(session: Session, answer: Callable[..., A], request: RequestPart) -> A:
-    """Returns what an agent would answer, by a function of this process that compiles in a child of it.
+    """Returns the answer of an agent, from a function of this process that compiles in a child process.
 
     Raises:
         typer.BadParameter: --url names an agent.

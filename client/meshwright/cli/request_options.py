@@ -1,6 +1,6 @@
 """The requests of `meshwright plan`, `search` and `batch-size`: the fields of --request, and of options over them.
 
-Rule: an option is the field of the request that it names; what is not said is left to the agent's defaults.
+Rule: an option is the field of the request that it names; missing options have the agent's defaults.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ def build_request(
     trained: Mapping[str, object],
     **options: object,
 ) -> R:
-    """Returns the request that --request and the options say.
+    """Returns the request of --request and the options.
 
     Args:
-        kind: its model.
-        request: what --request names.
-        model: what --model says.
-        trained: fields of `training` that options of their own say.
-        options: fields that options say, by their names. None, here and above: it is not said.
+        kind: the model of the request.
+        request: the value of --request.
+        model: the value of --model.
+        trained: fields of `training` with their own options.
+        options: fields with options, by their names. None, here and above: it is not given.
 
     Raises:
         SettingsError: a file cannot be read, or holds no JSON object.
         InvalidRequestError, InvalidMeshError: a field is unknown or has a wrong value.
-        typer.BadParameter: it says how something is trained, and no model.
+        typer.BadParameter: the training is given without a model.
     """
     fields = {} if request is None else read_request(request)
     fields |= _drop_unsaid({**options, "model": None if model is None else parse_model(model)})
@@ -106,7 +106,7 @@ def build_request(
 
 
 def _name_options(error: RequestError, trained: Mapping[str, object]) -> RequestError:
-    """Returns an error about what options said, with their names in the place of the request's fields."""
+    """Returns an error about options, with their names in place of the request's fields."""
     for name in (name for name, value in trained.items() if value is not None):
         option = {"global_batch": "--global-batch-size", "sequence_length": "--seq-len"}[name]
         error.detail, error.hint = (text.replace(f"training.{name}", option) for text in (error.detail, error.hint))
@@ -114,7 +114,7 @@ def _name_options(error: RequestError, trained: Mapping[str, object]) -> Request
 
 
 def list_fields(request: RequestPart) -> dict[str, Any]:
-    """Returns the fields that a request says, as a method of `Client` takes them."""
+    """Returns the fields that a request sets, as arguments of a method of `Client`."""
     return {name: getattr(request, name) for name in request.model_fields_set}
 
 
@@ -123,7 +123,7 @@ def parse_model(text: str) -> str | dict[str, Any]:
 
     Raises:
         SettingsError: a file cannot be read, or holds no JSON object.
-        typer.BadParameter: the inline JSON is none.
+        typer.BadParameter: the inline JSON is not valid.
     """
     if text.lstrip().startswith("{"):
         try:
@@ -137,7 +137,7 @@ def parse_model(text: str) -> str | dict[str, Any]:
 
 
 def list_exports(export: Export | None) -> list[ExportName] | None:
-    """Returns what the request asks for: a plan has its Python anyway."""
+    """Returns the exports of the request: a plan has its Python anyway."""
     return None if export is None or export == "python" else [export]
 
 

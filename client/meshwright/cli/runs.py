@@ -1,4 +1,4 @@
-"""`meshwright runs list`, `show` and `cancel`: what the agent was asked to do, and an end to it."""
+"""`meshwright runs list`, `show` and `cancel`: list, show and cancel the agent's runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _describe_end(run: Run) -> Text:
 
 
 def _describe_devices(run: Run) -> str:
-    """Returns the devices that a bench was asked for; "" for what opens none."""
+    """Returns the devices of a bench; "" for runs that open no device."""
     if run.kind != "bench":
         return ""
     devices = run.request.get("devices")

@@ -112,7 +112,8 @@ def _print_found(session: Session, plans: Plans, say: PlanOutput, *, is_explaine
 
 
 def _print_ranking(session: Session, plans: Plans, *, is_explained: bool) -> None:
-    """Prints the best plans, the fastest first, and where that is wanted or nothing fits why others lost."""
+    """Prints the best plans, the fastest first. If requested or if nothing fits, also prints why others were
+    rejected."""
     if plans.comparison:
         _print_comparison(session, plans, is_explained=is_explained)
         return
@@ -135,7 +136,7 @@ def _is_equal(plan: Plan, best: Plan) -> bool:
 
 
 def _print_comparison(session: Session, plans: Plans, *, is_explained: bool) -> None:
-    """Prints the targets, the best first, and what is said of each; where that is wanted also why meshes lost."""
+    """Prints the targets, the best first, with their messages; if requested also why meshes were rejected."""
     made = {plan.target: plan for plan in plans.plans}
     rows = [(each, made.get(each.target)) for each in plans.comparison]
     session.out.print(build_table(_COMPARED, rows))
@@ -149,7 +150,7 @@ def _print_comparison(session: Session, plans: Plans, *, is_explained: bool) -> 
 
 
 def _print_unknown_targets(session: Session, plans: Plans) -> bool:
-    """Says on stderr which of the targets are none, with names that come near; returns whether there are such."""
+    """Prints the unknown targets on stderr, with similar names; returns whether there are any."""
     unknown = [each for each in plans.comparison if each.reason == UNKNOWN_TARGET]
     for each in unknown:
         print_error(session, PlanInfeasibleError(each.message))

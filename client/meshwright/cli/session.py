@@ -1,6 +1,6 @@
-"""Session: what every command is given: the options that all share, a client, and the two consoles.
+"""Session: the context of every command: the shared options, a client, and the two consoles.
 
-Opens no connection until a command asks for the client. Knows no command.
+Opens no connection until a command asks for the client. Independent of commands.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ FAILED: Final = 1
 NO_ANSWER: Final = 2
 
 PIPE_WIDTH: Final = 200
-"""Columns where nobody looks on: wide enough that no table is folded."""
+"""Columns without a terminal: wide enough that no table is folded."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options that every command takes, before or after its name."""
+    """The options of every command, before or after its name."""
 
     url: str | None = None
     timeout_s: float | None = None
     form: Literal["text", "json"] | None = None
 
     def merge(self, nearer: Options) -> Options:
-        """Returns these options with those that stand nearer to the command's end put over them."""
+        """Returns these options, overridden by those nearer to the command's end."""
         return Options(
             url=nearer.url if nearer.url is not None else self.url,
             timeout_s=nearer.timeout_s if nearer.timeout_s is not None else self.timeout_s,
@@ -49,7 +49,7 @@ class Options:
 
 
 def open_client(url: str | None, timeout_s: float | None, max_retries: int) -> Client:
-    """Returns a client of the agent at `url`, or where the environment says.
+    """Returns a client of the agent at `url`, or at the address of the environment.
 
     Raises:
         SettingsError: the address or the token cannot be used.
@@ -87,7 +87,7 @@ class Session:
 
     @cached_property
     def err(self) -> Console:
-        """What is said about the answer."""
+        """The console for messages about the answer."""
         return _build_console(stderr=True)
 
     def print_json(self, reply: BaseModel) -> None:
@@ -95,12 +95,12 @@ class Session:
         self.print_lines(reply.model_dump_json(exclude_unset=True))
 
     def print_lines(self, *lines: str) -> None:
-        """Prints lines as they are, never folded: for what is piped on or pasted."""
+        """Prints lines unchanged, never folded, for pipes and for pasting."""
         with _outlive(1):
             typer.echo("\n".join(lines))
 
     def tell(self, line: str) -> bool:
-        """Prints a line at once; returns whether somebody still reads."""
+        """Prints a line at once; returns whether stdout still has a reader."""
         try:
             typer.echo(line)
             sys.stdout.flush()
@@ -110,13 +110,13 @@ class Session:
         return True
 
     def flush(self) -> None:
-        """Writes out what stands in stdout's buffer."""
+        """Flushes stdout's buffer."""
         with _outlive(1):
             sys.stdout.flush()
 
 
 def open_missing_streams() -> None:
-    """Gives stdout and stderr that were closed (`>&-`) to nobody, as a reader that went away is nobody."""
+    """Redirects closed stdout and stderr (`>&-`) to /dev/null, as for a reader that has gone away."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process
     if sys.stderr is None:
@@ -124,17 +124,18 @@ def open_missing_streams() -> None:
 
 
 UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a write to stdout says where there is no room, or the medium fails."""
+"""The errors of a write to stdout where the disk is full, or the medium fails."""
 
 
 def drop_stdout() -> None:
-    """Lets what is still in stdout's buffer go: it could not be written, and would be tried again at the end."""
+    """Discards stdout's buffer: it could not be written, and Python would try again at exit."""
     _drop(1)
 
 
 @contextlib.contextmanager
 def _outlive(descriptor: int) -> Iterator[None]:
-    """Lets a reader go away in the block (`| head -1`): what is still to be said has no reader, and its code stays."""
+    """Ignores in the block that the reader goes away (`| head -1`): the remaining output is lost, and the exit code
+    does not change."""
     try:
         yield
     except BrokenPipeError:
@@ -142,7 +143,7 @@ def _outlive(descriptor: int) -> Iterator[None]:
 
 
 def _drop(descriptor: int) -> None:
-    """Lets a descriptor write into nothing: what Python's buffer still holds must go somewhere."""
+    """Redirects a descriptor to /dev/null, since Python still flushes its buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
@@ -152,13 +153,13 @@ class _Console(Console):
     """A console whose reader may go away."""
 
     def on_broken_pipe(self) -> None:
-        """Goes on in silence; rich would end the process with a code that means "no"."""
+        """Continues without output; rich would end the process with a code that means "no"."""
         self.quiet = True
         _drop(2 if self.stderr else 1)
 
 
 def _build_console(*, stderr: bool) -> Console:
-    """Text from the agent is never read as markup. NO_COLOR and COLUMNS are rich's to heed."""
+    """Text from the agent is never read as markup. rich applies NO_COLOR and COLUMNS."""
     console = _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH

@@ -1,7 +1,7 @@
-"""What the compiler says, for people: fits or not and by how much, the collectives of each axis, how long.
+"""Prints the compiler's report for people: whether and how well the step fits, the collectives of each axis, the time.
 
-Rule: only "verified" is a yes. A compile that did not happen, or gave no answer, is a no where one was asked for. The
-verdict is stdout's; the compiler's own words and warnings stand on stderr. Knows no command and no jax.
+Rule: only "verified" is a yes. A requested compile that did not happen, or gave no answer, is a no. The result goes to
+stdout; the compiler's own messages and warnings go to stderr. Independent of commands and jax.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _VERDICTS: Final[dict[VerificationStatus, tuple[str, str]]] = {
     "aborted": ("the compiler gave no answer: nothing is verified", "bold red"),
 }
 _UNKNOWN: Final = ("compiled: whether it fits is not known", "bold yellow")
-"""The verdict where nothing says how much memory a device has."""
+"""The result where the memory of a device is unknown."""
 
 
 def judge(verifications: Iterable[Verification | None]) -> int:
-    """Returns the exit code of what was asked to be compiled: 0 only where there is some, and all of it fits."""
+    """Returns the exit code of the requested compiles: 0 only where there are reports, and all of them fit."""
     statuses = [found.status if found else None for found in verifications]
     return OK if statuses and all(status == "verified" for status in statuses) else FAILED
 
@@ -46,7 +46,7 @@ def print_verification(session: Session, found: Verification) -> None:
 
 
 def print_refusal(session: Session, found: Verification) -> None:
-    """Prints on stderr why a plan is none, where stdout has other things; nothing where it was verified."""
+    """Prints on stderr why a plan was not verified, where stdout has other output; nothing where it was verified."""
     if found.status == "verified":
         return
     session.err.print(_write_verdict(found), soft_wrap=True)

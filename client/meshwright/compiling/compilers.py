@@ -1,9 +1,9 @@
-"""Compilers: which distributions compile for a platform, what identifies a compile, and cards as XLA's CUDA compiler
-describes them. Imports no jax: versions are read from what is installed.
+"""Compilers: the distributions that compile for a platform, the key of a compile, and cards as XLA's CUDA compiler
+describes them. Imports no jax: versions are read from the installed packages.
 
-The key of a compile holds whatever can change the compiler's answer, and nothing else; names of target and model are
-not in it. A card is described by its own published figures or not at all; memory and its speed are those of the chip
-table. jax registers its CUDA plugin when a topology is requested, whatever JAX_PLATFORMS says; no driver is needed. The
+The key of a compile has exactly the facts that can change the compiler's answer; names of target and model are not in
+it. A card is described by its own published figures or not at all; memory and its speed are those of the chip table.
+jax registers its CUDA plugin when a topology is requested, independent of JAX_PLATFORMS; no driver is needed. The
 description is a GpuTargetConfigProto (xla/stream_executor/device_description.proto) without the rates of scalar and
 matrix units, which the compiler accepts.
 """
@@ -33,12 +33,12 @@ from meshwright.wire.devices import Platform
 
 @dataclass(frozen=True)
 class Compiler:
-    """What compiles for a platform beside jaxlib.
+    """The compiler of a platform, beside jaxlib.
 
     Attributes:
-        extra: of our distribution, that brings it and JAX.
-        distributions: of which one is needed; none where jaxlib has the compiler in it.
-        others: whose versions change the program too.
+        extra: the extra of our distribution that installs it and JAX.
+        distributions: packages of which one is needed; empty where jaxlib contains the compiler.
+        others: packages whose versions also change the program.
     """
 
     extra: str
@@ -60,7 +60,7 @@ _CUDA_13_SINCE: Final = (7, 5)
 """Source: CUDA Toolkit 13.0's release notes: Maxwell, Pascal and Volta are no longer compiled for."""
 
 _PTXAS_PLACES: Final = ("/usr/local/cuda/bin", "/opt/cuda/bin")
-"""Where XLA looks besides its wheels and PATH."""
+"""Folders that XLA searches besides its wheels and PATH."""
 
 
 def explain_missing(
@@ -71,13 +71,13 @@ def explain_missing(
     path: str | None = None,
     requirements: Sequence[str] | None = None,
 ) -> str | None:
-    """Returns why nothing compiles for a platform here, ending in "; pip install …"; None where its compiler is here.
+    """Returns why no compiler for a platform is installed, ending in "; pip install …"; None where it is installed.
 
     Args:
         platform: of the target.
-        versions: as `read_versions` returns them; None: what is installed.
+        versions: as `read_versions` returns them; None: the installed versions.
         chip: of the chip table; None: any.
-        path: where programs are looked for, as in PATH; None: this process's, and where XLA looks besides.
+        path: search path of programs, as in PATH; None: this process's PATH, and the further folders that XLA searches.
         requirements: of jax, as its metadata has them; None: of the jax that is installed.
     """
     if platform == "gpu" and chip and (reason := _explain_card(chip)):
@@ -139,7 +139,7 @@ _FLAGS: Final = ("JAX_", "XLA_", "LIBTPU_", "TPU_LIBRARY_PATH")
 """What else JAX and XLA's compilers read from the environment, by how it begins."""
 
 _SILENT: Final = ("XLA_PYTHON_CLIENT_", "JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG", "JAX_TRACEBACK")
-"""Of these, what changes no program: the memory of a running job, caches, logs."""
+"""Of these, variables that do not change a program: the memory of a running job, caches, logs."""
 
 SOURCES: Final = (
     *("compiling", "wire/model.py", "wire/compiling.py", "wire/verification.py"),
@@ -149,19 +149,19 @@ SOURCES: Final = (
 
 
 def read_versions(platform: Platform) -> dict[str, str]:
-    """Returns the versions of what compiles for a platform, by distribution; without those that are not installed."""
+    """Returns the versions of a platform's compilers, by distribution, without those that are not installed."""
     compiler = COMPILERS[platform]
     names = ("jax", "jaxlib", "meshwright", *compiler.distributions, *compiler.others)
     return {name: known for name in names if (known := _read_version(name)) is not None}
 
 
 def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapping[str, str] | None = None) -> str:
-    """Returns what the answer to a job is kept under: equal for equal jobs, compilers and sources of ours.
+    """Returns the cache key of the answer to a job: equal for equal jobs, compilers and versions of our sources.
 
     Args:
-        job: its target and its model count by what they are, not by their names.
-        fingerprint: of whatever else is compiled, such as the user's own step.
-        environment: whose compiler flags count; None: this process's.
+        job: its target and its model are keyed by content, not by name.
+        fingerprint: of the other compiled code, such as the user's own step.
+        environment: the environment with the compiler flags; None: this process's.
     """
     flags = os.environ if environment is None else environment
     content = {
@@ -209,14 +209,14 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What a compute capability says of each multiprocessor (SM).
+    """Facts of each multiprocessor (SM) by compute capability.
 
     Attributes:
         threads_count: that it holds at a time.
         shared_memory_bytes: of all blocks on it.
-        block_shared_memory_bytes: of one block that asks for more than 48 KiB.
+        block_shared_memory_bytes: of one block that requests more than 48 KiB.
         fpu_count: FP32 lanes.
-        is_accelerated: whether the compiler may use what only this capability has ("sm_90a").
+        is_accelerated: whether the compiler may use features of this capability only ("sm_90a").
     """
 
     threads_count: int
@@ -245,10 +245,10 @@ Instructions"; openxla/xla, xla/backends/gpu/target_config/specs (7.0, 8.0, 8.6,
 
 @dataclass(frozen=True)
 class Card:
-    """What of a card is neither in the chip table nor in its compute capability.
+    """Facts of a card that are neither in the chip table nor in its compute capability.
 
     Attributes:
-        multiprocessor_count: that the product has, not the die.
+        multiprocessor_count: of the product, not of the die.
         l2_bytes: as the driver reports it.
         clock_hz: the highest of the multiprocessors.
     """
@@ -290,12 +290,12 @@ is no record, and NVIDIA gives both the same FLOP/s; unverified. H800 has H100's
 figures; those of H20 and GH200 are of their six stacks of memory and of public listings, unverified."""
 
 COMPILER_OPTIONS: Final[Mapping[str, str | bool | int]] = {"xla_gpu_autotune_level": 0}
-"""Autotuning runs kernels, and there is nothing to run them on."""
+"""Autotuning runs kernels, and there is no device to run them on."""
 
 _THREADS_OF_A_BLOCK: Final = 1024
 _REGISTERS: Final = 65_536
 _CUDNN: Final = (9, 8, 0)
-"""What jax's CUDA wheels ask for at least. Source: the metadata of jax-cuda12-plugin 0.10.2, "with-cuda"."""
+"""The minimum that jax's CUDA wheels require. Source: the metadata of jax-cuda12-plugin 0.10.2, "with-cuda"."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class GpuTarget:
     """What `get_topology_desc(platform="cuda", …)` is given.
 
     Attributes:
-        topology: "<partitions>x<hosts of one>x<GPUs of a host>"; a partition is what NVLink joins.
+        topology: "<partitions>x<hosts of one>x<GPUs of a host>"; NVLink joins the GPUs of a partition.
         target_config: the card, as text.
         compiler_options: for `.compile(compiler_options=…)`.
     """
@@ -314,10 +314,10 @@ class GpuTarget:
 
 
 def build_gpu_target(target: CompileTarget) -> GpuTarget:
-    """Returns how XLA's CUDA compiler is told of a target.
+    """Returns the description of a target for XLA's CUDA compiler.
 
     Raises:
-        NotCompiledError: the card is AMD's, or none whose figures are known here.
+        NotCompiledError: the card is AMD's, or its figures are not known here.
     """
     chip = find_chip(target.chip)
     if (reason := _explain_card(target.chip)) or chip is None:
@@ -326,7 +326,7 @@ def build_gpu_target(target: CompileTarget) -> GpuTarget:
 
 
 def _explain_card(name: str) -> str | None:
-    """Returns why XLA's CUDA compiler cannot be told of a card of this name."""
+    """Returns why a card of this name cannot be described to XLA's CUDA compiler."""
     chip = find_chip(name)
     if chip is None or chip.platform != "gpu":
         return f"no GPU is called {name}; those that XLA compiles for: {_list()}"

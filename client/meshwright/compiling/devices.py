@@ -1,10 +1,10 @@
-"""Targets as XLA's compilers know them: devices that are not here, and meshes of them.
+"""Targets as XLA's compilers describe them: devices that are not attached, and meshes of them.
 
-Rule: the compiler is told of exactly the devices that the mesh stands on. Given a mesh on a part of what was described,
-XLA's TPU compiler takes the first ids for the whole, and refuses, dies, or compiles for another place; so a part of a
-slice is described again, as the slice that it is. Knows no step and no plan. Opens no device.
+Rule: the described target has exactly the devices of the mesh. Given a mesh on a part of the target, XLA's TPU compiler
+takes the first ids for the whole. It then fails, crashes, or compiles for another place. So a part of a slice is
+described again, as a slice of its own. Independent of steps and plans. Opens no device.
 
-Source: libtpu 0.0.42.1 and 0.0.50.1, tried: of v5e:4x4 the corner 2x2 "target has 4 device_id", of 3*v5e:2x2 two
+Source: libtpu 0.0.42.1 and 0.0.50.1, tested: of v5e:4x4 the corner 2x2 "target has 4 device_id", of 3*v5e:2x2 two
 slices SIGILL, of 2*v5e:2x2 the second "Slice is empty".
 """
 
@@ -53,14 +53,14 @@ _AXIS_TYPES: Final = {"auto": AxisType.Auto, "explicit": AxisType.Explicit, "man
 
 @dataclass(frozen=True)
 class OpenTarget:
-    """A target that a compiler is there for.
+    """A target with an installed compiler.
 
     Attributes:
-        target: what was opened.
+        target: the opened target.
         devices: `jax.Device`s by [granule][position], in the order of `meshwright.topology.targets`.
         compiler_options: for `.compile(compiler_options=…)`.
         clock_hz: of TPU cores, for the compiler's cycle estimates; None elsewhere.
-        device_kind: as JAX calls it.
+        device_kind: the name in JAX.
     """
 
     target: CompileTarget
@@ -73,10 +73,10 @@ class OpenTarget:
 def open_target(target: CompileTarget) -> OpenTarget:
     """Returns the target's devices as its compiler describes them.
 
-    Of CPUs it says how many JAX has, so it comes before anything that starts JAX's backend.
+    For a CPU target it sets the number of JAX's devices, so call it before JAX's backend starts.
 
     Raises:
-        NotCompiledError: there is no compiler for it here, or the compiler knows no such hardware.
+        NotCompiledError: its compiler is not installed, or the compiler does not know such hardware.
     """
     if missing := explain_missing(target.platform, chip=target.chip):
         raise NotCompiledError(missing)
@@ -89,10 +89,10 @@ def open_target(target: CompileTarget) -> OpenTarget:
 
 
 def build_mesh(opened: OpenTarget, mesh: CompileMesh) -> Mesh:
-    """Returns the mesh on the target's devices; on a part of them where it stands on a part.
+    """Returns the mesh on the target's devices, or on a part of them.
 
     Raises:
-        NotCompiledError: the devices of some granules are no box of whole chips, or not the same box in each.
+        NotCompiledError: the devices of some granules do not form a box of whole chips, or the boxes differ.
         ValueError: a place that the target does not have, or sizes that do not multiply to the number of places.
     """
     places = _check_places(opened, mesh)
@@ -136,7 +136,7 @@ def _describe_part(opened: OpenTarget, places: Sequence[Place]) -> list[Any]:
 
 
 def _find_hosts(opened: OpenTarget, places: Sequence[Place]) -> tuple[CompileTarget, list[Place]]:
-    """Returns a target of as many hosts and GPUs as are used, and where each place stands in it."""
+    """Returns a target with only the used hosts and GPUs, and the position of each place in it."""
     members = _group(places)
     counts = {len(each) for each in members.values()}
     if len(counts) > 1:
@@ -155,14 +155,14 @@ def _group(places: Iterable[Place]) -> dict[int, list[int]]:
 
 
 def _count_anew(places: Iterable[Place], members: Mapping[int, Sequence[int]]) -> list[Place]:
-    """Returns the places as they count where nothing else is: among the used granules and their used positions."""
+    """Returns the places numbered among the used granules and their used positions only."""
     granules = {granule: ordinal for ordinal, granule in enumerate(members)}
     positions = {granule: {place: count for count, place in enumerate(used)} for granule, used in members.items()}
     return [(granules[granule], positions[granule][position]) for granule, position in places]
 
 
 def _find_box(opened: OpenTarget, places: Sequence[Place]) -> tuple[CompileTarget, list[Place]]:
-    """Returns the slices that the places fill, and where each place stands in them."""
+    """Returns the slices that the places fill, and the position of each place in them."""
     members, target = _group(places), opened.target
     boxes = {granule: _measure_box(opened, granule, positions) for granule, positions in members.items()}
     if len(set(boxes.values())) > 1:

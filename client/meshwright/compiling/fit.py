@@ -23,13 +23,13 @@ from meshwright.wire.verification import Verification
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try.
+    """One attempt.
 
     Attributes:
-        size: that was tried.
-        fits: whether it does.
-        bytes: its peak, or what it needs; None: not said.
-        fixed_bytes: of them, those that every size needs: the arguments.
+        size: the attempted size.
+        fits: whether it fits.
+        bytes: its peak, or its need; None: not known.
+        fixed_bytes: the part that does not depend on the size: the arguments.
     """
 
     size: int
@@ -39,16 +39,16 @@ class Attempt:
 
 
 STALLED: Final = 3
-"""Guesses in a row that each moved a bound by less than half: then the middle is tried."""
+"""After this number of guesses in a row that each move a bound by less than half, the middle is tried."""
 
 
 def search_largest(attempt: Callable[[int], Attempt], greatest: int, capacity_bytes: int | None) -> tuple[Attempt, ...]:
-    """Returns all tries, in order; the last that fits is the largest size that does, and none may.
+    """Returns all attempts, in order. The last one that fits has the largest fitting size; there may be none.
 
     Args:
-        attempt: tries a size.
-        greatest: size that is asked for, 1 or more.
-        capacity_bytes: what a try's bytes must not exceed; None: not known, as long as no try has failed.
+        attempt: compiles a size.
+        greatest: the largest size to try, 1 or more.
+        capacity_bytes: the limit of an attempt's bytes; None: not known until an attempt fails.
     """
     tries = [attempt(1)]
     slow = 0
@@ -65,13 +65,13 @@ def search_largest(attempt: Callable[[int], Attempt], greatest: int, capacity_by
 
 
 def find_bounds(tries: Sequence[Attempt], greatest: int) -> tuple[Attempt, int]:
-    """Returns the largest try that fits, and the least size that does not, or is not asked for."""
+    """Returns the largest attempt that fits, and the least size that does not fit or is above the limit."""
     low = max((each for each in tries if each.fits), key=lambda each: each.size)
     return low, min((each.size for each in tries if not each.fits), default=greatest + 1)
 
 
 def guess_size(tries: Sequence[Attempt], capacity_bytes: int | None) -> int:
-    """Returns the largest size that a line through the nearest tries says fits."""
+    """Returns the largest fitting size by a line through the nearest attempts."""
     low = max((each for each in tries if each.fits), key=lambda each: each.size)
     slope = measure_slope(low, tries)
     if low.bytes is None or capacity_bytes is None or slope is None:
@@ -97,7 +97,7 @@ def _rise(a: Attempt, b: Attempt) -> float | None:
 
 
 EXPECTED_COUNT: Final = 6
-"""Compiles that the search is said to take while it runs; most take fewer."""
+"""The number of compiles that the progress of a search assumes; most searches take fewer."""
 
 
 def fit_batch(message: dict[str, Any], tell: Tell) -> CompiledBatch:

@@ -36,7 +36,7 @@ LIMIT_S: Final = 600.0
 LOG_LINES: Final = 200
 """Lines of the child's output that are reported."""
 HOST_RATIO: Final = 0.75
-"""Share of the memory that there is: the rest is for the agent and the host's jobs."""
+"""Share of the host's memory: the rest is for the agent and the host's jobs."""
 
 _POLL_S: Final = 0.1
 """Between two checks: a process that touches fresh memory at 2 GB/s is stopped 200 MB late."""
@@ -46,10 +46,10 @@ to end: one that the kernel holds longer, in a driver, is left behind."""
 _READ_BYTES: Final = 1 << 16
 _LOG_BYTES: Final = 1 << 20
 _LOG_MAX_BYTES: Final = 1 << 26
-"""Of output: beyond it the file begins anew."""
+"""The maximum output: beyond it the file starts again."""
 _LINE_CHARS: Final = 4096
 _CGROUP_LIMITS: Final = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Of this process's cgroup as a container sees it: version 2, version 1 (which says 2⁶³ where there is none)."""
+"""The limits of this process's cgroup in a container: version 2, version 1 (2⁶³ means no limit)."""
 _MAP_LINE: Final = re.compile(r"\b[0-9a-f]{8,16}-[0-9a-f]{8,16} [r-][w-][x-][ps-] ")
 
 OnProgress = Callable[[Progress], object]
@@ -75,31 +75,31 @@ COMPILE_ENVIRONMENT: Final[Mapping[str, str]] = {
     "JAX_DISABLE_JIT": "false",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
-"""What every child has: in it JAX opens no device, and XLA describes hardware that is not here.
+"""The variables of every child: JAX opens no device in it, and XLA describes hardware that is not present.
 
 - ALLOW_MULTIPLE_LIBTPU_LOAD: beside a trainer, or another compile, that has libtpu loaded and its lock file taken.
-- TPU_SKIP_MDS_QUERY and the three after it: else libtpu asks Google's metadata server what this host is.
-- TPU_LOG_DIR: libtpu leaves two files a process in /tmp/tpu_logs, for ever. TPU_STDERR_LOG_LEVEL=1: its warnings go to
-  stderr instead; "Involuntary full rematerialization" is one. Likewise TF_CPP_MIN_LOG_LEVEL for jaxlib and CUDA.
-- JAX_ENABLE_COMPILATION_CACHE: answers are kept by their key; a program from JAX's cache has no compiler's log.
+- TPU_SKIP_MDS_QUERY and the three after it: otherwise libtpu queries Google's metadata server about this host.
+- TPU_LOG_DIR: libtpu leaves two files per process in /tmp/tpu_logs, permanently. TPU_STDERR_LOG_LEVEL=1: its warnings
+  go to stderr instead; "Involuntary full rematerialization" is one. Likewise TF_CPP_MIN_LOG_LEVEL for jaxlib and CUDA.
+- JAX_ENABLE_COMPILATION_CACHE: answers are cached by their key; a program from JAX's cache has no compiler log.
 
-Autotuning is turned off in the compiler's options (`compilers`). Source: libtpu 0.0.42.1 and 0.0.50.1, tried."""
+Autotuning is turned off in the compiler's options (`compilers`). Source: libtpu 0.0.42.1 and 0.0.50.1, tested."""
 
 _KEPT: Final = frozenset({"TPU_LIBRARY_PATH"})
 
 _DROPPED: Final = re.compile(
     r"TPU_|MEGASCALE_"  # which slice, worker and chips this host is
-    r"|JAX_NUM_CPU_DEVICES|JAX_PLATFORM_NAME"  # the target says both
+    r"|JAX_NUM_CPU_DEVICES|JAX_PLATFORM_NAME"  # the target has both
     r"|MESHWRIGHT_.*TOKEN|OTEL_EXPORTER_OTLP_.*HEADERS"  # secrets
     r"|NOTIFY_SOCKET|WATCHDOG_|LISTEN_(FDS|PID|FDNAMES)"  # systemd's, for the agent
 )
 
 _HOST_DEVICES: Final = re.compile(r"--xla_force_host_platform_device_count=\S*\s*")
-"""XLA's older way to say how many CPU devices there are. JAX refuses it beside its own."""
+"""XLA's older option for the number of CPU devices. JAX rejects it beside its own."""
 
 
 def build_compile_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a process that compiles: `base` without what describes this host, and without secrets.
+    """Returns the environment of a compile process: `base` without variables of this host, and without secrets.
 
     Flags of XLA and libtpu (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`) stay as they are, but for the number of CPU devices.
     """
@@ -152,7 +152,7 @@ class Ended:
 
 
 def build_aborted(ended: Ended, target: str | None) -> Verification:
-    """Returns the report of a compile that gave none."""
+    """Returns the report of a compile that ended without a report."""
     return Verification(status="aborted", reason=ended.reason, log=ended.log, target=target)
 
 
@@ -167,24 +167,24 @@ def run_child(
     environ: Mapping[str, str] | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | Ended:
-    """Returns the answer of a function that runs in a child process, or how the child ended without one.
+    """Returns the answer of a function that runs in a child process, or the way the child ended without an answer.
 
-    The child also ends with the thread that calls this.
+    The child also ends with the calling thread.
 
     Args:
-        function: "module:name"; takes the job and a `worker.Tell`, returns a pydantic model.
+        function: "module:name"; receives the job and a `worker.Tell`, returns a pydantic model.
         job: JSON.
         paths: the child's sys.path; empty: Python's own.
         limit_s: seconds after which the child is killed.
         memory_limit_bytes: resident memory above which it is killed; None: no limit. Linux only.
         on_progress: called with each progress; when it raises, the child is killed.
         environ: the environment to derive the child's from; None: this process's.
-        is_stopped: called ten times a second; once it is true, the child is killed.
+        is_stopped: called ten times a second; once it returns true, the child is killed.
 
     Raises:
-        InvalidRequestError: the function refuses the job.
+        InvalidRequestError: the function rejects the job.
         InternalError: the function failed by a bug of ours; its traceback is in the error's `log`.
-        OSError: the system starts no process, or has no place for temporary files.
+        OSError: the system cannot start a process, or has no space for temporary files.
     """
     environment = build_compile_environment(os.environ if environ is None else environ)
     with tempfile.TemporaryFile() as output, _start(environment, output) as child, selectors.DefaultSelector() as reads:

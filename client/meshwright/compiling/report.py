@@ -1,4 +1,4 @@
-"""What the compiler says of one step on one mesh: compiles it, and reads its memory, its warnings and its program.
+"""Compiles one step on one mesh, and reads the compiler's report: its memory, its warnings and its program.
 
 Whatever the compiler answers is a report; only bugs are errors. Opens no device. Runs in a child process, since a
 compiler may take that with it.
@@ -38,13 +38,13 @@ _LINE_CHARS: Final = 2000
 
 @dataclass(frozen=True)
 class Site:
-    """Where steps are compiled for.
+    """The target of a compile.
 
     Attributes:
         opened: the target.
         mesh: the devices.
         granules: of each device of the mesh, row-major.
-        capacity_bytes: of a device; None: not known, and nothing is refused for it.
+        capacity_bytes: of a device; None: not known, and not checked.
     """
 
     opened: OpenTarget
@@ -54,7 +54,7 @@ class Site:
 
     @property
     def automatic(self) -> Mesh:
-        """The mesh with all axes Auto, as our own step takes it."""
+        """The mesh with all axes Auto, as our own step requires."""
         names = self.mesh.axis_names
         return Mesh(self.mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
 
@@ -63,7 +63,7 @@ def open_site(target: CompileTarget, mesh: CompileMesh, capacity_bytes: int | No
     """Returns the target's devices as a mesh, and how much memory each has.
 
     Raises:
-        NotCompiledError: there is no compiler for it here, or the compiler knows no such hardware.
+        NotCompiledError: its compiler is not installed, or the compiler does not know such hardware.
     """
     opened = open_target(target)
     found = build_mesh(opened, mesh)
@@ -73,7 +73,7 @@ def open_site(target: CompileTarget, mesh: CompileMesh, capacity_bytes: int | No
 
 
 def verify_job(message: dict[str, Any], tell: Tell) -> Verification:
-    """Returns the report of a CompileJob; what keeps it from being compiled is one too."""
+    """Returns the report of a CompileJob, also where it cannot be compiled."""
     job = CompileJob.model_validate(message)
     try:
         tell(f"describing {job.target.name}", 0, STAGES)
@@ -85,7 +85,7 @@ def verify_job(message: dict[str, Any], tell: Tell) -> Verification:
 
 
 def describe_job(job: CompileJob) -> dict[str, Any]:
-    """Returns the fields of a report that say what was compiled."""
+    """Returns the fields of a report that describe the compiled job."""
     return {"target": job.target.name, "versions": read_versions(job.target.platform), "key": build_key(job)}
 
 
@@ -135,9 +135,9 @@ def report_lowered(lowered: Any, site: Site, tell: Tell) -> Verification:
     """Returns the report of a lowered step.
 
     Args:
-        lowered: `jax.stages.Lowered`, of a step whose arguments lie on the site's mesh.
-        site: what it is compiled for.
-        tell: is told how far it is.
+        lowered: `jax.stages.Lowered`, of a step whose arguments are on the site's mesh.
+        site: the target of the compile.
+        tell: receives the progress.
     """
     tell(f"compiling for {site.mesh.size} devices", 2, STAGES)
     began_s = time.monotonic()
@@ -200,7 +200,7 @@ def _report_program(compiled: Any, lines: Sequence[str], site: Site) -> Verifica
 
 
 def _read_program(compiled: Any, site: Site) -> ProgramFacts:
-    """Returns what the program does; where it cannot be read, a warning that the report is without it."""
+    """Returns the facts of the program; where it cannot be read, a warning that the report lacks them."""
     try:
         return read_program(
             compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto(),
@@ -216,9 +216,10 @@ def _read_program(compiled: Any, site: Site) -> ProgramFacts:
 
 
 def read_peak_bytes(memory: Any, platform: str) -> int:
-    """Returns the most that a device holds at one time.
+    """Returns the most bytes that a device holds at one time.
 
-    XLA's CPU compiler tells a peak without temporaries; there it is the sum of what is alive, which is no less.
+    XLA's CPU compiler reports a peak without temporaries. On CPU the result is the sum of all live buffers, which is an
+    upper bound.
     """
     if platform != "cpu":
         return int(memory.peak_memory_in_bytes)
@@ -253,10 +254,10 @@ _UNFIT_BYTES: Final = 2**50
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """A program that its compiler refused for memory.
+    """A program that its compiler rejected for memory.
 
     Attributes:
-        needed_bytes: of a device, to the digits that the compiler wrote; None: not said.
+        needed_bytes: of a device, in the precision of the compiler's text; None: not reported.
         available_bytes: likewise.
     """
 
@@ -265,7 +266,7 @@ class OutOfMemory:
 
 
 def parse_out_of_memory(message: str) -> OutOfMemory | None:
-    """Returns the bytes in a compiler's refusal; None where the message is none, or of another memory than HBM.
+    """Returns the bytes in a compiler's out-of-memory message; None for another message, or another memory than HBM.
 
     "18.09G" are 18.09 × 2³⁰ bytes; the error of what it rounds to is at most half of the last digit.
     """
@@ -283,14 +284,14 @@ def _parse_size(number: str, unit: str) -> int:
 
 
 def read_capacity(opened: OpenTarget) -> int | None:
-    """Returns the bytes of a device that a program may use; None on GPU, of which the plan says more.
+    """Returns the bytes of a device that a program may use; None on GPU, where the plan has the limit.
 
-    On TPU the compiler says it: a program that cannot fit is compiled, and the refusal read: 20 ms. It refuses
-    arguments and temporaries only: outputs beyond the memory it lets through, so the peak is to be compared too. CPU
-    devices share a machine's memory evenly: this one's, since a CPU target says nothing of another.
+    On TPU the limit is read from the compiler's error for a program that cannot fit. This takes 20 ms. The compiler
+    checks arguments and temporaries only. It accepts outputs beyond the memory, so compare the peak too. CPU devices
+    share the memory of this machine evenly, since a CPU target does not describe another machine.
 
     Raises:
-        RuntimeError: the compiler took that program, or refused it in words that are not known here.
+        RuntimeError: the compiler accepted that program, or its error has an unknown form.
     """
     match opened.target.platform:
         case "tpu":
@@ -304,7 +305,7 @@ def _ask(device: Any) -> int:
     whole = jax.ShapeDtypeStruct((_UNFIT_BYTES,), jnp.int8, sharding=SingleDeviceSharding(device))
     lowered = jax.jit(lambda array: array + 1).lower(whole)
     try:
-        with hush_stderr():  # else whoever reads the log of a step takes this refusal for the step's
+        with hush_stderr():  # otherwise a reader of a step's log takes this error for the step's
             lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         found = parse_out_of_memory(str(error))
@@ -321,7 +322,7 @@ def _ask(device: Any) -> int:
 _STDERR_BYTES: Final = 2**20
 _NAME: Final = r"%?([\w.\-]+)"
 _TRIAL: Final = "fake_parameter"
-"""How the partitioner calls operands of modules on which it only tries what a gather or scatter would cost."""
+"""The partitioner's names of operands in modules that it builds only to estimate a gather or scatter."""
 _REMAT: Final = re.compile(r"Involuntary full rematerialization")
 _SHARDINGS: Final = re.compile(r"from (?:sharding )?(\{.*\}) to (?:sharding )?(\{.*?\}) (?:efficiently|without)")
 _OPERATION: Final = re.compile(rf"{_NAME} = (?:\([^=]*?\)|\S+) [\w\-]+\(")
@@ -333,7 +334,7 @@ _ONLY: Final = re.compile(r"only reduced to (\S+) \((\d+) bytes\)")
 
 @contextmanager
 def hush_stderr() -> Iterator[None]:
-    """Lets nothing that is written to fd 2 within the block be seen, by C++ either. For one thread of a process."""
+    """Hides all output to fd 2 within the block, also that of C++. For one thread of a process."""
     sys.stderr.flush()
     real, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -355,10 +356,10 @@ def _read_stderr(start_byte: int) -> list[str]:
 
 
 def read_diagnostics(lines: Sequence[str]) -> tuple[Notice, ...]:
-    """Returns what a compiler's lines warn of, each once, with how often it was said; other lines are left alone.
+    """Returns the warnings in a compiler's lines, each once, with its count; other lines are ignored.
 
-    `involuntary_rematerialization`: a tensor is gathered whole on every device to be sharded anew.
-    `memory_not_reduced`: the GPU compiler would have liked the program smaller, and compiled it all the same.
+    `involuntary_rematerialization`: a tensor is gathered whole on every device to be resharded. `memory_not_reduced`:
+    the GPU compiler could not reduce the program's memory as it intended, and compiled it anyway.
     """
     told: dict[str, tuple[Notice, int]] = {}
     for line in lines:
@@ -432,7 +433,7 @@ Source: Dao, FlashAttention-2, section 4.1."""
 
 
 def count_attention_flops(model: ModelSpec, training: TrainingSpec) -> float:
-    """Returns the FLOPs of causal attention in one step of all devices, the backward pass and remat with it.
+    """Returns the FLOPs of causal attention in one step of all devices, including the backward pass and remat.
 
     Worked example: one layer of one head of 128, one sequence of 2048, remat none: 3.5 · 2 · 2048² · 128 FLOPs. Scores
     and values are 2 matmuls of 2·S²·h, of which causality leaves half.
@@ -443,5 +444,5 @@ def count_attention_flops(model: ModelSpec, training: TrainingSpec) -> float:
 
 
 def price_attention(model: ModelSpec, training: TrainingSpec, *, device_count: int, flops_per_s: float) -> float:
-    """Returns the seconds that fused attention takes of a step, spread evenly over devices of this peak."""
+    """Returns the seconds of a step that fused attention takes, spread evenly over devices of this peak."""
     return count_attention_flops(model, training) / device_count / (flops_per_s * EFFICIENCY_RATIO)

@@ -1,7 +1,7 @@
-"""Requests that ask for a compile, answered by this process: planned here, compiled in a child of it.
+"""Answers requests that need a compile in this process: plans here, compiles in a child process.
 
-Rule: the answers are those of an agent, but nothing is kept. `--offline` of `meshwright plan`,
-`search` and `batch-size` goes this way. Knows no jax and no terminal.
+Rule: the answers are those of an agent, but nothing is stored. `--offline` of `meshwright plan`, `search` and
+`batch-size` uses this module. Independent of jax and of the terminal.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _refuse = InvalidRequestError.of
 
 @dataclass(frozen=True)
 class Limits:
-    """What one compile may take: seconds; bytes of this host's memory, None: three quarters of it."""
+    """The limits of one compile: seconds, and bytes of this host's memory; None: three quarters of it."""
 
     limit_s: float = LIMIT_S
     memory_bytes: int | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As `compile_in_child` takes them."""
+        """The limits as arguments of `compile_in_child`."""
         memory = self.memory_bytes or read_default_limit_bytes() or None
         return {"limit_s": self.limit_s, "memory_limit_bytes": memory}
 
@@ -60,7 +60,7 @@ def compile_in_child(
     memory_limit_bytes: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Verification | CompiledBatch:
-    """Returns what XLA's compiler says of a job: a Verification, or for "fit" the largest batch.
+    """Returns the report of XLA's compiler on a job: a Verification, or for "fit" the largest batch.
 
     An abort, a kill and a limit that was reached are a Verification too, with the status "aborted"; without a compiler
     it is one with the status "not_compiled" that says how to install it. Arguments and errors are those of `run_child`.
@@ -86,7 +86,7 @@ def answer_plans(
     limits: Limits | None = None,
     on_progress: OnProgress | None = None,
 ) -> Plans:
-    """Returns what `POST /mesh/plan` or `/mesh/search` answers, with verifications where the request asks for them.
+    """Returns the answer of `POST /mesh/plan` or `/mesh/search`, with verifications where the request has `verify`.
 
     Args:
         request: a mesh, or a model to find one for.
@@ -95,7 +95,7 @@ def answer_plans(
         on_progress: called with each progress of a compile.
 
     Raises:
-        RequestError: as `answer_request`; or a compile is asked for without a model, or without how it is trained.
+        RequestError: as `answer_request`; or a compile is requested without a model or its training.
     """
     if request.verify == "none":
         return answer_request(request, here)
@@ -117,11 +117,11 @@ def answer_batch(
     limits: Limits | None = None,
     on_progress: OnProgress | None = None,
 ) -> BatchSize:
-    """Returns what `POST /batch-size` answers, with the batch of a model's step: estimated, or by the compiler.
+    """Returns the answer of `POST /batch-size`, with the batch of a model's step: estimated, or by the compiler.
 
     Raises:
-        RequestError: neither hardware nor target is named; a field is about a model, and none is given; a compile is
-            asked for without a model or a mesh; a plan is named, which only an agent keeps.
+        RequestError: neither hardware nor target is given; a field is about a model, and no model is given; a compile
+            is requested without a model or a mesh; or a plan is named, which only an agent stores.
     """
     check_batch_fields(request)
     named = name_batch_hardware(request)

@@ -1,11 +1,11 @@
-"""Few devices that differ, such as PCIe cards of one host: which stands where on a mesh, searched exactly.
+"""Exact search for the order of a few unequal devices, such as PCIe cards of one host, on a mesh.
 
-The objective: an axis of size n makes every line of the mesh along it a ring of n devices (a pair for n = 2).
-The cost of an axis is its worst edge plus its mean edge, over all rings: the worst bounds a ring's speed, the
-mean stands for how many links the rings load. How much an axis counts, `meshwright.planning.importance` says.
+The objective: an axis of size n makes every line of the mesh along it a ring of n devices (a pair for n = 2). The cost
+of an axis is its worst edge plus its mean edge, over all rings: the worst bounds a ring's speed, and the mean measures
+how many links the rings load. The weight of an axis comes from `meshwright.planning.importance`.
 
-Invariant: every device stands once, and the result costs no more than the plain order, which wins ties. No renaming of
-devices can change the cost. Knows costs, not devices.
+Invariant: every device is placed once, and the result costs no more than the plain order, which wins ties. No renaming
+of devices can change the cost. Works on costs, not on devices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Costs = tuple[tuple[float, ...], ...]
 
 EXACT_COUNT: Final = 8
 EXACT_STEPS: Final = 6_000
-"""Partial orders that the search may look at before it settles for the best so far: some 10 ms."""
+"""Partial orders that the search may visit before it returns the best so far: about 10 ms."""
 
 _EPSILON: Final = 1e-12
 
@@ -56,7 +56,7 @@ def price_order(order: Sequence[int], sizes: Sequence[int], costs: Costs, weight
     """Returns the relative cost of an order.
 
     Args:
-        order: indices into `costs`, row-major, as many as the product of `sizes`.
+        order: indices into `costs`, row-major. Their number is the product of `sizes`.
         sizes: of the mesh, outermost first.
         costs: relative cost of each pair, [device, device].
         weights: how much each axis counts.
@@ -96,12 +96,10 @@ def search_order(sizes: tuple[int, ...], costs: Costs, weights: tuple[float, ...
 
 
 class _Exact:
-    """Branch and bound over the positions, row-major. Of orders that cost the same, the first in the
-    dictionary wins.
+    """Branch and bound over the positions, row-major. Among orders of equal cost the lexicographically first wins.
 
-    Rings look the same from each of their places, so device 0 stands first; and the same both ways round, so
-    the second of a ring is lower than its last. Of devices that nobody can tell apart only the lowest free
-    one is tried.
+    A ring can be rotated without a change of cost, so device 0 is first. It can be reversed, so its second device is
+    lower than its last. Of interchangeable devices only the lowest free one is tried.
     """
 
     def __init__(self, edges: _Edges, sizes: tuple[int, ...], costs: Costs) -> None:
@@ -117,7 +115,7 @@ class _Exact:
         self.best_cost = price_order(self.best, sizes, costs, edges.weights)
 
     def _count_left(self) -> list[float]:
-        """Returns, per position, the least that the edges of it and all later ones add to the means."""
+        """Returns, per position, the least amount that its edges and all later ones add to the means."""
         left = [0.0] * (self.count + 1)
         for position in range(self.count - 1, -1, -1):
             own = sum(self.scale[axis] for _, axis in self.edges.earlier[position])
@@ -164,7 +162,7 @@ class _Exact:
 
 
 def _find_twins(costs: Costs) -> tuple[tuple[int, ...], ...]:
-    """Returns, per device, the lower-numbered ones that stand to all others exactly as it does."""
+    """Returns, per device, the lower-numbered devices with the same costs to all others."""
     everyone = range(len(costs))
 
     def is_twin(a: int, b: int) -> bool:

@@ -1,8 +1,8 @@
-"""Requests for the batch of a model's step: which mesh is meant, on what hardware, and the estimate for it.
+"""Requests for the batch of a model's step: finds the mesh and the hardware, and estimates the batch.
 
-Rule: a mesh that is given, that of a stored plan, or the best that a search finds; the answer says which. The agent's
-planner and a command without an agent go this way, so that they answer alike. Compiles nothing; imports numpy only
-where something is priced.
+Rule: the mesh is a given one, that of a stored plan, or the best of a search. The answer reports which. The agent's
+planner and a command without an agent use this module, so that their answers are the same. Compiles nothing; imports
+numpy only where something is priced.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 _refuse = InvalidRequestError.of
 
 _OF_A_MODEL: Final = ("training", "mesh", "plan")
-"""Fields that say nothing without a model."""
+"""Fields that have no meaning without a model."""
 
 
 def check_batch_fields(request: BatchSizeRequest) -> None:
-    """Passes over a request whose fields are all taken into account.
+    """Raises InvalidRequestError unless all fields of the request are used.
 
     Raises:
-        InvalidRequestError: training, mesh or plan stands without a model.
+        InvalidRequestError: training, mesh or plan is given without a model.
     """
     for name in _OF_A_MODEL:
         if request.model is None and getattr(request, name) is not None:
@@ -51,17 +51,17 @@ def check_batch_fields(request: BatchSizeRequest) -> None:
 
 
 def check_batch_plan(request: BatchSizeRequest, plan: Plan, there: str) -> None:
-    """Passes over a request that says nothing else than the stored plan that it names.
+    """Raises InvalidRequestError unless the request agrees with the stored plan that it names.
 
-    A fingerprint names no hardware: the plan may have been made anew on another since the caller saw it.
+    A fingerprint does not name hardware. The plan may have been made again on other hardware since the caller saw it.
 
     Args:
-        request: what was asked.
-        plan: as it was kept.
-        there: the hardware that it was last made on, as a target where it is one.
+        request: the request.
+        plan: the stored plan.
+        there: the hardware of the plan's last use, as a target where it has that form.
 
     Raises:
-        InvalidRequestError: a mesh stands beside the plan, or another target.
+        InvalidRequestError: the request also has a mesh, or another target.
     """
     if request.mesh is not None:
         message = f"mesh {request.mesh!r} stands beside plan {plan.fingerprint}, which has a mesh; only one counts"
@@ -72,15 +72,15 @@ def check_batch_plan(request: BatchSizeRequest, plan: Plan, there: str) -> None:
 
 
 def check_batch_hardware(request: BatchSizeRequest, chip: str | None, there: str) -> None:
-    """Passes over a request whose `hardware`, where it names any, is what the step runs on.
+    """Raises an error unless `hardware`, where given, is the hardware that the step runs on.
 
     Args:
-        request: what was asked.
+        request: the request.
         chip: of the devices; None: not known.
-        there: what the devices are called in words.
+        there: the devices in words.
 
     Raises:
-        UnknownHardwareError: no table knows the name. InvalidRequestError: the table is asked of another chip.
+        UnknownHardwareError: the name is in no table. InvalidRequestError: the name is that of another chip.
     """
     if request.hardware is None or chip is None:
         return
@@ -98,11 +98,11 @@ def _is_family(name: str) -> bool:
 
 
 def name_batch_hardware(request: BatchSizeRequest) -> BatchSizeRequest:
-    """Returns the request with the hardware that it names, be it by its target.
+    """Returns the request with the hardware that it names, directly or by its target.
 
     Raises:
-        InvalidRequestError: the target is none, or is of other hardware than the request names beside it.
-        PlanInfeasibleError: there is no such target.
+        InvalidRequestError: the target is not valid, or has other hardware than the request names.
+        PlanInfeasibleError: the target does not exist.
     """
     if request.target is None:
         return request
@@ -116,18 +116,18 @@ def name_batch_hardware(request: BatchSizeRequest) -> BatchSizeRequest:
 def estimate_request(
     request: BatchSizeRequest, here: Inventory | None = None, *, stored: Plan | None = None
 ) -> EstimatedBatch:
-    """Returns the batch of a step that is recommended for a request's model.
+    """Returns the recommended batch of a training step for the request's model.
 
     Args:
         request: names a model.
         here: this host.
-        stored: the plan that the request names, as it was kept.
+        stored: the stored plan that the request names.
 
     Raises:
-        InvalidRequestError: the model or its training is none, the fields contradict each other, or no hardware is
-            named and there is no host.
-        DoesNotDivideError, InvalidMeshError, DevicesUnusedError: the mesh cannot be on this hardware, or cannot cut
-            the model.
+        InvalidRequestError: the model or its training is not valid, the fields contradict each other, or there is
+            neither hardware nor a host.
+        DoesNotDivideError, InvalidMeshError, DevicesUnusedError: the mesh does not fit this hardware, or does not
+            divide the model.
         PlanInfeasibleError: no figures are known of this hardware, the devices are too few, or no mesh fits.
     """
     check_batch_fields(request)
@@ -162,7 +162,7 @@ def _read_model(given: str | dict[str, Any]) -> ModelSpec:
 
 
 def _find_chip(inventory: Inventory) -> str | None:
-    """Returns the alias of the chip that all devices are; None: they differ, or no table has it."""
+    """Returns the alias of the chip of all devices; None if they differ, or the chip is in no table."""
     kinds = {device.kind for device in inventory.topology.devices}
     if inventory.target is not None:
         return read_target(inventory.target).chip
@@ -185,10 +185,11 @@ def _ask(
     inventory: Inventory,
     plan: Plan | None = None,
 ) -> Question:
-    """Returns what is priced: on the devices of a plan, or on all that are well; a lease keeps nobody from it.
+    """Returns the question to price: on the devices of a plan, or on all healthy devices. Leases do not matter here.
 
     Raises:
-        DoesNotDivideError: the plan's mesh does not cut the model. PlanInfeasibleError: nothing prices this hardware.
+        DoesNotDivideError: the plan's mesh does not divide the model. PlanInfeasibleError: no figures are known for
+        this hardware.
     """
     from meshwright.planning.search.search import build_question  # here, for its numpy
 
@@ -232,8 +233,8 @@ def _estimate_stored(
 def _estimate_searched(
     request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, inventory: Inventory
 ) -> EstimatedBatch:
-    """Returns the estimate for the fastest mesh that fits the batch that is asked for, or the least multiple of the
-    devices near the best tokens/s."""
+    """Returns the estimate for the fastest mesh that fits the requested batch, or the least multiple of the devices
+    near the best tokens/s."""
     batch = training.global_batch or _find_first_batch(request, model, training, inventory)
     given = {**training.model_dump(exclude_unset=True, exclude_none=True), "global_batch": batch}
     plan = _search(request, TrainingSpec.model_validate(given), inventory)

@@ -1,7 +1,7 @@
-"""How large a batch: the published table, rows derived for newer chips, the verdict on a batch, the roofline.
+"""How large a batch: the published table, rows derived for newer chips, the evaluation of a batch, the roofline.
 
-Rule: the eight published rows stay as they are, and what the roofline says otherwise stands beside them.
-Knows nothing of a model: sizes are per device, and memory is not asked.
+Rule: the eight published rows stay as they are, and different results of the roofline are added beside them.
+Independent of models: sizes are per device, and memory is not checked.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ PUBLISHED: Final[Mapping[HardwareType, BatchSizeRecommendation]] = {
 
 
 def recommend_batch_size(hardware_type: HardwareType) -> BatchSizeRecommendation:
-    """Returns the table's row for this hardware: published, or derived from its roofline as its notes say."""
+    """Returns the table's row for this hardware: published, or derived from its roofline as described in its notes."""
     if hardware_type in PUBLISHED:
         return PUBLISHED[hardware_type]
     return derive_recommendation(next(chip for chip in read_chips() if chip.family == hardware_type.value))
@@ -105,13 +105,13 @@ def derive_recommendation(chip: Chip) -> BatchSizeRecommendation:
 
 
 def validate_batch_size(hardware_type: HardwareType, batch: int, warn_suboptimal: bool = True) -> tuple[bool, str]:
-    """Returns whether the batch size per device is valid, and a sentence on where it stands in the table.
+    """Returns whether the batch size per device is valid, and a sentence that compares it with the table.
 
-    Invalid is only what lies below the minimum; below the critical size is valid, and said if
+    Only a batch below the minimum is invalid. A batch below the critical size is valid, and reported if
     `warn_suboptimal`.
 
     Raises:
-        TypeError: `batch` is no integer.
+        TypeError: `batch` is not an integer.
     """
     level, message = _evaluate(hardware_type, batch)
     if level == "below_critical" and not warn_suboptimal:
@@ -121,15 +121,15 @@ def validate_batch_size(hardware_type: HardwareType, batch: int, warn_suboptimal
 
 
 def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: str | None, basis: Basis) -> BatchSize:
-    """Returns the whole answer: the table's row, the roofline with its derivation, the verdict on a batch.
+    """Returns the whole answer: the table's row, the roofline with its derivation, and the evaluation of a batch.
 
     Args:
         request: names the hardware, or leaves it to what was detected.
-        platform, kind: the host's own device as JAX or the driver calls it; None where nothing is known.
+        platform, kind: the host's own device as named by JAX or the driver; None where unknown.
         basis: how those two are known; a named hardware is always "declared".
 
     Raises:
-        UnknownHardwareError: the request names hardware that no table knows.
+        UnknownHardwareError: the request names hardware that is in no table.
     """
     if request.hardware is not None:
         hardware_type, chip = parse_hardware(request.hardware), find_chip(request.hardware)

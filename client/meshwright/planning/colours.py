@@ -1,7 +1,7 @@
-"""How many ways XLA's TPU compiler goes at once ("colours") in an all-reduce, by the shape of its groups.
+"""The number of parallel rings ("colors") of an all-reduce by XLA's TPU compiler, by the shape of its groups.
 
 Rule: only which devices form a group matters, not their order, nor how far apart they are: groups that are whole
-dimensions of the torus get more than one ring. Knows no links.
+dimensions of the torus get more than one ring. Independent of links.
 
 Source: the strategies of some 1,200 programs compiled with libtpu 0.0.42 (jax 0.10.2) for v4, v5e, v5p, v6e and tpu7x,
 16 MiB a device; `make verify-order` compiles a sample again (docs/explanation/device-order.md).
@@ -16,24 +16,24 @@ from typing import Final
 from meshwright.topology.torus import Dimension
 
 SMALL_GROUP: Final = 9
-"""Up to so many devices a single ring goes both ways; a larger one that is no whole plane goes one way."""
+"""Up to this number of devices a single ring goes both ways. A larger ring that is not a whole plane goes one way."""
 
 SHORT_SIDE: Final = 8
-"""Up to such sides a square has two colours a dimension, above one."""
+"""Up to this side a square has two colors per dimension, above it one."""
 
 _CORE_COLOURS: Final = {2: 4, 3: 12}
-"""Of chips with several devices, whose SparseCores run collectives: by the number of whole dimensions."""
+"""Colors of chips with several devices, whose SparseCores run collectives: by the number of whole dimensions."""
 
 
 def count_colours(whole: Sequence[int], dimensions: Sequence[Dimension], count: int) -> int:
-    """Returns how many colours an all-reduce over a group has.
+    """Returns the number of colors of an all-reduce over a group.
 
-    Planes along z and x are treated better than others. Worked example: on 4×4×8 chips a group of the 4×4 plane has
-    4, one of 16 chips in any other shape has 1.
+    Planes along z and x have more colors than others. Worked example: on 4×4×8 chips a group of the 4×4 plane has 4,
+    one of 16 chips in any other shape has 1.
 
     Args:
         whole: the dimensions of chips (longer than 1) that the group is made of, if it fills each from end to end and
-            has nothing beside them; else none.
+            has no other parts; otherwise empty.
         dimensions: of the torus, z, y, x and then cores, those of length 1 left out or not.
         count: devices in the group.
     """
@@ -62,10 +62,11 @@ def is_core(dimension: Dimension) -> bool:
 
 
 def find_whole(sizes: Sequence[int], dimensions: Sequence[Dimension], count: int) -> tuple[int, ...]:
-    """Returns the dimensions of chips that a group is made of, if it is whole dimensions and nothing else; else none.
+    """Returns the dimensions of chips that a group is made of, if it consists of whole dimensions only; otherwise
+    empty.
 
     Args:
-        sizes: on how many places of each dimension the group lies.
+        sizes: the number of places of the group along each dimension.
         dimensions: of the torus.
         count: devices in the group.
     """
@@ -75,6 +76,7 @@ def find_whole(sizes: Sequence[int], dimensions: Sequence[Dimension], count: int
 
 
 def count_group_colours(places: Sequence[Sequence[int]], dimensions: Sequence[Dimension]) -> int:
-    """Returns how many colours an all-reduce over the devices at these places has, one coordinate a dimension."""
+    """Returns the number of colors of an all-reduce over the devices at these places, with one coordinate per
+    dimension."""
     sizes = [len(set(values)) for values in zip(*places, strict=True)]
     return count_colours(find_whole(sizes, dimensions, len(places)), dimensions, len(places))

@@ -1,6 +1,7 @@
-"""A plan as a job for the compiler: the step of its model on its mesh, or why no such step can be compiled.
+"""A plan as a compile job: the step of its model on its mesh, or the reason why it cannot be compiled.
 
-Rule: what the compiled step cannot express is said here, before a compiler is started. Imports no jax and no numpy.
+Rule: what the compiled step does not support is reported here, before a compiler is started. Imports no jax and no
+numpy.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from meshwright.wire.verification import Verification
 
 
 def check_expressible(model: ModelSpec, sequence_length: int) -> None:
-    """Passes over a model that the compiled step has, with exactly its tensors and matmuls.
+    """Raises NotCompiledError unless the compiled step supports the model, with exactly its tensors and matmuls.
 
     Args:
         model: its dimensions fit together.
-        sequence_length: tokens; a window that no sequence is longer than is none.
+        sequence_length: tokens; a window at least as long as the sequence is ignored.
 
     Raises:
-        NotCompiledError: it has something else; names each field, and what it is.
+        NotCompiledError: the step does not support the model. The error names each such field and its value.
     """
     found = [f"{name} ({what})" for name, what in find_inexpressible(model, sequence_length)]
     if found:
@@ -56,7 +57,7 @@ def check_axes(mesh_shape: Mapping[str, int]) -> None:
 
 
 def find_inexpressible(model: ModelSpec, sequence_length: int) -> Iterator[tuple[str, str]]:
-    """Yields each field that says what the compiled step has not, and what that is."""
+    """Yields each field that the compiled step does not support, and its value in words."""
     window = "sliding_window" if model.sliding_window else "attention_chunk_size"
     is_windowed = bool(model.window and model.window < sequence_length and model.window_layer_count)
     mixed = f"{model.dense_layer_count} dense layers beside {model.expert_layer_count} with experts"
@@ -94,9 +95,9 @@ def build_job(plan: Plan, model: ModelSpec, training: TrainingSpec) -> CompileJo
         model, training: the step.
 
     Raises:
-        NotCompiledError: no compiler can be asked about such hardware, or the compiled step has not what the model has.
-        DoesNotDivideError: an axis does not divide what it cuts.
-        InvalidRequestError: an axis says nothing of what it cuts.
+        NotCompiledError: no compiler supports such hardware, or the compiled step does not support the model.
+        DoesNotDivideError: an axis does not divide its dimension.
+        InvalidRequestError: the name of an axis does not say what it divides.
     """
     check_divides(model, training, plan.mesh_shape)
     check_expressible(model, training.sequence_length)
@@ -110,11 +111,11 @@ def build_job(plan: Plan, model: ModelSpec, training: TrainingSpec) -> CompileJo
 
 
 def build_compile_target(plan: Plan) -> CompileTarget:
-    """Returns the hardware of a plan as compilers describe it.
+    """Returns the hardware of a plan in the form that compilers take.
 
     Raises:
-        NotCompiledError: its devices are of several kinds or of none that is known, slices have no shape or differ, or
-            lack chips; or the plan, of an older release, does not say.
+        NotCompiledError: its devices are of several kinds or of an unknown kind; slices lack a shape or chips, or
+            differ; or the plan, of an older release, lacks the hardware.
     """
     if plan.platform == "cpu":
         return _build_target(plan, "cpu", (max(granule.device_count for granule in plan.granules),))
@@ -178,7 +179,7 @@ def build_compile_mesh(plan: Plan) -> CompileMesh:
 
 
 def read_capacity(plan: Plan) -> int | None:
-    """Returns the bytes of a device that the plan's job may use; None: its compiler says it.
+    """Returns the bytes of a device that the plan's job may use; None: its compiler knows it.
 
     Of a GPU the least memory of any × the fraction that the job is started with; of a CPU device its part of the host's
     memory, where the plan was made on a host.
@@ -192,7 +193,7 @@ def read_capacity(plan: Plan) -> int | None:
 
 
 def read_memory(plan: Plan) -> int | None:
-    """Returns the memory of the plan's device that has least; None: the plan does not say."""
+    """Returns the least memory of any device of the plan; None where the plan does not have it."""
     known = (granule.device_memory_bytes for granule in plan.granules)
     return min((size for size in known if size is not None), default=None)
 
@@ -212,11 +213,11 @@ ELEMENTS_MAX: Final = 2**63 - 1
 
 
 def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | Verification:
-    """Returns the job that verifies a plan, or the answer that nothing can be compiled.
+    """Returns the job that verifies a plan, or the answer that the step cannot be compiled.
 
     Raises:
-        InvalidRequestError: no model, or not how it is trained; or they are none; or a weight larger than any array.
-        DoesNotDivideError: an axis does not divide what it cuts.
+        InvalidRequestError: the model or its training is missing or not valid; or a weight is larger than any array.
+        DoesNotDivideError: an axis does not divide its dimension.
     """
     if model is None or training is None:
         raise _refuse_missing(model, '{"global_batch": 64}')
@@ -231,7 +232,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
 
 
 def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> TrainingSpec:
-    """Returns the training as a plan goes through it: with the passes, remat and moments that a search chose."""
+    """Returns the training of a plan, with the gradient accumulation, remat and moments that a search chose."""
     if schedule is None:
         return training
     chosen: dict[str, Any] = {"gradient_accumulation": schedule.passes, "remat": schedule.remat}
@@ -243,7 +244,7 @@ def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> Tra
 
 
 def order_verified(statuses: Sequence[str]) -> list[int]:
-    """Returns the places of plans, those first of which the compiler says that they fit and those last that do not."""
+    """Returns the places of plans: first those that fit by the compiler, last those that do not fit."""
     ranks = {"verified": 0, "does_not_fit": 2}
     return sorted(range(len(statuses)), key=lambda place: ranks.get(statuses[place], 1))
 
@@ -284,7 +285,7 @@ _SIZES: Final[Mapping[Part, tuple[str, ...]]] = {
 
 
 def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | CompiledBatch:
-    """Returns the job that finds the largest batch on a plan's mesh, or the answer that nothing can be compiled.
+    """Returns the job that finds the largest batch on a plan's mesh, or the answer that the step cannot be compiled.
 
     Raises:
         InvalidRequestError, DoesNotDivideError: as `prepare_verify`.
@@ -298,10 +299,10 @@ def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) 
 
 
 def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> TrainingSpec:
-    """Returns how the model is trained, with the greatest batch to look at: of those that divide, up to the one named.
+    """Returns the training with the greatest batch to try: the largest that divides, up to the given one.
 
     Raises:
-        InvalidRequestError: no batch is so small that each part gets a sequence in each accumulated pass.
+        InvalidRequestError: the limit is too small to give each part a sequence in each accumulation step.
     """
     fields = training.model_dump(exclude_none=True, exclude_unset=True)
     parts, passes = count_parts(mesh_shape), training.gradient_accumulation
@@ -322,7 +323,7 @@ def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
 
 
 def build_unfitted(data_parallel_size: int, verification: Verification) -> CompiledBatch:
-    """Returns the answer to a search that came to no batch: nothing was compiled, or not to the end."""
+    """Returns the answer to a search without a result: no compile ran, or a compile did not finish."""
     return CompiledBatch(
         batch_per_device=None,
         global_batch=None,

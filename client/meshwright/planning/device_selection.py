@@ -1,4 +1,5 @@
-"""Which devices of a topology a plan uses: those named, those that are well and free, or the nearest of a number.
+"""Which devices of a topology a plan uses: those named, those that are healthy and free, or the nearest ones of a given
+number.
 
 Rule: a device that is unhealthy, or that another has leased, is taken only where it is named. Of a number few fast
 domains (slices, NVLink domains, hosts) are filled, the one that fits best first, and inside a torus a box; of equal
@@ -22,10 +23,11 @@ from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection
 
 SUBSET_COUNT_MAX: Final = 64
-"""Above, devices that fill no box are taken as they stand: comparing all pairs would take seconds."""
+"""Above this number, devices that do not fill a box are taken in plain order: comparing all pairs would take
+seconds."""
 
 EVEN_SETS_MAX: Final = 3
-"""How many numbers of domains are tried for equal parts, the lowest first."""
+"""The number of domain counts that are tried for equal parts, the lowest first."""
 
 
 def sort_plain(topology: Topology, indices: Sequence[int]) -> tuple[int, ...]:
@@ -54,7 +56,7 @@ def pack_devices(topology: Topology, pool: Sequence[int], count: int) -> tuple[i
 
 
 def list_packings(topology: Topology, pool: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """Yields sets of `count` devices that fill few domains: the packed one, then those with as many in each domain.
+    """Yields sets of `count` devices in few domains: the packed set first, then sets with equal parts in each domain.
 
     The packed set has the fewest slow links, but a mesh may lie better on equal parts: 12 of two hosts of 8 as 6 and 6.
     """
@@ -84,7 +86,8 @@ def _part_domains(topology: Topology, pool: Sequence[int]) -> tuple[tuple[int, .
 
 
 def _fill(groups: Sequence[tuple[int, ...]], count: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yields which groups give how many: the smallest that is enough for what is left, else the largest one."""
+    """Yields groups and the number taken of each: the smallest group that is enough for the rest, otherwise the largest
+    one."""
     left = list(groups)
     while count:
         enough = [group for group in left if len(group) >= count]
@@ -106,7 +109,8 @@ def _pack_group(topology: Topology, pool: Sequence[int], count: int) -> tuple[in
 
 
 def _find_box(topology: Topology, pool: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """Returns the devices of a box of whole chips, the most compact one there is room for; None where there is none."""
+    """Returns the devices of a box of whole chips, the most compact one that is free; None where there is no free
+    box."""
     granule = topology.places[pool[0]][0]
     everyone = (index for index, place in enumerate(topology.places) if place[0] == granule)
     *dimensions, core = find_dimensions(topology, everyone) or (Dimension(0),)
@@ -135,7 +139,7 @@ def _group_chips(topology: Topology, pool: Sequence[int]) -> dict[Place, list[in
 
 
 def _list_shapes(chip_count: int, dimensions: Sequence[Dimension]) -> list[Place]:
-    """Returns the boxes of so many chips that fit, those with the shortest ways inside first."""
+    """Returns the fitting boxes of this number of chips, those with the shortest paths inside first."""
     if not dimensions:
         return [()] if chip_count == 1 else []
     shapes = [
@@ -156,21 +160,22 @@ def _measure_ways(shape: Sequence[int], dimensions: Sequence[Dimension]) -> floa
 
 
 def _list_corners(shape: Sequence[int], dimensions: Sequence[Dimension], free: Collection[Place]) -> list[Place]:
-    """Returns where a box can stand, its lowest chip being free: at multiples of its own lengths first, so that what is
-    left can be filled too."""
+    """Returns the places where a box can start, whose lowest chip is free. Multiples of its own lengths come first, so
+    that the remaining chips can be used too."""
     ends = [dimension.size - size for size, dimension in zip(shape, dimensions, strict=True)]
     fitting = (place for place in free if all(value <= end for value, end in zip(place, ends, strict=True)))
     return sorted(fitting, key=lambda corner: (any(c % size for c, size in zip(corner, shape, strict=True)), corner))
 
 
 Health = Mapping[int, str]
-"""Place in `Topology.devices` → "healthy", "degraded", "unhealthy", "unknown" or "initializing", as `/health` says."""
+"""Place in `Topology.devices` → "healthy", "degraded", "unhealthy", "unknown" or "initializing", as reported by
+`/health`."""
 
 Names = Sequence[int | str]
 
 HOSTS_SHOWN: Final = 3
 ANY_LEASE: Final = "*"
-"""In the place of a lease: what others have reserved may be used, as by a question about hardware."""
+"""Used in place of a lease: leased devices may be used, as for a question about hardware."""
 
 
 @dataclass(frozen=True)
@@ -179,14 +184,15 @@ class Pool:
 
     Attributes:
         indices: as listed in the request, else in plain order.
-        is_named: the request said which or how many, so that others are left unused on purpose.
-        alternatives: what a faster order could be made of: well, free, and not excluded, in plain order.
-        left_out: devices that are there and were not taken because they are not well.
-        held: devices that are well and were not taken because another process has them to itself, or a lease that is
-            not the request's.
-        is_counted: the request said how many, and not which.
+        is_named: the request gives which or how many, so other devices are left unused on purpose.
+        alternatives: devices for a faster order: healthy, free, and not excluded, in plain order.
+        left_out: existing devices that were not taken because they are unhealthy.
+        held: healthy devices that were not taken because another process uses them exclusively, or a lease that is not
+            the request's.
+        is_counted: the request gives how many, and not which.
         leased: those of `held` that a lease covers.
-        why_held: by whom, as a refusal goes on: ", and device 0 is held by …"; empty where nothing is.
+        why_held: the users of held devices, as the end of an error: ", and device 0 is held by …"; empty where no
+            device is held.
     """
 
     indices: tuple[int, ...]
@@ -201,26 +207,25 @@ class Pool:
 
     @property
     def choice(self) -> tuple[int, ...]:
-        """What a plan may choose from: all that are free where the request asks for any so many."""
+        """The devices that a plan may choose from: all free devices where the request gives only a number."""
         return self.alternatives if self.is_counted else self.indices
 
 
 def select_devices(
     asked: Names | DeviceSelection | None, topology: Topology, health: Health, lease: str | None = None
 ) -> Pool:
-    """Returns the devices that the request means.
+    """Returns the devices that the request selects.
 
     Args:
-        asked: which, or how many; None: all that are well and free, with a lease those that it covers.
-        topology: what is there, and which of it is leased or held.
+        asked: which, or how many; None: all healthy free devices, or with a lease those that it covers.
+        topology: the devices, and which of them are leased or in use.
         health: of each device, by place.
-        lease: the lease that the job has. Whoever holds its devices is taken to be the job.
+        lease: the job's lease. Any process that uses its devices is assumed to be the job.
 
     Raises:
-        PlanInfeasibleError: a device is unknown, ambiguous or named twice, or there are fewer than were asked
-            for.
-        DeviceLeasedError: there would be as many without the leases of others, or these have all devices.
-        NotFoundError: no device is covered by the lease.
+        PlanInfeasibleError: a device is unknown, ambiguous or named twice, or there are fewer than requested.
+        DeviceLeasedError: leases of others cover devices that the request needs, or all devices.
+        NotFoundError: the lease covers no device.
     """
     if not topology.devices:
         raise refuse(
@@ -309,8 +314,8 @@ def name_hosts(topology: Topology) -> str:
 
 
 def refuse(detail: str, hint: str, field: str) -> PlanInfeasibleError:
-    """Returns the refusal of a plan that cannot be. `detail` says, between semicolons: asked; there; the
-    rule."""
+    """Returns the error for an infeasible plan. `detail` has three parts, separated by semicolons: the request, what
+    was found, and the rule."""
     return PlanInfeasibleError.of(field, detail, hint, detail.rpartition("; ")[2])
 
 
@@ -354,13 +359,13 @@ def _choose(
 
 
 def select_for_lease(count: int, topology: Topology, health: Health, *, is_preemptible: bool) -> tuple[int, ...]:
-    """Returns the places of so many devices for a new lease: well, not leased, close to each other.
+    """Returns the places of `count` devices for a new lease: healthy, not leased, close to each other.
 
-    Where too few are left, one that is not preemptible takes devices over from preemptible leases, one after the other.
+    Where too few are free, a lease that is not preemptible takes devices from preemptible leases, one after the other.
 
     Raises:
         DeviceLeasedError: other leases have too many of the devices.
-        InvalidRequestError: there are fewer devices that are well and that no process has to itself.
+        InvalidRequestError: there are fewer devices that are healthy and not in exclusive use by a process.
     """
     while True:
         try:
@@ -382,15 +387,15 @@ def select_for_lease(count: int, topology: Topology, health: Health, *, is_preem
 def refuse_leased(
     asked: str, topology: Topology, leased: Sequence[int], why_held: str, works: str = "", *, field: str = "devices"
 ) -> DeviceLeasedError:
-    """Returns the refusal of what could be, were it not for the leases of others.
+    """Returns the error for a request that fails only because of the leases of others.
 
     Args:
-        asked: what was asked for, as a clause.
-        topology: has the devices.
-        leased: those that the leases cover.
-        why_held: which leases, and who holds further devices.
-        works: a request that works now; empty: none does.
-        field: which part of the request asks for too much.
+        asked: the request, as a clause.
+        topology: the devices.
+        leased: the devices that the leases cover.
+        why_held: which leases, and which processes use further devices.
+        works: a request that works now; empty if no request does.
+        field: the part of the request that asks for too much.
     """
     rule = "devices that are leased to others are left out"
     first = next(cover.id for index in leased if (cover := topology.devices[index].lease) is not None)

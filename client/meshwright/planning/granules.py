@@ -24,7 +24,7 @@ OrderOne = Callable[[tuple[int, ...], Weights, Sequence[Member]], Sequence[Membe
 
 
 def split_axes(sizes: Sequence[int], granule_count: int, turns: Sequence[int] = ()) -> tuple[int, ...] | None:
-    """Returns over how many granules each axis is split; None where the granules do not divide the mesh.
+    """Returns the number of granules that each axis is split over; None where the granules do not divide the mesh.
 
     Granules are spread over the outermost axes first, and over several axes where one alone does not divide. So an
     inner axis stays inside a granule whenever the sizes allow it: each axis takes as many granules as divide it, which
@@ -51,12 +51,12 @@ def order_granules(
 ) -> tuple[Member, ...]:
     """Returns the members of all granules in mesh order, row-major.
 
-    Granules of different sizes are cut into blocks of one size, which stand one after the other; a block is then what
-    a granule is where all are alike.
+    Granules of different sizes are cut into blocks of one size, placed one after the other. A block then takes the role
+    of a granule.
 
     Args:
         sizes: of the mesh, outermost first; they multiply to the number of members.
-        weights: how much each axis counts.
+        weights: the weight of each axis.
         granules: their members.
         order_one: (sizes, weights, members) → the members in the order of a mesh of these sizes.
         dcn: the granules (blocks) along each axis; None: by `split_axes`.
@@ -97,19 +97,19 @@ def interleave_granules(
     )
 
 
-# ---- a split that is asked for --------------------------------------------------------------------------------------
+# ---- a requested split --------------------------------------------------------------------------------------
 
 
 def read_dcn(asked: str | Mapping[str, int], spec: MeshSpec, granules: Sequence[int]) -> tuple[int, ...]:
-    """Returns over how many granules each axis is split.
+    """Returns the number of granules that each axis is split over.
 
     Args:
         asked: "dp:2,fsdp:2" or {"dp": 2, "fsdp": 2}; one part may be -1.
         spec: the mesh, without -1.
-        granules: how many devices each granule (or NVLink domain of several) has that the mesh is to stand on.
+        granules: the number of devices of each granule (or NVLink domain of several) of the mesh.
 
     Raises:
-        InvalidRequestError: it is malformed, or names no axis of the mesh.
+        InvalidRequestError: it is malformed, or names an axis that the mesh does not have.
         PlanInfeasibleError: granules differ in size, a part does not divide its axis, or the parts do not multiply to
             the number of granules.
     """

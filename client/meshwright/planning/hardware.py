@@ -1,6 +1,6 @@
-"""Hardware types: which row of the batch-size table is meant for a device, or by a name.
+"""Hardware types: the row of the batch-size table for a device, or for a name.
 
-Rule: an accelerator that no table knows is UNKNOWN, never a neighbour. Knows no figures: the chip table does.
+Rule: an accelerator that is in no table is UNKNOWN, never a similar one. Has no figures: they are in the chip table.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _FAMILIES: Final[Mapping[HardwareType, re.Pattern[str]]] = {
     HardwareType.A100: re.compile(r"(NVIDIA )?A100([ -].*)?", re.IGNORECASE),
     HardwareType.V100: re.compile(r"(NVIDIA |Tesla )?V100([ -].*)?", re.IGNORECASE),
 }
-"""Product names whose published row is for the whole family. A100X, V100S are others."""
+"""Product names whose published row applies to the whole family. A100X and V100S are other products."""
 
 _MIG: Final = re.compile(r"\bMIG\b", re.IGNORECASE)
-"""A part of a GPU, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb", has not the figures of the whole."""
+"""A part of a GPU, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb", does not have the figures of the whole GPU."""
 
 _VALUES: Final = frozenset(hardware_type.value for hardware_type in HardwareType)
 

@@ -1,7 +1,7 @@
 """A Hugging Face config.json as fields of `ModelSpec`: its family, its sizes, how many layers have windows or experts.
 
-Rule: what families mean by their keys stands in `hf_families.toml` beside this file. A value of a wrong kind is passed
-on as it stands: the check of `ModelSpec` names it.
+Rule: `hf_families.toml` beside this file defines the meaning of each family's keys. A value of a wrong kind is passed
+on unchanged; the check of `ModelSpec` names it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ Fields = dict[str, Any]
 
 
 class UnsupportedModelError(NotCompiledError):
-    """A known model that `ModelSpec` cannot say: the text says why, in a sentence. An answer, not a failure."""
+    """A known model that `ModelSpec` does not support. The text has the reason in a sentence. An answer, not a
+    failure."""
 
 
 class ConfigContradictionError(Exception):
-    """A key of a config contradicts another: which to change, what is wrong with it, and what to do."""
+    """A key of a config contradicts another: has the key to change, its problem, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ def is_config(value: Config) -> bool:
 
 
 def find_model_type(config: Config) -> str:
-    """Returns the family that a config names, by `model_type` or else by the first of `architectures`.
+    """Returns the family that a config names, by `model_type` or otherwise by the first of `architectures`.
 
-    One that nobody knows is returned as it stands.
+    An unknown family is returned unchanged.
     """
     if config.get("model_type"):
         return str(config["model_type"])
@@ -77,7 +78,7 @@ def find_model_type(config: Config) -> str:
 
 
 def suggest_model_types(config: Config) -> tuple[str, ...]:
-    """Returns families whose name is near to the one that a config has, the nearest first."""
+    """Returns families with a name similar to that of a config, the most similar first."""
     words = {name: name for name in (*FAMILIES, *WRAPPERS)}
     words |= {architecture.lower(): name for architecture, name in _ARCHITECTURES.items()}
     near = difflib.get_close_matches(find_model_type(config)[:128].lower(), words, n=6, cutoff=0.6)
@@ -85,7 +86,7 @@ def suggest_model_types(config: Config) -> tuple[str, ...]:
 
 
 def find_language_model(config: Config) -> tuple[Config, str]:
-    """Returns the part of a config that says the language model, and the `text_config.` before its keys, if it is one.
+    """Returns the part of a config that describes the language model, and its prefix: `text_config.` or "".
 
     Raises:
         ConfigContradictionError: the config is of a family with such a part, and has none.
@@ -112,16 +113,16 @@ def _read_name(config: Config) -> str | None:
 
 
 def read_config(config: Config, prefix: str = "") -> tuple[Fields, dict[str, str]]:
-    """Returns the fields of `ModelSpec` that a config.json of one of `FAMILIES` means, and the key of each field.
+    """Returns the fields of `ModelSpec` that a config.json of one of `FAMILIES` defines, and the key of each field.
 
     Args:
         config: its content, or its part that `find_language_model` found.
-        prefix: what stands before its keys where they are named.
+        prefix: the prefix of its keys in messages.
 
     Raises:
-        UnsupportedModelError: it has what `ModelSpec` cannot say, such as an activation that is not known.
+        UnsupportedModelError: it has a feature that `ModelSpec` does not support, such as an unknown activation.
         ConfigContradictionError: two of its keys do not agree.
-        KeyError: its family is none of `FAMILIES`.
+        KeyError: its family is not one of `FAMILIES`.
     """
     model_type = find_model_type(config)
     family = FAMILIES[model_type]
@@ -160,7 +161,7 @@ def _read_fields(family: Family, config: Config) -> Fields:
 
 
 def _pick(family: Family, config: Config, keys: list[str]) -> Any:
-    """Returns the first value that is not null; null where the config says only that; else the default.
+    """Returns the first value that is not null; null where the config has only null; otherwise the default.
 
     Raises:
         ConfigContradictionError: two of the keys have different values.
@@ -195,11 +196,12 @@ _FULL: Final = "full_attention"
 
 
 def _read_windows(family: Family, values: Config, layers: int) -> Fields:
-    """Returns the window and how many layers have it; nothing where none has.
+    """Returns the window and the number of layers with it; empty where no layer has one.
 
     Raises:
         UnsupportedModelError: a word of `layer_types` is of another kind of attention.
-        ConfigContradictionError: a list has not one word a layer, or words for windows where there are none.
+        ConfigContradictionError: a list does not have one word per layer, or has words for windows where the config has
+            no window.
     """
     told = _read_words(values, "layer_types", layers, (_FULL, "sliding_attention", "chunked_attention"))
     turned = _read_words(values, "no_rope_layers", layers, ("0", "1"))  # 1: rotary, in chunks; 0: neither
@@ -236,10 +238,10 @@ def _count_windows(family: Family, values: Config, layers: int) -> int:
 
 
 def _read_experts(values: Config, layers: int) -> Fields:
-    """Returns how many layers have experts; nothing where all have.
+    """Returns the number of layers with experts; empty where all layers have them.
 
     Raises:
-        ConfigContradictionError: none has, or a list has not one word a layer.
+        ConfigContradictionError: no layer has experts, or a list does not have one word per layer.
     """
     key = next((key for key in ("moe_layer_freq", "interleave_moe_layer_step") if key in values), "decoder_sparse_step")
     step, first = _read_number(values, key, 1), _read_number(values, "first_k_dense_replace", 0)
@@ -273,7 +275,7 @@ def _is_list(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
 
 
 def _read_number(values: Config, key: str, least: int) -> int:
-    """Returns the whole number of a key; `least` where it has none."""
+    """Returns the whole number of a key; `least` where it is missing."""
     value = values.get(key)
     if value is None:
         return least
@@ -284,7 +286,7 @@ def _read_number(values: Config, key: str, least: int) -> int:
 
 
 def _read_words(values: Config, key: str, layers: int, known: Collection[str]) -> list[str]:
-    """Returns the words of a list that has one for each layer; none where it is not given."""
+    """Returns the words of a list that has one for each layer; empty where it is not given."""
     words = [str(word) for word in values[key]] if _is_list(values.get(key)) else []
     if others := sorted({*words} - {*known}):
         raise UnsupportedModelError(f"layers of {', '.join(others)[:80]} ({key})")
@@ -295,7 +297,7 @@ def _read_words(values: Config, key: str, layers: int, known: Collection[str]) -
 
 
 def _read_places(values: Config, key: str, layers: int) -> set[int]:
-    """Returns the layers of a list, which counts them from 0; none where it is not given."""
+    """Returns the layers of a list, which counts them from 0; empty where it is not given."""
     said = values[key] if _is_list(values.get(key)) else ()
     places = {place for place in said if _is_count(place) or (place == 0 and place is not False)}
     if len(places) != len(said) or any(place >= layers for place in places):

@@ -1,8 +1,8 @@
-"""How much each mesh axis counts when axes compete for fast links.
+"""The weight of each mesh axis when axes compete for fast links.
 
-Rule: what the caller says about traffic counts; else the names of the axes rank them, as frameworks use them; among
-axes of one rank their order does, inner axes before outer ones (`jax.experimental.mesh_utils` too takes shapes
-"ordered by increasing network intensity"). Knows names and sizes only.
+Rule: the caller's traffic figures determine the weights. Otherwise the names of the axes rank them, as frameworks use
+them. Axes of one rank are ranked by order, inner axes before outer ones (`jax.experimental.mesh_utils` also takes
+shapes "ordered by increasing network intensity"). Uses names and sizes only.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ class Weights(NamedTuple):
     turns: tuple[int, ...] = ()
 
     def lead(self) -> Weights:
-        """Returns the weights with one more axis outside of all, that counts nothing."""
+        """Returns the weights with one more outermost axis of weight 0."""
         return Weights((0.0, *self.inside), (0.0, *self.crossing))
 
 
 _RANKS: Final[Mapping[Role, int]] = {role: rank for rank, role in enumerate(ROLES)}
 
 UNKNOWN_RANK: Final = _RANKS["fsdp"]
-"""Of a name that nobody knows: between those that are kept near and those that may be far."""
+"""The rank of an unknown name: between axes that should be near and axes that may be far apart."""
 
 
 def weigh_axes(names: Sequence[str], sizes: Sequence[int], importance: Mapping[str, float] | None = None) -> Weights:
-    """Returns how much each axis counts, the most important one 1; axes of size 1 count 0.
+    """Returns the weight of each axis: 1 for the most important, 0 for axes of size 1.
 
     Worked example: ("tp", "dp") of (8, 4) gives (1, 1/4) inside; ("x", "y") of (8, 4) gives (1/4, 1).
 
     Args:
         names: of the axes, outermost first.
-        sizes: as many.
+        sizes: one per axis.
         importance: traffic by name, in any unit, for all axes; the least important axes are the first to be spread
             over granules. None: by name and order, and outermost axes are the first to be spread.
     """
@@ -82,7 +82,7 @@ def _weigh(ladder: Sequence[int], count: int, ratio: float) -> tuple[float, ...]
 
 
 def check_importance(importance: Mapping[str, float] | None, names: Sequence[str]) -> Mapping[str, float] | None:
-    """Returns the importance as it is given.
+    """Returns the importance unchanged.
 
     Raises:
         InvalidRequestError: it names no axis of the mesh, or leaves one out.
@@ -101,5 +101,5 @@ def check_importance(importance: Mapping[str, float] | None, names: Sequence[str
 
 
 def weigh_positions(sizes: Sequence[int]) -> Weights:
-    """Returns how much each axis counts where nothing but the order of axes is known."""
+    """Returns the weight of each axis where only the order of axes is known."""
     return weigh_axes([""] * len(sizes), sizes)

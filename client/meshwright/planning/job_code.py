@@ -1,7 +1,7 @@
-"""What a job starts with and runs: its environment, the Python that makes a mesh, and PartitionSpecs of a model.
+"""The text that a job starts with: its environment, the Python that makes a mesh, and PartitionSpecs of a model.
 
-Rule: the code makes exactly the planned mesh, or stops with a sentence. It needs jax and NumPy only. What comes from
-outside (names of axes, uuids) stands in it as a literal.
+Rule: the code makes exactly the planned mesh, or stops with a sentence. It needs jax and NumPy only. External text
+(names of axes, uuids) is written as a literal.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _find_backend(topology: Topology) -> Backend:
 def list_visible(topology: Topology, used: Sequence[int]) -> dict[str, str]:
     """Returns, for each host that a plan uses, the value of the variable that shows its process the planned devices.
 
-    The value is empty where a process sees them without: all GPUs of a host. Of TPUs nothing is returned.
+    The value is empty where no variable is needed: all GPUs of a host. For TPUs the result is empty.
     """
     if topology.platform == "tpu":
         return {}
@@ -89,7 +89,7 @@ def _name_visible(chosen: Sequence[Device], device_count: int, platform: Platfor
 
 
 def find_differing(topology: Topology, used: Sequence[int]) -> tuple[str, dict[str, str]] | None:
-    """Returns the variable that each host must set otherwise, and its value by host; None where all are alike."""
+    """Returns the variable that differs between hosts, and its value by host; None where all hosts are alike."""
     values = list_visible(topology, used)
     return (_VARIABLES[_find_backend(topology)], values) if len(set(values.values())) > 1 else None
 
@@ -110,7 +110,7 @@ def write_code(
         axis_types: one an axis.
         topology: where the devices are.
         order: the planned devices in mesh order, row-major, as indices of the topology.
-        environment: what the job starts with; told in a comment.
+        environment: what the job starts with; written as a comment.
         fingerprint: of the plan.
     """
     starts = [f"#   {name}={value!r}" for name, value in environment.items()]
@@ -141,7 +141,7 @@ def write_code(
 
 
 LISTED_COUNT_MAX: Final = 1024
-"""Above, the code asks for the plan instead of listing its devices."""
+"""Above this number, the code requests the plan instead of listing its devices."""
 
 _BUILD: Final = (
     "# `plan` is this plan: Client().get_plan(…), or the reply of POST /mesh/plan in a file.",
@@ -152,7 +152,7 @@ _BUILD: Final = (
 
 
 def _spans_processes(topology: Topology, order: Sequence[int]) -> bool:
-    """True where several processes must agree on who is where, and no coordinates tell."""
+    """True where several processes must agree on the places of devices, and no coordinates give them."""
     granules = {topology.places[index][0] for index in order}
     return len(granules) > 1
 
@@ -162,7 +162,8 @@ def _has_chips(topology: Topology, order: Sequence[int]) -> bool:
 
 
 def _look_up_chips(topology: Topology, order: Sequence[int]) -> list[str]:
-    """TPU: coordinates name a device whatever its id, also where the job sees more than the plan uses."""
+    """TPU: coordinates identify a device independent of its id, also where the job sees more devices than the plan
+    uses."""
     chosen = [topology.devices[index] for index in order]
     chips = [(tuple(device.coords or ()), device.core_on_chip or 0) for device in chosen]
     return [
@@ -190,12 +191,12 @@ def _look_up_numbers(topology: Topology, order: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True)
 class Setting:
-    """A plan with its model.
+    """A plan together with its model.
 
     Attributes:
-        plan: where devices stand.
+        plan: the places of the devices.
         model: its dimensions.
-        training: with the passes, remat and moments of the plan.
+        training: with the gradient accumulation, remat and moments of the plan.
         axes: of its mesh.
     """
 
@@ -206,7 +207,7 @@ class Setting:
 
     @classmethod
     def of(cls, plan: Plan, model: ModelSpec, training: TrainingSpec) -> Setting:
-        """Returns what a plan for this model says, whose axes divide what they cut."""
+        """Returns the setting of a plan for this model, whose axes divide their dimensions."""
         return cls(plan, model, apply_schedule(training, plan.schedule), MeshAxes.of(plan.mesh_shape))
 
     @property
@@ -231,17 +232,17 @@ _POLICIES: Final[Mapping[Remat, str]] = {
     "minimal": "jax.checkpoint_policies.dots_with_no_batch_dims_saveable",
     "full": "jax.checkpoint_policies.nothing_saveable",
 }
-"""What the backward pass of a layer finds in memory: all, what matmuls gave, or nothing but its input."""
+"""The saved activations of a layer: all, the results of matmuls, or only its input."""
 
 EXPERT_MATMUL: Final = "expert_matmul"
-"""The name under which the compiled step keeps what experts' matmuls give with remat minimal."""
+"""The name under which the compiled step saves the results of experts' matmuls with remat minimal."""
 
 
 def write_jax(setting: Setting) -> str:
     """Returns the module.
 
     Raises:
-        InvalidRequestError: the mesh has a pipeline, or the model has what the compiled step has not.
+        InvalidRequestError: the mesh has a pipeline, or the compiled step does not support the model.
     """
     _check(setting)
     lines = [setting.plan.code.rstrip(), ""]

@@ -1,6 +1,6 @@
-"""A plan for a mesh that is named: its devices in order, what each axis runs over, and what should be known of it.
+"""A plan for a given mesh: its devices in order, the links of each axis, and its warnings.
 
-Knows only what the topology and the chip table say; a figure that neither says is null.
+Uses only the topology and the chip table; a figure that neither has is null.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Lines = tuple[tuple[int, ...], ...]
 
 
 def build_axes(spec: MeshSpec, topology: Topology, layout: Layout) -> tuple[PlanAxis, ...]:
-    """Returns what each axis runs over."""
+    """Returns the links of each axis."""
     scores = layout.score.axes if layout.score else (AxisScore(),) * len(spec.sizes)
     return tuple(
         _build_axis(name, size, topology, _list_some(spec.sizes, axis, layout), scores[axis])
@@ -55,7 +55,7 @@ def build_axes(spec: MeshSpec, topology: Topology, layout: Layout) -> tuple[Plan
 
 
 def _list_some(sizes: Sequence[int], axis: int, layout: Layout) -> Lines:
-    """Returns the lines that have to be looked at: one where all are alike."""
+    """Returns the lines that have to be inspected: one where all are alike."""
     if not layout.is_regular:
         return list_lines(sizes, axis, layout.order)
     stride = 1
@@ -112,7 +112,7 @@ def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None,
 
 
 def _crosses_domain(topology: Topology, edge: tuple[int, int]) -> bool:
-    """Tells whether two GPUs are on different hosts of one NVLink domain, whose links are not listed."""
+    """Returns whether two GPUs are on different hosts of one NVLink domain, whose links are not listed."""
     hosts = {topology.places[index][0] for index in edge}
     return topology.platform == "gpu" and len(hosts) == 2 and topology.is_joined(*edge)
 
@@ -138,7 +138,8 @@ def _count_rings(topology: Topology, lines: Lines) -> int:
 
 
 def _measure_shape(topology: Topology, lines: Lines) -> tuple[int, ...] | None:
-    """Returns on how many places of each dimension a line lies; None where lines differ or know no coordinates."""
+    """Returns the number of places of a line along each dimension; None where lines differ or coordinates are
+    unknown."""
     shapes = set()
     for line in lines:
         coords = [topology.devices[index].coords for index in line]
@@ -159,8 +160,8 @@ def build_notices(
     is_split: bool = False,
     lease: str | None = None,
 ) -> tuple[Notice, ...]:
-    """Returns the warnings about the devices of a plan, and about their order where `better` is one that
-    costs less; `is_split`: the request says how axes are split over granules; `lease`: the one that the job has."""
+    """Returns the warnings about the devices of a plan, and about their order where `better` is one that costs less;
+    `is_split`: the request gives the split of axes over granules; `lease`: the job's lease."""
     planned = set(order)
     used = [index for index in topology.order if index in planned]
     notices = [*_describe_health(topology, used, health), *_describe_leased(topology, used, lease)]
@@ -215,8 +216,8 @@ def _describe_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice
 
 
 def _describe_unseen(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
-    """Warns of devices that count as free because nobody could look. A target has no holders, and what the job has
-    reserved is the job's."""
+    """Warns of devices that are assumed to be free because their processes are unknown. A target has no processes, and
+    the job's reserved devices belong to the job."""
     unseen = [index for index in used if _is_unseen(topology.devices[index], lease)]
     if unseen:
         yield Notice(
@@ -375,10 +376,10 @@ def plan_mesh(
 
     Args:
         request: the mesh, the devices that may be used, and how.
-        topology: what is there.
+        topology: the devices.
         health: the state of each device by its place in `topology.devices`; those that are not in it are taken to be
             well.
-        target: what the plan calls the hardware that it was made for, where that is not here.
+        target: the plan's name of its hardware, where that is not this host.
         notices: about the topology: every plan carries them.
 
     Raises:
@@ -386,7 +387,7 @@ def plan_mesh(
         InvalidRequestError: `dcn` or `importance` names no axis of the mesh.
         PlanInfeasibleError: more devices than there are, sizes that cannot divide them, an unknown or doubled device,
             or a split over granules that does not fit.
-        DevicesUnusedError: devices would be left unused without anybody having said so.
+        DevicesUnusedError: devices would be left unused without permission in the request.
         DeviceLeasedError: leases of others have too many of the devices.
     """
     health = health or {}
@@ -509,8 +510,7 @@ def _find_better(
     layout: Layout,
     request: PlanRequest,
 ) -> tuple[int, ...] | None:
-    """Returns an order of free devices, the same or others, that is clearly cheaper; None where there is
-    none."""
+    """Returns a clearly cheaper order of free devices, the same or others; None where there is none."""
     is_chosen = pool.is_named and not pool.is_counted
     is_free = request.device_order == "planned" and request.dcn is None and not is_chosen
     if layout.score is None or is_free or len(pool.alternatives) < spec.device_count:
@@ -560,7 +560,7 @@ def _build_plan(
 
 
 def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: bool = False) -> tuple[PlanGranule, ...]:
-    """Returns the granules of a topology as a plan tells them; with the positions that are used where `is_listed`."""
+    """Returns the granules of a topology in the form of a plan; with the used positions where `is_listed`."""
     used: dict[int, list[int]] = {granule.ordinal: [] for granule in topology.granules}
     for ordinal, position in map(topology.places.__getitem__, order):
         used[ordinal].append(position)

@@ -1,4 +1,4 @@
-"""A model by a preset's name, by its config.json, or by dimensions of the same names, checked for what contradicts.
+"""A model by a preset's name, by its config.json, or by dimensions of the same names, checked for contradictions.
 
 Rule: a preset is found by an exact name or not at all; `models.csv` beside this file has a row each, with its source.
 """
@@ -40,9 +40,9 @@ class Preset:
     """One row of the table.
 
     Attributes:
-        model: its dimensions; of a row that is `unsupported`, those that can be said.
+        model: its dimensions; of an `unsupported` row, those that `ModelSpec` supports.
         row: column → cell, of those that are not empty: `aliases` in lower case; `published_parameters`, the exact
-            count of trained parameters as `published_source` says it; `source` of the dimensions, and `notes`.
+            count of trained parameters from `published_source`; `source` of the dimensions, and `notes`.
     """
 
     model: ModelSpec
@@ -55,7 +55,7 @@ class Preset:
 
     @property
     def unsupported(self) -> str:
-        """What it has that `ModelSpec` cannot say; empty: nothing."""
+        """Its features that `ModelSpec` does not support; empty: none."""
         return self.row.get("unsupported", "")
 
 
@@ -66,7 +66,8 @@ def read_presets() -> tuple[Preset, ...]:
 
 
 def find_preset(name: str) -> Preset | None:
-    """Returns the model of this name or alias, in any case and with any owner before it; None where none is.
+    """Returns the model of this name or alias, in any case and with any owner before it; None where there is no such
+    preset.
 
     "Qwen/Qwen3-8B" and "qwen3_8b" are the preset qwen3-8b.
     """
@@ -97,26 +98,26 @@ def _parse_row(row: Mapping[str, str]) -> Preset:
 
 
 _WORDS: Final = frozenset({"name", "activation", "norm", "positions", "qk_norm_scale"})
-"""Fields whose cells are text; others are numbers, true or false."""
+"""Fields whose cells are text; other cells are numbers, true or false."""
 
 
 CONTEXT_MOST: Final = 8192
-"""Tokens of a sequence that a request does not say: those of the model's context, up to this."""
+"""The default tokens of a sequence are those of the model's context, up to this limit."""
 
 
 def fill_sequence_length(model: ModelSpec, training: Trained) -> Trained:
-    """Returns the training with the sequence length of its model where it does not say one."""
+    """Returns the training with the sequence length of its model where it does not give one."""
     if "sequence_length" in training.model_fields_set or model.max_position_embeddings is None:
         return training
     return training.model_copy(update={"sequence_length": min(model.max_position_embeddings, CONTEXT_MOST)})
 
 
 Contradiction = tuple[str, str, str]
-"""A field, what is wrong with it, and a value that works."""
+"""A field, its problem, and a value that works."""
 
 
 def find_contradictions(model: ModelSpec) -> Iterator[Contradiction]:
-    """Yields what does not fit together in a model that is well formed."""
+    """Yields contradictions in a well-formed model."""
     yield from _check_latent(model) if model.is_latent else _check_heads(model)
     yield from _check_indexer(model)
     yield from _check_windows(model)
@@ -252,12 +253,12 @@ def read_model(value: str | Mapping[str, Any]) -> ModelSpec:
 
     Args:
         value: a preset ("llama3-70b", "Qwen/Qwen3-8B"), in any case; or the content of a config.json, known by its
-            `model_type` or `architectures`, of which the language model counts; or the fields of `ModelSpec`.
+            `model_type` or `architectures`, of which the language model is used; or the fields of `ModelSpec`.
 
     Raises:
         InvalidRequestError: no preset has this name, or a field is missing, unknown, out of range, or contradicts
             another; names the field, the rule, and a value that works.
-        UnsupportedModelError: the model is known, and has what `ModelSpec` cannot say.
+        UnsupportedModelError: the model is known, and has a feature that `ModelSpec` does not support.
         TypeError: it is neither text nor a mapping.
     """
     if isinstance(value, str):

@@ -1,7 +1,7 @@
 """The order of devices on a mesh: axes are split over granules, and in each granule a torus is cut.
 
 Rule: granules are spread over the outermost axes first (`granules.split_axes`). Inside one a torus is cut
-(`torus.cut_torus`), up to eight devices that differ are searched exactly (`assign.search_order`), others stand in plain
+(`torus.cut_torus`), up to eight unequal devices are searched exactly (`assign.search_order`), and others keep plain
 order. Plans, prices and meshes made in the trainer take the same steps.
 """
 
@@ -23,13 +23,13 @@ from meshwright.topology.torus import read_grid
 
 @dataclass(frozen=True)
 class Layout:
-    """Devices in mesh order, and what they cost.
+    """Devices in mesh order, and the cost of the order.
 
     Attributes:
         order: as indices of the topology, row-major.
-        score: of this order; None where order cannot matter.
+        score: of this order; None where the order does not matter.
         method: how it was found.
-        is_regular: all lines of an axis run over the same links, so that one tells about all.
+        is_regular: all lines of an axis run over the same links, so that one line represents all.
     """
 
     order: tuple[int, ...]
@@ -51,8 +51,8 @@ def search_layout(
     Args:
         sizes: of the mesh, outermost first; they multiply to the number of devices.
         weights: how much each axis counts.
-        topology: has the devices.
-        indices: those to order, in plain order.
+        topology: the devices.
+        indices: the devices to order, in plain order.
         dcn: how axes are split over granules; None: by `split_axes`.
     """
     plain = tuple(indices)
@@ -76,7 +76,7 @@ def search_layout(
 
 
 def score_layout(sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int]) -> Layout:
-    """Returns a given order as it is, with its score."""
+    """Returns a given order unchanged, with its score."""
     if topology.is_uniform:
         return Layout(tuple(order), None, "given", is_regular=True)
     return Layout(tuple(order), score_order(order, sizes, weights, topology), "given")

@@ -1,8 +1,8 @@
-"""What the axes of a mesh are for by their names, what they must divide, and the nearest sizes that do.
+"""The roles of mesh axes by their names, the sizes that they must divide, and the nearest sizes that do.
 
-An unknown name means nothing, never the nearest known one. Names are those of MaxText's base.yml, EasyLM, Flax and
-Haiku examples. What an axis cuts it divides; nothing is padded in silence. Where an axis does not divide, the sizes
-that would are named, the other axes as they are. Knows no devices.
+An unknown name has no role, never that of the nearest known name. Names are those of MaxText's base.yml, EasyLM, Flax
+and Haiku examples. An axis must divide its dimension; nothing is padded silently. Where an axis does not divide, the
+error has the sizes that would, with the other axes unchanged. Independent of devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 Role = Literal["pipeline", "data", "fsdp", "expert", "context", "tensor"]
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
-"""Least traffic first: a pipeline sends activations between neighbours once a micro-batch, data parallelism gradients
+"""Least traffic first: a pipeline sends activations between neighbors once a micro-batch, data parallelism gradients
 once a step, sharded data parallelism weights twice a layer, experts and sequences tokens several times a layer, and a
 tensor axis activations on the critical path of every matmul. Source: jax-ml/scaling-book, "Training" (bytes a layer: DP
 8DF, FSDP 12DF, TP 8BD)."""
@@ -53,12 +53,12 @@ Axes = tuple[str, ...]
 
 
 def find_role(name: str) -> Role | None:
-    """Returns what an axis of this name is for, in any case; None for an unknown name."""
+    """Returns the role of an axis with this name, in any case; None for an unknown name."""
     return _ROLES.get(name.lower())
 
 
 def name_axis(name: str) -> str:
-    """Returns what a search calls an axis; an unknown name counts as data."""
+    """Returns a search's name of an axis; an unknown name counts as data."""
     return SEARCH_AXES[find_role(name) or "data"]
 
 
@@ -78,7 +78,7 @@ class MeshAxes:
         return cls({name: size for name, size in mesh_shape.items() if size > 1})
 
     def find(self, *roles: Role | None) -> Axes:
-        """Returns the axes of these roles, role by role; None: those of unknown names."""
+        """Returns the axes of these roles, role by role; None: the axes of unknown names."""
         return tuple(name for role in roles for name in self.sizes if find_role(name) == role)
 
     def measure(self, axes: Iterable[str]) -> int:
@@ -129,15 +129,16 @@ class MeshAxes:
         return chosen
 
     def take_tensor(self, size: int) -> Axes:
-        """Returns the tensor axes, or none where they do not divide a dimension of `size`."""
+        """Returns the tensor axes, or an empty result where they do not divide a dimension of `size`."""
         return self.take(self.tensor, size)
 
     def take(self, axes: Axes, size: int) -> Axes:
-        """Returns the axes, or none where they do not divide a dimension of `size`."""
+        """Returns the axes, or an empty result where they do not divide a dimension of `size`."""
         return axes if size % self.measure(axes) == 0 else ()
 
 
-# ---- what axes must divide ------------------------------------------------------------------------------------------
+# ---- sizes that axes must divide
+# ------------------------------------------------------------------------------------------
 
 MOST_OFFERED: Final = 4
 """Sizes that a refusal names for an axis."""
@@ -145,13 +146,13 @@ MOST_OFFERED: Final = 4
 
 @dataclass(frozen=True)
 class Rule:
-    """What axes of some roles cut together.
+    """What the axes of some roles divide together.
 
     Attributes:
-        roles: whose sizes multiply.
-        name: of what they cut, as the request calls it.
-        size: of it.
-        times: parts that it is cut into besides.
+        roles: the roles whose sizes multiply.
+        name: the divided quantity, as the request names it.
+        size: the size of this quantity.
+        times: further parts that it is cut into.
         may_repeat: a multiple of `size` is fine too: each part is then on several devices.
         may_differ: parts need not be equal, as stages of a pipeline need not: no part is empty.
         can_grow: another size of it can be chosen freely.
@@ -173,11 +174,11 @@ class Rule:
         return self.size % whole == 0 or (self.may_repeat and whole % self.size == 0)
 
     def grow(self, parts: int) -> int:
-        """Returns the least size, from the one that there is, that this many parts divide."""
+        """Returns the least size, from the current one on, that this number of parts divides."""
         return -(-self.size // (parts * self.times)) * parts * self.times
 
     def refuse(self, said: str) -> str:
-        """Returns why parts, said as "tp:3", are not allowed."""
+        """Returns why parts, written as "tp:3", are not allowed."""
         if self.may_differ:
             return f"{said} is more than {self.name} {self.size}"
         repeat = ", nor is it a multiple of them" if self.may_repeat else ""
@@ -197,10 +198,10 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
         mesh_shape: axis → size, without -1.
 
     Raises:
-        InvalidRequestError: an axis larger than 1 has a name that says nothing of what it cuts; an expert axis and
-            no experts; a sequence longer than the learned positions.
-        DoesNotDivideError: an axis does not divide what it cuts; `errors` has each case, and `legal` in it the
-            nearest sizes that do.
+        InvalidRequestError: an axis larger than 1 has a name without a role; an expert axis and no experts; a sequence
+            longer than the learned positions.
+        DoesNotDivideError: an axis does not divide its dimension; `errors` has each case, and `legal` in it the nearest
+            sizes that do.
     """
     axes = MeshAxes.of(mesh_shape)
     _check_roles(model, axes)
@@ -223,7 +224,7 @@ def check_sequence(model: ModelSpec, training: TrainingSpec) -> None:
 
 
 def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
-    """Returns what axes of each role must divide: the rules of a check, and of a search (`search.space`)."""
+    """Returns the sizes that axes of each role must divide: the rules of a check, and of a search (`search.space`)."""
     pairs = Rule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True)
     return (
         Rule(("tensor",), "num_attention_heads", model.num_attention_heads),
@@ -239,7 +240,7 @@ def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
 
 
 def _list_inner_sizes(model: ModelSpec) -> dict[str, int]:
-    """Returns the inner sizes of the blocks that layers have, by the field that says each."""
+    """Returns the inner sizes of the blocks that layers have, by their fields."""
     sizes = {"intermediate_size": model.intermediate_size} if model.dense_layer_count else {}
     if model.expert_layer_count:
         sizes["moe_intermediate_size" if model.moe_intermediate_size else "intermediate_size"] = model.expert_size
@@ -310,7 +311,7 @@ def list_divisors(number: int) -> list[int]:
 
 
 def choose_near(values: Iterable[int], asked: int, *, most: int = 3) -> tuple[int, ...]:
-    """Returns the values that are nearest to `asked` by their ratio to it, ascending; all are positive."""
+    """Returns the values nearest to `asked` by ratio, ascending; all are positive."""
     nearest = sorted(set(values) - {asked}, key=lambda value: (round(abs(math.log(value / asked)), 9), -value))
     return tuple(sorted(nearest[:most]))
 

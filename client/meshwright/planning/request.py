@@ -1,7 +1,7 @@
-"""Plans and searches answered: the hardware that a request means, its model, several targets side by side.
+"""Answers plans and searches: finds the hardware of a request, its model, and several targets side by side.
 
-Rule: the agent's planner and `meshwright plan --offline` go this way, so that they answer alike. Each target of several
-is asked as if alone. Knows no HTTP and no process; imports numpy only where something is priced.
+Rule: the agent's planner and `meshwright plan --offline` use this module, so that their answers are the same. Several
+targets are answered independently. Independent of HTTP and processes; imports numpy only to price a plan.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ _refuse = InvalidRequestError.of
 
 @dataclass(frozen=True)
 class Inventory:
-    """What there is to plan on.
+    """The hardware to plan on.
 
     Attributes:
         topology: the devices.
-        target: the target as it is written canonically; None: no target was named.
-        health: the state of this host's devices, by place in the topology; one that is not in it is taken to be well.
-        notices: what every plan on it says, such as chips that a slice lacks.
-        measured: what benches found of this host, in the order in which it was written.
+        target: the canonical text of the target; None: no target was given.
+        health: the state of this host's devices, by place in the topology; a device without a state is assumed to be
+            healthy.
+        notices: warnings of every plan on it, such as missing chips of a slice.
+        measured: bench results of this host, in the order in which they were written.
     """
 
     topology: Topology
@@ -66,11 +67,11 @@ class Inventory:
     measured: tuple[Measurement, ...] = ()
 
     def select(self, devices: Names | DeviceSelection | None = None, lease: str | None = None) -> Pool:
-        """Returns the devices that a request means; errors as of `select_devices`."""
+        """Returns the devices that a request selects; errors as of `select_devices`."""
         return select_devices(devices, self.topology, self.health, lease)
 
     def measure(self, devices: Names | DeviceSelection | None = None, lease: str | None = None) -> Measurements | None:
-        """Returns what was measured of these devices; None: nothing was."""
+        """Returns the measurements of these devices; None if there are none."""
         if not self.measured:
             return None
         return Measurements.of(self.measured, self.topology, self.select(devices, lease).indices)
@@ -83,16 +84,16 @@ class Inventory:
 def find_inventory(
     target: str | None, topology: Devices | tuple[Devices, ...] | None = None, here: Inventory | None = None
 ) -> Inventory:
-    """Returns the hardware that a request means.
+    """Returns the hardware that a request selects.
 
     Args:
         target, topology: as the request names them.
-        here: this host, which is meant by a request that names neither; None: there is none.
+        here: this host, used for a request that names neither; None: there is no host.
 
     Raises:
-        InvalidRequestError: a target and a topology are both given; neither is, and there is no host; or the target
-            is none.
-        PlanInfeasibleError: no such hardware can be, or the topology contradicts itself.
+        InvalidRequestError: a target and a topology are both given; neither is, and there is no host; or the target is
+            not valid.
+        PlanInfeasibleError: such hardware does not exist, or the topology contradicts itself.
     """
     if target is not None and topology is not None:
         detail = f"target {target!r} stands beside a topology; a plan is made on one of them"
@@ -110,17 +111,17 @@ def find_inventory(
 
 
 def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None = None) -> Plans:
-    """Returns what `POST /mesh/plan` or `POST /mesh/search` answers.
+    """Returns the answer of `POST /mesh/plan` or `POST /mesh/search`.
 
     Args:
         request: a mesh to lay out, or a model to find one for.
-        here: this host; None: there is none.
+        here: this host; None: there is no host.
 
     Raises:
         InvalidRequestError: see `find_inventory`; a field is about a model's step, and no model is given; or the model
-            is none.
+            is not valid.
         InvalidMeshError, PlanInfeasibleError, DevicesUnusedError: see `plan_mesh`.
-        DoesNotDivideError: an axis does not divide what it cuts of the model.
+        DoesNotDivideError: an axis does not divide its dimension of the model.
     """
     if isinstance(request, PlanRequest):
         return Plans(plans=(_answer_plan(request, here),))
@@ -161,10 +162,10 @@ def _answer_plan(request: PlanRequest, here: Inventory | None) -> Plan:
 
 
 def _check_model(request: PlanRequest) -> None:
-    """Passes over a request whose fields are all taken into account.
+    """Raises InvalidRequestError unless all fields of the request are used.
 
     Raises:
-        InvalidRequestError: one of them is about a model, or about how it is trained, and that is not given.
+        InvalidRequestError: a field is about a model or its training, and that is not given.
     """
     needs = {"training": "model", "exports": "model", "audit": "training"}
     for name, needed in needs.items():
@@ -174,13 +175,13 @@ def _check_model(request: PlanRequest) -> None:
 
 
 def _build_dividing(plan: Plan) -> TrainingSpec:
-    """Returns a batch and sequences that any mesh of these axes divides, for a request that says nothing of either."""
+    """Returns a batch and sequences that any mesh of these axes divides, for a request that gives neither."""
     cut = {name: size for name, size in plan.mesh_shape.items() if find_role(name) == "context"}
     return TrainingSpec(global_batch=math.prod(plan.mesh_shape.values()), sequence_length=math.prod(cut.values()))
 
 
 def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Inventory) -> Plan:
-    """Returns the plan with what its step costs, where figures are known of such hardware."""
+    """Returns the plan with the cost of its step, where figures are known for such hardware."""
     from meshwright.planning.search.search import build_question, price_plan  # here, for its numpy
 
     assert request.training is not None
@@ -195,7 +196,7 @@ def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Invent
         )
     except PlanInfeasibleError as error:
         if plan.platform == "cpu" and not request.audit:
-            return plan  # nobody expects a price of it, and its compiler tells the memory
+            return plan  # has no price, and its compiler reports the memory
         message = f"memory and time of a step cannot be estimated: {error.errors[0]['message']}"
         notice = Notice(code="not_priced", message=message, hint="plan on a target, such as v5p:4x4x4")
         return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
@@ -208,7 +209,7 @@ def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Invent
 
 
 def _finish(plan: Plan, model: ModelSpec, training: TrainingSpec, exports: tuple[ExportName, ...]) -> Plan:
-    """Returns the plan with what it says of the model, and the exports that are asked for."""
+    """Returns the plan with its facts of the model, and the requested exports."""
     count = count_parameters(model)
     facts = ModelFacts(name=model.name, parameter_count=count.total, active_parameter_count=count.active)
     plan = plan.model_copy(update={"model": facts})
@@ -250,7 +251,7 @@ class _Search:
         return plans.model_copy(update={"plans": self._finish(plans.plans), "fallback": fallback})
 
     def ask(self, devices: int) -> Question:
-        """Returns what is priced on so many devices."""
+        """Returns the question for this number of devices."""
         from meshwright.planning.search.search import build_question, read_moments
 
         return build_question(
@@ -301,7 +302,7 @@ _OF_ONE: Final = (PlanInfeasibleError, DoesNotDivideError, DevicesUnusedError)
 
 
 def _compare_targets(request: SearchRequest, prices: Mapping[str, float]) -> Plans:
-    """Returns the best plan of each target, best first, and what each came to."""
+    """Returns the best plan of each target, best first, and the outcome of each."""
     asked = [(target, _ask(request, target, prices)) for target in dict.fromkeys(request.targets)]
     answers = {target: found for target, found in asked if isinstance(found, Plans)}
     made = {target: found.plans[0] for target, found in answers.items() if found.plans}
@@ -373,7 +374,7 @@ def _is_known(target: str) -> bool:
 
 
 def _tell(plan: Plan, best: Plan) -> str:
-    """Returns how a plan compares with the best: its step, its price, and whether the model can tell them apart."""
+    """Returns the comparison of a plan with the best: its step, its price, and whether they differ beyond the error."""
     if plan.step_time is None or best.step_time is None:
         return ""
     if plan is best:

@@ -1,4 +1,4 @@
-"""What an order of devices costs, however it was found, so that orders compare.
+"""The cost of an order of devices, independent of how it was found, so that orders can be compared.
 
 The score of an order has three parts, compared in this order; smaller is better:
 
@@ -11,8 +11,8 @@ The score of an order has three parts, compared in this order; smaller is better
 
 An axis counts by its weight (`meshwright.planning.importance`). Times are in units of PCIe 4.0 ×16 one way.
 
-Invariant: the score depends on the order and the links only, not on how the order was found, nor on what devices are
-called. Knows no search.
+Invariant: the score depends on the order and the links only, not on how the order was found, nor on the names of
+devices. Independent of the search.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from meshwright.topology.torus import Dimension, Place, find_dimensions
 
 @dataclass(frozen=True)
 class AxisScore:
-    """What one axis costs, before weighting.
+    """The cost of one axis, before weighting.
 
     Attributes:
         crossing: time of a byte between granules; 0 within one.
         cost: time of a byte inside.
         granules: over how many a group spreads, at most.
-        step: the longest step between neighbours in hops, the cores of a chip half a hop apart; None off the torus.
+        step: the longest step between neighbors in hops, the cores of a chip half a hop apart; None off the torus.
         links: that each device has at least to others of its group, one over h hops counts 1/h; None off the torus.
-        colours: how many of them XLA's collectives use at once; None off the torus.
+        colours: how many of these links XLA's collectives use at once; None off the torus.
     """
 
     crossing: float = 0.0
@@ -54,7 +54,7 @@ class AxisScore:
 
     @property
     def hops(self) -> int | None:
-        """The longest step in whole hops: two cores of one chip are none apart."""
+        """The longest step in whole hops: two cores of one chip are 0 apart."""
         return None if self.step is None else int(self.step)
 
 
@@ -74,7 +74,7 @@ class Score:
 
     @classmethod
     def of(cls, axes: Sequence[AxisScore], weights: Weights) -> Score:
-        """Returns the score of an order by what its axes cost."""
+        """Returns the score of an order from the cost of its axes."""
         hops = [axis.hops for axis in axes if axis.hops is not None]
         return cls(
             axes=tuple(axes),
@@ -85,11 +85,11 @@ class Score:
 
 
 def score_cut(cut: Cut, topology: Topology, device: int, weights: Weights) -> Score:
-    """Returns the score of an order that cuts one torus, without looking at every device.
+    """Returns the score of an order that cuts one torus, without reading every device.
 
     Args:
-        cut: what each axis has of it.
-        topology: has the links.
+        cut: the part of each axis.
+        topology: the links.
         device: any device of the torus.
         weights: of the axes.
     """
@@ -109,8 +109,8 @@ def score_order(order: Sequence[int], sizes: Sequence[int], weights: Weights, to
     Args:
         order: devices in mesh order, row-major, as indices of the topology.
         sizes: of the mesh, outermost first.
-        weights: as many.
-        topology: has the links.
+        weights: one per axis.
+        topology: the links.
     """
     scorer = _Scorer(topology, order)
     return Score.of([scorer.measure(list_lines(sizes, axis, order)) for axis in range(len(sizes))], weights)
@@ -140,7 +140,7 @@ class _Scorer:
         self._sites = self._number_sites(members)
 
     def _number_sites(self, members: Mapping[int, Sequence[int]]) -> dict[int, int]:
-        """Returns a number for each device, the same for those of equal slices that stand at the same place."""
+        """Returns a number for each device, equal for devices at the same place of equal slices."""
         sites: dict[object, int] = {}
         found = {}
         for granule, indices in members.items():
@@ -154,7 +154,7 @@ class _Scorer:
         return found
 
     def measure(self, lines: Sequence[Sequence[int]]) -> AxisScore:
-        """Returns what an axis costs by all its lines."""
+        """Returns the cost of an axis over all its lines."""
         if len(lines[0]) == 1:
             return AxisScore()
         groups = [self.topology.group(line) for line in lines]
@@ -202,7 +202,7 @@ class _Scorer:
 
 
 def list_edges(line: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the pairs that a ring over a line joins: neighbours and, for more than two, last and first."""
+    """Returns the pairs that a ring over a line joins: neighbors and, for more than two, last and first."""
     edges = list(pairwise(line))
     return [*edges, (line[-1], line[0])] if len(line) > 2 else edges
 
@@ -232,7 +232,7 @@ def count_links(places: Sequence[Place], dimensions: Sequence[Dimension]) -> flo
 
 @lru_cache(maxsize=4096)
 def _count_ways(line: tuple[int, ...], dimension: Dimension) -> tuple[tuple[int, float], ...]:
-    """Returns for each place on a straight line what its links to the next ones there count."""
+    """Returns for each place on a straight line the weight of its links to the next places."""
     ways = dict.fromkeys(line, 0.0)
     for a, b, gap in _list_gaps(line, dimension):
         ways[a] += 1 / (gap * dimension.step)

@@ -1,12 +1,12 @@
 """A model as the tensors that it trains: their names, shapes, and the kind of axes that cuts each dimension.
 
 Parameter counts, matmuls, exports and the compiled step all read this one list. It counts every bias and every norm,
-and nothing twice: a tied head is the embedding. It knows neither preset nor device.
+and nothing twice: a tied head is the embedding. It is independent of presets and devices.
 
 Left out: a correction of the router's scores that no gradient trains (DeepSeek-V3: [E] a layer), and modules that
 predict further tokens.
 
-Source: the counts published with the checkpoints in `models.csv`, which these tensors meet exactly.
+Source: the counts published with the checkpoints in `models.csv`, which these tensors match exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.planning.parallelism import Axes, MeshAxes, Role
 from meshwright.wire.model import ModelSpec
 
 Part = Literal["embedding", "head", "attention", "norms", "mlp", "router", "experts"]
-"""What a tensor is for; mlp: what every token goes through, a dense block or the shared experts."""
+"""The purpose of a tensor; mlp: a block that every token uses, a dense block or the shared experts."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ModelTensors:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Trained parameters of a whole model, by what they are for.
+    """Trained parameters of a whole model, by purpose.
 
     Attributes:
         parts: embedding, with positions where they are learned; head, 0 where it is the embedding; attention with its
@@ -145,7 +145,7 @@ def list_tensors(model: ModelSpec) -> ModelTensors:
 
 def _list_outer(model: ModelSpec) -> Iterator[Tensor]:
     hidden, vocabulary = model.hidden_size, model.vocab_size
-    # Columns of the table are split: a look-up of rows that lie elsewhere would gather all of it.
+    # Columns of the table are split: a look-up of rows on other devices would gather all of it.
     yield Tensor("embedding", "embedding", (vocabulary, hidden), ((), ("tensor", "fsdp")))
     if model.positions == "learned":
         yield _whole("positions", "embedding", model.max_position_embeddings or 0, hidden)

@@ -1,14 +1,14 @@
-"""How a mesh is cut out of a torus: the one answer for the order of devices, for prices, and for meshes in the trainer.
+"""Cuts a mesh out of a torus. The device order, prices, and meshes in the trainer all use this result.
 
 Rule: axes take blocks of the torus one after the other: whole dimensions first, then the block in which XLA's
-collectives go the most ways at once, then the one with the most links to each device. All orders in which up to four
-axes can do so are tried, and the best cut is taken: by those ways and the weights of the axes, by the longest step, by
-what it costs. An axis runs through its parts so that each step changes one coordinate, and comes back to its
-start where it can. The cost of a search grows with the number of ways to cut, not with the number of devices.
+collectives have the most colors, then the one with the most links to each device. All such orders of up to four axes
+are tried. The best cut is taken: by the colors and weights of the axes, by the longest step, by cost. An axis runs
+through its parts so that each step changes one coordinate, and comes back to its start where it can. The cost of a
+search grows with the number of ways to cut, not with the number of devices.
 
-Source of the bandwidth term: jax-ml/scaling-book, "Sharding": a collective over several wrapped dimensions uses
-the links of all of them at once, and a ring has twice the bandwidth of a line. How many a collective uses is what XLA's
-TPU compiler chooses for such groups (`meshwright.planning.colours`).
+Source of the bandwidth term: jax-ml/scaling-book, "Sharding": a collective over several wrapped dimensions uses the
+links of all of them at once, and a ring has twice the bandwidth of a line. The number that a collective uses is the
+choice of XLA's TPU compiler for such groups (`meshwright.planning.colours`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshwright.planning.importance import DIGITS
 from meshwright.topology.torus import Dimension, Grid
 
 TURNS_MOST: Final = 24
-"""Orders of the axes that are tried: all of four."""
+"""The maximum number of tried orders of the axes: all orders of four."""
 
 _FOLD: Final = (0, 1, 3, 2)
 
@@ -34,7 +34,7 @@ _FOLD: Final = (0, 1, 3, 2)
 class Part:
     """The part of a dimension that an axis has: `size` places, `stride` apart.
 
-    `folded`: the outer half of a ring of four that two axes share, laid out 0 1 3 2, so that both step to neighbours.
+    `folded`: the outer half of a ring of four that two axes share, laid out 0 1 3 2, so that both step to neighbors.
     """
 
     dimension: int
@@ -55,13 +55,13 @@ class Part:
 
 @dataclass(frozen=True)
 class AxisCut:
-    """What one axis has of a torus; an axis of size 1 has nothing.
+    """The part of a torus of one axis; an axis of size 1 has no part.
 
     Attributes:
         parts: in the order in which it runs through them, the slowest first.
-        step: the longest step between neighbours along it, in hops, the way back to the start aside.
+        step: the longest step between neighbors along it, in hops, the way back to the start aside.
         links: how many links each device has to others of its group; a link over h hops counts 1/h.
-        colours: how many ways XLA's collectives go at once.
+        colours: the number of colors of XLA's collectives.
     """
 
     parts: tuple[Part, ...] = ()
@@ -80,7 +80,7 @@ Cut = tuple[AxisCut, ...]
 
 
 def price_axis(step: float, links: float, colours: int) -> float:
-    """Returns what an axis costs, in the time of a byte over one link: its longest step, and one over the links that
+    """Returns the cost of an axis, in the time of a byte over one link: its longest step, and one over the links that
     its collectives use. Devices that no straight line joins share the links of the way between them."""
     return step + 1 / min(links or 1 / step, colours) if step else 0.0
 
@@ -89,7 +89,7 @@ def price_axis(step: float, links: float, colours: int) -> float:
 def cut_torus(
     sizes: tuple[int, ...], dimensions: tuple[Dimension, ...], weights: tuple[float, ...], *, split: bool = True
 ) -> Cut | None:
-    """Returns how a torus is cut; None where `split` forbids every way.
+    """Returns the cut of a torus; None where `split` forbids every cut.
 
     Worked example: a mesh (8, 8) on 8×8 chips gives each axis one dimension; a mesh (4, 16) on 4×4×4 gives the
     inner axis two of them, through which it runs back and forth.
@@ -97,7 +97,7 @@ def cut_torus(
     Args:
         sizes: of the mesh, outermost first.
         dimensions: of the torus, outermost first; as many devices as the mesh has places.
-        weights: how much each axis counts.
+        weights: the weight of each axis.
         split: whether a dimension may be shared by several axes.
 
     Raises:
@@ -125,7 +125,7 @@ def _cut_in_turn(
 
 
 def _evaluate(cut: Cut, weights: Sequence[float]) -> tuple[float, int, float, float]:
-    """Returns what cuts are compared by; smaller is better."""
+    """Returns the sort key of cuts; smaller is better."""
     wide = [(weight, axis) for weight, axis in zip(weights, cut, strict=True) if axis.parts]
     ways = sum(weight / axis.colours for weight, axis in wide)
     cost = sum(weight * axis.cost for weight, axis in wide)
@@ -138,7 +138,7 @@ def _evaluate(cut: Cut, weights: Sequence[float]) -> tuple[float, int, float, fl
 def _choose_block(
     size: int, left: tuple[int, ...], dimensions: tuple[Dimension, ...], split: bool
 ) -> tuple[tuple[int, ...], AxisCut] | None:
-    """Returns what is then left of each dimension, and the best block for an axis of this size."""
+    """Returns the remainder of each dimension, and the best block for an axis of this size."""
     found = []
     for factors in list_blocks(size, left):
         taken = zip(factors, left, dimensions, strict=True)
@@ -154,7 +154,7 @@ def _choose_block(
 
 
 def list_blocks(size: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields the ways to write a size as a product of divisors of what is left of each dimension."""
+    """Yields the ways to write a size as a product of divisors of the remainder of each dimension."""
     if not left:
         if size == 1:
             yield ()
@@ -184,13 +184,13 @@ def _build_axis(factors: Sequence[int], left: Sequence[int], dimensions: Sequenc
 
 
 def _rank(part: Part, dimensions: Sequence[Dimension]) -> tuple[bool, bool, float, int]:
-    """Returns what the slowest part has most of: it is one along which an axis can come back to its start."""
+    """Returns the key whose maximum is the slowest part: preferably one along which an axis can return to its start."""
     return part.size % 2 == 0, part.is_closed(dimensions), part.measure_step(dimensions), -part.dimension
 
 
 def find_box(count: int, dimensions: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
-    """Returns the dimensions of the box of so many devices that has the most links; of a count that fills none, a
-    line."""
+    """Returns the dimensions of the box of `count` devices that has the most links; for a count that does not fill a
+    box, a line."""
     whole = tuple(dimension.size for dimension in dimensions)
     chosen = _choose_block(count, whole, dimensions, True) if count > 1 else None
     if count == math.prod(whole):
@@ -238,7 +238,8 @@ def _list_line(parts: Sequence[Part], strides: Sequence[int], dimensions: Sequen
 
 
 def _list_snake(parts: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the sums of all choices of one offset a part, in an order in which neighbours differ in one part."""
+    """Returns the sums of all choices of one offset a part, in an order in which consecutive choices differ in one
+    part."""
     line = [0]
     for steps in parts:
         line = [start + step for turn, start in enumerate(line) for step in (steps if turn % 2 == 0 else steps[::-1])]
@@ -248,7 +249,7 @@ def _list_snake(parts: Sequence[Sequence[int]]) -> list[int]:
 def _list_circle(rows: Sequence[int], path: Sequence[int]) -> list[int]:
     """Returns a way through an even number of rows, each a path, that ends beside its start.
 
-    It leaves the first place of every row out on the way there, and takes these on the way back.
+    It skips the first place of every row on the way out, and visits these places on the way back.
     """
     there = [row + step for turn, row in enumerate(rows) for step in (path[1:] if turn % 2 == 0 else path[:0:-1])]
     return [rows[0] + path[0], *there, *(row + path[0] for row in reversed(rows[1:]))]

@@ -49,17 +49,18 @@ URL: Final = "http://fake-agent"
 
 
 class FakeAgent(Faulty):
-    """An agent for your tests. Give it to a client: `FakeAgent("h100:8").client()`.
+    """An agent for your tests. Create its client: `FakeAgent("h100:8").client()`.
 
     Attributes:
-        devices: what `/devices` answers, and what plans are made on.
-        health: what `/health` answers.
-        readiness: what `/readyz` answers.
-        metrics: what `/metrics` answers.
-        runs: its benches and compiles; `runs.outcome` sets what benches end with, `runs.held` leaves all running.
-        leases: who has which devices; `leases.end()` and `leases.put()` do what others would do.
-        verification: what its compiler says of each plan; None: a made-up report that it fits. An error: the run fails.
-        requests: every request that came, in order.
+        devices: the answer of `/devices`, and the hardware of plans.
+        health: the answer of `/health`.
+        readiness: the answer of `/readyz`.
+        metrics: the answer of `/metrics`.
+        runs: its benches and compiles; `runs.outcome` sets the outcome of benches, `runs.held` leaves all running.
+        leases: its leases; `leases.end()` and `leases.put()` act for other clients.
+        verification: its compiler's report of each plan; None: a made-up report that the plan fits. An error: the run
+            fails.
+        requests: every received request, in order.
         pauses_s: the seconds that its clients would have waited between retries.
     """
 
@@ -96,7 +97,7 @@ class FakeAgent(Faulty):
         return AsyncClient(http_client=self.async_http_client(), token=token, max_retries=max_retries, pause=pause)
 
     def http_client(self) -> httpx.Client:
-        """Returns an HTTP client whose requests all come here: `Client(http_client=fake.http_client())`."""
+        """Returns an HTTP client that sends all requests to this agent: `Client(http_client=fake.http_client())`."""
         return httpx.Client(transport=self.transport(), base_url=URL, trust_env=False)
 
     def async_http_client(self) -> httpx.AsyncClient:
@@ -108,7 +109,8 @@ class FakeAgent(Faulty):
         return httpx.MockTransport(self._respond)
 
     def require_token(self, secret: str, scope: Scope = "admin", *, name: str = "test") -> None:
-        """Knows this token from now on, and refuses requests without one: 401, or 403 where the scope is too small."""
+        """Accepts this token from now on, and rejects requests without a token: 401, or 403 where the scope is too
+        small."""
         self._tokens.add(secret, Token(name, scope))
 
     def revoke_token(self, secret: str) -> None:
@@ -124,14 +126,14 @@ class FakeAgent(Faulty):
         self._history.note("state", component, before)
 
     def answer(self, method: str, path: str, reply: object) -> None:
-        """Answers a route with `reply` from now on: a model, a text, a dict, or an error to refuse with.
+        """Sets the reply of a route from now on: a model, a text, a dict, or an error to raise.
 
         Args:
             method, path: as in the agent's OpenAPI document: "POST", "/mesh/plan".
             reply: checked against the route's model.
 
         Raises:
-            ValueError: there is no such route, or the reply is none of it.
+            ValueError: the route does not exist, or the reply does not match its model.
         """
         endpoint = next((e for e in ENDPOINTS if (e.method, e.path) == (method, path)), None)
         if endpoint is None:
@@ -217,7 +219,7 @@ class FakeAgent(Faulty):
         return plans.model_copy(update={"plans": verified})
 
     def _accept(self, kind: RunKind, request: BaseModel, finish: Callable[[], Outcome]) -> object:
-        """Answers 202 and a run; the second time, as what was compiled is kept, 200 and its result."""
+        """Answers 202 and a run; the second time 200 and the result, since compiles are cached."""
         for run in self.runs.list(1000, "succeeded").runs:
             if (run.kind, run.request) == (kind, request.model_dump(mode="json")):
                 return _mark_stored(run.result or {})

@@ -1,4 +1,4 @@
-"""What goes wrong with a fake agent: refusals, broken connections, foreign answers, cut streams, as a test asks for."""
+"""The failures of a fake agent, set by a test: errors, broken connections, foreign answers, cut streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.testing.routing import Served, write_problem
 
 @dataclass(frozen=True)
 class _Fault:
-    """What goes wrong with the next request: on `path` only, unless that is None."""
+    """The failure of the next request: on `path` only, unless `path` is None."""
 
     path: str | None
     act: Callable[[], Served]
@@ -62,7 +62,7 @@ class Faulty:
         self._faults.extend([_Fault(path, act)] * times)
 
     def cut_streams(self, *, after_events: int, times: int = 1) -> None:
-        """Breaks the next `times` event streams after so many events."""
+        """Breaks the next `times` event streams after a number of events."""
         self._cuts.extend([after_events] * times)
 
     def _take_fault(self, path: str) -> _Fault | None:

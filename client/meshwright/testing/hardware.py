@@ -1,6 +1,6 @@
 """Hosts that do not exist, as `GET /devices` would show them: virtual CPUs, H100 with NVLink, a v5e slice.
 
-Names, links and capacities are those of the real machine; identities are made up. Knows no agent.
+Names, links and capacities are those of the real machine; identities are made up. Independent of the agent.
 """
 
 from __future__ import annotations
@@ -97,15 +97,15 @@ MODELS: Final[dict[str, Model]] = {
 
 
 def build_devices(name: str = "cpu:8", *, host: str = "fake-host", at: datetime | None = None) -> Devices:
-    """Returns a host as the agent would describe it: "cpu:8", "h100:8", "v5e:8".
+    """Returns a host in the form of the agent's answer: "cpu:8", "h100:8", "v5e:8".
 
     Args:
         name: kind and number of devices; `MODELS` lists the kinds.
         host: the host's name; hosts of different names have different identities.
-        at: when everything was observed, UTC; None: now.
+        at: the time of all observations, UTC; None: now.
 
     Raises:
-        ValueError: no such kind, or a number outside 1 to 256.
+        ValueError: the kind does not exist, or the number is outside 1 to 256.
     """
     match = re.fullmatch(r"([a-z0-9]+):([0-9]{1,3})", name)
     model = MODELS.get(match[1]) if match else None

@@ -1,4 +1,5 @@
-"""The health of a fake agent, and what happened to it: set by a test, told as a real agent tells it. Knows no HTTP."""
+"""The health of a fake agent and its events: set by a test, reported like those of a real agent. Independent of
+HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ LIMIT: Final = 100
 
 
 def build_health(devices: Devices, at: datetime) -> Health:
-    """Returns a host of these devices with nothing wrong."""
+    """Returns a healthy host with these devices."""
     names = ["store", "worker", *(f"device:{device.local_index}" for device in devices.devices)]
     seen = {"state": "healthy", "observed_at": at, "age_s": 0.0}
     return Health(state="healthy", components=tuple(Component.model_validate({"name": n, **seen}) for n in names))
@@ -36,7 +37,7 @@ class History:
         self._events: list[HealthEvent] = []
 
     def note(self, kind: EventKind, component: Component, before: State | None = None, **said: Any) -> HealthEvent:
-        """Adds an event that leaves a component as it is given; returns it."""
+        """Adds an event that sets the given state of a component; returns it."""
         fields = {"reason": component.reason, "action": component.action, "permanence": component.permanence, **said}
         seq = len(self._events) + 1
         event = HealthEvent(
@@ -58,7 +59,7 @@ class History:
         limit: int = LIMIT,
         since: datetime | None = None,
     ) -> HealthEvents:
-        """Returns the events that are asked for: with `after` the first that follow it, else the newest."""
+        """Returns the requested events: with `after` the first ones that follow it, otherwise the newest."""
         found = [
             event
             for event in self.follow(after or 0)
@@ -76,7 +77,7 @@ def find_component(health: Health, name: str) -> Component:
     """Returns the component of this name.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such component.
     """
     found = next((each for each in health.components if each.name == name), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""The leases of a fake agent: one a device, with the rules of a real one on who gives way. Knows no HTTP."""
+"""The leases of a fake agent: one per device, with a real agent's rules of preemption. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class LeaseBook:
         Raises:
             ForbiddenError: the lease belongs to another owner.
             DeviceLeasedError: another lease has one of the devices, or this one has other devices.
-            DeviceBusyError: a bench runs, and the lease is preemptible.
-            InvalidRequestError: there is no such device, or the id is not allowed.
+            DeviceBusyError: a bench is running, and the lease is preemptible.
+            InvalidRequestError: the device does not exist, or the id is not allowed.
         """
         if re.fullmatch(LEASE_ID_PATTERN, lease_id) is None:
             raise InvalidRequestError.of("lease_id", f"lease_id {lease_id[:80]!r} does not match {LEASE_ID_PATTERN}")
@@ -73,18 +73,14 @@ class LeaseBook:
         return self.get(held.id)
 
     def check_owner(self, lease_id: str, owner: str) -> None:
-        """Does nothing where this owner may use a lease, or none has this id.
-
-        Raises:
-            ForbiddenError: it belongs to another owner.
-        """
+        """Raises ForbiddenError unless this owner may use a lease, or no lease has this id."""
         lease = self._current(self._clock()).get(lease_id)
         if lease is not None and owner and lease.owner not in {"", owner}:
             raise ForbiddenError(f"lease {lease.id} belongs to {lease.owner}, and {owner} asks", hint="use another id")
 
     def list(self) -> Leases:
-        """Returns the leases that there are, oldest first."""
-        now = self._clock()  # once, so that none ends between two looks
+        """Returns the current leases, oldest first."""
+        now = self._clock()  # once, so that no lease ends between two checks
         return Leases(leases=tuple(_show(lease, now) for lease in self._current(now).values()))
 
     def get(self, lease_id: str) -> Lease:
@@ -114,10 +110,10 @@ class LeaseBook:
         return ended
 
     def require(self, indices: Sequence[int], own: str | None) -> None:
-        """Does nothing where no other lease than `own` covers one of the devices.
+        """Raises DeviceLeasedError if another lease than `own` covers one of the devices.
 
         Raises:
-            DeviceLeasedError: one does.
+            DeviceLeasedError: another lease covers one.
         """
         for lease in self.list().leases:
             if lease.id != own and {device.local_index for device in lease.devices} & set(indices):
@@ -142,7 +138,7 @@ class LeaseBook:
         return devices.model_copy(update={"devices": tuple(marked)})
 
     def _current(self, now: datetime) -> dict[str, Lease]:
-        for name, lease in list(self._leases.items()):  # a copy: the thread of a `hold` looks too
+        for name, lease in list(self._leases.items()):  # a copy: the thread of a `hold` reads it too
             if lease.expires_at <= now:
                 self._drop(name, "it was not renewed in time")
         return self._leases
@@ -162,7 +158,7 @@ class LeaseBook:
         return self._cancel_runs(f"pre-empted by a lease: {request.purpose}")
 
     def _preempt(self, indices: set[int], request: LeaseRequest) -> tuple[str, ...]:
-        """Ends the leases that give way to the request; returns their ids."""
+        """Ends the leases that yield to the request; returns their ids."""
         in_the_way = [
             lease for lease in self.list().leases if {device.local_index for device in lease.devices} & indices
         ]

@@ -1,6 +1,6 @@
 """Requests to routes, and replies to bytes, for the fake agent: checked against the models of the real one.
 
-Uses the client's own table of endpoints. Knows no state.
+Uses the client's own table of endpoints. Has no state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as a route sees it: parts of the path and query by name, the body as its model, who asks."""
+    """A request in the form of a route: parts of the path and query by name, the body as its model, the caller."""
 
     request: Request
     parts: dict[str, str]
@@ -52,16 +52,16 @@ class Asked:
 
     @property
     def after(self) -> int | None:
-        """The number of the last event that is known; None: none was said."""
+        """The number of the last known event; None: not given."""
         said = self.request.headers.get("last-event-id") or self.query.get("after")
         return None if said is None else int(said)
 
 
 def find_route(request: Request) -> tuple[Endpoint[Any], Asked]:
-    """Returns the endpoint that a request is for, and what it asks.
+    """Returns the endpoint of a request, and the parsed request.
 
     Raises:
-        ProblemError: no such route, not with this method, or a body that is not valid.
+        ProblemError: the route does not exist or does not have this method, or the body is not valid.
     """
     url = urlsplit(request.path)
     found = [(endpoint, match) for endpoint in ENDPOINTS if (match := _match(endpoint.path, url.path))]
@@ -112,7 +112,7 @@ def write_problem(error: ProblemError) -> Served:
 
 
 def write_stream(events: Sequence[RunEvent | HealthEvent], cut: int | None) -> Served:
-    """Returns events as a stream of server-sent events, which breaks after `cut` of them, if that is not None."""
+    """Returns events as a stream of server-sent events, which breaks after `cut` events, unless `cut` is None."""
     return Answer(200, {"content-type": "text/event-stream; charset=utf-8"}), _write_events(events, cut)
 
 

@@ -1,6 +1,6 @@
 """The runs of a fake agent: submitted, finished at once or held, cancelled; their events and made-up results.
 
-Nothing is measured or compiled: figures are the same at every call. Knows no HTTP.
+Nothing is measured or compiled: figures are the same at every call. Independent of HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshwright.wire.verification import MemoryParts, Verification, VerifiedColl
 
 BenchOutcome = BenchResult | ProblemError
 Outcome = BaseModel | ProblemError
-"""What a run ends with: its result, or why there is none."""
+"""The end of a run: its result, or its error."""
 Clock = Callable[[], datetime]
 
 COLLECTIVES: Final[dict[str, Callable[[int], float]]] = {
@@ -70,7 +70,7 @@ def build_record(case: BenchCase, devices: Devices, at: datetime) -> BenchRecord
 
 
 def build_result(request: BenchRequest, devices: Devices, at: datetime) -> BenchResult:
-    """Returns a made-up result with one record for each case that was asked for."""
+    """Returns a made-up result with one record for each requested case."""
     cases: tuple[BenchCase, ...] = request.cases or get_args(BenchCase)
     return BenchResult(
         suite=request.suite,
@@ -86,7 +86,7 @@ def build_result(request: BenchRequest, devices: Devices, at: datetime) -> Bench
 
 
 def build_verification(plan: Plan) -> Verification:
-    """Returns a made-up report: it fits with room, and each axis has one all-reduce."""
+    """Returns a made-up report: it fits with free memory, and each axis has one all-reduce."""
     axes = [(name, size) for name, size in plan.mesh_shape.items() if size > 1]
     return Verification(
         status="verified",
@@ -128,7 +128,7 @@ class RunBook:
     """All runs of one fake agent.
 
     Attributes:
-        outcome: what the next benches end with: a result, an error, or None for a made-up result.
+        outcome: the outcome of the next benches: a result, an error, or None for a made-up result.
         held: True leaves runs running until `finish`.
     """
 
@@ -145,7 +145,7 @@ class RunBook:
         return self.submit_any("bench", request, lambda: self.outcome or build_result(request, devices, self._clock()))
 
     def submit_any(self, kind: RunKind, request: BaseModel, plan: Callable[[], Outcome]) -> Run:
-        """Returns a new run that will end with what `plan` says."""
+        """Returns a new run that will end with the outcome of `plan`."""
         run = self._start(kind, request, plan())
         return run if self.held else self.finish(run.id)
 
@@ -159,10 +159,10 @@ class RunBook:
         return self._change(run_id, state="running", started_at=now, generation=1)
 
     def finish(self, run_id: str, outcome: Outcome | None = None) -> Run:
-        """Ends a run with `outcome`, or what was planned for it when it was submitted; returns it.
+        """Ends a run with `outcome`, or with the outcome set when it was submitted; returns it.
 
         Raises:
-            NotFoundError: no such run.
+            NotFoundError: there is no such run.
         """
         if self.get(run_id).state in FINAL_STATES:
             return self.get(run_id)
@@ -187,10 +187,10 @@ class RunBook:
         self._note(run_id, "progress", progress=progress)
 
     def cancel(self, run_id: str, reason: str = "by request (DELETE)") -> Run:
-        """Cancels a run and returns it; one that is over stays as it is.
+        """Cancels a run and returns it; a finished run does not change.
 
         Raises:
-            NotFoundError: no such run.
+            NotFoundError: there is no such run.
         """
         if self.get(run_id).state in FINAL_STATES:
             return self.get(run_id)
@@ -201,7 +201,7 @@ class RunBook:
         """Returns a run.
 
         Raises:
-            NotFoundError: no such run.
+            NotFoundError: there is no such run.
         """
         if run_id not in self._runs:
             raise NotFoundError(f"no run is called {run_id!r}; there are {len(self._runs)}", hint="GET /runs")
@@ -216,7 +216,7 @@ class RunBook:
         """Returns the events so far, from the one after `after`.
 
         Raises:
-            NotFoundError: no such run.
+            NotFoundError: there is no such run.
         """
         self.get(run_id)
         return tuple(event for event in self._events[run_id] if event.seq > after)

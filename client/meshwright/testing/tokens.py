@@ -1,4 +1,5 @@
-"""The tokens of a fake agent: which scope a route needs, and who may do what. Nothing is hashed here."""
+"""The tokens of a fake agent: the scope that a route needs, and the permissions of a token. Tokens are not hashed
+here."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from meshwright.errors import ForbiddenError, UnauthorizedError
 
 Scope = Literal["read", "operate", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-"""Each may do what those before it may."""
+"""Each includes the permissions of those before it."""
 
 OPEN: Final = frozenset({"/healthz", "/readyz"})
 """Answered without a token."""
@@ -27,14 +28,14 @@ def find_scope(method: str, path: str) -> Scope:
 
 @dataclass(frozen=True)
 class Token:
-    """Who shows it, and what that one may do."""
+    """The owner of a token, and its scope."""
 
     name: str
     scope: Scope
 
 
 class TokenBook:
-    """The tokens of one fake agent; until there was one, none is needed."""
+    """The tokens of one fake agent; no token is required until the first one is added."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, Token] = {}
@@ -50,10 +51,10 @@ class TokenBook:
         self._tokens.pop(secret, None)
 
     def admit(self, request: Request, method: str, path: str) -> str:
-        """Returns the name of whoever asks; "" where no token is needed.
+        """Returns the name of the caller; "" where no token is required.
 
         Raises:
-            UnauthorizedError: no token, or none that is known.
+            UnauthorizedError: there is no token, or it is unknown.
             ForbiddenError: its scope is too small.
         """
         if not self._is_needed or path in OPEN:

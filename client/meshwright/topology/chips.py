@@ -1,4 +1,5 @@
-"""Chips: published figures of each accelerator, and how to find one by name, PCI id, or what JAX and drivers call it.
+"""Chips: published figures of each accelerator, and the search of a chip by name, PCI id, or its name in JAX and
+drivers.
 
 The table is `chips.csv` beside this file, each row with its source. A chip is found by an exact name or not at all.
 `ChipCount` is a number of devices with an optional chip, as operators write it: "8" or "8*h100".
@@ -30,12 +31,12 @@ def read_table(package: str, name: str, row: type[Row]) -> tuple[Row, ...]:
     """Returns the rows of a packaged CSV table.
 
     Args:
-        package: that the table lies in.
-        name: of its file.
+        package: the package that contains the table.
+        name: file name of the table.
         row: a dataclass with a field for each column; an empty cell is the field's default.
 
     Raises:
-        pydantic.ValidationError: a cell is no such value, or a column without a default is missing.
+        pydantic.ValidationError: a cell is not valid, or a column without a default is missing.
     """
     return TypeAdapter(tuple[row, ...]).validate_python(read_cells(package, name))  # type: ignore[valid-type]
 
@@ -57,25 +58,25 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_parse_names)]
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One row of the table. Figures are peaks of a whole chip, as published; None where nobody says.
+    """One row of the chip table. Figures are published peaks of a whole chip; None where not published.
 
-    A chip may be more than one JAX device (`jax_devices_per_chip`): `device_flops_per_s` and its like are a
-    device's part. Link figures are one way.
+    A chip may be more than one JAX device (`jax_devices_per_chip`): the `device_…` properties give one device's share.
+    Link figures are one way.
 
     Attributes:
         name: "TPU v5e", "H100 SXM".
         family: the hardware type that it belongs to: a value of `planning.batch_size.HardwareType`.
-        aliases: names that people and targets use, in lower case.
-        kinds: what `jax.Device.device_kind` and, for GPUs, the driver call it (GPU names: README of
+        aliases: names used by people and in targets, in lower case.
+        kinds: its names in `jax.Device.device_kind` and, for GPUs, in the driver (GPU names: README of
             NVIDIA/open-gpu-kernel-modules at df1c9a3; TPU names: jax/_src/tpu_info.py of jax 0.12.0.1).
-        dtype: the 16-bit type that the matrix units take; `flops_per_s` is dense in it.
+        dtype: the 16-bit type of the matrix units; `flops_per_s` is dense in it.
         memory_bytes: capacity: of a GPU as its driver reports it, of a TPU as published.
         link_bytes_per_s, link_count: one ICI, NVLink or xGMI link of a chip, and how many it has.
         scaleup_bytes_per_s: all those links together.
         nic_bytes_per_s: of a whole host.
         scaleout_bytes_per_s: a chip's share of the network between hosts or slices.
-        measured_flops_per_s: the best GEMM that somebody measured, in `dtype`.
-        source, verified, notes: where the figures come from, whether looked up there, and conflicts.
+        measured_flops_per_s: the best measured GEMM, in `dtype`.
+        source, verified, notes: where the figures come from, whether they were checked there, and conflicts.
     """
 
     name: str
@@ -140,8 +141,8 @@ def read_chips() -> tuple[Chip, ...]:
 def find_chip(name: str) -> Chip | None:
     """Returns the chip of this name, alias, JAX device kind or driver's product name, in any case; None for any other.
 
-    Parts of a GPU ("… MIG 1g.10gb") and relatives of a chip ("NVIDIA H100 NVL", "NVIDIA H800 PCIe") are no
-    chip of the table, so they get None.
+    Parts of a GPU ("… MIG 1g.10gb") and relatives of a chip ("NVIDIA H100 NVL", "NVIDIA H800 PCIe") are not in the
+    table, so the result is None.
     """
     return _by_name().get(_fold(name))
 
@@ -161,7 +162,7 @@ _COUNT: Final = re.compile(r"([0-9]{1,6})(?:\*([A-Za-z0-9._-]{1,64}))?")
 
 @dataclass(frozen=True)
 class ChipCount:
-    """So many devices, of one chip where it is named, as it was written."""
+    """A number of devices, of one chip where it is named, with its original text."""
 
     count: int
     chip: str | None = None
@@ -170,7 +171,7 @@ class ChipCount:
         return f"{self.count}*{self.chip}" if self.chip else str(self.count)
 
     def is_of(self, kind: str) -> bool:
-        """Returns whether a device of this kind is meant: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu."""
+        """Returns whether a device of this kind is such a chip: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu."""
         from meshwright.topology.chips import find_chip
 
         if self.chip is None:
@@ -182,10 +183,10 @@ class ChipCount:
 
 
 def parse_chip_count(text: str) -> ChipCount:
-    """Returns what "8*h100" or "8" says.
+    """Returns the value of "8*h100" or "8".
 
     Raises:
-        ValueError: it is no count above 0, or names a chip that no table knows.
+        ValueError: the text is not a count above 0, or names a chip that is in no table.
     """
     match = _COUNT.fullmatch(text.strip())
     if match is None or not int(match[1]):

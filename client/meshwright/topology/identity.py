@@ -37,10 +37,10 @@ def fingerprint(axes: Sequence[tuple[str, int]], axis_types: Sequence[str], posi
     Args:
         axes: (name, size), outermost first.
         axis_types: "auto", "explicit" or "manual", one an axis.
-        positions: where the device at each mesh position stands, row-major; as many as the sizes' product.
+        positions: the place of the device at each mesh position, row-major. Their number is the product of the sizes.
 
     Raises:
-        ValueError: the three do not fit each other.
+        ValueError: the three arguments do not fit together.
     """
     if len(axis_types) != len(axes) or math.prod(size for _, size in axes) != len(positions):
         raise ValueError(
@@ -61,9 +61,9 @@ class JobDevice:
         id: jax.Device.id; may start anywhere and have holes.
         host: equal for two processes exactly when they run on one machine (its boot id, else its name).
         platform: "cpu", "gpu" or "tpu".
-        uuid: of the GPU or MIG instance, where the driver told.
-        coords, core_on_chip, slice_index: of a TPU, as JAX says them.
-        host_position: its place among all such devices of the host, also those that the job does not see.
+        uuid: of the GPU or MIG instance, where the driver reports it.
+        coords, core_on_chip, slice_index: of a TPU, as reported by JAX.
+        host_position: its place among all devices of its kind on the host, also those that the job does not see.
     """
 
     process: int
@@ -101,11 +101,11 @@ class JobDevice:
 
 
 def number_devices(job: Iterable[JobDevice]) -> dict[DeviceKey, Position]:
-    """Returns the granule and position of each device of a job that no plan has told anything about.
+    """Returns the granule and position of each device of a job that has no plan.
 
-    Granules: TPU slices by index, else hosts by their first process. Positions: the place on the host where
-    the driver told it, else the canonical order among the job's devices: x, y, z counting x fastest, then
-    core (TPU); process, then id.
+    Granules: TPU slices by index, else hosts by their first process. Positions: the place on the host where the driver
+    reports it, otherwise the canonical order among the job's devices: x, y, z counting x fastest, then core (TPU);
+    process, then id.
     """
     places: dict[DeviceKey, Position] = {}
     for ordinal, members in enumerate(group_devices(job)):
@@ -136,7 +136,7 @@ def write_chip(coords: tuple[int, ...] | None, core: int | None) -> str:
 
 @dataclass(frozen=True)
 class Binding:
-    """Which device of the job stands where.
+    """The assignment of the job's devices to mesh positions.
 
     Attributes:
         order: the job's devices in mesh order, row-major.
@@ -155,11 +155,11 @@ def read_axes(plan: Plan) -> tuple[tuple[str, int], ...]:
 
 
 def check_plan(plan: Plan) -> tuple[DeviceRef, ...]:
-    """Returns the plan's devices in mesh order, having made sure that the plan does not contradict itself.
+    """Returns the plan's devices in mesh order. Raises PlanMismatchError unless the plan is consistent.
 
     Raises:
-        PlanMismatchError: the list of devices is left out or has a wrong length, a device stands twice or
-            outside its granule, or the fingerprint is not that of the contents.
+        PlanMismatchError: the list of devices is missing or has a wrong length; a device is listed twice or outside its
+            granule; or the fingerprint does not match the contents.
     """
     refs, axes = plan.devices, read_axes(plan)
     if not refs:
@@ -209,7 +209,7 @@ def _check_granules(plan: Plan, refs: Sequence[DeviceRef]) -> None:
 
 
 def digest(plan: Plan) -> str:
-    """Returns a hash of all that `bind` looks at: equal where two processes hold the same plan."""
+    """Returns a hash of all that `bind` reads. It is equal where two processes hold the same plan."""
     parts = plan.model_dump(
         mode="json", include={"fingerprint", "mesh_shape", "axis_types", "platform", "devices", "granules"}
     )
@@ -217,7 +217,7 @@ def digest(plan: Plan) -> str:
 
 
 def bind(plan: Plan, job: Sequence[JobDevice]) -> Binding:
-    """Returns which device of the job stands at each position of the plan's mesh.
+    """Returns the job's device at each position of the plan's mesh.
 
     The job may see all devices of the plan's granules, or exactly those that the plan uses. A machine of the job is one
     granule; where the plan has more granules than the job has machines (agents in containers of one machine, or a
@@ -228,7 +228,7 @@ def bind(plan: Plan, job: Sequence[JobDevice]) -> Binding:
         job: every device of the job, in any order.
 
     Raises:
-        PlanMismatchError: with the missing and the surplus devices, or since the plan contradicts itself.
+        PlanMismatchError: devices are missing or left over (the error names them), or the plan contradicts itself.
     """
     refs = check_plan(plan)
     _check_platform(plan, refs, job)
@@ -275,8 +275,8 @@ def _part_machines(
 def _part_by_uuid(
     wanted: Mapping[int, list[DeviceRef]], groups: Sequence[Sequence[JobDevice]]
 ) -> list[list[JobDevice]] | None:
-    """Returns the devices of each granule by their uuids, those that are not planned beside others of their process;
-    None where a process has none that is planned.
+    """Returns the devices of each granule by their uuids. Unplanned devices go with those of their process. Returns
+    None where a process has no planned device.
     """
     owners = {_fold(ref.uuid): ordinal for ordinal, refs in wanted.items() for ref in refs if ref.uuid}
     parts: dict[int, list[JobDevice]] = defaultdict(list)
@@ -292,7 +292,7 @@ def _part_by_uuid(
 
 
 def _deal(groups: Sequence[Sequence[JobDevice]], sizes: Sequence[int]) -> list[list[JobDevice]] | None:
-    """Returns parts of these sizes, each of whole processes of one group, in order; None where there are none."""
+    """Returns parts of these sizes, each of whole processes of one group, in order; None where this is impossible."""
     parts: list[list[JobDevice]] = []
     for group in groups:
         part: list[JobDevice] = []
@@ -367,7 +367,7 @@ def _match_by_position(granule: PlanGranule, refs: Sequence[DeviceRef], members:
 
 
 def _name_ref(ref: DeviceRef) -> str:
-    """Returns a device of a plan as people find it: by its strongest name, and where it stands."""
+    """Returns a device of a plan as people find it: by its most specific name, and its place."""
     place = ref.uuid or (
         f"coords {write_chip(ref.coords, ref.core_on_chip)}" if ref.coords else f"device {ref.local_index}"
     )
@@ -446,7 +446,7 @@ interface"."""
 
 @dataclass(frozen=True)
 class HostGpu:
-    """A GPU of this host (or of this container), with what orders it."""
+    """A GPU of this host (or of this container), with its sort key."""
 
     pci_bus_id: str
     uuid: str
@@ -462,13 +462,13 @@ class VisibleGpu:
 
 
 def read_visible_gpus(environ: Mapping[str, str], *, proc: Path = PROC) -> tuple[VisibleGpu, ...] | None:
-    """Returns the GPUs in CUDA's order, as `jax.Device.local_hardware_id` counts them; None where that is
+    """Returns the GPUs in CUDA's order, as `jax.Device.local_hardware_id` counts them; None where the order is
     unknown."""
     return parse_visible(environ, read_gpus_from_proc(proc) or read_gpus_from_nvml(_find_nvml()))
 
 
 def read_gpus_from_proc(proc: Path) -> tuple[HostGpu, ...]:
-    """Returns the GPUs that the kernel module lists, in PCI order; none where it is not loaded."""
+    """Returns the GPUs that the kernel module lists, in PCI order; empty where the module is not loaded."""
     files = sorted(proc.glob("*/information"), key=lambda file: file.parent.name.lower())
     gpus = (parse_information(file.parent.name, _read_text(file)) for file in files)
     return tuple(gpu for gpu in gpus if gpu is not None)
@@ -482,7 +482,7 @@ def parse_information(pci_bus_id: str, text: str) -> HostGpu | None:
 
 
 def read_gpus_from_nvml(nvml: Any) -> tuple[HostGpu, ...]:
-    """Returns the GPUs that NVML lists, in PCI order; none where there is no NVML or it fails."""
+    """Returns the GPUs that NVML lists, in PCI order; empty where NVML is missing or fails."""
     if nvml is None:
         return ()
     try:
@@ -507,10 +507,10 @@ def read_gpus_from_nvml(nvml: Any) -> tuple[HostGpu, ...]:
 
 
 def parse_visible(environ: Mapping[str, str], gpus: Sequence[HostGpu]) -> tuple[VisibleGpu, ...] | None:
-    """Returns what CUDA_VISIBLE_DEVICES leaves of `gpus` (which are in PCI order), in CUDA's order.
+    """Returns the part of `gpus` (in PCI order) that CUDA_VISIBLE_DEVICES selects, in CUDA's order.
 
-    Numbers count in PCI order when CUDA_DEVICE_ORDER says so or all GPUs are of one model; else CUDA orders
-    them by speed, which cannot be told from here: None. The list ends at its first wrong entry.
+    Numbers count in PCI order when CUDA_DEVICE_ORDER says so or all GPUs are of one model; else CUDA orders them by
+    speed, which is not known here, so the result is None. The list ends at its first wrong entry.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """

@@ -1,8 +1,8 @@
 """Several hosts as one topology: their `GET /devices` replies, validated, joined and put in order.
 
 A host of GPUs or CPUs is one granule; TPU hosts of one slice are one granule, with its chips in canonical order by
-their coordinates. Contradictions are refused; an incomplete slice is reported. A shape that no host states is used only
-if the chips fill a box and none is known to be missing.
+their coordinates. Contradictions are refused; an incomplete slice is reported. If no host states a shape, one is
+derived only where the chips fill a box and no chip is known to be missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Coords = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Seat:
-    """One device: of which reply, and where it stands in that reply's list."""
+    """One device: the reply that lists it, and its index in that reply."""
 
     reply: int
     index: int
@@ -54,18 +54,18 @@ class Part:
 
     @property
     def slice_index(self) -> int:
-        """The slice's index as JAX says it; 0 where nobody does."""
+        """The slice's index as JAX reports it; 0 where it is not reported."""
         return next((seat.device.slice_index for seat in self.seats if seat.device.slice_index is not None), 0)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the chips here are all that the slice is said to have."""
+        """Whether all chips of the slice's declared shape are present."""
         chips = {seat.device.coords for seat in self.seats}
         return self.granule.shape is not None and len(chips) == math.prod(self.granule.shape)
 
     @property
     def is_open(self) -> bool:
-        """Whether anything says that the slice has other hosts."""
+        """Whether a fact implies that the slice has other hosts."""
         if self.is_whole:
             return False
         places = [seat.device.coords for seat in self.seats if seat.device.coords]
@@ -76,7 +76,7 @@ class Part:
 
 @dataclass(frozen=True)
 class JoinedGranule:
-    """A granule of the joined topology: its devices in order, links between hosts, what should be known of it."""
+    """A granule of the joined topology: its devices in order, links between hosts, its warnings."""
 
     granule: Granule
     seats: tuple[Seat, ...]
@@ -88,8 +88,8 @@ def join_slice(parts: Sequence[Part]) -> JoinedGranule:
     """Returns one slice from the parts that its hosts are.
 
     Raises:
-        PlanInfeasibleError: hosts say different shapes or rings, a chip stands outside the shape or has coordinates
-            of another length, or two stand at one place.
+        PlanInfeasibleError: hosts report different shapes or rings; a chip is outside the shape or has coordinates of
+            another length; or two chips have the same place.
     """
     seats = tuple(seat for part in parts for seat in part.seats)
     name = parts[0].granule.name
@@ -108,7 +108,7 @@ def join_slice(parts: Sequence[Part]) -> JoinedGranule:
 
 
 def _join_blind(name: str, said: Coords | None, parts: Sequence[Part], seats: Sequence[Seat]) -> JoinedGranule:
-    """Returns a slice of which nobody says where some chips stand: in the order of its processes."""
+    """Returns a slice in which some chips have no known coordinates, in the order of its processes."""
     blind = [seat for seat in seats if seat.device.coords is None]
     fields = {"device_count": len(seats), **_describe_torus(said, parts, seats)}
     granule = parts[0].granule.model_copy(update=fields)
@@ -183,7 +183,7 @@ def _is_inside(coords: Coords, shape: Coords) -> bool:
 
 
 def _find_box(seats: Sequence[Seat], parts: Sequence[Part]) -> Coords | None:
-    """Returns the shape of several hosts whose chips fill a box, none of them knowing of others; else None."""
+    """Returns the shape of several hosts whose chips fill a box, where no host reports other hosts; otherwise None."""
     places = {seat.device.coords for seat in seats if seat.device.coords}
     if len(parts) < 2 or any(part.knows_others for part in parts) or len({len(place) for place in places}) != 1:
         return None
@@ -221,7 +221,7 @@ def _list_places(shape: Coords) -> Iterator[Coords]:
 
 
 def _list_crossings(seats: Sequence[Seat]) -> tuple[tuple[Seat, Seat], ...]:
-    """Returns the neighbours in the grid that are of different hosts, by the first cores of their chips."""
+    """Returns the neighbors in the grid that are of different hosts, by the first cores of their chips."""
     first: dict[Coords, Seat] = {}
     for seat in seats:
         first.setdefault(seat.device.coords or (), seat)
@@ -234,7 +234,7 @@ def _next_places(coords: Coords) -> list[Coords]:
 
 
 def build_link(a: Device, b: Device, places: tuple[int, int]) -> Link:
-    """Returns the ICI link between two neighbours of a slice: declared, since no host says it."""
+    """Returns the ICI link between two neighbors of a slice: declared, since no host reports it."""
     chip = find_chip(a.kind)
     newer = max(a, b, key=_read_time)
     return Link(
@@ -254,7 +254,7 @@ def _read_time(device: Device) -> datetime:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-# ---- what is told ----
+# ---- reports ----
 
 
 def _describe_missing(name: str, shape: Coords | None, seats: Sequence[Seat]) -> tuple[Notice, ...]:
@@ -314,7 +314,8 @@ def _write_place(place: Coords) -> str:
 
 
 def refuse(detail: str, hint: str) -> PlanInfeasibleError:
-    """Returns the refusal of hosts that make no topology. `detail` says, between semicolons: asked; there; the rule."""
+    """Returns the error for hosts that do not form a topology. `detail` has three parts, separated by semicolons: the
+    request, what was found, and the rule."""
     return PlanInfeasibleError.of("topology", detail, hint, detail.rpartition("; ")[2])
 
 
@@ -326,12 +327,12 @@ _SLICE_IN_PART: Final = "slice_in_part"
 
 @dataclass(frozen=True)
 class Joined:
-    """Hosts as one.
+    """Several hosts as one topology.
 
     Attributes:
         topology: all devices, granule by granule, each in canonical order.
-        notices: what is not refused but should be known.
-        places: for each reply, where its devices stand in `topology.devices`.
+        notices: warnings that do not make the hosts invalid.
+        places: for each reply, the indices of its devices in `topology.devices`.
     """
 
     topology: Topology
@@ -342,12 +343,13 @@ class Joined:
 def join_devices(replies: Sequence[Devices], *, labels: Sequence[str] = ()) -> Joined:
     """Returns several hosts as one topology.
 
-    Granules are in the order of their slice's index, then of their hosts' names (host-2 before host-10). TPU hosts
-    are of one slice when they name the same one; of those that name none, when one knows itself to be a part.
+    Granules are in the order of their slice's index, then of their hosts' names (host-2 before host-10). TPU hosts are
+    of one slice when they name the same one; where none is named, when one host reports that it is a part of a slice.
 
     Args:
         replies: what the agents' `GET /devices` answered, each host once.
-        labels: what tells hosts of one name apart, one for each reply, such as its address; (): they are counted.
+        labels: what distinguishes hosts of the same name, one for each reply, such as its address. Empty: they are
+            numbered.
 
     Raises:
         PlanInfeasibleError: there is no reply, or one contradicts itself; a host, a device or a place in a slice
@@ -388,7 +390,7 @@ def _rank(digits: str) -> tuple[bool, int, str, str]:
     return True, len(number), number, digits
 
 
-# ---- what is refused ----
+# ---- errors ----
 
 
 def _check_platforms(replies: Sequence[Devices]) -> None:
@@ -449,7 +451,7 @@ def _check_doubled(replies: Sequence[Devices]) -> None:
 
 
 def _name_by_worker(entry: tuple[int, Devices]) -> Hashable:
-    """Returns what two replies of one agent have alike.
+    """Returns the common identity of two replies of one agent.
 
     Several agents may run on one machine, in containers or for a test; but no two of them have workers that changed
     in the same microsecond.
@@ -477,7 +479,7 @@ def _name_by_bus(entry: tuple[Devices, Device]) -> Hashable:
 
 
 def _find_doubled(entries: Iterable[T], name: Callable[[T], Hashable]) -> list[tuple[T, T]]:
-    """Returns the pairs of entries that have one name; None is no name."""
+    """Returns the pairs of entries that have the same name. None does not count as a name."""
     named = _group(entries, name)
     return [(found[0], found[1]) for key, found in named.items() if key is not None and len(found) > 1]
 
@@ -516,7 +518,7 @@ def _name_hosts(replies: Sequence[Devices], labels: Sequence[str]) -> Names:
 
 
 def _list_names(reply: Devices) -> list[str]:
-    """Returns the hosts of a reply: of a simulated one, those that its devices stand on."""
+    """Returns the hosts of a reply. For a simulated host these are the hosts of its devices."""
     return list(dict.fromkeys(device.host for device in reply.devices)) or [reply.host.name]
 
 
@@ -602,7 +604,7 @@ def _assemble(
         ) from error
 
 
-# ---- what is told ----
+# ---- reports ----
 
 
 def _describe_renamed(replies: Sequence[Devices], names: Names) -> list[Notice]:
@@ -640,11 +642,11 @@ def _describe_empty(replies: Sequence[Devices], names: Names) -> list[Notice]:
 
 
 def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
-    """Returns what the hosts' own replies warn of, once each, with the hosts that say it."""
+    """Returns the warnings of the hosts' own replies, once each, with the hosts that report them."""
     told: dict[Notice, list[str]] = {}
     for index, reply in enumerate(replies):
         for notice in reply.warnings:
-            if notice.code == _SLICE_IN_PART:  # whether it still is, the join says itself
+            if notice.code == _SLICE_IN_PART:  # the join itself reports whether it is still incomplete
                 continue
             told.setdefault(notice, []).append(names.get((index, reply.host.name), reply.host.name))
     return [

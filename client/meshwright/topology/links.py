@@ -1,8 +1,8 @@
-"""Links between two devices: what they cost, so that orders can be compared, and the matrix that shows them.
+"""Links between two devices: their cost, so that orders can be compared, and the matrix that shows them.
 
 The cost of a pair is the time of a byte over it, in units of PCIe 4.0 ×16 one way. A bandwidth that the topology states
-is used; else the kind of the link stands for one. Costs rank orders; they do not predict seconds. The matrix is that of
-`nvidia-smi topo -m`, for TPUs and CPUs as well.
+is used; otherwise the kind of the link implies one. Costs rank orders; they do not predict seconds. The matrix is that
+of `nvidia-smi topo -m`, for TPUs and CPUs as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ XGMI: Final = "XGMI"
 """AMD's link between the GPUs of a host."""
 
 LinkClass = Literal["ici", "nvlink", "xgmi", "pcie", "host", "dcn"]
-"""What a mesh axis runs over, as a plan says it."""
+"""The kind of a mesh axis's links, as in a plan."""
 
 PCIE_4_X16_BYTES_PER_S: Final = 31.5e9
 """One way: 16 GT/s × 16 lanes × 128/130 ÷ 8. Source: PCI Express Base Specification 4.0."""
@@ -37,7 +37,8 @@ ratio is ours, and any ratio above 1 ranks orders of one kind of link the same w
 UNLINKED_COST: Final = 1.5 * PCIE_LADDER["SYS"]
 
 CROSSING_COST: Final = 1.5 * UNLINKED_COST
-"""Between granules, where no table says a device's share of the network: one step further out. The ratio is ours."""
+"""Between granules, where no table has a device's share of the network: one step further out. The ratio is an
+assumption."""
 
 NUMA_FACTOR: Final = 2.0
 """Memory of the other NUMA node. Source: the kernel's default distances, 10 local and 20 remote
@@ -93,7 +94,7 @@ def price_pair(topology: Topology, a: int, b: int) -> float:
 
 
 def _price_far(topology: Topology, a: int, b: int) -> float:
-    """Returns the cost between two hosts: of one NVLink domain, what the links inside a host cost."""
+    """Returns the cost between two hosts: in one NVLink domain, the cost of the links inside a host."""
     if not topology.is_joined(a, b):
         return price_crossing(topology, a)
     inside = next((link for link in topology.links_of(a) if classify_link(link.kind) == "nvlink"), None)
@@ -143,20 +144,20 @@ _LEGEND: Final = (
     ("HOST", "HOST  the host's memory"),
     (NONE, "-     no link is known"),
 )
-"""What a cell means, by its letters; hops have none."""
+"""The meaning of a cell, by its letters; hops have no entry."""
 
 
 def format_links(devices: Devices) -> list[str]:
     """Returns the matrix and its legend; of more devices than `MOST_IN_MATRIX`, how many links of each kind there are.
 
-    Ends with what the host is part of: an NVLink domain, a slice's shape.
+    Ends with the larger unit of the host: an NVLink domain, a slice's shape.
     """
     parts = [_format_pairs(devices), format_distances(devices.numa_nodes), format_granules(devices.granules)]
     return [line for part in parts if part for line in ("", *part)][1:]
 
 
 def format_distances(nodes: Sequence[NumaNode]) -> list[str]:
-    """Returns how far the memory of each NUMA node is from each, as the kernel says; nothing for a single node."""
+    """Returns the distance between the memory of NUMA nodes, from the kernel; empty for a single node."""
     if len(nodes) < 2:
         return []
     rows = [(node.node, node.distances) for node in nodes if node.distances]
@@ -178,7 +179,7 @@ def is_known(cells: Iterable[Sequence[str]]) -> bool:
 
 
 def build_cells(devices: Devices) -> tuple[tuple[str, ...], ...]:
-    """Returns what joins each device with each: [device, device], in the reply's order."""
+    """Returns the link between each pair of devices: [device, device], in the reply's order."""
     linked = {pair: link for link in devices.links for pair in ((link.a, link.b), (link.b, link.a))}
     topology = Topology.of(devices) if devices.platform == "tpu" else None
     places = range(len(devices.devices))
@@ -212,7 +213,7 @@ def _format_matrix(devices: Devices, cells: Sequence[Sequence[str]]) -> list[str
 
 
 def _join(row: Sequence[str], widths: Sequence[int], count: int) -> str:
-    """Returns a line: the name, then `count` cells in the middle of their columns, then what is left of theirs."""
+    """Returns a line: the name, then `count` cells in the middle of their columns, then the remaining cells."""
     name, *rest = row
     texts = [
         text.center(width) if place < count else f" {text:<{width}}"
@@ -231,7 +232,7 @@ def _list_affinities(devices: Devices) -> Iterator[tuple[str, str]]:
 
 
 def format_legend(devices: Devices, cells: Iterable[Sequence[str]]) -> list[str]:
-    """Returns a line for each kind of cell that there is, and one on the bandwidths that are known."""
+    """Returns a line for each existing kind of cell, and one on the known bandwidths."""
     kinds = {cell.rstrip("0123456789") for row in cells for cell in row}
     lines = [text for kind, text in _LEGEND if kind in kinds]
     rates = sorted({(link.kind, link.bandwidth_bytes_per_s) for link in devices.links if link.bandwidth_bytes_per_s})
@@ -247,7 +248,7 @@ def count_links(devices: Devices) -> list[str]:
 
 
 def format_granules(granules: Sequence[Granule]) -> list[str]:
-    """Returns what is known of the fast networks that the devices are part of, a line each; nothing of a plain host."""
+    """Returns a line for each known fast network of the devices; empty for a plain host."""
     return list(dict.fromkeys(line for granule in granules for line in _describe_granule(granule, len(granules) > 1)))
 
 

@@ -1,8 +1,8 @@
 """Topology: devices, links and granules as one validated object that the planner can query.
 
-`check_` functions refuse a description that contradicts itself or has more places than a plan can have devices; their
-time depends on the number of devices, not on numbers in the description, which may come from anybody. Distances inside
-a TPU slice follow from coordinates, shape and rings.
+`check_` functions refuse a description that contradicts itself or has more places than a plan can have devices. Their
+run time depends on the number of devices, not on numbers in the description, which may come from an untrusted source.
+Distances inside a TPU slice follow from coordinates, shape and rings.
 
 A twisted torus is a grid whose short rings close with an offset of half a long one, which shortens the longest ways.
 Sources: J. Cámara et al., "Twisted Torus Topologies for Enhanced Interconnection Networks", IEEE TPDS 21 (2010); N.
@@ -65,7 +65,8 @@ def _measure(steps: int, size: int, *, is_ring: bool) -> int:
 
 
 def find_offsets(shape: Sequence[int]) -> tuple[Coords, ...] | None:
-    """Returns for each dimension where a step beyond its end comes out in a twisted torus; None: it has no twist.
+    """Returns for each dimension where a step beyond its end comes out in a twisted torus; None: this torus has no
+    twist.
 
     Worked example: 4×4×8 gives (4, 0, 4), (0, 4, 4), (0, 0, 8): going once round x ends four chips further along z.
     """
@@ -89,7 +90,7 @@ def _find_twisted(shape: Coords) -> Distance:
     choices = tuple(product((0, 1), repeat=len(narrow)))
 
     def measure(one: Coords, other: Coords) -> int:
-        """Each short ring is gone round forwards or backwards: so many turns move the long dimensions along."""
+        """Each short ring is traversed forwards or backwards: the number of turns moves the long dimensions along."""
         steps = [b - a for a, b in zip(one, other, strict=True)]
         turned = sum(steps[axis] // short for axis in narrow)
         near = [steps[axis] % short for axis in narrow]
@@ -294,7 +295,7 @@ def write_number(number: int) -> str:
 ICI: Final = "ICI"
 
 NAMES_SHOWN: Final = 16
-"""Devices that a sentence names before it says how many more there are."""
+"""The number of devices that a sentence names before "and more"."""
 
 Chip = tuple[int, tuple[int, ...]]
 """A TPU chip: (granule, coordinates). Its cores are devices of their own on some generations."""
@@ -382,7 +383,7 @@ class Topology:
 
     @cached_property
     def equipment(self) -> Mapping[int, tuple[tuple[str, ...], int | None]]:
-        """Granule → the kinds of its devices, and the memory of the one that has least; None: not known of any."""
+        """Granule → the kinds of its devices, and the least memory of any of them; None where no memory is known."""
         kinds: dict[int, dict[str, None]] = defaultdict(dict)
         least: dict[int, int] = {}
         for device in self.devices:
@@ -395,7 +396,7 @@ class Topology:
 
     @cached_property
     def domains(self) -> Mapping[int, str | int]:
-        """Granule → what a fast network joins: its NVLink domain where that spans hosts, else the granule itself."""
+        """Granule → its fast domain: its NVLink domain where that spans hosts, otherwise the granule itself."""
         return {granule.ordinal: granule.domain or granule.ordinal for granule in self.granules}
 
     @cached_property
@@ -479,10 +480,11 @@ class Topology:
         return device.granule, device.coords or (index,)
 
     def hops(self, a: int, b: int) -> int | None:
-        """Returns how many ICI links the shortest way between two devices has; None where there is no way.
+        """Returns the number of ICI links on the shortest path between two devices; None where there is no path.
 
-        Where the granule says its shape and wrap, these tell. Else the way is searched over the listed ICI links;
-        where none is listed, coordinates stand for a grid without wrap-around. Two cores of one chip are 0 hops apart.
+        If the granule has a shape and wrap, the distance follows from them. Otherwise the path is searched over the
+        listed ICI links. If no link is listed, the coordinates form a grid without wrap-around. Two cores of one chip
+        are 0 hops apart.
         """
         if self.platform != "tpu":
             return None
@@ -498,7 +500,7 @@ class Topology:
 
     @cached_property
     def distances(self) -> Mapping[int, Distance]:
-        """Granule → hops between two of its chips by coordinates, for those that say their shape and wrap."""
+        """Granule → hops between two of its chips by coordinates, for granules with a known shape and wrap."""
         return {
             granule.ordinal: find_distance(granule.shape, granule.wrap, twisted=granule.twisted)
             for granule in self.granules
@@ -520,7 +522,7 @@ class Topology:
         return hops
 
     def _count_hops(self, start: Chip) -> Mapping[Chip, int]:
-        """Returns the grid distances from one chip; of devices without coordinates, none but its own."""
+        """Returns the grid distances from one chip; for devices without coordinates, only its own."""
         if not any(device.coords for device in self.devices):
             return {start: 0}
         chips = {self._chip(index) for index, device in enumerate(self.devices) if device.coords}
@@ -537,7 +539,7 @@ class Topology:
 
     @cached_property
     def whole_slices(self) -> Mapping[int, tuple[int, ...]]:
-        """Granule → its devices in plain order, for slices all of whose chips are there and counted x, y, z, core."""
+        """Granule → its devices in plain order, for complete slices whose chips are numbered by x, y, z, core."""
         members: dict[int, list[int]] = defaultdict(list)
         for index in self.order:
             members[self.devices[index].granule].append(index)
@@ -557,7 +559,7 @@ class Topology:
 
 
 def _is_counted(devices: Sequence[Device], shape: Sequence[int]) -> bool:
-    """True where devices fill a slice of this shape and stand in the canonical order: x fastest but for the cores."""
+    """True where devices fill a slice of this shape in canonical order: cores fastest, then x."""
     cores, rest = divmod(len(devices), math.prod(shape))
     if rest or not cores:
         return False

@@ -1,7 +1,7 @@
 """Systems that exist: hosts of GPUs with their links, and shapes of TPU slices with their names, hosts and rings.
 
 GPU hosts: the wiring is that of the published board or host; other numbers of GPUs are refused. PCIe cards are assumed
-to stand in a host of two sockets, half of them at each, every card at a host bridge of its own; a real host may have
+to be in a host of two sockets, half of them at each, every card at a host bridge of its own; a real host may have
 switches, which agents read from the driver. Of boards with NVSwitch, 1, 2 (and, where no such board exists, 4) GPUs are
 parts that clouds sell.
 
@@ -12,8 +12,8 @@ docs.cloud.google.com/tpu/docs/v2 and …/v3. Google sells v5e-8 and v6e-8 also 
 the two hosts of 2×2 that libtpu describes.
 
 Twisted tori: libtpu takes a bare name for the plain torus ("v5p:4x4x8" and "v5p:4x4x8_untwisted" compile alike,
-"v5p:4x4x8_twisted" does not), so a target is twisted only where it says so; gcloud makes v5p slices twisted unless told
-otherwise. Sources: libtpu 0.0.51; docs.cloud.google.com/tpu/docs/v4 and …/v5p ("Supports twisted?");
+"v5p:4x4x8_twisted" does not), so a target is twisted only where it says so; gcloud makes v5p slices twisted by default.
+Sources: libtpu 0.0.51; docs.cloud.google.com/tpu/docs/v4 and …/v5p ("Supports twisted?");
 github.com/gclouduniverse/reproducibility, Training/TPU-v5p/Mixtral-8x7B-PyTorch.
 """
 
@@ -43,7 +43,7 @@ XGMI: Final = "XGMI"
 
 @dataclass(frozen=True)
 class Wire:
-    """What joins two GPUs of a host, by their places. `bytes_per_s`: one way; None: not known."""
+    """The link between two GPUs of a host, by their places. `bytes_per_s`: one way; None: not known."""
 
     a: int
     b: int
@@ -57,10 +57,10 @@ class Machine:
     """One form of host.
 
     Attributes:
-        chip: what it holds.
-        gpu_count: how many.
-        text: what it is, in words.
-        wiring: what joins two of them.
+        chip: its chip.
+        gpu_count: number of GPUs.
+        text: its description.
+        wiring: the link between two of them.
         source: where the wiring is published.
         domain_hosts: how many such hosts one NVLink domain joins.
     """
@@ -231,7 +231,7 @@ _DEFAULT_COUNT: Final = 8
 
 
 def find_machine(chip: Chip, count: int) -> Machine | None:
-    """Returns the host with `count` of these GPUs; None where no form has so many."""
+    """Returns the host with `count` of these GPUs; None where no host has that number."""
     for form in _FORMS:
         if chip.aliases[0] in form.chips and count in form.counts:
             return Machine(chip, count, form.text, form.wiring, form.source, form.domain_hosts)
@@ -239,7 +239,7 @@ def find_machine(chip: Chip, count: int) -> Machine | None:
 
 
 def list_counts(chip: Chip) -> tuple[int, ...]:
-    """Returns how many of these GPUs a host may have, ascending; none for a chip of which no host is known."""
+    """Returns how many of these GPUs a host may have, ascending; empty for a chip with no known host."""
     return tuple(sorted(count for form in _FORMS if chip.aliases[0] in form.chips for count in form.counts))
 
 
@@ -264,12 +264,12 @@ SUGGESTION_COUNT: Final = 3
 
 @dataclass(frozen=True)
 class ShapeRule:
-    """Which shapes a generation has.
+    """The legal slice shapes of a TPU generation.
 
     Attributes:
-        dimensions: how many a shape is written with.
+        dimensions: number of dimensions in a written shape.
         text: the rule in words.
-        source: who says so.
+        source: where the rule is published.
         allows: whether a shape with the right number of dimensions is legal.
         has_twists: whether its tori can be twisted.
     """
@@ -286,10 +286,10 @@ class Slice:
     """One slice. `shape` is as its generation writes it; `extent` always has x, y and z.
 
     Attributes:
-        chip: what it is made of.
+        chip: its chip.
         shape: chips in each dimension.
         host_shape: chips of one host, in x, y, z.
-        name: what Google calls it; empty: nothing.
+        name: Google's name; empty: none.
         aliases: other names.
     """
 
@@ -316,7 +316,7 @@ class Slice:
 
     @property
     def host_count(self) -> int:
-        """Hosts, each with as many chips as `host_shape` has."""
+        """The number of hosts; each has as many chips as `host_shape`."""
         return self.chip_count // math.prod(self.host_shape)
 
     @property
@@ -449,7 +449,8 @@ def build_slice(chip: Chip, shape: Shape, *, asked: str) -> Slice:
     """Returns the slice of a generation that has this shape; a third dimension of 1 is dropped where there are two.
 
     Raises:
-        PlanInfeasibleError: the generation has none; names the nearest that it has. `asked` stands in its text.
+        PlanInfeasibleError: the generation has no such slice. The error quotes `asked` and names the nearest valid
+            shape.
     """
     rule = RULES[chip.family]
     if rule.dimensions == 2 and len(shape) == 3 and shape[2] == 1:
@@ -479,7 +480,7 @@ def _round(size: int) -> tuple[int, ...]:
 
 
 def _measure(one: Shape, other: Shape) -> tuple[float, float, Shape]:
-    """Returns how far two shapes are apart; the shape itself settles what is left."""
+    """Returns how far two shapes are apart; the shape itself breaks ties."""
     chips = abs(math.log(math.prod(one) / math.prod(other)))
     return round(chips, 6), math.dist(*_pad(one, other)), one
 
@@ -489,11 +490,7 @@ def _pad(one: Shape, other: Shape) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def check_twist(slice_: Slice, *, asked: str) -> None:
-    """Passes over a slice whose torus can be twisted.
-
-    Raises:
-        PlanInfeasibleError: it cannot.
-    """
+    """Raises PlanInfeasibleError unless the torus of the slice can be twisted."""
     if not slice_.can_twist:
         raise refuse(
             f"target {asked}: a slice of {write_shape(slice_.shape)} {slice_.chip.name} chips cannot be twisted; "

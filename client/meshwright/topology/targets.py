@@ -49,18 +49,18 @@ CPU: Final = "cpu"
 _NEAR_COUNT: Final = 3
 
 Hardware = Slice | Machine | int
-"""What one granule is: a slice, a host of GPUs, or so many CPU devices."""
+"""The hardware of one granule: a slice, a host of GPUs, or a number of CPU devices."""
 
 
 def read_target(target: str | TargetSpec) -> TargetSpec:
-    """Returns the target with its chip's first alias and its shape filled in: what is printed, and planned on.
+    """Returns the target with its chip's first alias and its shape filled in: this form is printed, and planned on.
 
     A chip alone is one whole host of it: 2x2x1 chips, 8 GPUs (4 of GB200), 1 CPU device. `gb200:64` is 16 hosts of a
     domain. A plain torus is written without a suffix.
 
     Raises:
-        InvalidRequestError: the text is no target.
-        PlanInfeasibleError: no such chip, slice or host, or more than 131,072 devices.
+        InvalidRequestError: the text is not a valid target.
+        PlanInfeasibleError: the chip, slice or host does not exist, or there are more than 131,072 devices.
     """
     asked = TargetSpec.parse(target) if isinstance(target, str) else target
     hardware, granules = _find(asked)
@@ -85,16 +85,16 @@ def _write_one(asked: TargetSpec, hardware: Hardware) -> TargetSpec:
 
 
 def find_hardware(spec: TargetSpec) -> Hardware:
-    """Returns what one granule of a target is.
+    """Returns the hardware of one granule of a target.
 
     Raises:
-        PlanInfeasibleError: no such chip, slice or host.
+        PlanInfeasibleError: the chip, slice or host does not exist.
     """
     return _find(spec)[0]
 
 
 def _find(spec: TargetSpec) -> tuple[Hardware, int]:
-    """Returns what one granule is, and how many there are."""
+    """Returns the hardware of one granule, and the number of granules."""
     chip = find_chip(spec.chip)
     if chip is not None and chip.platform == "tpu":
         return _find_slice(spec, chip), spec.granules
@@ -172,7 +172,7 @@ def list_chips() -> tuple[str, ...]:
 
 
 def find_near(name: str) -> list[str]:
-    """Returns known names that look like this one; of a chip's slices those of the nearest size."""
+    """Returns known names similar to this one; for a slice name, the slices of the nearest size."""
     prefix, _, count = name.rpartition("-")
     chip = find_chip(prefix)
     if chip and chip.platform == "tpu" and count.isascii() and count.isdigit():
@@ -209,8 +209,8 @@ def build_target(target: str | TargetSpec) -> Topology:
     """Returns the topology that a target names.
 
     Raises:
-        InvalidRequestError: the text is no target.
-        PlanInfeasibleError: no such chip, slice or host, or more than 131,072 devices.
+        InvalidRequestError: the text is not a valid target.
+        PlanInfeasibleError: the chip, slice or host does not exist, or there are more than 131,072 devices.
     """
     return _build(read_target(target))
 
@@ -328,7 +328,7 @@ def _list_cpu_wires(count: int) -> Iterator[Wire]:
 
 
 def _build_host(host: Machine | int, ordinal: int, count: int) -> Granule:
-    """Returns a host of so many as a granule; hosts are spread evenly over as few NVLink domains as hold them."""
+    """Returns one of several hosts as a granule; hosts are spread evenly over the least number of NVLink domains."""
     most = host.domain_hosts if isinstance(host, Machine) else 1
     domains = -(-count // most)
     return Granule(
@@ -363,7 +363,7 @@ _CPU: Final = TargetChip(
 
 
 def list_targets(chip: str | None = None) -> Targets:
-    """Returns what is known of one chip, by any of its names, or of all of them.
+    """Returns the facts of one chip, by any of its names, or of all chips.
 
     Raises:
         UnknownHardwareError: no table knows the name.
@@ -384,7 +384,7 @@ def _find_name(asked: str) -> str:
 
 
 def _find_near(name: str) -> list[str]:
-    """Returns chips that look like a name; of a slice's name, its chip."""
+    """Returns chips with a similar name; for a slice name, its chip."""
     named = find_slice(name)
     return [named.chip.aliases[0]] if named else [near for near in find_near(name) if find_chip(near) or near == CPU]
 

@@ -1,7 +1,7 @@
 """A host's devices as text for a terminal: one line a device, as in gpustat, and a matrix as in nvidia-smi topo.
 
-Rule: plain text of at most `WIDTH` columns, the same wherever it is printed; people's units (GiB, minutes) live
-here. Says nothing that the reply does not say.
+Rule: plain text of at most `WIDTH` columns, the same wherever it is printed; people's units (GiB, minutes) live here.
+Prints only facts of the reply.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Cell = Callable[[Device], str]
 def format_devices(devices: Devices, *, links: bool = True) -> str:
     """Returns the host, one line a device, the link matrix (unless `links` is false) and the warnings.
 
-    Columns and lines of which nothing is known are left out. Ends with a line feed.
+    Columns and lines without known values are left out. Ends with a line feed.
     """
     parts = [_format_head(devices), _format_rows(devices.devices)]
     if links:
@@ -37,18 +37,18 @@ def format_devices(devices: Devices, *, links: bool = True) -> str:
 
 
 def clip(line: str) -> str:
-    """Returns a line cut to `WIDTH` columns, an ellipsis for what is lost."""
+    """Returns a line cut to `WIDTH` columns, with an ellipsis for the lost part."""
     line = line.rstrip()
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
 def format_gib(count_bytes: int | None) -> str:
-    """Returns bytes in GiB with one decimal; "?" for what is not known."""
+    """Returns bytes in GiB with one decimal; "?" for an unknown value."""
     return "?" if count_bytes is None else f"{count_bytes / 2**30:.1f}"
 
 
 def format_age(age_s: float) -> str:
-    """Returns an age as people say it: "3 s", "12 min", "5 h", "4 d"."""
+    """Returns an age in readable form: "3 s", "12 min", "5 h", "4 d"."""
     for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
         if age_s >= 2 * length_s:
             return f"{age_s / length_s:.0f} {unit}"
@@ -118,14 +118,14 @@ def _format_rows(devices: Sequence[Device]) -> list[str]:
 
 
 def name_devices(devices: Sequence[Device]) -> list[str]:
-    """Returns what people call each device: its local index, of several hosts "host-3/0"."""
+    """Returns the short name of each device: its local index; for several hosts "host-3/0"."""
     if len({device.host for device in devices}) < 2:
         return [str(device.local_index) for device in devices]
     return [f"{device.host}/{device.local_index}" for device in devices]
 
 
 def is_declared(devices: Devices) -> bool:
-    """Returns whether all devices are declared: nobody looked at any."""
+    """Returns whether all devices are declared, so that none was inspected."""
     return bool(devices.devices) and all(device.basis == "declared" for device in devices.devices)
 
 
@@ -183,7 +183,8 @@ def name_place(process: DeviceProcess | Holder) -> str:
 
 
 def describe_lease(device: Device) -> str:
-    """Returns how long a device is leased and for what: "leased, 58 min left: job 7"; "" where it is not leased."""
+    """Returns the remaining time and purpose of a device's lease: "leased, 58 min left: job 7"; "" where it is not
+    leased."""
     lease = device.lease
     if lease is None:
         return ""
@@ -199,7 +200,7 @@ _CELLS: Final[tuple[Cell, ...]] = (
     _show_memory,
     _show_mode,
     lambda device: "" if device.jax is None else f"jax {device.jax.id}",
-    # one cell, so that the lease of one device does not push the processes of the others out of sight
+    # one cell, so that the lease of one device does not push the processes of the others off the screen
     lambda device: " | ".join(filter(None, (describe_lease(device), _show_processes(device)))),
 )
 

@@ -1,7 +1,8 @@
-"""The grid of chips inside a TPU slice: how long each dimension is, which of them close to rings, who stands where.
+"""The grid of chips inside a TPU slice: how long each dimension is, which of them close to rings, and which device is
+where.
 
-Rule: wrap-around links are those that the granule says; else those that the topology lists; where it lists no ICI link
-at all, those that the generation has on a slice of that shape. Knows no mesh.
+Rule: wrap-around links come from the granule, otherwise from the links that the topology lists. If the topology lists
+no ICI link, they are those of the generation for that shape. Independent of meshes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from meshwright.wire.devices import Granule
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of a grid of devices. `step`: hops between neighbours. `is_ring`: the last is next to the first."""
+    """One dimension of a grid of devices. `step`: hops between neighbors. `is_ring`: the last is next to the first."""
 
     size: int
     is_ring: bool = False
@@ -75,11 +76,11 @@ _WRAPS: Final[Mapping[str, Callable[[Sequence[int]], tuple[bool, ...]]]] = {
 
 
 Place = tuple[int, ...]
-"""(granule, …, z, y, x, core): what sorts devices row-major."""
+"""(granule, …, z, y, x, core): the row-major sort key of devices."""
 
 
 def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
-    """Returns the box that these devices fill; None where they fill none: coordinates unknown, holes, several slices.
+    """Returns the box that these devices fill. None if coordinates are unknown, or there are holes or several slices.
 
     Dimensions of length 1 are left out.
     """
@@ -94,25 +95,25 @@ def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
 
 
 def _read_whole(topology: Topology, granule: Granule, members: tuple[int, ...]) -> Grid:
-    """Returns the grid of a slice that is all there, without looking at each of its devices."""
+    """Returns the grid of a complete slice, without reading each of its devices."""
     sizes = (granule.shape or ())[::-1]
     rings = _read_wraps(topology, (granule.ordinal, *(0 for _ in sizes)), sizes)
     return _build_grid((*sizes, len(members) // math.prod(sizes)), rings, members)
 
 
 def build_place(coords: Sequence[int] | None, core: int | None, granule: int = 0) -> Place | None:
-    """Returns where a device stands; None where its coordinates are not known."""
+    """Returns the place of a device; None where its coordinates are not known."""
     return None if coords is None else (granule, *reversed(coords), core or 0)
 
 
 def build_grid(
     places: Sequence[Place | None], members: Sequence[int], find_rings: Callable[[Place, Place], Sequence[bool]]
 ) -> Grid | None:
-    """Returns the box that the places fill; None where they fill none.
+    """Returns the box that the places fill; None where they do not fill a box.
 
     Args:
         places: of the members, one each.
-        members: what stands there.
+        members: the device at each place.
         find_rings: which dimensions (outermost first) are rings, by the lowest place (granule, …, z, y, x) and the
             sizes (…, z, y, x).
     """
@@ -147,7 +148,7 @@ def list_dimensions(chips: Sequence[int], rings: Sequence[bool], cores: int) -> 
 
 
 def _fill(known: Sequence[Place], low: Place, sizes: Place) -> bool:
-    """True when the distinct places lie inside the box that has as many places as there are."""
+    """Returns whether the distinct places fill a box with the same number of places."""
     columns = zip(*known, strict=True)
     return all(min(c) == a and max(c) == a + size - 1 for c, a, size in zip(columns, low, sizes, strict=True))
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr
 from pydantic_core import PydanticKnownError
 
 Basis = Literal["declared", "passive", "cached", "live", "measured"]
-"""How a fact is known: said by a target or label · read from driver, sysfs or environment · JAX's view from an
-earlier worker · JAX's view now · measured by a bench."""
+"""How a fact is known: given by a target or label · read from driver, sysfs or environment · JAX's view from an earlier
+worker · JAX's view now · measured by a bench."""
 
 
 MOST_ENTRIES: Final = 16384
@@ -30,8 +30,8 @@ def _refuse_many(value: Any) -> Any:
 
 
 COUNTED_FIRST: Final = BeforeValidator(_refuse_many)
-"""Written last, for a list of a request: one that is too long is refused before its entries are looked at. Pydantic
-looks at all of them, and a megabyte of wrong ones takes it seconds."""
+"""Written last, for a list of a request: a list that is too long is rejected before its entries are read. Pydantic
+reads all of them, and a megabyte of wrong entries takes seconds."""
 
 
 LINE_PATTERN: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"

@@ -1,4 +1,4 @@
-"""Batch sizes: the published table, the roofline, the verdict on a given batch, and the batch of a model's step."""
+"""Batch sizes: the published table, the roofline, the evaluation of a given batch, and the batch of a model's step."""
 
 from __future__ import annotations
 

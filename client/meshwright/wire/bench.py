@@ -1,4 +1,4 @@
-"""Benches: what may be measured, within which bounds, and the records that come back.
+"""Benches: the measured cases, their bounds, and the returned records.
 
 GB/s is 1e9. algbw = S/t and busbw = algbw · factor, with S and the factor in each record (nccl-tests'
 doc/PERFORMANCE.md: all-reduce 2(n−1)/n; all-gather, reduce-scatter, all-to-all (n−1)/n with S the total over ranks;

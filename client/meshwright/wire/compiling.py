@@ -1,6 +1,6 @@
-"""What a compiler child is asked: the target as the compiler names it, the mesh, and the step.
+"""The job of a compiler child: the target by the compiler's names, the mesh, and the step.
 
-Rule: complete; the child that compiles asks nobody anything more. Knows no jax.
+Rule: the job is complete, and the child needs no further data. Independent of jax.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a step is expected to cost, and what a search may choose. Times in seconds, sizes in bytes of one device."""
+"""The estimated cost of a step, and the choices of a search. Times in seconds, sizes in bytes of one device."""
 
 from __future__ import annotations
 

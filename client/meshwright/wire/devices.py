@@ -1,6 +1,6 @@
 """Devices: one host's topology (devices, links, granules) and the facts around it, each with its evidence.
 
-Unknown is null, never 0. Indices in links are positions in `devices`. Knows no driver and no jax.
+Unknown is null, never 0. Indices in links are positions in `devices`. Independent of drivers and jax.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GranuleKind = Literal["host", "slice"]
 
 
 Unseen = Literal["late", "hidden"]
-"""Why nobody could say who holds the devices."""
+"""Why the processes on the devices are unknown."""
 
 LINK_COUNT_MAX: Final = 1024
 """Parallel links of one pair of devices: far more than any has, so that their rates stay finite."""

@@ -1,6 +1,6 @@
-"""Health: what the agent knows of each part, how long ago it looked, and what happened before.
+"""Health: the state of each component, the age of its check, and its past events.
 
-Never healthy before a check ran.
+A component is never healthy before its first check.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HARDWARE: Final = frozenset(
         "thermal",
     }
 )
-"""The kinds of components (what stands before the colon) that may take a node out of service: devices and driver.
+"""The kinds of components (the text before the colon) that may take a node out of service: devices and driver.
 
 A fault of any other component, such as the agent's store, disk or worker, says nothing about the hardware.
 """

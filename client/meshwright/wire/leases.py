@@ -1,6 +1,7 @@
-"""Leases: devices that somebody has reserved on a host, for what, and until when.
+"""Leases: reserved devices of a host, their purpose, and their end.
 
-A lease keeps the agent and other lease holders away from devices; it does not stop a process that never asks.
+A lease keeps the agent and other lease holders away from devices; it does not stop a process that does not use the
+agent.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, Line, Reply, RequestPart
 
 MAX_TTL_S = 30 * 86400.0
-"""A longer job renews its lease; one that nobody renews must end some day."""
+"""A longer job renews its lease; a lease without renewal must end."""
 
 LEASE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Of the id that a client makes for a lease."""

@@ -1,4 +1,4 @@
-"""Mesh plans: what is asked of `/mesh/plan` and `/mesh/search`, and what they answer. Parts not asked for are null."""
+"""Mesh plans: the requests and answers of `/mesh/plan` and `/mesh/search`. Parts that are not requested are null."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from meshwright.wire.model import Count, ModelFacts, Remat, TrainingSpec, Weight
 from meshwright.wire.verification import Verification
 
 LISTED_MAX: Final = 131_072
-"""Entries that a list in a request may have: refused by their number, before each is looked at."""
+"""The maximum entries of a list in a request. A longer list is rejected before its entries are read."""
 
 TARGETS_MAX: Final = 16
 """Targets that one search may compare."""
 
 EQUAL_WITHIN: Final = 0.04
-"""Meshes of one model on one machine whose steps differ by less are equal: their errors go together, but not wholly.
+"""Meshes of one model on one machine whose steps differ by less are equal: their errors are correlated, but not fully.
 
-Assumed: no sweep of meshes by JAX was published that would judge it; those of other frameworks scatter by 3 to 5 %."""
+Assumed: no sweep of meshes by JAX was published that would test it; those of other frameworks scatter by 3 to 5 %."""
 
 UNKNOWN_TARGET: Final = "unknown_target"
-"""Reason of a compared target: there is no such chip, slice or host."""
+"""Reason of a compared target: the chip, slice or host does not exist."""
 
 ExportName = Literal["jax", "maxtext"]
 
@@ -57,7 +57,7 @@ class DeviceSelection(RequestPart):
 
 
 class _MeshRequest(RequestPart):
-    """What `POST /mesh/plan` and `POST /mesh/search` both take: the devices, and what to tell."""
+    """The common fields of `POST /mesh/plan` and `POST /mesh/search`: the devices, and the contents of the answer."""
 
     devices: tuple[StrictInt | StrictStr, ...] | DeviceSelection | None = Field(
         default=None,

@@ -1,7 +1,6 @@
 """A model and how it is trained, as requests give them: dimensions by the names that Hugging Face's config.json uses.
 
-Rule: says what the model is, and nothing of how it is sharded. What a preset or a config.json means is read in
-`meshwright.planning.models`.
+Rule: describes the model, and not its sharding. A preset or a config.json is read in `meshwright.planning.models`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class ModelSpec(RequestPart):
     attention_sinks: StrictBool = Field(default=False, description="a score for each head that no token has")
     attn_logit_softcapping: Bound | None = Field(default=None, description="scores are kept below it by a tanh")
 
-    # ---- latent attention (DeepSeek-V2): queries, keys and values through narrow matrices; kv_lora_rank says so
+    # ---- latent attention (DeepSeek-V2): queries, keys and values through narrow matrices; used if kv_lora_rank is set
     q_lora_rank: Count | None = Field(default=None, description="null: queries are made directly")
     kv_lora_rank: Count | None = Field(
         default=None, description="of keys and values together; null: no latent attention"
@@ -61,7 +60,7 @@ class ModelSpec(RequestPart):
     )
     v_head_dim: Count | None = Field(default=None, description="of a head's value")
 
-    # ---- which tokens a token attends to; all before it unless one of these says less
+    # ---- which tokens a token attends to; all before it unless one of these limits them
     sliding_window: Count | None = Field(default=None, description="the last so many")
     attention_chunk_size: Count | None = Field(default=None, description="those in its chunk of so many")
     num_window_layers: CountOrZero | None = Field(

@@ -79,8 +79,8 @@ def build_problem(error: ProblemError, *, request_id: str = "") -> Problem:
 def translate_validation(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     """Returns the problem for pydantic's list of errors: `invalid_mesh` if only the mesh is wrong.
 
-    A wrong mesh is told in the words of `MeshSpec`; of a union, only the branch that the value was meant for. After
-    the first `MOST_ERRORS` none is looked at: each is compared with all others.
+    A wrong mesh has the message of `MeshSpec`. For a union, only the intended branch is reported. Errors after the
+    first `MOST_ERRORS` are ignored, since each is compared with all others.
     """
     is_cut, errors = len(errors) > MOST_ERRORS, errors[:MOST_ERRORS]
     entries: dict[str, list[Mapping[str, Any]]] = {}
@@ -119,7 +119,7 @@ def _is_of_branch(error: Mapping[str, Any]) -> bool:
 
 
 def _is_meant_more(other: Mapping[str, Any], error: Mapping[str, Any]) -> bool:
-    """True where both are of one union, and `other` is of a branch whose type the value has."""
+    """True where both are of one union, and the value has the type of the branch of `other`."""
     place, beside = tuple(error["loc"]), tuple(other["loc"])
     depth = len(place) - 1
     if len(beside) <= depth or beside[:depth] != place[:depth] or beside[depth] == place[depth]:
@@ -171,7 +171,7 @@ def _tell(field: str, errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def _kind_of(error: Mapping[str, Any]) -> str:
-    """Returns the type, or the word, that the branch of an error takes; "" where its type is not what is wrong."""
+    """Returns the type, or the word, that the branch of an error takes; "" where the type is not the problem."""
     if error["type"] == "literal_error":
         return str(error["ctx"]["expected"])
     return _KINDS.get(error["type"], "")
@@ -190,7 +190,7 @@ def _hint_of_kind(field: str, errors: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _hint_of_devices(value: object, errors: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the forms of `devices` that the request takes, with what the value may mean in each."""
+    """Returns the forms of `devices` that the request takes, with the possible meaning of the value in each."""
     parts = [_find_part(str(error["loc"][-1])) for error in errors]  # a branch of a union is named by its class
     words = [str(error["ctx"]["expected"]) for error in errors if error["type"] == "literal_error"]
     text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
@@ -203,7 +203,7 @@ def _hint_of_devices(value: object, errors: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _read_mesh(errors: Sequence[Mapping[str, Any]]) -> InvalidMeshError | None:
-    """Returns what `MeshSpec` says of the value that no form of a mesh takes; None where it finds no fault."""
+    """Returns the message of `MeshSpec` for a value that matches no form of a mesh; None where it finds no error."""
     whole = next((error for error in errors if tuple(error["loc"])[-2:] == ("mesh", "str")), None)
     if whole is None:
         return None

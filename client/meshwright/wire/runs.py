@@ -1,4 +1,4 @@
-"""Runs: everything that takes long. One state machine for benches and compiles."""
+"""Runs: all long operations. One state machine for benches and compiles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What XLA's compiler says of a plan: fits or not, how much it needs, which collectives on which axis, how long.
+"""The report of XLA's compiler on a plan: whether it fits, its memory, the collectives of each axis, the time.
 
-Rule: each figure is the compiler's own, or derived from its program as the field says; what it does not tell is null.
+Rule: each figure is the compiler's own, or derived from its program as described in the field; an unreported figure is
+null.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from pydantic import Field
 from meshwright.wire.base import Notice, Reply
 
 VerificationStatus = Literal["verified", "does_not_fit", "not_compiled", "aborted"]
-"""It compiled and fits · it needs more memory than there is · nothing was compiled, `reason` says why · the compiler
-died or was ended, `reason` and `log` say how."""
+"""It compiled and fits · it needs more memory than available · nothing was compiled, `reason` has the cause · the
+compiler crashed or was stopped, `reason` and `log` have the details."""
 
 CollectiveOp = Literal[
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast", "send"
 ]
 
 UNKNOWN_AXIS = "?"
-"""The `axis` of a collective whose groups are those of no axis or axes of the mesh."""
+"""The `axis` of a collective whose groups match no axes of the mesh."""
 
 
 class VerifiedCollective(Reply):

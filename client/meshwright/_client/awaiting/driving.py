@@ -1,6 +1,6 @@
-"""Carrying out the core's flows: what they ask is sent, and they get what came of it.
+"""Carries out the core's flows: sends their requests, and returns the outcomes to them.
 
-Knows no endpoint and no HTTP library: `_calls` says what is sent, `_http` sends it.
+Independent of endpoints and of the HTTP library: `_calls` builds requests, `_http` sends them.
 """
 
 from __future__ import annotations

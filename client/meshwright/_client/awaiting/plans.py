@@ -37,15 +37,15 @@ class AsyncPlanCalls(AsyncDriver):
         Args:
             mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1.
             on_progress: called with each progress of the compile.
-            timeout_s: seconds to wait for the compile, in the queue too; None: as long as it takes.
-            **options: which devices, model and training, and what to tell: see `PlanOptions`.
+            timeout_s: seconds to wait for the compile, including the queue; None: no limit.
+            **options: devices, model, training, and the contents of the answer: see `PlanOptions`.
 
         Raises:
-            InvalidMeshError: the mesh is none.
-            InvalidRequestError: an option is none that there is, or has the wrong type.
+            InvalidMeshError: the mesh is not valid.
+            InvalidRequestError: an option does not exist, or has the wrong type.
             DoesNotDivideError: the mesh cannot shard the model.
-            PlanInfeasibleError: it cannot be laid on these devices; the hint has shapes that can.
-            DevicesUnusedError: it would leave devices unused.
+            PlanInfeasibleError: the mesh does not fit these devices. The hint has shapes that do.
+            DevicesUnusedError: the mesh would leave devices unused.
         """
         return await self._complete(calls.plan(mesh, **options), on_progress, timeout_s)
 
@@ -58,26 +58,27 @@ class AsyncPlanCalls(AsyncDriver):
         timeout_s: float | None = None,
         **options: Unpack[SearchOptions],
     ) -> Plans:
-        """Returns the plans of the meshes on which a model's step is fastest, of those that fit, and why others lost.
+        """Returns plans of the meshes with the fastest step of a model, of those that fit, and why others were
+        rejected.
 
         Args:
-            model: what is trained: a preset such as "llama3-70b", the content of a config.json, or dimensions.
-            training: how, such as {"global_batch": 64, "sequence_length": 8192}.
+            model: the trained model: a preset such as "llama3-70b", the content of a config.json, or dimensions.
+            training: its training, such as {"global_batch": 64, "sequence_length": 8192}.
             on_progress: called with each progress of the compiles.
-            timeout_s: seconds to wait for them, in the queue too; None: as long as it takes.
-            **options: which devices or targets, what may be chosen, and what to tell: see `SearchOptions`.
+            timeout_s: seconds to wait for them, including the queue; None: no limit.
+            **options: devices or targets, the choices, and the contents of the answer: see `SearchOptions`.
 
         Raises:
-            InvalidRequestError: an option is none that there is, or has the wrong type; or the model is none.
-            PlanInfeasibleError: no mesh cuts model and batch; or nothing is known of such devices (name a target).
+            InvalidRequestError: an option does not exist, or has the wrong type; or the model is not valid.
+            PlanInfeasibleError: no mesh divides model and batch; or such devices are unknown (name a target).
         """
         return await self._complete(calls.search(model, training, **options), on_progress, timeout_s)
 
     async def get_plan(self, fingerprint: str) -> Plan:
-        """Returns the stored plan with this fingerprint: how every rank gets the same one.
+        """Returns the stored plan with this fingerprint, so that every rank can get the same plan.
 
         Raises:
-            NotFoundError: the agent has none.
+            NotFoundError: the agent does not have this plan.
         """
         return await self._ask(calls.stored_plan(fingerprint))
 
@@ -98,28 +99,29 @@ class AsyncPlanCalls(AsyncDriver):
     ) -> BatchSize:
         """Returns recommended batch sizes for `hardware` (None: the host's own), and checks a batch size of a device.
 
-        With a `model` also `estimated`: how many sequences its step should have on a mesh, and why. With
-        `verify="compile"` `compiled` instead: the largest batch of a model that XLA's compiler says fits.
+        With a `model`, the answer has `estimated`: the recommended number of sequences of its step on a mesh, and why.
+        With `verify="compile"`, it has `compiled` instead: the largest batch of a model that fits by XLA's compiler.
 
         Args:
             hardware: "h100", "tpu_v5e", a JAX device kind, …
             per_device_batch_size: is checked against the table.
-            model: what is trained, as for `plan`.
-            training: how, such as {"sequence_length": 8192}; `global_batch`, where given, is the greatest to look at.
-            mesh: the mesh that it is trained on; None: the fastest that fits is searched (not with `verify`).
+            model: the trained model, as for `plan`.
+            training: its training, such as {"sequence_length": 8192}; `global_batch`, where given, is the limit.
+            mesh: the mesh of the training; None: the fastest that fits is searched (not with `verify`).
             target: the hardware, as for `plan`; None: the agent's host.
-            plan: one that the agent keeps, or its fingerprint, instead of `mesh` and `target`.
-            memory_strategy: how much of a GPU's memory the job's JAX may take; None: 0.92 where a model is trained.
-            verify: "compile" asks XLA's compiler, and waits for its word.
+            plan: a plan that the agent stores, or its fingerprint, instead of `mesh` and `target`.
+            memory_strategy: the part of a GPU's memory that the job's JAX may take; None: 0.92 where a model is
+                trained.
+            verify: "compile" asks XLA's compiler, and waits for the result.
             on_progress: called with each progress of the compiles.
-            timeout_s: seconds to wait for them, in the queue too; None: as long as it takes.
+            timeout_s: seconds to wait for them, including the queue; None: no limit.
 
         Raises:
-            UnknownHardwareError: no table knows the name; near ones stand in the hint.
-            InvalidRequestError: training, mesh or plan without a model, or a model that is none.
-            NotFoundError: the agent has no such plan.
+            UnknownHardwareError: the name is in no table. The hint has similar names.
+            InvalidRequestError: training, mesh or plan without a model, or the model is not valid.
+            NotFoundError: the agent does not have this plan.
             DoesNotDivideError: the mesh cannot shard the model.
-            PlanInfeasibleError: nothing is known of what such devices can do (name a target), or no mesh fits.
+            PlanInfeasibleError: no figures are known for such devices (name a target), or no mesh fits.
             RunFailedError: the run failed; or the class of its problem.
         """
         call = calls.batch_size(

@@ -19,17 +19,17 @@ from meshwright.wire.targets import Targets
 
 
 class HostCalls(Driver):
-    """What is here, whether it is healthy, and what a job on it should start with."""
+    """The host's devices, its health, and the environment of its jobs."""
 
     def alive(self) -> bool:
-        """Returns whether an agent answers its liveness check; asks once, and raises nothing."""
+        """Returns whether an agent answers its liveness check; requests once, and raises nothing."""
         try:
             return self._ask(calls.alive())
         except (AgentConnectionError, ProblemError):
             return False
 
     def ready(self) -> Readiness:
-        """Returns whether the agent can answer plans, with its one line on why; asks once."""
+        """Returns whether the agent can answer plans, with one line on why; requests once."""
         return self._ask(calls.ready())
 
     def health(self) -> Health:
@@ -44,40 +44,41 @@ class HostCalls(Driver):
         limit: int | None = None,
         since: datetime | None = None,
     ) -> HealthEvents:
-        """Returns what happened to the host's health, oldest first.
+        """Returns the events of the host's health, oldest first.
 
         Args:
-            component: of this one only, such as "device:3".
-            after: only what came after the event with this `seq`.
-            limit: at most so many; None: the agent's limit.
-            since: not what is older; without a zone: UTC.
+            component: only events of this component, such as "device:3".
+            after: only events after the event with this `seq`.
+            limit: the maximum number of events; None: the agent's limit.
+            since: only events from this time on; without a zone: UTC.
 
         Raises:
-            InvalidRequestError: a number that is out of range.
+            InvalidRequestError: a number is out of range.
         """
         return self._ask(calls.events(component, after, limit, since))
 
     def follow_events(self, after: int | None = None) -> Iterator[HealthEvent]:
-        """Yields what happens to the host's health, as it happens, from the event after `after`; None: from now on.
+        """Yields events of the host's health as they happen, from the event after `after`; None: from now on.
 
-        Never ends by itself. Connects again when the stream breaks; no event comes twice or is left out.
+        Never ends by itself. Connects again when the stream breaks. No event is repeated or lost.
 
         Raises:
-            AgentConnectionError: the agent is gone for longer than the retries last; go on after the last `seq` later.
+            AgentConnectionError: the agent is unreachable for longer than the retries last. Continue later after the
+                last `seq`.
         """
         events: deque[HealthEvent] = deque()
         yield from self._iterate(watching.follow_health(self._link, emit=events.append, after=after), events)
 
     def acknowledge(self, component: str, reason: str) -> Component:
-        """Tells the agent that the faults of a component are dealt with; returns how it stands then.
+        """Reports to the agent that the faults of a component are resolved; returns the new state of the component.
 
         Args:
             component: its name, as in `health()`.
-            reason: what was done about it, for the history.
+            reason: the action taken, for the history.
 
         Raises:
-            NotFoundError: no component has this name.
-            ForbiddenError: the token has not the scope `admin`.
+            NotFoundError: there is no component with this name.
+            ForbiddenError: the token does not have the scope `admin`.
         """
         return self._ask(calls.acknowledge(component, reason))
 
@@ -90,7 +91,7 @@ class HostCalls(Driver):
         return self._ask(calls.devices_text())
 
     def release(self) -> Release:
-        """Makes the agent's worker let go of the devices; returns who still holds one."""
+        """Makes the agent's worker release the devices; returns the processes that still use one."""
         return self._ask(calls.release())
 
     def environment(
@@ -100,10 +101,10 @@ class HostCalls(Driver):
         return self._ask(calls.environment(memory_strategy, memory_fraction))
 
     def targets(self, chip: str | None = None) -> Targets:
-        """Returns the chips, hosts and slices that a plan's target may name; of one chip, where it is named.
+        """Returns the chips, hosts and slices that a plan's target may name; those of one chip, where it is given.
 
         Raises:
-            UnknownHardwareError: no table knows the chip; near ones stand in the hint.
+            UnknownHardwareError: the chip is in no table. The hint names similar chips.
         """
         return self._ask(calls.targets(chip))
 

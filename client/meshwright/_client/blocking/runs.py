@@ -17,7 +17,7 @@ from meshwright.wire.runs import Progress, Run, RunEvent, RunList, RunState
 
 
 class RunCalls(Driver):
-    """How fast the host is, and everything else that takes long."""
+    """The benches and other long runs of an agent."""
 
     def bench(
         self,
@@ -42,28 +42,28 @@ class RunCalls(Driver):
         The run is cancelled when the waiting ends early: `timeout_s`, an interrupt, an error of a callback.
 
         Args:
-            suite: "quick" is within 20 s; "full" has more sizes and samples.
-            cases: what is measured; None: all.
+            suite: "quick" takes up to 20 s; "full" has more sizes and samples.
+            cases: the measured cases; None: all.
             devices: local indices; None: all.
             mesh: the mesh that collectives run on; None: one axis over the devices.
-            axis: the one axis that they run over; None: each in turn.
+            axis: the axis that they run over; None: each in turn.
             sizes_bytes: sizes of transfers and collectives; None: the suite's.
             matmul_size: n of the n×n×n matmul; None: the suite's.
             dtype: None: float32 on CPU, bfloat16 elsewhere.
-            samples: how many per measurement, at least 3; None: the suite's.
+            samples: their number per measurement, at least 3; None: the suite's.
             max_s: the time limit of the run on the agent.
-            lease: the caller's own, whose devices may be measured all the same.
+            lease: the caller's own lease, whose devices may be measured.
             on_progress: called with each progress, at once.
             on_record: called with each record as soon as it is measured.
-            timeout_s: seconds to wait, in the queue too; None: as long as it takes.
+            timeout_s: seconds to wait, including the queue; None: no limit.
 
         Raises:
-            RunFailedError: it failed; or the class of its problem, such as WorkerFailedError.
-            RunCancelledError: somebody cancelled it.
-            QueueFullError: too many runs wait.
-            DeviceLeasedError: somebody has reserved the devices.
-            DeviceBusyError: another process holds them.
-            BenchTooLargeError: it needs more memory than there is.
+            RunFailedError: the run failed; or the class of its problem, such as WorkerFailedError.
+            RunCancelledError: the run was cancelled.
+            QueueFullError: too many runs are in the queue.
+            DeviceLeasedError: another lease has the devices.
+            DeviceBusyError: another process uses them.
+            BenchTooLargeError: the bench needs more memory than the devices have.
         """
         submit = calls.submit_bench(
             suite=suite,
@@ -125,7 +125,7 @@ class RunCalls(Driver):
         return self._ask(calls.run(run_id))
 
     def runs(self, limit: int | None = None, state: RunState | None = None) -> RunList:
-        """Returns the newest runs, newest first; `limit` None is the agent's."""
+        """Returns the newest runs, newest first; `limit` None is the agent's limit."""
         return self._ask(calls.runs(limit, state))
 
     def run_events(self, run_id: str, after: int = 0) -> Iterator[RunEvent]:
@@ -141,7 +141,7 @@ class RunCalls(Driver):
         yield from self._iterate(flow, events)
 
     def cancel_run(self, run_id: str) -> Run:
-        """Cancels a run and returns it; one that is over is returned as it is.
+        """Cancels a run and returns it; a finished run does not change.
 
         Raises:
             NotFoundError: no run has this id.

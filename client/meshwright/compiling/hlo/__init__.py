@@ -1,6 +1,6 @@
-"""What XLA's compiled programs (protobuf) contain: collectives by axis, loops multiplied out, the compiler's time.
+"""Reads XLA's compiled programs (protobuf): collectives by axis, loops multiplied out, the compiler's time.
 
-Pure: knows neither jax nor how a program came to be.
+Pure: independent of jax and of the origin of a program.
 """
 
 from meshwright.compiling.hlo.program import ProgramFacts, build_incomplete, read_program

@@ -1,9 +1,9 @@
 """Which instructions of a program run, and how often: loops, calls, branches and fusions multiplied out.
 
-Rule: each place is visited as often as it runs. The trips of a loop are the compiler's own count, else counted exactly
-from its condition, its step and its start; values are followed through tuples, copies, fusions and the loops around. A
-loop whose trips are not known counts once, and of a choice the branch counts that writes most; both are reported.
-TPU programs hold no trip counts; collective matmuls step by 2.
+Rule: each place counts as often as it runs. The trips of a loop are the compiler's own count, or are otherwise counted
+exactly from its condition, its step and its start; values are followed through tuples, copies, fusions and the loops
+around. A loop whose trips are not known counts once, and of a conditional the branch that writes most counts; both are
+reported. TPU programs hold no trip counts; collective matmuls step by 2.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Executed:
     """An instruction in one place where it runs.
 
     Attributes:
-        instruction: what runs.
-        computation: where it stands, with its operands.
+        instruction: the instruction.
+        computation: its computation, with its operands.
         times: how often a step runs it.
-        is_fused: it is part of a fusion, which has the estimate for all its parts.
+        is_fused: it is part of a fusion. The fusion has the estimate for all its parts.
         is_beside: it runs in an asynchronous computation, beside the program.
-        caller: what runs the computation, where that is a fusion or an asynchronous call.
+        caller: the caller of the computation, where that is a fusion or an asynchronous call.
     """
 
     instruction: Instruction
@@ -54,7 +54,7 @@ def walk_executed(module: Module, tell: Callable[[Notice], None]) -> Iterator[Ex
 
     Args:
         module: the program.
-        tell: takes what is not known: `loop_trips_unknown`, `branch_assumed`.
+        tell: receives the codes of unknowns: `loop_trips_unknown`, `branch_assumed`.
     """
     yield from _Walk(module, tell).visit(build_main(module), 1.0, False, False, None)
 
@@ -72,7 +72,7 @@ class _Walk:
         is_beside: bool = False,
         caller: Executed | None = None,
     ) -> Iterator[Executed]:
-        """Yields what a computation runs, and what that calls."""
+        """Yields the instructions that a computation runs, and those that it calls."""
         for instruction in frame.computation.order:
             executed = Executed(instruction, frame.computation, times, is_fused, is_beside, caller)
             yield executed
@@ -151,14 +151,14 @@ _Value = _Number | _Tuple | None
 
 @dataclass(frozen=True)
 class Frame:
-    """A computation in one place where it runs: what its parameters are."""
+    """A computation in one place where it runs, with the values of its parameters."""
 
     module: Module
     computation: Computation
     parameter: Callable[[int, int], _Value]
 
     def resolve(self, key: int, depth: int = 0) -> _Value:
-        """Returns what an instruction's value is; None where that is not known."""
+        """Returns the value of an instruction; None where it is not known."""
         instruction = self.computation.instructions.get(key)
         if instruction is None or depth > _DEEPEST:
             return None
@@ -185,12 +185,12 @@ class Loop:
 
     @cached_property
     def body(self) -> Frame:
-        """The frame of its body, in which elements that do not change are what they were before the loop."""
+        """The frame of its body, in which unchanged elements have their values from before the loop."""
         return Frame(self.frame.module, self._body, lambda _, __: _Tuple(self._find_kept))
 
     @cached_property
     def trips(self) -> int | None:
-        """How often the body runs; None where that cannot be told."""
+        """The number of times that the body runs; None where it is not known."""
         told = self.instruction.backend_config.get("known_trip_count")
         if isinstance(told, dict) and str(told.get("n", "")).isdigit():
             return int(told["n"])
@@ -212,7 +212,7 @@ class Loop:
         return _count_trips(start.offset + left.offset, right.offset, step, direction)
 
     def _settle(self, number: _Number) -> _Number:
-        """Returns the number itself, where it is an element that the loop keeps as it was."""
+        """Returns the number itself, where it is an element that the loop does not change."""
         kept = self._find_kept(number.index, 0) if number.index is not None else None
         return _Number(kept.offset + number.offset) if isinstance(kept, _Number) and kept.index is None else number
 

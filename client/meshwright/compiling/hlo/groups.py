@@ -1,11 +1,11 @@
-"""Which devices take part in a collective together, and which axes of a mesh that is.
+"""The groups of devices of a collective, and the mesh axes of these groups.
 
 Groups are read in each form that XLA's protobuf has: lists, iota lists, and axes of a mesh. The axes of a collective
 come from its groups, never from its size: the smallest set of axes whose groups hold each of the collective's groups.
-XLA cuts an axis in two to go through a torus dimension by dimension: such groups are smaller than the axis and still
-its own. Groups that are not a box of the mesh have no axis.
-Ids are places in the mesh, row-major. A program that runs on several slices numbers the places of one of them; what it
-sends between slices has devices' own ids.
+XLA splits an axis in two to go through a torus dimension by dimension. Such groups are smaller than the axis and still
+belong to it. Groups that are not a box of the mesh have no axis.
+Ids are places in the mesh, row-major. A program that runs on several slices numbers the places of one of them.
+Transfers between slices use the devices' own ids.
 Source: openxla/xla, replica_group.cc and mesh_and_axis.cc.
 """
 
@@ -86,11 +86,11 @@ def join_pairs(pairs: Sequence[tuple[int, int]]) -> Groups:
 
 @dataclass(frozen=True)
 class MeshIds:
-    """The places of a mesh, as the ids of a program name them.
+    """The places of a mesh, as numbered by the ids of a program.
 
     Attributes:
         shape: axis sizes.
-        device_count: devices whose ids the program has: those of one granule, where it runs on several.
+        device_count: number of devices with ids in the program: those of one granule, where it runs on several.
         granules: the granule of each place, row-major; empty: there is one.
         device_ids: JAX's id of the device in each place; empty: the program has no ids of other slices.
     """
@@ -106,7 +106,8 @@ class MeshIds:
         return math.prod(self.shape.values())
 
     def name_axes(self, groups: Iterable[Sequence[int]]) -> str:
-        """Returns the axes that groups of a program's ids run over: "tp", "dp,fsdp"; "?" where they are of none."""
+        """Returns the axes that groups of a program's ids run over: "tp", "dp,fsdp"; "?" where the groups match no
+        axes."""
         varying: set[int] = set()
         try:
             for group in groups:
@@ -176,7 +177,7 @@ def _expand_mesh(groups: Any) -> Groups:
 
 
 def _cut_axis(size: int, parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Returns (what stands before, size) of the pieces of an axis that parts of it are made of."""
+    """Returns (product of the sizes before it, size) of the pieces that parts of an axis consist of."""
     ends = {1, size}
     for _, before, part in parts:
         ends |= {before, before * part} if part else set()

@@ -67,7 +67,7 @@ DTYPES: Final = (
 _TUPLE: Final = DTYPES.index("tuple")
 
 _CALLERS: Final = frozenset({"fusion", "call", "conditional", "while", "async-start"})
-"""Opcodes whose computations run as often as their caller."""
+"""Opcodes whose computations run once per run of their caller."""
 
 _APPLIERS: Final = frozenset(
     {"all-reduce", "all-reduce-start", "custom-call", "map", "reduce", "reduce-scatter", "reduce-window", "scatter"}
@@ -107,8 +107,8 @@ class Instruction:
         name: such as all-reduce.3.
         opcode: such as all-reduce-start.
         operands: ids of instructions of the same computation.
-        called: ids of the computations that run as often as it; of a `while` body, then condition.
-        message: what the protobuf says of it.
+        called: ids of the computations that it calls, which run equally often; of a `while` body, then condition.
+        message: its protobuf message.
     """
 
     id: int
@@ -125,7 +125,7 @@ class Instruction:
 
     @cached_property
     def backend_config(self) -> Mapping[str, Any]:
-        """What the platform's compiler noted; empty where it noted nothing that can be read."""
+        """The config of the platform's compiler; empty where there is none that can be read."""
         try:
             config = json.loads(self.message.backend_config or b"{}")
         except ValueError:  # Triton kernels note MLIR here
@@ -134,7 +134,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """The JAX operation that it was made from, or nothing."""
+        """The JAX operation of its origin, or ""."""
         return str(self.message.metadata.op_name)
 
     @property
@@ -144,7 +144,7 @@ class Instruction:
 
     @property
     def attributes(self) -> Mapping[str, str]:
-        """What JAX and the compiler's passes noted on it."""
+        """The attributes that JAX and the compiler's passes set on it."""
         return {entry.key: entry.value for entry in self.message.frontend_attributes.map}
 
     @property
@@ -168,7 +168,7 @@ class Computation:
 
     @cached_property
     def places(self) -> Mapping[int, int]:
-        """Where each instruction stands in `order`."""
+        """The index of each instruction in `order`."""
         return {key: place for place, key in enumerate(self.instructions)}
 
 
@@ -180,7 +180,7 @@ class Module:
         main: the computation that runs.
         computations: by id.
         device_count: devices that its ids number: those of one slice, where a program runs on several.
-        unknown: what this reader does not know of it, in words.
+        unknown: the parts that this reader does not know, in words.
     """
 
     main: Computation
@@ -283,7 +283,7 @@ def _list_arrays(shape: Any) -> Iterator[ArrayShape]:
 
 
 def _list_unknown(module: Any) -> Iterator[str]:
-    """Yields what could be missing in a report: fields, opcodes and data types that this reader does not know."""
+    """Yields parts that may be missing in a report: fields, opcodes and data types that this reader does not know."""
     if numbers := list_unknown_fields(module, _LATEST_FIELD["Module"]):
         yield f"fields {numbers} of the module"
     for computation in module.computations:

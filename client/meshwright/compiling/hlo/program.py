@@ -1,11 +1,11 @@
-"""What a compiled program does: its collectives by axis and kind, and on TPU the time of the compiler's own cycles.
+"""Reads a compiled program: its collectives by axis and kind, and on TPU the time of the compiler's own cycles.
 
 Collectives: bytes come from operands, as nccl-tests counts sizes, so that asynchronous forms, whose results hold
 operand and result, are counted like the others; -done is not counted. An all-reduce that is fused with taking each
-device's part is a reduce-scatter (libtpu writes it so). What goes to other slices is written as send and recv and is
-reported as the collective that it stands for, with the strategy "Megascale".
-Time: each instruction that runs counts once, a fusion by its own estimate and not by its parts. What runs beside the
-program (copies that are prefetched, SparseCores) and what has no estimate (collectives, Pallas kernels) adds nothing.
+device's part is a reduce-scatter (libtpu writes it so). Transfers to other slices are written as send and recv. They
+are reported as the collective that they implement, with the strategy "Megascale".
+Time: each instruction that runs counts once, a fusion by its own estimate and not by its parts. Instructions that run
+beside the program (prefetched copies, SparseCores) or have no estimate (collectives, Pallas kernels) add nothing.
 Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (sizes); programs of libtpu 0.0.42 and 0.0.50 and jaxlib.
 """
 
@@ -29,13 +29,13 @@ LIMITS: Final = (
 )
 
 UNKNOWN_COUNT: Final = 5
-"""Of what is not known in a program that are listed."""
+"""The maximum number of listed unknowns of a program."""
 
 GROUPS_CHARS: Final = 256
-"""Of written groups that are told: thousands of devices one by one would be most of an answer."""
+"""The maximum length of reported groups: a list of thousands of devices would dominate the answer."""
 
 _FIRST_ONLY: Final = frozenset({"ragged-all-to-all", "collective-permute", "send"})
-"""Whose other operands are places in buffers, or the buffer of the result."""
+"""Opcodes whose other operands are offsets in buffers, or the buffer of the result."""
 
 _TRANSFERS: Final[Mapping[str, CollectiveOp]] = {
     "ALL_REDUCE": "all-reduce",
@@ -44,7 +44,7 @@ _TRANSFERS: Final[Mapping[str, CollectiveOp]] = {
     "ALL_TO_ALL": "all-to-all",
     "ONE_TO_ONE": "collective-permute",
 }
-"""libtpu's names for what goes between slices."""
+"""libtpu's names for transfers between slices."""
 
 _CHAIN_START: Final = "AsyncCollectiveStart"
 _IDLE_CALLS: Final = ("PrepareAsyncCall", "AllocateBuffer")
@@ -53,12 +53,12 @@ _WORK: Final = frozenset({"fusion", "dot", "convolution", "custom-call", "while"
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """Of one step on one device.
+    """The facts of one step on one device.
 
     Attributes:
         collectives: one entry for each axis, kind and size of group; the most bytes first.
-        estimate: the compiler's own time; None but on TPU.
-        notices: what could not be read, and what was assumed instead.
+        estimate: the compiler's own time; None except on TPU.
+        notices: facts that could not be read, with the assumptions used instead.
     """
 
     collectives: tuple[VerifiedCollective, ...]
@@ -75,7 +75,7 @@ def read_program(
     granules: Sequence[int] = (),
     device_ids: Sequence[int] = (),
 ) -> ProgramFacts:
-    """Returns what a compiled program does in a step of one device.
+    """Returns the facts of a compiled program for a step of one device.
 
     Args:
         serialized: `compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()`.
@@ -84,11 +84,11 @@ def read_program(
         clock_hz: of a TensorCore; None gives no estimate.
         granules: the granule of each place of the mesh, row-major: a program for several TPU slices numbers the
             devices of one. Empty: there is one.
-        device_ids: JAX's id of the device in each place of the mesh: what TPU programs call devices of other slices;
-            empty where there are none.
+        device_ids: JAX's id of the device in each place of the mesh: the ids of devices of other slices in TPU
+            programs. Empty where there are no other slices.
 
     Raises:
-        ValueError: it is not the protobuf of an HLO module.
+        ValueError: `serialized` is not the protobuf of an HLO module.
     """
     module = parse_module(serialized)
     notices: list[Notice] = []
@@ -122,10 +122,10 @@ def build_incomplete(reason: str) -> Notice:
 
 
 def build_estimate(executed: Iterable[Executed], clock_hz: float) -> StepEstimate | None:
-    """Returns the estimate of a program; None where the compiler told no cycles at all.
+    """Returns the estimate of a program; None where the compiler reports no cycles at all.
 
     Args:
-        executed: what the program runs.
+        executed: the instructions that run.
         clock_hz: of a TensorCore.
     """
     total = attention = 0.0
@@ -140,7 +140,7 @@ def build_estimate(executed: Iterable[Executed], clock_hz: float) -> StepEstimat
 
 
 def read_cycles(instruction: Instruction) -> int | None:
-    """Returns the compiler's estimate for one run of an instruction; None where it has none."""
+    """Returns the compiler's estimate for one run of an instruction; None where there is no estimate."""
     if b"estimated_cycles" not in instruction.message.backend_config:  # most instructions: their JSON need not be read
         return None
     cycles = str(instruction.backend_config.get("window_config", {}).get("estimated_cycles", ""))
@@ -161,7 +161,7 @@ class CollectiveReader:
     _known: dict[bytes, tuple[str, Groups, str]] = field(default_factory=dict, repr=False)
 
     def read_collective(self, executed: Executed) -> VerifiedCollective | None:
-        """Returns the collective that an instruction is; None where it is none, or where no device takes part."""
+        """Returns the collective of an instruction; None where it is not a collective, or no device takes part."""
         instruction = executed.instruction
         if instruction.opcode == "send":
             return self._read_send(executed)
@@ -242,7 +242,7 @@ def merge_parts(parts: Iterable[VerifiedCollective]) -> tuple[VerifiedCollective
     """Returns one entry for each axis, kind and size of group; the most bytes first."""
     merged: dict[tuple[str, str, int], list[VerifiedCollective]] = {}
     for part in parts:
-        # groups of no axis are kept apart: their pairs or groups are all that is known of them
+        # groups without an axis stay separate: only their pairs or groups identify them
         key = (part.axis if part.axis != UNKNOWN_AXIS else part.groups, part.op, part.group_size)
         merged.setdefault(key, []).append(part)
     entries = [_merge(group) for group in merged.values()]
@@ -290,7 +290,7 @@ def _is_continued(executed: Executed) -> bool:
 
 
 def _is_scattered(executed: Executed) -> bool:
-    """Returns whether the all-reduce of a fusion is done as a reduce-scatter, as its emitter or its name says."""
+    """Returns whether the all-reduce of a fusion is done as a reduce-scatter, by its emitter or its name."""
     caller = executed.caller
     if caller is None or caller.instruction.opcode != "fusion":
         return False
@@ -330,7 +330,7 @@ def _read_algorithm(executed: Executed) -> tuple[str | None, int | None, int | N
 
 
 def read_algorithm(config: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
-    """Returns (strategy, colours, phases) of a collective's `backend_config`, each None where the compiler has none."""
+    """Returns (strategy, colors, phases) of a collective's `backend_config`, each None where it is missing."""
     if told := config.get("collective_algorithm_config"):
         return _read_told(told)
     if offload := config.get("collective_offload_config"):
@@ -339,7 +339,7 @@ def read_algorithm(config: Mapping[str, Any]) -> tuple[str | None, int | None, i
 
 
 def _read_told(told: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
-    """Reads what a TensorCore does; where it names no strategy, its emitter."""
+    """Reads the algorithm of a TensorCore; where it has no strategy, its emitter."""
     debug = str(told.get("debug", ""))
     strategy = str(told.get("strategy") or told.get("emitter") or "")
     return strategy or None, _choose_count(debug, r"\bcolors:(\d+)", min), _choose_count(debug, r"\bphases:(\d+)", max)
@@ -351,7 +351,7 @@ def _choose_count(debug: str, pattern: str, choose: Callable[[Iterable[int]], in
 
 
 def _read_offload(offload: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
-    """Reads what the SparseCores do (tpu7x): a colour has a ring for every phase."""
+    """Reads the algorithm of the SparseCores (tpu7x): a color has a ring for every phase."""
     told = next((config for config in offload.values() if isinstance(config, dict)), {})
     colours = told.get("ici_strategy_config", {}).get("color_strategies", [])
     phases = max((len(colour.get("phase_rings", ())) for colour in colours), default=None)

@@ -1,6 +1,6 @@
 """The training step that is compiled: a decoder-only transformer as clean JAX.
 
-Rule: the names of the mesh's axes say how it is sharded.
+Rule: the names of the mesh's axes define how it is sharded.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ and tensor axes ("sequence parallelism", Korthikanti et al., arXiv:2205.05198); 
 split over the tensor axes instead.
 
 Attention is causal and computed in blocks of keys, so that the matrix of scores is never held whole (Dao et al.,
-"FlashAttention-2", arXiv:2307.08691, algorithms 1 and 2, in plain XLA), or plainly where asked. The forward pass keeps
+"FlashAttention-2", arXiv:2307.08691, algorithms 1 and 2, in plain XLA), or plainly where asked. The forward pass saves
 the output and one number a row; the backward pass computes the scores again.
 
-The embedding's gradient goes to the devices that keep its columns by an all-to-all over each axis, and is added up
-there. It is written per device, because the partitioner would gather the gradients of the whole batch on every device.
+The embedding's gradient goes to the devices with its columns by an all-to-all over each axis, and is summed there. It
+is written per device, because the partitioner would gather the gradients of the whole batch on every device.
 
-Experts: each token goes to its best experts, with as many places in each as the capacity factor gives. Tokens are
+Experts: each token goes to its best experts. The capacity factor sets the number of places of each expert. Tokens are
 assigned inside their own row and context shard, without communication; places move to the devices of their expert by an
 all-to-all over the expert axes, and back. Tokens beyond an expert's places are dropped, as in Switch and GShard
 (arXiv:2101.03961, arXiv:2006.16668).
@@ -39,7 +39,7 @@ BLOCK: Final = 512
 """Keys in a block: scores of a block are [.., queries, 512]."""
 
 _MASKED: Final = -1e30
-"""Not −inf, of which differences are no numbers."""
+"""Not −inf, since a difference of two −inf is not a number."""
 
 
 def attend(query: Array, key: Array, value: Array, *, blocked: bool) -> Array:
@@ -47,8 +47,8 @@ def attend(query: Array, key: Array, value: Array, *, blocked: bool) -> Array:
 
     Args:
         query: [batch, queries, heads, group, size]: `group` queries share each head of keys.
-        key, value: [batch, keys, heads, size]; as many keys as queries.
-        blocked: in blocks; else scores as one array.
+        key, value: [batch, keys, heads, size]; the number of keys is that of queries.
+        blocked: computes in blocks; otherwise the scores are one array.
     """
     with jax.named_scope("attention"):
         if not blocked or key.shape[1] <= BLOCK:
@@ -209,10 +209,10 @@ def _list_axes(entry: str | Axes | None) -> Axes:
 
 
 class Deal(NamedTuple):
-    """Who goes where, for tokens [groups.., tokens].
+    """The assignment of tokens [groups.., tokens] to places of experts.
 
     Attributes:
-        token: [groups.., experts, places] which token stands there; the number of tokens where none does.
+        token: [groups.., experts, places] the token at each place; the number of tokens where the place is empty.
         place: [groups.., tokens, choices] place in the expert; the number of places where it was dropped.
         expert: [groups.., tokens, choices].
         weight: [groups.., tokens, choices] in float32.
@@ -225,7 +225,7 @@ class Deal(NamedTuple):
 
 
 def count_places(model: ModelSpec, tokens: int, capacity_factor: float) -> int:
-    """Returns how many tokens of a group each expert takes."""
+    """Returns the number of tokens of a group that each expert takes."""
     average = tokens * (model.num_experts_per_tok or 1) / (model.num_experts or 1)
     return min(tokens, math.ceil(average * capacity_factor))
 
@@ -244,7 +244,7 @@ def deal_tokens(scores: Array, model: ModelSpec, places: int) -> Deal:
 
 
 def _invert(expert: Array, place: Array, tokens: int, experts: int, places: int) -> Array:
-    """Returns which token stands at each place: [groups.., experts, places]."""
+    """Returns the token at each place: [groups.., experts, places]."""
 
     def invert(expert: Array, place: Array) -> Array:
         numbers = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32)[:, None], expert.shape)
@@ -331,10 +331,10 @@ class Decoder:
         return self._layout.put(self._rest(normed), axes.batch, axes.context, None)
 
     def _again(self, function: Callable[..., Array]) -> Callable[..., Array]:
-        """Returns a function of which the backward pass keeps no more than its arguments, where else it would all.
+        """Returns a function whose backward pass saves only its arguments, where it would otherwise save all.
 
-        With remat none: what a matmul gathered is gathered again, though its result is kept; norms begin from their
-        narrow input.
+        With remat none, the gathered input of a matmul is gathered again, though its result is saved. Norms are
+        computed again from their narrow input.
         """
         return jax.checkpoint(function) if self._training.remat == "none" else function
 

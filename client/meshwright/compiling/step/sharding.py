@@ -1,10 +1,10 @@
 """Where the compiled step places its tensors: mesh axes for each dimension, the model's parameters, and array
 shardings.
 
-Axes go by what their names mean. Batches are split over data, fsdp and expert axes; sequences over context axes, and
-between layers over tensor axes too; weights over fsdp and tensor axes, experts over expert axes. In a mesh with an fsdp
-axis weights are split over its context and expert axes too, as far as they divide (as MaxText's `embed` rule and
-torchtitan's dp_shard_cp do).
+Axes are used by the roles of their names. Batches are split over data, fsdp and expert axes; sequences over context
+axes, and between layers over tensor axes too; weights over fsdp and tensor axes, experts over expert axes. In a mesh
+with an fsdp axis weights are split over its context and expert axes too, as far as they divide (as MaxText's `embed`
+rule and torchtitan's dp_shard_cp do).
 
 The parameters here, and no others, are trained; their number is the model's parameter count. Layers are stacked, or
 listed where they are not scanned. A gather has a scatter as its gradient, so that no device sums whole gradients of
@@ -89,11 +89,11 @@ Way = tuple[NamedSharding, ...]
 """Shardings that a gradient goes through, the last of them that of its weight."""
 
 GATHERED: Final = "gathered_weight"
-"""The name by which remat knows weights that were gathered: they are gathered again, never kept."""
+"""The name that marks gathered weights for remat: they are gathered again, never saved."""
 
 
 EXPERT_MATMUL: Final = "expert_matmul"
-"""The name of what experts' matmuls give, which remat's own rule for matmuls takes for a batch of small ones."""
+"""The name of the results of experts' matmuls. Remat's own rule for matmuls treats them as a batch of small ones."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,12 @@ class Layout:
         return pin(value, NamedSharding(self.mesh, build_spec(*dimensions)))
 
     def gather(self, weight: Array, tensor: Tensor, dtype: Any) -> Array:
-        """Returns a weight as a matmul takes it: in `dtype`, gathered over fsdp; its gradient is scattered."""
+        """Returns a weight in the form of a matmul: in `dtype`, gathered over fsdp. Its gradient is scattered."""
         if tensor.stored == tensor.used:
             return weight.astype(dtype)
         stored, used = NamedSharding(self.mesh, tensor.stored), NamedSharding(self.mesh, tensor.used)
-        # Over batch axes first: asked at once for parts over context axes too, the partitioner would split the far
-        # larger operands like the gradient, and gather the whole batch for it.
+        # Over batch axes first: given a constraint over context axes at the same time, the partitioner would split the
+        # far larger operands like the gradient, and gather the whole batch for it.
         batched = NamedSharding(self.mesh, _leave_out(tensor.stored, self.axes.context))
         way = (stored,) if batched == stored else (batched, stored)
         return keep(_gather(weight, way, used, dtype), GATHERED)

@@ -1,8 +1,8 @@
 """The training step that is compiled for a plan: forward, loss, backward, clipping and optimizer, with abstract
 arguments.
 
-Nothing is computed or placed here: the arguments are shapes with shardings. The batch is processed in as many parts as
-gradients are accumulated over.
+Nothing is computed or placed here: the arguments are shapes with shardings. The batch is processed in one part per
+gradient accumulation step.
 
 The loss is the cross-entropy over a vocabulary that is split over the tensor axes. It takes a piece of the sequence at
 a time, and computes its logits again in the backward pass, so that the logits of a whole batch never exist at once.
@@ -61,11 +61,11 @@ def measure_loss(hidden: Array, targets: Array, head: Array, layout: Layout) -> 
         hidden = layout.put(hidden, axes.batch, axes.context, None)
         parts = (_cut(hidden, shards, pieces, layout), _cut(targets, shards, pieces, layout))
         total = _loop(head, parts, layout)
-    return total / float(math.prod(targets.shape))  # as an integer it may be none of 32 bits
+    return total / float(math.prod(targets.shape))  # as an integer it may exceed 32 bits
 
 
 def count_pieces(length: int) -> int:
-    """Returns into how many equal pieces a device's sequence is cut so that none is above `PIECE`."""
+    """Returns the number of equal pieces of a device's sequence, none above `PIECE`."""
     return next(count for count in range(math.ceil(length / PIECE), length + 1) if length % count == 0)
 
 
@@ -112,7 +112,7 @@ NORM_MAX: Final = 1.0
 
 
 def list_moments(training: TrainingSpec) -> dict[str, Any]:
-    """Returns which moments the optimizer keeps for each weight, and their types; None: as the weight."""
+    """Returns the moments that the optimizer stores for each weight, and their types; None: the weight's type."""
     if training.optimizer == "sgd":
         return {}
     return {"first_moment": training.first_moment_dtype, "second_moment": training.second_moment_dtype}
@@ -179,11 +179,11 @@ class BuiltStep:
 
 
 def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltStep:
-    """Returns the training step of a model on a mesh whose axes are named by what they are for.
+    """Returns the training step of a model on a mesh whose axes are named by their roles.
 
     Raises:
-        NotCompiledError: the mesh has an axis that the step does not know, or does not have; or the model has what the
-            step has not.
+        NotCompiledError: the mesh has an unknown axis, or one that the step does not support; or the step does not
+            support the model.
     """
     check_expressible(model, training.sequence_length)
     check_axes(dict(mesh.shape))
@@ -290,7 +290,7 @@ def _take_layer(layers: Tensors | tuple[Tensors, ...]) -> Tensors:
 
 
 def _remember(apply: Callable[[Array, Tree], Array], training: TrainingSpec) -> Callable[[Array, Tree], Array]:
-    """Returns the layer with what it keeps for the backward pass; gathered weights are never kept."""
+    """Returns the layer with its saved activations for the backward pass; gathered weights are never saved."""
     policies = jax.checkpoint_policies
     match training.remat:
         case "none":

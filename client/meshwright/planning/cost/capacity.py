@@ -1,6 +1,6 @@
-"""How many bytes of a device a job may use.
+"""The number of bytes of a device that a job may use.
 
-Rule: of a TPU what its compiler takes before it refuses, of a GPU the part that JAX takes at its start. Knows no step.
+Rule: on TPU the limit of its compiler, on GPU the part that JAX reserves at its start. Independent of the step.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ USABLE_BYTES: Final[Mapping[str, float]] = {
 }
 """GiB of one JAX device that a program may use, by family.
 
-Source: XLA's TPU compiler, asked with a program that cannot fit (`compiling.report`), libtpu 0.0.42.1."""
+Source: the error of XLA's TPU compiler for a program that cannot fit (`compiling.report`), libtpu 0.0.42.1."""
 
 GPU_FRACTION: Final = 0.75
-"""Of a GPU's memory, what JAX takes unless it is told otherwise. Source: docs.jax.dev, "GPU memory allocation"."""
+"""The part of a GPU's memory that JAX takes by default. Source: docs.jax.dev, "GPU memory allocation"."""
 
 TRAINING_FRACTION: Final = 0.92
-"""Of a GPU's memory, what a training job takes that has its GPUs alone; the rest is for the driver, CUDA's context and
-NCCL. Assumed: people start JAX with 0.9 to 0.95."""
+"""The part of a GPU's memory that a training job takes if it is alone on its GPUs; the rest is for the driver, CUDA's
+context and NCCL. Assumed: people start JAX with 0.9 to 0.95."""
 
 _GIB: Final = 2**30
 
@@ -38,7 +38,7 @@ def find_memory_fraction(strategy: str | None, *, trains: bool) -> float:
     """Returns the part of a GPU's memory that a job is started with.
 
     Args:
-        strategy: "conservative", "balanced" or "aggressive"; None: not said.
+        strategy: "conservative", "balanced" or "aggressive"; None: not given.
         trains: whether a model is trained.
     """
     if strategy is not None:
@@ -51,8 +51,8 @@ def find_capacity(chip: Chip, memory_bytes: int | None = None, fraction: float |
 
     Args:
         chip: a row of the table.
-        memory_bytes: that the host's own device has; None: as the table says. A TPU's compiler knows its own bound.
-        fraction: of a GPU's memory, that the job is started with; None: JAX's own.
+        memory_bytes: memory of the host's own device; None: from the table. On TPU the limit comes from the compiler.
+        fraction: the part of a GPU's memory that the job is started with; None: JAX's default.
     """
     if chip.platform == "tpu":
         usable = USABLE_BYTES.get(chip.family)

@@ -1,8 +1,8 @@
-"""How long a collective takes: bytes over what a group's devices talk over, and the steps that it makes.
+"""The time of a collective: its bytes over the links of its group, and its steps.
 
-A time is what starts the collective, its steps, and its bytes over the links that it uses at once. Figures in, seconds
-out, each one number or an array over candidates. Knows no chip and no mesh: `Wire` says all. What wires really reach is
-in `reached.py`. A collective of no bytes, or over a group of one device, takes exactly 0 s.
+A time is the start of the collective, its steps, and its bytes over the links that it uses at once. Figures in, seconds
+out, each one number or an array over candidates. Independent of chips and meshes: `Wire` has all figures. The real
+rates of wires are in `reached.py`. A collective of no bytes, or over a group of one device, takes exactly 0 s.
 
 Source: jax-ml/scaling-book at 0819a7d8, sharding.md (torus), and at 1a55377a, gpus.md (switches, several nodes).
 """
@@ -28,7 +28,7 @@ Flags = bool | NDArray[np.bool_]
 
 
 def read_figure(value: ArrayLike) -> NDArray[np.float64]:
-    """Returns an array of what a formula is given, without dimensions for a single number."""
+    """Returns the argument of a formula as an array, without dimensions for a single number."""
     return np.asarray(value, dtype=np.float64)
 
 
@@ -50,21 +50,21 @@ NETWORK_HOP_S: Final = 8.5e-6
 
 @dataclass(frozen=True)
 class Wire:
-    """What the devices of one mesh axis's group talk over.
+    """The links between the devices of one mesh axis's group.
 
     Attributes:
         size: devices in the group.
         bytes_per_s: into one device from its group, one way, over all links that a collective uses at once: both ways
             round a ring and all dimensions of a torus together; one link of a line.
         middle_bytes_per_s: one way from one half of the group to the other, where a quarter of an all-to-all crosses.
-            Infinite behind a switch that blocks nothing.
+            Infinite behind a non-blocking switch.
         neighbour_bytes_per_s: from one device to the next of its group, one way; None: `bytes_per_s`.
-        hops: steps that gathering takes one after the other: n ÷ 2 round a ring both ways, n − 1 along a line or one
-            way round, over several dimensions their sum.
+        hops: sequential steps of an all-gather: n ÷ 2 round a ring both ways, n − 1 along a line or one way round, over
+            several dimensions their sum.
         neighbour_hops: steps from one device to the next of its group.
         hop_s: latency of one step.
-        start_s: what passes before the first byte: launch and protocol.
-        ramp_s_per_root_byte: more for each √byte that comes into a device: how slowly messages come up to speed.
+        start_s: time before the first byte: launch and protocol.
+        ramp_s_per_root_byte: added for each √byte that comes into a device: messages reach full speed slowly.
         reached_ratio: part of the rates that long messages reach.
         is_ring: whole parts go both ways round, so that the last one of an even ring may come from both sides.
         hides_latency: steps overlap with the bytes under way, so that the longer of both counts; else their sum.
@@ -103,7 +103,7 @@ def time_all_gather(byte_count: Numbers, wire: Wire) -> Figure:
 
     Args:
         byte_count: of the whole array, gathered (V).
-        wire: what the group talks over.
+        wire: the links of the group.
 
     Source: sharding.md, "How is an AllGather actually performed?"; gpus.md, "Intra-node collectives".
     """
@@ -115,7 +115,7 @@ def time_all_reduce(byte_count: Numbers, wire: Wire) -> Figure:
 
     Args:
         byte_count: of the array that each device has, before and after.
-        wire: what the group talks over.
+        wire: the links of the group.
 
     Source: sharding.md, Case 3; gpus.md, "Intra-node collectives" (without reductions in the switch).
     """
@@ -125,12 +125,12 @@ def time_all_reduce(byte_count: Numbers, wire: Wire) -> Figure:
 def time_all_to_all(byte_count: Numbers, wire: Wire) -> Figure:
     """Returns the seconds in which every device sends each other one its part.
 
-    Bound by what a device gets, V·(n − 1) ÷ (n²·W), or by what crosses the middle, V ÷ (4·W_middle): a quarter of an
-    all-gather's on a ring, n times less on a switch.
+    Bound by the bytes into a device, V·(n − 1) ÷ (n²·W), or by the bytes across the middle, V ÷ (4·W_middle): a quarter
+    of an all-gather's on a ring, n times less on a switch.
 
     Args:
-        byte_count: of the whole array over all devices (V): n times what one device has.
-        wire: what the group talks over.
+        byte_count: of the whole array over all devices (V): n times the part of one device.
+        wire: the links of the group.
 
     Source: sharding.md, "Our final communication primitive: the AllToAll", and its count of chunks; gpus.md, AllToAlls.
     """
@@ -143,8 +143,8 @@ def time_permute(byte_count: Numbers, wire: Wire) -> Figure:
     """Returns the seconds in which every device sends to the next one: a ring's shift, or from one stage to the next.
 
     Args:
-        byte_count: what one device sends.
-        wire: what the group talks over.
+        byte_count: bytes that one device sends.
+        wire: the links of the group.
 
     Source: tpus.md, Question 5: the first byte comes after the latency, the others at the link's rate.
     """
@@ -190,7 +190,8 @@ def time_all_reduce_across(byte_count: Numbers, inner: Wire, outer: Wire, *, pip
 
 
 def time_all_to_all_across(byte_count: Numbers, inner: Wire, outer: Wire, *, pipelined: Flags = True) -> Figure:
-    """Returns the seconds of an all-to-all over M nodes: V·(M − 1) ÷ (M²·g·W) across, and what stays in each node.
+    """Returns the seconds of an all-to-all over M nodes: V·(M − 1) ÷ (M²·g·W) across, and the part that stays in each
+    node.
 
     Args:
         byte_count: of the whole array over all devices.
@@ -213,21 +214,21 @@ def torus_wire(
     strides: Sequence[Numbers] | None = None,
     hop_s: Numbers = ICI_HOP_S,
 ) -> Wire:
-    """Returns what a group talks over that fills these dimensions of a torus.
+    """Returns the wire of a group that fills these dimensions of a torus.
 
     A ring gives a device two links at once, a line one (its ends have no more); all dimensions are used together.
     Worked example: a v5p axis over 4×4 of wrapped links of 90 GB/s has 360 GB/s; over 4 chips in a line 90.
 
     Args:
         link_bytes_per_s: of one link, one way.
-        dims: how many devices of the group stand along each dimension; 1: none of it.
+        dims: the number of devices of the group along each dimension; 1: the dimension is not used.
         wraps: whether they close to a ring there; two devices are a line.
-        strides: hops from one device of the group to the next along each dimension; so many groups share the links
-            between. None: 1.
+        strides: hops from one device of the group to the next along each dimension; this is also the number of groups
+            that share the links. None: 1.
         hop_s: latency of one hop.
 
     Raises:
-        ValueError: not as many wraps or strides as dimensions, or a figure that no wire has.
+        ValueError: the number of wraps or strides differs from that of dimensions, or a figure is out of range.
 
     Source: sharding.md, "What happens when we AllGather over multiple axes?", and the quiz on a v5e without wrap. The
     middle of the group is its narrowest cut: all rows along its longest dimension, both ways round a ring.
@@ -260,7 +261,7 @@ def torus_wire(
 def gpu_wire(
     bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NVLINK_HOP_S, pair_bytes_per_s: float | None = None
 ) -> Wire:
-    """Returns what the GPUs of a host, or of an NVLink domain, talk over, in a ring of n − 1 steps.
+    """Returns the wire of the GPUs of a host, or of an NVLink domain, with a ring of n − 1 steps.
 
     Behind switches each GPU has all its links to any other. Without switches it has only its links to the n − 1 others
     of its group.
@@ -269,7 +270,7 @@ def gpu_wire(
         bytes_per_s: of one GPU's links together, one way (450e9 of an H100).
         size: GPUs in the group.
         hop_s: latency of one step.
-        pair_bytes_per_s: from one GPU to one other, one way; None: all that it has.
+        pair_bytes_per_s: from one GPU to one other, one way; None: its whole rate.
 
     Source: gpus.md, "Intra-node collectives"; stas00/ml-engineering at 744d01e, network/README.md: between MI300X
     64 GB/s from one to one, 448 GB/s among eight.
@@ -283,7 +284,7 @@ def gpu_wire(
 
 
 def network_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NETWORK_HOP_S) -> Wire:
-    """Returns what devices of different hosts or slices talk over: a network without blocking, by a tree of ⌈log₂ n⌉.
+    """Returns the wire between devices of different hosts or slices: a non-blocking network, by a tree of ⌈log₂ n⌉.
 
     Args:
         bytes_per_s: one device's share of its host's NICs, one way.
@@ -297,7 +298,7 @@ def network_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NETWOR
 
 
 def _time(wire: Wire, moved_bytes: NDArray[np.float64], hops: NDArray[np.float64]) -> Figure:
-    """Returns the seconds in which so many bytes come into a device, in so many steps."""
+    """Returns the seconds in which these bytes come into a device, in this number of steps."""
     carried_s = moved_bytes / (read_figure(wire.bytes_per_s) * read_figure(wire.reached_ratio))
     carried_s = carried_s + read_figure(wire.ramp_s_per_root_byte) * np.sqrt(moved_bytes)
     latency_s = hops * read_figure(wire.hop_s)
@@ -317,12 +318,12 @@ Place = Literal["inside", "across"]
 
 @dataclass(frozen=True)
 class Reached:
-    """One row: what one collective over a group of `size` devices reached.
+    """One row: the measured efficiency of one collective over a group of `size` devices.
 
     Attributes:
         family: a chip's hardware type ("a100"), or a platform ("gpu", "tpu") for all others.
         reached_ratio: part of the chip's published rate, one way, of all links that it uses.
-        start_s, hop_s, ramp_s_per_root_byte: as in `Wire`; None: nobody says.
+        start_s, hop_s, ramp_s_per_root_byte: as in `Wire`; None: not known.
         source: where it comes from.
     """
 
@@ -338,15 +339,15 @@ class Reached:
 
 
 def calibrate(wire: Wire, family: str, platform: str, operation: Operation, place: Place = "inside") -> Wire:
-    """Returns the wire with what the table says for each of its group sizes; the published rates stay in it.
+    """Returns the wire with the table's calibration for each of its group sizes; it keeps the published rates.
 
-    The row of the largest group that is no larger counts, else that of the smallest.
+    Uses the row of the largest group that is no larger, otherwise that of the smallest group.
 
     Args:
         wire: with published rates.
         family: of the chip, a value of `HardwareType`, such as "a100".
-        platform: "gpu" or "tpu": whose row counts where the family has none.
-        operation: which collective; one without a row has that of the all-reduce.
+        platform: "gpu" or "tpu": its row is used where the family has none.
+        operation: which collective; one without a row uses that of the all-reduce.
         place: inside a node or slice, or across.
 
     Raises:
@@ -370,7 +371,7 @@ def calibrate(wire: Wire, family: str, platform: str, operation: Operation, plac
 
 
 def find_reached(family: str, platform: str, operation: Operation, place: Place = "inside") -> tuple[Reached, ...]:
-    """Returns the rows that count for a chip's collective, the smallest group first.
+    """Returns the rows that apply to a chip's collective, the smallest group first.
 
     Raises:
         ValueError: neither family nor platform has a row.

@@ -1,7 +1,7 @@
-"""How a step is laid out over devices: axes, micro-batches, and what the backward pass computes again.
+"""How a step is laid out over devices: axes, micro-batches, and the part that the backward pass computes again.
 
 Rule: a struct of arrays. Each field is a whole number or an array of them over candidates; all broadcast together, so
-that one run and a million candidates are priced by the same lines. Knows no model and no chip.
+that one run and a million candidates are priced by the same code. Independent of models and chips.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Numbers = int | float | NDArray[Any]
 """One figure, or one a candidate."""
 
 REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
-"""What a layout's `remat` is an index of: "none", "minimal", "full"."""
+"""The values that a layout's `remat` indexes: "none", "minimal", "full"."""
 
 REMAT_NONE, REMAT_MINIMAL, REMAT_FULL = map(REMATS.index, ("none", "minimal", "full"))
 
@@ -35,9 +35,9 @@ class Layout:
         ep: parts of the experts; splits the batch too.
         pp: pipeline stages; where they do not divide the layers, the fullest has one more than others.
         micro_batch: sequences that one data-parallel part works on at a time.
-        passes: micro-batches one after the other in a step: accumulation, and what fills a pipeline.
+        passes: micro-batches one after the other in a step: gradient accumulation, and the micro-batches of a pipeline.
         remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).
-        moments: which of the optimizer's states that may be chosen, by its number; 0 where there is one.
+        moments: the index of the chosen optimizer state; 0 where there is only one.
     """
 
     dp: Numbers = 1
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def devices(self) -> Numbers:
-        """How many devices it takes."""
+        """The number of devices."""
         return self.dp * self.fsdp * self.tp * self.cp * self.ep * self.pp
 
     @property

@@ -1,15 +1,15 @@
-"""How many bytes a training step takes on the fullest device, part by part.
+"""The memory of a training step on the fullest device, part by part.
 
 State (weights, gradients, optimizer) is exact: parameters × bytes, over the axes that cut them. Saved activations are
-layers × tokens × elements, times the micro-batches that a pipeline's stage has in flight; which tensors the backward
-pass needs is counted (`kept.csv`: elements a token, by remat). On top comes what one layer's backward
-pass holds at its time, logits, and weights that are gathered; one of each, since layers run one after the other.
+layers × tokens × elements, times the micro-batches that a pipeline's stage has in flight; the tensors that the backward
+pass needs are counted (`kept.csv`: elements a token, by remat). The working memory of one layer's backward pass,
+logits, and gathered weights are added. Each counts once, since layers run one after the other.
 
-What cannot be counted is a few constants (`memory.csv`), fitted or from a source, by platform, never by model or run.
-Figures, or arrays over candidates that broadcast with the layout's.
+The remaining parts depend on a few constants (`memory.csv`), fitted or from a source, by platform, never by model or
+run. Figures, or arrays over candidates that broadcast with the layout's.
 
-Sources: Rajbhandari et al., arXiv:1910.02054 (who cuts what: ZeRO's stages); Korthikanti et al., arXiv:2205.05198
-(activations of a layer, pipelines in flight, interleaving); meshwright's own step as jax traces it (`kept.csv`).
+Sources: Rajbhandari et al., arXiv:1910.02054 (ZeRO's stages); Korthikanti et al., arXiv:2205.05198 (activations of a
+layer, pipelines in flight, interleaving); meshwright's own step as jax traces it (`kept.csv`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from meshwright.wire.model import TrainingSpec, WeightDtype
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes of the fullest device, by what they are for; parts add up to `total_bytes`.
+    """Bytes of the fullest device, by purpose; parts add up to `total_bytes`.
 
     Attributes:
         parameters, gradients, optimizer: the state.
-        activations: kept from the forward to the backward pass, of all layers and micro-batches in flight.
-        layer: what the layer whose backward pass runs holds besides, recomputed or about to be sent.
-        attention: scores that exist whole.
+        activations: saved from the forward to the backward pass, of all layers and micro-batches in flight.
+        layer: further memory of the layer whose backward pass runs, recomputed or about to be sent.
+        attention: scores that are held as a whole.
         dispatch: tokens at their places in experts, of the layer whose backward pass runs.
         logits: of the batch or of the piece of it whose loss is computed.
         gathered: weights that are whole for their use, and gradients that are not yet scattered.
@@ -58,7 +58,7 @@ class MemoryParts:
         return sum(getattr(self, part.name) for part in fields(self))
 
     def fit(self, capacity_bytes: Numbers) -> Any:
-        """Returns whether the parts are no more than a device gives: True or False, or one a candidate."""
+        """Returns whether the parts fit the capacity of a device: True or False, or one per candidate."""
         return np.asarray(self.total_bytes) <= capacity_bytes
 
 
@@ -93,7 +93,7 @@ def price_memory(
         state: bytes a parameter.
         keeping: of the platform.
         execution: how attention is computed; None: fused.
-        more: what else counts; None: as by default.
+        more: further settings; None: the defaults.
     """
     stages = price_stages(work, layout, state, keeping, execution, more)
     totals = np.stack(np.broadcast_arrays(*(np.asarray(stage.total_bytes, float) for stage in stages)))
@@ -160,7 +160,7 @@ class _Pricing:
     # ---- stages ----------------------------------------------------------------------------------------
 
     def _count_layers(self, place: Place) -> list[Any]:
-        """Returns how many layers of each block such a stage has, where it is one of the fullest."""
+        """Returns the number of layers of each block on one of the fullest stages."""
         whole, stages = self._work.layers, np.asarray(self._layout.pp)
         held = np.ceil(whole / stages)
         counts = [block.count for block in self._work.blocks]
@@ -186,7 +186,7 @@ class _Pricing:
         return dense + ends, sum(count * block.expert_parameters for block, count in held)
 
     def _count_in_flight(self, place: Place) -> Any:
-        """Returns for how many micro-batches a stage keeps activations.
+        """Returns the number of micro-batches for which a stage saves activations.
 
         Source: Narayanan et al., arXiv:2104.04473 (1F1B: as many as stages follow, and its own).
         """
@@ -196,7 +196,7 @@ class _Pricing:
 
     @property
     def _is_added(self) -> Any:
-        """Whether gradients of several passes are added up, one pass after the other."""
+        """Whether gradients of several micro-batches are accumulated, one after the other."""
         return (np.asarray(self._layout.passes) > 1) & (np.asarray(self._layout.pp) == 1)
 
     # ---- state -----------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class _Pricing:
         chosen = {n: f for n, f in self._keeping.kept.get(remat, {}).items() if n not in leave_out}
         return [sum((factor * each[name] for name, factor in chosen.items()), 0.0) for each in self._counts]
 
-    # ---- what lives while one layer runs -----------------------------------------------------------------
+    # ---- memory while one layer runs -----------------------------------------------------------------
 
     @functools.cached_property
     def _layer(self) -> Any:
@@ -281,7 +281,8 @@ def _find_largest(counts: list[Any]) -> Any:
 
 
 def _count_pieces(length: Any, most: float) -> Any:
-    """Returns into how few equal pieces a sequence is cut so that none is above `most`; as many as tokens at worst."""
+    """Returns the least number of equal pieces of a sequence with at most `most` tokens each; at worst one per
+    token."""
     whole = np.asarray(np.maximum(np.floor(length), 1), dtype=np.int64)
     found = np.asarray(np.ceil(whole / most), dtype=np.int64)
     while np.any(whole % found):
@@ -293,7 +294,7 @@ def _count_pieces(length: Any, most: float) -> Any:
 
 
 Moments = tuple[WeightDtype, ...]
-"""Dtypes of what an optimizer keeps of each parameter: two of AdamW, none of plain descent."""
+"""Dtypes of an optimizer's state of each parameter: two for AdamW, empty for plain gradient descent."""
 
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
 
@@ -314,12 +315,12 @@ class State:
 
 
 def build_state(training: TrainingSpec, moments: Sequence[Moments] = (), chosen: Numbers = 0) -> State:
-    """Returns the state of our own step: gradients in the weights' type, moments as asked, no other copy.
+    """Returns the state of our own step: gradients in the weights' type, moments as requested, no other copy.
 
     Args:
-        training: the weights, and the moments where there is nothing to choose.
+        training: the weights, and the moments where `moments` is empty.
         moments: dtypes of both to choose from; empty: those of `training`.
-        chosen: which of them, by number: one, or one a candidate.
+        chosen: the index into `moments`: one, or one per candidate.
     """
     weight = _DTYPE_BYTES[training.weight_dtype]
     sizes = [sum(_DTYPE_BYTES[dtype] for dtype in both) for both in moments or (read_moments(training),)]
@@ -327,14 +328,15 @@ def build_state(training: TrainingSpec, moments: Sequence[Moments] = (), chosen:
 
 
 def read_moments(training: TrainingSpec) -> Moments:
-    """Returns the dtypes of the optimizer's moments: two of AdamW, else none."""
+    """Returns the dtypes of the optimizer's moments: two for AdamW, otherwise empty."""
     if training.optimizer != "adamw":
         return ()
     asked = (training.first_moment_dtype, training.second_moment_dtype)
     return tuple(dtype or training.weight_dtype for dtype in asked)
 
 
-# ---- what a layer keeps ---------------------------------------------------------------------------------------------
+# ---- saved activations of a layer
+# ---------------------------------------------------------------------------------------------
 
 
 EXPERT_COUNTS: Final = ("place", "place_inner", "place_outputs", "returned")
@@ -343,16 +345,16 @@ EXPERT_COUNTS: Final = ("place", "place_inner", "place_outputs", "returned")
 
 @dataclass(frozen=True)
 class Keeping:
-    """What our own step holds besides its state. Constants of `memory.csv`, counts of `kept.csv`.
+    """The memory of our own step besides its state. Constants of `memory.csv`, counts of `kept.csv`.
 
     Attributes:
-        layer: what the layer whose backward pass runs holds, in multiples of its activations.
+        layer: memory of the layer whose backward pass runs, in multiples of its activations.
         gathered: layers whose weights are whole at a time, where fsdp cuts them.
-        logits_bytes: held for one logit, until its gradient is there.
+        logits_bytes: held for one logit, until its gradient is computed.
         piece_tokens: positions of a sequence whose logits exist at a time; 0: all.
         score_bytes: held for one score of the layer whose backward pass runs, where attention is not fused.
-        accumulated: gradients that are held a second time where passes are added up.
-        kept: remat → count → elements a token, see `list_counts`; "layer": of the layer whose backward pass runs.
+        accumulated: gradients that are held a second time with gradient accumulation.
+        kept: remat → count → elements per token, see `list_counts`; "layer": of the layer whose backward pass runs.
     """
 
     layer: float = 1.0
@@ -366,7 +368,7 @@ class Keeping:
 
 @functools.cache
 def read_keepings() -> Mapping[str, Keeping]:
-    """Returns what our own step holds, by platform."""
+    """Returns the memory constants of our own step, by platform."""
     kept: dict[str, dict[str, float]] = {}
     for row in read_cells("meshwright.planning.cost", "kept.csv"):
         kept.setdefault(row["remat"], {})[row["count"]] = float(row["elements"])
@@ -381,7 +383,8 @@ def list_counts(
 ) -> dict[str, Any]:
     """Returns the elements a token, on one device, of each kind of tensor of a layer.
 
-    Source: Korthikanti et al., arXiv:2205.05198, section 4 (what the tensor axis cuts, and the sequence with it).
+    Source: Korthikanti et al., arXiv:2205.05198, section 4 (the parts that the tensor axis divides, and the sequence
+    with it).
     """
     tp, attention = layout.tp, block.attention
     return {

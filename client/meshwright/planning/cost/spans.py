@@ -41,7 +41,7 @@ AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
 """As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
 
 NETWORK_BYTES_PER_S: Final = 12.5e9
-"""A device's share of the network between hosts where the chip table has none: a NIC of 100 Gbit/s."""
+"""A device's share of the network between hosts where the chip table has no figure: a NIC of 100 Gbit/s."""
 
 _INSIDE: Final[Mapping[str, Callable[[Numbers, Wire], Figure]]] = {
     "all_reduce": time_all_reduce,
@@ -64,7 +64,7 @@ class Span:
     Attributes:
         inner: among the devices of a group that share a node or slice.
         outer: among nodes or slices; of size 1 where a group stays in one.
-        family, platform: whose measured rates count (`reached.csv`).
+        family, platform: the key of the measured rates (`reached.csv`).
     """
 
     inner: Wire
@@ -82,7 +82,7 @@ class Span:
         return np.where(np.equal(self.outer.size, 1), _INSIDE[operation](byte_count, inner), across)
 
     def send(self, byte_count: Any) -> Any:
-        """Returns the seconds in which a device sends this many bytes to its neighbour on the axis."""
+        """Returns the seconds in which a device sends this many bytes to its neighbor on the axis."""
         inner = time_permute(byte_count, calibrate(self.inner, self.family, self.platform, "all_gather"))
         outer = time_permute(byte_count, calibrate(self.outer, self.family, self.platform, "all_gather", "across"))
         return np.maximum(inner, outer)
@@ -100,15 +100,15 @@ def lay_on_hosts(
     across_bytes_per_s: float,
     pair_bytes_per_s: float | None = None,
 ) -> Spans:
-    """Returns what the axes run over on hosts of GPUs.
+    """Returns the spans of the axes on hosts of GPUs.
 
     Args:
         layout: sizes of the axes.
         family: of the chip.
-        host_size: GPUs that NVLink or PCIe joins: of a host, or of an NVLink domain over several.
+        host_size: GPUs joined by NVLink or PCIe: of a host, or of an NVLink domain over several.
         inside_bytes_per_s: of one GPU to the others of its host, one way.
         across_bytes_per_s: one GPU's share of the network, one way.
-        pair_bytes_per_s: of one GPU to one other of its host, one way; None: all that it has, as behind a switch.
+        pair_bytes_per_s: of one GPU to one other of its host, one way; None: its whole rate, as behind a switch.
     """
     rows = _Rows(layout)
     splits = [_split(sizes, host_size) for sizes in rows.sizes]
@@ -130,7 +130,7 @@ def lay_on_torus(
     across_bytes_per_s: float,
     devices_per_chip: int = 1,
 ) -> Spans:
-    """Returns what the axes run over on TPU slices; fewer devices than a slice has stand in a box of it.
+    """Returns the spans of the axes on TPU slices; fewer devices than a slice has form a box in it.
 
     Args:
         layout: sizes of the axes.
@@ -139,10 +139,10 @@ def lay_on_torus(
         wraps: which of its dimensions close to rings.
         link_bytes_per_s: one device's share of one ICI link, one way.
         across_bytes_per_s: one device's share of the network between slices, one way.
-        devices_per_chip: JAX devices of a chip, which stand side by side and have its links in common.
+        devices_per_chip: JAX devices of a chip, which are neighbors and share its links.
 
     Raises:
-        ValueError: not as many wraps as dimensions, or a rate that no wire has.
+        ValueError: the number of wraps differs from that of dimensions, or a rate is out of range.
     """
     dimensions = list_dimensions(shape[::-1], wraps[::-1], devices_per_chip)
     slice_size = math.prod(dimension.size for dimension in dimensions)
@@ -179,7 +179,7 @@ class _Rows:
 
 
 def _split(sizes: Sequence[int], granule_size: int) -> tuple[int, ...]:
-    """Returns over how many granules each axis goes: the least number of them that can have as many devices each."""
+    """Returns the number of granules of each axis: the least number with equally many devices each."""
     count = math.prod(sizes)
     granules = next(n for n in range(max(1, math.ceil(count / granule_size)), count + 1) if count % n == 0)
     split = split_axes(sizes, granules)
@@ -190,7 +190,7 @@ def _split(sizes: Sequence[int], granule_size: int) -> tuple[int, ...]:
 def _cut(
     sizes: tuple[int, ...], split: Sequence[int], dimensions: tuple[Dimension, ...]
 ) -> tuple[Sequence[AxisCut], tuple[Dimension, ...]]:
-    """Returns what each axis has of a slice, and the box that all of them fill."""
+    """Returns the part of a slice of each axis, and the box that all of them fill."""
     inner = tuple(size // part for size, part in zip(sizes, split, strict=True))
     box = find_box(math.prod(inner), dimensions)
     cut = cut_torus(inner, box, weigh_axes(AXES, inner).inside)
@@ -199,7 +199,7 @@ def _cut(
 
 
 def _list_parts(axis: AxisCut, box: Sequence[Dimension], most: int) -> list[tuple[int, bool, float]]:
-    """Returns the size, the ring and the stride in hops of an axis's parts, filled up with parts that are nothing."""
+    """Returns the size, the ring and the stride in hops of an axis's parts, padded with empty parts."""
     parts = [(part.size, part.is_closed(box), part.measure_step(box)) for part in axis.parts]
     return parts + [(1, False, 1.0)] * (most - len(parts))
 
@@ -210,15 +210,15 @@ def read_spans(
     *,
     pair_bytes_per_s: float | None = None,
 ) -> Spans:
-    """Returns what the axes of a made plan run over, in its real order; an axis of `AXES` that it has not is of size 1.
+    """Returns the spans of a plan's axes, in its real order. An axis of `AXES` that the plan lacks has size 1.
 
     Args:
         plan: on a known chip.
-        names: what the plan calls each of `AXES` that it has; None: as they are called here.
+        names: the plan's name of each of `AXES` that it has; None: the names used here.
         pair_bytes_per_s: as in `lay_on_hosts`.
 
     Raises:
-        ValueError: the plan is on no chip that the chip table has, or has no granules.
+        ValueError: the plan's chip is not in the chip table, or the plan has no granules.
     """
     kind = plan.granules[0].device_kind if plan.granules else None
     chip = find_chip(kind) if kind else None
@@ -234,7 +234,7 @@ def read_spans(
 
 
 def _read_host_span(axis: PlanAxis, chip: Chip, pair_bytes_per_s: float | None) -> Span:
-    """Returns the wires of one axis over GPUs: what the plan found between neighbours that share no NVLink."""
+    """Returns the wires of one axis over GPUs: from the plan's links between neighbors without a common NVLink."""
     inside = axis.size // axis.dcn_size
     across = chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S
     rate = chip.scaleup_bytes_per_s or chip.pcie_bytes_per_s or across
@@ -245,7 +245,7 @@ def _read_host_span(axis: PlanAxis, chip: Chip, pair_bytes_per_s: float | None) 
 
 
 def _read_torus_span(axis: PlanAxis, granule: PlanGranule, chip: Chip) -> Span:
-    """Returns the wires of one axis: as many links as its devices have in the plan, rings where it goes all round."""
+    """Returns the wires of one axis: with the links of its devices in the plan, and rings where the axis closes."""
     inside, shared = axis.size // axis.dcn_size, chip.jax_devices_per_chip
     link = (chip.link_bytes_per_s or 0.0) / shared
     dims = [*(axis.group_shape or ()), 1]

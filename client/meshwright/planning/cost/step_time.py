@@ -1,16 +1,16 @@
-"""What a step takes: a law with two constants, for XLA as JAX runs it.
+"""The time of a step: a law with two constants, for XLA as JAX runs it.
 
     T = slowdown · (M + 2·A) / peak · (1/efficiency + peak/memory/intensity)
         + exposed · (FSDP + TP + DP + CP) + EP + PP + scores / memory
 
 M: matmul FLOPs that are executed, with those that remat repeats; A: attention's, which runs at half of the matmuls'
 efficiency, backward 2.5 × forward. The efficiency of matmuls falls where a chip has more FLOP/s for each byte/s of its
-memory; a new chip needs its peak and its bandwidth, and nothing else. A third of the collectives is waited for,
-and all of gradients that cross the network.
+memory; a new chip needs its peak and its bandwidth, and nothing else. A third of the collectives' time is exposed, and
+all of the gradients' time across the network.
 
 The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to five on
-GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run judges
-pp, ep and cp: their formulas have a source.
+GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run tests pp,
+ep and cp: their formulas have a source.
 
 Source of the form: 70 published runs of MaxText, with the versions that ran; attention: Dao, arXiv:2307.08691.
 """
@@ -38,11 +38,11 @@ class Law:
     """The constants.
 
     Attributes:
-        efficiency: of matmuls on a chip whose memory is never waited for.
+        efficiency: of matmuls on a chip that never waits for its memory.
         intensity: FLOP a byte at which a chip's memory costs as much as its matrix units.
         slowdown: by platform, of all compute.
         experts: of the matmuls of routed experts, beside other matmuls.
-        exposed: part of collectives that is waited for.
+        exposed: part of the collectives' time that is exposed.
         score_bytes: memory traffic of one element of a matrix of scores, where attention is not fused.
     """
 
@@ -84,9 +84,9 @@ class StepTime:
     """Seconds of one step; parts add up to `total_s`.
 
     Attributes:
-        compute_s: matmuls and attention, without what remat repeats.
+        compute_s: matmuls and attention, without the part that remat repeats.
         remat_s: computed again in the backward pass.
-        communication_s: by axis, what is waited for.
+        communication_s: by axis, the exposed time.
         bubble_s: devices wait for the pipeline to fill and to empty.
     """
 
@@ -110,16 +110,16 @@ def price_step(
     law: Law = LAW,
     repeated: Repeated | None = None,
 ) -> StepTime:
-    """Returns what a step takes on each candidate.
+    """Returns the time of a step on each candidate.
 
     Args:
-        work: the model at its sequence length, with what its backward pass never repeats.
+        work: the model at its sequence length, with the part that its backward pass never repeats.
         layout: axes, micro-batches and remat.
         machine: one device.
-        spans: what each axis runs over.
-        execution: how attention is computed, and in what values are sent.
+        spans: the links of each axis.
+        execution: how attention is computed, and the type of sent values.
         law: the constants.
-        repeated: what full remat computes again; None: all that a gradient needs.
+        repeated: the part that full remat computes again; None: all that a gradient needs.
     """
     return _Pricing(work, layout, machine, spans, execution, law, repeated or find_repeated(work)).price()
 
@@ -181,7 +181,7 @@ class _Pricing:
         return law.slowdown[self.machine.platform] * lost / peak
 
     def _time_matmuls(self, parameters: float) -> Any:
-        """Returns the forward seconds of so many weights that a token goes through."""
+        """Returns the forward seconds of these weights, which each token uses."""
         return 2 * parameters * self._tokens / self.layout.tp * self._flop_s
 
     def _time_attention(self, block: Block) -> Any:
@@ -193,7 +193,7 @@ class _Pricing:
         return 2 * flops * tokens * self._flop_s
 
     def _time_scores(self, block: Block) -> Any:
-        """Returns what one layer's scores take to lie in memory, both directions."""
+        """Returns the seconds of one layer's scores in memory, for both directions."""
         if self.execution.fused_attention:
             return 0.0
         count = block.attention.heads * block.attention.length * self._tokens / self.layout.tp
@@ -234,7 +234,7 @@ class _Pricing:
         return count * self._time("tp", "all_reduce", self._activation_bytes)
 
     def _time_experts(self, block: Block) -> Any:
-        """Returns what bringing tokens to experts and back takes: two all-to-alls in each direction, all waited for.
+        """Returns the time to send tokens to experts and back: two all-to-alls in each direction, all exposed.
 
         Source: jax-ml/scaling-book, gpus.md, expert parallelism.
         """
@@ -244,12 +244,12 @@ class _Pricing:
         return 2 * self._directions * self._time("ep", "all_to_all", moved)
 
     def _time_context(self, block: Block) -> Any:
-        """Returns what gathering keys and values takes; backward they are gathered again and their gradients summed."""
+        """Returns the time to gather keys and values. The backward pass gathers them again and sums their gradients."""
         pairs = ELEMENT_BYTES * self._tokens * block.attention.pair_elements * self.layout.cp / self.layout.tp
         return (self._directions + 1) * self._time("cp", "all_gather", pairs)
 
     def _time_weights(self, blocks: list[tuple[Block, Any]]) -> Any:
-        """Returns what gathering sharded weights twice and scattering their gradients takes, in each pass.
+        """Returns the time to gather sharded weights twice and scatter their gradients, in each accumulation step.
 
         Source: jax-ml/scaling-book, training.md, FSDP.
         """
@@ -263,16 +263,16 @@ class _Pricing:
         return 2 * gather + scatter
 
     def _time_sends(self) -> Any:
-        """Returns what handing activations on and gradients back takes, all waited for; each device sends its part."""
+        """Returns the time to send activations and return gradients, all exposed. Each device sends its part."""
         if np.all(np.equal(self.layout.pp, 1)):
             return 0.0
         sent = self.spans["pp"].send(self._activation_bytes / self.layout.tp)
         return np.where(np.asarray(self.layout.pp) > 1, 2 * sent, 0.0)
 
     def _time_gradients(self) -> Any:
-        """Returns what summing gradients takes.
+        """Returns the time to sum gradients.
 
-        Experts' gradients are summed over copies of the experts, all others over the expert axis too.
+        Gradients of experts are summed over copies of the experts; all others also over the expert axis.
         """
         layout, blocks = self.layout, self.work.blocks
         dense = self.work.parameters - sum(block.count * block.expert_parameters for block in blocks)
@@ -284,7 +284,7 @@ class _Pricing:
         )
 
     def _wait(self, axis: str, *, is_gradient: bool = False) -> Any:
-        """Returns which part of an axis's collectives is waited for.
+        """Returns the exposed part of an axis's collectives.
 
         Across the network all of it: of gradients, which come last; and on TPUs, where slices are not gathered ahead.
         """
@@ -296,7 +296,7 @@ class _Pricing:
 
 
 KNOWN_TPUS: Final = ("tpu_v5e", "tpu_v5p", "tpu_v6e", "tpu_7x")
-"""Families whose runs the constants are fitted to."""
+"""Families with runs to which the constants are fitted."""
 
 FEW_TOKENS: Final = 1024
 """A device, in one pass."""
@@ -305,13 +305,13 @@ NARROW: Final = 2048
 
 
 def find_spread(chip: Chip, work: Work, layout: Layout) -> tuple[float, str]:
-    """Returns the factor between which and its inverse four of five measured steps lie, and what makes it so wide.
+    """Returns the factor f such that four of five measured steps lie within 1/f and f, and what makes it wide.
 
     Args:
         chip: of every device.
         work, layout: of one candidate.
 
-    Source: docs/explanation/accuracy.md, folds; of what no run judges an assumption, on the wide side.
+    Source: docs/explanation/accuracy.md, folds; where no run tests the model, a conservative assumption.
     """
     return max(_list_spreads(chip, work, layout))
 

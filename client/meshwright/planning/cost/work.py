@@ -1,12 +1,12 @@
-"""What one training step of a transformer computes: its matmuls, its attention and its parameters, layer by layer.
+"""The computation of one training step of a transformer: its matmuls, its attention and its parameters, layer by layer.
 
 Counts, of the whole model and of one sequence; no device, no time. Layers of the same kind are one block, so that a
-model has one or two of them. `find_repeated` says which share of them a backward pass computes again, where some
-outputs are kept or offloaded; names of outputs are MaxText's, with its `mlpwi` and `mlpwo` in words.
+model has one or two of them. `find_repeated` returns the share that a backward pass computes again, where some outputs
+are saved or offloaded; names of outputs are MaxText's, with its `mlpwi` and `mlpwo` in words.
 
-JAX drops what no gradient needs, so the last matmul of a layer that adds its result to the stream is never repeated,
-and keeping it gains nothing: of a step of 64B on 256 v5e with full remat, XLA's TPU compiler counts 2.005e15 FLOP a
-device, which is 6·parameters·tokens, the forward pass again without that matmul, and attention in full.
+JAX drops operations that no gradient needs, so the last matmul of a layer that adds its result to the stream is never
+repeated, and saving it gains nothing: of a step of 64B on 256 v5e with full remat, XLA's TPU compiler counts 2.005e15
+FLOP a device, which is 6·parameters·tokens, the forward pass again without that matmul, and attention in full.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Attention:
         pair_elements: of keys and values that a token has, of all heads that have their own.
         context: keys that a query sees on average, of a causal sequence with the layers' windows.
         length: keys that a matrix of scores has for a query.
-        index_flops: forward, of a token: what chooses the keys that are seen (DeepSeek-V3.2's indexer).
+        index_flops: forward, of a token: the selection of the keys that are seen (DeepSeek-V3.2's indexer).
     """
 
     heads: int
@@ -85,7 +85,7 @@ class Block:
 
     Attributes:
         other_parameters: of one layer: biases, norms, router.
-        inner: elements that a token has between the matmuls of the feed-forward, for what lies in memory.
+        inner: elements that a token has between the matmuls of the feed-forward, for memory traffic.
     """
 
     count: int
@@ -159,12 +159,12 @@ class Work:
 
     @property
     def flops_per_token(self) -> float:
-        """Model FLOPs of forward and backward: 3 × forward, with causal attention and without what is recomputed."""
+        """Model FLOPs of forward and backward: 3 × forward, with causal attention and without recomputation."""
         return 3 * (sum(block.count * block.flops_per_token for block in self.blocks) + 2 * self.head.parameters)
 
 
 def build_work(model: ModelSpec, sequence_length: int) -> Work:
-    """Returns what a model computes on sequences of this many tokens."""
+    """Returns the computation of a model on sequences of this number of tokens."""
     tensors = list_tensors(model)
     attention = _build_attention(model, sequence_length)
     return Work(
@@ -232,12 +232,12 @@ def _count_window_keys(model: ModelSpec, length: int) -> float:
 
 
 def _count_keys(length: int, most: int) -> float:
-    """Returns how many keys a token sees on average: all before it and itself, but no more than `most`."""
+    """Returns the average number of keys that a token sees: all before it and itself, but no more than `most`."""
     ramp = min(most, length)
     return ramp - ramp * (ramp - 1) / (2 * length)
 
 
-# ---- what the backward pass computes again --------------------------------------------------------------------------
+# ---- recomputation of the backward pass --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -249,11 +249,11 @@ class Repeated:
 
 
 def find_repeated(work: Work, kept: Collection[Output] = ()) -> Repeated:
-    """Returns what full remat repeats.
+    """Returns the share that full remat repeats.
 
     Args:
         work: of the model.
-        kept: outputs that the backward pass finds in memory, on the device or offloaded to the host.
+        kept: saved outputs, on the device or offloaded to the host.
     """
     spared = {*kept, *work.unneeded}
     whole = sum(block.count * sum(_weigh(block).values()) for block in work.blocks)

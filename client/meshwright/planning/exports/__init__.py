@@ -1,7 +1,7 @@
-"""A plan as other programs take it: JAX's PartitionSpecs as Python, and MaxText's flags.
+"""A plan in the form of other programs: JAX's PartitionSpecs as Python, and MaxText's flags.
 
-Rule: pure text, and what it cannot say is told or refused, never dropped. The schedule is the plan's where it has one,
-else the training's.
+Rule: pure text. What it does not support is reported or refused, never dropped. The schedule is the plan's where it has
+one, otherwise the training's.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def write_exports(
     """Returns the exports of a plan by name.
 
     Args:
-        names: those that are wanted.
-        plan: the mesh, and how the batch goes through it where that was chosen.
+        names: the requested exports.
+        plan: the mesh, and the schedule of the batch where that was chosen.
         model, training: the step.
 
     Raises:
-        InvalidRequestError: an axis, or a part of the model, cannot be said in such an export.
+        InvalidRequestError: an axis, or a part of the model, is not supported by the export.
     """
     setting = Setting.of(plan, model, training)
     return {name: _WRITERS[name](setting) for name in dict.fromkeys(names)}

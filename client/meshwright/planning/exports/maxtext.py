@@ -1,10 +1,10 @@
-"""A plan as MaxText's command line: a flag for whatever it has one for, and a comment for the rest.
+"""A plan as MaxText's command line: flags where MaxText has them, and comments for the rest.
 
-What a flag cannot say is said in a comment above the command, or refused where the run would be on another mesh. A
-model goes by its name where MaxText has it with these very dimensions, else by its dimensions.
+What no flag supports is written as a comment above the command, or refused where the run would have another mesh. A
+model is named where MaxText has it with exactly these dimensions. Otherwise its dimensions are given.
 
 Names and values are those of AI-Hypercomputer/maxtext at e591f30cbbf217ed67ef71263ec0538239f9c3b8 (2026-08-22):
-`src/maxtext/configs/base.yml` and `types.py` (flags), `models/` (names), `pyconfig.py` (what may stand beside
+`src/maxtext/configs/base.yml` and `types.py` (flags), `models/` (names), `pyconfig.py` (what may be set beside
 model_name), `layers/nnx_decoders.py` (what a remat policy keeps), `layers/attention_op.py` (kernels).
 """
 
@@ -37,7 +37,7 @@ GONE: Final = ("tensor_transpose",)
 """Axes that MaxText once had."""
 
 ALWAYS: Final = ("dcn_data", "ici_fsdp")
-"""Of which MaxText's defaults are -1, whatever is left: said also where they are 1."""
+"""Flags with MaxText's default -1 (the rest): written also where they are 1."""
 
 _ATTENTION: Final[Mapping[tuple[Platform, Attention], str]] = {
     ("tpu", "flash"): "flash",
@@ -53,8 +53,8 @@ def write_maxtext(setting: Setting) -> str:
     """Returns the comments and the command.
 
     Raises:
-        InvalidRequestError: an axis is none of MaxText's, is not the same on every host or slice, or is a pipeline
-            whose micro-batches or layers do not fill its stages equally.
+        InvalidRequestError: MaxText does not have an axis; or an axis is not the same on every host or slice, or is a
+            pipeline whose micro-batches or layers do not fill its stages equally.
     """
     step = {**_list_parallelism(setting), **_list_batch(setting), **_list_numbers(setting), **_list_experts(setting)}
     flags = {
@@ -89,7 +89,7 @@ def _list_parallelism(setting: Setting) -> dict[str, str]:
 
 
 def _find_flag(name: str) -> str:
-    """Returns what ici_…_parallelism and dcn_…_parallelism call an axis: its role, or a name of MaxText's own."""
+    """Returns the name of an axis in ici_…_parallelism and dcn_…_parallelism: its role, or MaxText's own name."""
     if name.lower() in GONE:
         hint = "call it tensor, or fsdp_transpose where it shards weights"
         raise refuse("maxtext", f"axis {name} is none of MaxText's mesh at {VERSION}", hint)
@@ -99,7 +99,7 @@ def _find_flag(name: str) -> str:
 
 
 def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
-    """Passes over a mesh each of whose axes has equally many parts in each slice, host or NVLink domain."""
+    """Raises InvalidRequestError unless each axis has equally many parts in each slice, host or NVLink domain."""
     granules = setting.plan.granules
     kind, size = granules[0].kind, _measure_domain(granules[0])
     count = -(-sum(granule.device_count for granule in granules) // size)
@@ -125,7 +125,7 @@ def _measure_domain(granule: PlanGranule) -> int:
 
 
 def _list_batch(setting: Setting) -> dict[str, str]:
-    """Returns batch and passes: of a pipeline, passes are its micro-batches."""
+    """Returns batch and accumulation steps; for a pipeline, the steps are its micro-batches."""
     stages, passes = setting.axes.measure(setting.axes.find("pipeline")), setting.passes
     length = {"max_target_length": str(setting.training.sequence_length)}
     if stages == 1:
@@ -150,7 +150,8 @@ def _list_batch(setting: Setting) -> dict[str, str]:
 
 
 def _write_batch(setting: Setting, passes: int) -> str:
-    """Returns sequences a device and pass, such that MaxText's int(devices · value) is the batch of a pass."""
+    """Returns sequences per device and accumulation step, such that MaxText's int(devices · value) is the batch of that
+    step."""
     devices, batch = setting.axes.measure(setting.axes.sizes), setting.training.global_batch // passes
     value = batch / devices
     while int(devices * value) < batch:
@@ -178,7 +179,7 @@ def _list_numbers(setting: Setting) -> dict[str, str]:
 
 
 def _list_experts(setting: Setting) -> dict[str, str]:
-    """Returns places in experts as our own step has them; models with attention sinks take no such limit there."""
+    """Returns the capacity of experts as in our own step; MaxText has no such limit for models with attention sinks."""
     if not setting.model.num_experts or setting.model.attention_sinks:
         return {}
     return {"sparse_matmul": "false", "megablox": "false", "capacity_factor": str(setting.training.capacity_factor)}
@@ -228,13 +229,13 @@ class Known:
 def read_known() -> Mapping[str, Known]:
     """Returns the table `maxtext_models.csv` by model_name.
 
-    Source: `src/maxtext/configs/models/` of the commit that `maxtext` says.
+    Source: `src/maxtext/configs/models/` of the commit that `maxtext` names.
     """
     return {row.model_name: row for row in read_table("meshwright.planning.exports", "maxtext_models.csv", Known)}
 
 
 def list_model_flags(setting: Setting) -> dict[str, str]:
-    """Returns the flags that say the model."""
+    """Returns the flags that describe the model."""
     model = setting.model
     if _find_known(model) is not None:
         return {"model_name": str(model.name)}
@@ -270,7 +271,7 @@ def _list_extras(model: ModelSpec) -> dict[str, object]:
 
 
 def list_model_notes(setting: Setting) -> Iterator[str]:
-    """Yields what the model has that MaxText's flags do not say, or the reverse."""
+    """Yields features of the model without a MaxText flag, or the reverse."""
     model = setting.model
     known = _find_known(model)
     if known is not None:
@@ -286,19 +287,19 @@ def list_model_notes(setting: Setting) -> Iterator[str]:
 
 
 def list_overrides(setting: Setting, flags: Collection[str]) -> dict[str, str]:
-    """Returns the flag that lets others stand beside a model_name whose file sets them too, where it is needed."""
+    """Returns the flag that allows overrides of the values of a model_name's file, where it is needed."""
     known = _find_known(setting.model)
     return {"override_model_config": "true"} if known is not None and set(known.sets) & set(flags) else {}
 
 
 def _find_known(model: ModelSpec) -> Known | None:
-    """Returns the model that MaxText has by this name; None where the name does not mean these dimensions."""
+    """Returns MaxText's model of this name; None where its dimensions differ."""
     preset = find_preset(model.name) if model.name and model.name in read_known() else None
     return read_known()[preset.name] if preset is not None and preset.model == model else None
 
 
 def _choose_block(model: ModelSpec) -> str:
-    """Returns the decoder block whose layer is like the model's."""
+    """Returns the decoder block with the model's kind of layer."""
     if model.positions == "learned":
         return "gpt3"
     if model.num_experts:
@@ -324,7 +325,7 @@ def _list_left(model: ModelSpec, block: str) -> Iterator[str]:
 
 
 def _list_added(model: ModelSpec) -> Iterator[str]:
-    """Yields what MaxText's gpt3 block has that the model has not."""
+    """Yields features of MaxText's gpt3 block that the model does not have."""
     if model.norm == "rmsnorm":
         yield "norm rmsnorm; decoder_block gpt3 has layernorm"
     if not (model.attention_bias and model.attention_output_bias and model.mlp_bias):

@@ -1,6 +1,6 @@
 """The best that the devices of a given mesh could do with the same batch.
 
-Rule: what is offered was priced, is legal and fits; it has no order of devices yet, so it is priced by its sizes. Axes
+Rule: an offered mesh was priced, is legal and fits. It has no order of devices yet, so it is priced by its sizes. Axes
 are called as the plan calls them.
 """
 
@@ -16,11 +16,11 @@ from meshwright.wire.mesh import EQUAL_WITHIN, Plan
 
 
 def audit_plan(plan: Plan, question: Question) -> PlanAudit:
-    """Returns the fastest mesh of a plan's devices that fits: the plan's own where none is faster beyond the error.
+    """Returns the fastest fitting mesh of a plan's devices, or the plan's own where no mesh is faster beyond the error.
 
     Args:
-        plan: for a mesh that somebody gave, with what it costs.
-        question: what it was priced for.
+        plan: for a given mesh, with its cost.
+        question: the question that it was priced for.
     """
     assert plan.step_time is not None
     assert plan.memory is not None

@@ -1,7 +1,7 @@
 """The batch of a step on a mesh: the least whose throughput is near the best that fits.
 
-Batches of unit × 1, 2, 4, … are priced; unit: data-parallel parts × passes. Passes and remat that training does not say
-are the best that fit each batch.
+Batches of unit × 1, 2, 4, … are priced; unit: data-parallel parts × accumulation steps. Where training does not give
+accumulation and remat, the best that fit each batch are used.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ DOUBLINGS: Final = 7
 def estimate_batch(
     question: Question, mesh_shape: Mapping[str, int], *, spans: Spans | None = None, target: str | None = None
 ) -> EstimatedBatch:
-    """Returns the batch of a step that is recommended on a mesh, with what other batches cost.
+    """Returns the recommended batch of a step on a mesh, with the cost of other batches.
 
     Args:
         question: its training has as `global_batch` the greatest to recommend: a multiple of data-parallel parts ×
             passes.
-        mesh_shape: axis → size; names that say nothing count as data.
-        spans: what the axes run over, where an order of devices says it; None: as sizes alone have it.
+        mesh_shape: axis → size; unknown names count as data.
+        spans: the spans of the axes, where an order of devices gives them; None: from sizes alone.
         target: repeated in the answer.
     """
     layout = read_layout(mesh_shape, question.training).take(0)
@@ -81,11 +81,12 @@ def estimate_batch(
 
 
 _OF_A_STEP: Final = ("schedule", "step_time", "tokens_per_s", "mfu_ratio")
-"""What is said of a batch that fits."""
+"""The fields of a batch that fits."""
 
 
 def find_first_batch(question: Question, devices: int) -> int:
-    """Returns the batch to search a mesh for, where none is given: the least multiple of the devices near the best."""
+    """Returns the batch to search a mesh for, where the request has none: the least multiple of the devices near the
+    best."""
     found = {}
     for batch in (devices << doubling for doubling in range(DOUBLINGS)):
         best = price_best(question.with_batch(batch), Bounds())
@@ -95,19 +96,19 @@ def find_first_batch(question: Question, devices: int) -> int:
 
 
 def choose_near_best(rates: Mapping[int, float]) -> int | None:
-    """Returns the least batch whose rate is near the best; None: there is none."""
+    """Returns the least batch with a rate near the best; None: there is none."""
     return next((batch for batch in sorted(rates) if rates[batch] >= NEAR_BEST * max(rates.values())), None)
 
 
 def find_largest_part(step: PlanStepTime) -> tuple[str, float]:
-    """Returns what takes most of a step, "compute", "remat", "bubble" or an axis, and its share."""
+    """Returns the largest part of a step, "compute", "remat", "bubble" or an axis, and its share."""
     parts = {"compute": step.compute_s, "remat": step.remat_s, "bubble": step.bubble_s, **step.communication_s}
     largest = max(parts, key=lambda name: parts[name])
     return largest, parts[largest] / step.total_s
 
 
 def _find_largest(question: Question, layout: Layout) -> int:
-    """Returns the most sequences of a step that fit, with any remat that training leaves free; 0: none."""
+    """Returns the largest number of sequences of a step that fits, with any allowed remat; 0: none fits."""
     training = question.training
     remats = [training.remat] if "remat" in training.model_fields_set else REMATS
     layouts = (replace(layout, remat=REMATS.index(remat)) for remat in remats)

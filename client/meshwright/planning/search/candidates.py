@@ -1,6 +1,6 @@
-"""The candidates of a search: all meshes that cut model, batch and devices into equal parts, and what each costs.
+"""The candidates of a search: all meshes that divide model, batch and devices equally, and the cost of each.
 
-Rule: a candidate is legal before it is priced, by the same rule of divisibility as a mesh that somebody gives.
+Rule: a candidate is legal before it is priced, by the same rule of divisibility as a given mesh.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ UNEQUAL_MOST: Final = 0.05
 """How much longer the fullest stage of a pipeline may be than if all were equal."""
 
 MICRO_BATCHES: Final = 12
-"""Micro-batches that are looked at for a layout: divisors of its part of the batch, the smallest first."""
+"""Micro-batches that are tried for a layout: divisors of its part of the batch, the smallest first."""
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a search may choose.
+    """The choices of a search.
 
     Attributes:
         axes: sizes that are given.
         at_most: greatest sizes.
         remats: to choose from.
-        passes: accumulated passes that are given; None: free.
-        moments: states of the optimizer to choose from, those that are wanted most first; empty: that of training.
+        passes: given accumulation steps; None: free.
+        moments: states of the optimizer to choose from, the preferred first; empty: that of training.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Space:
-    """Candidates, and what was left out.
+    """Candidates, and the parts that were left out.
 
     Attributes:
         layout: arrays of one length.
@@ -100,13 +100,13 @@ class Space:
 
 
 def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: Bounds) -> Space:
-    """Returns all layouts of a model's training on so many devices.
+    """Returns all layouts of a model's training on `devices` devices.
 
     Args:
         devices: all of which are used.
-        model: whose heads, experts, layers, widths and vocabulary are cut.
+        model: the model, whose heads, experts, layers, widths and vocabulary are cut.
         training: sequence length and batch.
-        bounds: what may be chosen.
+        bounds: the choices.
     """
     left: list[Left] = []
     sizes = list_divisors(devices)
@@ -140,7 +140,7 @@ def _is_wasteful(axis: str, size: int, rules: Sequence[Rule]) -> bool:
 
 
 def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]:
-    """Returns all combinations whose product is the number of devices; `dp` is what the others leave."""
+    """Returns all combinations whose product is the number of devices; `dp` is the remaining factor."""
     found: dict[str, Numbers] = {"product": np.ones(1, dtype=np.int64)}
     for axis in ("tp", "cp", "ep", "pp", "fsdp"):
         sizes = np.asarray(choices[axis], dtype=np.int64)
@@ -180,16 +180,16 @@ def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_bat
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a search needs to know of a topology.
+    """The facts of a topology that a search needs.
 
     Attributes:
         chip: of every device.
-        devices: how many.
-        domain: devices that a fast network joins: of a host, an NVLink domain or a slice; where these differ in size,
-            what divides all of them.
+        devices: their number.
+        domain: devices joined by a fast network: a host, an NVLink domain or a slice. Where their sizes differ, a
+            common divisor.
         shape, wrap: of a slice, in chips; empty for GPUs.
-        memory_bytes: of the device that has least, where its host says it; None: the chip table's counts.
-        measured: what benches found of these devices; empty: the tables' figures count.
+        memory_bytes: the least memory of any device, where its host reports it; None: that of the chip table.
+        measured: bench results of these devices; empty: the tables' figures are used.
         pair_bytes_per_s: of one GPU to one other of its host, one way; None where it is unknown, or where
             some pairs have no link.
     """
@@ -210,16 +210,15 @@ class Hardware:
 
     @classmethod
     def of(cls, topology: Topology, devices: int, measured: Measurements | None = None) -> Hardware:
-        """Returns what so many devices of a topology are.
+        """Returns the facts of `devices` devices of a topology.
 
         Args:
-            topology: has the devices.
-            devices: how many.
-            measured: what benches found of them, where the topology is this host's.
+            topology: the devices.
+            devices: their number.
+            measured: bench results of them, where the topology is this host's.
 
         Raises:
-            PlanInfeasibleError: its devices are of several kinds or of none that the chip table has, or its granules
-                differ.
+            PlanInfeasibleError: its devices are of several kinds or not in the chip table, or its granules differ.
         """
         kinds = {device.kind for device in topology.devices}
         chip = find_chip(next(iter(kinds))) if len(kinds) == 1 else None
@@ -246,7 +245,7 @@ class Hardware:
 
     @cached_property
     def replaced(self) -> Replaced:
-        """What was measured, in the place of what the tables say."""
+        """The measurements that replace figures of the tables."""
         return Replaced(self.chip, self.measured, self._lay_published)
 
     def build_machine(self, dtype: ComputeDtype) -> Machine:
@@ -254,11 +253,11 @@ class Hardware:
         return self.replaced.build_machine(dtype)
 
     def read(self, plan: Plan, names: Mapping[str, str]) -> Spans:
-        """Returns what a plan's axes run over in its own order; `names`: what it calls each axis that it has."""
+        """Returns the links of a plan's axes in its own order; `names`: the plan's name of each of its axes."""
         return self.replaced.replace_wires(read_spans(plan, names, pair_bytes_per_s=self.pair_bytes_per_s))
 
     def lay(self, layout: Layout) -> Spans:
-        """Returns what the axes of each candidate run over."""
+        """Returns the links of the axes of each candidate."""
         return self.replaced.replace_wires(self._lay_published(layout, self.domain))
 
     def _lay_published(self, layout: Layout, domain: int) -> Spans:
@@ -294,16 +293,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Priced:
-    """Candidates with what they cost: arrays of one length.
+    """Candidates with their cost: arrays of one length.
 
     Attributes:
         parts: seconds of a step by part: each of `PARTS`.
         memory: bytes of the fullest device by part.
-        capacity_bytes: that a job may use of a device.
-        spans: what the axes run over.
-        hardware: what it was priced on.
+        capacity_bytes: bytes of a device that a job may use.
+        spans: the links of the axes.
+        hardware: the hardware that was priced.
         work: the model.
-        basis: whose constants were taken.
+        basis: the source of the constants.
     """
 
     layout: Layout
@@ -327,11 +326,11 @@ class Priced:
 
     @cached_property
     def fits(self) -> NDArray[np.bool_]:
-        """Whether it is no more than there is."""
+        """Whether the memory is within the capacity."""
         return self.memory_bytes <= self.capacity_bytes
 
     def name_wire(self, part: str, place: int) -> str:
-        """Returns what an axis of a candidate talks over: "dcn", or what joins devices inside: "ici", "nvlink"."""
+        """Returns the wire of an axis of a candidate: "dcn", or the links inside: "ici", "nvlink"."""
         span = self.spans.get(part)
         if span is None:
             return part
@@ -349,15 +348,15 @@ def price(
     moments: Sequence[Moments] = (),
     spans: Spans | None = None,
 ) -> Priced:
-    """Returns what candidates cost.
+    """Returns the cost of candidates.
 
     Args:
         layout: the candidates: arrays of one length.
         model, training: the step.
-        hardware: what it runs on.
+        hardware: the hardware of the step.
         memory_fraction: part of a GPU's memory that the job may take.
-        moments: states of the optimizer that candidates choose from; empty: that of `training`.
-        spans: what the axes run over, where an order of devices says it; None: as sizes alone have it.
+        moments: states of the optimizer to choose from; empty: that of `training`.
+        spans: the links of the axes, where an order of devices gives them; None: from sizes alone.
     """
     work = build_work(model, training.sequence_length)
     spans = hardware.lay(layout) if spans is None else spans
@@ -387,12 +386,12 @@ def price(
 
 
 def read_circumstances(model: ModelSpec, training: TrainingSpec) -> Circumstances:
-    """Returns what else our own step's memory depends on: learned positions are whole on each device."""
+    """Returns further inputs of our own step's memory: learned positions are whole on each device."""
     learned = (model.max_position_embeddings or 0) * model.hidden_size if model.positions == "learned" else 0
     return Circumstances(
         capacity_factor=training.capacity_factor,
         whole_parameters=learned,
-        # a few dense layers stand before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
+        # a few dense layers come before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
         is_in_order=not 0 < model.expert_layer_count <= model.dense_layer_count,
     )
 

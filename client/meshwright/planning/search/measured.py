@@ -1,19 +1,19 @@
-"""What benches measured on this host, as the cost model takes it: rates of the planned devices, slowest first.
+"""Bench results of this host in the form of the cost model: rates of the planned devices, slowest first.
 
-Rule: what a bench timed counts only where the planned devices are all in it, and where what a call takes whatever its
-size is a small part of it; nothing is taken on trust that the chip cannot do. Knows no cost model: what a figure stands
-in the place of is `hardware`'s to say. Imports no numpy, since the agent's own process makes measurements.
+Rule: a bench result counts only if it covers all planned devices, and if the fixed cost of a call is a small part of
+it. A figure beyond the chip's peak is not used. Independent of the cost model: `replaced` decides which figure a result
+replaces. Imports no numpy, since the agent's own process makes measurements.
 
-What is read of each case, by the definitions of the benches themselves:
+These values are read of each case, by the definitions of the benches:
 
 - matmul: 2n³ FLOP of n×n×n on one device in its dtype, n of 4096 and more.
 - memory_bandwidth: S of x → −x, read and written together, on one device.
 - all_reduce, all_gather, reduce_scatter, all_to_all, permute: S × the record's busbw factor, over one group of all
-  devices that took part. Where NVLink joins some of them and not others, such a group says nothing of smaller ones, so
-  that none is read.
+  devices that took part. Where NVLink joins some of them and not others, such a group does not represent smaller ones,
+  so it is not read.
 
-Transfers to, from and between devices by `device_put` are not read: no training step sends so. What stages of a
-pipeline send is a permute.
+Transfers to, from and between devices by `device_put` are not read: no training step uses them. Pipeline stages send by
+a permute.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from meshwright.wire.cost import MeasuredFigure
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 
 START_S: Final = 1.3e-4
-"""What a call takes on the host whatever its size. Source: AI-Hypercomputer/accelerator-microbenchmarks, a bfloat16
+"""The fixed time of a call on the host, of any size. Source: AI-Hypercomputer/accelerator-microbenchmarks, a bfloat16
 matmul of 8192³ on v6e: 754 TFLOP/s by the host's clock, 827.5 by the trace, so 1.458 and 1.329 ms."""
 
 ALONE_S: Final = 10 * START_S
@@ -92,12 +92,12 @@ class Timed:
 
     @property
     def seconds(self) -> float:
-        """What the difference in size takes."""
+        """The time of the difference in size."""
         return self.large.median_s - (self.small.median_s if self.small else 0.0)
 
     @property
     def is_long(self) -> bool:
-        """Whether what calls take whatever their size is a small part of it."""
+        """Whether the fixed time of calls is a small part of it."""
         return self.seconds >= (START_S if self.small else ALONE_S)
 
     def count(self, work: Callable[[Measurement], float]) -> float:
@@ -123,7 +123,7 @@ class Rate:
         return LEAST_RATIO * peak <= self.value <= MOST_RATIO * peak
 
     def tell(self, default: float) -> MeasuredFigure:
-        """Returns it as a plan tells it, beside what it replaces."""
+        """Returns the rate in the form of a plan, beside the figure that it replaces."""
         source = self.timed.large
         return MeasuredFigure(
             name=self.name,
@@ -178,7 +178,7 @@ class Measurements:
 
     @classmethod
     def of(cls, rows: Sequence[Measurement], topology: Topology, places: Sequence[int]) -> Measurements:
-        """Returns what was measured of some of a host's devices; of several hosts or kinds nothing is known.
+        """Returns the measurements of some of a host's devices; empty for several hosts or kinds.
 
         Args:
             rows: the host's, in the order in which they were written.
@@ -195,17 +195,17 @@ class Measurements:
         return cls(kept, tuple(device.local_index for device in chosen))
 
     def find_matmul(self, dtype: str) -> Rate | None:
-        """Returns FLOP/s of large matmuls in a dtype on the slowest device; None where one was not measured."""
+        """Returns FLOP/s of large matmuls in a dtype on the slowest device; None where a device was not measured."""
         rows = [row for row in self.rows if row.case == "matmul" and row.dtype == dtype]
         return self._find_slowest("flops_per_s", rows, lambda row: row.flop_count)
 
     def find_memory(self) -> Rate | None:
-        """Returns bytes/s, read and written together, of the slowest device; None where one was not measured."""
+        """Returns bytes/s, read and written together, of the slowest device; None where a device was not measured."""
         rows = [row for row in self.rows if row.case == "memory_bandwidth"]
         return self._find_slowest("memory_bytes_per_s", rows, lambda row: float(row.size_bytes))
 
     def find_collective(self, case: Collective) -> Rate | None:
-        """Returns the bus bandwidth over a group that has all planned devices; None where there is no such group."""
+        """Returns the bus bandwidth over a group with all planned devices; None where there is no such group."""
         planned = set(self.devices)
         rows = [row for row in self.rows if row.case == case and planned <= set(row.device_indices)]
         timed = find_newest(rows) if len(planned) > 1 else None
@@ -247,7 +247,7 @@ def pick_newest(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
 
 
 def _is_joined_alike(topology: Topology, places: set[int]) -> bool:
-    """Returns whether fast links join all pairs of these devices or none; of a torus it is so by its shape."""
+    """Returns whether fast links join all pairs of these devices or none; a torus is uniform by its shape."""
     if topology.platform != "gpu":
         return True
     pairs = {

@@ -1,7 +1,7 @@
-"""The best mesh for what is left when devices fail, or have failed.
+"""The best mesh for the remaining devices when devices fail, or have failed.
 
-Rule: whole domains (hosts, NVLink domains, slices) while there are several, single devices of one; of all numbers of
-them that some mesh cuts the one whose step is the fastest, since the most devices need not be. The batch stays.
+Rule: whole domains (hosts, NVLink domains, slices) while there are several, single devices of one. Of all numbers that
+some mesh can use, the one with the fastest step is taken, which may not be the largest. The batch does not change.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, Plans, SearchRequest
 
 Ask = Callable[[int], Question]
-"""What is priced on so many devices."""
+"""Returns the question for a number of devices."""
 LayOut = Callable[[str, DeviceSelection | None], Plan]
 """The plan of a mesh, on a selection of the devices."""
 
 COUNTS_MOST: Final = 64
-"""Numbers of domains or devices that are looked at, the largest first, and half, a quarter, … of them besides."""
+"""Numbers of domains or devices that are tried: the largest first, and also half, a quarter, … of them."""
 
 
 def find_fallback(
     request: SearchRequest, best: Plan, topology: Topology, pool: Pool, ask: Ask, lay_out: LayOut
 ) -> Fallback:
-    """Returns the best plan for what is left when one of a plan's devices fails, and its host or slice with it.
+    """Returns the best plan for the remaining devices when one of a plan's devices fails, with its host or slice.
 
     Args:
         request: the search.
         best: the plan on all devices.
         topology: has them.
         pool: those that the search may use.
-        ask: what is priced on so many devices.
+        ask: returns the question for a number of devices.
         lay_out: makes the plan of a mesh, on a selection of devices.
     """
     groups = topology.group(pool.indices)
@@ -55,14 +55,14 @@ def find_fallback(
 def search_remaining(
     request: SearchRequest, topology: Topology, kept: Sequence[int], ask: Ask, lay_out: LayOut
 ) -> Plans:
-    """Returns the best plans on as many of the devices that are left as give the fastest step.
+    """Returns the best plans on the remaining devices, with the number of devices that gives the fastest step.
 
     Args:
         request: the search.
-        topology: has the devices.
-        kept: those that are left, as indices.
-        ask: what is priced on so many devices.
-        lay_out: makes the plan of a mesh, on a selection of devices.
+        topology: the devices.
+        kept: the remaining devices, as indices.
+        ask: returns the question for a number of devices.
+        lay_out: builds the plan of a mesh, on a selection of devices.
 
     Raises:
         PlanInfeasibleError: no mesh cuts model and batch over any number of them.
@@ -86,7 +86,7 @@ def search_remaining(
 
 
 def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
-    """Returns numbers of devices to look at: of whole domains where more than one is whole, else of devices."""
+    """Returns numbers of devices to try: of whole domains where more than one is whole, else of devices."""
     whole = max((len(group) for group in topology.group(range(len(topology.devices)))), default=1)
     full = sum(len(group) == whole for group in topology.group(kept))
     unit, most = (whole, full) if full > 1 else (1, len(kept))
@@ -95,7 +95,7 @@ def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
 
 
 def _find_batch(request: SearchRequest, question: Question) -> str:
-    """Returns the hint with the batch next to the one that is asked for with which all devices that are left work."""
+    """Returns the hint with the batch nearest to the requested one that uses all remaining devices."""
     devices, batch = question.hardware.devices, question.training.global_batch
     near = max(round(batch / devices), 1) * devices
     best = price_best(question.with_batch(near), read_bounds(request))

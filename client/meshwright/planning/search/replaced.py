@@ -1,13 +1,13 @@
-"""Measured rates in the place of the tables': what each one replaces, by how much, and what a plan says of it.
+"""Measured rates in place of the tables' rates: what each one replaces, by how much, and its entry in a plan.
 
-Rule: a bench and the figure that it replaces are of one thing, timed or estimated for the same sizes and devices; what
-nobody measured stays as published.
+Rule: a bench and the figure that it replaces are of one thing, timed or estimated for the same sizes and devices;
+unmeasured figures stay as published.
 
-- A matmul alone, and a copy, scale the chip's published peak and bandwidth by what they reached ÷ what such a chip
-  reaches alone: a chip that is throttled is as much slower in a step.
-- A collective's ratio to the estimate for the same bytes and group, its latencies aside, scales the wires inside
-  the host of each axis that lives by it: the ICI links that an axis has, and the one rate of all GPUs of a host. The
-  network between hosts is not measured here.
+- A matmul alone, and a copy, scale the chip's published peak and bandwidth by the measured rate ÷ the expected rate of
+  such a chip: a throttled chip is slower in a step by the same ratio.
+- A collective's ratio to the estimate for the same bytes and group, its latencies aside, scales the wires inside the
+  host of each axis that uses it: the ICI links that an axis has, and the one rate of all GPUs of a host. The network
+  between hosts is not measured here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ USES: Final[Mapping[str, Mapping[Collective, int]]] = {
 do."""
 
 MATMUL_ALONE: Final = {"tpu": 0.95, "gpu": 0.8}
-"""Part of its peak that a chip reaches in a large matmul alone, where nobody measured it: medians of five TPUs (XLA's
+"""Part of its peak that a chip reaches in a large matmul alone, where it was not measured: medians of five TPUs (XLA's
 cycles) and three GPUs (measured)."""
 
 COPY_ALONE: Final = 0.8
@@ -50,12 +50,12 @@ COPY_ALONE: Final = 0.8
 
 @dataclass(frozen=True)
 class Compared:
-    """A measured rate beside what stands in the tables.
+    """A measured rate beside the rate of the tables.
 
     Attributes:
         rate: as measured.
-        default: what would have been taken.
-        peak: what is published.
+        default: the rate that it replaces.
+        peak: the published rate.
         ratio: of wires, how much faster they are than estimated, latencies aside.
     """
 
@@ -72,22 +72,22 @@ class Compared:
 
 @dataclass(frozen=True)
 class Replaced:
-    """What was measured of a chip's devices, in the place of what the tables say.
+    """The measurements of a chip's devices that replace figures of the tables.
 
     Attributes:
         chip: of the devices.
-        measured: what benches found of them.
-        lay: lays axes at published rates, on domains of so many devices.
+        measured: bench results of them.
+        lay: lays axes at published rates, on domains of a number of devices.
     """
 
     chip: Chip
     measured: Measurements
     lay: Callable[[Layout, int], Spans]
 
-    # ---- what the cost model takes ---------------------------------------------------------------------
+    # ---- input of the cost model ---------------------------------------------------------------------
 
     def build_machine(self, dtype: ComputeDtype) -> Machine:
-        """Returns the figures of one device: as published, times what was measured ÷ what such a chip reaches alone."""
+        """Returns the figures of one device: published × the measured rate ÷ the expected rate of such a chip."""
         ratios = {
             each.rate.case: each.rate.value / each.default for each in self._compare_device(dtype) if each.is_taken
         }
@@ -98,7 +98,7 @@ class Replaced:
         )
 
     def replace_wires(self, spans: Spans) -> Spans:
-        """Returns what axes run over, at the rates that were measured inside the host."""
+        """Returns the links of axes, at the measured rates inside the host."""
         ratios: dict[str, float] = {each.rate.case: each.ratio for each in self._compared_wires if each.is_taken}
         return {axis: self._replace_inner(span, axis, ratios) for axis, span in spans.items()} if ratios else spans
 
@@ -115,18 +115,18 @@ class Replaced:
             ratio = ratio * self._compared_wires[0].peak / np.asarray(span.inner.bytes_per_s)
         return replace(span, inner=scale_wire(span.inner, ratio))
 
-    # ---- what is said of it ----------------------------------------------------------------------------
+    # ---- reports ----------------------------------------------------------------------------
 
     def list_figures(self, dtype: ComputeDtype) -> tuple[MeasuredFigure, ...]:
-        """Returns the figures that stand in the place of the tables', for a step in a compute dtype."""
+        """Returns the figures that replace those of the tables, for a step in a compute dtype."""
         return tuple(each.rate.tell(each.default) for each in self._compare(dtype) if each.is_taken)
 
     def list_notices(self, dtype: ComputeDtype) -> tuple[Notice, ...]:
-        """Returns warnings of figures that no such chip can have, and that were left out."""
+        """Returns warnings of impossible figures for such a chip, which were left out."""
         return tuple(each.rate.refuse(each.peak, each.default) for each in self._compare(dtype) if not each.is_taken)
 
     def describe_basis(self, dtype: ComputeDtype) -> str:
-        """Returns whose constants a step's time is of, with what was measured beside the published figures."""
+        """Returns the source of the constants of a step's time, with the measured figures beside the published ones."""
         words = [WORDS[each.rate.case] for each in self._compare(dtype) if each.is_taken]
         basis = f"fit to published runs on {'TPUs' if self.chip.platform == 'tpu' else 'GPUs'}"
         return f"{basis}; measured on this host: {', '.join(words)}" if words else basis
@@ -178,7 +178,7 @@ def _estimate(span: Span, case: Collective, row: Measurement) -> float:
 
 
 def scale_wire(wire: Wire, ratio: Numbers) -> Wire:
-    """Returns the wire with all its rates so many times as fast; latencies stay."""
+    """Returns the wire with all its rates scaled by a factor; latencies do not change."""
     near = wire.neighbour_bytes_per_s
     return replace(
         wire,

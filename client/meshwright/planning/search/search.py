@@ -1,6 +1,6 @@
-"""A search for the best mesh of a model: the fastest that fit, each as a whole plan, and why the others lost.
+"""A search for the best mesh of a model: the fastest that fit, each as a whole plan, and why the others were rejected.
 
-Where nothing fits, no plan comes and every family is told with its reason.
+Where nothing fits, there is no plan, and every family is reported with its reason.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from meshwright.wire.mesh import EQUAL_WITHIN, Plan, Plans, Rejected, SearchRequ
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 LARGEST_LOG2: Final = 20
-"""A micro-batch of 2^20 sequences is the largest that is looked at."""
+"""A micro-batch of 2^20 sequences is the largest that is tried."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is priced.
+    """The step and the hardware to price.
 
     Attributes:
         model, training: the step.
-        hardware: what it runs on.
+        hardware: the hardware of the step.
         memory_fraction: part of a GPU's memory that the job may take.
         price_per_device_hour: None: not given.
         moments: states of the optimizer to choose from; empty: that of `training`.
@@ -69,7 +69,7 @@ class Question:
     moments: tuple[Moments, ...] = ()
 
     def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
-        """Returns what candidates cost; `spans` are what axes run over, where an order of devices says it."""
+        """Returns the cost of candidates; `spans` are the links of axes, where an order of devices gives them."""
         return price(
             layout,
             self.model,
@@ -90,7 +90,7 @@ class Question:
 
 
 def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
-    """Returns a mesh and its training as a layout of one candidate; names that say nothing count as data."""
+    """Returns a mesh and its training as a layout of one candidate; unknown names count as data."""
     sizes = dict.fromkeys(AXES, 1)
     for name, size in mesh_shape.items():
         sizes[name_axis(name)] *= size
@@ -102,7 +102,7 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
 
 
 def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
-    """Returns a mesh with all passes and remats that training leaves free, as candidates."""
+    """Returns a mesh with all accumulation steps and remats that training leaves free, as candidates."""
     layout, given = read_layout(mesh_shape, training).take(0), training.model_fields_set
     share = int(layout.micro_batch) * int(layout.passes)
     remats = [training.remat] if "remat" in given else REMATS
@@ -113,7 +113,7 @@ def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Lay
 
 
 def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the fields of a plan that say what a candidate costs; `mesh_shape` has the names of its axes."""
+    """Returns the cost fields of a plan for a candidate; `mesh_shape` has the names of its axes."""
     layout = priced.layout.take(place)
     total_s = float(priced.total_s[place])
     sequences = question.training.global_batch
@@ -162,7 +162,7 @@ def _build_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) 
 def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> dict[str, float]:
     """Returns seconds of communication by the axes of a mesh.
 
-    Where a mesh has two axes of one role the outer one stands for both. Where it has no data axis, gradients that are
+    Where a mesh has two axes of one role the outer one represents both. Where it has no data axis, gradients that are
     summed over expert or context axes count there.
     """
     names: dict[str, str] = {}
@@ -196,7 +196,8 @@ def build_schedule(question: Question, layout: Layout) -> PlanSchedule:
 
 
 def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> int | None:
-    """Returns the most sequences of a step that fit on a candidate's mesh in so many passes; None: not one a part."""
+    """Returns the largest number of sequences of a step that fits on a candidate's mesh with its gradient accumulation;
+    None: less than one per part."""
     low, width = 0, 2**LARGEST_LOG2
     while width > 1:
         width //= _TRIED_AT_ONCE
@@ -219,11 +220,12 @@ def _fits(question: Question, layout: Layout, micro: Any, passes: int) -> Any:
 
 
 REASONS: Final = {"pp": "bubble", "bubble": "bubble", "remat": "compute", "compute": "compute"}
-"""Part of a step → what a family that has too much of it lost by; axes are told by their wires."""
+"""Part of a step → the reason of a family that lost by it; axes are reported by their wires."""
 
 
 FAMILIES_MOST: Final = 12
-"""Families that are told of each kind: that fit and are slower, the fastest first; that do not fit, the nearest."""
+"""The maximum number of reported families of each kind: slower fitting ones, the fastest first; and those that do not
+fit, the nearest first."""
 
 
 ROOM: Final = 0.08
@@ -231,14 +233,14 @@ ROOM: Final = 0.08
 
 
 UNUSUAL: Final = 0.15
-"""Part of a step by which a mesh must win that nobody runs and no run judges: see `find_unusual`. Assumed."""
+"""The part of a step by which an unusual, untested mesh must be faster: see `find_unusual`. Assumed."""
 
 LONG: Final = 16_384
 """Tokens of a sequence from which people cut it."""
 
 
 def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
-    """Returns which candidates have an axis where people have none, by what to say of it."""
+    """Returns the candidates with an unusual axis, by the text of the warning."""
     layout, spans, sequence = priced.layout, priced.spans, priced.work.sequence_length
     found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
     found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
@@ -268,7 +270,7 @@ class Best:
 
 
 def price_best(question: Question, bounds: Bounds) -> Best | None:
-    """Returns the best candidate, by sizes alone; None: no mesh cuts model, batch and devices."""
+    """Returns the best candidate, by sizes alone; None: no mesh divides model, batch and devices."""
     space = question.list_space(bounds)
     if not space.size:
         return None
@@ -282,10 +284,10 @@ def price_best(question: Question, bounds: Bounds) -> Best | None:
 
 
 def list_leaders(priced: Priced) -> NDArray[np.int64]:
-    """Returns the place of the best candidate of each mesh: those that fit first, of these the best first.
+    """Returns the place of the best candidate of each mesh: those that fit first, among these the best first.
 
-    The fastest is the best, unusual ones handicapped; but among those that are equal within the error the one with room
-    in memory, then with the fewest of pp, cp and tp, then with the fewest axes.
+    The fastest is the best, unusual ones handicapped; but among those equal within the error, the one with free memory,
+    then with the fewest of pp, cp and tp, then with the fewest axes.
     """
     order = _order(priced)
     return order[_find_firsts(_stack_meshes(priced)[order])]
@@ -294,13 +296,13 @@ def list_leaders(priced: Priced) -> NDArray[np.int64]:
 def list_rejected(
     priced: Priced, leaders: NDArray[np.int64], best: Sequence[int], ordered: Mapping[int, float]
 ) -> tuple[Rejected, ...]:
-    """Returns the best of each family that is not among `best`, of which the first is what others are compared with.
+    """Returns the best of each family that is not among `best`, whose first entry is the reference for the others.
 
     Args:
         priced: all candidates.
-        leaders: of `list_leaders`.
-        best: places of the candidates that are told.
-        ordered: place → seconds of a step, of the candidates whose devices were put in order.
+        leaders: result of `list_leaders`.
+        best: places of the reported candidates.
+        ordered: place → seconds of a step, for the candidates whose devices were ordered.
     """
     meshes = _stack_meshes(priced)
     slower, larger = leaders[priced.fits[leaders]], leaders[~priced.fits[leaders]]
@@ -316,7 +318,7 @@ def _stack_meshes(priced: Priced) -> NDArray[np.int64]:
 
 
 def _order(priced: Priced) -> NDArray[np.int64]:
-    """Returns all places, what fits first; the others by the memory that they need."""
+    """Returns all places, fitting candidates first; the others by the memory that they need."""
     wide = [np.asarray(getattr(priced.layout, axis)) > 1 for axis in AXES]
     extra = np.sum([each for axis, each in zip(AXES, wide, strict=True) if axis in _EXTRA], axis=0)
     seconds = weigh(priced)
@@ -328,11 +330,11 @@ def _order(priced: Priced) -> NDArray[np.int64]:
 
 
 _EXTRA: Final = ("pp", "cp", "tp")
-"""Axes that a person takes where a mesh without them is slower."""
+"""Axes that people use only where a mesh without them is slower."""
 
 
 def _find_firsts(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the place of each different row where it stands first, ascending."""
+    """Returns the first place of each distinct row, ascending."""
     _, first = np.unique(rows, axis=0, return_index=True)
     return np.sort(first)
 
@@ -345,7 +347,7 @@ def _list_losers(
     told: set[tuple[str, ...]],
     ordered: Mapping[int, float],
 ) -> Iterator[Rejected]:
-    """Yields the leader of each family that was not told of yet."""
+    """Yields the leader of each family that was not reported yet."""
     for place in map(int, leaders):
         family = _name_family(meshes[place])
         if family in told:
@@ -361,8 +363,8 @@ def _name_family(sizes: NDArray[np.int64]) -> tuple[str, ...]:
 
 
 def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[int, float]) -> tuple[str, str]:
-    """Returns the reason and a sentence: of what does not fit its memory, else the part that is longest beyond the
-    winner's."""
+    """Returns the reason and a sentence: for a candidate that does not fit its memory, else the part that is longest
+    beyond the winner's."""
     if not priced.fits[place]:
         needed, capacity = int(priced.memory_bytes[place]), int(priced.capacity_bytes)
         ratio = needed / capacity
@@ -406,13 +408,13 @@ BETTER_BATCH: Final = 1.1
 """Times the tokens/s from which another batch is worth a warning."""
 
 SPARE: Final = 8
-"""Meshes beyond those that are told whose devices are put in order, at most."""
+"""The maximum number of meshes beyond the reported ones whose devices are ordered."""
 
 SPARE_DEVICES_MOST: Final = 4096
-"""With more devices an order takes a second, and no further mesh is put in order."""
+"""With more devices an order takes a second, and no further mesh is ordered."""
 
 LEFT_MOST: Final = 6
-"""Sizes that are told as not dividing the model."""
+"""The maximum number of reported sizes that do not divide the model."""
 
 
 def build_question(
@@ -426,16 +428,16 @@ def build_question(
     moments: tuple[Moments, ...] = (),
     measured: Measurements | None = None,
 ) -> Question:
-    """Returns what is priced.
+    """Returns the question to price.
 
     Args:
         model, training: the step.
-        topology: what it runs on.
-        devices: how many of it.
-        memory_strategy: how much of a GPU's memory the job takes; None: as a training job.
+        topology: the hardware of the step.
+        devices: their number.
+        memory_strategy: the part of a GPU's memory that the job takes; None: that of a training job.
         price_per_device_hour: None: not given.
         moments: states of the optimizer to choose from; empty: that of `training`.
-        measured: what benches found of them, where the topology is this host's.
+        measured: bench results of them, where the topology is this host's.
 
     Raises:
         PlanInfeasibleError: no figures are known for such hardware.
@@ -452,9 +454,9 @@ def build_question(
 
 
 def price_plan(plan: Plan, question: Question) -> Plan:
-    """Returns a plan for a mesh that somebody gave, with what it costs; warns where it does not fit.
+    """Returns a plan for a given mesh, with its cost; warns where it does not fit.
 
-    What training does not say, passes and remat, is as the search would have it on this mesh.
+    Where training does not give gradient accumulation and remat, the search chooses them for this mesh.
     """
     layout = list_schedules(plan.mesh_shape, question.training)
     priced = question.price(layout, read_order(plan, question.hardware))
@@ -478,7 +480,7 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
 
     Args:
         request: the search.
-        question: what is priced.
+        question: the question to price.
         lay_out: makes the plan of one mesh on the request's devices.
 
     Raises:
@@ -505,8 +507,9 @@ def _order_best(
 ) -> dict[int, Plan]:
     """Returns the best meshes and some more in the order of their steps' times, as the order of their devices has them.
 
-    Sizes alone say too little where axes do not fill hosts or slices, and never much too much. So further meshes are
-    ordered while, by their sizes, they could be among the best, up to so many. Equal ones keep the order of `leaders`.
+    Prices by sizes alone are too low where axes do not fill hosts or slices, and never much too high. So further meshes
+    are ordered while, by their sizes, they could be among the best, up to a limit. Equal ones keep the order of
+    `leaders`.
     """
     made: dict[int, Plan] = {}
     spare = SPARE if question.hardware.devices <= SPARE_DEVICES_MOST else 0
@@ -521,7 +524,7 @@ def _order_best(
 
 
 def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan]) -> Plan:
-    """Returns the plan of a candidate with what it costs on the order of its devices."""
+    """Returns the plan of a candidate with its cost on the order of its devices."""
     shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
     made = lay_out(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items()))
     ordered = question.price(_keep_one(chosen), read_order(made, question.hardware))
@@ -535,7 +538,7 @@ def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan])
 
 
 def read_bounds(request: SearchRequest) -> Bounds:
-    """Returns what a search may choose: what training says is given, and what it leaves out is free."""
+    """Returns the choices of a search: given training fields are fixed, and missing ones are free."""
     training, given = request.training, request.training.model_fields_set
     remats = request.remat or ((training.remat,) if "remat" in given else REMATS)
     passes = training.gradient_accumulation if "gradient_accumulation" in given else None
@@ -550,7 +553,7 @@ def read_moments(request: SearchRequest) -> tuple[Moments, ...]:
 
 
 def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
-    """Returns what the axes of a plan run over in its own order; None where two of its axes have one role."""
+    """Returns the links of a plan's axes in its own order; None where two of its axes have one role."""
     names: dict[str, str] = {}
     for name in plan.mesh_shape:
         axis = name_axis(name)
@@ -561,7 +564,7 @@ def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
 
 
 def _keep_one(layout: Layout) -> Layout:
-    """Returns one candidate as arrays of one, as many are priced."""
+    """Returns one candidate as arrays of length 1, the form of several candidates."""
     return Layout(**{field.name: np.atleast_1d(getattr(layout, field.name)) for field in fields(layout)})
 
 
@@ -576,7 +579,7 @@ def _list_indivisible(space: Space) -> list[Rejected]:
 
 
 def _list_basis_notices(question: Question) -> tuple[Notice, ...]:
-    """Returns the warnings that prices are of something else than what was asked, or of less, where they are."""
+    """Returns the warnings that prices do not cover the request, or cover only a part of it."""
     if question.training.compute_dtype != "float32":
         return ()
     message = "compute_dtype is float32, and the step's time is estimated for bfloat16: it will take longer"
@@ -584,7 +587,7 @@ def _list_basis_notices(question: Question) -> tuple[Notice, ...]:
 
 
 def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
-    """Returns the warning that the batch next to the one that is asked for, a multiple of the devices, is faster."""
+    """Returns the warning that the next batch, a multiple of the devices, is faster than the requested one."""
     devices, batch = question.hardware.devices, question.training.global_batch
     near = max(round(batch / devices), 1) * devices
     best = price_best(question.with_batch(near), bounds) if batch > devices and near != batch else None
@@ -600,8 +603,8 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
 
 
 def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
-    """Returns the warnings of figures that were measured here and that no such chip can have, and of a step that does
-    not fit in the part of a GPU's memory that JAX takes by default."""
+    """Returns the warnings of measured figures that are impossible for such a chip, and of a step that does not fit in
+    the part of a GPU's memory that JAX takes by default."""
     hardware = question.hardware
     measured = hardware.replaced.list_notices(question.training.compute_dtype)
     default = find_capacity(hardware.chip, hardware.memory_bytes, GPU_FRACTION)
@@ -656,7 +659,7 @@ def _find_wrong_axes(devices: int, bounds: Bounds, space: Space) -> str:
 
 
 def _list_batches(devices: int, batch: int) -> list[int]:
-    """Returns the least batches, from the one that is asked on, that so many data-parallel parts divide."""
+    """Returns the least batches, from the requested one on, that each number of data-parallel parts divides."""
     return sorted({-(-batch // parts) * parts for parts in list_divisors(devices)})
 
 

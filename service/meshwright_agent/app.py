@@ -84,7 +84,7 @@ def build_api(agent: Agent, authenticator: Authenticator) -> FastAPI:
         separate_input_output_schemas=False,
         max_body_size=MAX_BODY_BYTES,
         responses=_PROBLEMS,
-        telemetry={  # spans of requests, sent where OTEL_EXPORTER_OTLP_ENDPOINT says
+        telemetry={  # spans of requests, sent to OTEL_EXPORTER_OTLP_ENDPOINT
             "auto_configure": True,
             "operation_spans": False,
             "metrics": False,

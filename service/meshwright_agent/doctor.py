@@ -40,7 +40,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        mend: what to do, one step a line.
+        mend: the repair, one step per line.
         log: the last lines of a program's output, for further diagnosis.
     """
 

@@ -38,7 +38,8 @@ POLL_S: Final = 1.0
 
 
 def build_labels(devices: Devices, health: Health, records: Sequence[BenchRecord] = ()) -> dict[str, str]:
-    """Returns the labels of a host, name → value in the form that Kubernetes allows. Unknown facts have no label."""
+    """Returns the labels of a host, name → value in the form that Kubernetes allows. Unknown facts do not have a
+    label."""
     software = devices.software
     granule = next(iter(devices.granules), None)
     found: dict[str, object] = {

@@ -217,7 +217,7 @@ class LeaseService:
 
     Args:
         registry: the active leases.
-        store: where they are stored.
+        store: stores the leases.
         devices: returns the host; raises UnavailableError while it is not known.
         here: returns the host as plans see it, for a request that counts devices.
         find_runs: returns the queued and running benches that would open one of these devices.
@@ -420,7 +420,7 @@ def choose_devices(
     The uuid of a card names all its MIG instances. A count chooses devices that are healthy and free.
 
     Raises:
-        InvalidRequestError: a device does not exist, the host has no device, or a count is above the number of devices.
+        InvalidRequestError: a device does not exist, the host is without devices, or a count exceeds their number.
         DeviceLeasedError: other leases leave too few devices for a count.
     """
     if not devices:

@@ -157,7 +157,7 @@ class RunQueue:
     """Runs of one agent: submitted, executed one at a time in each lane, followed, cancelled.
 
     Args:
-        store: where runs are kept.
+        store: stores the runs.
         clock: dates runs and events.
     """
 

@@ -388,7 +388,7 @@ def _build_server(app: ASGIApp, sock: socket.socket, context: ssl.SSLContext | N
     return _Server(
         uvicorn.Config(
             app,
-            http="h11",  # httptools has no limit on headers
+            http="h11",  # httptools does not limit headers
             ws="none",
             loop="asyncio",
             lifespan="on" if has_lifespan else "off",

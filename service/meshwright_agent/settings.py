@@ -1,6 +1,6 @@
 """Every setting of the agent, once: environment MESHWRIGHT_…, or the flag of the same name of `meshwright-agent serve`.
 
-Knows what may be set and within which bounds; nothing of how it is used. All times in seconds, all sizes in bytes.
+Defines the settings and their bounds, independent of their use. All times in seconds, all sizes in bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SIMULATED = 4096
 
 
 def default_state_dir() -> Path:
-    """Returns where runs and plans are kept: STATE_DIRECTORY (systemd), else $XDG_STATE_HOME, else ~/.local/state."""
+    """Returns the folder of runs and plans: STATE_DIRECTORY (systemd), else $XDG_STATE_HOME, else ~/.local/state."""
     if systemd := os.environ.get("STATE_DIRECTORY"):
         return Path(systemd.split(":")[0])
     base = os.environ.get("XDG_STATE_HOME")

@@ -498,7 +498,7 @@ def _build_damage(reason: str) -> sqlite3.DatabaseError:
 
 
 def _read_code(error: Exception) -> int:
-    """Returns the primary code of an error of SQLite. Errors of Python's module itself have no code."""
+    """Returns the primary code of an error of SQLite. Errors of Python's module itself do not have a code."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 

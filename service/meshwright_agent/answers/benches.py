@@ -104,7 +104,7 @@ class Benches:
         device: the worker.
         host: the host of the devices.
         runs: the queue of benches.
-        registry: the leases that hold.
+        registry: the active leases.
         settings: the worker's time limits.
         clock: dates probes.
         spawn: starts work that the agent ends when it closes.
@@ -185,7 +185,7 @@ class Benches:
         return await self._runs.submit("bench", request.model_dump(mode="json"), self.execute)
 
     def find_in_the_way(self, leased: Sequence[Device]) -> tuple[str, ...]:
-        """Returns the benches, waiting or under way, that would open one of these devices, oldest first."""
+        """Returns the queued and running benches that would open one of these devices, oldest first."""
         names = {device.local_index for device in leased}
         found = []
         for run in self._runs.list_live("device"):
@@ -213,7 +213,7 @@ class Benches:
         return self._registry.list_covering(opened, but=request.lease)
 
     async def _probe_holders(self) -> None:
-        """Probes the holders of the devices, unless the last probe is recent. CPUs have no holder.
+        """Probes the holders of the devices, unless the last probe is recent. CPUs do not have holders.
 
         Raises:
             NotReadyError: the probe did not answer.

@@ -167,7 +167,7 @@ class Compiles:
 
         Args:
             task: what to compile.
-            emit: gets progress.
+            emit: receives progress.
 
         Raises:
             WorkerFailedError: the compiler cannot be started.

@@ -1,7 +1,7 @@
 """Facts of a host as plain values, with wire types where they have the same meaning. The probe sends them as JSON.
 
-A field is None where its source gave no value; what failed is listed in `problems`. Sizes are in bytes, temperatures in
-degrees Celsius, indices as the driver counts.
+A field is None if its source did not return a value. Failures are listed in `problems`. Sizes are in bytes,
+temperatures in degrees Celsius, indices as the driver counts.
 """
 
 from __future__ import annotations

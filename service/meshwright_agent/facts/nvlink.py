@@ -1,7 +1,7 @@
 """NVLinks and NVSwitch fabric of NVIDIA cards, and the link between two cards.
 
 Links to a switch join two cards only if both are in one working fabric: links can be active while no peer is reachable.
-A card with a link that cannot be read has no known links, because a count would be too low.
+If a link cannot be read, the links of its card are unknown, because a count would be too low.
 
 Sources: NVIDIA, NVML API Reference Guide, NvLink Methods; nvml.h of CUDA 13 (nvmlGpuFabricInfo_v2_t); Dstack-TEE/dstack
 pull request 1167 and NVIDIA/NVSentinel issue 883 (fabrics that are down behind active links).

@@ -215,7 +215,7 @@ def to_text(value: Any) -> str | None:
 
 
 def find_nvml() -> Any:
-    """Returns the module `pynvml` (package nvidia-ml-py); None where it is not installed."""
+    """Returns the module `pynvml` (package nvidia-ml-py); None if it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:

@@ -223,7 +223,7 @@ class Inventory:
         self._expected = expected
 
     def check(self, facts: HostFacts) -> InventoryReport:
-        """Returns which devices are missing, and records those that are here."""
+        """Returns the missing devices, and records the present ones."""
         cards = list_cards(facts)
         listed = {key for card in cards for key in card.devices}
         places = {card.pci_bus_id: card.devices for card in cards if card.pci_bus_id}

@@ -219,7 +219,7 @@ class Rule(Generic[View]):
         holds: the condition.
         text: the reason, a template of `str.format` with the view as `v`.
         action: the operator's action, also a template.
-        permanence: None where both are usual.
+        permanence: None if both are usual.
         source: what reports the facts.
     """
 

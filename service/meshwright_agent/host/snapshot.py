@@ -75,7 +75,7 @@ class HostSnapshot:
 
     @property
     def knows_topology(self) -> bool:
-        """True once JAX or a driver has reported which devices are here."""
+        """True once JAX or a driver has reported the devices of this host."""
         facts = self.facts
         return bool(self.declared or self.jax or (facts and (facts.gpus or facts.tpus)))
 

@@ -160,7 +160,7 @@ class HostWatch(Host):
         return not self.snapshot.released or self._device.state in {"ready", "busy"}
 
     def _may_touch(self) -> bool:
-        """Returns whether JAX may be started on accelerators, where no other process holds or has leased a device.
+        """Returns whether JAX may be started on accelerators, which requires that devices are not held or leased.
 
         JAX is started once to list its devices, and again after a crash. With `hold: always` it is kept, and restarted
         after leases. With `never` only a bench starts it. After a release it is not restarted, even if it has not

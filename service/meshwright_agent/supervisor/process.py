@@ -24,7 +24,7 @@ from meshwright.compiling.process import is_map_line
 from meshwright_agent.supervisor.protocol import MAX_FRAME_BYTES, Frame, FrameError, parse_frame
 
 LOG_LINES: Final = 200
-"""Lines of output that are kept for the crash report."""
+"""Number of output lines for the crash report."""
 
 _LINE_LIMIT_BYTES: Final = 4096
 _READ_BYTES: Final = 1 << 16
@@ -93,7 +93,7 @@ class Ending:
     killed: bool
 
     def describe(self) -> str:
-        """Returns the ending in words: "was killed by SIGSEGV", "exited with status 3"."""
+        """Returns the ending as text: "was killed by SIGSEGV", "exited with status 3"."""
         if self.status is None:
             return "could not be killed: the kernel holds it, most likely in a driver call"
         if self.status >= 0:

@@ -5,8 +5,8 @@ frames until the answer, the deadline or a cancel. Between calls one task waits 
 exactly one coroutine reads from the child at any time. `_tear_down` ends every process that must end: it kills and
 reaps the group first, so that a device never has two owners.
 
-Every caller gets one answer: a result, the child's own error, `WorkerFailedError` or `CallCancelled`. Lives on the
-agent's event loop and never blocks it.
+Every caller gets one answer: a result, the child's own error, `WorkerFailedError` or `CallCancelled`. The supervisor
+runs on the agent's event loop and never blocks it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`make mutation`: how many small faults, put into a room one at a time, its tests find.
+"""`make mutation`: measures how many small faults, inserted one at a time into a package, its tests find.
 
-A seeded sample of cosmic-ray's mutants of each room; type annotations, which no test can see, are left as they are. A
-mutant is written into a copy of the project, and the room's tests run there until the first fails. Prints the diff of
-each mutant that no test found, and the share that was found.
+It takes a seeded sample of cosmic-ray's mutants of each package, without mutants of type annotations, which tests
+cannot detect. Each mutant is written to a copy of the project. The package's tests run there until the first failure.
+Prints the diff of each undetected mutant, and the share of detected mutants.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SEED: Final = 23
 COPIED: Final = ("client", "service", "tests", "deploy", "docs", "tools", "pyproject.toml", "Makefile", "Dockerfile")
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-"""What all tests need is loaded once, which saves half of the time."""
+"""Loads the common imports of all tests once, which saves half of the time."""
 FORKS.set_forkserver_preload(["fastapi", "httpx", "hypothesis", "numpy", "prometheus_client", "pytest", "uvicorn"])
 
 Span = tuple[tuple[int, int], tuple[int, int]]
@@ -47,12 +47,12 @@ Span = tuple[tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Room:
-    """Modules, and runs of pytest that shall find their faults; the next begins where one has found nothing.
+    """Modules, and the pytest runs that should find their faults. A run starts if the previous one found nothing.
 
     Attributes:
         modules: patterns below the root.
         runs: arguments of pytest.
-        exhaustive: files whose exhaustive tests run last: what they alone find, `make test` does not find.
+        exhaustive: files whose exhaustive tests run last. `make test` does not detect faults that only these find.
     """
 
     modules: tuple[str, ...]
@@ -106,14 +106,14 @@ class Mutant:
     code: str
 
     def write_diff(self) -> str:
-        """Returns what it changes, with a line around it."""
+        """Returns the diff of the mutant, with one line of context."""
         before = (ROOT / self.module).read_text().splitlines()
         lines = difflib.unified_diff(before, self.code.splitlines(), self.module, self.module, lineterm="", n=1)
         return "\n".join(list(lines)[2:])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 where tests fail without any fault."""
+    """Returns the exit status: 1 if tests fail without a fault."""
     parser = argparse.ArgumentParser(prog="make mutation", description=__doc__)
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(ROOMS)}; default: all")
     parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help=f"mutants of a room; default: {SAMPLE}")
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def draw_mutants(room: Room, count: int, seed: int) -> list[Mutant]:
-    """Returns `count` mutants, drawn from all that cosmic-ray's operators make of the room's modules."""
+    """Returns `count` mutants, drawn from all mutants that cosmic-ray's operators make of the package's modules."""
     places = [
         (path, name, number)
         for pattern in room.modules
@@ -147,7 +147,7 @@ def draw_mutants(room: Room, count: int, seed: int) -> list[Mutant]:
 
 
 def list_mutations(code: str) -> Iterator[tuple[str, int]]:
-    """Yields the operators that change this code, each with the number of the place that it changes."""
+    """Yields the operators that change this code, each with the index of the changed place."""
     tree, hidden = get_ast(code), list_annotations(code)
     for name in operator_names():
         if get_operator(name).arguments():
@@ -160,7 +160,7 @@ def list_mutations(code: str) -> Iterator[tuple[str, int]]:
 
 
 def list_annotations(code: str) -> list[Span]:
-    """Returns where type annotations stand."""
+    """Returns the positions of type annotations."""
     parts = [
         part
         for node in ast.walk(ast.parse(code))
@@ -171,7 +171,7 @@ def list_annotations(code: str) -> list[Span]:
 
 
 def copy_project(folder: Path) -> Path:
-    """Returns the folder, with what the tests need."""
+    """Copies the files that the tests need to the folder, and returns the folder."""
     for name in (*COPIED, *(path.name for path in ROOT.glob("*.md"))):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -181,7 +181,7 @@ def copy_project(folder: Path) -> Path:
 
 
 def measure(name: str, copies: Sequence[Path], mutants: Sequence[Mutant]) -> bool:
-    """Prints what the room's tests find; returns False where they fail without any fault."""
+    """Prints the faults that the package's tests find. Returns False if the tests fail without a fault."""
     room, began_s = ROOMS[name], time.perf_counter()
     if not all(passes(copies[0], arguments, 3600) for arguments in list_runs(room)):
         return False
@@ -222,13 +222,13 @@ def list_runs(room: Room) -> list[tuple[str, ...]]:
 
 
 def write_module(path: Path, code: str) -> None:
-    """Writes a module, and drops its bytecode, which goes by second and size."""
+    """Writes a module, and deletes its bytecode, which Python validates only by second and size."""
     path.write_text(code)
     Path(cache_from_source(path)).unlink(missing_ok=True)
 
 
 def passes(copy: Path, arguments: Sequence[str], limit_s: float) -> bool:
-    """Whether these tests pass in this copy within the time; none that fits `arguments` passes too."""
+    """Returns whether these tests pass in this copy within the time limit; also True without matching tests."""
     process = FORKS.Process(target=run_tests, args=(copy, arguments))
     process.start()
     try:
@@ -241,7 +241,7 @@ def passes(copy: Path, arguments: Sequence[str], limit_s: float) -> bool:
 
 
 def run_tests(copy: Path, arguments: Sequence[str]) -> None:
-    """Runs pytest in a copy of the project until the first test fails, and exits; in a process of its own."""
+    """Runs pytest in a copy of the project until the first failure, then exits. Call it in a separate process."""
     os.setsid()
     os.chdir(copy)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -250,7 +250,7 @@ def run_tests(copy: Path, arguments: Sequence[str]) -> None:
     paths = [str(copy / name) for name in ("client", "service", ".")]
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    loaded = "ignore::pytest.PytestAssertRewriteWarning"  # some of its plugins are
+    loaded = "ignore::pytest.PytestAssertRewriteWarning"  # some of its plugins are already loaded
     sys.exit(pytest.main(["-q", "-x", "-W", loaded, "-p", "no:cacheprovider", "-p", "no:schemathesis", *arguments]))
 
 

@@ -1,7 +1,8 @@
-"""`make coverage`: how many lines and branches of each room the net alone reaches.
+"""`make coverage`: the share of lines and branches of each package that the net covers by itself.
 
-The net is every test that speaks only of what users see: HTTP, the command line, public Python names, processes, files.
-It survives a rebuilding, so what it does not reach is not safe in one. Reads what `coverage run` left.
+The net is every test that uses only public interfaces: HTTP, the command line, public Python names, processes, files.
+These tests survive a rewrite, so that code outside their coverage is not protected in a rewrite. Reads the data file of
+`coverage run`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _COUNTS: Final = ("num_statements", "covered_lines", "num_branches", "covered_br
 
 
 def main() -> int:
-    """Prints a table: a row for each room, the one of which least is reached first."""
+    """Prints a table with a row for each package, lowest coverage first."""
     command = [sys.executable, "-m", "coverage"]
     subprocess.run([*command, "combine", "-q"], check=True)
     told = subprocess.run([*command, "json", "-q", "-o", "-"], check=True, capture_output=True, text=True).stdout
@@ -33,14 +34,14 @@ def main() -> int:
 
 
 def find_room(path: str) -> str:
-    """Returns the package of a module, or the module itself where it stands at the top."""
+    """Returns the package of a module, or the module itself if it is at the top level."""
     parts = PurePath(path).parts
     start = next(place for place, part in enumerate(parts) if part in _PLACES)
     return "/".join(parts[start + 1 : start + 3]).removesuffix(".py")
 
 
 def share(part: int, whole: int) -> float:
-    """Returns part ÷ whole; 1 of nothing."""
+    """Returns part ÷ whole; 1 if the whole is 0."""
     return part / whole if whole else 1.0
 
 

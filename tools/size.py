@@ -1,7 +1,7 @@
-"""How large the project is, beside a limit for each figure: `python tools/size.py`, or `make size`.
+"""Measures the size of the project, with a limit for each figure: `python tools/size.py`, or `make size`.
 
 A code line is a line that is neither docstring, comment, blank nor import. Modules are files with code, without
-`__init__.py` and `__main__.py`. The exit status is 1 where a figure passes its limit. Lower a limit in the commit that
+`__init__.py` and `__main__.py`. The exit status is 1 if a figure exceeds its limit. Lower a limit in the commit that
 makes the figure smaller; raise one only with the reason in the commit message.
 """
 
@@ -133,7 +133,7 @@ def list_figures() -> dict[str, int]:
 
 
 def main() -> int:
-    """Prints the table; returns 1 where a limit is passed."""
+    """Prints the table. Returns 1 if a limit is exceeded."""
     figures = list_figures()
     width = max(map(len, figures))
     print(f"{'':{width}}   now      limit")

@@ -1,6 +1,7 @@
-"""Writes the methods of `Client` from those of `AsyncClient`: `python tools/sync_client.py [--check]`.
+"""Generates the methods of `Client` from those of `AsyncClient`: `python tools/sync_client.py [--check]`.
 
-The same code without `async` and `await`. Leases are written by hand in both: `hold` renews in a task, or in a thread.
+The code is the same without `async` and `await`. Leases are written by hand in both: `hold` renews in a task, or in a
+thread.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def generate(name: str) -> str:
 
 
 def main() -> int:
-    """Writes them; with --check returns 1 where one is not what would be written."""
+    """Writes the modules. With --check returns 1 if a file differs from the generated text."""
     stale = [name for name in MODULES if (CLIENT / "blocking" / name).read_text() != generate(name)]
     if "--check" not in sys.argv:
         for name in stale:

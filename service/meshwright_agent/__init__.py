@@ -1,4 +1,4 @@
-"""The agent that runs on a host: processes, facts, routes. `meshwright` (the client) is what people import."""
+"""The agent that runs on a host: processes, facts, routes. Users import `meshwright`, the client."""
 
 from __future__ import annotations
 

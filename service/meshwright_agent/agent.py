@@ -1,6 +1,7 @@
-"""The agent: the one place where its parts are made and joined. Routes call its verbs, and its parts', by name.
+"""The agent: builds and connects its parts. Routes call the methods of the agent and of its parts.
 
-Rule: this process touches no device and imports no jax; whatever may block runs in a child or in the store's thread.
+Rule: this process does not open devices and does not import jax. Blocking work runs in a child or in the store's
+thread.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from meshwright_agent.supervisor.specs import (
 from meshwright_agent.supervisor.supervisor import Supervisor
 
 DRAIN_TIMEOUT_S: Final = 5.0
-"""How long a shutdown waits for answers under way."""
+"""How long a shutdown waits for requests in progress."""
 
 
 class Agent:
-    """Owns the children and the queue of one host, and works on an open store; complete when constructed."""
+    """Owns the children and the queue of one host, and uses an open store. It is complete when constructed."""
 
     def __init__(
         self,
@@ -128,10 +129,10 @@ class Agent:
             stays=self._stays,
         )
 
-    # ---- life ------------------------------------------------------------------------------------------------
+    # ---- life cycle ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Reads what is stored, then starts to observe the host; does not wait for the first probe. May be repeated.
+        """Reads the stored state, then starts to observe the host without waiting for the first probe. Idempotent.
 
         Raises:
             StoreUnavailableError: the store does not answer.
@@ -160,7 +161,7 @@ class Agent:
         return task
 
     async def drain(self) -> None:
-        """Takes no more work, and ends what is under way as cancelled; reads go on being answered."""
+        """Accepts no more work and cancels the work in progress. Reads are still answered."""
         if self.draining:
             return
         self.draining = True
@@ -168,7 +169,7 @@ class Agent:
         await asyncio.gather(self.plans.close(DRAIN_TIMEOUT_S / 4), self.runs.close("the agent is shutting down"))
 
     async def close(self) -> None:
-        """Drains, then ends the children; the store is closed by its owner."""
+        """Drains, then ends the children. The owner of the store closes the store."""
         await self.drain()
         for task in self._tasks:
             task.cancel()
@@ -178,10 +179,10 @@ class Agent:
         with contextlib.suppress(StoreUnavailableError):
             await self.history.flush()
 
-    # ---- what is here ------------------------------------------------------------------------------------------
+    # ---- this host ---------------------------------------------------------------------------------------------
 
     def readiness(self) -> tuple[bool, str]:
-        """Returns whether plans can be answered, and why not in one short line."""
+        """Returns whether plans can be answered, and a short line with the reason."""
         known = self.host.snapshot
         if self.draining:
             return False, "draining: the agent is shutting down"
@@ -194,12 +195,12 @@ class Agent:
         return False, f"starting since {self.started_at:%H:%M:%S} UTC: {known.waits_for}"
 
     async def _forget_gone(self) -> None:
-        """Forgets the states of components that are not here any more, when each that is has been checked once."""
+        """Forgets the states of removed components, after every present component has been checked once."""
         await asyncio.sleep(max(self.settings.stale_after_s, self.settings.start_timeout_s))
         self.health.forget_unlisted()
 
     def acknowledge(self, request: Acknowledgement, caller: str) -> Component:
-        """Clears what stands against a component by an operator's word; returns how it stands then.
+        """Clears the faults of a component after an operator's acknowledgement; returns the component.
 
         Raises:
             NotFoundError: no component has this name.
@@ -214,10 +215,10 @@ class Agent:
             return Component(name=name, state="unknown", reason="is not expected here any more")
         return self.health.component(name, now)
 
-    # ---- plans, and what jobs need to know ---------------------------------------------------------------------
+    # ---- plans and the environment of jobs ---------------------------------------------------------------------
 
     async def plan(self, request: PlanRequest | SearchRequest) -> PlanAnswer | Run:
-        """Returns plans; where the compiler is to be asked and has not said it before, the run that asks it.
+        """Returns plans, or the run that compiles them if the request needs a compile that is not stored.
 
         Raises:
             ProblemError: see `PlanMaker.answer` and `Compiles.settle_plans`.
@@ -225,9 +226,9 @@ class Agent:
         return await self.compiles.settle_plans(await self.plans.answer(request))
 
     def environment(self, strategy: str, fraction: float | None) -> Environment:
-        """Returns the variables that a job on this host should start with, also as `export` lines.
+        """Returns the environment variables for a job on this host, also as `export` lines.
 
-        They are those that the library would set in the job's own process (`meshwright.environment`).
+        The library would set the same variables in the job's own process (`meshwright.environment`).
 
         Args:
             strategy: a MemoryStrategy's value.

@@ -1,6 +1,6 @@
-"""The application: the routes in FastAPI, problems for every error, and one outermost wrapper around it.
+"""The application: the FastAPI routes, a problem document for every error, and one outermost wrapper.
 
-The wrapper gives each request its id and its peer, checks the Host header, runs GET for HEAD, counts and audits.
+The wrapper adds the id and the peer to each request, checks the Host header, runs GET for HEAD, counts and audits.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from meshwright_agent.routes import devices, health, leases, metrics, plans, run
 log = logging.getLogger(__name__)
 
 API_VERSION: Final = "2.0.0.dev"
-"""The version of the HTTP contract. tests/contract holds its document, and a change without a new version fails, unless
-the version is in development."""
+"""The version of the HTTP contract. tests/contract holds its document. A change without a new version fails there,
+unless the version is in development."""
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_BODY_BYTES: Final = 256 << 10
 CONTENT_SECURITY_POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -73,18 +73,18 @@ _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def build_api(agent: Agent, authenticator: Authenticator) -> FastAPI:
-    """Returns the FastAPI application on an agent, which has been started by its owner."""
+    """Returns the FastAPI application of an agent. The owner of the agent starts it."""
     app = FastAPI(
         title="meshwright agent",
         version=API_VERSION,
         description=_DESCRIPTION,
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # a route of our own, which needs a token where the others do
+        openapi_url=None,  # served by a route below, with the same token check
         separate_input_output_schemas=False,
         max_body_size=MAX_BODY_BYTES,
         responses=_PROBLEMS,
-        telemetry={  # spans of requests, sent where OTEL_EXPORTER_OTLP_ENDPOINT says
+        telemetry={  # spans of requests, sent to OTEL_EXPORTER_OTLP_ENDPOINT
             "auto_configure": True,
             "operation_spans": False,
             "metrics": False,
@@ -113,12 +113,12 @@ def build_api(agent: Agent, authenticator: Authenticator) -> FastAPI:
 
 
 def build_app(agent: Agent, authenticator: Authenticator) -> ASGIApp:
-    """Returns what the server runs: the API in its wrapper."""
+    """Returns the application that the server runs: the API in its wrapper."""
     return Wrapper(build_api(agent, authenticator), authenticator)
 
 
 def _document_problems(app: FastAPI) -> None:
-    """Adds our own models to the document's schemas."""
+    """Adds the problem models to the document's schemas."""
     build = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _document_problems(app: FastAPI) -> None:
 
 
 def _read_document(app: FastAPI) -> Response:
-    """Returns the OpenAPI document; in a thread, since the first takes 0.7 s to build."""
+    """Returns the OpenAPI document. Runs in a thread, because the first build takes 0.7 s."""
     return Response(json.dumps(app.openapi()), media_type="application/json")
 
 
@@ -141,7 +141,7 @@ def _read_document(app: FastAPI) -> Response:
 
 
 def _build_pages() -> APIRouter:
-    """Returns `/` and `/docs`, which work without internet, and their files in `web/`."""
+    """Returns the routes of `/`, `/docs` and their files in `web/`, which work without internet."""
     router = APIRouter(include_in_schema=False)
     for path, name, media_type in (
         ("/", "index.html", "text/html"),
@@ -159,7 +159,7 @@ def _build_page(body: bytes, media_type: str) -> Callable[[Caller], Coroutine[An
     headers = {"content-security-policy": CONTENT_SECURITY_POLICY, "x-content-type-options": "nosniff"}
 
     async def read(caller: Reader) -> Response:
-        scope = f'data-scope="{caller.scope}"'.encode()  # it shows no button that the agent would refuse
+        scope = f'data-scope="{caller.scope}"'.encode()  # the page hides buttons that this scope may not use
         return Response(body.replace(b'data-scope="read"', scope, 1), media_type=media_type, headers=headers)
 
     return read
@@ -216,7 +216,7 @@ async def _answer_http(request: Request, error: Exception) -> Response:
 
 
 def _list_methods(request: Request) -> list[str]:
-    """Returns what the path takes, of all routes on it; the router names only those of the first."""
+    """Returns the methods of all routes on the path. The router names only those of the first route."""
     routes, scope = request.app.routes, request.scope
     taken = {name for name in _METHODS for each in routes if each.matches({**scope, "method": name})[0] is Match.FULL}
     return [name for name in _METHODS if name in taken or (name == "HEAD" and "GET" in taken)]
@@ -250,7 +250,7 @@ class Wrapper:
         self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request, or leads FastAPI's life."""
+        """Serves one request or the lifespan events."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -274,11 +274,11 @@ class Wrapper:
             self._audit(scope, state, answer.status)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raises ProblemError unless the request is for this host, and not from a page of another site."""
+        """Raises ProblemError unless the request is for this host and does not come from a page of another site."""
         if scope["state"]["peer"].is_unix:
             return
         hosts = headers.getlist("host")
-        if hosts or scope.get("http_version") != "1.0":  # HTTP/1.0 had no Host yet; a browser always sends it
+        if hosts or scope.get("http_version") != "1.0":  # HTTP/1.0 has no Host; browsers always send it
             self._authenticator.check_host(hosts[0] if len(hosts) == 1 else None)
         if scope["method"] not in SAFE_METHODS:
             check_site(headers)
@@ -287,14 +287,14 @@ class Wrapper:
         try:
             await self._app(scope, receive, answer)
         except* (anyio.BrokenResourceError, h11.LocalProtocolError):
-            # FastAPI 0.165 closes a stream before it ends the task that waits to write into it; uvicorn itself has
-            # answered 400 where bytes that are no HTTP came behind the request
+            # FastAPI 0.165 closes a stream before it ends the task that waits to write into it. uvicorn itself answers
+            # 400 if invalid bytes follow the request.
             log.debug("a client of %s has left, or sent what is no HTTP", scope["path"])
         except* Exception:
             log.exception("request %s %s failed", scope["method"], scope["path"])
 
     def _audit(self, scope: Scope, state: dict[str, Any], status: int) -> None:
-        """Writes one line for a request that may change something, and for one that was refused to."""
+        """Writes one line for each request that may change something, and for each refused one."""
         is_refused = status in {401, 403, 421} and scope["method"] not in SAFE_METHODS
         if not (state.get("is_audited") or is_refused):
             return
@@ -305,7 +305,7 @@ class Wrapper:
 
 
 class _Answer:
-    """Sends an answer with the request's id; of a HEAD without its body; of a 413 that is text as a problem."""
+    """Sends an answer with the request's id. Omits the body for HEAD. Turns a text 413 into a problem."""
 
     def __init__(self, send: Send, request_id: str, *, is_head: bool) -> None:
         self.is_head = is_head

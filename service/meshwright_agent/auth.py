@@ -1,8 +1,8 @@
-"""Who may: tokens and their scopes, peers of the unix socket, the Host and Origin checks, and the audit log.
+"""Access control: tokens and scopes, peers of the unix socket, the Host and Origin checks, and the audit log.
 
-A scope holds those before it: `read` < `operate` (benches, leases, releases, cancels) < `admin` (acknowledgements,
-leases of others). A token stands in the token file as its hash only, and never in a log line or an error. SHA-256
-without a salt is enough because a token has 256 random bits.
+Each scope includes the scopes before it: `read` < `operate` (benches, leases, releases, cancels) < `admin`
+(acknowledgements, leases of others). The token file holds only the hash of a token. Log lines and errors never contain
+a token. SHA-256 without a salt is enough because a token has 256 random bits.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ audit.setLevel(logging.INFO)  # MESHWRIGHT_LOG_LEVEL=warning does not silence it
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 CHALLENGE: Final = 'Bearer, Basic realm="meshwright"'
-"""WWW-Authenticate of a 401: programs send Bearer, a browser asks its user for Basic."""
+"""WWW-Authenticate of a 401: programs send Bearer, and a browser prompts its user for Basic."""
 MAX_TOKEN_FILE_BYTES: Final = 1 << 20
 
 _TOKEN_HINT: Final = "send `Authorization: Bearer TOKEN`; the client reads MESHWRIGHT_TOKEN or MESHWRIGHT_TOKEN_FILE"
 _LINE_FORM: Final = "name scope sha256:<64 hex digits> [expires=2027-01-31T00:00:00Z]"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DEFAULT_GROUP: Final = "@meshwright"
-"""Of the default of MESHWRIGHT_UDS_ADMINS: the operator makes it, or not."""
+"""The group in the default of MESHWRIGHT_UDS_ADMINS. It exists only if the operator creates it."""
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,5})(s|min|h|d)")
 _SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
@@ -61,11 +61,11 @@ _UCRED: Final = struct.Struct("3i")
 _SO_PEERGROUPS: Final = 59
 """The supplementary groups of a peer; Python does not name it. Source: include/uapi/asm-generic/socket.h."""
 _MAX_GROUP_BYTES: Final = 1024
-"""What Python's getsockopt takes: 256 groups. A peer with more counts by its user and its first group."""
+"""The limit of Python's getsockopt: 256 groups. A peer with more has only its user and its first group."""
 
 
 class AccessSettingsError(MeshwrightError):
-    """A token file, a certificate or an address that an agent must not start with; the text says what works."""
+    """A token file, certificate or address with which an agent must not start. The text names a value that works."""
 
 
 # ---- tokens ---------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def make_token(name: str, scope: str, expires: datetime | None = None) -> tuple[
     """Returns a new secret and its token.
 
     Raises:
-        ValueError: the name or the scope cannot stand in a token file.
+        ValueError: the name or the scope is not valid in a token file.
     """
     secret = f"mw_{secrets.token_urlsafe(32)}"
     return secret, Token(_check_name(name), _check_scope(scope), hash_secret(secret), expires)
@@ -104,7 +104,7 @@ def parse_tokens(text: str) -> tuple[Token, ...]:
     """Returns the tokens of a token file's text.
 
     Raises:
-        ValueError: names the first line that is wrong, without what stands in the place of a digest.
+        ValueError: names the first wrong line, without the text in the place of its digest.
     """
     found: dict[str, Token] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -150,10 +150,10 @@ def _check_scope(text: str) -> Scope:
 
 
 def parse_time(text: str) -> datetime:
-    """Returns a moment in UTC from RFC 3339.
+    """Returns a UTC time from RFC 3339 text.
 
     Raises:
-        ValueError: it has another form, or no time zone.
+        ValueError: the text has another form, or does not have a time zone.
     """
     try:
         moment = datetime.fromisoformat(text)
@@ -165,10 +165,10 @@ def parse_time(text: str) -> datetime:
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
-    """Returns the moment that a duration from `now` (90d, 12h), or an RFC 3339 time, means.
+    """Returns the expiry time from a duration after `now` (90d, 12h) or from an RFC 3339 time.
 
     Raises:
-        ValueError: it is neither, or is past.
+        ValueError: the text is neither, or the time is past.
     """
     if found := _DURATION.fullmatch(text):
         return now + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
@@ -182,7 +182,7 @@ def read_token_file(path: Path) -> tuple[Token, ...]:
     """Returns the tokens of a file.
 
     Raises:
-        AccessSettingsError: the file is missing, is not a file, may be written by everybody, is too long, or is wrong.
+        AccessSettingsError: the file is missing, not a regular file, world-writable, too long, or wrong.
     """
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -222,20 +222,20 @@ class Peer:
 
     @property
     def is_unix(self) -> bool:
-        """Whether it came by the unix socket, whose peers the kernel names."""
+        """True if the peer connected through the unix socket, whose peers the kernel identifies."""
         return self.name.startswith("uid:")
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: `token:NAME`, `cert:NAME`, `addr:ADDRESS` or `uid:NUMBER`, and what it may do."""
+    """The sender of a request (`token:NAME`, `cert:NAME`, `addr:ADDRESS` or `uid:NUMBER`) and its scope."""
 
     name: str
     scope: Scope
     token: Token | None = None
 
     def has(self, needed: str) -> bool:
-        """Returns whether its scope holds the one that is needed."""
+        """Returns whether the caller's scope includes the needed scope."""
         return SCOPES.index(self.scope) >= SCOPES.index(_check_scope(needed))
 
 
@@ -243,7 +243,7 @@ UNKNOWN: Final = Peer("addr:unknown")
 
 
 def read_peer(transport: Any) -> Peer:
-    """Returns the peer of a connection, from the kernel and TLS; None as the transport: unknown."""
+    """Returns the peer of a connection, from the kernel and TLS. A transport of None gives an unknown peer."""
     if transport is None:
         return UNKNOWN
     sock = transport.get_extra_info("socket")
@@ -268,7 +268,7 @@ def _read_unix_peer(sock: Any) -> Peer:
 
 
 def _name_certificate(certificate: Mapping[str, Any]) -> str:
-    """Returns its common name, else its first other name, as one word: it stands in log lines."""
+    """Returns a certificate's common name, else its first other name, as one word for log lines."""
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     names += [value for _, value in certificate.get("subjectAltName", ())]
     name = str(names[0]) if names else f"serial:{certificate.get('serialNumber', 'unknown')}"
@@ -279,7 +279,7 @@ class Authenticator:
     """Names the caller of each request, and refuses requests for other hosts and from pages of other sites.
 
     Attributes:
-        failure: why the token file of now cannot be used; the tokens of before stay. "" while it can.
+        failure: why the current token file cannot be used, while the earlier tokens stay valid; "" if it can.
 
     Raises:
         AccessSettingsError: a file or name of the settings cannot be used.
@@ -295,7 +295,7 @@ class Authenticator:
         self.failure = ""
 
     def refresh(self) -> None:
-        """Reads the token file again if it has changed. A damaged file leaves the tokens of before."""
+        """Reads the token file again if it has changed. After a damaged file the earlier tokens stay valid."""
         path, mark = self._settings.tokens_file, read_mark(self._settings.tokens_file)
         if path is None or (mark == self._mark and not self.failure):
             return
@@ -309,10 +309,10 @@ class Authenticator:
             self.failure = str(error)
 
     def identify(self, peer: Peer, secret: str | None) -> Caller:
-        """Returns the caller with a peer and, if it sent one, a token's secret.
+        """Returns the caller, from its peer and the token secret, if the caller sent one.
 
         Raises:
-            UnauthorizedError: it needs a token or a client certificate, and shows none that is valid.
+            UnauthorizedError: the caller needs a token or a client certificate, and did not send a valid one.
         """
         if self._settings.tls_client_ca_file is not None and not (peer.is_unix or peer.name.startswith("cert:")):
             hint = "give MESHWRIGHT_CLIENT_CERT_FILE and MESHWRIGHT_CLIENT_KEY_FILE (curl: --cert, --key)"
@@ -328,7 +328,7 @@ class Authenticator:
         return Caller(peer.name, "admin" if self._settings.insecure else "read")
 
     def _find(self, secret: str) -> Token:
-        """Compares with every token, so that the time says neither whether one matched nor which."""
+        """Compares with every token, so that the time does not reveal whether or which token matched."""
         digest, found = hash_secret(secret), None
         for token in self._tokens or ():
             if hmac.compare_digest(token.digest, digest):
@@ -342,17 +342,18 @@ class Authenticator:
         return token.expires is not None and self._clock.now() >= token.expires
 
     def is_valid(self, caller: Caller) -> bool:
-        """Returns whether a caller of before may go on: its token has neither expired nor been removed."""
+        """Returns whether an earlier caller is still valid: its token has not expired and was not removed."""
         return caller.token is None or (caller.token in (self._tokens or ()) and not self._is_expired(caller.token))
 
     def check_host(self, host: str | None) -> None:
-        """Refuses a request for another host: DNS rebinding cannot change the Host header that a browser sends.
+        """Raises ForbiddenError unless a request names this host.
 
-        Every address is ours (a kubelet asks by the pod's), and `localhost`, the host's name and the allowed names.
+        DNS rebinding cannot change the Host header that a browser sends. Accepted are every IP address (a kubelet uses
+        the pod's), `localhost`, the host's name and the allowed names.
 
         Raises:
-            ForbiddenError: it names another host (421).
-            InvalidRequestError: it is not a host.
+            ForbiddenError: the header names another host (421).
+            InvalidRequestError: the header is not a host.
         """
         name = _parse_host(host)
         if name is None:
@@ -368,10 +369,10 @@ class Authenticator:
 
 
 def check_site(headers: Headers) -> None:
-    """Refuses what a browser sends for a page of another site. Programs send neither of the two headers.
+    """Raises ForbiddenError if a page of another site sent the request. Programs send neither of the two headers.
 
     Raises:
-        ForbiddenError: such a page sent it.
+        ForbiddenError: a page of another site sent the request.
 
     Source: https://www.w3.org/TR/fetch-metadata/ (Sec-Fetch-Site), RFC 6454 §7 (Origin).
     """
@@ -388,7 +389,7 @@ _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,255})
 
 
 def _parse_host(value: str | None) -> str | None:
-    """Returns the name or address in a Host header, lower case, without port and final dot; None if it has none."""
+    """Returns the name or address in a Host header, lower case, without port and final dot; None if absent."""
     found = _HOST.fullmatch(value or "")
     return None if found is None else (found[1] or found[2]).lower().removesuffix(".") or None
 
@@ -405,7 +406,7 @@ def _list_hosts(settings: Settings) -> frozenset[str]:
 
 
 def _read_admins(text: str) -> tuple[frozenset[int], frozenset[int]]:
-    """Returns the user ids and the group ids of `root,self,@meshwright`; a group that does not exist is nobody's."""
+    """Returns the user ids and the group ids of `root,self,@meshwright`; ignores a group that does not exist."""
     uids, gids = set[int](), set[int]()
     for name in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -422,7 +423,7 @@ def _read_admins(text: str) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def read_mark(path: Path | None) -> tuple[int, ...] | None:
-    """Returns what changes when a file does; None where it cannot be read, or no path is given."""
+    """Returns a value that changes when the file changes; None without a path or if it cannot be read."""
     if path is None:
         return None
     try:
@@ -433,10 +434,12 @@ def read_mark(path: Path | None) -> tuple[int, ...] | None:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuses to listen beyond loopback without tokens, unless `--insecure` says so; warns of what others may do.
+    """Raises AccessSettingsError unless the agent listens on loopback, requires tokens, or has `--insecure`.
+
+    It logs a warning about `--insecure` and about tokens without TLS.
 
     Raises:
-        AccessSettingsError: other hosts could reach the agent, and it would ask them for nothing.
+        AccessSettingsError: other hosts could reach the agent without a token.
     """
     if settings.insecure and settings.tokens_file is None:
         log.warning("--insecure: everybody who reaches %s may do everything here, without a token", settings.host)
@@ -454,7 +457,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether every address of a host is this host's loopback; False where it has none."""
+    """Returns whether every address of a host is this host's loopback; False without an address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # IDNA refuses empty labels, and those of more than 63 characters
@@ -481,16 +484,16 @@ async def authenticate(
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
     basic: Annotated[HTTPBasicCredentials | None, Depends(_BASIC)],
 ) -> Caller:
-    """Returns the caller of a request, which is also left in `request.state.caller` for the audit.
+    """Returns the caller of a request, and stores it in `request.state.caller` for the audit.
 
     Raises:
         UnauthorizedError: see `Authenticator.identify`.
-        ForbiddenError: its scope does not hold the one that the route needs.
+        ForbiddenError: the caller's scope does not include the scope that the route needs.
     """
     request.state.is_audited = set(needed.scopes) - {"read"} != set()
     secret = bearer.credentials if bearer else basic.password if basic else None
     if secret is None and "authorization" in request.headers:
-        secret = ""  # of another scheme, or malformed: no token has it
+        secret = ""  # another scheme, or malformed: matches no token
     peer: Peer = request.state.peer
     if request.url.path == "/metrics" and request.app.state.agent.settings.public_metrics:
         return Caller(peer.name, "read")
@@ -516,25 +519,25 @@ Operator = Annotated[Caller, Security(authenticate, scopes=["operate"])]
 Admin = Annotated[Caller, Security(authenticate, scopes=["admin"])]
 NEEDS_READ: Final = Security(authenticate, scopes=["read"])
 SAME_SITE: Final = Depends(_check_site)
-"""Of a GET that costs the planner's or the compiler's time."""
+"""For a GET that uses the planner or the compiler."""
 
 
 # ---- the audit ------------------------------------------------------------------------------------------------------
 
 
 def record(**fields: str | int) -> None:
-    """Writes one audit line of `key=value`; the fields also stand as `audit` in the log record, for logs in JSON."""
+    """Writes one audit line of `key=value`. JSON logs also have the fields as `audit`."""
     audit.info("%s", " ".join(f"{name}={_quote(value)}" for name, value in fields.items()), extra={"audit": fields})
 
 
 def _quote(value: str | int) -> str:
-    """Returns a value as it stands in the line: bare, or as a JSON string, so that a caller cannot write lines."""
+    """Returns a value bare or as a JSON string, so that a caller cannot inject lines."""
     text = str(value)[:512]
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def note(request: Request, devices: object = (), **made: str) -> None:
-    """Adds to the request's audit line what its path does not tell: its devices ("all", or each), what it made."""
+    """Adds the devices ("all", or each) and the created objects to the request's audit line."""
     named = {}
     if devices:
         named["devices"] = devices if isinstance(devices, str) else ",".join(map(str, devices))  # type: ignore[call-overload]

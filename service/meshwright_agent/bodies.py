@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 SAID_CHARS: Final = 1 << 14
-"""Of one field of a request that a run shows: 1,000 runs are kept, and `GET /runs` lists 50 of them with theirs."""
+"""Limit of one field of a request in a run: 1,000 runs are stored, and `GET /runs` lists 50 with their requests."""
 
 
 def shorten_large(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a request as its run shows it: a field of more than 16 Ki characters of JSON by its digest.
+    """Returns a request for display in its run, with each field above 16 Ki characters of JSON as its digest.
 
-    That is a `config.json` with thousands of labels, or the names of very many devices.
+    Examples are a `config.json` with thousands of labels and the names of very many devices.
     """
     return {name: _shorten(value) for name, value in said.items()}
 

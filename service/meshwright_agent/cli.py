@@ -119,7 +119,7 @@ def new_token(
 
 
 def read_settings(**flags: Any) -> Settings:
-    """Returns the settings of flags, where they are given, and the environment; ends with 2 where they are wrong."""
+    """Returns the settings from the given flags and the environment. Exits with 2 if they are wrong."""
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
@@ -155,7 +155,7 @@ def _serve(settings: Settings) -> int:
 
 
 def _log_addresses(addresses: list[str], settings: Settings) -> None:
-    """Says where the agent listens as one record of the log, at any level: collectors join stdout and stderr."""
+    """Logs the addresses of the agent as one record, at any level, because collectors join stdout and stderr."""
     log = logging.getLogger("meshwright.listening")
     log.setLevel(logging.INFO)
     version = meshwright_agent.__version__
@@ -173,7 +173,7 @@ def _print_addresses(addresses: list[str], settings: Settings) -> None:
 
 
 def _list_tries(address: str, settings: Settings) -> list[str]:
-    """Returns lines for a shell that ask an agent at this address; what only the caller has is a variable in them."""
+    """Returns shell commands for an agent at this address. Values that only the caller has are variables."""
     variables = ""
     if address.startswith("unix://"):
         curl = f"curl -s --unix-socket {address.removeprefix('unix://')} http://agent"
@@ -182,7 +182,7 @@ def _list_tries(address: str, settings: Settings) -> list[str]:
         if settings.tls_client_ca_file is not None:
             options = f' --cert "$MESHWRIGHT_CLIENT_CERT_FILE" --key "$MESHWRIGHT_CLIENT_KEY_FILE"{options}'
         if settings.tls_cert_file is not None:
-            address = address.replace("//0.0.0.0:", f"//{socket.gethostname()}:")  # which no certificate names
+            address = address.replace("//0.0.0.0:", f"//{socket.gethostname()}:")  # certificates do not name 0.0.0.0
             address = address.replace("//[::]:", f"//{socket.gethostname()}:")
             options = f" --cacert {shlex.quote(str(settings.tls_cert_file))}{options}"
             variables = f" MESHWRIGHT_CA_FILE={shlex.quote(str(settings.tls_cert_file))}"
@@ -200,7 +200,7 @@ def _list_tries(address: str, settings: Settings) -> list[str]:
 
 
 def _find_command() -> str:
-    """Returns how `meshwright` is called from here: by name if it is on the path, else by where it stands."""
+    """Returns the command of `meshwright`: its name if it is on the path, else its full path."""
     command = Path(sys.executable).with_name("meshwright")
     if shutil.which("meshwright") or not command.exists():
         return "meshwright"

@@ -1,4 +1,4 @@
-"""Time as an argument: a wall clock for what people read, a steady one for deadlines. Tests bring their own."""
+"""Time as an argument: a wall clock for display and a steady clock for deadlines. Tests pass their own clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the agent asks the time of."""
+    """The source of time for the agent."""
 
     def now(self) -> datetime:
         """Returns the wall clock's time, UTC."""
@@ -36,10 +36,10 @@ class SystemClock:
 
 @dataclass(frozen=True)
 class BootClock:
-    """CLOCK_BOOTTIME, which counts alike in all processes of a start, and while the machine sleeps: clock_gettime(2).
+    """CLOCK_BOOTTIME, which is equal in all processes of a boot and counts during sleep: clock_gettime(2).
 
     Attributes:
-        boot_id: of this start of the machine; empty where the kernel does not say.
+        boot_id: the id of this boot; empty if the kernel does not report it.
     """
 
     boot_id: str
@@ -50,7 +50,7 @@ class BootClock:
 
 
 def read_boot_clock(root: Path) -> BootClock:
-    """Returns the clock of this start of the machine, whose id stands below /proc: random(4)."""
+    """Returns the clock of this boot, with the boot id from /proc: random(4)."""
     try:
         boot_id = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""The doctor: examines a host before the agent starts, or when JAX does not, and says how to mend what it finds.
+"""The doctor: examines a host before the agent starts, or when JAX does not start, and suggests repairs.
 
-What is here is gathered once: settings, packages, the reports of the probe and of JAX, and whether the state directory
-can be written. Each check then reads one thing of it, most basic first. JAX is started only in a device worker, as the
-agent would start it, and only where the agent would: not on devices that another process holds or has leased.
+The facts are gathered once: settings, packages, the reports of the probe and of JAX, and whether the state directory
+can be written. Each check then reads one of the facts, most basic first. The doctor starts JAX only in a device worker
+and under the agent's conditions: not on devices that another process holds or has leased.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _MARKS: Final[Mapping[Level, str]] = {"ok": "ok   ", "note": "note ", "wrong": "
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        mend: what to do, one step a line.
-        log: the last lines of what a program wrote, for who wants to look further.
+        mend: the repair, one step per line.
+        log: the last lines of a program's output, for further diagnosis.
     """
 
     level: Level
@@ -52,7 +52,7 @@ class Finding:
 
 
 def format_findings(findings: Iterable[Finding]) -> str:
-    """Returns the findings as text: one line each, the way to mend it and the log below."""
+    """Returns the findings as text: one line each, with the repair and the log below it."""
     lines: list[str] = []
     for finding in findings:
         lines.append(f"{_MARKS[finding.level]}  {finding.subject}: {finding.seen}")
@@ -63,7 +63,7 @@ def format_findings(findings: Iterable[Finding]) -> str:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Everything that the checks look at."""
+    """The facts that the checks read."""
 
     settings: Settings
     environ: Mapping[str, str]
@@ -79,21 +79,21 @@ class Surroundings:
 
     @property
     def gpu_count(self) -> int:
-        """GPUs that the driver lists."""
+        """Number of GPUs that the driver lists."""
         return len(self.facts.gpus) if self.facts else 0
 
     @property
     def tpu_count(self) -> int:
-        """TPU chips on the PCI bus."""
+        """Number of TPU chips on the PCI bus."""
         return len(self.facts.tpus) if self.facts else 0
 
 
 async def gather(settings: Settings, environ: Mapping[str, str], owner: str) -> Surroundings:
-    """Returns what is here.
+    """Returns the facts about this host.
 
     Args:
-        settings, environ: what an agent would have.
-        owner: the agent that runs on this host, in words; empty where there is none. JAX is not started beside it.
+        settings, environ: those of an agent on this host.
+        owner: the agent that runs on this host, in words; empty without one. JAX is not started while it runs.
     """
     known: dict[str, Any] = {} if settings.simulate else await _look(settings, environ, owner)
     return Surroundings(
@@ -124,7 +124,7 @@ async def _look(settings: Settings, environ: Mapping[str, str], owner: str) -> d
 
 
 async def _read_facts(settings: Settings, environ: Mapping[str, str]) -> HostFacts:
-    """Returns what driver, sysfs and /proc say.
+    """Returns the reports of driver, sysfs and /proc.
 
     Raises:
         ProblemError: the probe did not answer.
@@ -138,10 +138,10 @@ async def _read_facts(settings: Settings, environ: Mapping[str, str]) -> HostFac
 
 
 async def _describe_jax(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what JAX lists, from a device worker as the agent has one.
+    """Returns JAX's devices, from a device worker like that of the agent.
 
     Raises:
-        ProblemError: JAX does not start; the log says why.
+        ProblemError: JAX does not start. The log has the reason.
     """
     worker = Supervisor(build_device_spec(settings, environ, stays=True), clock=SystemClock())
     try:
@@ -164,7 +164,7 @@ def _explain_lease(settings: Settings) -> str:
 
 
 def _try_state_dir(settings: Settings) -> str:
-    """Returns why the state directory cannot be written, or made where it is not there yet; nothing is made."""
+    """Returns why the state directory cannot be written or created. Creates nothing."""
     try:
         place = next(path for path in (settings.state_dir, *settings.state_dir.absolute().parents) if path.exists())
         if not place.is_dir():
@@ -281,7 +281,7 @@ def _check_visible_gpus(here: Surroundings) -> Finding | None:
 
 
 def _find_cause(error: str, log: tuple[str, ...]) -> str:
-    """Returns the last line of the exception, where the log ends with one; else the error."""
+    """Returns the last line of the exception if the log ends with one, else the error."""
     last = next((line.strip() for line in reversed(log) if line.strip()), "")
     return last if _EXCEPTION.match(last) else " ".join(error.split())
 
@@ -308,9 +308,9 @@ def _check_worker(here: Surroundings) -> Finding | None:
 
 
 def _check_compilers(here: Surroundings) -> Finding | None:
-    """Says for which targets XLA's compiler can verify plans; a compiler that is not installed is no fault."""
+    """Reports the targets for which XLA's compiler can verify plans. A missing compiler is not a fault."""
     if "jaxlib" not in here.versions:
-        return None  # said where jax is looked at
+        return None  # the check of jax reports this
     missing = {each: reason for each in COMPILERS if (reason := explain_missing(each, here.versions))}
     if "tpu" in missing and "libtpu" in here.versions:
         words, _, line = missing["tpu"].rpartition("; ")
@@ -364,20 +364,20 @@ CHECKS: Final[tuple[Check, ...]] = (
 )
 
 SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state)
-"""Of an agent that needs neither JAX nor a driver."""
+"""Checks for an agent that needs neither JAX nor a driver."""
 
 
 def examine(settings: Settings, environ: Mapping[str, str] | None = None, *, owner: str = "") -> list[Finding]:
     """Returns the findings for this host, most basic first.
 
     Args:
-        settings, environ: what an agent would have.
-        owner: the agent that runs on this host, in words; JAX is not started beside it.
+        settings, environ: those of an agent on this host.
+        owner: the agent that runs on this host, in words. JAX is not started while it runs.
     """
     return evaluate(asyncio.run(gather(settings, os.environ if environ is None else environ, owner)))
 
 
 def evaluate(here: Surroundings) -> list[Finding]:
-    """Returns what all checks say of the surroundings; of an agent that simulates, those that concern it."""
+    """Returns the findings of all checks; for a simulating agent, of the checks that concern it."""
     checks = SIMULATED_CHECKS if here.settings.simulate else CHECKS
     return [finding for check in checks if (finding := check(here)) is not None]

@@ -1,7 +1,7 @@
 """Labels of a Kubernetes node, as a feature file that node-feature-discovery reads.
 
-Rule: a label that is not known is absent; every file says when it expires, so that the labels of an agent that died
-vanish; a reader sees the old file or the new one, never half of one. Knows nothing of Kubernetes' API.
+Rule: an unknown label is absent. Every file has an expiry time, so that the labels of a dead agent disappear. A reader
+sees the old file or the new file, never a partial one. This module does not use the Kubernetes API.
 
 Source: node-feature-discovery, docs/usage/customization-guide.md, "Feature files" (read 2026-11); values by
 kubernetes.io, "Labels and Selectors": at most 63 characters, letters and digits at both ends, -, _ and . between.
@@ -34,11 +34,12 @@ VALUE_CHARACTERS: Final = 63
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _ENDS: Final = "-_."
 POLL_S: Final = 1.0
-"""How often is asked whether the devices are known, until they are."""
+"""Interval of the checks whether the devices are known, until they are."""
 
 
 def build_labels(devices: Devices, health: Health, records: Sequence[BenchRecord] = ()) -> dict[str, str]:
-    """Returns the labels of a host, name → value as Kubernetes allows it; what is not known has none."""
+    """Returns the labels of a host, name → value in the form that Kubernetes allows. Unknown facts do not have a
+    label."""
     software = devices.software
     granule = next(iter(devices.granules), None)
     found: dict[str, object] = {
@@ -59,24 +60,24 @@ def build_labels(devices: Devices, health: Health, records: Sequence[BenchRecord
 
 
 def fit_value(value: object) -> str:
-    """Returns a value as a label may have it: other characters become -, and a long one is cut."""
+    """Returns a valid label value: other characters become -, and a long value is cut."""
     return _ILLEGAL.sub("-", str(value)).strip(_ENDS)[:VALUE_CHARACTERS].rstrip(_ENDS)
 
 
 def format_labels(labels: Mapping[str, str], expires_at: datetime) -> str:
-    """Returns the text of the file; all its labels end at `expires_at`."""
+    """Returns the text of the file. All its labels expire at `expires_at`."""
     moment = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lines = sorted(f"{NAMESPACE}/{name}={value}" for name, value in labels.items())
     return "\n".join([f"# +expiry-time={moment}", *lines, ""])
 
 
 def write_labels(path: Path, text: str) -> None:
-    """Puts the file there as a whole, readable to all: the worker that reads it is another user.
+    """Writes the file atomically and world-readable, because the worker that reads it is another user.
 
-    The new text stands beside it under a name with a dot until it is complete; such names are not read.
+    Until it is complete, the new text is in a file whose name begins with a dot. Readers ignore such names.
 
     Raises:
-        OSError: the folder is not there or not ours to write.
+        OSError: the folder does not exist or cannot be written.
     """
     hidden = path.with_name(f".{path.name}.new")
     try:
@@ -89,7 +90,7 @@ def write_labels(path: Path, text: str) -> None:
 
 
 class LabelFile:
-    """The file of one agent, written anew after each probe, once the devices are known."""
+    """The label file of one agent, rewritten after each probe once the devices are known."""
 
     def __init__(self, settings: Settings, clock: Clock, host: Host, health: HealthRegistry, benches: Benches) -> None:
         self._interval_s = settings.probe_interval_s
@@ -101,7 +102,7 @@ class LabelFile:
         self._problem = ""
 
     async def run(self, path: Path) -> None:
-        """Writes for ever; a file that cannot be written is logged once, and tried again."""
+        """Writes the file until cancelled. A failed write is logged once and retried."""
         while True:
             is_known = self._host.snapshot.knows_topology
             if is_known:
@@ -122,13 +123,13 @@ class LabelFile:
 
 
 def _agree(devices: Sequence[Device], read: Callable[[Device], object]) -> object:
-    """Returns what all devices have in common; None where they differ or do not know."""
+    """Returns the common value of all devices; None if they differ or a value is unknown."""
     values = {read(device) for device in devices}
     return values.pop() if len(values) == 1 else None
 
 
 def _read_busbw(count: int, records: Sequence[BenchRecord]) -> int | None:
-    """Returns the best all-reduce over all devices, rounded down to two digits, so that few benches change it."""
+    """Returns the best all-reduce over all devices, rounded down to two digits to keep the label stable."""
     rates = [
         record.busbw_bytes_per_s
         for record in records

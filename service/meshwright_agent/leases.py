@@ -1,8 +1,8 @@
-"""Leases: who has reserved which devices of this host, and until when.
+"""Leases: reservations of this host's devices, with owner and end.
 
-A device has at most one lease. The time since the machine started decides when a lease ends, never the wall clock,
-which people and NTP set; a lease of an earlier boot has ended. Every change is stored first: where the store fails,
-nothing has changed. The answer to a new lease comes when the agent's own work is off its devices.
+A device has at most one lease. The time since boot decides when a lease ends, not the wall clock, which people and NTP
+set. A lease of an earlier boot has ended. Every change is stored first: if the store fails, nothing changes. A new
+lease is answered after the agent's own work has left its devices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from meshwright_agent.clock import BootClock, Clock, SystemClock
 from meshwright_agent.store import HELD, LEASE, Document, Store, parse_bodies, parse_body, read_held_leases
 
 SWEEP_S: Final = 1.0
-"""How often leases that have expired are looked for."""
+"""Interval of the search for expired leases."""
 EXPIRED: Final = "it was not renewed in time"
 RESTARTED: Final = "the host was restarted"
 ENDED: Final = "ended"
@@ -46,17 +46,17 @@ log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 """Starts work that the agent ends when it closes."""
 Free = Callable[[Sequence[str], str], Awaitable[tuple[str, ...]]]
-"""(ids of runs, reason) → those that were cancelled; the agent is off the host's devices when it returns."""
+"""(ids of runs, reason) → the cancelled runs. The agent does not use the host's devices when it returns."""
 
 
 class StoredLease(BaseModel):
-    """A lease with what decides its end. Every version must read this form: see `store`.
+    """A lease with the facts that decide its end. Every version must read this form: see `store`.
 
     Attributes:
-        lease: as it was when it was written.
-        boot_id: the start of the machine that `until_s` counts from.
-        until_s: seconds since then at which it ends by itself.
-        ended: why it has ended; empty: it had not when it was written.
+        lease: the lease at the time of writing.
+        boot_id: the boot from which `until_s` counts.
+        until_s: seconds since the boot at which the lease expires.
+        ended: why the lease has ended; empty if it was active at the time of writing.
     """
 
     lease: Lease
@@ -67,11 +67,11 @@ class StoredLease(BaseModel):
 
 @dataclass(frozen=True)
 class Owner:
-    """Who asks for a lease, to renew it, to end it, or to bench under it.
+    """The caller that creates, renews or ends a lease, or benches under it.
 
     Attributes:
-        name: the name of the token or certificate that was shown; empty where none was.
-        is_admin: may use the leases of all owners.
+        name: the name of the caller's token or certificate; empty without one.
+        is_admin: the caller may use the leases of all owners.
     """
 
     name: str = ""
@@ -80,8 +80,8 @@ class Owner:
     def check(self, lease: Lease) -> None:
         """Raises ForbiddenError unless this owner may use the lease.
 
-        A lease that was taken without a token belongs to all who may operate; and so does every lease to a caller that
-        shows no token, since its scope was given to all who come that way.
+        Every operator may use a lease that was taken without a token. A caller without a token may use every lease,
+        because its scope applies to all callers of that kind.
         """
         if self.is_admin or not self.name or lease.owner in {"", self.name}:
             return
@@ -94,11 +94,11 @@ class Owner:
 
 
 class LeaseRegistry:
-    """The leases that hold, in memory. Only what is stored gets in.
+    """The active leases, in memory. Only stored leases are added.
 
     Args:
-        clock: for what people read.
-        boot: for what decides.
+        clock: for display.
+        boot: decides when a lease ends.
     """
 
     def __init__(self, clock: Clock, boot: BootClock) -> None:
@@ -109,21 +109,21 @@ class LeaseRegistry:
         self._version = 0
 
     def key(self) -> object:
-        """Returns a value that differs where other leases hold."""
+        """Returns a value that changes when the active leases change."""
         return self._version, len(self.active())
 
     def active(self) -> tuple[StoredLease, ...]:
-        """Returns the leases that hold now, oldest first."""
+        """Returns the active leases, oldest first."""
         now_s = self._boot.since_boot_s()
         return tuple(held for held in self._stored.values() if held.until_s > now_s)
 
     def list_expired(self) -> tuple[StoredLease, ...]:
-        """Returns the leases that have expired and are not stored as ended yet."""
+        """Returns the expired leases that are not yet stored as ended."""
         active = {held.lease.id for held in self.active()}
         return tuple(held for held in self._stored.values() if held.lease.id not in active)
 
     def find(self, lease_id: str) -> StoredLease | None:
-        """Returns a lease that holds now."""
+        """Returns an active lease."""
         return next((held for held in self.active() if held.lease.id == lease_id), None)
 
     def covering(self, device: Device) -> StoredLease | None:
@@ -134,12 +134,12 @@ class LeaseRegistry:
         return next((held for leased, held in found if covers(leased, device)), None)
 
     def list_covering(self, devices: Iterable[Device], *, but: str | None = None) -> tuple[StoredLease, ...]:
-        """Returns the leases that cover any of the devices, oldest first, without the one named."""
+        """Returns the leases that cover any of the devices, oldest first, except `but`."""
         found = {held.lease.id for device in devices if (held := self.covering(device)) is not None}
         return tuple(held for held in self.active() if held.lease.id in found - {but})
 
     def mark(self, devices: Devices) -> Devices:
-        """Returns the host with its leases on its devices."""
+        """Returns the host with the leases marked on its devices."""
         if not self.active():
             return devices
         return devices.model_copy(update={"devices": tuple(map(self._mark_one, devices.devices))})
@@ -153,7 +153,7 @@ class LeaseRegistry:
         return device.model_copy(update={"lease": note})
 
     def show(self, held: StoredLease) -> Lease:
-        """Returns a lease as replies show it now."""
+        """Returns a lease in the form of replies."""
         left_s = self._left_s(held)
         ends = {"expires_at": self._clock.now() + timedelta(seconds=left_s), "expires_in_s": left_s}
         return held.lease.model_copy(update=ends)
@@ -164,7 +164,7 @@ class LeaseRegistry:
     def refuse(
         self, in_the_way: Sequence[StoredLease], devices: Sequence[Device], asked: str, there: Sequence[Device] = ()
     ) -> DeviceLeasedError:
-        """Returns the refusal of `asked` on these devices, which leases cover; `there`: those that it may use."""
+        """Returns the error for `asked` on these leased devices; `there` are the devices that the caller may use."""
         named = "; ".join(self._describe(held, devices) for held in in_the_way)
         first = in_the_way[0]
         free = [device.local_index for device in there if self.covering(device) is None][:MAX_SHOWN]
@@ -204,7 +204,10 @@ class LeaseRegistry:
         self._version += 1
 
     def is_of_this_boot(self, held: StoredLease) -> bool:
-        """Where the kernel names no boot, a lease that would last longer than it ever did is of another one."""
+        """Returns whether a lease began in this boot.
+
+        If the kernel does not report a boot id, a lease that begins after the current boot time is of another boot.
+        """
         lasted_s = held.lease.expires_in_s
         return held.boot_id == self._boot.boot_id and held.until_s - lasted_s <= self._boot.since_boot_s() + ROUNDING_S
 
@@ -213,12 +216,12 @@ class LeaseService:
     """Makes, renews and ends leases.
 
     Args:
-        registry: the leases that hold.
-        store: where they are stored.
-        devices: the host as it is known; raises UnavailableError while it is not.
-        here: the same as plans see it, for a request that counts devices.
-        find_runs: the benches, waiting or under way, that would open one of these devices.
-        free: ends these runs, and the worker where it has the devices.
+        registry: the active leases.
+        store: stores the leases.
+        devices: returns the host; raises UnavailableError while it is not known.
+        here: returns the host as plans see it, for a request that counts devices.
+        find_runs: returns the queued and running benches that would open one of these devices.
+        free: ends these runs, and the worker if it has the devices.
         clock: dates leases.
         spawn: starts work that the agent ends when it closes.
     """
@@ -246,7 +249,7 @@ class LeaseService:
         self._lock = asyncio.Lock()
 
     async def recall(self) -> None:
-        """Reads the leases that an earlier agent has stored; ends those of an earlier boot.
+        """Reads the stored leases of an earlier agent, and ends those of an earlier boot.
 
         Raises:
             StoreUnavailableError: the store does not answer.
@@ -257,23 +260,23 @@ class LeaseService:
         await self._store.write(*(_build_document(held, RESTARTED) for held in of_before))
 
     async def run(self) -> None:
-        """Stores for ever which leases have expired."""
+        """Stores expired leases as ended, until cancelled."""
         while True:
             async with self._lock:
                 if expired := self._registry.list_expired():
-                    with suppress(StoreUnavailableError):  # it has expired all the same
+                    with suppress(StoreUnavailableError):  # it has expired anyway
                         await self._end(expired, EXPIRED)
             await asyncio.sleep(SWEEP_S)
 
     async def put(self, lease_id: str, request: LeaseRequest, *, by: Owner) -> tuple[Lease, bool]:
-        """Returns a new lease and True, or a renewed one and False. A caller who leaves stops nothing.
+        """Returns a new lease and True, or a renewed lease and False. A disconnect of the caller does not stop it.
 
         Raises:
             ForbiddenError: the lease belongs to another owner.
-            InvalidRequestError: a device is not there.
-            DeviceLeasedError: another lease covers a device, or too many for the count that was asked for; or the lease
-                that holds has other devices.
-            DeviceBusyError: a bench is in the way of a preemptible lease, or the agent's worker does not end.
+            InvalidRequestError: a device does not exist.
+            DeviceLeasedError: another lease covers a device, other leases leave too few devices, or the active lease
+                has other devices.
+            DeviceBusyError: a bench uses a device of a preemptible lease, or the agent's worker does not end.
             StoreUnavailableError: nothing has changed.
         """
         return await asyncio.shield(self._spawn(self._put(lease_id, request, by)))
@@ -291,7 +294,7 @@ class LeaseService:
             return self._registry.show(renewed), False
 
     def _check_same(self, lease: Lease, request: LeaseRequest) -> None:
-        """Raises DeviceLeasedError unless the request names what the lease holds."""
+        """Raises DeviceLeasedError unless the request names the devices of the lease."""
         has = [leased.local_index for leased in lease.devices]
         if isinstance(request.devices, DeviceCount):
             is_same, asked = request.devices.count == len(has), f"{request.devices.count} device(s)"
@@ -349,12 +352,12 @@ class LeaseService:
         return kept
 
     async def end(self, lease_id: str, *, by: Owner) -> Lease:
-        """Ends a lease and returns it as it was.
+        """Ends a lease and returns its last state.
 
         Raises:
-            NotFoundError: there is none, or it has ended.
-            ForbiddenError: it belongs to another owner.
-            StoreUnavailableError: it holds on.
+            NotFoundError: the lease does not exist or has ended.
+            ForbiddenError: the lease belongs to another owner.
+            StoreUnavailableError: the lease stays active.
         """
         async with self._lock:
             held = await self._find(lease_id)
@@ -367,11 +370,11 @@ class LeaseService:
         self._registry.remove(*leases)
 
     async def get(self, lease_id: str) -> Lease:
-        """Returns a lease that holds; raises NotFoundError, with the reason, where it does not."""
+        """Returns an active lease. Raises NotFoundError with the reason unless the lease is active."""
         return self._registry.show(await self._find(lease_id))
 
     def list_leases(self) -> tuple[Lease, ...]:
-        """Returns the leases that hold, oldest first."""
+        """Returns the active leases, oldest first."""
         return tuple(map(self._registry.show, self._registry.active()))
 
     async def _find(self, lease_id: str) -> StoredLease:
@@ -390,13 +393,13 @@ def _names_exactly(names: Sequence[int | str], lease: Lease) -> bool:
 
 
 def _build_document(held: StoredLease, ended: str = "") -> Document:
-    """Returns a lease as it is stored; one that ends becomes the newest, so that it is not the first to be pruned."""
+    """Returns the stored form of a lease. An ended lease becomes the newest, so that it is not pruned first."""
     body = held.model_copy(update={"ended": ended}).model_dump_json()
     return Document(LEASE, held.lease.id, body, ENDED if ended else HELD, keeps_place=not ended)
 
 
 def read_held(path: Path, boot: BootClock) -> tuple[StoredLease, ...]:
-    """Returns the leases of a store that hold now, oldest first, without opening it; none where it cannot be read."""
+    """Returns the active leases of a store that is not opened, oldest first; empty if it cannot be read."""
     registry = LeaseRegistry(SystemClock(), boot)
     for _, body in read_held_leases(path):
         with suppress(ValidationError):
@@ -406,7 +409,7 @@ def read_held(path: Path, boot: BootClock) -> tuple[StoredLease, ...]:
     return registry.active()
 
 
-# ---- which devices a request names -----------------------------------------------------------------------------------
+# ---- the devices of a request ----------------------------------------------------------------------------------------
 
 
 def choose_devices(
@@ -417,8 +420,8 @@ def choose_devices(
     The uuid of a card names all its MIG instances. A count chooses devices that are healthy and free.
 
     Raises:
-        InvalidRequestError: a device is not there, there is none, or a count is larger than what is there.
-        DeviceLeasedError: other leases have too many of the devices for a count.
+        InvalidRequestError: a device does not exist, the host is without devices, or a count exceeds their number.
+        DeviceLeasedError: other leases leave too few devices for a count.
     """
     if not devices:
         raise _refuse("this host has no device that can be leased; a lease covers at least one", "see GET /devices")
@@ -480,7 +483,7 @@ _Places = dict[_Name, list[tuple[LeasedDevice, StoredLease]]]
 
 
 def _index_leases(active: Iterable[StoredLease]) -> _Places:
-    """Returns leased devices by each of their names, so that thousands are not compared with thousands."""
+    """Returns an index of leased devices by each of their names, which avoids quadratic comparisons."""
     places: _Places = {}
     for held in active:
         for leased in held.lease.devices:
@@ -499,9 +502,9 @@ def _list_names(device: Device) -> list[_Name]:
 
 
 def covers(leased: LeasedDevice, device: Device) -> bool:
-    """Tells whether a leased device is this one, or the card that this MIG instance is a part of.
+    """Returns whether a leased device is this device, or the card of this MIG instance.
 
-    The strongest name that both have counts: a host that lost a card numbers the others anew.
+    It compares the strongest name that both have, because a host that lost a card renumbers the others.
     """
     if leased.uuid and device.uuid:
         return leased.uuid == device.uuid or (device.mig is not None and device.mig.parent_uuid == leased.uuid)

@@ -1,6 +1,6 @@
-"""The agent's log: lines of text or of JSON on stderr, written by a thread of its own.
+"""The agent's log: lines of text or JSON on stderr, written by a separate thread.
 
-A record becomes a line where it is logged. While stderr takes no lines (a pipe that is not read), lines beyond
+A record is formatted in the thread that logs it. While stderr blocks (a pipe that is not read), lines beyond
 `MAX_WAITING` are dropped: the event loop never waits for a log.
 """
 
@@ -21,23 +21,23 @@ from typing import Any, Final, Literal
 LogFormat = Literal["text", "json"]
 
 REQUEST_ID: Final[ContextVar[str]] = ContextVar("meshwright_request_id", default="")
-"""The id of the request that is being answered, empty outside of requests; tasks that a request starts inherit it."""
+"""The id of the current request, empty outside of requests. Tasks that a request starts inherit it."""
 MAX_WAITING: Final = 10_000
 STOP_TIMEOUT_S: Final = 1.0
-"""How long the end waits for stderr to take what is left."""
+"""How long the shutdown waits for stderr to accept the remaining lines."""
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-"""What a record has without `extra`; and uvicorn's message over again, with the escapes of a terminal in it."""
+"""Fields of a record without `extra`, and uvicorn's second copy of the message with terminal escapes."""
 
 
 def _format_time(record: logging.LogRecord) -> str:
-    """Returns when it was logged, RFC 3339 with microseconds, UTC."""
+    """Returns the time of the record, RFC 3339 with microseconds, UTC."""
     at = datetime.fromtimestamp(record.created, UTC)
     return at.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people: time (UTC), level, logger, the request's id where there is one, message; a traceback below."""
+    """Formats lines for people: time (UTC), level, logger, request id if present, message; a traceback below."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line."""
@@ -46,7 +46,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Lines for machines: one object each. What `extra` names stands beside our fields."""
+    """Formats lines for machines: one JSON object each. The fields of `extra` are added to the standard fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the object."""
@@ -69,24 +69,24 @@ class _LineWriter(logging.handlers.QueueListener):
 
     def handle(self, record: logging.LogRecord) -> None:
         """Writes one line."""
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the reader of stderr has gone
             os.write(2, f"{record.msg}\n".encode(errors="backslashreplace"))
 
 
 class _LineHandler(logging.handlers.QueueHandler):
-    """Hands lines to the thread that writes them, and drops what it has no room for."""
+    """Passes lines to the writer thread, and drops lines when the queue is full."""
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Returns a record that is its line."""
+        """Returns a record whose message is the formatted line."""
         return logging.makeLogRecord({"msg": self.format(record)})
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
-        """Does nothing: the queue is full, or a record cannot be formatted, and the caller must go on."""
+        """Ignores a full queue or a record that cannot be formatted, because the caller must continue."""
 
 
 @contextlib.contextmanager
 def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
-    """Sends everything that is logged within the block to stderr."""
+    """Sends all log records within the block to stderr."""
     handler = _LineHandler(queue.Queue(MAX_WAITING))
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     listener = _LineWriter(handler.queue)

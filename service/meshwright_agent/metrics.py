@@ -1,6 +1,6 @@
-"""The metrics by name, and those that are counted where they happen; `routes.metrics` reads the others at a scrape.
+"""Metrics by name, and the metrics that are counted at the event. `routes.metrics` reads the others at a scrape.
 
-To add one: a row of `METRICS`, and either an object here that is fed where the thing happens, or a sample in one of the
+To add a metric, add a row to `METRICS`. Then add an object here that is updated at the event, or a sample in one of the
 two collectors of `routes.metrics`.
 """
 
@@ -36,7 +36,7 @@ METRICS: Final = {
     "meshwright_bench_age_seconds": "age of the newest record",
     "meshwright_store_failures_total": "reads and writes of the store that failed or were not done in time",
 }
-"""Every metric of ours, and what it means."""
+"""Every metric of the agent, with its meaning."""
 
 _REQUEST_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _RELEASE_BUCKETS_S: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 5.0)

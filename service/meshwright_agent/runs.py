@@ -1,8 +1,8 @@
-"""Runs: what takes long, one at a time in each lane, with its events, its end, and what a bench measured.
+"""Runs: long work, one at a time in each lane, with its events, its end, and the records of benches.
 
-The live state of a run belongs to the task that runs it. A state is stored before it is reported. The task tries again
-to store the end of its run until that succeeds or the agent ends; then the next start ends the run as interrupted.
-How a run is done is the argument `execute`: this module knows neither workers nor compiles.
+The task that runs a run owns its live state. A state is stored before it is reported. The task retries to store the end
+of its run until it succeeds or the agent ends. In the latter case the next start ends the run as interrupted. The
+argument `execute` does the work: this module does not depend on workers or compiles.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from meshwright_agent.supervisor.supervisor import CallCancelled
 
 LaneName = Literal["device", "compiler"]
 LANE_OF: Final[Mapping[RunKind, LaneName]] = {"bench": "device", "plan": "compiler", "batch_size": "compiler"}
-"""A bench has the devices, a compile has none, so that they run beside each other."""
+"""A bench uses devices and a compile does not, so that both can run at the same time."""
 
 STOP_WAIT_S: Final = 1.5
-"""How long a cancel waits for a run to stop: within a release's bound."""
+"""How long a cancel waits for a run to stop. It is less than the time limit of a release."""
 MAX_WAITING: Final = 8
-"""Runs that may wait in a lane; more are refused with 429."""
+"""Maximum number of waiting runs in a lane. Further runs are rejected with 429."""
 USUAL_RUN_S: Final = 20.0
-"""The expected duration of a run as long as none has succeeded: the time limit of the quick suite."""
+"""The expected duration of a run before any run has succeeded: the time limit of the quick suite."""
 FIRST_RETRY_S: Final = 0.5
 MAX_RETRY_S: Final = 30.0
-"""Between attempts to store the end of a run."""
+"""Maximum time between attempts to store the end of a run."""
 
 log = logging.getLogger(__name__)
 
 Done = tuple[dict[str, Any], int | None]
-"""The result of a run as JSON, and the generation of the worker that did it; None where no worker was needed."""
+"""The result of a run as JSON, and the generation of its worker; None for a run without a worker."""
 Emit = Callable[[dict[str, Any]], None]
-"""Takes {"done", "total", "message"} or {"record": {…}}, on the event loop; never raises, never waits."""
+"""Accepts {"done", "total", "message"} or {"record": {…}}, on the event loop. It never raises or waits."""
 Execute = Callable[[Run, Emit], Coroutine[Any, Any, Done]]
 
 
 class StoredRecord(BaseModel):
-    """What a bench measured, as it is stored: the newest of each case, axis, size, dtype and set of devices."""
+    """The stored form of a bench record: the newest of each case, axis, size, dtype and set of devices."""
 
     run_id: str
     record: BenchRecord
@@ -72,14 +72,14 @@ class LiveRun:
 
     Attributes:
         run: its newest state.
-        execute: how it is done.
-        context: of its submission: logs and traces of its work name the request.
-        lead: the task that leads it to its stored end.
-        work: its execution, None while it waits.
-        stop_reason: why it was asked to stop, None if it was not.
+        execute: does the work.
+        context: the context of its submission, so that logs and traces of its work name the request.
+        lead: the task that runs it until its end is stored.
+        work: its execution; None while it waits.
+        stop_reason: why it was asked to stop; None if it was not.
         fault: the first update that was neither progress nor a record: a bug, which fails the run.
-        turn: set when its lane is free for it, or when it was cancelled while it waited.
-        news: set when there is something to write, or the work has ended.
+        turn: set when its lane is free for it, or when it is cancelled while it waits.
+        news: set when events wait to be written, or the work has ended.
         ended: set when the final state is stored.
     """
 
@@ -100,13 +100,13 @@ class LiveRun:
         self.record_state(run)
 
     def stop(self, reason: str) -> None:
-        """Asks the work to end; the first reason counts."""
+        """Requests the end of the work. The first reason counts."""
         self.stop_reason = self.stop_reason or reason
         if self.work is not None:
             self.work.cancel()
 
     def emit(self, update: dict[str, Any]) -> None:
-        """Adds the event of an update; of progress that is not stored yet, only the newest is kept."""
+        """Adds the event of an update. Of unstored progress, only the newest is kept."""
         try:
             if isinstance(update, dict) and "record" in update:
                 record = BenchRecord.model_validate(update["record"]).model_dump(mode="json")
@@ -133,7 +133,7 @@ class LiveRun:
 
 
 class Lane:
-    """Runs that wait for one worker, oldest first, and the one that it does."""
+    """The waiting runs of one worker, oldest first, and its current run."""
 
     def __init__(self) -> None:
         self.waiting: deque[LiveRun] = deque()
@@ -141,13 +141,13 @@ class Lane:
         self.last_took_s = USUAL_RUN_S
 
     def advance(self) -> None:
-        """Gives the lane to the next run where it is free."""
+        """Gives the lane to the next run if the lane is free."""
         if self.current is None and self.waiting:
             self.current = self.waiting.popleft()
             self.current.turn.set()
 
     def estimate_wait_s(self, now: datetime) -> float:
-        """Returns the last run's time less the present one's so far, at least 1: a place may be free then."""
+        """Returns the last run's duration less the current run's time so far, at least 1. A place may then be free."""
         started_at = self.current.run.started_at if self.current else None
         had_s = (now - started_at).total_seconds() if started_at else 0.0
         return max(1.0, self.last_took_s - had_s)
@@ -157,7 +157,7 @@ class RunQueue:
     """Runs of one agent: submitted, executed one at a time in each lane, followed, cancelled.
 
     Args:
-        store: where runs are kept.
+        store: stores the runs.
         clock: dates runs and events.
     """
 
@@ -173,16 +173,16 @@ class RunQueue:
 
     @property
     def running(self) -> tuple[Run, ...]:
-        """The runs that are being executed: at most one of each lane."""
+        """The running runs: at most one of each lane."""
         return tuple(lane.current.run for lane in self._lanes.values() if lane.current is not None)
 
     @property
     def queued_count(self) -> int:
-        """How many runs wait."""
+        """The number of waiting runs."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
 
     async def finish_interrupted(self) -> None:
-        """Ends the stored runs that wait or run: after a start none does.
+        """Ends the stored runs with the state waiting or running, because none runs after a start.
 
         Raises:
             StoreUnavailableError: the store does not answer.
@@ -196,9 +196,9 @@ class RunQueue:
             await self._store.write(_build_document(ended), events=[_build_event(event)])
 
     async def close(self, reason: str) -> None:
-        """Takes no more runs; ends those that run or wait as cancelled with the reason. May be repeated."""
+        """Accepts no more runs. Cancels the running and waiting runs with the reason. Idempotent."""
         self._is_closing.set()
-        async with self._admission:  # a submission under way ends first, so that it is cancelled too
+        async with self._admission:  # a current submission ends first, so that it is cancelled too
             await self.cancel_all(reason)
         for live in self._live.values():  # their work does not stop
             live.lead.cancel()
@@ -211,17 +211,17 @@ class RunQueue:
     async def submit(self, kind: RunKind, request: dict[str, Any], execute: Execute) -> Run:
         """Returns a queued run.
 
-        A caller that is cancelled meanwhile leaves either a run that is stored and queued, or none.
+        If the caller is cancelled meanwhile, the run is either stored and queued, or does not exist.
 
         Args:
-            kind: says which lane the run waits in.
-            request: what was asked.
-            execute: how this run is done.
+            kind: selects the lane of the run.
+            request: the request.
+            execute: does the work of this run.
 
         Raises:
             NotReadyError: the queue is closing.
-            QueueFullError: as many runs wait as may; `retry_after_s` says when to come back.
-            StoreUnavailableError: the run cannot be stored, so it is not run.
+            QueueFullError: the lane's queue is full. `retry_after_s` is the time to wait before a retry.
+            StoreUnavailableError: the run cannot be stored, so it is not executed.
         """
         return await asyncio.shield(self._spawn(self._admit(kind, request, execute)))
 
@@ -258,11 +258,11 @@ class RunQueue:
     # ---- read --------------------------------------------------------------------------------------------------
 
     async def get(self, run_id: str) -> Run:
-        """Returns a run as it stands.
+        """Returns the current state of a run.
 
         Raises:
-            NotFoundError: there is none with this id, or it is no longer kept.
-            StoreUnavailableError: the store does not answer, and the run is not under way.
+            NotFoundError: no run has this id, or the run was deleted.
+            StoreUnavailableError: the store does not answer, and the run is not live.
         """
         if (live := self._live.get(run_id)) is not None:
             return live.run
@@ -309,27 +309,27 @@ class RunQueue:
     # ---- cancel ------------------------------------------------------------------------------------------------
 
     async def cancel(self, run_id: str, reason: str) -> Run:
-        """Cancels a run and returns it when it has stopped; one that has ended stays as it is.
+        """Cancels a run and returns it when it has stopped. An ended run does not change.
 
-        One that does not stop within `STOP_WAIT_S` is returned as it stands, and is cancelled when it stops.
+        A run that does not stop within `STOP_WAIT_S` is returned in its current state. It is cancelled when it stops.
 
         Raises:
-            NotFoundError: there is none with this id.
+            NotFoundError: no run has this id.
         """
         if run_id in self._live:
             await self.cancel_all(reason, only=(run_id,))
         return await self.get(run_id)
 
     def list_live(self, lane: LaneName) -> tuple[Run, ...]:
-        """Returns the runs of a lane that wait or run, oldest first."""
+        """Returns the waiting and running runs of a lane, oldest first."""
         return tuple(live.run for live in self._live.values() if LANE_OF[live.run.kind] == lane)
 
     async def cancel_all(
         self, reason: str, *, lane: LaneName | None = None, only: Collection[str] | None = None
     ) -> tuple[str, ...]:
-        """Cancels all that run or wait, of one lane and of these ids if given; returns the ids once they have stopped.
+        """Cancels the running and waiting runs, of one lane and of these ids if given; returns their ids.
 
-        Those that do not stop in time are among them, and are cancelled when they stop.
+        It returns once they have stopped. Runs that do not stop in time are included, and are cancelled when they stop.
         """
         found = (live for live in self._live.values() if lane in (None, LANE_OF[live.run.kind]))
         stopping = tuple(live for live in found if only is None or live.run.id in only)
@@ -348,7 +348,7 @@ class RunQueue:
     # ---- execute -----------------------------------------------------------------------------------------------
 
     async def _lead(self, live: LiveRun, lane: Lane) -> None:
-        """Leads one run from its turn to its stored end."""
+        """Runs one run from its turn until its end is stored."""
         await live.turn.wait()
         try:
             if live.stop_reason is None:
@@ -362,7 +362,7 @@ class RunQueue:
                 lane.advance()
 
     async def _execute(self, live: LiveRun) -> Run:
-        """Returns the run as it ended; stores its events as they come. Those that cannot be stored wait for the end."""
+        """Returns the ended run and stores its events as they occur. Events that cannot be stored wait for the end."""
         live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
         live.record_state(live.run)
         live.work = work = asyncio.create_task(live.execute(live.run, live.emit), context=live.context)
@@ -381,7 +381,7 @@ class RunQueue:
         return self._build_ended(live, work)
 
     def _build_ended(self, live: LiveRun, work: asyncio.Task[Done]) -> Run:
-        """Returns the run as it ended. Asked to stop, it is cancelled in whichever way it stopped."""
+        """Returns the ended run. After a stop request it counts as cancelled, however its work ended."""
         now = self._clock.now()
         error = None if work.cancelled() else work.exception() or live.fault
         if live.stop_reason is not None or work.cancelled():
@@ -400,7 +400,7 @@ class RunQueue:
         return live.run.model_copy(update=failed)
 
     async def _store_end(self, live: LiveRun, ended: Run) -> None:
-        """Stores the final state, then reports it; tries again until that succeeds or the agent ends."""
+        """Stores the final state, then reports it. Retries until it succeeds or the agent ends."""
         live.record_state(ended)
         retry_s = FIRST_RETRY_S
         while True:
@@ -418,7 +418,7 @@ class RunQueue:
         if ended.started_at and ended.finished_at:
             took_s = (ended.finished_at - ended.started_at).total_seconds()
             RUN_DURATION.labels(ended.kind, ended.state).observe(max(0.0, took_s))
-            if ended.generation is not None:  # a result that was known already says nothing about the next
+            if ended.generation is not None:  # a stored result does not predict the next duration
                 self._lanes[LANE_OF[ended.kind]].last_took_s = took_s
         del self._live[ended.id]
         live.run = ended
@@ -426,7 +426,7 @@ class RunQueue:
         self._store.announce()
 
     async def _store_events(self, live: LiveRun, run: Run) -> None:
-        """Stores a run with the events that the store does not have yet; they stay pending where that fails.
+        """Stores a run with its pending events. The events stay pending if the write fails.
 
         Raises:
             StoreUnavailableError: nothing was stored.
@@ -445,7 +445,7 @@ class RunQueue:
 def build_run_id(previous: str, now: datetime, entropy: str) -> str:
     """Returns "run-" and hex: 12 digits of milliseconds since 1970, always above `previous`, then `entropy`.
 
-    Ids of one queue sort as they were made, also when the wall clock is set back.
+    Ids of one queue sort in order of creation, also when the wall clock is set back.
     """
     milliseconds = int(now.timestamp() * 1000)
     if previous:
@@ -472,11 +472,11 @@ def _build_record(run_id: str, told: Mapping[str, Any]) -> Document:
 
 
 def identify_record(record: BenchRecord) -> tuple[object, ...]:
-    """Returns what a record measured; a newer record of the same replaces it."""
+    """Returns the key of a record. A newer record with the same key replaces it."""
     return record.case, record.axis, record.axis_size, record.dtype, record.size_bytes, record.device_indices
 
 
 def _build_cancelled(run: Run, reason: str, at: datetime) -> Run:
-    """Returns the run as cancelled, with the reason where a caller looks for it."""
+    """Returns the cancelled run with the reason in its error."""
     error = RunCancelledError(f"{run.id} was cancelled: {reason}", hint="submit it again")
     return run.model_copy(update={"state": "cancelled", "finished_at": at, "error": build_problem(error)})

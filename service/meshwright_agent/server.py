@@ -1,8 +1,7 @@
-"""The process as a server: its sockets, two uvicorn servers in one loop, TLS, the watchdog, and an orderly end.
+"""The server process: its sockets, two uvicorn servers in one loop, TLS, the watchdog, and the shutdown.
 
-TCP and the unix socket each have a uvicorn server of their own, so that neither can take all connections from the
-other; TLS is spoken on TCP only. SIGTERM makes /readyz fail, ends runs as cancelled, answers what is under way, and
-exits with 0.
+TCP and the unix socket each have their own uvicorn server, so that neither can use up all connections. Only TCP uses
+TLS. After SIGTERM, /readyz fails, runs are cancelled, requests in progress are answered, and the process exits with 0.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from meshwright_agent.store import Store
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 512
-"""Connections of each server; beyond, uvicorn answers 503."""
+"""Connections of each server. uvicorn answers further connections with 503."""
 STALL_TIMEOUT_S: Final = 10.0
 """How long a request may take to arrive, and an answer may wait for its reader."""
 SWEEP_INTERVAL_S: Final = 1.0
 KEEP_ALIVE_S: Final = 75
 SOCKET_MODE: Final = 0o666
-"""Everybody may connect: the kernel says who it is (`auth.read_peer`)."""
+"""Every user may connect: the kernel identifies the peer (`auth.read_peer`)."""
 SEND_BUFFER_BYTES: Final = 1 << 17
-"""What the kernel holds of an answer that is not read, for each connection; Linux doubles it. Its default is 4 MB."""
+"""Send buffer of the kernel for each connection, for unread answers. Linux doubles it. Its default is 4 MB."""
 MAX_DESCRIPTORS: Final = 65536
 PING_INTERVAL_S: Final = 5.0
 _BACKLOG: Final = 128
@@ -88,10 +87,10 @@ def open_tcp(host: str, port: int) -> socket.socket:
 
 
 def open_unix(path: Path) -> socket.socket:
-    """Returns a unix socket that listens; the file of an agent that has gone is replaced.
+    """Returns a listening unix socket. The file of an agent that has ended is replaced.
 
     Raises:
-        CannotListenError: a process listens there, or the path is another file, or cannot be made.
+        CannotListenError: a process listens on the path, or the path is another file, or it cannot be created.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -137,17 +136,17 @@ def _describe(sock: socket.socket, scheme: str) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-# ---- one agent a host -----------------------------------------------------------------------------------------------
+# ---- one agent per host ---------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def claim_host(root: Path) -> Iterator[None]:
     """Holds the devices of this host against other agents, as far as the network namespace reaches.
 
-    The claim is the name of an abstract unix socket (unix(7)): it ends with the process, and leaves nothing behind.
+    The claim is the name of an abstract unix socket (unix(7)): it ends with the process and leaves no file.
 
     Raises:
-        HostTakenError: another agent has them.
+        HostTakenError: another agent has the devices.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
@@ -163,7 +162,7 @@ def claim_host(root: Path) -> Iterator[None]:
 
 
 def find_owner(root: Path) -> int:
-    """Returns the process that has the devices of this host; 0: none."""
+    """Returns the id of the process that has the devices of this host; 0 without one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(1.0)
         try:
@@ -182,10 +181,9 @@ def _name_claim(root: Path) -> str:
 
 
 def load_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Returns the TLS of TCP from its files; None where the settings name none.
+    """Returns the TLS context of TCP from its files; None if the settings do not name files.
 
-    A client certificate is asked for where a CA for clients is set, and demanded by the authenticator: probes have
-    none.
+    With a CA for clients, TLS requests a client certificate. The authenticator requires it, because probes have none.
 
     Raises:
         AccessSettingsError: a file cannot be read, is not PEM, is encrypted, or the key is not the certificate's.
@@ -211,11 +209,11 @@ def load_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _refuse_password() -> str:
-    raise ValueError("the key is encrypted")  # else OpenSSL would ask on the terminal, and wait
+    raise ValueError("the key is encrypted")  # else OpenSSL would prompt on the terminal, and wait
 
 
 class _TlsFiles:
-    """The certificate and key of a live context, loaded again when the files change and fit each other."""
+    """The certificate and key of a live context, reloaded when the files change and match."""
 
     def __init__(self, settings: Settings, context: ssl.SSLContext) -> None:
         self._settings = settings
@@ -223,7 +221,7 @@ class _TlsFiles:
         self._marks = self._read_marks()
 
     def refresh(self) -> None:
-        """Tries changed files in a throw-away context: a pair that does not fit would break every later handshake."""
+        """Tests changed files in a temporary context, because a mismatched pair would break every later handshake."""
         marks = self._read_marks()
         if marks == self._marks:
             return
@@ -240,11 +238,11 @@ class _TlsFiles:
         return [read_mark(path) for path in (self._settings.tls_cert_file, self._settings.tls_key_file)]
 
 
-# ---- connections that do not move -----------------------------------------------------------------------------------
+# ---- stalled connections --------------------------------------------------------------------------------------------
 
 
 async def sweep(servers: Sequence[uvicorn.Server]) -> None:
-    """Aborts connections that do not move for `STALL_TIMEOUT_S`: half a request, or an answer that nobody reads.
+    """Aborts connections without progress for `STALL_TIMEOUT_S`: a partial request, or an unread answer.
 
     uvicorn limits neither. Aborted connections are reference cycles, so they are collected at once.
     """
@@ -269,7 +267,7 @@ async def sweep(servers: Sequence[uvicorn.Server]) -> None:
 
 
 def describe_wait(connection: Any) -> tuple[str, int]:
-    """Returns what an h11 connection of uvicorn waits for from its client, "" for nothing, and the unread bytes."""
+    """Returns what an h11 connection of uvicorn expects from its client ("" for nothing) and the unread bytes."""
     cycle, unread = connection.cycle, connection.transport.get_write_buffer_size()
     if unread:
         return "reader", unread
@@ -284,7 +282,7 @@ def describe_wait(connection: Any) -> tuple[str, int]:
 
 
 def notify_systemd(*fields: str) -> None:
-    """Sends fields such as READY=1 to the service manager, if there is one: sd_notify(3). Never fails."""
+    """Sends fields such as READY=1 to the service manager, if it exists: sd_notify(3). Never fails."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -293,7 +291,7 @@ def notify_systemd(*fields: str) -> None:
 
 
 async def _ping_systemd(agent: Agent) -> None:
-    """Pings from the event loop and from nowhere else: one that hangs is killed, and started anew."""
+    """Pings from the event loop only, so that systemd kills and restarts a process whose event loop hangs."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     interval_s = min(PING_INTERVAL_S, int(usec) / 2e6) if usec.isdigit() and int(usec) else PING_INTERVAL_S
     while True:
@@ -305,7 +303,7 @@ async def _ping_systemd(agent: Agent) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server beside another one in the same loop: `_serve` handles the signals of both."""
+    """A uvicorn server that shares its loop with another one. `_serve` handles the signals of both."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -323,15 +321,15 @@ def serve(
     """Serves until SIGTERM or SIGINT.
 
     Args:
-        settings: of the agent.
-        build_app: returns what answers the requests of an agent.
+        settings: those of the agent.
+        build_app: returns the application of an agent.
         authenticator: names the callers.
-        on_listening: gets the addresses once they answer.
+        on_listening: receives the addresses once they accept requests.
         clock: the agent's; None: the machine's.
 
     Raises:
         CannotListenError: an address is taken.
-        AccessSettingsError: others could reach the agent, and it would ask them for nothing; or TLS files are wrong.
+        AccessSettingsError: other hosts could reach the agent without a token, or TLS files are wrong.
         StoreUnavailableError: the state directory cannot be used.
     """
     check_exposure(settings)
@@ -345,7 +343,7 @@ def serve(
     try:
         asyncio.run(_serve(settings, build_app, authenticator, sockets, context, on_listening, clock or SystemClock()))
     finally:
-        if settings.uds and read_mark(settings.uds) == own:  # not the socket of an agent that has begun meanwhile
+        if settings.uds and read_mark(settings.uds) == own:  # not the socket of an agent that started meanwhile
             settings.uds.unlink(missing_ok=True)
 
 
@@ -365,7 +363,7 @@ async def _serve(
         stack.push_async_callback(agent.close)
         await agent.start()
         gc.collect()
-        gc.freeze()  # code, tables and what was read from the store: not walked again
+        gc.freeze()  # the collector skips code, tables and stored data
         _handle_signals(agent, servers)
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
@@ -385,18 +383,18 @@ async def _serve(
 
 
 def _build_server(app: ASGIApp, sock: socket.socket, context: ssl.SSLContext | None, *, has_lifespan: bool) -> _Server:
-    """Returns the server of one socket. One of them leads FastAPI's life, which sets tracing up."""
+    """Returns the server of one socket. One of the servers runs FastAPI's lifespan, which sets up tracing."""
     tls = None if sock.family == socket.AF_UNIX else context
     return _Server(
         uvicorn.Config(
             app,
-            http="h11",  # httptools has no limit on headers
+            http="h11",  # httptools does not limit headers
             ws="none",
             loop="asyncio",
             lifespan="on" if has_lifespan else "off",
             access_log=False,
             log_config=None,
-            log_level="warning",  # the agent itself says where it listens
+            log_level="warning",  # the agent logs its addresses itself
             server_header=False,
             limit_concurrency=MAX_CONNECTIONS,
             backlog=_BACKLOG,
@@ -408,7 +406,7 @@ def _build_server(app: ASGIApp, sock: socket.socket, context: ssl.SSLContext | N
 
 
 async def _refresh(authenticator: Authenticator, settings: Settings, context: ssl.SSLContext | None) -> None:
-    """Reads tokens and certificates again once a second where they change, in a thread: a file server may hang."""
+    """Reloads changed tokens and certificates once a second. Runs in a thread, because a file server may hang."""
     files = None if context is None else _TlsFiles(settings, context)
     while True:
         await asyncio.to_thread(authenticator.refresh)
@@ -418,7 +416,7 @@ async def _refresh(authenticator: Authenticator, settings: Settings, context: ss
 
 
 def _handle_signals(agent: Agent, servers: Sequence[uvicorn.Server]) -> None:
-    """First SIGTERM or SIGINT: drain, then stop. Second: stop at once."""
+    """Handles SIGTERM and SIGINT: the first drains, then stops; the second stops at once."""
     draining: list[asyncio.Task[None]] = []
 
     async def drain() -> None:

@@ -1,6 +1,6 @@
 """Every setting of the agent, once: environment MESHWRIGHT_…, or the flag of the same name of `meshwright-agent serve`.
 
-Knows what may be set and within which bounds; nothing of how it is used. All times in seconds, all sizes in bytes.
+Defines the settings and their bounds, independent of their use. All times in seconds, all sizes in bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SIMULATED = 4096
 
 
 def default_state_dir() -> Path:
-    """Returns where runs and plans are kept: STATE_DIRECTORY (systemd), else $XDG_STATE_HOME, else ~/.local/state."""
+    """Returns the folder of runs and plans: STATE_DIRECTORY (systemd), else $XDG_STATE_HOME, else ~/.local/state."""
     if systemd := os.environ.get("STATE_DIRECTORY"):
         return Path(systemd.split(":")[0])
     base = os.environ.get("XDG_STATE_HOME")
@@ -125,7 +125,7 @@ class Settings(BaseSettings):
     @field_validator(*_PATHS, mode="before")
     @classmethod
     def _no_folder_by_accident(cls, path: object, info: ValidationInfo) -> object:
-        """An empty text would be the current folder: no such file is meant, or something is missing."""
+        """Rejects an empty text, which would mean the current folder."""
         if path != "":
             return path
         if info.field_name in _OPTIONAL_PATHS:
@@ -135,7 +135,7 @@ class Settings(BaseSettings):
     @field_validator("expect", mode="after")
     @classmethod
     def _expectable(cls, text: str) -> str:
-        from meshwright.topology.chips import parse_chip_count  # here: it reads tables where a chip is named
+        from meshwright.topology.chips import parse_chip_count  # here: it reads tables when a chip is named
 
         return str(parse_chip_count(text)) if text.strip() else ""
 
@@ -158,7 +158,7 @@ class Settings(BaseSettings):
     @field_validator("simulate", mode="after")
     @classmethod
     def _simulable(cls, target: str | None, info: ValidationInfo) -> str | None:
-        """Returns the target as it is written canonically; an empty text is none, as in a manifest."""
+        """Returns the target in its canonical form. An empty text, as in a manifest, means no target."""
         if not target:
             return None
         if info.data.get("cpu_devices") is not None:

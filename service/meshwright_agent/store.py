@@ -1,11 +1,11 @@
-"""The store: what must survive a restart of the agent, in one SQLite file.
+"""The store: the data that must survive a restart of the agent, in one SQLite file.
 
-Two tables: `documents` (the newest state of a thing, by kind and key) and `events` (numbered within a stream). Bodies
-are JSON text, and the callers know what stands in them. One thread owns the connection. A write is stored as a whole
-or not at all; a call that fails or takes too long raises StoreUnavailableError.
+Two tables: `documents` (the newest state of an object, by kind and key) and `events` (numbered within a stream). Bodies
+are JSON text that only the callers interpret. One thread owns the connection. A write is stored as a whole or not at
+all; a call that fails or takes too long raises StoreUnavailableError.
 
-A file that is damaged, or that has another schema number, is set aside at the start and a new one begins. Leases are
-carried over: every version keeps them in `documents` with the kind "lease" and the state "held".
+A file that is damaged or has another schema number is renamed at the start, and a new file is created. Leases are
+copied: every version keeps them in `documents` with the kind "lease" and the state "held".
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ Result = TypeVar("Result")
 Model = TypeVar("Model", bound=BaseModel)
 
 SCHEMA: Final = 100
-"""`PRAGMA user_version` of the files that this version writes. Change it with any change of `_TABLES` or of a body."""
+"""`PRAGMA user_version` of the files that this version writes. Change it with each change of `_TABLES` or of a body."""
 TIMEOUT_S: Final = 10.0
 OPEN_TIMEOUT_S: Final = 100.0
-"""The check at the start reads the whole file. Less than TimeoutStartSec of systemd's unit."""
+"""Time limit of the check at the start, which reads the whole file. It is less than systemd's TimeoutStartSec."""
 BUSY_TIMEOUT_S: Final = 2.0
-"""How long a write waits for another program that writes into the file."""
+"""How long a write waits for another program that writes to the file."""
 MAX_SET_ASIDE: Final = 5
 RETRY_AFTER_S: Final = 5.0
 Where = tuple[str, str | None]
 ANY: Final[Where] = ("", None)
 BATCH: Final = 256
-"""Events that a follower reads at once."""
+"""Maximum number of events that a follower reads at once."""
 
 RUN, RECORD, PLAN, COMPILE, LEASE, HEALTH = "run", "record", "plan", "compile", "lease", "health"
 HELD: Final = "held"
@@ -54,7 +54,7 @@ HELD: Final = "held"
 
 
 class Limit(NamedTuple):
-    """How much of a kind, or of one stream of events, is kept; the oldest go first."""
+    """Limits of a kind, or of one stream of events. The oldest entries are deleted first."""
 
     most: int
     size_bytes: int
@@ -82,7 +82,7 @@ _TABLES: Final = (
     BEGIN DELETE FROM events WHERE stream = old.kind || '/' || old.key; END""",
 )
 _BEGIN: Final = "BEGIN IMMEDIATE"
-"""Inside `with connection`, which commits, or rolls back after an error."""
+"""Used inside `with connection`, which commits, or rolls back after an error."""
 _PUT: Final = """
     INSERT INTO documents (kind, key, state, size, body) VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, key) DO UPDATE
     SET seq = CASE WHEN ? THEN seq ELSE (SELECT MAX(seq) FROM documents) + 1 END,
@@ -97,26 +97,26 @@ _PRUNE: Final = """
     )
 """
 _HELD_LEASES: Final = "SELECT key, body FROM documents WHERE kind = 'lease' AND state = 'held' ORDER BY seq"
-"""What every version can ask of the file of any other version."""
+"""A query that works on the file of any version."""
 _SIDES: Final = ("", "-wal", "-shm")
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
-    # A power cut may take the last commits, never the file (sqlite.org/pragma.html#pragma_synchronous).
+    # A power cut may lose the last commits, but does not damage the file (sqlite.org/pragma.html#pragma_synchronous).
     "PRAGMA synchronous = NORMAL",
 )
 _DAMAGE: Final = frozenset(
     getattr(sqlite3, f"SQLITE_{name}")
     for name in ("CORRUPT", "NOTADB", "ERROR", "FORMAT", "SCHEMA", "TOOBIG", "MISMATCH", "CONSTRAINT")
 )
-"""Errors at the start that a new file cures; an overwritten schema shows in many ways (sqlite.org/rescode.html)."""
+"""Errors at the start that a new file resolves. An overwritten schema causes many errors (sqlite.org/rescode.html)."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """The newest state of one thing.
+    """The newest state of one object.
 
     Attributes:
-        keeps_place: a document that is written again stays where it is in the order; else it becomes the newest.
+        keeps_place: a rewritten document keeps its place in the order; else it becomes the newest.
     """
 
     kind: str
@@ -141,9 +141,9 @@ class Store:
 
     Attributes:
         path: the file.
-        set_aside: what became of the file of before, in one sentence; empty where it was sound.
-        failure: why the last call failed; empty where it did not.
-        failure_count: calls that failed or were not done in time.
+        set_aside: what happened to the previous file, in one sentence; empty if the file was sound.
+        failure: why the last call failed; empty if it succeeded.
+        failure_count: calls that failed or timed out.
     """
 
     def __init__(self, path: Path, *, clock: Clock, timeout_s: float = TIMEOUT_S) -> None:
@@ -162,11 +162,11 @@ class Store:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, path: Path, *, clock: Clock, timeout_s: float = TIMEOUT_S) -> AsyncIterator[Store]:
-        """Opens the store in `path` for a block; makes the file and its directory (mode 0700) where they are missing.
+        """Opens the store in `path` for a block. Creates the file and its directory (mode 0700) if they are missing.
 
         Args:
             path: the file.
-            clock: dates a file that is set aside.
+            clock: dates a renamed file.
             timeout_s: how long each call may wait for the disk.
 
         Raises:
@@ -184,9 +184,9 @@ class Store:
     # ---- documents ---------------------------------------------------------------------------------------------
 
     async def write(self, *documents: Document, events: Sequence[StoredEvent] = ()) -> None:
-        """Writes documents and events, and prunes what is beyond `LIMITS`.
+        """Writes documents and events, and deletes entries beyond `LIMITS`.
 
-        An event that is stored already is replaced, so that a write may be repeated.
+        A stored event is replaced, so that a write may be repeated.
 
         Raises:
             StoreUnavailableError: nothing was written.
@@ -217,7 +217,7 @@ class Store:
             self.announce()
 
     async def get(self, kind: str, key: str) -> Document | None:
-        """Returns a document, None if there is none."""
+        """Returns a document; None if it does not exist."""
         found = await self._read("SELECT kind, key, body, state FROM documents WHERE kind = ? AND key = ?", kind, key)
         return next((Document(*row) for row in found), None)
 
@@ -237,8 +237,8 @@ class Store:
             kind: of the documents.
             states: only these; empty: all.
             where: a field of the body and the value that it must have; None: any.
-            limit: at most so many; -1: all.
-            without: a field of the body that is left out.
+            limit: maximum number of documents; -1: all.
+            without: a field of the body to leave out.
             newest_first: the opposite order.
         """
         removed, values = f"$.{without}" if without else None, json.dumps(states)
@@ -254,7 +254,7 @@ class Store:
     # ---- events ------------------------------------------------------------------------------------------------
 
     async def last_seq(self, stream: str) -> int:
-        """Returns the number of a stream's last event, 0 if it has none."""
+        """Returns the number of a stream's last event; 0 without events."""
         found = await self._read("SELECT COALESCE(MAX(seq), 0) FROM events WHERE stream = ?", stream)
         return int(found[0][0])
 
@@ -287,7 +287,7 @@ class Store:
     ) -> AsyncGenerator[Model, None]:
         """Yields the events numbered above `after`: the stored ones, then new ones while `is_live()`.
 
-        What ends a stream calls `announce`. A slow reader costs nothing: it reads the store.
+        The code that ends a stream calls `announce`. A slow reader does not use memory, because it reads the store.
 
         Raises:
             StoreUnavailableError: the store does not answer.
@@ -305,14 +305,14 @@ class Store:
                 await changed.wait()
 
     def announce(self) -> None:
-        """Wakes those that follow a stream."""
+        """Wakes the followers of a stream."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     # ---- the file ----------------------------------------------------------------------------------------------
 
     async def check(self) -> int:
-        """Reads from the file and returns the free bytes of its disk; after a failure it also writes.
+        """Reads from the file and returns the free bytes of its disk. After a failure it also writes.
 
         Raises:
             StoreUnavailableError: the store does not work.
@@ -320,7 +320,7 @@ class Store:
 
         def job() -> int:
             connection = self._require_connection()
-            if not self.path.exists() or _identify(self.path) != self._inode:  # SQLite goes on writing into the old one
+            if not self.path.exists() or _identify(self.path) != self._inode:  # SQLite keeps writing to the old file
                 raise FileNotFoundError("the file was removed or replaced, and what is written now would be lost")
             connection.execute("SELECT MAX(seq) FROM documents").fetchone()
             if self.failure:
@@ -332,7 +332,7 @@ class Store:
 
         failures = self.failure_count
         free_bytes = await self._call(job)
-        if self.failure_count == failures:  # else a call before it in the thread has just failed
+        if self.failure_count == failures:  # else an earlier call in the thread has just failed
             self.failure = ""
         return free_bytes
 
@@ -340,7 +340,7 @@ class Store:
         return await self._call(lambda: self._require_connection().execute(statement, values).fetchall())
 
     async def _call(self, job: Callable[[], Result], *, timeout_s: float | None = None) -> Result:
-        """Runs `job` in the thread; the one place where errors of SQLite and the disk are translated."""
+        """Runs `job` in the thread and translates errors of SQLite and of the disk."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -377,7 +377,7 @@ class Store:
         self._lock = _take_lock(self.path)
         fresh = self.path.with_name(f"{self.path.name}.new")
         if fresh.exists() and not self.path.exists():
-            fresh.rename(self.path)  # an agent was killed after it had set the file of before aside
+            fresh.rename(self.path)  # an agent was killed after it renamed the old file
         try:
             connection = self._connection = _connect(self.path)
             if (number := _check_sound(connection)) not in {0, SCHEMA}:
@@ -413,7 +413,7 @@ class Store:
         return self._connection
 
     def _set_aside(self, reason: str, lease_count: int) -> None:
-        """Renames the file and what SQLite keeps beside it, which must not be replayed into the next."""
+        """Renames the file and its SQLite journal files, which must not be replayed into the next file."""
         stem = f"{self.path.name}.set-aside-{self._clock.now():%Y%m%dT%H%M%SZ}"
         names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
         target = next(each for each in map(self.path.with_name, names) if not each.exists())
@@ -437,14 +437,14 @@ def _identify(path: Path) -> tuple[int, int]:
 
 
 class StoreInUseError(OSError):
-    """Another agent has the file."""
+    """Another agent uses the file."""
 
 
 def _take_lock(path: Path) -> int:
     """Returns a lock on a database file, which ends with its process.
 
     Raises:
-        StoreInUseError: another agent holds it.
+        StoreInUseError: another agent holds the lock.
     """
     lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -475,7 +475,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check_sound(connection: sqlite3.Connection) -> int:
-    """Returns the schema number of a sound file; raises sqlite3.DatabaseError where it is not sound."""
+    """Returns the schema number of a file. Raises sqlite3.DatabaseError unless the file is sound."""
     verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if verdict != "ok":
         raise _build_damage(str(verdict))
@@ -498,15 +498,14 @@ def _build_damage(reason: str) -> sqlite3.DatabaseError:
 
 
 def _read_code(error: Exception) -> int:
-    """Returns the primary code of an error of SQLite; errors of Python's module itself have none."""
+    """Returns the primary code of an error of SQLite. Errors of Python's module itself do not have a code."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _is_damage(path: Path, error: Exception) -> bool:
-    """Tells what a new file cures from trouble of the disk, or with other programs.
+    """Returns whether the file is damaged, so that a new file helps, unlike a disk error or a conflict.
 
-    SQLite takes a file whose header has other format versions for one that may not be written
-    (sqlite.org/fileformat.html, 1.3.3).
+    SQLite reports a file whose header has other format versions as read-only (sqlite.org/fileformat.html, 1.3.3).
     """
     code = _read_code(error)
     is_header = code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK)
@@ -514,14 +513,14 @@ def _is_damage(path: Path, error: Exception) -> bool:
 
 
 def _is_full(path: Path, error: Exception) -> bool:
-    """Tells a disk without room, of which SQLite says "disk I/O error" where its index file cannot grow."""
+    """Returns whether the disk is full. SQLite reports "disk I/O error" if its index file cannot grow."""
     if _read_code(error) == sqlite3.SQLITE_FULL or getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}:
         return True
     return _read_code(error) == sqlite3.SQLITE_IOERR and path.parent.exists() and os.statvfs(path.parent).f_bavail == 0
 
 
 def _create(connection: sqlite3.Connection, leases: Sequence[tuple[str, str]]) -> None:
-    """Makes the tables of a new file, with the leases of the file before."""
+    """Creates the tables of a new file, with the leases of the previous file."""
     if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA:
         return
     with connection:
@@ -536,12 +535,12 @@ def _create(connection: sqlite3.Connection, leases: Sequence[tuple[str, str]]) -
 def _read_held(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     try:
         return connection.execute(_HELD_LEASES).fetchall()
-    except sqlite3.OperationalError:  # no such table: it was written before this form
+    except sqlite3.OperationalError:  # no such table: the file is older than this form
         return []
 
 
 def read_held_leases(path: Path) -> list[tuple[str, str]]:
-    """Returns key and body of the leases in a file that another process may have open; none where it cannot be read."""
+    """Returns key and body of the leases in a file that may be open elsewhere; empty if it cannot be read."""
     try:
         place = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(place, uri=True, timeout=1.0)) as connection:
@@ -567,10 +566,10 @@ def _prune(connection: sqlite3.Connection, table: str, name: str, kind: str) -> 
 
 
 def parse_body(model: type[Model], row: Document | StoredEvent) -> Model:
-    """Returns what a body says.
+    """Returns the model of a body.
 
     Raises:
-        StoreUnavailableError: the body is not such a thing.
+        StoreUnavailableError: the body does not fit the model.
     """
     try:
         return model.model_validate_json(row.body)
@@ -580,7 +579,7 @@ def parse_body(model: type[Model], row: Document | StoredEvent) -> Model:
 
 
 def parse_bodies(model: type[Model], rows: Sequence[Document | StoredEvent]) -> Iterator[Model]:
-    """Yields what bodies say; one that cannot be read is logged and left out."""
+    """Yields the models of bodies. Logs and skips a body that cannot be read."""
     for row in rows:
         try:
             yield parse_body(model, row)

@@ -1,1 +1,1 @@
-"""Answers: what routes are asked for and the agent works out: plans, batch sizes, benches, what the compiler says."""
+"""Computes the answers of routes: plans, batch sizes, benches and the compiler's reports."""

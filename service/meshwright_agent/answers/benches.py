@@ -1,8 +1,8 @@
-"""Benches of this host: taken after a fresh probe, done by the device worker, kept for scrapes.
+"""Benches of this host: accepted after a fresh probe, run by the device worker, cached for scrapes.
 
-Rule: a bench opens idle devices only, and none that another owner has reserved. Both are checked when a bench is asked
-for and again before the worker is called. What benches found is kept in memory for plans and scrapes, so that neither
-waits for a disk. Knows no route.
+A bench opens only idle devices that no other owner has reserved. Both conditions are checked at the request and again
+before the worker is called. Results stay in memory for plans and scrapes, so that neither waits for a disk. This module
+does not depend on routes.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
 BENCH_GRACE_S: Final = 60.0
-"""Beyond a bench's own time limit: compiling the case under way, and stopping."""
+"""Added to a bench's own time limit, for compiling the current case and for stopping."""
 FRESH_S: Final = 2.0
-"""How old a probe may be that a bench begins with."""
+"""Maximum age of the probe with which a bench begins."""
 SCRAPED_MOST: Final = 1000
-"""Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` tells."""
+"""Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` returns."""
 
 
 _SAME_FIELDS: Final = {"case", "dtype", "device_indices", "axis_size", "size_bytes", "median_s", "observed_at"}
-"""Of a record and of the measurement that plans take."""
+"""Fields that a record and a plan's measurement share."""
 BENCHES_MOST: Final = 32
-"""Runs that are read again for plans when an agent starts, the newest."""
+"""Newest runs that are read again for plans when an agent starts."""
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +59,12 @@ class HostMeasurements:
         self._rows: tuple[Measurement, ...] = ()
 
     def recall(self, runs: tuple[Run, ...]) -> None:
-        """Takes benches that succeeded before, given newest first."""
+        """Adds the results of earlier successful benches, given newest first."""
         for run in reversed(runs):
             self.note(run.id, run.result or {})
 
     def note(self, run_id: str, result: dict[str, Any]) -> None:
-        """Takes the result of a bench that succeeded; one that this release cannot read is logged and passed over."""
+        """Adds the result of a successful bench. Logs and skips a result that this release cannot read."""
         try:
             found = read_measurements(run_id, BenchResult.model_validate(result))
         except ValidationError as error:
@@ -73,14 +73,14 @@ class HostMeasurements:
         self._rows = pick_newest((*self._rows, *found))
 
     def dump(self) -> list[dict[str, Any]]:
-        """Returns them as the planner takes them, the oldest first, with their age in seconds."""
+        """Returns the measurements in the planner's format, oldest first, with their age in seconds."""
         now = self._clock.now()
         ages = [max(0.0, (now - row.observed_at).total_seconds()) for row in self._rows]
         return [{**row.model_dump(mode="json"), "age_s": age} for row, age in zip(self._rows, ages, strict=True)]
 
 
 def read_measurements(run_id: str, result: BenchResult) -> Iterator[Measurement]:
-    """Yields what a bench timed; not what came out wrong, nor a collective that the compiler took out."""
+    """Yields a bench's measurements, without wrong results and collectives that the compiler removed."""
     for record in result.records:
         is_there = record.collective is None or record.collective.count > 0
         if record.correct and record.nwrong == 0 and is_there:
@@ -102,15 +102,15 @@ class Benches:
 
     Args:
         device: the worker.
-        host: has the devices.
+        host: the host of the devices.
         runs: the queue of benches.
-        registry: the leases that hold.
+        registry: the active leases.
         settings: the worker's time limits.
-        clock: ages looks.
+        clock: dates probes.
         spawn: starts work that the agent ends when it closes.
 
     Attributes:
-        measurements: what plans take of benches.
+        measurements: bench results that plans use.
     """
 
     def __init__(
@@ -137,16 +137,16 @@ class Benches:
         self._probing = asyncio.Lock()
         self._probed_s: float | None = None
 
-    # ---- what was measured -----------------------------------------------------------------------------------------
+    # ---- measurements ----------------------------------------------------------------------------------------------
 
     async def recall(self) -> None:
-        """Reads what benches of before have measured."""
+        """Reads the results of earlier benches."""
         for record in (await self._runs.read_latest_bench()).records:
             self.remember(record)
         self.measurements.recall(await self._runs.list_succeeded("bench", limit=BENCHES_MOST))
 
     def remember(self, record: BenchRecord) -> None:
-        """Keeps a record for scrapes, without its samples, in the place of the older one of its case."""
+        """Caches a record for scrapes, without its samples. It replaces the older record of its case."""
         place = identify_record(record)
         self._newest.pop(place, None)
         self._newest[place] = record.model_copy(update={"samples_s": ()})
@@ -154,23 +154,24 @@ class Benches:
             del self._newest[next(iter(self._newest))]
 
     def newest_records(self) -> tuple[BenchRecord, ...]:
-        """Returns the newest records that the agent has in memory: what a scrape may see without asking the store.
+        """Returns the newest records in memory, which a scrape reads without a call to the store.
 
         The last `SCRAPED_MOST`, oldest first, without samples.
         """
         return tuple(self._newest.values())
 
-    # ---- what is asked ---------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------------------------
 
     async def submit(self, request: BenchRequest, *, by: Owner) -> Run:
-        """Queues a bench after checking that it can be done here.
+        """Queues a bench after checking that this host can run it.
 
         Raises:
-            RequestError: it cannot be done on this host.
-            DeviceLeasedError: a lease covers a device that it would open; NotFoundError: its own has ended.
-            DeviceBusyError: such a device is in use by another process, or may be.
-            ForbiddenError: the lease that it names belongs to another owner.
-            NotReadyError: who has the devices could not be looked at.
+            RequestError: this host cannot run the bench.
+            DeviceLeasedError: a lease covers a device that the bench would open; NotFoundError: its own lease has
+                ended.
+            DeviceBusyError: another process uses such a device, or may use it.
+            ForbiddenError: the lease that the request names belongs to another owner.
+            NotReadyError: the holders of the devices could not be read.
         """
         self._host.require_hardware("a bench")
         self._host.snapshot.require_topology()
@@ -180,11 +181,11 @@ class Benches:
         await self._probe_holders()
         check_bench(request, self._devices())
         self._require_platform()
-        self._require_unreserved(request)  # one may have come while the owners were looked at
+        self._require_unreserved(request)  # a lease may have begun during the probe of the holders
         return await self._runs.submit("bench", request.model_dump(mode="json"), self.execute)
 
     def find_in_the_way(self, leased: Sequence[Device]) -> tuple[str, ...]:
-        """Returns the benches, waiting or under way, that would open one of these devices, oldest first."""
+        """Returns the queued and running benches that would open one of these devices, oldest first."""
         names = {device.local_index for device in leased}
         found = []
         for run in self._runs.list_live("device"):
@@ -212,7 +213,7 @@ class Benches:
         return self._registry.list_covering(opened, but=request.lease)
 
     async def _probe_holders(self) -> None:
-        """Probes who holds the devices, unless that was done just now; CPUs have no holder.
+        """Probes the holders of the devices, unless the last probe is recent. CPUs do not have holders.
 
         Raises:
             NotReadyError: the probe did not answer.
@@ -231,19 +232,19 @@ class Benches:
             self._probed_s = self._clock.monotonic()
 
     def _require_platform(self) -> None:
-        """JAX that runs on the CPU of a host with accelerators would measure the CPU under their name."""
+        """Raises unless JAX runs on this host's accelerators: it would measure the CPU under their name."""
         if mismatch := self._host.snapshot.mismatch:
             hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
             raise WorkerFailedError(mismatch, hint=hint, log=self._device.log_tail[-LOG_LINES:])
 
-    # ---- what is done ----------------------------------------------------------------------------------------------
+    # ---- execution -------------------------------------------------------------------------------------------------
 
     async def execute(self, run: Run, emit: Emit) -> Done:
-        """Does one bench: the queue calls it.
+        """Executes one bench. The queue calls this method.
 
         Raises:
-            CallCancelled: a lease has come.
-            ProblemError: as the worker fails, or as `submit` refuses; NotFoundError where its own lease has ended.
+            CallCancelled: a lease has been taken.
+            ProblemError: the worker failed, or a condition of `submit` failed; NotFoundError: its own lease has ended.
         """
         request = BenchRequest.model_validate(run.request)
         self._check_leases(request)
@@ -269,7 +270,7 @@ class Benches:
         try:
             answer = await self._device.call("bench", run.request, deadline_s=deadline_s, on_progress=receive)
         except ProblemError:
-            self._spawn(self._list_again())  # what it failed of may be seen now
+            self._spawn(self._list_again())  # JAX may now report the cause of the failure
             raise
         finally:
             yielding.cancel()
@@ -278,7 +279,7 @@ class Benches:
         return answer.result, answer.generation
 
     async def _yield_to_jobs(self, run: Run, request: BenchRequest) -> None:
-        """Cancels the bench that measures once a probe shows a device that is no longer idle: a job has begun."""
+        """Cancels the running bench when a probe shows that a device is no longer idle, because a job has begun."""
         while True:
             await self._host.wait_for_probe()
             try:
@@ -287,11 +288,11 @@ class Benches:
                 await self._runs.cancel(run.id, f"gave way to a job: {error.detail}")
 
     async def _list_again(self) -> None:
-        if self._device.state in {"ready", "busy"}:  # not started anew for this: a lease may have ended it
+        if self._device.state in {"ready", "busy"}:  # not restarted for this: a lease may have ended it
             await self._host.list_jax_devices()
 
     def _check_leases(self, request: BenchRequest) -> None:
-        """Raises CallCancelled if a lease has come for a device that the bench would open; else as `submit`."""
+        """Raises CallCancelled if a new lease covers a device that the bench would open; else as `submit`."""
         if in_the_way := self._list_in_the_way(request, list_opened(request, self._devices())):
             lease = in_the_way[0].lease
             raise CallCancelled(f"pre-empted by lease {lease.id} ({lease.purpose})")

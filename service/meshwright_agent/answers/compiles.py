@@ -1,8 +1,8 @@
-"""Compiles: plans and batch sizes with what XLA's compiler says: at once where the store knows it, else by a run.
+"""Compiles: plans and batch sizes with the report of XLA's compiler, from the store or from a run.
 
-Each compile is a child process (`meshwright.compiling.process`), started by a thread of the agent's. What ends the
-compiler (an abort, a kill, a limit) is an answer with the status "aborted"; only a process that cannot be started and
-bugs of ours fail a run. Answers that hold for good are stored by their key. Knows no route.
+Each compile is a child process (`meshwright.compiling.process`), started by a thread of the agent. An abort, a kill or
+a limit is an answer with the status "aborted". A run fails only when the process cannot be started or by a bug in this
+code. Permanent answers are stored by their key. This module does not depend on routes.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, Document, Store
 
 LASTING: Final[frozenset[VerificationStatus]] = frozenset({"verified", "does_not_fit"})
-"""What is stored. A missing extra may be installed, a host may have more memory tomorrow."""
+"""Statuses that are stored. The others may change: an extra may be installed, or memory added."""
 LOG_LINES: Final = 50
-"""Of a compiler that aborted, in its answer."""
+"""Log lines of an aborted compiler in its answer."""
 _SETTINGS: Final = {"time": "MESHWRIGHT_COMPILE_TIMEOUT_S", "memory": "MESHWRIGHT_COMPILE_MEMORY_BYTES"}
-"""By the limit that a compile reached, the setting that raises it."""
+"""Limit that a compile reached → the setting that raises it."""
 
 log = logging.getLogger(__name__)
 
 
 class Compiles:
-    """Asks the store, then the compiler, one compile at a time.
+    """Reads answers from the store, else from the compiler, one compile at a time.
 
     Args:
-        store: keeps answers.
-        plans: keeps plans.
+        store: stores answers.
+        plans: stores plans.
         runs: the queue of compiles.
         settings: limits of a compile.
-        environ: the environment to derive the compiler's from.
-        functions: what runs in the child, by operation.
+        environ: the base of the compiler's environment.
+        functions: operation → function that runs in the child.
     """
 
     def __init__(
@@ -74,30 +74,30 @@ class Compiles:
             memory_limit_bytes=settings.compile_memory_bytes or read_default_limit_bytes() or None,
             environ=environ,
         )
-        # A thread of our own: a child dies with the thread that started it, and asyncio waits for its default ones.
+        # A separate thread: a child dies with the thread that started it, and asyncio waits for its default threads.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="compile")
 
     def close(self) -> None:
-        """Starts no more compiles. The run of one under way has been cancelled before."""
+        """Starts no more compiles. The run of a current compile was cancelled before."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # ---- plans and batch sizes -----------------------------------------------------------------------------------
 
     async def settle_plans(self, answer: PlanAnswer) -> PlanAnswer | Run:
-        """Returns the plans with what the compiler says of them, or the run that will say so.
+        """Returns the plans with the compiler's reports, or the run that will produce the reports.
 
         Args:
-            answer: plans with their tasks, not stored yet; without tasks it is returned as it is.
+            answer: plans with their tasks, not stored yet; an answer without tasks is returned unchanged.
 
         Raises:
-            QueueFullError: as many compiles wait as may.
+            QueueFullError: the queue of compiles is full.
             StoreUnavailableError: the store does not answer; NotReadyError: the agent is shutting down.
         """
         if not answer.tasks:
             return answer
         request, tasks = json.loads(answer.request), [CompileTask(**task) for task in answer.tasks]
         known = [text for task in tasks if (text := await self.recall(task)) is not None]
-        kept = await self._plans.keep(answer)  # its fingerprint is good for a mesh while it is compiled
+        kept = await self._plans.keep(answer)  # its fingerprint names the mesh already while it is compiled
         if len(known) == len(tasks):
             return kept.verify(known)
 
@@ -109,7 +109,7 @@ class Compiles:
         return await self._runs.submit("plan", request, execute)
 
     async def answer_batch(self, request: BatchSizeRequest) -> BatchSize | Run:
-        """Returns advice with the largest batch that the compiler says fits, or the run that will say so.
+        """Returns advice with the largest batch that fits by the compiler's report, or the run that will find it.
 
         Raises:
             ProblemError: as for `PlanMaker.build_fit_task` and `settle_plans`.
@@ -119,12 +119,12 @@ class Compiles:
         return await self.settle_batch(advice, request, task)
 
     async def settle_batch(self, advice: BatchSize, request: BatchSizeRequest, task: CompileTask) -> BatchSize | Run:
-        """Returns the advice with the largest batch that the compiler says fits, or the run that will say so.
+        """Returns the advice with the largest batch that fits by the compiler's report, or the run that will find it.
 
         Args:
-            advice: what the table says.
-            request: what was asked.
-            task: what is to be compiled.
+            advice: the advice by the table.
+            request: the request.
+            task: the compile task.
 
         Raises:
             ProblemError: as for `settle_plans`.
@@ -141,15 +141,15 @@ class Compiles:
         return await self._runs.submit("batch_size", said, execute)
 
     def _count_since(self, before: int) -> int | None:
-        """Returns the number of the last compile; None where there was none since `before`."""
+        """Returns the number of the last compile; None if there was no compile since `before`."""
         return self._begun_count if self._begun_count > before else None
 
     # ---- one compile ---------------------------------------------------------------------------------------------
 
     async def recall(self, task: CompileTask) -> str | None:
-        """Returns what is known of a task without a compile, JSON; None where the compiler must be asked.
+        """Returns the known answer to a task, JSON; None if the task must be compiled.
 
-        A store that does not answer costs a compile, not the answer; so does an answer that cannot be read.
+        If the store does not answer, or the stored answer cannot be read, the task is compiled again.
         """
         if task.answer is not None:
             return _answer_without(task, Verification.model_validate_json(task.answer))
@@ -163,15 +163,15 @@ class Compiles:
             return None
 
     async def compile(self, task: CompileTask, emit: Emit) -> str:
-        """Returns what the compiler says of a task, or has said of it meanwhile, JSON.
+        """Returns the compiler's report on a task, or a report that was stored in the meantime, JSON.
 
         Args:
             task: what to compile.
-            emit: gets progress.
+            emit: receives progress.
 
         Raises:
             WorkerFailedError: the compiler cannot be started.
-            InternalError: it failed by a bug of ours.
+            InternalError: the compile failed by a bug in this code.
         """
         known = await self.recall(task)
         if known is not None:
@@ -186,7 +186,7 @@ class Compiles:
         return text
 
     async def _ask(self, task: CompileTask, emit: Emit) -> dict[str, Any] | Ended:
-        """Returns what the child says; a task that is cancelled ends when the child has."""
+        """Returns the child's answer. A cancelled task ends after the child has ended."""
         loop, stop = asyncio.get_running_loop(), threading.Event()
 
         def tell(progress: Progress) -> None:
@@ -215,7 +215,7 @@ class Compiles:
         return document.body if document else None
 
     async def _keep(self, task: CompileTask, text: str) -> None:
-        """Stores an answer; a store that does not answer costs the storing, not the answer."""
+        """Stores an answer. If the store does not answer, the answer is returned but not stored."""
         try:
             await self._store.write(Document(COMPILE, task.key, text))
         except StoreUnavailableError as error:
@@ -238,7 +238,7 @@ def _read_verification(task: CompileTask, text: str) -> Verification:
 
 
 def _change(task: CompileTask, text: str, **fields: Any) -> str:
-    """Returns the answer with these fields of its verification."""
+    """Returns the answer with these fields replaced in its verification."""
     if task.op == "verify":
         return Verification.model_validate_json(text).model_copy(update=fields).model_dump_json()
     batch = CompiledBatch.model_validate_json(text)
@@ -247,7 +247,7 @@ def _change(task: CompileTask, text: str, **fields: Any) -> str:
 
 
 def _answer_without(task: CompileTask, verification: Verification) -> str:
-    """Returns the answer where the compiler gave none: for a batch, that none is known to fit."""
+    """Returns the answer to use without a compiler report: for a batch, no size is known to fit."""
     if task.op == "verify":
         return verification.model_dump_json()
     return build_unfitted(task.data_parallel_size, verification).model_dump_json()

@@ -1,8 +1,8 @@
-"""Plans and batch sizes: small plans on this host at once, all others in the planner's processes; each plan is stored.
+"""Plans and batch sizes: small plans of this host in this process, all others in the planner processes.
 
-Rule: what may take longer than the event loop may wait (a target, a topology, a large host) never runs here,
-and comes back as JSON text that is shown and stored without being parsed. Large requests have a process of their own,
-so that no small one waits for them. Knows no route and no hardware.
+Each plan is stored. Work that could block the event loop (a target, a topology, a large host) never runs here. It comes
+back as JSON text, which is returned and stored without parsing. Large requests have their own process, so that small
+requests do not wait for them. This module does not depend on routes or hardware.
 """
 
 from __future__ import annotations
@@ -40,36 +40,37 @@ from meshwright_agent.supervisor.protocol import FrameError
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
 SMALL_HOST_DEVICES: Final = 64
-"""A host that is planned on the event loop, unless a model is priced: that takes numpy, which is the planner's."""
+"""Largest host that is planned on the event loop. Pricing a model needs numpy, which only the planner has."""
 LARGE_DEVICES: Final = 512
-"""More devices in all: a large request. Searches on up to 512 took 0.1 to 1.2 s on two busy cores (2026-11-25)."""
+"""A request with more devices in total is a large request. Searches on up to 512 took 0.1 to 1.2 s on two busy cores
+(2026-11-25)."""
 MAX_WAITING: Final = 32
-"""Small requests that may wait for the planner, and a quarter of it of large ones, each with its body in memory."""
+"""Waiting small requests; the limit of large ones is a quarter of this. Each holds its body in memory."""
 RETRY_AFTER_S: Final = 1.0
 PLAN_TIMEOUT_S: Final = 60.0
-"""How long one plan may take in the planner."""
+"""Time limit of one plan in the planner."""
 
 HERE: Final = "here"
 """The state of a stored plan that was made on this host."""
 _HOLE: Final = '"plans":[]'
-"""Where the plans go in a reply that was written without any."""
+"""Placeholder of the plans in a reply that was written without plans."""
 RUN_CHARS: Final = 1 << 18
-"""Of plans in the result of a run, which is read and written whole whenever somebody looks: some 1,400 devices."""
+"""Limit of the plans in a run's result, which each read loads as a whole. It holds about 1,400 devices."""
 
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """What `POST /mesh/plan` or `POST /mesh/search` answers.
+    """The answer of `POST /mesh/plan` or `POST /mesh/search`.
 
     Attributes:
         frame: the reply without its plans, JSON.
-        fingerprints: of what is kept: the plans, best first, and the one for when a device fails.
-        kept: each plan with its devices and with nothing of a model, JSON: what is stored.
-        shown: each plan as the request wants it, JSON.
-        tasks: what is to be compiled for each plan, a `CompileTask` as JSON; none where nothing is.
-        bare: each plan without its devices, JSON; where something is to be compiled.
-        request: what was asked, JSON; likewise.
-        source: what it was planned on: `HERE`, a target, or hosts that the request brought.
+        fingerprints: those of the stored plans, best first, and of the fallback for a failed device.
+        kept: each plan with its devices and without model data, JSON: the stored form.
+        shown: each plan in the form that the request asks for, JSON.
+        tasks: a `CompileTask` for each plan, JSON; empty if nothing is to be compiled.
+        bare: each plan without its devices, JSON; only if something is to be compiled.
+        request: the request, JSON; only if something is to be compiled.
+        source: the hardware of the plan: `HERE`, a target, or hosts from the request.
     """
 
     frame: str
@@ -83,14 +84,14 @@ class PlanAnswer:
 
     @classmethod
     def of(cls, pieces: Mapping[str, Any]) -> PlanAnswer:
-        """Returns the answer that `children.planner.write_plans` wrote."""
+        """Returns the answer from the output of `children.planner.write_plans`."""
         shown = pieces["kept"] if pieces["shown"] is None else pieces["shown"]
         return cls(**{**pieces, "shown": shown})
 
     def verify(self, verifications: Sequence[str]) -> PlanAnswer:
-        """Returns the answer with what the compiler says of each plan, JSON; not in what is stored.
+        """Returns the answer with the compiler's report on each plan, JSON. The stored plans do not change.
 
-        Plans that the compiler refuses go behind the others.
+        Plans that the compiler rejects come after the others.
         """
         order = order_verified([json.loads(each)["status"] for each in verifications])
 
@@ -101,7 +102,7 @@ class PlanAnswer:
         return replace(self, shown=fill(self.shown), bare=fill(self.bare))
 
     def cut_for_run(self) -> PlanAnswer:
-        """Returns the answer as a run's result has it: of very many devices the plans are shown without them."""
+        """Returns the answer as a run's result. Plans with very many devices are shown without their devices."""
         if sum(map(len, self.shown)) <= RUN_CHARS:
             return self
         message = "the plans are too large for a run's result, which leaves their devices out"
@@ -109,30 +110,30 @@ class PlanAnswer:
         return replace(self, shown=self.bare).warn(Notice(code="devices_left_out", message=message, hint=hint))
 
     def warn(self, notice: Notice) -> PlanAnswer:
-        """Returns the answer with one warning more, about the request and not about a plan."""
+        """Returns the answer with one more warning about the request."""
         frame = Plans.model_validate_json(self.frame)
         warned = frame.model_copy(update={"warnings": (*frame.warnings, notice)})
         return replace(self, frame=warned.model_dump_json())
 
     def write(self) -> str:
-        """Returns the reply: the same text as of the models."""
+        """Returns the reply: the same text as the models produce."""
         return frame_plans(self.frame, *self.shown)
 
 
 def frame_plans(frame: str, *plans: str) -> str:
-    """Returns a reply with these plans, JSON; `frame` is one without."""
+    """Returns a reply with these plans, JSON. `frame` is a reply without plans."""
     return frame.replace(_HOLE, f'"plans":[{",".join(plans)}]', 1)
 
 
 def _fill(plan: str, verification: str) -> str:
-    """Returns a plan that was written without a verification, with it. Inside JSON strings the quotes are escaped."""
+    """Adds a verification to a plan that was written without one. Inside JSON strings the quotes are escaped."""
     before, found, after = plan.rpartition('"verification":null')
     assert found, "a plan is written with all its fields"
     return f'{before}"verification":{verification}{after}'
 
 
 class PlannerQueue:
-    """One planner process, and the requests that wait for it: one at a time, first come, first served.
+    """One planner process and its waiting requests, served one at a time in order of arrival.
 
     Args:
         planner: the process.
@@ -151,10 +152,10 @@ class PlannerQueue:
         """Returns the planner's answer.
 
         Raises:
-            QueueFullError: as many requests wait as may.
+            QueueFullError: the queue is full.
             NotReadyError: the agent is shutting down.
             InvalidRequestError: the request is larger than a frame.
-            ProblemError: the request is refused, or the planner failed.
+            ProblemError: the request is rejected, or the planner failed.
         """
         if self._is_closed:
             raise _build_draining()
@@ -179,7 +180,7 @@ class PlannerQueue:
         return answer.result
 
     async def close(self, limit_s: float) -> None:
-        """Takes no more requests; ends what is under way after `limit_s`."""
+        """Accepts no more requests. Ends the current request after `limit_s`."""
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -188,14 +189,14 @@ class PlannerQueue:
 
 
 class PlanMaker:
-    """Makes and keeps plans.
+    """Makes and stores plans.
 
     Args:
         small: the planner of small requests.
         large: the planner of large ones.
-        store: keeps plans.
+        store: stores plans.
         host: this host.
-        measurements: what benches found of it.
+        measurements: bench results of this host.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class PlanMaker:
         """Returns the answer to a request.
 
         Raises:
-            RequestError: it is refused.
+            RequestError: the request is rejected.
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
         is_here = not request.targets and request.topology is None
@@ -231,12 +232,12 @@ class PlanMaker:
         return await self._settle(PlanAnswer.of(await queue.ask(op, arguments)), source)
 
     async def _settle(self, answer: PlanAnswer, source: str) -> PlanAnswer:
-        """Keeps the plans, unless the compiler is to be asked: then whoever asks it keeps them with what it says."""
+        """Stores the plans, unless they are to be compiled: `Compiles` then stores them with the compiler's report."""
         answer = replace(answer, source=source)
         return answer if answer.tasks else await self.keep(answer)
 
     async def keep(self, answer: PlanAnswer) -> PlanAnswer:
-        """Stores the plans; a store that does not answer costs the storing, not the plan."""
+        """Stores the plans. If the store does not answer, the plan is returned but not stored."""
         try:
             kept = zip(answer.fingerprints, answer.kept, strict=True)
             await self._store.write(*[await self._build_document(answer.source, *each) for each in kept])
@@ -247,7 +248,7 @@ class PlanMaker:
         return answer
 
     async def _build_document(self, source: str, fingerprint: str, body: str) -> Document:
-        """Returns a plan as it is stored: one of other hardware does not replace that of this host."""
+        """Returns the stored form of a plan. A plan of other hardware does not replace that of this host."""
         if source == HERE:
             return Document(PLAN, fingerprint, body, HERE)
         known = await self._store.get(PLAN, fingerprint)
@@ -255,15 +256,15 @@ class PlanMaker:
         return Document(PLAN, f"{fingerprint}@{source}" if is_taken else fingerprint, body)
 
     async def read_stored(self, fingerprint: str) -> str:
-        """Returns the reply that shows a plan made earlier.
+        """Returns the reply for a stored plan.
 
         Raises:
-            NotFoundError: none has this fingerprint.
+            NotFoundError: no stored plan has this fingerprint.
         """
         return frame_plans(Plans(plans=()).model_dump_json(), await self._find_stored(fingerprint))
 
     async def _find_stored(self, fingerprint: str, target: str | None = None) -> str:
-        """Returns a stored plan: that of the target if there is one, else that of this host, else the newest."""
+        """Returns a stored plan: that of the target if it exists, else that of this host, else the newest."""
         document = await self._store.get(PLAN, f"{fingerprint}@{_name_target(target)}") if target else None
         document = document or await self._store.get(PLAN, fingerprint)
         if document is None:
@@ -274,10 +275,10 @@ class PlanMaker:
     # ---- batch sizes -----------------------------------------------------------------------------------------------
 
     async def answer_batch(self, request: BatchSizeRequest) -> BatchSize:
-        """Returns the table, the roofline and the verdict; with a model also its batch, estimated.
+        """Returns the table, the roofline and the evaluation of a batch; with a model also its estimated batch.
 
         Raises:
-            RequestError: a name or target is none, or a field is about a model and none is given.
+            RequestError: a name or target is not valid, or a field is about a model and no model is given.
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
         if request.model is None:
@@ -287,19 +288,19 @@ class PlanMaker:
         return advice.model_copy(update={"estimated": estimated})
 
     async def build_fit_task(self, request: BatchSizeRequest) -> CompileTask:
-        """Returns what is to be compiled for the largest batch.
+        """Returns the compile task of finding the largest batch.
 
         Raises:
-            RequestError: refused; NotFoundError: no plan has the fingerprint that it names.
+            RequestError: the request is rejected; NotFoundError: no plan has the fingerprint that it names.
             UnavailableError: this host's devices are not known, or the planner failed; QueueFullError: it is busy.
         """
         return CompileTask(**await self._ask_of_batch("fit", request))
 
     def advise(self, request: BatchSizeRequest) -> BatchSize:
-        """Returns what the table says; this host stands in only where the request names no hardware.
+        """Returns the advice by the table. It is for this host only if the request does not name hardware.
 
         Raises:
-            RequestError: a name is none, or a field is about a model and none is given.
+            RequestError: a name is not valid, or a field is about a model and no model is given.
             UnavailableError: this host's devices are not known.
         """
         check_batch_fields(request)
@@ -318,30 +319,30 @@ class PlanMaker:
         return await queue.ask(op, {"request": request.model_dump_json(exclude_unset=True), "plan": plan, "here": here})
 
     def _dump_here(self, here: Inventory) -> dict[str, Any]:
-        """Returns this host as `children.planner.parse_here` takes it."""
+        """Returns this host in the format of `children.planner.parse_here`."""
         return {**self._host.dump_here(here), "measured": self._measurements.dump()}
 
     def _try_to_dump_here(self) -> dict[str, Any]:
-        """Returns this host for a request that is not read yet; if it is not known, the reason."""
+        """Returns this host for an unparsed request; if this host is not known, the reason."""
         try:
             return self._dump_here(self._host.here())
         except UnavailableError as error:
             return {"problem": error.detail}
 
     async def close(self, limit_s: float) -> None:
-        """Asks the planners no more; ends what they do after `limit_s`. Plans on a small host go on being answered."""
+        """Closes the planners and ends their work after `limit_s`. Plans of a small host are still answered."""
         await asyncio.gather(self._small.close(limit_s), self._large.close(limit_s))
 
 
 def _count_devices(request: PlanRequest | SearchRequest) -> int:
-    """Returns how many devices a request brings or names, all together."""
+    """Returns the total number of devices that a request contains or names."""
     hosts = request.topology if isinstance(request.topology, tuple) else (request.topology,)
     brought = sum(len(host.devices) for host in hosts if host is not None)
     return brought + sum(map(_count_target, request.targets))
 
 
 def _name_target(target: str) -> str:
-    """Returns a target as it is written canonically; what is none, as it is: the planner says why."""
+    """Returns a target in its canonical form. An invalid target is returned unchanged; the planner reports it."""
     try:
         return str(read_target(target))
     except RequestError:
@@ -349,7 +350,7 @@ def _name_target(target: str) -> str:
 
 
 def _count_target(target: str) -> int:
-    """Returns a target's devices; 0 where it is none: the planner says why."""
+    """Returns the number of a target's devices; 0 if the target is not valid, which the planner reports."""
     try:
         spec = read_target(target)
         return spec.granules * count_devices(find_hardware(spec))

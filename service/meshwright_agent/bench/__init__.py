@@ -1,1 +1,1 @@
-"""Benches, the agent's side: what a request measures, whether it can be done here, what was found. No jax."""
+"""Benches in the agent's process: the scope of a request, its limits on this host, and its results. No jax."""

@@ -1,7 +1,6 @@
-"""check_bench(): refuses a bench that cannot be done here, before anything is queued. No device is touched.
+"""check_bench(): rejects a bench that this host cannot run, before anything is queued. No device is opened.
 
-Rule: what is refused is said with the formula and with a value that works; memory that nobody has told is not assumed.
-Knows no jax.
+Rule: an error names the formula and a value that works. Unknown memory is not assumed. This module does not import jax.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from meshwright_agent.bench.scope import COLLECTIVE_CASES, ITEM_BYTES, Scope, bu
 from meshwright_agent.facts.model import IDLE_BYTES
 
 USABLE_RATIO: Final = 0.9
-"""Of the memory that is there: the rest is for compiled programs, buffers of the runtime, and others' growth."""
+"""Usable share of the available memory. The rest is for compiled programs, runtime buffers and other processes."""
 
 UNTOLD_BYTES: Final = 512 * 2**20
-"""What a bench may take in all where the memory is not known."""
+"""Total memory limit of a bench if the available memory is not known."""
 
 _LET_IT_LOOK: Final = (
     "let the agent see all processes (systemd: the drop-in owners.conf; chart: features.hostPID, and ofOthers for TPUs)"
@@ -33,9 +32,9 @@ _WITH_WORKER: Final = frozenset({"starting", "ready", "busy", "stopping"})
 
 @dataclass(frozen=True)
 class Appetite:
-    """Memory of one trial in multiples of its S, arrays that live at the same time counted together.
+    """Memory of one trial in multiples of its S, summed over arrays that live at the same time.
 
-    `device`: on each device that takes part. `host`: for what is sent and for the check of what comes back.
+    `device`: on each device of the trial. `host`: for the data sent and for the check of the result.
     """
 
     device: float
@@ -52,13 +51,13 @@ APPETITES: Final[dict[BenchCase, Callable[[int], Appetite]]] = {
     "matmul": lambda n: Appetite(4 / 3, 4 / 3),
     "memory_bandwidth": lambda n: Appetite(1, 1.5),
 }
-"""By case, for n devices. In and out, the previous result while the next is made, and XLA's temporaries where its
-compiled text shows them (all-to-all); of matmul S is three matrices."""
+"""By case, for n devices: input, output, the previous result during the next call, and XLA's temporaries. The
+temporaries are those in the compiled text (all-to-all). S of a matmul is three matrices."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What the largest trial of a case takes."""
+    """Memory that the largest trial of a case needs."""
 
     case: BenchCase
     size_bytes: int
@@ -67,12 +66,12 @@ class Demand:
 
 
 def check_bench(request: BenchRequest, devices: Devices) -> None:
-    """Does nothing if the bench can be done on this host.
+    """Raises unless this host can run the bench.
 
     Raises:
-        InvalidMeshError: the mesh is no mesh.
-        InvalidRequestError: a device, an axis or a mesh size that is not there.
-        BenchTooLargeError: it needs more memory than a device or the host has.
+        InvalidMeshError: the mesh is not valid.
+        InvalidRequestError: a device, an axis or a mesh size does not exist.
+        BenchTooLargeError: the bench needs more memory than a device or the host has.
         DeviceBusyError: as `check_idle`.
     """
     scope = build_host_scope(request, devices)
@@ -83,9 +82,9 @@ def check_bench(request: BenchRequest, devices: Devices) -> None:
 
 
 def list_opened(request: BenchRequest, devices: Devices) -> tuple[Device, ...]:
-    """Returns the devices that JAX opens for a bench: of accelerators all that it sees, whichever are measured.
+    """Returns the devices that JAX opens for a bench. JAX opens all accelerators that it sees, measured or not.
 
-    A device that JAX did not show, though it showed others, is hidden from it (CUDA_VISIBLE_DEVICES) and not opened.
+    If JAX lists only some devices, the others are hidden from it (CUDA_VISIBLE_DEVICES) and not opened.
     """
     if devices.platform == "cpu":
         return tuple(_list_chosen(build_host_scope(request, devices), devices))
@@ -124,7 +123,7 @@ def _list_devices(case: BenchCase, scope: Scope) -> tuple[int, ...]:
 
 def _check_memory(demand: Demand, devices: Devices, chosen: Sequence[Device]) -> None:
     on_host, on_device = demand.appetite.host, demand.appetite.device
-    if devices.platform == "cpu":  # whose devices have the host's memory
+    if devices.platform == "cpu":  # CPU devices share the host's memory
         on_host, chosen = on_host + on_device * len(demand.devices), ()
     cpu = devices.cpu
     _check_room(demand, "the host", on_host, cpu.memory_bytes if cpu.available_bytes is None else cpu.available_bytes)
@@ -174,9 +173,9 @@ def _suggest(demand: Demand, fits_bytes: float) -> str:
 def check_idle(request: BenchRequest, devices: Devices) -> None:
     """Raises DeviceBusyError unless every device that the bench would open is idle.
 
-    A device is busy while a process that is not the agent's own computes on it, and where no process may open it. Where
-    the processes cannot be seen, a GPU is idle with less than `IDLE_BYTES` in use. The agent's own worker hides other
-    processes; while it is there, its devices count as idle, since it was started on idle ones.
+    A device is busy if another process computes on it, or if no process may open it. If the processes are unknown, a
+    GPU is idle with less than `IDLE_BYTES` in use. The agent's own worker hides other processes. While the worker runs,
+    its devices count as idle, because it was started on idle devices.
     """
     has_worker = devices.worker.state in _WITH_WORKER
     for device in list_opened(request, devices):
@@ -191,7 +190,7 @@ def check_idle(request: BenchRequest, devices: Devices) -> None:
 
 
 def _has_little_in_use(device: Device) -> bool:
-    """Tells whether the driver says so; what JAX says is of its own arrays."""
+    """Returns whether the driver reports little memory in use. JAX reports only its own arrays."""
     memory = device.memory
     if device.platform != "gpu" or memory is None or memory.basis != "passive" or memory.used_bytes is None:
         return False
@@ -203,7 +202,7 @@ def _list_chosen(scope: Scope, devices: Devices) -> list[Device]:
 
 
 def _name(processes: Sequence[DeviceProcess]) -> str:
-    """Returns processes as a refusal names them: "process 7 (python train.py) in slurm 4711"."""
+    """Returns processes in the form of error messages: "process 7 (python train.py) in slurm 4711"."""
     named = []
     for process in processes[:3]:
         place = name_place(process)

@@ -1,7 +1,7 @@
-"""What a request comes to on given devices: cases, sizes, samples, mesh and time, every default filled in.
+"""The scope of a request on given devices: cases, sizes, samples, mesh and time, with every default filled in.
 
-Rule: pure, and the same in the agent (which refuses before anything is queued) and in the worker (which measures).
-Nothing is rounded or replaced silently: a mesh or device that is not there is refused. Knows no jax.
+Rule: pure, and equal in the agent (which rejects requests before queueing) and in the worker (which measures). Nothing
+is rounded or replaced silently: an unknown mesh or device is rejected. This module does not import jax.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KIB, MIB = 2**10, 2**20
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a suite takes where the request says nothing.
+    """Defaults of a suite for fields that the request does not set.
 
     `memory_bytes`: S of memory_bandwidth, above the last cache of today's chips (H100: 50 MB, NVIDIA H100 datasheet).
     """
@@ -50,18 +50,18 @@ DEFAULTS: Final[dict[tuple[str, bool], Defaults]] = {
         (64 * KIB, MIB, 16 * MIB, 256 * MIB), (256 * MIB, 1024 * MIB), (4096, 8192, 16384), samples=30, limit_s=300.0
     ),
 }
-"""By suite and whether the platform is CPU. The quick suite keeps to 512 MiB a device."""
+"""Defaults by suite and by whether the platform is CPU. The quick suite uses at most 512 MiB per device."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """A request with nothing left open.
+    """A request with every default filled in.
 
     Attributes:
-        devices: local indices that take part, in the order in which the mesh takes them.
-        singles, pairs: those measured one by one, and from one to the other.
-        mesh: of the collectives; its sizes multiply to the number of devices.
-        axes: the axes of it to run over.
+        devices: local indices of the measured devices, in the order of the mesh.
+        singles, pairs: devices measured alone, and pairs measured from one to the other.
+        mesh: that of the collectives. The product of its sizes is the number of devices.
+        axes: the axes of the mesh to measure.
     """
 
     suite: str
@@ -80,14 +80,15 @@ class Scope:
 
 
 def build_scope(request: BenchRequest, *, platform: Platform, indices: Sequence[int]) -> Scope:
-    """Returns what the request comes to on the devices `indices`.
+    """Returns the scope of the request on the devices `indices`.
 
-    The quick suite without named devices takes the first virtual CPU device (and the first pair) for all, since
-    they share cores and memory; else every device is measured. Pairs: each to the next in quick, all in full.
+    Without named devices, the quick suite measures only the first virtual CPU device and the first pair, because CPU
+    devices share cores and memory. Otherwise every device is measured. Pairs: each device to the next in quick, all in
+    full.
 
     Raises:
-        InvalidMeshError: the mesh is no mesh.
-        InvalidRequestError: a device, axis or mesh size that is not there.
+        InvalidMeshError: the mesh is not valid.
+        InvalidRequestError: a device, axis or mesh size does not exist.
     """
     devices = _choose_devices(request, indices)
     mesh = _choose_mesh(request, len(devices))
@@ -112,7 +113,7 @@ def build_scope(request: BenchRequest, *, platform: Platform, indices: Sequence[
 
 
 def build_host_scope(request: BenchRequest, devices: Devices) -> Scope:
-    """Returns what the request comes to on a host as `/devices` shows it; errors as for `build_scope`."""
+    """Returns the scope of the request on a host as `/devices` shows it. Raises as `build_scope`."""
     return build_scope(request, platform=devices.platform, indices=[one.local_index for one in devices.devices])
 
 

@@ -1,1 +1,1 @@
-"""The children's side: what runs in the device worker, the planner and the probe. Only this package imports jax."""
+"""Code of the child processes: device worker, planner and probe. Only this package imports jax."""

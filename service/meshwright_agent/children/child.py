@@ -1,8 +1,8 @@
 """serve(): the main loop of every child process; the agent's side is the package `supervisor`.
 
-Rule: a child never outlives its agent and never works unsupervised. It asks the kernel to be killed with its
-parent, a thread of its own ends it when the socket closes, and it says hello before anything else. Work runs
-on the main thread, one call at a time; the reader thread only listens. Knows nothing of what the handlers do.
+Rule: a child never outlives its agent and never works unsupervised. The kernel kills it with its parent, and a thread
+of the child ends it when the socket closes. It sends hello before any other frame. Work runs on the main thread, one
+call at a time; the reader thread only reads frames. This module does not depend on the handlers.
 """
 
 from __future__ import annotations
@@ -43,20 +43,21 @@ _PR_SET_PDEATHSIG: Final = 1
 """Source: Linux, include/uapi/linux/prctl.h."""
 
 _OOM_SCORE: Final = 250
-"""Added to the kernel's score of −1000 to 1000: before the agent, after a compiler, which adds more."""
+"""Added to the kernel's score of −1000 to 1000. The child is killed before the agent, and after a compiler, which adds
+more."""
 
 _TRACEBACK_LINES: Final = 40
 
 DUMP_SIGNAL: Final = signal.SIGUSR1
-"""Makes the child write every thread's Python stack to its log, also while it holds the GIL."""
+"""Makes the child write every thread's Python stack to its log, even while it holds the GIL."""
 
 
 class Cancelled(BaseException):
-    """The agent asked to stop this call. Not an `Exception`: a handler's own `except` must not swallow it."""
+    """The agent cancelled this call. Not an `Exception`, so that a handler's own `except` does not swallow it."""
 
 
 class CallContext:
-    """What a handler may ask and say while it works."""
+    """The interface of a handler to its call: cancellation and progress."""
 
     def __init__(self, call_id: int, generation: int, send: Callable[[Frame], None]) -> None:
         self.generation = generation
@@ -66,23 +67,23 @@ class CallContext:
 
     @property
     def cancelled(self) -> bool:
-        """True once the agent has asked to stop."""
+        """True once the agent has cancelled the call."""
         return self._cancelled.is_set()
 
     def check(self) -> None:
-        """Does nothing, or ends the call.
+        """Raises Cancelled if the agent has cancelled the call.
 
         Raises:
-            Cancelled: the agent has asked to stop.
+            Cancelled: the agent has cancelled the call.
         """
         if self.cancelled:
             raise Cancelled
 
     def progress(self, value: dict[str, Any]) -> None:
-        """Sends `value` to whoever waits for the call.
+        """Sends `value` to the caller.
 
         Raises:
-            FrameError: JSON cannot say `value`.
+            FrameError: `value` cannot be written as JSON.
         """
         self._send(Progress(self._id, self.generation, value))
 
@@ -104,9 +105,9 @@ def serve(
     """Answers calls until the agent closes the socket; never returns.
 
     Args:
-        kind: which child this is; the agent compares it with the name it asked for.
-        prepare: does the slow start (imports, device discovery). What it raises is told to the agent, and the child
-            ends.
+        kind: the name of this child. The agent compares it with the expected name.
+        prepare: does the slow start (imports, device discovery). An exception is reported to the agent and ends the
+            child.
         handlers: operation → handler.
         argv: the command line without the program; None is `sys.argv[1:]`.
     """
@@ -130,22 +131,22 @@ def _parse_birth(kind: str, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Asks the kernel for SIGKILL when the agent ends; leaves if it has ended before we could ask."""
+    """Requests SIGKILL from the kernel when the agent ends. Exits if the agent has already ended."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def _die_before_parent() -> None:
-    """Asks the kernel to end this process rather than the agent where memory runs out: proc(5), oom_score_adj."""
+    """Makes the kernel kill this process before the agent when memory runs out: proc(5), oom_score_adj."""
     try:
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-    except OSError:  # a sandbox without a writable /proc: the order of victims stays the kernel's
+    except OSError:  # a sandbox without a writable /proc: the kernel's default order stays
         return
 
 
 class _Child:
-    """The socket, the one call under way, and the queue between reader and main thread."""
+    """The socket, the current call, and the queue between reader and main thread."""
 
     def __init__(self, birth: argparse.Namespace, handlers: Mapping[str, Handler]) -> None:
         os.set_inheritable(birth.fd, False)
@@ -159,7 +160,7 @@ class _Child:
     # reader thread
 
     def listen(self) -> None:
-        """Takes frames from the agent until the socket closes; then the process ends, whatever it does."""
+        """Reads frames from the agent until the socket closes, then ends the process in any state."""
         try:
             self._listen()
         except (OSError, FrameError) as error:
@@ -180,14 +181,14 @@ class _Child:
             case Cancel(id=call_id) if call_id in self._contexts:
                 self._contexts[call_id].cancel()
             case Cancel():
-                pass  # answered already: the two frames crossed
+                pass  # already answered: the two frames crossed
             case _:
                 raise FrameError(f"the agent sent a {type(frame).__name__} frame")
 
     # main thread
 
     def introduce(self, kind: str, prepare: Callable[[], object]) -> None:
-        """Prepares and says hello; or why not, and ends the process with status 1."""
+        """Prepares and sends hello. On a failure sends the refusal and exits with status 1."""
         try:
             prepare()
         except BaseException as error:
@@ -227,7 +228,7 @@ class _Child:
         try:
             with self._sending:
                 self._socket.sendall(line)
-        except OSError:  # nobody is there to hear it; the reader would end us in a moment
+        except OSError:  # the agent has gone; the reader thread will end this process
             os._exit(0)
 
 

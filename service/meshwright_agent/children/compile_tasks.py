@@ -1,7 +1,7 @@
-"""Tasks for the compiler: what a request wants of the compiler, complete, or why nothing can be compiled.
+"""Compile tasks: the complete job of a request for the compiler, or the reason why nothing can be compiled.
 
-Rule: made in the planner's room; what comes out is JSON that the agent stores and passes on, and never reads. Knows
-which compilers are installed, by their versions alone; imports no jax.
+Rule: the planner builds tasks. The result is JSON that the agent stores and forwards without parsing. This module reads
+only the versions of the installed compilers and does not import jax.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _BATCH_WAYS: Final = 'give model, training and either plan or mesh: {"model": "l
 
 
 Operation = Literal["verify", "fit"]
-"""What the compiler's child does: one step, or the largest batch."""
+"""The operation of the compiler's child: verify one step, or find the largest batch."""
 
 
 @dataclass(frozen=True)
 class CompileTask:
-    """One thing to ask the compiler.
+    """One task for the compiler.
 
     Attributes:
-        op: what the compiler's child does.
-        target: the hardware, as people write it.
-        chip: an alias of the chip table where a target or a stored plan was named; None: this host's.
-        key: what the answer is kept under.
+        op: the operation of the compiler's child.
+        target: the hardware in its written form.
+        chip: an alias of the chip table if a target or a stored plan was named; None: this host's chip.
+        key: the store key of the answer.
         job: a CompileJob, JSON.
-        answer: a not_compiled Verification, JSON, where the answer is known without a compile; else None.
-        data_parallel_size: parts that the batch is cut into.
+        answer: a not_compiled Verification, JSON, if the answer is known without a compile; else None.
+        data_parallel_size: number of parts of the batch.
     """
 
     op: Operation
@@ -51,28 +51,28 @@ class CompileTask:
 
 
 def build_verify_task(plan: Plan, request: PlanRequest | SearchRequest) -> CompileTask:
-    """Returns what is to be compiled for a plan.
+    """Returns the compile task of a plan.
 
     Args:
-        plan: with its devices.
-        request: what was asked; its model and how it is trained.
+        plan: the plan with its devices.
+        request: the request, with its model and training.
 
     Raises:
-        InvalidRequestError: no model, or not how it is trained.
+        InvalidRequestError: the request does not have a model or a training.
     """
     return _build_task("verify", plan, prepare_verify(plan, request.model, request.training))
 
 
 def build_fit_task(request: BatchSizeRequest, plan: Plan | None, here: Inventory | None = None) -> CompileTask:
-    """Returns what is to be compiled to find the largest batch.
+    """Returns the compile task of finding the largest batch.
 
     Args:
-        request: what was asked.
-        plan: the stored plan that it names; None: it names a mesh.
+        request: the request.
+        plan: the stored plan that the request names; None: the request names a mesh.
         here: this host.
 
     Raises:
-        ProblemError: the request is refused, or this host is not known.
+        ProblemError: the request is rejected, or this host is not known.
     """
     stored, plan = plan, _plan_mesh(request, here) if plan is None else plan
     if stored is not None:
@@ -91,7 +91,7 @@ def _name_hardware(plan: Plan) -> str:
 
 
 def _find_chip(plan: Plan) -> str | None:
-    """Returns the alias of a plan's chip; None: it is not one that compilers know."""
+    """Returns the alias of a plan's chip; None if compilers do not support the chip."""
     if plan.target is not None:
         return read_target(plan.target).chip
     target = _describe(plan)

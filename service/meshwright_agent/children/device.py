@@ -1,8 +1,7 @@
 """The device worker: owns JAX on this host's devices. `python -m meshwright_agent.children.device`, a child.
 
-Rule: JAX is imported, and the devices are taken, before hello; from then on they are held until the process
-ends. What the environment says (platform, memory, virtual devices) was decided by the agent. The only module
-of this room that knows jax.
+Rule: the worker imports JAX and opens the devices before hello, and holds them until the process ends. The agent
+decides the environment (platform, memory, virtual devices). Of the modules in this folder, only this one imports jax.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from meshwright_agent.children.child import CallContext, serve
 KIND: Final = "device"
 
 NICENESS: Final = 5
-"""So that where cores are few, the agent answers, and jobs run, before a bench goes on."""
+"""Gives the agent and jobs priority over a bench on few cores."""
 
 
 def prepare() -> None:
-    """Lets others go first, imports JAX and takes the devices."""
+    """Lowers its own priority, imports JAX and opens the devices."""
     lower_priority(NICENESS)
     import jax
 
@@ -29,7 +28,7 @@ def prepare() -> None:
 
 
 def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
-    """Returns the devices as JAX shows them, in the order of `jax.devices()`, with `JaxView`'s fields."""
+    """Returns JAX's devices, in the order of `jax.devices()`, with `JaxView`'s fields."""
     import jax
 
     versions = read_versions("tpu")
@@ -48,7 +47,7 @@ def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]
 
 
 def read_device(device: Any) -> dict[str, Any]:
-    """Returns one `jax.Device` with `JaxView`'s fields; what this platform's devices do not have is None."""
+    """Returns one `jax.Device` with `JaxView`'s fields. Fields that the platform does not have are None."""
     from meshwright._jax_devices import describe_device
 
     described = describe_device(device)
@@ -56,7 +55,7 @@ def read_device(device: Any) -> dict[str, Any]:
 
 
 def bench(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
-    """Runs the bench suite: a BenchRequest as JSON in, a BenchResult as JSON out."""
+    """Runs the bench suite on a BenchRequest as JSON; returns a BenchResult as JSON."""
     from meshwright.wire.bench import BenchRequest
     from meshwright_agent.children.bench.suite import run_suite
 

@@ -1,7 +1,7 @@
-"""The planner: plans that the event loop cannot wait for. `python -m meshwright_agent.children.planner`, a child.
+"""The planner: plans that would block the event loop. A child, `python -m meshwright_agent.children.planner`.
 
-Rule: JSON in, JSON out; the agent passes a plan on as it comes and never parses it again. Pure but for a cache of
-targets, so a planner may die and be started anew at any time. Imports no jax.
+Rule: JSON in, JSON out. The agent forwards a plan without parsing it. Pure except for a cache of targets, so that a
+planner may be restarted at any time. Does not import jax.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from meshwright_agent.children.child import CallContext, serve
 
 KIND: Final = "planner"
 MEMORY_LIMIT_BYTES: Final = 4 * 2**30
-"""131,072 devices take 1.2 GB. A body of 16 MiB that is no topology could take all there is, and a trainer with it."""
+"""131,072 devices take 1.2 GB. Without a limit, a malformed body of 16 MiB could exhaust the memory and kill a
+trainer."""
 OF_THE_MODEL: Final = (
     "model_not_supported",
     "memory_does_not_fit",
@@ -47,13 +48,13 @@ OF_THE_TRAINING: Final = (
     "largest_batch",
     "audit",
 )
-"""Fields of a plan that say what the request's training costs on it."""
+"""Fields of a plan with the cost of the request's training."""
 NICENESS: Final = 5
-"""So that on few cores the agent answers, and a job runs, before a plan is made."""
+"""Gives the agent and jobs priority over a plan on few cores."""
 
 
 def prepare() -> None:
-    """Bounds the planner's memory, and lets others go first; what planning needs is imported by now."""
+    """Limits the planner's memory and lowers its priority. The imports are complete at this point."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
@@ -61,16 +62,16 @@ def prepare() -> None:
 
 
 def plan(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Lays out a mesh: {"request": its JSON text, "here": what `parse_here` takes} in, `write_plans` out.
+    """Plans a mesh: takes {"request": its JSON text, "here": input of `parse_here`}; returns `write_plans`.
 
     Raises:
-        ProblemError: the request is refused, or takes more memory than there is.
+        ProblemError: the request is rejected, or needs too much memory.
     """
     return _answer(PlanRequest, arguments)
 
 
 def search(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Finds the best meshes for a model; arguments, answer and errors as of `plan`."""
+    """Finds the best meshes for a model. Arguments, answer and errors are those of `plan`."""
     return _answer(SearchRequest, arguments)
 
 
@@ -87,10 +88,10 @@ def _answer(kind: type[PlanRequest | SearchRequest], arguments: Mapping[str, Any
 
 
 def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Returns the task of finding the largest batch: {"request", "plan": a stored one or null, "here"} in, JSON texts.
+    """Returns the compile task of the largest batch. Takes {"request", "plan": stored plan or null, "here"} as JSON.
 
     Raises:
-        ProblemError: the request is refused.
+        ProblemError: the request is rejected.
     """
     from meshwright_agent.children.compile_tasks import build_fit_task
 
@@ -99,10 +100,10 @@ def fit(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
 
 
 def estimate(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Returns the estimated batch of a model's step as JSON text: {"estimated": …}; takes what `fit` takes.
+    """Returns the estimated batch of a model's step as JSON text: {"estimated": …}. Takes the arguments of `fit`.
 
     Raises:
-        ProblemError: the request is refused.
+        ProblemError: the request is rejected.
     """
     from meshwright.planning.batch_request import estimate_request  # here: most requests are plans
 
@@ -118,10 +119,10 @@ def _parse_batch(arguments: Mapping[str, Any]) -> tuple[BatchSizeRequest, Plan |
 
 
 def parse_here(told: Mapping[str, Any]) -> Inventory:
-    """Returns this host, of {"target": …} or {"devices": the text of GET /devices} and what else an inventory has.
+    """Returns this host from {"target": …} or {"devices": text of GET /devices}, with the other fields of an inventory.
 
     Raises:
-        NotReadyError: {"problem": …} stands there: the agent does not know its devices.
+        NotReadyError: the input is {"problem": …}, because the agent does not know its devices.
     """
     if "problem" in told:
         raise NotReadyError(told["problem"], hint="wait until GET /readyz answers 200, or name a target")
@@ -138,7 +139,7 @@ def parse_here(told: Mapping[str, Any]) -> Inventory:
 
 
 def _mark_leased(topology: Topology, leased: Mapping[str, Any]) -> Topology:
-    """Returns a target's topology with the leases that the agent has given on it: place → lease."""
+    """Returns a target's topology with the agent's leases on it: place → lease."""
     covers = {int(place): DeviceLease.model_validate(lease) for place, lease in leased.items()}
     devices = tuple(
         device.model_copy(update={"lease": covers[place]}) if place in covers else device
@@ -148,14 +149,14 @@ def _mark_leased(topology: Topology, leased: Mapping[str, Any]) -> Topology:
 
 
 def write_plans(request: PlanRequest | SearchRequest, here: Inventory | None) -> dict[str, Any]:
-    """Returns the answer to a request in pieces of JSON text, as `answers.plans.PlanAnswer` takes them.
+    """Returns the answer to a request in pieces of JSON text, the fields of `answers.plans.PlanAnswer`.
 
-    Plans are written with their devices, since those are kept for the ranks of a job; what is shown may lack them. What
-    is said of a model is shown and not kept: the fingerprint is the mesh's, whatever is trained on it. Plans that are
-    shown as they are kept are written once: the devices of a large one come to megabytes.
+    Stored plans include their devices, for the ranks of a job. Replies may omit the devices. Results about a model are
+    returned but not stored, because the fingerprint belongs to the mesh. Plans whose reply equals the stored form are
+    written once: the devices of a large plan take megabytes.
 
     Raises:
-        ProblemError: the request is refused.
+        ProblemError: the request is rejected.
     """
     plans = answer_request(request.model_copy(update={"include_devices": True}), here)
     kept = [_forget_model(each) for each in (*plans.plans, *(plans.fallback.plans if plans.fallback else ()))]
@@ -174,7 +175,7 @@ def _write(plans: Iterable[Plan]) -> list[str]:
 
 
 def _write_frame(request: PlanRequest | SearchRequest, plans: Plans) -> str:
-    """Returns the reply without its plans; that of the fallback is in it, with devices where they are wanted."""
+    """Returns the reply without its plans. It includes the fallback plan, with devices if requested."""
     fallback = plans.fallback
     if fallback is not None and not request.include_devices:
         fallback = fallback.model_copy(update={"plans": tuple(map(_leave_out, fallback.plans))})
@@ -188,7 +189,7 @@ def _forget_model(plan: Plan) -> Plan:
 
 
 def _write_tasks(request: PlanRequest | SearchRequest, plans: Plans) -> dict[str, Any]:
-    """Returns what is to be compiled for each plan, the plans without devices, and the request as its run shows it."""
+    """Returns the compile task of each plan, the plans without devices, and the request as shown in its run."""
     from meshwright_agent.children.compile_tasks import build_verify_task  # here: most plans are not compiled
 
     tasks = [asdict(build_verify_task(each, request)) for each in plans.plans]
@@ -197,7 +198,7 @@ def _write_tasks(request: PlanRequest | SearchRequest, plans: Plans) -> dict[str
 
 
 def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
-    """Returns the request as JSON, defaults filled in; hosts that it brings, and what is large, by their digest."""
+    """Returns the request as JSON with defaults filled in. Included hosts and large fields are replaced by digests."""
     said = shorten_large(request.model_dump(mode="json", exclude={"topology"}))
     if request.topology is None:
         return {**said, "topology": None}
@@ -206,7 +207,7 @@ def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
 
 
 def _leave_out(plan: Plan) -> Plan:
-    """Returns the plan as `include_devices=false` wants it: without what grows with the number of devices."""
+    """Returns the plan for `include_devices=false`: without fields that grow with the number of devices."""
     granules = tuple(granule.model_copy(update={"used_positions": None}) for granule in plan.granules)
     return plan.model_copy(update={"devices": (), "granules": granules})
 

@@ -1,7 +1,7 @@
-"""The probe: asks drivers, sysfs and /proc. Runs in the child, as `python -m meshwright_agent.children.probe`.
+"""The probe: reads drivers, sysfs and /proc. Runs in a child, as `python -m meshwright_agent.children.probe`.
 
-Rule: nothing is held open between calls, and whatever hangs here hangs alone: the agent abandons the process
-and goes on. Imports neither jax nor a driver's library before it is asked.
+Rule: nothing is held open between calls. If the probe hangs, the agent abandons the process and continues. It does not
+import jax, and imports a driver's library only for a call.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ KIND: Final = "probe"
 
 
 def parse_roots(arguments: dict[str, Any]) -> Roots:
-    """Returns where to look, with the probe's own environment."""
+    """Returns the roots to read, with the probe's own environment."""
     return Roots(Path(arguments.get("root", "/")), environ=dict(os.environ))
 
 
 def parse_log(arguments: dict[str, Any]) -> LogPlace | None:
-    """Returns where the kernel log is and how far it was looked at; None: it is not to be read."""
+    """Returns the place of the kernel log and the last record read; None: do not read it."""
     path = arguments.get("kernel_log")
     if not path:
         return None
@@ -39,7 +39,7 @@ def facts(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
 
 
 def holders(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Returns who holds a device now, as {"holders": […]}; null where that could not be looked at."""
+    """Returns the current holders of devices, as {"holders": […]}; null if they are unknown."""
     found = read_holders(parse_roots(arguments), nvml=find_nvml())
     return {"holders": None if found is None else [holder.model_dump(mode="json") for holder in found]}
 

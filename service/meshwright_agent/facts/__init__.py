@@ -1,1 +1,1 @@
-"""What this host says of itself, read without jax and without a context: read_ does I/O, parse_ is pure."""
+"""Facts about this host, read without jax and without a device context: read_ does I/O, parse_ is pure."""

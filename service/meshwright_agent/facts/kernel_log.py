@@ -1,8 +1,8 @@
-"""The kernel log: XIDs and SXIDs of NVIDIA's drivers, and cards that are gone without an XID. In the probe.
+"""The kernel log: XIDs and SXIDs of NVIDIA's drivers, and card failures without an XID. Runs in the probe.
 
-Rule: it is read from the record after the one that was seen last. Reading never waits and is bounded in bytes and in
-lines of interest; all others are dropped while reading. A log that cannot be read is an error that is told, not a log
-without XIDs, and records that were overwritten before they were read are counted. Knows no meaning of a number.
+Rule: reading starts after the last record that was read. It never waits, and is limited in bytes and in lines of
+interest; other lines are dropped. An unreadable log is reported as an error, not as a log without XIDs. Records that
+were overwritten before they were read are counted. This module does not interpret the numbers.
 
 Source: the format of /dev/kmsg: Documentation/ABI/testing/dev-kmsg (kernel.org); forms of an XID's line: NVIDIA, XID
 Errors (docs.nvidia.com/deploy/xid-errors) and lines in github.com/NVIDIA/gpu-operator/issues/1146; of an SXID's:
@@ -25,11 +25,11 @@ from meshwright_agent.facts.model import CardFailure, KernelLog, SXid, Xid
 from meshwright_agent.facts.sysfs import parse_pci_address
 
 _CHUNK: Final = 8192
-"""/dev/kmsg gives a record a read, of at most 8 KiB, and refuses (EINVAL) a buffer that is smaller."""
+"""/dev/kmsg returns one record per read, of at most 8 KiB, and rejects (EINVAL) a smaller buffer."""
 MOST_BYTES: Final = 1 << 26
-"""Of a log; kernels keep 0.25 to 16 MiB."""
+"""Maximum number of bytes read from a log. Kernels keep 0.25 to 16 MiB."""
 MOST_XIDS: Final = 256
-"""And other lines of interest, a look; the next one goes on where this one stopped."""
+"""Maximum number of XIDs and other lines of interest per probe. The next probe continues after the last one."""
 _MOST_TEXT: Final = 200
 
 _RECORD: Final = re.compile(rb"\d+,(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
@@ -40,7 +40,7 @@ _SXID: Final = re.compile(
     r"nvidia-nvswitch\d+: SXid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)\): "
     r"(\d{1,6}), (Fatal|Non-fatal)(?:, |$)(?:Link (\d{1,4})\b\s*)?(.*)"
 )
-"""The line that tells the severity; those after it, "Severity 1 Engine instance …" and "Data {…}", are its details."""
+"""The line with the severity. The lines after it, "Severity 1 Engine instance …" and "Data {…}", are its details."""
 _FAILURES: Final[Mapping[str, Literal["fallen_off_the_bus", "init_failed"]]] = {
     "fallen off the bus": "fallen_off_the_bus",
     "RmInitAdapter failed": "init_failed",
@@ -55,8 +55,8 @@ def read_kernel_log(path: Path, *, after: int | None = None, now_s: float | None
 
     Args:
         path: /dev/kmsg, or a file in its format.
-        after: the number of the record that was seen last in this boot; None: all that the log still has.
-        now_s: seconds since boot (CLOCK_MONOTONIC, as the records have them); None: now.
+        after: the number of the last record read in this boot; None: all records in the log.
+        now_s: seconds since boot (CLOCK_MONOTONIC, as in the records); None: now.
     """
     now_s = time.monotonic() if now_s is None else now_s
     try:
@@ -72,7 +72,7 @@ def read_kernel_log(path: Path, *, after: int | None = None, now_s: float | None
 
 
 def _read_lines(descriptor: int) -> Iterator[bytes]:
-    """Yields whole lines. A record that was overwritten while reading (EPIPE) is gone; the next one follows."""
+    """Yields whole lines. Skips a record that was overwritten while reading (EPIPE)."""
     rest, total = b"", 0
     while total < MOST_BYTES:
         try:
@@ -118,10 +118,10 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
 
 
 def parse_xid(message: str) -> Xid | None:
-    """Returns the XID that a line tells; None for any other line.
+    """Returns the XID that a line reports; None for any other line.
 
-    Known are "(0000:03:00)", "(PCI:0000:03:00)" and "(PCI:0000:03:00 GPU-I:05)" before the number, and after it the
-    text alone, `pid=1896, …` or `pid='<unknown>', name=<unknown>, …`.
+    Known forms are "(0000:03:00)", "(PCI:0000:03:00)" and "(PCI:0000:03:00 GPU-I:05)" before the number. After it comes
+    the text, with or without `pid=1896, …` or `pid='<unknown>', name=<unknown>, …`.
     """
     found = _XID.search(message)
     if found is None:
@@ -141,9 +141,10 @@ def parse_xid(message: str) -> Xid | None:
 
 
 def parse_sxid(message: str) -> SXid | None:
-    """Returns the SXID that a line tells, with its severity; None for any other line, also for its details.
+    """Returns the SXID that a line reports, with its severity; None for any other line, including detail lines.
 
-    Known is "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", with or without link.
+    The known form is "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", with or without
+    link.
     """
     found = _SXID.search(message)
     if found is None:
@@ -159,12 +160,12 @@ def parse_sxid(message: str) -> SXid | None:
 
 
 def parse_failure(message: str) -> CardFailure | None:
-    """Returns the failure of a card that a line tells without an XID; None for any other line.
+    """Returns the failure of a card that a line reports without an XID; None for any other line.
 
-    Known are "NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)", of older drivers without the address,
-    "NVRM: GPU at 0000:01:00.0 has fallen off the bus.", and one record of three lines, in which the kernel writes the
-    line ends as "\\x0a": "NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: (PCI ID: 10de:26b5) installed in this system
-    has", "NVRM: fallen off the bus and is not responding to commands."
+    Known forms are "NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)", of older drivers without the
+    address, "NVRM: GPU at 0000:01:00.0 has fallen off the bus.", and one record of three lines, in which the kernel
+    writes the line ends as "\\x0a": "NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: (PCI ID: 10de:26b5) installed in this
+    system has", "NVRM: fallen off the bus and is not responding to commands."
     """
     code = next((code for words, code in _FAILURES.items() if words in message), None)
     if code is None or "NVRM: " not in message:

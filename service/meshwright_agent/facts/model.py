@@ -1,7 +1,7 @@
-"""Facts of a host as plain values, of the wire's types where those say the same. The probe sends them as JSON.
+"""Facts of a host as plain values, with wire types where they have the same meaning. The probe sends them as JSON.
 
-A field is None where its source gave no value; what failed is listed in `problems`. Sizes are in bytes, temperatures in
-degrees Celsius, indices as the driver counts.
+A field is None if its source did not return a value. Failures are listed in `problems`. Sizes are in bytes,
+temperatures in degrees Celsius, indices as the driver counts.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ FabricState = Literal["not_supported", "not_started", "in_progress", "completed"
 ProblemKind = Literal[
     "driver_down", "unreadable", "no_library", "refused", "unanswered", "fabric", "no_instances", "no_tpu_driver"
 ]
-"""The driver serves no card · NVML tells of none, which may only be hidden from this process · nvidia-ml-py is not
-installed · NVML gives no handle for a card · one question failed · the NVLink fabric is not well · a card in MIG mode
-has no instances · no driver has a TPU."""
+"""The driver does not serve any card · NVML does not list a card, which may be hidden from this process · nvidia-ml-py
+is not installed · NVML does not return a handle for a card · one NVML call failed · the NVLink fabric has a fault · a
+card in MIG mode does not have instances · a TPU does not have a driver."""
 
 
 IDLE_BYTES: Final = 32 * 2**20
-"""A GPU with less memory in use is idle: nobody has a context on it. A bare one was seen to take 107 MiB on 34
-multiprocessors (RTX 4060 Ti) and 555 on 188 (RTX PRO 6000): some 3 MiB each beside 8, which makes about 50 on the 14 of
-the smallest MIG instance. Of an idle card or instance drivers report 4 to 7 MiB, what they reserve left out.
-Source: ggml-org/llama.cpp#23604; nvmlMemory_v2_t of the NVML API reference; tests/recorded."""
+"""A GPU with less memory in use is idle: no process has a context on it. A bare context took 107 MiB on 34
+multiprocessors (RTX 4060 Ti) and 555 MiB on 188 (RTX PRO 6000). That is 8 MiB plus about 3 MiB per multiprocessor, or
+about 50 MiB on the 14 of the smallest MIG instance. For an idle card or instance drivers report 4 to 7 MiB, without
+reserved memory. Source: ggml-org/llama.cpp#23604; nvmlMemory_v2_t of the NVML API reference; tests/recorded."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that should have been readable and was not. `text`: a sentence."""
+    """A source that should be readable and was not. `text`: a sentence."""
 
     kind: ProblemKind
     text: str
@@ -41,12 +41,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class RefusedCard:
-    """An NVIDIA card that is here and that the driver gives nobody a handle for.
+    """An NVIDIA card on this host for which the driver does not return a handle.
 
     Attributes:
-        pci_bus_id: None: NVML counts it, and which one it is cannot be told.
-        index: as NVML counts; None: it does not.
-        reason: why, as far as the driver says.
+        pci_bus_id: None: NVML counts the card, but its address is not known.
+        index: NVML index; None: NVML does not count the card.
+        reason: the driver's reason.
     """
 
     pci_bus_id: str | None
@@ -56,7 +56,7 @@ class RefusedCard:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The machine and its operating system. `container`: "kubernetes", "docker", …; None: none was seen."""
+    """The machine and its operating system. `container`: "kubernetes", "docker", …; None: not detected."""
 
     name: str
     boot_id: str | None = None
@@ -70,11 +70,11 @@ class CpuFacts:
     """Processors and memory.
 
     Attributes:
-        usable_threads: what affinity mask and cgroup quota leave this process, whole threads, rounded down: 0
-            is less than one.
-        memory_bytes: of the machine.
-        memory_limit_bytes: of this process's cgroup; None: there is no limit.
-        available_bytes: what can be had without swapping, within the limit.
+        usable_threads: whole threads that affinity mask and cgroup quota allow this process, rounded down. 0 means less
+            than one.
+        memory_bytes: memory of the machine.
+        memory_limit_bytes: limit of this process's cgroup; None: unlimited.
+        available_bytes: memory available without swapping, within the limit.
     """
 
     model: str | None = None
@@ -93,8 +93,8 @@ class NumaFacts:
     """One NUMA node.
 
     Attributes:
-        cpus: as the kernel lists them: "0-15,32-47"; "" for memory alone.
-        distances: to each node, by number, 10 being itself; None: the kernel does not say.
+        cpus: the kernel's list: "0-15,32-47"; "" for a node without CPUs.
+        distances: distance to each node, by number; 10 is the node itself. None: not reported.
     """
 
     node: int
@@ -105,12 +105,12 @@ class NumaFacts:
 
 @dataclass(frozen=True)
 class FabricFacts:
-    """A card's registration with the fabric that NVLink switches make.
+    """A card's registration with the fabric of NVLink switches.
 
     Attributes:
-        error: why a completed registration failed; None: it did not.
-        cluster_uuid: None where the fabric is one box, which NVML calls a uuid of zeros.
-        faults: what the driver's health mask says is wrong.
+        error: why a completed registration failed; None: it succeeded.
+        cluster_uuid: None for a fabric of one host, for which NVML reports a uuid of zeros.
+        faults: the faults in the driver's health mask.
     """
 
     state: FabricState
@@ -121,12 +121,12 @@ class FabricFacts:
 
     @property
     def is_down(self) -> bool:
-        """True for a fabric that is there and does not work."""
+        """True for a fabric that exists and does not work."""
         return self.state in {"not_started", "in_progress"} or self.error is not None
 
     @property
     def domain(self) -> str | None:
-        """The NVLink domain, "<cluster uuid>.<clique id>", as NVIDIA's label nvidia.com/gpu.clique; None: no such."""
+        """The NVLink domain, "<cluster uuid>.<clique id>", as NVIDIA's label nvidia.com/gpu.clique; None: no domain."""
         if self.state != "completed" or self.error is not None or self.cluster_uuid is None:
             return None
         return f"{self.cluster_uuid}.{self.clique_id}"
@@ -134,18 +134,18 @@ class FabricFacts:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU that can be computed on: a whole card, or a MIG instance of one.
+    """One GPU for computation: a whole card or a MIG instance.
 
     Attributes:
-        index: of the card, as nvidia-smi counts; the instances of a card share it.
-        minor: of the card's file: 3 of /dev/nvidia3, which need not be its index.
-        pci_bus_id: as sysfs writes it: "0000:1b:00.0".
+        index: index of the card in nvidia-smi; the instances of a card share it.
+        minor: number of the card's device file: 3 for /dev/nvidia3. It may differ from the index.
+        pci_bus_id: address in the form of sysfs: "0000:1b:00.0".
         compute_capability: "9.0".
-        fabric: None where the driver knows none, and for MIG instances, which have no NVLink.
-        health: of the card; its MIG instances share it.
-        pci: what sysfs says of the card.
-        unlisted_pids: of `processes`, those whose numbers the driver reports and this container's list of processes
-            does not have, so that they may be anybody.
+        fabric: None if the driver does not report one, and for MIG instances, which do not have NVLink.
+        health: health of the card; its MIG instances share it.
+        pci: sysfs' report on the card.
+        unlisted_pids: those of `processes` that the driver reports and that this container's process list does not
+            have. Their identity is unknown.
     """
 
     index: int
@@ -169,7 +169,7 @@ class GpuFacts:
 
     @property
     def key(self) -> str:
-        """The strongest name that it has; stays the same between reads."""
+        """The strongest name of the GPU, stable between reads."""
         card = self.pci_bus_id or f"gpu {self.index}"
         part = f"/{self.mig.gpu_instance_id}/{self.mig.compute_instance_id}" if self.mig else ""
         return self.uuid or f"{card}{part}"
@@ -177,9 +177,9 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class GpuLink:
-    """What joins two GPUs, by their keys; `kind` as in nvidia-smi's matrix: NV18, PIX, PXB, PHB, NODE, SYS.
+    """The link between two GPUs, by their keys. `kind` as in nvidia-smi's matrix: NV18, PIX, PXB, PHB, NODE, SYS.
 
-    `bandwidth_bytes_per_s`: data one way, all `count` links together, where the driver tells a link's speed.
+    `bandwidth_bytes_per_s`: one-way bandwidth of all `count` links together, if the driver reports a link's speed.
     """
 
     a: str
@@ -191,14 +191,14 @@ class GpuLink:
 
 @dataclass(frozen=True)
 class TpuFacts:
-    """One TPU on the PCI bus: a chip, or on generations that show them apart, half of one.
+    """One TPU on the PCI bus: a chip, or half a chip on generations that list the halves separately.
 
     Attributes:
-        kind: as JAX names it, "TPU v5 lite"; None where the PCI id is not known or means several.
+        kind: JAX's name, "TPU v5 lite"; None if the PCI id is unknown or ambiguous.
         device_file: "/dev/accel0", "/dev/vfio/3".
-        processes: who has the device file open; None: could not look.
-        has_file: the device file is there; None: it has none.
-        pci: what sysfs says of it.
+        processes: processes that have the device file open; None: unknown.
+        has_file: the device file exists; None: the TPU does not have one.
+        pci: sysfs' report on the TPU.
     """
 
     pci_bus_id: str
@@ -218,14 +218,14 @@ class TpuFacts:
 
 @dataclass(frozen=True)
 class SliceFacts:
-    """What the environment says of the TPU slice that this host belongs to. Shapes in chips, [x, y, z].
+    """The TPU slice of this host, from the environment. Shapes in chips, [x, y, z].
 
     Attributes:
-        topology: of the whole slice.
-        chips_per_host: of each host.
-        hosts: how the hosts stand, in hosts.
-        wrap: which dimensions of the slice close to rings.
-        twisted: the slice is a twisted torus; None: not told.
+        topology: shape of the whole slice.
+        chips_per_host: shape of each host.
+        hosts: arrangement of the hosts, in hosts.
+        wrap: whether each dimension of the slice is a ring.
+        twisted: the slice is a twisted torus; None: not reported.
     """
 
     name: str | None = None
@@ -248,24 +248,25 @@ class DriverFacts:
 
 @dataclass(frozen=True)
 class KfdFacts:
-    """AMD's compute driver, by its device file. `holders`: who has it open; None: could not look, and found nobody."""
+    """AMD's compute driver, by its device file. `holders`: processes that have it open; None: unknown."""
 
     holders: tuple[Holder, ...] | None = None
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """Everything that one look at a host found.
+    """The facts of one probe of a host.
 
     Attributes:
         gpus: in NVML's order, which is that of PCI addresses; instances of a card by their slots.
         tpus: in the order of PCI addresses.
-        environment: variables that decide what JAX will see here, as the probe (and so the worker) has them.
-        problems: what should have been readable and was not.
-        refused: cards that are here and that nobody can use.
-        holders: who computes on a device now; None: could not look everywhere, and found nobody.
-        kernel_log: None: no NVIDIA card is here that it could tell of.
-        kfd: who has AMD's GPUs; None: its driver is not here.
+        environment: variables that decide JAX's devices on this host, from the probe, whose environment the worker
+            shares.
+        problems: sources that should be readable and were not.
+        refused: cards on this host that no process can use.
+        holders: processes that compute on a device; None: none found, and some processes could not be inspected.
+        kernel_log: None: this host does not have an NVIDIA card.
+        kfd: processes that have AMD's GPUs; None: AMD's driver is not loaded.
     """
 
     machine: MachineFacts
@@ -288,7 +289,7 @@ _HOST: TypeAdapter[HostFacts] = TypeAdapter(HostFacts)
 
 
 def build_json(facts: HostFacts) -> dict[str, Any]:
-    """Returns the facts as JSON values, which `parse_host_facts` takes back."""
+    """Returns the facts as JSON values for `parse_host_facts`."""
     document: dict[str, Any] = _HOST.dump_python(facts, mode="json")
     return document
 
@@ -297,35 +298,35 @@ def parse_host_facts(document: Mapping[str, Any]) -> HostFacts:
     """Returns the facts that `build_json` wrote.
 
     Raises:
-        pydantic.ValidationError: the document is no such thing.
+        pydantic.ValidationError: the document does not have this form.
     """
     return _HOST.validate_python(document)
 
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """What NVML says of one card.
+    """NVML's report on one card.
 
     Attributes:
-        error: the driver's own word that the card is lost, or must be reset; None: it said neither.
-        recovery: what the driver wants done: "GPU reset", …; "" for nothing; None: it does not say.
-        temperature_celsius: of the chip; `slowdown_` and `shutdown_celsius` are this card's own limits.
-        margin_celsius: how far it is from the limit that its clocks are kept by; `slowdown_` and
-            `shutdown_margin_celsius` are the margins, mostly below 0, at which the hardware slows it down and off.
-        slowdowns: why the clocks are held down; None: it does not say.
-        power_limit_watts: the most that it may draw now, of all limits; `power_default_watts` is as it was delivered.
-        uncorrectable_count: ECC errors that could not be corrected, since the driver was loaded or the card reset.
-        uncorrectable_lifetime_count: the same since the card was made.
+        error: the driver's report that the card is lost or must be reset; None: neither was reported.
+        recovery: the recovery action that the driver requests: "GPU reset", …; "" for none; None: not reported.
+        temperature_celsius: temperature of the chip; `slowdown_` and `shutdown_celsius` are this card's own limits.
+        margin_celsius: distance to the temperature limit that controls the clocks. `slowdown_` and
+            `shutdown_margin_celsius` are the margins, mostly below 0, at which the hardware slows down and shuts down.
+        slowdowns: why the clocks are reduced; None: not reported.
+        power_limit_watts: the power limit in effect, of all limits; `power_default_watts` is the factory default.
+        uncorrectable_count: uncorrectable ECC errors since the driver was loaded or the card was reset.
+        uncorrectable_lifetime_count: uncorrectable ECC errors since the card was made.
         remap_pending: a memory row will be remapped at the next reset.
-        remap_failed: a row could not be remapped: there is no spare left.
-        retirement_pending: likewise of memory pages, on cards before Ampere.
-        pcie_width, pcie_generation: of the link as it is now; `most_` is what card and slot can.
-        performance_state: 0 is the fastest, which a card at work takes.
+        remap_failed: a row could not be remapped, because no spare row is left.
+        retirement_pending: a memory page will be retired at the next reset, on cards before Ampere.
+        pcie_width, pcie_generation: current values of the link; `most_` is the maximum of card and slot.
+        performance_state: 0 is the fastest, which a busy card uses.
         is_computing: a process computes on it.
-        nvlinks_active: NVLinks that are up; None: it has none, or could not say.
+        nvlinks_active: NVLinks that are up; None: the card does not have NVLinks, or the number is unknown.
         nvlink_errors: counter → errors of all active links since the driver was loaded.
-        answers: required question (`nvml_questions`) → "answered", "absent" (the card has no such thing), or the name
-            of the error instead of an answer. A question that was not asked is not there.
+        answers: required question (`nvml_questions`) → "answered", "absent" (the card does not have the feature), or
+            the name of the error. Questions that were not asked are not listed.
     """
 
     error: str | None = None
@@ -357,10 +358,10 @@ class GpuHealth:
 
 @dataclass(frozen=True)
 class PciHealth:
-    """What sysfs says of one PCI function.
+    """Sysfs' report on one PCI function.
 
     Attributes:
-        width: lanes of the link as it is now; `most_width` is what the device and its slot both can.
+        width: current lanes of the link; `most_width` is the maximum that both the device and its slot support.
         fatal_count, nonfatal_count: uncorrectable errors that the kernel's AER driver has counted since boot.
     """
 
@@ -375,10 +376,10 @@ class Xid:
     """One XID: a line of the kernel log.
 
     Attributes:
-        pci_bus_id: of the card, as sysfs writes it.
+        pci_bus_id: address of the card in the form of sysfs.
         sequence: the record's number in the kernel log, which counts from boot.
-        age_s: how long ago it was written.
-        text: what the driver says after the number, without process id and name.
+        age_s: age of the record in seconds.
+        text: the driver's text after the number, without process id and name.
     """
 
     code: int
@@ -392,11 +393,11 @@ class Xid:
 
 @dataclass(frozen=True)
 class SXid:
-    """One SXID line of the kernel log: what the driver of an NVSwitch says. Fields as of `Xid`.
+    """One SXID line of the kernel log, from the driver of an NVSwitch. Other fields as in `Xid`.
 
     Attributes:
-        is_fatal: the driver's own word.
-        link: the NVLink of the switch that it is about; None: none, or all.
+        is_fatal: the driver's classification.
+        link: the affected NVLink of the switch; None: no link, or all links.
     """
 
     code: int
@@ -410,9 +411,9 @@ class SXid:
 
 @dataclass(frozen=True)
 class CardFailure:
-    """A line of the kernel log by which NVIDIA's driver says without an XID that a card cannot be used.
+    """A line of the kernel log in which NVIDIA's driver reports an unusable card without an XID.
 
-    Other fields as of `Xid`.
+    Other fields as in `Xid`.
 
     Attributes:
         pci_bus_id: None: the line does not name the card.
@@ -427,14 +428,14 @@ class CardFailure:
 
 @dataclass(frozen=True)
 class KernelLog:
-    """What was read of the kernel log.
+    """The result of reading the kernel log.
 
     Attributes:
-        xids, sxids, failures: those after the record that was asked for, oldest first.
-        last_sequence: of the newest record that was looked at; None: there was none.
-        error: why it could not be read; None: it was.
-        is_wanted: false: it was not to be read.
-        lost_count: records after the one that was asked for that the log had overwritten before they were read.
+        xids, sxids, failures: entries after the requested record, oldest first.
+        last_sequence: number of the newest record read; None: no record was read.
+        error: why the log could not be read; None: it was read.
+        is_wanted: false: reading was disabled.
+        lost_count: records after the requested record that were overwritten before they were read.
     """
 
     xids: tuple[Xid, ...] = ()

@@ -61,7 +61,7 @@ _RECOVERIES: Final[Mapping[int, str]] = {
     6: "reset the bus",
     7: "reboot the system",
 }
-"""NVML_GPU_RECOVERY_ACTION_…: what the driver asks for; it is what XID 154 tells."""
+"""NVML_GPU_RECOVERY_ACTION_…: the action that the driver requests, as in XID 154."""
 _OTHER_RECOVERY: Final = "see NVIDIA's documentation of the recovery action"
 
 POWER_BRAKE: Final = "hardware power brake"
@@ -71,22 +71,22 @@ _SLOWDOWNS: Final = (
     (0x20, "software thermal slowdown"),
 )
 _HARDWARE_SLOWDOWN: Final = 0x08
-"""nvmlClocksEventReason…: those that are no way to work. The power cap (0x04) is how a loaded card works."""
+"""nvmlClocksEventReason…: reasons that indicate a problem. The power cap (0x04) is normal for a loaded card."""
 
 _LINK_COUNTERS: Final[Mapping[str, int]] = {"replay": 0, "recovery": 1, "crc": 2}
 """NVML_NVLINK_ERROR_DL_REPLAY, …_RECOVERY, …_CRC_FLIT."""
 _ASKED_ELSEWHERE: Final = frozenset({"retirement_pending", "nvlink_errors"})
-"""Only of cards without remapped rows; of each link."""
+"""Questions asked elsewhere: only for cards without remapped rows, and for each link."""
 _ASKED: Final = [each.name for each in fields(GpuHealth) if each.name in QUESTIONS.keys() - _ASKED_ELSEWHERE]
 """Fields that a question of the same name fills."""
 
 
 def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) -> GpuHealth:
-    """Returns what the driver says now of one card, between nvmlInit and nvmlShutdown.
+    """Returns the driver's current report on one card. Call it between nvmlInit and nvmlShutdown.
 
     Args:
-        questions: those of this card.
-        handle: of the card.
+        questions: the questions of this card.
+        handle: NVML handle of the card.
         is_computing: a process computes on the card.
     """
 
@@ -114,7 +114,7 @@ def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) ->
 
 
 def _read_links(questions: Questions, handle: Any) -> tuple[int | None, dict[str, int]]:
-    """Returns the number of active NVLinks, None without any, and what each counter counts on all of them."""
+    """Returns the number of active NVLinks (None without NVLinks) and the sum of each counter over the links."""
     states = []
     for link in range(questions.nvml.NVML_NVLINK_MAX_LINKS):
         state = questions.ask_health("nvlink_state", handle, link, is_end=link > 0)
@@ -138,7 +138,7 @@ def _to_watts(milliwatts: int | None) -> float | None:
 
 
 def parse_slowdowns(mask: int | None) -> tuple[str, ...] | None:
-    """Returns why clocks are held down, of NVML's mask; the hardware's general word only where it says no cause."""
+    """Returns why clocks are reduced, from NVML's mask. The general hardware reason is used only without a cause."""
     if mask is None:
         return None
     causes = tuple(name for bit, name in _SLOWDOWNS if mask & bit)
@@ -146,11 +146,11 @@ def parse_slowdowns(mask: int | None) -> tuple[str, ...] | None:
 
 
 def find_listed_holders(listed: Sequence[DeviceProcess], used_bytes: int | None) -> tuple[DeviceProcess, ...] | None:
-    """Returns who holds a device, of a list that may not name all; None: somebody who is not on it may.
+    """Returns the holders of a device from a list that may be incomplete; None: an unlisted process may hold it.
 
     Args:
-        listed: whom the driver names to this reader.
-        used_bytes: of the device's memory, what the driver reserves left out.
+        listed: the processes that the driver reports to this reader.
+        used_bytes: memory in use on the device, without the driver's reserved memory.
     """
     if any(not process.own for process in listed):
         return tuple(listed)
@@ -162,10 +162,10 @@ def find_listed_holders(listed: Sequence[DeviceProcess], used_bytes: int | None)
 
 
 def drop_ambiguous_processes(facts: HostFacts) -> HostFacts:
-    """Returns what was read while the agent's worker was there, without naming the worker as somebody else.
+    """Returns facts read while the agent's worker ran, without listing the worker as another process.
 
-    A driver that counts by the host's numbers names it by one that is not to be told from a stranger's. Where it names
-    one process and no other, that may be the worker: nobody knows. Of several, one at least is somebody else.
+    A driver that reports the host's process ids reports the worker under an unknown id. A single unknown process may be
+    the worker, so that the holders are unknown. Of several, at least one is another process.
     """
     gpus = tuple(map(_drop_ambiguous, facts.gpus))
     if gpus == facts.gpus:
@@ -182,7 +182,7 @@ def _drop_ambiguous(gpu: GpuFacts) -> GpuFacts:
 _DEVICE_FILE: Final = re.compile(r"nvidia\d+")
 _COMPUTE_MODES: Final[Mapping[int, ComputeMode]] = {
     0: "default",
-    1: "exclusive_process",  # NVML_COMPUTEMODE_EXCLUSIVE_THREAD, which drivers since CUDA 8 treat as mode 3
+    1: "exclusive_process",  # NVML_COMPUTEMODE_EXCLUSIVE_THREAD, drivers since CUDA 8 treat it as mode 3
     2: "prohibited",
     3: "exclusive_process",
 }
@@ -197,14 +197,14 @@ _ARCHITECTURES: Final[Mapping[int, str]] = {
     9: "Hopper",
     10: "Blackwell",
 }
-"""NVML_DEVICE_ARCH_…; a newer one is None."""
+"""NVML_DEVICE_ARCH_…; newer architectures are None."""
 
 _MIG_ENABLED: Final = 1
 
 
 @dataclass(frozen=True)
 class NvidiaFacts:
-    """What NVML said. `is_blind`: device files of cards are here, and NVML says nothing."""
+    """NVML's facts. `is_blind`: device files of cards exist, but NVML does not report anything."""
 
     gpus: tuple[GpuFacts, ...] = ()
     links: tuple[GpuLink, ...] = ()
@@ -218,10 +218,10 @@ def read_nvidia(nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bo
     """Returns the GPUs of this host.
 
     Args:
-        nvml: the module `pynvml`, or what behaves like it; None: there is none.
-        here: where the PCI bus and device files are listed; cards in either without NVML are a problem.
-        table: names the processes that NVML lists, which may not be all, as in a container.
-        wants_health: False where only holders are asked for, and time is short.
+        nvml: the module `pynvml` or a replacement; None: not available.
+        here: roots of the PCI bus and device files. Cards found there without NVML are a problem.
+        table: names the processes that NVML lists. In a container it may not have all of them.
+        wants_health: False to read only the holders, when time is short.
     """
     if nvml is None:
         return _build_unreadable(here, "no_library", "the package nvidia-ml-py is not installed")
@@ -238,7 +238,7 @@ def read_nvidia(nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bo
 
 
 def _build_unreadable(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFacts:
-    """Returns no GPU; a host that has cards of its own all the same has a problem."""
+    """Returns facts without GPUs. If the host nevertheless has cards of its own, adds a problem."""
     cards = [card.address for card in read_bus(here)]
     files = _list_files(here)
     seen = cards or files
@@ -270,11 +270,11 @@ class _Reader:
         return Questions(self._nvml, whom, self._problems)
 
     def close(self) -> None:
-        """Lets NVML go."""
+        """Shuts NVML down."""
         self._driver.ask("shutdown")
 
     def read(self) -> NvidiaFacts:
-        """Returns everything."""
+        """Returns all facts."""
         driver = DriverFacts(
             version=to_text(self._driver.ask("driver_version")),
             cuda_version=parse_cuda_version(self._driver.ask("cuda_version")),
@@ -356,7 +356,7 @@ class _Reader:
         )
 
     def _read_common(self, questions: Questions, handle: Any, base: GpuFacts) -> GpuFacts:
-        """Returns what cards and MIG instances both have."""
+        """Returns the facts that cards and MIG instances share."""
         memory = questions.ask("memory", handle, self._nvml.nvmlMemory_v2)
         used_bytes = None if memory is None else int(memory.used)
         processes = self._read_processes(questions, handle, used_bytes)
@@ -376,14 +376,14 @@ class _Reader:
         running = questions.ask("processes", handle)
         if running is None:
             return None
-        # Of processes that share a GPU through MPS the list above may have the server alone.
+        # For processes that share a GPU through MPS, the list above may contain only the server.
         clients = questions.ask("mps_clients", handle)
         held = {process.pid: process.usedGpuMemory for process in (*(clients or ()), *running)}
         listed = tuple(self._table.describe(pid, size) for pid, size in held.items())
         return listed if self._table.is_whole else find_listed_holders(listed, used_bytes)
 
     def _read_instances(self, questions: Questions, card: GpuFacts, handle: Any) -> Iterator[GpuFacts]:
-        """Yields the MIG instances of a card; a card whose instances cannot be listed is refused."""
+        """Yields the MIG instances of a card. If the instances cannot be listed, the card is reported as refused."""
         slots = range(questions.ask("mig_slots", handle) or 0)
         handles = [questions.ask("mig_instance", handle, slot) for slot in slots]
         found = [each for each in handles if each is not None]
@@ -416,7 +416,7 @@ def parse_cuda_version(number: int | None) -> str | None:
 
 
 def parse_profile(name: str | None) -> str | None:
-    """Returns "3g.20gb" of a MIG instance's name "NVIDIA A100-SXM4-40GB MIG 3g.20gb"; None: it has none."""
+    """Returns "3g.20gb" from a MIG instance's name "NVIDIA A100-SXM4-40GB MIG 3g.20gb"; None without a profile."""
     return (name or "").partition(" MIG ")[2].strip() or None
 
 

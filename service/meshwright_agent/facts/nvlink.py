@@ -1,7 +1,7 @@
 """NVLinks and NVSwitch fabric of NVIDIA cards, and the link between two cards.
 
 Links to a switch join two cards only if both are in one working fabric: links can be active while no peer is reachable.
-A card with a link that cannot be read has no known links, because a count would be too low.
+If a link cannot be read, the links of its card are unknown, because a count would be too low.
 
 Sources: NVIDIA, NVML API Reference Guide, NvLink Methods; nvml.h of CUDA 13 (nvmlGpuFabricInfo_v2_t); Dstack-TEE/dstack
 pull request 1167 and NVIDIA/NVSentinel issue 883 (fabrics that are down behind active links).
@@ -22,7 +22,7 @@ from meshwright_agent.facts.nvml import Questions, to_text
 from meshwright_agent.facts.sysfs import parse_pci_address, read_text
 
 GPU, SWITCH = 0, 2
-"""NVML_NVLINK_DEVICE_TYPE_…: what is at the other end of a link. 1 is a POWER9 processor, 255 unknown."""
+"""NVML_NVLINK_DEVICE_TYPE_…: the device at the other end of a link. 1 is a POWER9 processor, 255 unknown."""
 _PROCESSOR: Final = 1
 _BRIDGE_CLASS: Final = "0x0680"
 """PCI class of NVSwitches: "other bridge"."""
@@ -34,8 +34,10 @@ _DATA_RATES: Final[Mapping[int, float]] = {
     26563: 25e9,
     53125: 50e9,
 }
-"""What NVML calls a link's speed, in MB/s, → what it carries one way, in bytes/s. NVML counts what the line code adds
-(66 bits for 64, later 17 for 16); a speed that is not here is taken as it is, such as NVLink 3's 25000.
+"""NVML's link speed, in MB/s, → data rate one way, in bytes/s.
+
+NVML includes the overhead of the line code (66 bits for 64, later 17 for 16). Speeds that are not listed, such as
+NVLink 3's 25000, are used unchanged.
 
 Source: NVIDIA's data sheets: P100 160 GB/s = 4 links × 2 ways × 20, V100 300 = 6 × 2 × 25, H100 900 = 18 × 2 × 25,
 B200 1800 = 18 × 2 × 50; `nvidia-smi nvlink -s` of these in bottlerocket pull request 4418 (26.562) and
@@ -51,7 +53,7 @@ _HEALTH_BITS: Final = (
     (4, "a route is unhealthy"),
     (6, "an access timeout is being recovered"),
 )
-"""Shift in the health mask → what its two bits mean when they are 1; 2 is well, 0 is not told."""
+"""Shift in the health mask → meaning of its two bits if they are 1. 2 is healthy, 0 is not reported."""
 _CONFIGURATION_SHIFT: Final = 8
 _CONFIGURATIONS: Final[Mapping[int, str]] = {
     2: "wrong system GUID",
@@ -74,12 +76,12 @@ class NvLinks:
 
 
 def count_nvlinks(a: str | None, links_a: NvLinks, b: str | None, links_b: NvLinks, *, switched: bool = True) -> int:
-    """Returns how many NVLinks join two cards: directly, else by switches, where the narrower side counts.
+    """Returns the number of NVLinks between two cards: direct links, else the smaller number of links to switches.
 
     Args:
-        a, b: PCI addresses; None: not known.
-        links_a, links_b: what each card has.
-        switched: whether links to switches lead from one to the other: `are_joined` of their fabrics.
+        a, b: PCI addresses; None: unknown.
+        links_a, links_b: links of each card.
+        switched: whether switches connect the cards: `are_joined` of their fabrics.
     """
     direct = min(links_a.to_cards.get(b or "", 0), links_b.to_cards.get(a or "", 0))
     through = min(links_a.to_switches, links_b.to_switches) if switched else 0
@@ -90,9 +92,9 @@ def leads_to_switch(remote: int | None, kind: str | None) -> bool:
     """Returns whether a link leads to a switch.
 
     Args:
-        remote: NVML's type of the other end; None: it does not say.
-        kind: PCI class of the other end as sysfs writes it; None: nothing is at its address on this host, as with
-            switches that a virtual machine does not see, or that stand in another tray of the rack.
+        remote: NVML's type of the other end; None: not reported.
+        kind: PCI class of the other end in the form of sysfs. None: this host does not have a device at the address, as
+            with switches hidden from a virtual machine or in another tray of the rack.
     """
     if remote in {GPU, SWITCH, _PROCESSOR}:
         return remote == SWITCH
@@ -100,18 +102,18 @@ def leads_to_switch(remote: int | None, kind: str | None) -> bool:
 
 
 def parse_link_rate(speed_mb_per_s: int) -> float | None:
-    """Returns bytes/s that one link carries one way; None for NVML's 0: not known."""
+    """Returns the one-way data rate of one link in bytes/s; None for NVML's 0, which means unknown."""
     return _DATA_RATES.get(speed_mb_per_s, speed_mb_per_s * 1e6) if speed_mb_per_s > 0 else None
 
 
 def parse_fabric(info: Any, status_text: str) -> FabricFacts | None:
-    """Returns what a card's registration with its fabric came to; None for a state that is not known.
+    """Returns the result of a card's registration with its fabric; None for an unknown state.
 
     Args:
-        info: as nvmlGpuFabricInfo_v2_t; a cluster whose uuid is all zero is none: the fabric is this box.
-        status_text: NVML's words for the status.
+        info: as nvmlGpuFabricInfo_v2_t. A cluster uuid of zeros means that the fabric is this host.
+        status_text: NVML's text of the status.
     """
-    name = _STATES.get(info.state & 0xFF)  # one byte in C, four in nvidia-ml-py: the others are padding
+    name = _STATES.get(info.state & 0xFF)  # one byte in C, four in nvidia-ml-py: the rest is padding
     if name is None:
         return None
     cluster = bytes(info.clusterUuid)
@@ -132,16 +134,16 @@ def _list_faults(health: int) -> Iterator[str]:
 
 
 def are_joined(a: FabricFacts | None, b: FabricFacts | None) -> bool:
-    """Returns whether switches lead from one card to another: both registered, and with no two different fabrics.
+    """Returns whether switches connect two cards: both are registered, and not with different fabrics.
 
-    Cards that know no registration (before Hopper) are joined by any switch.
+    Cards without registration (before Hopper) are connected by any switch.
     """
     domains = {fabric.domain for fabric in (a, b) if fabric and fabric.domain}
     return len(domains) < 2 and not any(fabric.is_down for fabric in (a, b) if fabric)
 
 
 def describe_fault(fabric: FabricFacts | None) -> str | None:
-    """Returns what is wrong with a card's fabric, as a sentence; None: nothing that is known."""
+    """Returns the fault of a card's fabric as a sentence; None without a known fault."""
     if fabric is None:
         return None
     if fabric.is_down:
@@ -154,16 +156,16 @@ def describe_fault(fabric: FabricFacts | None) -> str | None:
 
 
 _TOPOLOGY: Final[Mapping[int, str]] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvmlGpuTopologyLevel_t → the word of nvidia-smi's matrix; GPUs of one board (0) are behind one switch."""
+"""nvmlGpuTopologyLevel_t → the term of nvidia-smi's matrix. GPUs of one board (0) are behind one switch."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card while it is read.
+    """A card during a read.
 
     Attributes:
-        parts: what can be computed on: the card itself, or its MIG instances.
-        nvlinks: None: they are not known.
+        parts: the usable devices: the card itself, or its MIG instances.
+        nvlinks: None: unknown.
     """
 
     facts: GpuFacts
@@ -174,7 +176,7 @@ class Card:
 
 
 def read_fabric(questions: Questions, handle: Any) -> FabricFacts | None:
-    """Returns a card's registration with its fabric; one that is not well is a problem."""
+    """Returns a card's registration with its fabric. Adds a problem if the fabric has a fault."""
     build = getattr(questions.nvml, "c_nvmlGpuFabricInfo_v2_t", None)
     info = None if build is None else build()
     if info is None or questions.ask("fabric", handle, byref(info)) is None:
@@ -186,11 +188,11 @@ def read_fabric(questions: Questions, handle: Any) -> FabricFacts | None:
 
 
 def read_nvlinks(questions: Questions, handle: Any, sysfs: Path) -> NvLinks | None:
-    """Returns a card's active links; None where one could not be read, since a count would be too low.
+    """Returns a card's active links; None if a link could not be read, because the count would be too low.
 
     Args:
-        questions: those of this card.
-        handle: of the card.
+        questions: the questions of this card.
+        handle: NVML handle of the card.
         sysfs: where the PCI class of the other end of a link is read.
     """
     before = len(questions.problems)
@@ -216,7 +218,7 @@ def read_nvlinks(questions: Questions, handle: Any, sysfs: Path) -> NvLinks | No
 
 
 def read_link(questions: Questions, a: Card, b: Card) -> GpuLink | None:
-    """Returns what joins two cards; None where it is not known."""
+    """Returns the link between two cards; None if unknown."""
     if a.nvlinks is None or b.nvlinks is None:
         return None
     switched = are_joined(a.facts.fabric, b.facts.fabric)

@@ -1,4 +1,4 @@
-"""Questions to NVML: the list of all of them, and how each is asked. The only module that calls NVML.
+"""Questions to NVML: their list and their calls. The only module that calls NVML.
 
 A question that fails costs one field and is listed in `problems` or `answers`. A required question has `parts`: the
 health of these parts depends on its answer. Only "not supported" and a missing function mean that a card lacks the
@@ -33,7 +33,7 @@ _UNKNOWN: Final = 999
 Part = Literal["device", "thermal", "memory", "link"]
 
 ANSWERED, ABSENT = "answered", "absent"
-"""What became of a question: this, or the name of NVML's error."""
+"""The result of a question: one of these, or the name of NVML's error."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Question:
     """One question.
 
     Attributes:
-        function: of NVML.
-        parts: of the card, which are `unknown` without an answer; none: the question is not required.
-        arguments: those after the handle that are always the same.
-        field_id: the number of the field that nvmlDeviceGetFieldValues is asked for, one of 32 bits.
-        absent_on: errors that say that the card, or its driver, has no such thing.
+        function: name of the NVML function.
+        parts: parts of the card that are `unknown` without an answer; empty: the question is not required.
+        arguments: constant arguments after the handle.
+        field_id: number of a 32-bit field for nvmlDeviceGetFieldValues.
+        absent_on: errors which mean that the card or its driver does not have the feature.
     """
 
     function: str
@@ -72,7 +72,7 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "driver_version": _describe("nvmlSystemGetDriverVersion"),
     "cuda_version": _describe("nvmlSystemGetCudaDriverVersion_v2"),
     "shutdown": _describe("nvmlShutdown"),
-    # which card it is
+    # identity of the card
     "handle": Question("nvmlDeviceGetHandleByIndex", ("device",), absent_on=_EVERY_CARD_HAS_IT),
     "pci": Question("nvmlDeviceGetPciInfo", ("device",), absent_on=_EVERY_CARD_HAS_IT),
     "name": Question("nvmlDeviceGetName", ("device",), absent_on=_EVERY_CARD_HAS_IT),
@@ -83,7 +83,7 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "mig_instance": Question(  # a slot may be empty
         "nvmlDeviceGetMigDeviceHandleByIndex", ("device",), absent_on=frozenset({_NOT_FOUND, _INVALID_ARGUMENT})
     ),
-    # what describes it
+    # description
     "architecture": _describe("nvmlDeviceGetArchitecture"),
     "compute_capability": _describe("nvmlDeviceGetCudaComputeCapability"),
     "compute_mode": _describe("nvmlDeviceGetComputeMode"),
@@ -96,14 +96,14 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "nvlink_remote": _describe("nvmlDeviceGetNvLinkRemotePciInfo"),
     "nvlink_speed": _field(90),  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
     "ancestor": _describe("nvmlDeviceGetTopologyCommonAncestor"),
-    # how it is
+    # health
     "recovery": _field(230, "device"),  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
     "temperature_celsius": Question("nvmlDeviceGetTemperature", ("thermal",), (0,)),  # NVML_TEMPERATURE_GPU
     "slowdown_celsius": Question("nvmlDeviceGetTemperatureThreshold", ("thermal",), (1,)),
     "shutdown_celsius": Question("nvmlDeviceGetTemperatureThreshold", ("thermal",), (0,)),
     "margin_celsius": Question("nvmlDeviceGetMarginTemperature", ("thermal",)),
-    # NVML_FI_DEV_TEMPERATURE_…_TLIMIT, as `nvidia-smi` calls them: what Ada and later have in place of thresholds,
-    # which their drivers no longer promise to tell. An H100's slowdown is at −2 °C of margin (NVIDIA/NVSentinel#1371).
+    # NVML_FI_DEV_TEMPERATURE_…_TLIMIT, as `nvidia-smi` names them. Ada and later report them instead of thresholds,
+    # which their drivers may no longer report. An H100's slowdown is at −2 °C of margin (NVIDIA/NVSentinel#1371).
     "slowdown_margin_celsius": _field(194, "thermal"),
     "shutdown_margin_celsius": _field(193, "thermal"),
     "slowdowns": Question("nvmlDeviceGetCurrentClocksThrottleReasons", ("thermal",)),
@@ -120,29 +120,29 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "performance_state": Question("nvmlDeviceGetPerformanceState", ("link",)),
     "nvlink_state": Question("nvmlDeviceGetNvLinkState", ("link",)),
     "nvlink_errors": Question("nvmlDeviceGetNvLinkErrorCounter", ("link",)),
-    # a driver that is older than the version of the structure is one without the function
+    # a driver older than the structure's version counts as a driver without the function
     "fabric": Question("nvmlDeviceGetGpuFabricInfoV", ("link",), absent_on=_ABSENT | {_VERSION_MISMATCH}),
 }
 
 
 def name_error(nvml: Any, code: int) -> str:
-    """Returns the name of an error, as the module has it."""
+    """Returns the module's name of an error."""
     names = (name for name in dir(nvml) if name.startswith("NVML_ERROR_") and getattr(nvml, name) == code)
     return next(names, f"NVML error {code}")
 
 
 class Questions:
-    """Asks, and keeps what became of it: one for the driver, and one for each card.
+    """Calls NVML and records the results: one object for the driver, and one for each card.
 
     Args:
-        nvml: the module `pynvml`, or what behaves like it.
-        whom: who is asked, as problems name it.
-        problems: gets what failed and is a problem.
+        nvml: the module `pynvml` or a replacement.
+        whom: the subject of the questions, as named in problems.
+        problems: receives the failures that are problems.
 
     Attributes:
-        answers: required question → `ANSWERED`, `ABSENT`, or the name of an error; one asked several times has the
-            worst.
-        lost: the driver's word that the card is lost, or must be reset; None: it said neither.
+        answers: required question → `ANSWERED`, `ABSENT`, or the name of an error. A question asked several times has
+            the worst result.
+        lost: the driver's report that the card is lost or must be reset; None: neither was reported.
     """
 
     def __init__(self, nvml: Any, whom: str, problems: list[Problem]) -> None:
@@ -153,12 +153,12 @@ class Questions:
         self.lost: str | None = None
 
     def ask(self, name: str, *args: Any, is_end: bool = False) -> Any:
-        """Returns what NVML answers; None if it does not: a problem, unless the card has no such thing.
+        """Returns NVML's answer, or None. A missing answer is a problem unless the card does not have the feature.
 
         Args:
-            name: of the question.
-            args: the handle, and what is not always the same.
-            is_end: here "invalid argument" and "not supported" say that there are no more links.
+            name: name of the question.
+            args: the handle and the variable arguments.
+            is_end: "invalid argument" and "not supported" mark the end of the links.
         """
         answer, came, error = self._call(name, args, is_end=is_end)
         if came not in (ANSWERED, ABSENT):
@@ -166,11 +166,11 @@ class Questions:
         return answer
 
     def ask_health(self, name: str, *args: Any, is_end: bool = False) -> Any:
-        """Returns what NVML answers; None if it does not. A lost card is not asked again: each call may wait."""
+        """Returns NVML's answer, or None. A lost card is not asked again, because each call may block."""
         return None if self.lost else self._call(name, args, is_end=is_end)[0]
 
     def _call(self, name: str, args: tuple[Any, ...], *, is_end: bool) -> tuple[Any, str, str]:
-        """Returns the answer, what became of the question, and the error's words."""
+        """Returns the answer, the result of the question, and the error's text."""
         question = QUESTIONS[name]
         fields = () if question.field_id is None else ([question.field_id],)
         function = getattr(self.nvml, question.function, None)
@@ -188,7 +188,7 @@ class Questions:
             answer, error = (
                 (None, name_error(self.nvml, code)) if code else (ctypes.c_int32(answer[0].value.uiVal).value, "")
             )
-            absent_on |= {_INVALID_ARGUMENT}  # a driver that is older than the field does not know its number
+            absent_on |= {_INVALID_ARGUMENT}  # an older driver does not know the field's number
         if code in LOST:
             self.lost = LOST[code]
         if is_end and code in _END:
@@ -203,19 +203,19 @@ class Questions:
             self.answers[name] = came
 
     def add_problem(self, text: str, kind: ProblemKind = "unanswered") -> None:
-        """Keeps a problem."""
+        """Records a problem."""
         self.problems.append(Problem(kind, text))
 
 
 def to_text(value: Any) -> str | None:
-    """Returns what NVML gives as bytes or as text, by its release, as text."""
+    """Returns as text what NVML returns as bytes or text, depending on its release."""
     if value is None:
         return None
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def find_nvml() -> Any:
-    """Returns the module `pynvml` (package nvidia-ml-py); None where it is not installed."""
+    """Returns the module `pynvml` (package nvidia-ml-py); None if it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:

@@ -1,7 +1,6 @@
 """One probe of a host: reads every source once and joins the results into `HostFacts`.
 
-A source that fails costs its own facts only. Roots and NVML are arguments, so that recorded machines are read by the
-same code.
+A failed source loses only its own facts. Roots and NVML are arguments, so that the same code reads recorded machines.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ VARIABLES: Final = (
     "JAX_NUM_CPU_DEVICES",
     *tpu.VARIABLES,
 )
-"""Of the environment, only these leave the probe."""
+"""The only environment variables that the probe returns."""
 
 _NVIDIA_FILE: Final = re.compile(r"/dev/nvidia\d+")
 _NOTHING_OPEN: Final = OpenFiles({}, is_complete=True)
@@ -46,7 +45,7 @@ _NOTHING_OPEN: Final = OpenFiles({}, is_complete=True)
 
 @dataclass(frozen=True)
 class LogPlace:
-    """Where the kernel log is, and which record of which boot was seen last; None: none was."""
+    """The path of the kernel log, and the boot and number of the last record read; None: no record."""
 
     path: Path
     after: int | None = None
@@ -56,13 +55,13 @@ class LogPlace:
 def read_host_facts(
     roots: Roots, *, nvml: Any = None, log: LogPlace | None = None, wants_health: bool = True
 ) -> HostFacts:
-    """Returns what can be known of a host without touching a device.
+    """Returns the facts of a host that can be read without opening a device.
 
     Args:
-        roots: where its files are.
-        nvml: the module `pynvml`, or what behaves like it; None: there is none.
-        log: the kernel log; None: it is not looked at.
-        wants_health: False where only holders are asked for: the health of a card is many calls.
+        roots: roots of the host's files.
+        nvml: the module `pynvml` or a replacement; None: not available.
+        log: the kernel log; None: do not read it.
+        wants_health: False to read only the holders, because the health of a card takes many calls.
     """
     table = ProcessTable(roots.proc)
     machine = read_machine(roots)
@@ -94,17 +93,17 @@ def read_host_facts(
 
 
 def _find_openers(proc: Path, table: ProcessTable) -> tuple[Holder, ...] | None:
-    """Returns who has a card's file open, where no driver tells who computes; None: could not look everywhere."""
+    """Returns the processes that have a card's file open, for drivers that do not report processes; None: unknown."""
     opened = read_open_files(proc, lambda file: _NVIDIA_FILE.fullmatch(file) is not None)
     found = table.describe_holders(opened)
     return found if found or opened.is_complete else None
 
 
 def _read_log(roots: Roots, log: LogPlace | None, boot_id: str | None, *, has_cards: bool) -> KernelLog | None:
-    """Returns the XIDs since the last look of this boot; None where the host has no NVIDIA card and never had one.
+    """Returns the XIDs since the last read in this boot; None if the host never had an NVIDIA card.
 
     Args:
-        has_cards: the driver lists some, which a container's sysfs need not show.
+        has_cards: the driver lists cards, which a container's sysfs may not show.
     """
     has_cards = has_cards or any(card.kind.startswith(DISPLAY_CLASS) for card in read_pci_devices(roots.sysfs, NVIDIA))
     if not has_cards and (log is None or log.after is None):
@@ -123,9 +122,9 @@ def _find_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:
 
 
 def read_holders(roots: Roots, *, nvml: Any = None) -> tuple[Holder, ...] | None:
-    """Returns who holds a device in any way: computes on it, or only has its file open, as monitors do.
+    """Returns the processes that compute on a device or have its file open, as monitors do.
 
-    None: not every process could be looked at, and nobody was found.
+    None: no holder was found, and some processes could not be inspected.
     """
     facts = read_host_facts(roots, nvml=nvml, wants_health=False)
     computing = facts.holders

@@ -31,7 +31,7 @@ from meshwright_agent.facts.sysfs import (
 )
 
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
-"""The one that the kernel starts with. Source: Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO = 0xEFFFFFFC."""
+"""The initial PID namespace of the kernel. Source: Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO = 0xEFFFFFFC."""
 _PF_KTHREAD: Final = 0x00200000
 
 
@@ -41,14 +41,14 @@ class OpenFiles:
 
     Attributes:
         files: process id → device files, sorted.
-        is_complete: every process of the machine was looked at.
+        is_complete: every process of the machine was inspected.
     """
 
     files: Mapping[int, tuple[str, ...]]
     is_complete: bool
 
     def holders_of(self, file: str) -> tuple[int, ...] | None:
-        """Returns who has a file open; None where that cannot be said."""
+        """Returns the processes that have a file open; None if unknown."""
         found = tuple(pid for pid, files in self.files.items() if file in files)
         return found if found or self.is_complete else None
 
@@ -64,7 +64,7 @@ class ProcessTable:
         self.is_whole = shares_all_numbers(proc)
 
     def describe(self, pid: int, used_bytes: int | None = None) -> DeviceProcess:
-        """Returns what is known of a process; names are None for one that has gone or cannot be read."""
+        """Returns the description of a process. Names are None if the process has ended or cannot be read."""
         folder = self._proc / str(pid)
         return DeviceProcess(
             pid=pid,
@@ -76,18 +76,18 @@ class ProcessTable:
         )
 
     def describe_holders(self, opened: OpenFiles) -> tuple[Holder, ...]:
-        """Returns the processes that have files open, with these."""
+        """Returns the processes that have files open, with their files."""
         return tuple(build_holder(self.describe(pid), files) for pid, files in opened.files.items())
 
     def is_unlisted(self, pid: int) -> bool:
-        """Tells whether this is a container whose list of processes does not have a number that the driver reports."""
+        """Returns whether this is a container, and its process list does not have an id that the driver reports."""
         return not self.is_whole and not (self._proc / str(pid)).exists()
 
     def is_own(self, pid: int) -> bool:
-        """Tells whether a process is the agent, who started the reader, or descends from it."""
+        """Returns whether a process is the agent, which started the reader, or a descendant of the agent."""
         seen: set[int] = set()
         here: int | None = pid
-        while here is not None and here > 0 and here not in seen:  # the agent may be 1, of a container
+        while here is not None and here > 0 and here not in seen:  # in a container the agent may be process 1
             if here == self._agent:
                 return True
             seen.add(here)
@@ -103,21 +103,21 @@ class ProcessTable:
 
 
 def read_own_pid(proc: Path) -> str | None:
-    """Returns this process's id as this /proc counts, which may be a host's, seen from a container."""
+    """Returns this process's id in this /proc, which may be the host's /proc inside a container."""
     link = read_link(proc / "self")
     return str(link) if link else None
 
 
 def parse_parent(stat: str) -> int | None:
-    """Returns the parent's id of /proc/<pid>/stat, past a name that may hold blanks and brackets: proc(5)."""
+    """Returns the parent's id from /proc/<pid>/stat. Skips the name, which may contain blanks and brackets: proc(5)."""
     fields = stat.rpartition(")")[2].split()
     return parse_int(fields[1]) if len(fields) > 1 else None
 
 
 def parse_command(cmdline: str) -> str | None:
-    """Returns the program, and for Python the script or module, of /proc/<pid>/cmdline.
+    """Returns the program, and for Python the script or module, from /proc/<pid>/cmdline.
 
-    Other arguments are left out: they may hold secrets, and every client may read the answer.
+    Other arguments are omitted, because they may contain secrets, and every client may read the answer.
     """
     words = [word for word in cmdline.split("\0") if word]
     if not words:
@@ -131,9 +131,9 @@ def parse_command(cmdline: str) -> str | None:
 
 
 def read_open_files(proc: Path, is_wanted: Callable[[str], bool]) -> OpenFiles:
-    """Returns who has files open whose path is wanted; the reader itself is left out.
+    """Returns the processes that have wanted files open, without the reader itself.
 
-    Paths are those that each process sees, "/dev/vfio/0", also where the reader sees /dev elsewhere.
+    Paths are those of each process, such as "/dev/vfio/0", even if the reader's /dev has another path.
     """
     found: dict[int, tuple[str, ...]] = {}
     is_complete = is_whole_machine(proc)
@@ -151,31 +151,31 @@ def read_open_files(proc: Path, is_wanted: Callable[[str], bool]) -> OpenFiles:
 
 
 def is_whole_machine(proc: Path) -> bool:
-    """Tells whether this /proc lists all processes: only the machine's own list has the kernel's threads."""
+    """Returns whether this /proc lists all processes. Only the machine's own list has kernel threads."""
     return read_text(proc / "2/comm") == "kthreadd"
 
 
 def shares_all_numbers(proc: Path) -> bool:
-    """Tells whether the driver's list of processes is whole to this reader, and its numbers are those of this /proc.
+    """Returns whether the driver's process list is complete for this reader, with the ids of this /proc.
 
-    A driver lists whom the reader's PID namespace shows. Source: NVIDIA, open-gpu-kernel-modules, os_find_ns_pid; older
-    ones list nobody to a container (NVIDIA/nvidia-docker#179), or by the host's numbers.
+    A driver lists the processes in the reader's PID namespace. Source: NVIDIA, open-gpu-kernel-modules, os_find_ns_pid.
+    In a container, older drivers list no process (NVIDIA/nvidia-docker#179), or the host's ids.
     """
     namespace = read_link(proc / "self/ns/pid")
     return is_whole_machine(proc) if namespace is None else str(namespace) == _FIRST_PID_NAMESPACE
 
 
 def is_kernel_thread(folder: Path) -> bool:
-    """Tells whether a process is a kernel thread or has ended: neither has files.
+    """Returns whether a process is a kernel thread or has ended: neither has files.
 
-    By what the kernel says; an empty command line, which a process may give itself, only where it says nothing.
+    It uses the kernel's flags. Without them it uses an empty command line, which a process may set itself.
     """
     said = parse_fileless(read_text(folder / "stat") or "")
     return not read_text(folder / "cmdline") if said is None else said
 
 
 def parse_fileless(stat: str) -> bool | None:
-    """Returns whether /proc/<pid>/stat is of a kernel thread, or of a process that has ended; None: it does not say.
+    """Returns whether /proc/<pid>/stat is that of a kernel thread or an ended process; None: unknown.
 
     Source: proc_pid_stat(5), fields 3 (state) and 9 (flags); PF_KTHREAD of the kernel's include/linux/sched.h.
     """
@@ -185,7 +185,7 @@ def parse_fileless(stat: str) -> bool | None:
 
 
 def _read_links(folder: Path) -> list[str] | None:
-    """Returns where the links in a folder lead; None where it may not be read; nothing if it has gone."""
+    """Returns the targets of the links in a folder; None without permission; empty if the folder is gone."""
     try:
         links = list(folder.iterdir())
     except FileNotFoundError:
@@ -193,16 +193,16 @@ def _read_links(folder: Path) -> list[str] | None:
     except OSError:
         return None
     targets = [read_link(link) for link in links]
-    return [str(target) for target in targets if target is not None]  # others were closed in between
+    return [str(target) for target in targets if target is not None]  # other files were closed in between
 
 
 def build_holder(process: DeviceProcess, devices: Iterable[str]) -> Holder:
-    """Returns a process with what it holds: uuids of GPUs, or device files."""
+    """Returns a process with its held devices: uuids of GPUs, or device files."""
     return Holder(**process.model_dump(exclude={"used_bytes"}), devices=tuple(sorted(devices)))
 
 
 def merge_holders(holders: Iterable[Holder]) -> tuple[Holder, ...]:
-    """Returns one holder a process, with all that it holds."""
+    """Returns one holder per process, with all its devices."""
     merged: dict[int, Holder] = {}
     for holder in holders:
         known = merged.get(holder.pid)
@@ -212,13 +212,13 @@ def merge_holders(holders: Iterable[Holder]) -> tuple[Holder, ...]:
 
 
 def join_holders(*reads: tuple[Holder, ...] | None) -> tuple[Holder, ...] | None:
-    """Returns all holders that were found; None where none was, and one read could not look everywhere."""
+    """Returns all holders found; None if none was found and a read was incomplete."""
     found = merge_holders(holder for read in reads for holder in read or ())
     return found if found or None not in reads else None
 
 
 def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[Holder, ...] | None:
-    """Returns who computes on these devices; None where some could not be looked at and nobody was found."""
+    """Returns the processes that compute on these devices; None if none was found and some devices are unknown."""
     read = [(gpu.key, gpu.processes) for gpu in gpus] + [
         (chip.device_file or chip.key, chip.processes) for chip in tpus
     ]
@@ -227,22 +227,23 @@ def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[Ho
 
 
 _CONTAINER: Final = re.compile(r"(?:(?P<runtime>[a-z][a-z0-9-]*)[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?")
-"""docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>, libpod-<id>.scope, …:cri-containerd:<id>, the id alone."""
+"""docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>, libpod-<id>.scope, …:cri-containerd:<id>, or only the id."""
 _POD: Final = re.compile(
     r"(?:(?:[a-z]+-)?kubepods(?:-[a-z]+)?-)?pod"
     r"(?P<uid>[0-9a-f]{8}(?P<sep>[-_])[0-9a-f]{4}(?:(?P=sep)[0-9a-f]{4}){2}(?P=sep)[0-9a-f]{12}|[0-9a-f]{32})"
     r"(?:\.slice)?"
 )
-"""pod<uid>; with systemd kubepods-burstable-pod<uid>.slice, dashes as underscores. Static pods have 32 digits alone."""
+"""pod<uid>; with systemd kubepods-burstable-pod<uid>.slice, dashes as underscores. Static pods have only 32 digits."""
 _SLURM: Final = re.compile(r"slurm(?:_.*)?|(?:.*_)?slurmstepd\.scope")
 _JOB: Final = re.compile(r"job_(\d{1,20})")
 _MONITOR: Final = "conmon"
-"""crio-conmon-<id>.scope and libpod-conmon-<id>.scope hold the monitor of a container, which is outside of it."""
+"""crio-conmon-<id>.scope and libpod-conmon-<id>.scope hold the monitor of a container, which runs outside the
+container."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a process belongs. `job`: "slurm 4711"."""
+    """The pod, container or job of a process. `job`: "slurm 4711"."""
 
     container: str | None = None
     pod_uid: str | None = None
@@ -250,7 +251,7 @@ class Placement:
 
 
 def parse_cgroup(text: str) -> Placement:
-    """Returns what /proc/<pid>/cgroup says: a line a hierarchy (v1), or one (v2). The first that says it counts."""
+    """Returns the placement from the first match in /proc/<pid>/cgroup: a line per hierarchy (v1), or one line (v2)."""
     places = [_parse_path(path.removesuffix(" (deleted)").split("/")) for _, path in parse_hierarchies(text)]
     return Placement(
         container=next((place.container for place in places if place.container), None),
@@ -260,7 +261,7 @@ def parse_cgroup(text: str) -> Placement:
 
 
 def _parse_path(names: list[str]) -> Placement:
-    # containerd with the systemd driver but no systemd writes one name: <slice>:cri-containerd:<id>
+    # containerd with the systemd driver but without systemd writes one name: <slice>:cri-containerd:<id>
     parts = [part for name in names for part in _split_name(name)]
     containers = [found["id"] for part in parts if (found := _match_container(part))]
     pods = [found["uid"].replace("_", "-") for part in parts if (found := _POD.fullmatch(part))]
@@ -291,7 +292,7 @@ _FILES: Final = re.compile(rf"{KFD}|/dev/dri/renderD\d+")
 
 
 def read_kfd(sysfs: Path, proc: Path, dev: Path, table: ProcessTable) -> KfdFacts | None:
-    """Returns who has /dev/kfd open, with the cards' files beside it; None: there is no such file."""
+    """Returns the processes that have /dev/kfd open, with the cards' files; None without /dev/kfd."""
     if not (dev / Path(KFD).name).exists():
         return None
     opened = read_open_files(proc, lambda file: _FILES.fullmatch(file) is not None)
@@ -301,7 +302,7 @@ def read_kfd(sysfs: Path, proc: Path, dev: Path, table: ProcessTable) -> KfdFact
 
 
 def list_computing(sysfs: Path) -> tuple[str, ...] | None:
-    """Returns the process numbers that the kernel lists for /dev/kfd; None: it does not tell."""
+    """Returns the process ids that the kernel lists for /dev/kfd; None: not reported."""
     try:
         return tuple(sorted(folder.name for folder in (sysfs / "class/kfd/kfd/proc").iterdir()))
     except OSError:
@@ -309,7 +310,7 @@ def list_computing(sysfs: Path) -> tuple[str, ...] | None:
 
 
 _UNLIMITED_BYTES: Final = 1 << 60
-"""cgroup v1 writes "no limit" as the largest page-aligned number; anything near it is no limit."""
+"""cgroup v1 writes "no limit" as the largest page-aligned number. Values near it mean no limit."""
 
 _CONTAINER_MARKS: Final = (
     ("kubepods", "kubernetes"),
@@ -319,11 +320,11 @@ _CONTAINER_MARKS: Final = (
     ("containerd", "containerd"),
     ("/lxc", "lxc"),
 )
-"""What a cgroup path, or the options of the root mount, hold inside a container. Most specific first."""
+"""Marks of a container in a cgroup path or in the options of the root mount. Most specific first."""
 
 
 def read_machine(roots: Roots) -> MachineFacts:
-    """Returns what the machine is and runs; of this process's container, what it can see."""
+    """Returns the machine and its operating system, as visible in this process's container."""
     kernel = roots.proc / "sys/kernel"
     return MachineFacts(
         name=read_text(kernel / "hostname") or "localhost",
@@ -339,7 +340,7 @@ def read_machine(roots: Roots) -> MachineFacts:
 
 
 def parse_os_release(text: str) -> str | None:
-    """Returns PRETTY_NAME of /etc/os-release. Source: os-release(5)."""
+    """Returns PRETTY_NAME from /etc/os-release. Source: os-release(5)."""
     for line in text.splitlines():
         name, _, value = line.partition("=")
         if name.strip() == "PRETTY_NAME":
@@ -348,7 +349,7 @@ def parse_os_release(text: str) -> str | None:
 
 
 def parse_container(environ: Mapping[str, str], cgroup: str, mountinfo: str) -> str | None:
-    """Returns the container runtime that environment, cgroup or root mount give away; None: none seen."""
+    """Returns the container runtime, from environment, cgroup or root mount; None if not detected."""
     if "KUBERNETES_SERVICE_HOST" in environ:
         return "kubernetes"
     if environ.get("container"):  # set by podman and systemd-nspawn for their first process
@@ -358,7 +359,7 @@ def parse_container(environ: Mapping[str, str], cgroup: str, mountinfo: str) -> 
 
 
 def read_cpu(roots: Roots) -> CpuFacts:
-    """Returns processors and memory, and what of both this process may use."""
+    """Returns processors and memory, and the share that this process may use."""
     info = parse_fields(read_text(roots.proc / "cpuinfo") or "")
     memory = parse_fields(read_text(roots.proc / "meminfo") or "")
     topology = _read_topology(roots.sysfs)
@@ -388,7 +389,7 @@ def _bound(available: int | None, limit: int | None, used: int | None) -> int | 
 
 
 def _read_topology(sysfs: Path) -> list[tuple[str, str]]:
-    """Returns (package, threads of the core) of each CPU; none where the kernel does not say."""
+    """Returns (package, threads of the core) of each CPU; empty if the kernel does not report them."""
     found = []
     for cpu in list_folder(sysfs / "devices/system/cpu"):
         package = read_text(cpu / "topology/physical_package_id")
@@ -399,7 +400,7 @@ def _read_topology(sysfs: Path) -> list[tuple[str, str]]:
 
 
 def read_usable_threads(roots: Roots) -> int | None:
-    """Returns whole threads that affinity and quota leave this process, rounded down; None: not known."""
+    """Returns whole threads that affinity and quota allow this process, rounded down; None: unknown."""
     status = parse_fields(read_text(roots.proc / "self/status") or "")
     allowed = len(parse_cpu_list(status.get("Cpus_allowed_list", "")))
     online = len(parse_cpu_list(read_text(roots.sysfs / "devices/system/cpu/online") or ""))
@@ -409,7 +410,7 @@ def read_usable_threads(roots: Roots) -> int | None:
 
 
 def read_memory_limit(roots: Roots) -> tuple[int | None, int | None]:
-    """Returns (limit, used) in bytes of the tightest cgroup around this process; two None without a limit."""
+    """Returns (limit, used) in bytes of the strictest cgroup of this process; two None without a limit."""
     found = [
         (limit, _read_first(folder, "memory.current", "memory.usage_in_bytes"))
         for folder in _cgroup_folders(roots, "memory")
@@ -420,7 +421,7 @@ def read_memory_limit(roots: Roots) -> tuple[int | None, int | None]:
 
 
 def _read_quota(folder: Path) -> float | None:
-    """Returns CPUs that a cgroup may use. Source: Linux, cgroup-v2.rst (cpu.max), sched-bwc.rst (v1)."""
+    """Returns the number of CPUs that a cgroup may use. Source: Linux, cgroup-v2.rst (cpu.max), sched-bwc.rst (v1)."""
     text = read_text(folder / "cpu.max")
     if text is not None:
         return parse_quota(text)
@@ -429,11 +430,11 @@ def _read_quota(folder: Path) -> float | None:
 
 
 _MOST_US: Final = 2**63
-"""The kernel's own numbers are smaller: cgroup's quota and period are 64 bits wide."""
+"""Upper bound of the kernel's numbers: cgroup's quota and period are 64 bits wide."""
 
 
 def parse_quota(text: str) -> float | None:
-    """Returns CPUs of "<quota> <period>" in microseconds; None for "max …", −1, or anything else."""
+    """Returns the CPUs of "<quota> <period>" in microseconds; None for "max …", −1, or anything else."""
     words = text.split()
     quota, period = (parse_int(words[0]), parse_int(words[1])) if len(words) == 2 else (None, None)
     if quota is None or period is None:
@@ -446,7 +447,7 @@ def _read_first(folder: Path, *names: str) -> int | None:
 
 
 def _cgroup_folders(roots: Roots, controller: str) -> Iterator[Path]:
-    """Yields this process's cgroup and those around it, to the root of the mount, where a container is."""
+    """Yields this process's cgroup and its parents, up to the root of the mount."""
     mount = roots.sysfs / "fs/cgroup"
     for hierarchy, path in parse_hierarchies(read_text(roots.proc / "self/cgroup") or ""):
         if hierarchy and controller not in hierarchy.split(","):
@@ -457,7 +458,7 @@ def _cgroup_folders(roots: Roots, controller: str) -> Iterator[Path]:
 
 
 def parse_hierarchies(text: str) -> tuple[tuple[str, str], ...]:
-    """Returns (controllers, path) of each line of /proc/<pid>/cgroup: of v2 the controllers are "".
+    """Returns (controllers, path) of each line of /proc/<pid>/cgroup. For v2 the controllers are "".
 
     Source: cgroups(7), "/proc/pid/cgroup": lines "id:controllers:path", v2 with id 0 and no controllers.
     """

@@ -23,20 +23,20 @@ from meshwright.topology.chips import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts.model import NumaFacts, PciHealth, ProblemKind, RefusedCard
 
 _LARGEST_CPU: Final = 1 << 16
-"""No kernel numbers more CPUs: CONFIG_NR_CPUS is at most 8,192."""
+"""Above the CPU numbers of any kernel: CONFIG_NR_CPUS is at most 8,192."""
 
 
 def may_open(file: Path) -> bool:
-    """Tells whether this process may read and write a device, without opening it."""
+    """Returns whether this process may read and write a device, without opening it."""
     return os.access(file, os.R_OK | os.W_OK)
 
 
 @dataclass(frozen=True)
 class Roots:
-    """Where a host's files are, so that a recorded machine, or one seen from a container, reads the same way.
+    """Roots of a host's files, so that recorded machines and hosts seen from a container are read the same way.
 
-    `machine` is what uname says, for kernels that do not tell it in /proc (before 6.1). `is_container`: this process is
-    in one, into whose own /dev NVML looks.
+    `machine` is the value of uname, for kernels that do not report it in /proc (before 6.1). `is_container`: this
+    process is in a container; NVML uses the container's own /dev.
     """
 
     root: Path = Path("/")
@@ -47,28 +47,28 @@ class Roots:
 
     @property
     def sysfs(self) -> Path:
-        """Where the kernel tells of devices."""
+        """The root of the kernel's device facts."""
         return self.root / "sys"
 
     @property
     def proc(self) -> Path:
-        """Where it tells of processes."""
+        """The root of the kernel's process facts."""
         return self.root / "proc"
 
     @property
     def dev(self) -> Path:
-        """Where device files are."""
+        """The root of device files."""
         return self.root / "dev"
 
     @property
     def etc(self) -> Path:
-        """Where the system says what it is."""
+        """The root of the system's configuration."""
         return self.root / "etc"
 
 
 @dataclass(frozen=True)
 class PciDevice:
-    """One function on the PCI bus. Ids as sysfs writes them: device "0x2330", class "0x030200"."""
+    """One function on the PCI bus. Ids in the form of sysfs: device "0x2330", class "0x030200"."""
 
     address: str
     device: str
@@ -77,7 +77,7 @@ class PciDevice:
 
 
 def read_text(path: Path) -> str | None:
-    """Returns a file's text without white space around it; None where it cannot be read."""
+    """Returns a file's text without surrounding white space; None if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip("\0 \t\r\n")
     except OSError:
@@ -85,7 +85,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
-    """Returns the decimal number in a file; None where it cannot be read or is none."""
+    """Returns the decimal number in a file; None if it cannot be read or is not a number."""
     return parse_int(read_text(path))
 
 
@@ -98,7 +98,7 @@ def parse_int(text: str | None) -> int | None:
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """Returns the "name: value" lines of a text such as /proc/meminfo; of a doubled name, the first."""
+    """Returns the "name: value" lines of a text such as /proc/meminfo. Of duplicates, the first counts."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, colon, value = line.partition(":")
@@ -108,14 +108,14 @@ def parse_fields(text: str) -> dict[str, str]:
 
 
 def parse_kib(text: str | None) -> int | None:
-    """Returns bytes of "16331752 kB", which means KiB; None for anything else."""
+    """Returns the bytes of "16331752 kB", which means KiB; None for anything else."""
     words = (text or "").split()
     number = parse_int(words[0]) if len(words) == 2 and words[1] == "kB" else None
     return None if number is None or number < 0 else number * 1024
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Returns the numbers in a kernel list such as "0-3,8"; those of an entry that is none are left out.
+    """Returns the numbers in a kernel list such as "0-3,8", without invalid entries.
 
     Source: Documentation/admin-guide/cputopology.rst.
     """
@@ -129,7 +129,7 @@ def _parse_range(entry: str) -> Iterable[int]:
 
 
 def parse_pci_address(text: str) -> str:
-    """Returns a PCI address as sysfs writes it: "00000000:1B:00.0" (NVML) → "0000:1b:00.0"."""
+    """Returns a PCI address in the form of sysfs: "00000000:1B:00.0" (NVML) → "0000:1b:00.0"."""
     domain, _, rest = text.strip().lower().partition(":")
     short = f"{int(domain, 16):04x}" if domain and set(domain) <= set("0123456789abcdef") else domain
     return f"{short}:{rest}"
@@ -146,13 +146,13 @@ def read_pci_devices(sysfs: Path, vendor: str) -> tuple[PciDevice, ...]:
 
 
 def read_numa_node(path: Path) -> int | None:
-    """Returns the NUMA node of a PCI device's folder; None where the firmware told none (the kernel's −1)."""
+    """Returns the NUMA node of a PCI device's folder; None if the firmware did not report one (the kernel's −1)."""
     node = read_int(path / "numa_node")
     return None if node is None or node < 0 else node
 
 
 def read_pcie_root(path: Path) -> str | None:
-    """Returns the PCIe root complex above a device, "pci0000:17", as DRA drivers name it; None: not known."""
+    """Returns the PCIe root complex above a device, "pci0000:17", as DRA drivers name it; None: unknown."""
     try:
         parts = path.resolve(strict=True).parts
     except OSError:
@@ -161,7 +161,7 @@ def read_pcie_root(path: Path) -> str | None:
 
 
 def read_numa_nodes(sysfs: Path) -> tuple[NumaFacts, ...]:
-    """Returns the NUMA nodes, by number; none where the kernel knows none."""
+    """Returns the NUMA nodes, by number; empty if the kernel does not report any."""
     folder = sysfs / "devices/system/node"
     names = (path.name.removeprefix("node") for path in list_folder(folder) if path.name.startswith("node"))
     numbers = sorted(number for name in names if (number := parse_int(name)) is not None)
@@ -179,7 +179,7 @@ def _read_node(node: int, path: Path) -> NumaFacts:
 
 
 def parse_distances(text: str | None) -> tuple[int, ...] | None:
-    """Returns a node's distances, "10 21" → (10, 21); None where the text is none.
+    """Returns a node's distances, "10 21" → (10, 21); None if the text is not valid.
 
     Source: Documentation/ABI/stable/sysfs-devices-node.
     """
@@ -189,7 +189,7 @@ def parse_distances(text: str | None) -> tuple[int, ...] | None:
 
 
 def read_link(path: Path) -> Path | None:
-    """Returns where a link leads; None where there is no link, or it cannot be read."""
+    """Returns the target of a link; None if the link does not exist or cannot be read."""
     try:
         return path.readlink()
     except OSError:
@@ -197,7 +197,7 @@ def read_link(path: Path) -> Path | None:
 
 
 def list_folder(path: Path) -> list[Path]:
-    """Returns what is in a folder, by name; nothing where it cannot be read."""
+    """Returns the entries of a folder, by name; empty if it cannot be read."""
     try:
         return sorted(path.iterdir())
     except OSError:
@@ -205,10 +205,10 @@ def list_folder(path: Path) -> list[Path]:
 
 
 def read_pci_health(path: Path) -> PciHealth | None:
-    """Returns what sysfs says of a PCI function's health; None where it says nothing.
+    """Returns sysfs' report on a PCI function's health; None without a report.
 
     Args:
-        path: its folder below /sys/bus/pci/devices.
+        path: the function's folder below /sys/bus/pci/devices.
     """
     health = PciHealth(
         width=_read_width(path / "current_link_width"),
@@ -220,7 +220,7 @@ def read_pci_health(path: Path) -> PciHealth | None:
 
 
 def _read_most_width(path: Path) -> int | None:
-    """Returns the lanes that device and slot both have: a wide card in a narrow slot is no fault."""
+    """Returns the lanes that device and slot both have, because a wide card in a narrow slot is not a fault."""
     try:
         slot = path.resolve(strict=True).parent
     except OSError:
@@ -230,13 +230,13 @@ def _read_most_width(path: Path) -> int | None:
 
 
 def _read_width(path: Path) -> int | None:
-    """Returns a number of lanes; None for 0 and 255, with which virtual and vanished devices answer."""
+    """Returns a number of lanes; None for 0 and 255, which virtual and vanished devices report."""
     width = read_int(path)
     return None if width is None or not 0 < width < 255 else width
 
 
 def parse_aer_total(text: str | None) -> int | None:
-    """Returns the total of an AER file, its line "TOTAL_ERR_FATAL 2"; None where there is none."""
+    """Returns the total of an AER file, from its line "TOTAL_ERR_FATAL 2"; None without the line."""
     for line in reversed((text or "").splitlines()):
         name, _, number = line.strip().rpartition(" ")
         if name.startswith("TOTAL_ERR_"):
@@ -246,7 +246,7 @@ def parse_aer_total(text: str | None) -> int | None:
 
 _DRIVER: Final = "nvidia"
 _COMPUTE_CLASS: Final = "0x0302"
-"""3D controllers: cards without a display, which are there to compute."""
+"""3D controllers: cards without a display, for computation."""
 _DEVICE_FILE: Final = re.compile(r"nvidia\d+")
 _NO_PERMISSION, _LIBRARY_NOT_FOUND, _LIBRARY_MISMATCH = 4, 12, 18
 """NVML_ERROR_NO_PERMISSION, …_LIBRARY_NOT_FOUND, …_LIB_RM_VERSION_MISMATCH."""
@@ -254,7 +254,7 @@ _NO_PERMISSION, _LIBRARY_NOT_FOUND, _LIBRARY_MISMATCH = 4, 12, 18
 
 @dataclass(frozen=True)
 class BusCard:
-    """A card that is nobody else's. `driver`: None: none has it; `minor`: N of /dev/nvidiaN, as the driver says."""
+    """A card that no other driver has. `driver`: None without a driver. `minor`: N of /dev/nvidiaN, by the driver."""
 
     address: str
     kind: str
@@ -263,7 +263,7 @@ class BusCard:
 
     @property
     def computes(self) -> bool:
-        """True where the driver has it, or it is there for nothing else; a display alone is no accelerator."""
+        """True if the driver has the card, or its class is compute only. A display card is not an accelerator."""
         return self.driver is not None or self.kind.startswith(_COMPUTE_CLASS)
 
 
@@ -283,18 +283,18 @@ def read_bus(here: Roots) -> tuple[BusCard, ...]:
 
 
 def classify_silence(cards: Iterable[BusCard], here: Roots, error: int) -> ProblemKind:
-    """Returns what it means that NVML tells of no card at all.
+    """Returns the cause when NVML does not list any card.
 
     Args:
-        cards: those on the bus.
-        here: where they were looked for.
-        error: NVML's.
+        cards: the cards on the bus.
+        here: roots of the search.
+        error: NVML's error.
     """
     accelerators = [card for card in cards if card.computes]
     if not accelerators or error == _NO_PERMISSION:
         return "unreadable"
     if not (any(card.driver for card in accelerators) or (here.sysfs / "module" / _DRIVER).exists()):
-        return "driver_down"  # sysfs tells of the machine's modules, in containers too
+        return "driver_down"  # sysfs lists the machine's modules, in containers too
     files = [file for file in list_folder(here.dev) if _DEVICE_FILE.fullmatch(file.name)]
     if not any(map(here.may_open, files)):
         return "unreadable"
@@ -306,14 +306,14 @@ def classify_silence(cards: Iterable[BusCard], here: Roots, error: int) -> Probl
 def find_refused(
     cards: Sequence[BusCard], listed: Iterable[str | None], refusals: Sequence[tuple[int, str]], here: Roots
 ) -> tuple[RefusedCard, ...]:
-    """Returns the cards that are here and that the driver does not let anybody use.
+    """Returns the cards on this host that the driver does not let any process use.
 
     Args:
-        cards: those on the bus.
-        listed: the addresses of those that NVML gives a handle for; with one that is not known, others may be it.
-        refusals: (index, reason) of those that NVML counts and that cannot be read, which is a fault wherever this
-            runs: what is hidden from a container or a job is not counted.
-        here: where they were looked for.
+        cards: the cards on the bus.
+        listed: addresses of the cards with an NVML handle. If one address is unknown, any card may be that one.
+        refusals: (index, reason) of cards that NVML counts and that cannot be read. This is always a fault, because
+            NVML does not count cards that are hidden from a container or job.
+        here: roots of the search.
     """
     known = set(listed)
     absent = [card for card in cards if card.driver and card.address not in known] if None not in known else []

@@ -1,7 +1,7 @@
-"""TPUs from the PCI bus and the environment. No device file is opened: only one process may have it open.
+"""TPUs from the PCI bus and the environment. Does not open device files, because only one process may open each.
 
-Rule: what the bus does not show and no variable says is None. Knows neither JAX's order of devices nor
-coordinates: those are joined in the view.
+Rule: facts that neither the bus nor a variable reports are None. This module does not know JAX's device order or
+coordinates. The host view adds them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_chips(sysfs: Path) -> tuple[TpuFunction, ...]:
 
 
 def read_device_file(path: Path) -> str | None:
-    """Returns the device file of a PCI function: of the accel driver, else of its VFIO group; else None."""
+    """Returns the device file of a PCI function: that of the accel driver, else of its VFIO group, else None."""
     accel = [node.name for node in list_folder(path / "accel") if node.name.startswith("accel")]
     if accel:
         return f"/dev/{accel[0]}"
@@ -72,7 +72,7 @@ def read_device_file(path: Path) -> str | None:
 def read_tpus(
     chips: tuple[TpuFunction, ...], slice_: SliceFacts, open_files: OpenFiles, table: ProcessTable, dev: Path
 ) -> tuple[TpuFacts, ...]:
-    """Returns the TPUs with what sysfs says of them and who holds them."""
+    """Returns the TPUs with sysfs' report and the holders."""
     return tuple(
         TpuFacts(
             pci_bus_id=chip.device.address,
@@ -94,12 +94,12 @@ def _describe(file: str | None, open_files: OpenFiles, table: ProcessTable) -> t
 
 
 def parse_kind(accelerator_type: str | None) -> str | None:
-    """Returns the kind that an accelerator type means where the PCI id means two: "v3-8" → "TPU v3"."""
+    """Returns the kind of an accelerator type, for an ambiguous PCI id: "v3-8" → "TPU v3"."""
     return next((kind for start, kind in _TYPE_KINDS if (accelerator_type or "").startswith(start)), None)
 
 
 def parse_slice(environ: Mapping[str, str]) -> SliceFacts:
-    """Returns what the environment says of the slice; what it does not say, or says wrongly, is None."""
+    """Returns the slice from the environment. Missing or wrong values are None."""
     hosts = parse_shape(environ.get("TPU_HOST_BOUNDS") or environ.get("TPU_PROCESS_BOUNDS"))
     names = [name for name in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip()]
     return SliceFacts(
@@ -117,7 +117,7 @@ def parse_slice(environ: Mapping[str, str]) -> SliceFacts:
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """Returns "2x4" or "2,4,1" as three sizes, (2, 4, 1); None for what is no shape of one to three."""
+    """Returns "2x4" or "2,4,1" as three sizes, (2, 4, 1); None unless it is a shape of one to three dimensions."""
     parts = [parse_int(part) for part in (text or "").replace("x", ",").split(",")]
     sizes = [size for size in parts if size is not None and size > 0]
     if len(sizes) != len(parts) or len(sizes) > 3:
@@ -126,14 +126,14 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def parse_flags(text: str | None) -> tuple[bool, ...] | None:
-    """Returns "true,true,false" as three truths; None for anything else."""
+    """Returns "true,true,false" as three booleans; None for anything else."""
     flags = [parse_flag(word) for word in (text or "").split(",")]
     known = tuple(flag for flag in flags if flag is not None)
     return known if len(known) == len(flags) == 3 else None
 
 
 def parse_flag(text: str | None) -> bool | None:
-    """Returns "true" or "false", in any case, as a truth; None for anything else."""
+    """Returns "true" or "false", in any letter case, as a boolean; None for anything else."""
     return {"true": True, "false": False}.get((text or "").strip().lower())
 
 

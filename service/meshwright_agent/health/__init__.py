@@ -1,1 +1,1 @@
-"""Health: the registry of components, the rules that judge probes, and what outlives a restart. No HTTP, no driver."""
+"""Health: the registry of components, the rules that evaluate probes, and state across restarts. No HTTP, no driver."""

@@ -1,11 +1,11 @@
-"""Events of health, and what must be remembered through restarts of the agent: states, faults, devices, counters.
+"""Health events, and the memory that survives restarts of the agent: states, faults, devices, counters.
 
-Each change of a state and each reported fault is an event: numbered, stored, and sent to listeners. Recording an event
-never waits: one task writes them; events that the store does not take are dropped and counted, and what must be
-remembered is written again. Listeners read the store, so that a slow one costs nothing.
+Each state change and each reported fault is an event: numbered, stored, and sent to listeners. Recording an event never
+waits, because one task writes them. Events that the store does not accept are dropped and counted. The memory is
+written again later. Listeners read the store, so that a slow listener does not use memory.
 
-A state holds until another is recorded for its component; a fault stands until the host is booted anew or an operator
-acknowledges it. A restart of the agent changes neither, and a boot changes no state.
+A state lasts until another state is recorded for its component. A fault lasts until the host reboots or an operator
+acknowledges it. A restart of the agent changes neither. A reboot does not change states.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fault:
-    """Something reported of a component that does not pass by itself.
+    """A reported fault of a component that does not clear by itself.
 
     Attributes:
         code: "xid_79".
-        at: when it was reported last.
-        count: how often.
+        at: when the fault was last reported.
+        count: number of reports.
     """
 
     component: str
@@ -49,10 +49,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class KnownDevice:
-    """A device that was seen here.
+    """A device that was seen on this host.
 
     Attributes:
-        key: its strongest name.
+        key: the device's strongest name.
     """
 
     key: str
@@ -62,7 +62,7 @@ class KnownDevice:
 
 @dataclass(frozen=True)
 class Standing:
-    """What was told of a component last, and since when that holds."""
+    """The last reported state of a component, and its start."""
 
     state: State
     since: AwareDatetime
@@ -70,19 +70,19 @@ class Standing:
 
 @dataclass
 class HealthMemory:
-    """What outlives a restart of the agent; written whole, by the history, when it has changed.
+    """The state that outlives a restart of the agent. The history writes it as a whole after a change.
 
     Attributes:
-        states: component → what was told of it last; not derived from events, since old ones are deleted.
-        wrong_results: device → what a bench computed wrongly on it, until one computes right.
-        boot_id: of the boot that faults, baselines and the place in the log belong to.
-        log_sequence: the newest record of the kernel log that was looked at.
-        faults: component → code → the fault that stands.
-        devices: key → the device that was seen here.
-        baselines: component → counter → how far it stood when it was first looked at, or acknowledged.
-        nvlinks: card → the most of its NVLinks that were up, in any boot: a reboot makes a lost link no new normal.
-            0 is an operator's word that it has none.
-        had_file: cards whose device file was here, likewise.
+        states: component → last reported state; not derived from events, because old events are deleted.
+        wrong_results: device → the wrong result of a bench, until a bench computes correctly.
+        boot_id: the boot of the faults, the baselines and the position in the log.
+        log_sequence: the newest record of the kernel log that was read.
+        faults: component → code → the active fault.
+        devices: key → the device that was seen on this host.
+        baselines: component → counter → its value at the first probe or the last acknowledgement.
+        nvlinks: card → the maximum number of its active NVLinks in any boot, so that a reboot does not hide a lost
+            link. 0: an operator confirmed that the card does not have NVLinks.
+        had_file: cards whose device file existed in any boot.
     """
 
     states: dict[str, Standing] = field(default_factory=dict)
@@ -96,10 +96,10 @@ class HealthMemory:
     had_file: set[str] = field(default_factory=set)
 
     def load(self, text: str) -> None:
-        """Takes what `dump` returned, in the place of what is here.
+        """Replaces the memory by the output of `dump`.
 
         Raises:
-            pydantic.ValidationError: the text is not such a document.
+            pydantic.ValidationError: the text does not have this form.
         """
         self.__dict__ |= _MEMORY.validate_json(text).__dict__
 
@@ -108,7 +108,7 @@ class HealthMemory:
         return _MEMORY.dump_json(self).decode()
 
     def record_boot(self, boot_id: str | None) -> bool:
-        """Takes the host's boot; returns whether it is another one, which ends counters, and faults by the caller."""
+        """Records the host's boot and returns whether it is new. A new boot ends counters; the caller ends faults."""
         before = self.boot_id
         if boot_id is None or boot_id == before:
             return False
@@ -118,17 +118,17 @@ class HealthMemory:
         return before is not None
 
     def add_fault(self, fault: Fault) -> None:
-        """Keeps a fault, counted with those of its code before it; the newest words count."""
+        """Adds a fault, counted with the earlier ones of its code. The newest text replaces the older."""
         faults = self.faults.setdefault(fault.component, {})
         before = faults.get(fault.code)
         faults[fault.code] = replace(fault, count=fault.count + (before.count if before else 0))
 
     def set_baseline(self, component: str, counter: str, value: int) -> None:
-        """Keeps how far a counter stands."""
+        """Stores the value of a counter."""
         self.baselines.setdefault(component, {})[counter] = value
 
     def forget_devices(self, keys: Iterable[str]) -> None:
-        """Forgets devices, and what their cards had: they are not expected here any more."""
+        """Forgets devices and the records of their cards, because they are no longer expected."""
         for key in keys:
             self.wrong_results.pop(f"device:{key}", None)
             self.devices.pop(key, None)
@@ -140,19 +140,19 @@ _MEMORY: Final = TypeAdapter(HealthMemory)
 
 
 TICK_S: Final = 1.0
-"""How often observations are checked for their age, which makes events as well."""
+"""Interval of the age checks of observations, which also create events."""
 
 
 class History:
     """Events of one host's health.
 
     Args:
-        store: where they are kept.
-        clock: tells the time.
+        store: stores the events.
+        clock: source of the time.
 
     Attributes:
-        memory: what must be remembered; written with the events when it has changed.
-        last_seq: the number of the newest event, whether or not it is stored yet.
+        memory: the state that survives restarts; written with the events when it has changed.
+        last_seq: the number of the newest event, stored or not.
     """
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
@@ -167,7 +167,7 @@ class History:
         self._is_closed = False
 
     async def recall(self) -> None:
-        """Continues where the agent before this one ended; comes before the first event.
+        """Restores the state of the previous agent. Call it before the first event.
 
         Raises:
             StoreUnavailableError: the store does not answer.
@@ -180,10 +180,10 @@ class History:
         except ValidationError as error:
             log.error("what was remembered of the host's health cannot be read and is forgotten: %s", error)
 
-    # noting
+    # recording
 
     def record_change(self, component: Component, before: State, at: datetime) -> None:
-        """Notes that a component has another state than before."""
+        """Records a state change of a component."""
         self._note(
             component=component.name,
             kind="state",
@@ -196,11 +196,11 @@ class History:
         )
 
     def record_fault(self, component: str, code: str, *, state: State, reason: str, action: str, at: datetime) -> None:
-        """Notes that driver or kernel reported something; `state` is the component's after it."""
+        """Records a fault reported by the driver or the kernel. `state` is the component's state after it."""
         self._note(component=component, kind="fault", code=code, state=state, reason=reason, action=action, at=at)
 
     def record_acknowledged(self, component: str, *, state: State, reason: str, at: datetime) -> None:
-        """Notes an operator's word."""
+        """Records an operator's acknowledgement."""
         self._note(component=component, kind="acknowledged", state=state, reason=reason, at=at)
 
     def _note(self, **fields: Any) -> None:
@@ -212,10 +212,10 @@ class History:
     # writing
 
     async def run(self, on_tick: Callable[[datetime], None]) -> None:
-        """Writes what is noted, for ever.
+        """Writes recorded events until cancelled.
 
         Args:
-            on_tick: called every second; what it finds out of date is an event.
+            on_tick: called every second; it records an event for each outdated observation.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -232,10 +232,10 @@ class History:
                 await asyncio.sleep(TICK_S)
 
     async def flush(self) -> None:
-        """Writes everything that waits.
+        """Writes all pending events and the memory.
 
         Raises:
-            StoreUnavailableError: the store does not take it: the events are dropped, what must be remembered stays.
+            StoreUnavailableError: the write failed. The events are dropped; the memory stays pending.
         """
         memory = self.memory.dump()
         if not self._waiting and memory == self._written:
@@ -254,7 +254,7 @@ class History:
         self._stored_seq = events[-1].seq if events else self._stored_seq
 
     def end_following(self) -> None:
-        """Ends the streams of listeners when they have everything: the agent shuts down."""
+        """Ends the streams of listeners after their last event, because the agent shuts down."""
         self._is_closed = True
         self._store.announce()
 
@@ -265,8 +265,8 @@ class History:
     ) -> HealthEvents:
         """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first.
 
-        `last_seq` is that of the newest stored event: a listener that continues from there misses none that is yet to
-        be written.
+        `last_seq` is that of the newest stored event. A listener that continues from there does not miss pending
+        events.
 
         Raises:
             StoreUnavailableError: the store does not answer.
@@ -285,9 +285,9 @@ class History:
         return HealthEvents(events=events, last_seq=max(stored, known, *seen))
 
     def follow(self, after: int, component: str | None = None) -> AsyncGenerator[HealthEvent, None]:
-        """Returns events numbered above `after`: those that were, then those that come, until the agent stops.
+        """Returns events numbered above `after`: the stored ones, then new ones, until the agent stops.
 
-        A number that was never given here is of another history, whose file is gone: then all that there are.
+        A number above the newest event comes from a deleted history. Then all events are returned.
 
         Raises:
             StoreUnavailableError: as `list_events`.
@@ -302,7 +302,7 @@ def _build_event(event: HealthEvent) -> StoredEvent:
 
 
 def make_sendable(text: str) -> str:
-    """Returns the text; of a lone surrogate, as Python keeps a byte that is no UTF-8 (PEP 383), its escape."""
+    """Returns the text with lone surrogates escaped. Python uses these for bytes that are not UTF-8 (PEP 383)."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,9 @@
-"""The monitor of health: each probe of the host becomes findings, and findings become states in the registry.
+"""The health monitor: turns each probe of the host into findings, and findings into states of the registry.
 
-A device is known by its strongest name (uuid, PCI address, else its index), so that a lost one renames no other. The
-driver's report on a device stands until the next one, whatever JAX or a bench say of it; a wrong result is remembered
-until a right one; a worker that was released on purpose has not failed. MIG instances share the parts of their card.
+A device is identified by its strongest name (uuid, PCI address, else its index), so that a lost device does not rename
+others. The driver's report on a device lasts until the next one, regardless of reports from JAX or a bench. A wrong
+result is remembered until a correct one. A worker that was released on purpose has not failed. MIG instances share the
+parts of their card.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from meshwright_agent.supervisor.supervisor import Supervisor
 
 @dataclass(frozen=True)
 class Card:
-    """A card as its parts are looked at. `key` names its components; `devices` are the keys of what runs on it.
+    """A card for evaluation. `key` names its components; `devices` are the keys of the devices on it.
 
-    `is_divided`: it is in MIG mode, where it has no NVLinks.
+    `is_divided`: the card is in MIG mode, in which it does not have NVLinks.
     """
 
     key: str
@@ -48,9 +49,9 @@ class Card:
 
 @dataclass
 class Diagnosis:
-    """What one look means: findings by component, and of devices those that make them other than healthy.
+    """The evaluation of one probe: findings by component; for devices only those that are not healthy.
 
-    `cards` are the keys of those that are listed, whatever is told of their parts.
+    `cards` are the keys of all listed cards, with or without findings.
     """
 
     parts: dict[str, Finding] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class Diagnosis:
 
 
 def list_cards(facts: HostFacts) -> tuple[Card, ...]:
-    """Returns the cards of a host; the MIG instances of one card are one."""
+    """Returns the cards of a host. The MIG instances of one card count as one card."""
     gpus: dict[str, list[GpuFacts]] = {}
     for gpu in facts.gpus:
         gpus.setdefault(gpu.mig.parent_uuid if gpu.mig else gpu.key, []).append(gpu)
@@ -90,18 +91,18 @@ class CardEvaluator:
     """Evaluates the cards of each probe.
 
     Args:
-        memory: has the baselines of counters, and what cards had before.
+        memory: has the baselines of counters and the earlier records of cards.
     """
 
     def __init__(self, memory: HealthMemory) -> None:
         self._memory = memory
 
     def evaluate(self, facts: HostFacts, before: HostFacts | None) -> Diagnosis:
-        """Returns what a look means.
+        """Returns the evaluation of a probe.
 
         Args:
-            facts: what it found.
-            before: what the look before it found; the same for a look that is judged again.
+            facts: the facts of the probe.
+            before: the facts of the previous probe; those of the same probe for a repeated evaluation.
         """
         cards, earlier = list_cards(facts), {card.key: card for card in list_cards(before)} if before else {}
         diagnosis = Diagnosis(cards=frozenset(card.key for card in cards))
@@ -123,10 +124,10 @@ class CardEvaluator:
         return diagnosis
 
     def _expect_nvlinks(self, card: Card, siblings: Collection[Card]) -> int:
-        """Returns how many NVLinks a card should have; 0 where it may have none.
+        """Returns how many NVLinks a card should have; 0 if it may have none.
 
-        A card that had some is held against its kind. One that was never seen with any has lost them where such cards
-        are always joined; PCIe cards may be without a bridge, and a card alone has nothing to be joined with.
+        A card that had NVLinks is compared with other cards of its kind. A card never seen with NVLinks has lost them
+        only if its kind always has them. PCIe cards may lack a bridge, and a single card does not have a peer.
         """
         most = max((self._memory.nvlinks.get(each.key, 0) for each in (card, *siblings)), default=0)
         before = self._memory.nvlinks.get(card.key)
@@ -154,10 +155,10 @@ class CardEvaluator:
         )
 
     def _record_baselines(self, card: Card) -> None:
-        """AER counts from boot; only what comes from now on is news: an agent that is new here saw no error come.
+        """Records the first value of each error counter as its baseline, because AER counts from boot.
 
-        A counter below its baseline counts anew (the card was reset), and so does its baseline: else the next error
-        would be taken for one that was dealt with.
+        Errors before the first probe are not reported. A counter below its baseline was reset with the card, so that
+        the baseline is reset too. Otherwise the next error would count as acknowledged.
         """
         link, memory = f"link:{card.key}", f"memory:{card.key}"
         fatal = card.pci.fatal_count if card.pci else None
@@ -168,7 +169,7 @@ class CardEvaluator:
             self._memory.set_baseline(memory, "uncorrectable", uncorrectable)
 
     def acknowledge(self, component: str, facts: HostFacts) -> None:
-        """Takes an operator's word that what the counters tell is dealt with: of one part, or of all of a device."""
+        """Acknowledges the current counters of one part, or of all parts of a device."""
         for card in list_cards(facts):
             names = {f"device:{key}" for key in card.devices}
             if (
@@ -190,12 +191,12 @@ _ACTION = "check the kernel log; reboot the host if it does not return; POST /he
 
 @dataclass(frozen=True)
 class InventoryReport:
-    """What one probe says of the devices that are here.
+    """The inventory of one probe.
 
     Attributes:
-        missing: devices that should be here and are not.
-        changed: key of a device that is gone → the devices that are in its place on the bus now.
-        inventory: of all together; None: there is no accelerator, and none is expected.
+        missing: expected devices that are absent.
+        changed: key of an absent device → the devices that now have its place on the bus.
+        inventory: finding for all devices; None without accelerators, if none is expected.
     """
 
     missing: tuple[KnownDevice, ...] = ()
@@ -204,17 +205,17 @@ class InventoryReport:
 
 
 class Inventory:
-    """Which devices should be here and are not: by what is declared, else by what was seen.
+    """Compares the devices with the expected ones: those declared, else those seen before.
 
-    Devices are counted as /devices lists them, a card in MIG mode as its instances; where a chip is declared, cards are
-    counted. A device that was seen once is missing when it is not listed. One whose place on the bus holds another
-    device now (MIG, a uuid that was not reported before) is changed, not missing, and its faults go on to the other. A
-    card without a uuid in one probe is neither missing nor changed. A card that is here and that the driver opens for
-    no process is missing too, though no earlier probe saw it.
+    Devices are counted as in /devices, a card in MIG mode as its instances. If a chip is declared, cards are counted. A
+    device that was seen once is missing when it is not listed. If another device has its place on the bus (MIG, a newly
+    reported uuid), the device is changed, not missing. Its faults move to the new device. A card without a uuid in one
+    probe is neither missing nor changed. A card that the driver does not open for any process is also missing, even if
+    no earlier probe saw it.
 
     Args:
         memory: has the devices that were seen.
-        expected: what an operator has declared; None: nothing.
+        expected: the devices that an operator has declared; None without a declaration.
     """
 
     def __init__(self, memory: HealthMemory, expected: ChipCount | None) -> None:
@@ -222,11 +223,11 @@ class Inventory:
         self._expected = expected
 
     def check(self, facts: HostFacts) -> InventoryReport:
-        """Returns which devices are missing, and records those that are here."""
+        """Returns the missing devices, and records the present ones."""
         cards = list_cards(facts)
         listed = {key for card in cards for key in card.devices}
         places = {card.pci_bus_id: card.devices for card in cards if card.pci_bus_id}
-        unnamed = {card.pci_bus_id for card in cards if card.key == card.pci_bus_id}  # may be the device that was there
+        unnamed = {card.pci_bus_id for card in cards if card.key == card.pci_bus_id}  # may be the earlier device
         for card in cards:
             for key in card.devices:
                 self._memory.devices[key] = KnownDevice(key, card.kind, card.pci_bus_id)
@@ -245,17 +246,17 @@ class Inventory:
         return InventoryReport(missing, changed, self._evaluate(cards, missing, facts))
 
     def _count(self, cards: tuple[Card, ...]) -> int:
-        """Returns how many devices run on these cards; where a chip is declared, how many cards have it."""
+        """Returns the number of devices on these cards; if a chip is declared, the number of cards with that chip."""
         if self._expected is None or self._expected.chip is None:
             return sum(len(card.devices) for card in cards)
         return sum(self._expected.is_of(card.kind) for card in cards)
 
     def _is_complete(self, cards: tuple[Card, ...]) -> bool:
-        """With as many as an operator declares nobody is missing, whoever was here before."""
+        """Returns whether the declared number of devices is present. Then no device seen before is missing."""
         return self._expected is not None and self._count(cards) >= self._expected.count
 
     def _describe_unit(self, cards: tuple[Card, ...]) -> str:
-        """Returns what is counted, where cards and devices are not the same."""
+        """Returns the counted unit, if cards and devices differ."""
         if all(len(card.devices) == 1 for card in cards):
             return ""
         counts_cards = self._expected is not None and self._expected.chip is not None
@@ -265,7 +266,7 @@ class Inventory:
         refused, declared = facts.refused, _count_slice_chips(facts)
         known = {device.pci_bus_id for device in missing}
         unseen = [card for card in refused if card.pci_bus_id not in known]
-        if None in (card.pci_bus_id for card in refused):  # it may be any of the missing
+        if None in (card.pci_bus_id for card in refused):  # it may be any missing device
             unseen = unseen[len(missing) :]
         lost = (*(describe_device(device) for device in missing), *map(_describe_refused, unseen))
         here, names = self._count(cards), ", ".join(lost)
@@ -287,9 +288,9 @@ class Inventory:
 
 
 def _count_slice_chips(facts: HostFacts) -> int:
-    """Returns how many chips of its TPU slice this host should have by the environment; 0: not known.
+    """Returns how many chips of its TPU slice this host should have, by the environment; 0: unknown.
 
-    A slice of at most four chips stands on one host: no TPU host of Google's has fewer in a slice of several hosts.
+    A slice of at most four chips is on one host, because Google's hosts in larger slices have at least four.
     """
     part = facts.slice
     if part is None or not facts.tpus:
@@ -306,7 +307,7 @@ def _describe_refused(card: RefusedCard) -> str:
 
 
 def describe_device(device: KnownDevice) -> str:
-    """Returns which device is meant, as an operator finds it."""
+    """Returns a device's description, with which an operator can find it."""
     place = f" at {device.pci_bus_id}" if device.pci_bus_id and device.pci_bus_id != device.key else ""
     return " ".join(filter(None, (device.kind, device.key))) + place
 
@@ -315,25 +316,25 @@ WORKER: Final = "worker"
 INVENTORY: Final = "inventory"
 STORE: Final = "store"
 KINDS: Final = (WORKER, DRIVER, STORE, INVENTORY, KERNEL_LOG, "device", *PARTS)
-"""All kinds of components; devices and parts are named as their device: `device:N`, `thermal:N`."""
+"""All kinds of components. Devices and parts have the number of their device: `device:N`, `thermal:N`."""
 _SILENT_PART: Final = Finding("unknown", "its data source stopped reporting", "see `driver`")
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
 MAX_SILENCE_S: Final = 60.0
-"""A worker tells of each case of a bench; the longest silence of one that is well is the compile of a large case."""
+"""A worker reports each case of a bench. The longest silence of a healthy worker is the compile of a large case."""
 
 
 def name_component(device: Device) -> str:
-    """Returns the component that a device's health stands under."""
+    """Returns the name of a device's health component."""
     return f"device:{device.uuid or device.pci_bus_id or device.local_index}"
 
 
 class HealthMonitor:
-    """Writes the findings of probes, benches and the worker into the registry.
+    """Writes the findings of probes, benches and the worker to the registry.
 
     Args:
-        registry: gets the states.
-        history: gets faults that are reported, and keeps what must be remembered.
-        expected: the devices that an operator declares; None: those that were seen.
+        registry: receives the states.
+        history: receives reported faults, and has the memory across restarts.
+        expected: the devices that an operator declares; None: the devices seen before.
     """
 
     def __init__(self, registry: HealthRegistry, history: History, expected: ChipCount | None) -> None:
@@ -352,7 +353,7 @@ class HealthMonitor:
         registry.expect((WORKER, DRIVER))
 
     def recall(self, at: datetime) -> None:
-        """Puts devices, parts and faults of an earlier life of the agent into the registry: nothing was probed yet."""
+        """Adds devices, parts and faults of the previous agent to the registry, before the first probe."""
         devices = [f"device:{device.key}" for device in self._memory.devices.values()]
         told = self._memory.states
         parts = [component for component in told if component.partition(":")[0] in PARTS]
@@ -363,13 +364,13 @@ class HealthMonitor:
 
     @property
     def log_place(self) -> dict[str, Any]:
-        """How far the kernel log was looked at, as the probe takes it."""
+        """The position in the kernel log, in the format of the probe."""
         return {"kernel_log_after": self._memory.log_sequence, "boot_id": self._memory.boot_id}
 
     # driver and devices, by the probe
 
     def report_silence(self, reason: str, at: datetime) -> None:
-        """The probe did not answer: what only the driver knows is not known now."""
+        """Reports that the probe did not answer: facts that only the driver reports are unknown."""
         self._has_answered = False
         self._registry.report(
             DRIVER, "unknown", f"the probe did not answer: {reason}", at=at, action="see the agent's log"
@@ -383,13 +384,13 @@ class HealthMonitor:
             self._report(component, silent, at)
 
     def report_facts(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
-        """The probe answered: the driver's own complaints, each accelerator with its parts, each that is missing.
+        """Reports the facts of a probe: the driver's problems, each accelerator with its parts, each missing device.
 
         Args:
-            facts: what it found.
-            before: what the look before it found.
-            devices: the same as `/devices` shows it.
-            at: when it looked.
+            facts: the facts of the probe.
+            before: the facts of the previous probe.
+            devices: the devices as `/devices` shows them.
+            at: time of the probe.
         """
         self._has_answered = True
         self._record_boot(facts, at)
@@ -398,7 +399,7 @@ class HealthMonitor:
         self._evaluate(facts, before, devices, at)
 
     def _record_boot(self, facts: HostFacts, at: datetime) -> None:
-        """Takes the host's boot: another one ends faults, and may bring a driver that tells of other parts."""
+        """Records the host's boot. A new boot ends faults, and may have a driver that reports other parts."""
         if self._memory.record_boot(facts.machine.boot_id):
             self._of_last_boot = set(self._parts)
             for component in self._registry.list_faulty():
@@ -425,16 +426,19 @@ class HealthMonitor:
         self._forget_unshown(known)
 
     def _forget_unshown(self, known: Iterable[str]) -> None:
-        """Forgets devices that are here and are none of `/devices`, as GPUs with `--cpu-devices`.
+        """Forgets present devices that `/devices` does not list, such as GPUs with `--cpu-devices`.
 
-        One that a fault stands against stays: XIDs are told of cards, whatever JAX runs on.
+        A device with an active fault stays, because XIDs are reported for cards, regardless of JAX's platform.
         """
         missing = {f"device:{device.key}" for device in self._missing}
         for component in set(known) - self._listed - missing - set(self._registry.list_faulty()):
             self._registry.forget(component)
 
     def _report_missing(self, facts: HostFacts, at: datetime) -> None:
-        """At each look, so that this does not grow old; one that is listed again was reported as such just now."""
+        """Reports missing devices at each probe, so that the observation stays fresh.
+
+        Devices that are listed again were already reported.
+        """
         report = self._inventory.check(facts)
         self._missing = report.missing
         for key, successors in report.changed.items():
@@ -462,18 +466,18 @@ class HealthMonitor:
             permanence=finding.permanence,
         )
 
-    # an operator's word
+    # acknowledgement
 
     def acknowledge(self, component: str, at: datetime, *, facts: HostFacts | None, devices: Devices | None) -> None:
-        """Clears what stands against a component until an operator says that it is dealt with.
+        """Clears the faults and counters of a component that last until an operator's acknowledgement.
 
         Args:
-            component: its name; of a missing device, it is expected no more; of `inventory`, none of the missing is; a
-                part that nothing is told of any more is gone.
-            at: when the word was given.
-            facts: what the last answer of the probe found. It is judged again, unless the probe has been silent since.
-                None: nobody has looked.
-            devices: the same as `/devices` shows it.
+            component: its name. A missing device is no longer expected. `inventory` means all missing devices. A part
+                without reports is removed.
+            at: time of the acknowledgement.
+            facts: the facts of the last probe. They are evaluated again unless the probe has failed since. None: no
+                probe yet.
+            devices: the devices as `/devices` shows them.
         """
         self._memory.wrong_results.pop(component, None)
         self._registry.clear_faults(component, at)
@@ -497,7 +501,7 @@ class HealthMonitor:
             self._report_device(device, reason, at)
 
     def report_record(self, record: Mapping[str, Any], devices: Iterable[Device], at: datetime) -> None:
-        """A bench measured these devices; what it computed was right, or not."""
+        """Reports whether a bench computed correctly on these devices."""
         for device in devices:
             component = name_component(device)
             if record["correct"]:
@@ -523,16 +527,16 @@ class HealthMonitor:
     def report_worker(
         self, worker: Supervisor, *, has_started: bool, failure: str, mismatch: str, untouched: str = "", at: datetime
     ) -> None:
-        """The device worker's state.
+        """Reports the device worker's state.
 
         Args:
             worker: its supervisor.
-            has_started: JAX has answered in this agent's life.
-            failure: why the last question to it failed; empty if it did not, or if it was let go since.
-            mismatch: in which way JAX is not on this host's devices; empty if it is.
-            untouched: why the watch does not start it, though it has not answered; empty if it does. Nobody has looked
-                at it then: it is `initializing`, and counts for nothing.
-            at: when.
+            has_started: JAX has answered since this agent started.
+            failure: why the last call to the worker failed; empty after a success or a release.
+            mismatch: how JAX's devices differ from this host's; empty if they match.
+            untouched: why the watch does not start the worker before its first answer; empty if it does. The worker is
+                then `initializing`, which does not affect the overall state.
+            at: time of the report.
         """
         finding = _evaluate_worker(worker, has_started, failure, mismatch)
         if finding is None and untouched and worker.state == "stopped":
@@ -542,9 +546,9 @@ class HealthMonitor:
 
 
 def _evaluate_worker(worker: Supervisor, has_started: bool, failure: str, mismatch: str) -> Finding | None:
-    """Returns how the worker is; None: nobody knows yet.
+    """Returns the worker's state; None: unknown.
 
-    Once its crash budget is spent nothing starts it again; between two tries nobody knows what the next will bring.
+    After its crash budget is used up, the worker is not started again. Between two attempts its state is unknown.
     """
     is_alive = worker.state in {"ready", "busy"}
     cause = worker.last_error or failure
@@ -575,7 +579,7 @@ def _evaluate_worker(worker: Supervisor, has_started: bool, failure: str, mismat
 
 
 TICK_S: Final = 1.0
-"""How soon after a failure the store is checked."""
+"""Interval of the store's checks after a failure."""
 MIN_FREE_BYTES: Final = 1 << 28
 """Free space of the state directory's disk below which the store is degraded."""
 
@@ -585,7 +589,7 @@ class StoreHealth:
 
     Args:
         store: the store.
-        registry: gets the state.
+        registry: receives the state.
         settings: how often to check.
         clock: dates the state.
     """
@@ -599,7 +603,7 @@ class StoreHealth:
         registry.expect((STORE,))
 
     async def run(self) -> None:
-        """Checks for ever."""
+        """Checks the store until cancelled."""
         while True:
             await self.check()
             left_s = self._settings.probe_interval_s
@@ -608,7 +612,7 @@ class StoreHealth:
                 left_s -= TICK_S
 
     async def check(self) -> None:
-        """Checks once."""
+        """Checks the store once."""
         folder, failed = self._store.path.parent, self._store.failure
         self._failures = self._store.failure_count
         try:

@@ -1,9 +1,9 @@
-"""The registry of health: the last observation of each component, its standing faults, and the rule that joins both.
+"""The health registry: the last observation of each component, its active faults, and the rule that joins both.
 
-Rule: never looked is `initializing`; looked too long ago is `unknown`; otherwise what was seen; and a fault that stands
-makes it no better than the fault. Nothing is healthy because nobody complained. Each change of a state is told once,
-through restarts of the agent: what an earlier life told holds until a look says otherwise. Knows nothing of where
-observations come from.
+Rule: a component without a check is `initializing`. After an outdated check it is `unknown`. Otherwise it has the
+observed state. An active fault makes the state at least as bad as the fault. The absence of complaints does not make a
+component healthy. Each state change is reported once, also across restarts: an earlier report holds until a check
+contradicts it. This module does not depend on the sources of observations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright_agent.health.events import Fault, HealthMemory, Standing, make_s
 
 @dataclass(frozen=True)
 class Observation:
-    """What a check saw, and when."""
+    """The result of a check, with its time."""
 
     state: State
     reason: str
@@ -30,16 +30,16 @@ class Observation:
 
 
 OnChange = Callable[[Component, State, datetime], None]
-"""(the component as it is now, the state that it had, when): called when a state has changed."""
+"""(the component as it is now, its previous state, the time): called when a state has changed."""
 
 
 class HealthRegistry:
     """Components by name; written by the agent's checks, read by `/health`, `/metrics` and plans.
 
     Args:
-        stale_after_s: an observation that is older is `unknown`.
-        on_change: hears of each change of a state, with the words that go with it.
-        memory: keeps what was told; None: it ends with this registry.
+        stale_after_s: older observations are `unknown`.
+        on_change: called for each state change, with its reason.
+        memory: stores the reported states; None: they end with this registry.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class HealthRegistry:
         self._stale_after_s = stale_after_s
         self._on_change = on_change
         self._observations: dict[str, Observation | None] = {}
-        self._seen: set[str] = set()  # what a check of this life has looked at; one that says `initializing` has not
+        self._seen: set[str] = set()  # checked since the start, unless `initializing`
         self._memory = HealthMemory() if memory is None else memory
 
     def expect(self, names: Iterable[str]) -> None:
-        """Lists components that will be checked: `initializing` until they are."""
+        """Adds components that will be checked. They are `initializing` until their first check."""
         for name in names:
             self._observations.setdefault(name, None)
 
@@ -66,7 +66,7 @@ class HealthRegistry:
         action: str = "",
         permanence: Permanence | None = None,
     ) -> None:
-        """Keeps what a check saw."""
+        """Stores the result of a check."""
         self.expect((name,))
         self._observations[name] = Observation(state, reason, action, at, permanence)
         if state != "initializing":
@@ -74,48 +74,48 @@ class HealthRegistry:
         self._settle(name, at)
 
     def recall_faults(self, at: datetime) -> None:
-        """Shows the faults that an earlier life of the agent knew."""
+        """Restores the faults of the previous agent."""
         for name in self._memory.faults:
             self.expect((name,))
             self._settle(name, at)
 
     def add_fault(self, fault: Fault, at: datetime) -> None:
-        """Lets a fault stand, counted with an older one of its code."""
+        """Adds an active fault and counts it with an older one of its code."""
         self._memory.add_fault(fault)
         self.expect((fault.component,))
         self._settle(fault.component, at)
 
     def faults(self, name: str) -> Mapping[str, Fault]:
-        """Returns the faults that stand against a component, by code."""
+        """Returns the active faults of a component, by code."""
         return self._memory.faults.get(name, {})
 
     def clear_faults(self, name: str, at: datetime) -> None:
-        """Takes the faults of a component off."""
+        """Clears the faults of a component."""
         if self._memory.faults.pop(name, None):
             self._settle(name, at, is_cleared=True)
 
     def list_faulty(self) -> tuple[str, ...]:
-        """Returns the components that have a standing fault."""
+        """Returns the components with an active fault."""
         return tuple(self._memory.faults)
 
     def forget(self, name: str) -> None:
-        """Takes a component out of the registry: what it was about is no more."""
+        """Removes a component that no longer exists."""
         self._observations.pop(name, None)
         self._seen.discard(name)
         self._memory.faults.pop(name, None)
         self._memory.states.pop(name, None)
 
     def forget_unlisted(self) -> None:
-        """Forgets the states of components that are not in the registry: they are gone from this host."""
+        """Forgets the states of components that are not in the registry, because they have left this host."""
         for name in self._memory.states.keys() - self._observations.keys():
             del self._memory.states[name]
 
     def names(self) -> tuple[str, ...]:
-        """Returns all components, in the order in which they were first known."""
+        """Returns the names of all components, in order of their first appearance."""
         return tuple(self._observations)
 
     def state(self, name: str, now: datetime) -> State:
-        """Returns the state of one component; `unknown` for one that nobody checks."""
+        """Returns the state of one component; `unknown` for a component without checks."""
         if name not in self._observations:
             return "unknown"
         seen = self._observations[name]
@@ -125,19 +125,19 @@ class HealthRegistry:
         return min((state, *(fault.state for fault in self.faults(name).values())), key=WORST_FIRST.index)
 
     def is_stale(self, seen_at: datetime, now: datetime) -> bool:
-        """What was seen long ago; or in a future that the clock has been set back from, so that nobody knows when."""
+        """Returns whether an observation is too old, or dated in the future because the clock was set back."""
         return abs((now - seen_at).total_seconds()) > self._stale_after_s
 
     def settle(self, now: datetime) -> None:
-        """Tells what has changed because time went by: observations that nobody has renewed."""
+        """Reports state changes by age: observations that were not renewed."""
         for name in self.names():
             self._settle(name, now)
 
     def _settle(self, name: str, now: datetime, *, is_cleared: bool = False) -> None:
-        """Tells the state if it is another than before.
+        """Reports the state if it has changed.
 
-        Before the first look of this life only faults are known: what they make worse is told, and that they were
-        cleared; not that nobody has looked yet.
+        Before the first check since the start only faults are known. Then only states that faults make worse, and
+        cleared faults, are reported. A missing check is not reported.
         """
         standing = self._memory.states.get(name)
         state: State = self.state(name, now)
@@ -151,13 +151,13 @@ class HealthRegistry:
             self._on_change(self.component(name, now), before, now)
 
     def view(self, now: datetime) -> Health:
-        """Returns every component as it stands at `now`, and the worst of their states (`find_worst_state`)."""
+        """Returns every component at the time `now`, and the worst of their states (`find_worst_state`)."""
         self.settle(now)
         components = tuple(self.component(name, now) for name in self.names())
         return Health(state=find_worst_state(components), components=components)
 
     def component(self, name: str, now: datetime) -> Component:
-        """Returns one component that is in the registry, as it stands at `now`."""
+        """Returns one component of the registry at the time `now`."""
         seen = self._observations[name]
         state, faults = self.state(name, now), tuple(self.faults(name).values())
         words = self._describe(seen, now)
@@ -176,7 +176,7 @@ class HealthRegistry:
         )
 
     def _find_since(self, name: str, state: State, now: datetime) -> datetime | None:
-        """Returns when it came into this state; None: nobody has looked yet, or the clock was set back from then."""
+        """Returns the start of a component's state; None before the first check, or if the clock was set back."""
         standing = self._memory.states.get(name)
         return None if standing is None or standing.state != state or standing.since > now else standing.since
 
@@ -192,7 +192,7 @@ class HealthRegistry:
 
 
 def build_unknown_component(name: str, names: Iterable[str]) -> NotFoundError:
-    """Returns the error for a name that no component has, with the nearest that one has."""
+    """Returns the error for an unknown component name, with the nearest known name."""
     known = sorted(names)
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? GET /health lists all" if near else "GET /health lists the components"

@@ -1,9 +1,9 @@
-"""The rules of health: which fact of a driver or a card means which state, with what to do. Pure.
+"""The health rules: which fact of a driver or card means which state, and the operator's action. Pure.
 
 To add a rule, add a line to `DRIVER_RULES` or `CARD_RULES`; `docs/reference/health.md` has a table of both, written by
-`python -m tests.reference --write`. A finding rests on what a source reported: without a fact nothing is healthy, and
-a required question without an answer is `unknown`. Limits are the card's own; those that are ours say so. What the
-numbers of NVIDIA's drivers mean (XID, SXID) is in `xid.py`.
+`python -m tests.reference --write`. A finding depends on a reported fact: without a fact a component is not healthy. A
+required question without an answer is `unknown`. Limits are the card's own, unless their text says otherwise. The
+meaning of NVIDIA's numbers (XID, SXID) is in `xid.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PARTS: Final[Mapping[str, str]] = {
     "memory": "ECC errors, remapped rows and retired pages of a card",
     "link": "PCIe link of a device, its errors, and a GPU's NVLinks",
 }
-"""Components beside `device:N` → their subject; each is named as its device, `thermal:N`."""
+"""Components other than `device:N` → their subject. Each has the number of its device: `thermal:N`."""
 
 FEW_RETRIES: Final = 100
-"""Replays and CRC errors of all NVLinks of a card between two probes that need no attention: our choice."""
+"""Harmless number of replays and CRC errors of all NVLinks of a card between two probes: our choice."""
 
 RESET: Final = "drain the GPU, then reset it (nvidia-smi --gpu-reset -i N) or reboot the host"
 RMA: Final = "RMA the card"
@@ -39,7 +39,7 @@ _WATCH_NVLINK: Final = "watch it; if it goes on, drain the host and check the NV
 
 @dataclass(frozen=True)
 class Finding:
-    """The state of a component with the reason, and what to do."""
+    """The state of a component with the reason and the operator's action."""
 
     state: State
     reason: str
@@ -49,18 +49,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class CardView:
-    """What the rules of a card read; a template of a rule sees all of it as `v`.
+    """The input of a card's rules. A template of a rule accesses it as `v`.
 
     Attributes:
         health: NVML's report; None: the card is not NVIDIA's.
         pci: sysfs' report.
         before: NVML's report at the last probe.
         nonfatal_before: AER's non-fatal errors at the last probe.
-        siblings: reports of the other cards of its kind here. What one of them has, this card has too.
-        expected_nvlinks: the most NVLinks that are up on a card of this kind here, or were on this one, or that such a
-            card always has; 0: not known.
+        siblings: reports of the other cards of its kind on this host. A feature of one card is expected of all.
+        expected_nvlinks: maximum number of active NVLinks on cards of this kind here, or earlier on this card, or the
+            fixed number of its kind; 0: unknown.
         baselines: counter → its value when it was first read or acknowledged.
-        lost_file: the device file that was here and is gone.
+        lost_file: the device file that existed and is gone.
     """
 
     health: GpuHealth | None = None
@@ -74,12 +74,12 @@ class CardView:
 
     @cached_property
     def gpu(self) -> GpuHealth:
-        """NVML's report; an empty one of a card that is not NVIDIA's."""
+        """NVML's report; an empty report for a card that is not NVIDIA's."""
         return self.health or GpuHealth()
 
     @property
     def temperature_state(self) -> State | None:
-        """By the temperature and its limits; None: one of them is not known."""
+        """The state by the temperature and its limits; None if one of them is unknown."""
         now, slow, off = self.gpu.temperature_celsius, self.gpu.slowdown_celsius, self.gpu.shutdown_celsius
         if now is None or (slow is None and off is None):
             return None
@@ -89,7 +89,7 @@ class CardView:
 
     @property
     def margin_state(self) -> State | None:
-        """By the margin: at or below 0 only the card's own limits say what it means; None: they are not known."""
+        """The state by the margin. At or below 0 only the card's own limits define it; None if they are unknown."""
         left, slow = self.gpu.margin_celsius, self.gpu.slowdown_margin_celsius
         off = self.gpu.shutdown_margin_celsius
         if left is None:
@@ -108,13 +108,13 @@ class CardView:
 
     @property
     def limit(self) -> str:
-        """The first temperature limit of the card, in words."""
+        """The first temperature limit of the card, as text."""
         slow = self.gpu.slowdown_celsius
         return f"shuts down at {self.gpu.shutdown_celsius} °C" if slow is None else f"slows down from {slow} °C"
 
     @property
     def power(self) -> str:
-        """The power limit, in words; one below that of delivery is an operator's, and not a fault."""
+        """The power limit, as text. A limit below the factory default is an operator's choice, not a fault."""
         limit, default = self.gpu.power_limit_watts, self.gpu.power_default_watts
         if limit is None:
             return ""
@@ -123,19 +123,19 @@ class CardView:
 
     @property
     def new_uncorrectable(self) -> int | None:
-        """Uncorrectable ECC errors that nobody acknowledged; fewer than acknowledged: the driver counts anew."""
+        """Unacknowledged uncorrectable ECC errors. If the counter is below the acknowledged value, it was reset."""
         count, known = self.gpu.uncorrectable_count, self.baselines.get("uncorrectable", 0)
         return count if count is None or known > count else count - known
 
     @property
     def lifetime(self) -> str:
-        """Uncorrectable ECC errors since the card was made, in words."""
+        """Uncorrectable ECC errors since the card was made, as text."""
         count = self.gpu.uncorrectable_lifetime_count
         return "" if count is None else f", {count} in its life"
 
     @property
     def width(self) -> int | None:
-        """Lanes of the PCIe link as it is now."""
+        """Current lanes of the PCIe link."""
         return self.gpu.pcie_width or self.pci.width
 
     @property
@@ -145,7 +145,7 @@ class CardView:
 
     @property
     def is_slow_link(self) -> bool:
-        """True where a card at work has a lower PCIe generation than it could; an idle one slows its link."""
+        """True if a busy card has a lower PCIe generation than possible. An idle card slows its link."""
         now, most = self.gpu.pcie_generation, self.gpu.pcie_most_generation
         return self.gpu.is_computing and self.gpu.performance_state == 0 and 0 < (now or 0) < (most or 0)
 
@@ -168,7 +168,7 @@ class CardView:
 
     @cached_property
     def nvlink_growth(self) -> Mapping[str, int]:
-        """By how much each counter of NVLink errors grew; one that is new, or fell back, did not."""
+        """Growth of each NVLink error counter; 0 for a counter that is new or has decreased."""
         before = self.before.nvlink_errors if self.before else {}
         return {name: max(0, n - before[name]) for name, n in self.gpu.nvlink_errors.items() if name in before}
 
@@ -184,7 +184,7 @@ class CardView:
 
     @cached_property
     def unanswered(self) -> Mapping[str, str]:
-        """Part → why it is not known: the questions to NVML without an answer; "" where there are none."""
+        """Part → its unanswered NVML questions, which make it unknown; "" without such questions."""
         return {part: "; ".join(self._list_unanswered(part)) for part in ("device", *PARTS)}
 
     def _list_unanswered(self, part: str) -> list[str]:
@@ -213,13 +213,13 @@ class Rule(Generic[View]):
     """One line of the table.
 
     Attributes:
-        component: its kind: "driver", "device", or one of `PARTS`.
-        state: of the component while the rule holds.
-        when: the condition, in words for the documentation.
+        component: kind of the component: "driver", "device", or one of `PARTS`.
+        state: state of the component while the rule holds.
+        when: the condition as text, for the documentation.
         holds: the condition.
-        text: the reason, a template of `str.format` that sees the view as `v`.
-        action: what an operator should do, a template likewise.
-        permanence: None where both are usual.
+        text: the reason, a template of `str.format` with the view as `v`.
+        action: the operator's action, also a template.
+        permanence: None if both are usual.
         source: what reports the facts.
     """
 
@@ -287,7 +287,7 @@ CARD_RULES: Final[tuple[Rule[CardView], ...]] = (
          "check its driver (vfio-pci or accel) and the kernel log; reboot the host if it does not return",
          "permanent", "/dev"),
     _unanswered("device"),
-    # a reason to drain has no degrees of now: it stays the same at each probe
+    # a drain reason omits the current temperature, so that it stays the same at each probe
     Rule("thermal", "unhealthy", "the temperature has reached the card's shutdown limit",
          lambda v: v.temperature_state == "unhealthy", "at {v.gpu.shutdown_celsius} °C or more: it shuts down there",
          f"drain the host; {_COOLING}", "transient"),
@@ -369,7 +369,7 @@ CARD_RULES: Final[tuple[Rule[CardView], ...]] = (
 
 
 def find_worst(findings: Iterable[Finding]) -> Finding | None:
-    """Returns one finding with the worst state and the words of all that are not well; None for none."""
+    """Returns one finding with the worst state and the texts of all that are not healthy; None without findings."""
     ranked = sorted(findings, key=lambda finding: WORST_FIRST.index(finding.state))
     if not ranked:
         return None
@@ -381,7 +381,7 @@ def find_worst(findings: Iterable[Finding]) -> Finding | None:
 
 
 def evaluate_driver(problems: Iterable[Problem]) -> Finding:
-    """Returns the state of the driver, from what could not be read, in the order in which it was met."""
+    """Returns the state of the driver from its problems, in order of their occurrence."""
     findings = [_build_finding(rule, problem) for problem in problems for rule in DRIVER_RULES if rule.holds(problem)]
     return find_worst(findings) or Finding("healthy", "driver, sysfs and /proc answer")
 

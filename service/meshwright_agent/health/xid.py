@@ -1,15 +1,16 @@
-"""What the kernel log reports of NVIDIA's cards: XIDs, SXIDs of NVSwitches and failures, with what each number means.
+"""Reports of the kernel log on NVIDIA's cards: XIDs, SXIDs of NVSwitches and failures, with their meaning.
 
-The application's own errors, and those that NVIDIA's catalogue settles with the job, are events; all others are also a
-standing fault: of every device on that card, even one that is no longer listed; of `driver`, for an NVSwitch or a line
-that names no card. A number without a row is reported as such and never dropped.
+Errors of the application, and errors that end with the job by NVIDIA's catalogue, are only events. All others are also
+active faults of every device on that card, even if the device is no longer listed. For an NVSwitch, or a line that does
+not name a card, they are faults of `driver`. A number without a row is reported as unknown and never dropped.
 
 Sources: NVIDIA, Xid catalogue for Ampere and newer, column "Resolution Bucket (Immediate Action)"
 (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html); of 13, 31, 43, 45, 68, 109 NVIDIA/k8s-device-plugin,
-docs of DP_DISABLE_HEALTHCHECKS, which takes them for the application's own. SXIDs: NVIDIA, Fabric Manager User Guide,
-appendix on NVSwitch SXids (docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf), read in the table of
-github.com/leptonai/gpud (components/accelerator/nvidia/sxid/sxid.go): the driver's own word, Fatal or Non-fatal, is
-believed; the table adds which are fatal to the whole fabric, and which others mean nothing, or more than their word.
+docs of DP_DISABLE_HEALTHCHECKS, which treats them as errors of the application. SXIDs: NVIDIA, Fabric Manager User
+Guide, appendix on NVSwitch SXids (docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf), read in the
+table of github.com/leptonai/gpud (components/accelerator/nvidia/sxid/sxid.go): the driver's classification, Fatal or
+Non-fatal, is used. The table adds the numbers that are fatal to the whole fabric, harmless, or more severe than
+classified.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from meshwright_agent.health.rules import RESET, RMA
 
 @dataclass(frozen=True)
 class XidRule:
-    """What one XID or SXID means.
+    """The meaning of one XID or SXID.
 
     Attributes:
-        meaning: NVIDIA's words, shortened.
-        state: of the device or driver while the fault stands; None: it is an event, not a fault.
-        action: what to do, as a sentence for an operator.
+        meaning: NVIDIA's text, shortened.
+        state: state of the device or driver while the fault is active; None: an event, not a fault.
+        action: the operator's action, as a sentence.
     """
 
     meaning: str
@@ -42,13 +43,13 @@ class XidRule:
 
 
 APPLICATION: Final = frozenset({13, 31, 43, 45, 68, 109})
-"""The application's own, whatever the catalogue advises."""
+"""Errors of the application, regardless of the catalogue's advice."""
 
 _INFORMATIONAL: Final = frozenset(
     {8, 11, 14, 25, 32, *range(37, 42), 44, 60, 66, 67, *range(69, 73), *range(75, 78), 80, *range(82, 90), 93}
     | {*range(96, 109), *range(126, 136), 137, 139, 141, 152, 153, 154, 160, 161, 162, 163}
 )
-"""RESTART_APP, IGNORE, or about another XID (154: NVML tells the recovery action itself)."""
+"""RESTART_APP, IGNORE, or about another XID (154: NVML reports the recovery action itself)."""
 
 _REPEATED: Final = f"{RESET}; {RMA} if it happens again"
 _SUPPORT: Final = f"{RESET}; ask NVIDIA's support if it happens again"
@@ -102,7 +103,7 @@ _RULES: Final[Mapping[int, XidRule]] = {
 
 
 def find_xid_rule(code: int) -> XidRule:
-    """Returns what an XID means."""
+    """Returns the rule of an XID."""
     if code in APPLICATION:
         return XidRule("the application's own error", None, "look at the job: its process ended, or reads wrong memory")
     if code in _INFORMATIONAL:
@@ -115,7 +116,7 @@ def find_xid_rule(code: int) -> XidRule:
 
 
 ALWAYS_FATAL: Final = frozenset({10003, 12020, 22003, 22011, *range(23001, 23018)})
-"""Fatal to the whole fabric, whatever link they are about."""
+"""Fatal to the whole fabric, for any link."""
 
 _CORRECTED: Final = frozenset(
     {11012, 11021, 11022, 11023, 12021, 12023, 15008, 15011, 24001, 24002, 24003}
@@ -139,11 +140,11 @@ _NON_FATAL: Final[Mapping[int, XidRule]] = {
 
 
 def find_sxid_rule(code: int, *, is_fatal: bool) -> XidRule:
-    """Returns what an SXID means.
+    """Returns the rule of an SXID.
 
     Args:
-        code: its number.
-        is_fatal: what the driver says beside it.
+        code: the SXID's number.
+        is_fatal: the driver's classification.
     """
     if code in ALWAYS_FATAL:
         return XidRule("fatal to the whole fabric", "unhealthy", f"{_RESET_ALL}; ask NVIDIA's support if it returns")
@@ -161,7 +162,7 @@ def find_sxid_rule(code: int, *, is_fatal: bool) -> XidRule:
 KERNEL_LOG: Final = "kernel_log"
 DRIVER: Final = "driver"
 _LIKE_XID: Final = {"fallen_off_the_bus": 79, "init_failed": 143}
-"""Failures mean what these XIDs mean, which the driver did not write."""
+"""Failures have the meaning of these XIDs, which the driver did not write."""
 _UNREADABLE: Final = (
     "let the agent read it (CAP_SYSLOG, and the device in its container), or set MESHWRIGHT_KERNEL_LOG= to do without"
 )
@@ -173,13 +174,13 @@ _OVERWRITTEN: Final = (
 
 
 def report_kernel_log(registry: HealthRegistry, history: History, facts: HostFacts, at: datetime) -> None:
-    """Writes what the kernel log tells into the registry and into the history; and whether XIDs are watched here.
+    """Writes the kernel log's reports to the registry and the history, and whether XIDs are monitored.
 
     Args:
-        registry: gets the faults.
-        history: hears of each XID; remembers the faults, and how far the log was looked at.
-        facts: a look.
-        at: when it was.
+        registry: receives the faults.
+        history: records each XID, the faults, and the position in the log.
+        facts: the facts of a probe.
+        at: time of the probe.
     """
     log = facts.kernel_log
     if log is None:
@@ -229,7 +230,7 @@ def _group_reports(facts: HostFacts, log: KernelLog, memory: HealthMemory) -> Ma
 
 @dataclass(frozen=True)
 class _Report:
-    """One line of the log. `is_repeated`: the driver writes it each time that a process opens the card."""
+    """One line of the log. `is_repeated`: the driver writes it each time a process opens the card."""
 
     code: str
     rule: XidRule
@@ -241,7 +242,7 @@ class _Report:
 def _report(
     registry: HealthRegistry, history: History, component: str, reports: list[_Report], at: datetime, *, is_new: bool
 ) -> None:
-    """Reports equal lines of one probe together: as an event if they are new, and as a fault if they stand."""
+    """Reports equal lines of one probe together: as an event if they are new, and as a fault if they last."""
     last = reports[-1]
     rule, when = last.rule, at - timedelta(seconds=last.age_s)
     now = registry.state(component, at)
@@ -256,7 +257,7 @@ def _report(
 
 
 def _list_components(address: str, facts: HostFacts, memory: HealthMemory) -> list[str]:
-    """Returns the devices at a PCI address: those listed by name, else those that were, else the address itself."""
+    """Returns the devices at a PCI address: those listed now, else those seen before, else the address itself."""
     here = [gpu.key for gpu in facts.gpus if gpu.pci_bus_id == address and gpu.key != address]
     before = [device.key for device in memory.devices.values() if device.pci_bus_id == address]
     return [f"device:{key}" for key in here or before or [address]]

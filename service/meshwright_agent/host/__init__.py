@@ -1,1 +1,1 @@
-"""The host: what is seen of it, again and again or once, how it is given back, and one that is not there."""
+"""The host: its observation, its snapshots, the release of its devices, and the simulated host."""

@@ -1,6 +1,6 @@
 """The host as routes, plans, leases and benches use it, whether it is real (`HostWatch`) or simulated.
 
-Everything that is read is in memory: no method that is not a coroutine asks a child.
+Methods that are not coroutines read memory only and do not call a child.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Host(ABC):
 
     Args:
         device: the device worker.
-        leases: the leases that hold.
+        leases: the active leases.
         health: the state of each component.
-        clock: dates what is shown.
+        clock: dates the snapshots and reports.
         known: fields of the snapshot that never change.
 
     Attributes:
-        readiness: what `/readyz` says once the devices are known.
+        readiness: the text of `/readyz` once the devices are known.
     """
 
     readiness = "ready"
@@ -49,18 +49,18 @@ class Host(ABC):
 
     @property
     def snapshot(self) -> HostSnapshot:
-        """What is known now: another one for each state of the worker."""
+        """The current snapshot. Each state of the worker has a new one."""
         worker = self._device.view()
         if worker != self._snapshot.worker:
             self.update(worker=worker, log=self._device.log_tail)
         return self._snapshot
 
     def update(self, **changes: Any) -> None:
-        """Replaces the snapshot by one with these fields."""
+        """Replaces the snapshot by a copy with these fields changed."""
         self._snapshot = replace(self._snapshot, **changes)
 
     def devices(self) -> Devices:
-        """Returns what `/devices` shows: the host's topology with its leases.
+        """Returns the content of `/devices`: the host's topology with its leases.
 
         Raises:
             NotReadyError, WorkerFailedError: neither the probe nor the worker has answered yet.
@@ -70,10 +70,10 @@ class Host(ABC):
         return self._leases.mark(snapshot.devices(self._clock.now()))
 
     def topology(self) -> Topology:
-        """Returns what the planner sees, made once for a snapshot and the leases that hold.
+        """Returns the planner's topology, built once for each snapshot and set of active leases.
 
         Raises:
-            NotReadyError, WorkerFailedError: no device is known.
+            NotReadyError, WorkerFailedError: the devices are not known.
         """
         self.snapshot.require_topology()
         key = (self.snapshot, self._leases.key())
@@ -82,18 +82,18 @@ class Host(ABC):
         return self._topology[1]
 
     def here(self) -> Inventory:
-        """Returns this host as plans see it; raises as `topology` does."""
+        """Returns this host as plans see it. Raises as `topology`."""
         topology, now = self.topology(), self._clock.now()
         return Inventory(
             topology, health={i: self._health.state(name_component(d), now) for i, d in enumerate(topology.devices)}
         )
 
     def dump_here(self, here: Inventory) -> dict[str, Any]:
-        """Returns the same as JSON values, as `children.planner.parse_here` takes them."""
+        """Returns this host as JSON values for `children.planner.parse_here`."""
         return {"devices": self.devices().model_dump_json(), "health": here.health, "notices": []}
 
-    def recall(self) -> None:  # noqa: B027 -- most have nothing to recall
-        """Takes what an earlier life of the agent knew of devices and their faults."""
+    def recall(self) -> None:  # noqa: B027 -- most hosts have nothing to recall
+        """Restores the devices and faults that the previous agent knew."""
 
     @abstractmethod
     async def run(self) -> None:
@@ -101,19 +101,19 @@ class Host(ABC):
 
     @abstractmethod
     def require_hardware(self, asked: str) -> None:
-        """Raises InvalidRequestError where only hardware can do what was asked, and none is here."""
+        """Raises InvalidRequestError unless this host has the hardware that the request needs."""
 
     @abstractmethod
     async def probe(self) -> bool:
-        """Asks the probe for facts, in bounded time; returns whether it answered."""
+        """Probes the host, in bounded time. Returns whether the probe answered."""
 
     @abstractmethod
     async def wait_for_probe(self) -> None:
-        """Waits until the probe has answered the next time."""
+        """Waits for the next answer of the probe."""
 
     @abstractmethod
     async def list_jax_devices(self) -> None:
-        """Asks the device worker for JAX's devices, starting it if need be; a failure stands in the snapshot."""
+        """Reads JAX's devices from the device worker, which it starts if necessary. The snapshot records a failure."""
 
     @abstractmethod
     def report_progress(self, value: Mapping[str, Any]) -> None:
@@ -121,11 +121,11 @@ class Host(ABC):
 
     @abstractmethod
     async def release(self) -> Release:
-        """Gives the devices back: ends the worker and what it does, then says who still holds one. Bounded."""
+        """Releases the devices in bounded time: ends the worker and its work, then reports the remaining holders."""
 
     @abstractmethod
     async def preempt(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
-        """Ends these benches for a lease, and the worker where it has accelerators; returns those that were ended.
+        """Ends these benches for a lease, and a worker on accelerators. Returns the ended benches.
 
         Raises:
             DeviceBusyError: the worker does not end.
@@ -133,4 +133,4 @@ class Host(ABC):
 
     @abstractmethod
     def acknowledge(self, component: str) -> None:
-        """Clears what stands against a component by an operator's word."""
+        """Clears the faults of a component after an operator's acknowledgement."""

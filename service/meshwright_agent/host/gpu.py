@@ -1,7 +1,7 @@
-"""GPUs and MIG instances: NVML's facts, with JAX's view joined by uuid where that can be told.
+"""GPUs and MIG instances: NVML's facts joined with JAX's view by uuid, where the match is certain.
 
-Rule: the driver says which devices there are; JAX says which of them it sees. A join that cannot be told for
-certain (see `meshwright.topology.identity`) is not made. Pure.
+Rule: the driver lists the devices; JAX reports which of them it sees. Uncertain matches (see
+`meshwright.topology.identity`) are not joined. Pure.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from meshwright_agent.host.snapshot import PlatformDevices, View, read_limit
 
 JaxDevice = Mapping[str, Any]
 _NVIDIA_IS_SILENT: Final[frozenset[ProblemKind]] = frozenset({"no_library", "unreadable", "driver_down"})
-"""Problems with which GPUs that only JAX shows may be NVIDIA's."""
+"""Problems that mean that GPUs listed only by JAX may be NVIDIA's."""
 
 
 def build_gpus(view: View) -> PlatformDevices:
-    """Returns the GPUs that the driver lists, in its order; where it lists none, those that JAX shows."""
+    """Returns the GPUs that the driver lists, in its order; without such GPUs, those that JAX lists."""
     facts, seen = view.facts, view.list_jax("gpu")
     if not facts.gpus:
         return PlatformDevices(tuple(_build_unlisted(view, index, device) for index, device in enumerate(seen)))
@@ -39,7 +39,7 @@ def build_gpus(view: View) -> PlatformDevices:
 
 
 def match_devices(facts: HostFacts, seen: Sequence[JaxDevice]) -> dict[str, JaxDevice]:
-    """Returns GPU key → JAX's device: by CUDA's ordinals, else where a kind is there once on both sides."""
+    """Returns GPU key → JAX's device: by CUDA's ordinals, else by a kind that both sides have once."""
     cards = [gpu for gpu in facts.gpus if gpu.mig is None and gpu.uuid and gpu.pci_bus_id]
     listed = [HostGpu(gpu.pci_bus_id or "", gpu.uuid or "", gpu.kind or "") for gpu in cards]
     visible = parse_visible(facts.environment, sorted(listed, key=lambda gpu: gpu.pci_bus_id))
@@ -68,7 +68,7 @@ def _list_domains(facts: HostFacts) -> list[str | None]:
 
 
 def find_domain(view: View) -> str | None:
-    """Returns the NVLink domain that all of this host's GPUs are in; None where one is in none, or in another."""
+    """Returns the NVLink domain of all of this host's GPUs; None unless all are in the same domain."""
     domains = set(_list_domains(view.facts))
     return domains.pop() if len(domains) == 1 else None
 
@@ -95,7 +95,7 @@ def _build_gpu(view: View, index: int, seen: JaxDevice | None) -> Device:
 
 
 def build_attributes(gpu: GpuFacts, facts: HostFacts) -> dict[str, str | int | bool]:
-    """Returns what is known under the names of NVIDIA's DRA driver.
+    """Returns the attributes under the names of NVIDIA's DRA driver.
 
     Source: NVIDIA's k8s-dra-driver-gpu, gpu-kubelet-plugin/deviceinfo.go; Kubernetes' package deviceattribute.
     """
@@ -119,7 +119,7 @@ def build_attributes(gpu: GpuFacts, facts: HostFacts) -> dict[str, str | int | b
 
 
 def _build_unlisted(view: View, index: int, seen: JaxDevice) -> Device:
-    """Returns a GPU that only JAX knows: another vendor's, or where NVML cannot be read."""
+    """Returns a GPU that only JAX lists: another vendor's, or any GPU if NVML cannot be read."""
     stats = seen.get("memory_stats") or {}
     memory = Memory(used_bytes=stats.get("bytes_in_use"), limit_bytes=read_limit(seen), **view.by_jax)
     return view.build_device(
@@ -134,7 +134,7 @@ def _build_unlisted(view: View, index: int, seen: JaxDevice) -> Device:
 
 
 def _find_holders(facts: HostFacts) -> tuple[DeviceProcess, ...] | None:
-    """Returns who holds each GPU that only JAX knows: of AMD's whoever has its driver's file; None: nobody can tell."""
+    """Returns the holders of each GPU that only JAX lists. For AMD these have the driver's file open; None: unknown."""
     if facts.kfd is None or any(problem.kind in _NVIDIA_IS_SILENT for problem in facts.problems):
         return None
     found = facts.kfd.holders
@@ -164,7 +164,7 @@ def _warn(view: View, seen: Sequence[JaxDevice], found: Mapping[str, JaxDevice])
 
 
 def _warn_of_domains(facts: HostFacts) -> tuple[Notice, ...]:
-    """Returns that the host is not in one NVLink domain, though some of its GPUs are; MIG instances are in none."""
+    """Returns a notice if the GPUs are not all in one NVLink domain. MIG instances are not in a domain."""
     domains = _list_domains(facts)
     if not any(domains) or len(set(domains)) == 1:
         return ()
@@ -176,7 +176,7 @@ def _warn_of_domains(facts: HostFacts) -> tuple[Notice, ...]:
 
 
 def _warn_of_refused(facts: HostFacts) -> tuple[Notice, ...]:
-    """Returns that devices are counted without a card that stands before them and that the driver does not list."""
+    """Returns a notice if device indices skip an earlier card that the driver does not list."""
     last = max((gpu.pci_bus_id or "" for gpu in facts.gpus), default="")
     before = [card.pci_bus_id or "one" for card in facts.refused if card.pci_bus_id is None or card.pci_bus_id < last]
     if not before:

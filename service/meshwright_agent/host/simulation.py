@@ -1,8 +1,8 @@
-"""Simulation: a target in the place of this host, for those who build schedulers and have no such hardware.
+"""Simulation: a target in place of this host, for developers of schedulers without such hardware.
 
-Rule: all of it is declared, and says so wherever it is shown: in each fact's basis, in a warning on `/devices` and on
-every plan, on /health, /readyz and /metrics. Nothing is checked, so nothing is healthy; nothing is measured. No
-child looks at a device. Knows no HTTP.
+Rule: all facts are declared. Replies show this in each fact's basis, in a warning on `/devices` and on every plan, and
+on /health, /readyz and /metrics. Nothing is checked, so that nothing is healthy. Nothing is measured. Children do not
+inspect devices. This module does not depend on HTTP.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ SIMULATED: Final = "simulated"
 
 
 class SimulatedHost(Host):
-    """Answers for a target; `device`, the worker that replies show, is never started.
+    """Answers for a target. `device`, the worker shown in replies, is never started.
 
     Args:
-        target: what to stand for; the settings have checked that it is one.
-        interval_s: how often the component `driver`, never more than unknown, is reported: it does not grow stale.
+        target: the simulated target, already validated by the settings.
+        interval_s: interval of the reports on the component `driver`, so that it does not become stale. Its state is
+            always unknown.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class SimulatedHost(Host):
         health.expect((DRIVER,))
 
     async def run(self) -> None:
-        """Reports for ever that nothing was checked."""
+        """Reports until cancelled that nothing was checked."""
         while True:
             await self.probe()
             await asyncio.sleep(self._interval_s)
@@ -80,7 +81,7 @@ class SimulatedHost(Host):
         """Does nothing: no bench measures."""
 
     def require_hardware(self, asked: str) -> None:
-        """Refuses what only hardware can do.
+        """Rejects requests that need hardware.
 
         Raises:
             InvalidRequestError: always.
@@ -91,7 +92,7 @@ class SimulatedHost(Host):
         )
 
     def here(self) -> Inventory:
-        """Returns the target; every plan on it says that it is simulated, and no device has a state."""
+        """Returns the target. Every plan on it has a warning about the simulation. Its devices do not have states."""
         return Inventory(self.topology(), notices=self._notices)
 
     def dump_here(self, here: Inventory) -> dict[str, Any]:
@@ -101,20 +102,20 @@ class SimulatedHost(Host):
         return {"target": self._target, "leased": leased, "health": {}, "notices": notices}
 
     async def release(self) -> Release:
-        """Returns that nothing is held, so that a scheduler under test goes on."""
+        """Returns a release without holders, so that a scheduler under test continues."""
         return Release(released=True, took_s=0.0, killed=False, worker=self._device.view())
 
     async def preempt(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
-        """Returns none: no bench runs."""
+        """Returns an empty tuple, because benches do not run."""
         return ()
 
     def acknowledge(self, component: str) -> None:
-        """Clears what stands against a component."""
+        """Clears the faults of a component."""
         self._health.clear_faults(component, self._clock.now())
 
 
 def build_simulated(target: str, worker: Worker, at: datetime) -> Devices:
-    """Returns the target as `/devices` shows it; nothing of it ages."""
+    """Returns the target as `/devices` shows it. Its facts do not age."""
     topology = build_target(target)
     declared: dict[str, Any] = {"basis": "declared", "observed_at": at, "age_s": 0.0}
     message = f"this agent simulates {target}: its devices are declared, none is here, and none was checked"

@@ -1,6 +1,7 @@
-"""The snapshot of a host: what the probe read and what JAX listed, each with its time; immutable, replaced as a whole.
+"""The snapshot of a host: the probe's facts and JAX's devices, each with its time; immutable, replaced as a whole.
 
-`View` dates it: each fact has the evidence of its source, and its age at a given time. Pure; knows no platform.
+`View` dates it: each fact has the evidence of its source, and its age at a given time. Pure, and independent of the
+platform.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from meshwright.wire.devices import Device, Devices, JaxView, Link, Platform, Wo
 from meshwright_agent.facts.model import CpuFacts, HostFacts, MachineFacts
 
 LOG_LINES: Final = 60
-"""Of a worker that cannot start: a crash dump is some 40 lines long, and its cause stands before it."""
+"""Log lines of a worker that cannot start: a crash dump has about 40 lines, with its cause before it."""
 _JAX_FIELDS: Final = frozenset(JaxView.model_fields) - {"basis", "observed_at", "age_s", "generation"}
 
 
 @dataclass(frozen=True)
 class JaxReport:
-    """What the device worker's `describe` answered.
+    """The answer of the device worker's `describe`.
 
     Attributes:
-        view: its result: "platform", versions, "process_index", and "devices" in `jax.devices()`'s order.
-        generation: of the worker that answered.
+        view: the result: "platform", versions, "process_index", and "devices" in `jax.devices()`'s order.
+        generation: generation of the worker that answered.
     """
 
     view: Mapping[str, Any]
@@ -37,29 +38,29 @@ class JaxReport:
 
     @property
     def platform(self) -> str:
-        """What JAX runs on."""
+        """JAX's platform."""
         return str(self.view["platform"])
 
     @property
     def devices(self) -> tuple[Mapping[str, Any], ...]:
-        """The devices of this host, in JAX's order; a job of several hosts would see others as well."""
+        """The devices of this host, in JAX's order, without devices of other hosts in the job."""
         own = self.view.get("process_index", 0)
         return tuple(device for device in self.view["devices"] if device.get("process_index", 0) == own)
 
 
 @dataclass(frozen=True, eq=False)
 class HostSnapshot:
-    """What is known of a host at one moment. Equal only to itself, so that it can be the key of what is made of it.
+    """The facts known of a host at one time. Equal only to itself, so that it can be a cache key.
 
     Attributes:
         worker: the device worker's state.
         log: the last lines that it wrote.
-        facts, facts_at: what the probe read, and when it was asked; None: it has not answered yet.
-        jax: what JAX listed last; None: it has not been asked in this life of the agent.
-        failure: why JAX did not answer when it was last asked; None: it did, or was not asked.
-        released: the worker was let go on purpose.
-        cpu_devices: the agent runs on that many CPU devices, whatever else is here.
-        declared: the target that stands for this host (--simulate); nothing else is known then.
+        facts, facts_at: the probe's facts, and the time of its call; None: it has not answered yet.
+        jax: JAX's last list of devices; None: JAX was not called since the agent started.
+        failure: why the last call to JAX failed; None after a success or without a call.
+        released: the worker was released on purpose.
+        cpu_devices: number of CPU devices that the agent uses, regardless of other devices.
+        declared: the target that replaces this host (--simulate); then no other facts are known.
     """
 
     worker: Worker
@@ -74,7 +75,7 @@ class HostSnapshot:
 
     @property
     def knows_topology(self) -> bool:
-        """True once JAX or a driver has reported which devices are here."""
+        """True once JAX or a driver has reported the devices of this host."""
         facts = self.facts
         return bool(self.declared or self.jax or (facts and (facts.gpus or facts.tpus)))
 
@@ -86,20 +87,20 @@ class HostSnapshot:
 
     @property
     def waits_for(self) -> str:
-        """What must answer before the devices are known, in a few words."""
+        """The sources that must answer before the devices are known, as a short text."""
         if self.facts is None:
             return "the driver has not answered the probe yet"
         return f"JAX has not listed the devices yet, worker {self.worker.state}"
 
     def devices(self, now: datetime) -> Devices:
         """Returns the host's topology as known at `now`."""
-        from meshwright_agent.host.topology import build_devices  # which is built on this module
+        from meshwright_agent.host.topology import build_devices  # it imports this module
 
         return self.declared or build_devices(self, now)
 
     @cached_property
     def mismatch(self) -> str:
-        """How JAX is not on this host's devices: it runs on the CPU of a host with accelerators; else empty."""
+        """The mismatch of JAX and this host: JAX runs on the CPU of a host with accelerators; else empty."""
         if self.jax is None:
             return ""
         devices = self.devices(self.jax.observed_at)
@@ -109,15 +110,15 @@ class HostSnapshot:
         return f"{there}, but its JAX runs on {self.jax.platform}"
 
     def require_facts(self) -> None:
-        """Raises as `require_topology` does unless `/devices` can be answered."""
+        """Raises as `require_topology` unless `/devices` can be answered."""
         if self.facts is None:
             self.require_topology()
 
     def require_topology(self) -> None:
-        """Checks that plans can be answered.
+        """Raises unless plans can be answered.
 
         Raises:
-            WorkerFailedError: the worker cannot start; with the last lines of its log.
+            WorkerFailedError: the worker cannot start. The error has the last lines of its log.
             NotReadyError: neither the probe nor JAX has listed devices yet.
         """
         if self.knows_topology:
@@ -142,8 +143,8 @@ class View:
 
     Attributes:
         facts: empty before the probe has answered.
-        jax: None where JAX has not answered, or runs on a platform that the wire does not have.
-        passive: the evidence of what the probe read; by_jax: of what JAX listed, or else is only declared.
+        jax: None if JAX has not answered, or runs on a platform that the API does not have.
+        passive: evidence of the probe's facts; by_jax: evidence of JAX's facts, or of declared facts.
     """
 
     def __init__(self, snapshot: HostSnapshot, now: datetime) -> None:
@@ -158,7 +159,7 @@ class View:
         self.by_jax = self.stamp(snapshot.jax_basis, self.jax.observed_at) if self.jax else self.declared
 
     def stamp(self, basis: Basis, at: datetime) -> dict[str, Any]:
-        """Returns the fields of `Evidence` for something observed at a time."""
+        """Returns the fields of `Evidence` for an observation at a time."""
         return {"basis": basis, "observed_at": at, "age_s": max(0.0, (self._now - at).total_seconds())}
 
     def list_jax(self, platform: Platform) -> tuple[Mapping[str, Any], ...]:
@@ -166,13 +167,13 @@ class View:
         return self.jax.devices if self.jax and self.jax.platform == platform else ()
 
     def build_device(self, platform: Platform, index: int, jax: Mapping[str, Any] | None, **fields: Any) -> Device:
-        """Returns a device with what JAX says of it, if it does, and these fields."""
+        """Returns a device with these fields and with JAX's facts, if JAX lists it."""
         process_index = jax.get("process_index") if jax else None
         known = {"host": self.host, "local_index": index, "position": index, "platform": platform}
         return Device(**known, process_index=process_index, jax=self._build_jax_view(jax), **fields)
 
     def _build_jax_view(self, device: Mapping[str, Any] | None) -> JaxView | None:
-        """Returns one of JAX's devices with its evidence; None of None."""
+        """Returns one of JAX's devices with its evidence; None for None."""
         if device is None or self.jax is None:
             return None
         fields = {name: value for name, value in device.items() if name in _JAX_FIELDS and value is not None}
@@ -181,7 +182,7 @@ class View:
 
 @dataclass(frozen=True)
 class PlatformDevices:
-    """The devices of one platform; links name places in `devices`."""
+    """The devices of one platform. Links contain indices into `devices`."""
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
@@ -189,5 +190,5 @@ class PlatformDevices:
 
 
 def read_limit(device: Mapping[str, Any] | None) -> int | None:
-    """Returns what JAX's allocator may take, in bytes; None where it does not say."""
+    """Returns the limit of JAX's allocator in bytes; None if not reported."""
     return ((device or {}).get("memory_stats") or {}).get("bytes_limit")

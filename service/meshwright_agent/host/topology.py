@@ -1,4 +1,4 @@
-"""The host as `GET /devices` shows it: facts of the probe joined with what JAX lists. Pure.
+"""The host as `GET /devices` shows it: facts of the probe joined with JAX's devices. Pure.
 
 Each part keeps the evidence of its source. Missing facts and contradictions are warnings, never an error. The devices
 of one host are one granule. CPU devices share the host's memory, and each pair of them has a HOST link; until a worker
@@ -23,7 +23,7 @@ from meshwright_agent.host.tpu import build_tpus, find_slice
 _ACCELERATORS: Final[dict[Platform, Callable[[View], PlatformDevices]]] = {"gpu": build_gpus, "tpu": build_tpus}
 HOST: Final = "HOST"
 MOST_LINKED_DEVICES: Final = 64
-"""Links grow with the square of the devices: 64 have 2,016, and all are alike."""
+"""The number of links grows with the square of the devices: 64 devices have 2,016 equal links."""
 
 
 def build_devices(snapshot: HostSnapshot, now: datetime) -> Devices:
@@ -49,7 +49,7 @@ def build_devices(snapshot: HostSnapshot, now: datetime) -> Devices:
 
 
 def choose_platform(view: View) -> Platform:
-    """Returns what the host's devices are: CPUs where that was asked for, else accelerators that were seen."""
+    """Returns the platform of the host's devices: CPUs if configured, else the accelerators found."""
     if view.snapshot.cpu_devices is not None:
         return "cpu"
     if view.jax and view.jax.platform in _ACCELERATORS:
@@ -58,7 +58,7 @@ def choose_platform(view: View) -> Platform:
 
 
 def _build_granule(view: View, platform: Platform, count: int) -> Granule:
-    """Returns what the devices listed here belong to; of a slice of several hosts, the whole slice's shape."""
+    """Returns the granule of this host's devices. For a slice of several hosts it has the whole slice's shape."""
     if platform != "tpu":
         domain = find_domain(view) if platform == "gpu" else None
         return Granule(ordinal=0, kind="host", name=view.host, device_count=count, domain=domain)
@@ -86,9 +86,9 @@ def _warn(view: View) -> tuple[Notice, ...]:
 
 
 def build_cpus(view: View) -> PlatformDevices:
-    """Returns the CPU devices that JAX lists, else as many as are configured (1 unless told otherwise).
+    """Returns the CPU devices that JAX lists, else the configured number (default 1).
 
-    They are virtual when there are several, or when their number was asked for.
+    They are virtual if there are several, or if their number was configured.
     """
     configured, seen = view.snapshot.cpu_devices, view.list_jax("cpu")
     count = len(seen) or configured or 1
@@ -117,13 +117,13 @@ def build_cpus(view: View) -> PlatformDevices:
 
 
 def build_share(view: View, count: int) -> Memory | None:
-    """Returns a device's equal share of the memory that this process may use; None: that is not known."""
+    """Returns a device's equal share of the memory that this process may use; None: unknown."""
     total = view.facts.cpu.memory_limit_bytes or view.facts.cpu.memory_bytes
     return None if total is None else Memory(capacity_bytes=total // count, **view.passive)
 
 
 def build_software(view: View) -> Software:
-    """Returns versions: JAX's as the worker said them, the driver's as the probe read them."""
+    """Returns versions: JAX's from the worker, the driver's from the probe."""
     versions, driver = view.jax.view if view.jax else {}, view.facts.driver
     return Software(
         agent=meshwright_agent.__version__,

@@ -1,9 +1,8 @@
-"""TPUs: chips on the PCI bus, with coordinates from JAX, or from the environment while JAX has not looked.
+"""TPUs: chips on the PCI bus, with coordinates from JAX, or from the environment until JAX has answered.
 
-Rule: coordinates are stated only where they are known: JAX said them, or the slice is this host alone and its
-shape is in the environment. So is the slice's shape, which is that of all its hosts. Chips and PCI addresses are
-joined by order (addresses ascending; x fastest), as nothing that can be read without opening a chip joins them
-otherwise. Pure.
+Rule: coordinates are stated only if they are known: from JAX, or from the environment's shape of a slice that is only
+this host. The same applies to the shape of the whole slice. Chips and PCI addresses are joined by order (addresses
+ascending; x fastest), because no fact readable without opening a chip joins them. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Coords = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Core:
-    """A device to be: as JAX lists it, or as the environment lets expect it. `rank`: of its chip."""
+    """An expected device: from JAX's list or from the environment. `rank`: rank of its chip."""
 
     rank: int
     coords: Coords | None
@@ -38,7 +37,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Slice:
-    """The whole slice, in chips [x, y, z]; None: not known."""
+    """The whole slice, in chips [x, y, z]; None: unknown."""
 
     shape: Coords | None = None
     wrap: tuple[bool, ...] | None = None
@@ -86,7 +85,7 @@ def _list_expected(functions: Sequence[TpuFacts], slice_: SliceFacts) -> tuple[C
 
 
 def find_shape(function_count: int, cores: int, slice_: SliceFacts) -> Coords | None:
-    """Returns the shape of a slice that is this host alone, in chips [x, y, z]; None for any other.
+    """Returns the shape of a slice of only this host, in chips [x, y, z]; None for any other slice.
 
     A PCI function is a chip, or one core of it (TPU7x with split chips).
     """
@@ -99,10 +98,10 @@ def find_shape(function_count: int, cores: int, slice_: SliceFacts) -> Coords | 
 
 
 def find_slice(view: View) -> Slice:
-    """Returns the slice that this host is part of: as the environment says, else as far as JAX sees it whole.
+    """Returns the slice of this host: from the environment, else from JAX if it sees the whole slice.
 
-    Nothing is known where these contradict each other, or the chips that JAX sees. A twist that no such shape can have,
-    and rings of another number than dimensions, are not believed.
+    The slice is unknown if these contradict each other or the chips that JAX sees. An impossible twist, or a number of
+    ring flags other than the number of dimensions, is ignored.
     """
     facts, functions, seen = view.facts.slice, view.facts.tpus, _list_seen_coords(view)
     shapes = {shape for shape in (*_list_declared(facts), _find_local(functions, facts, seen)) if shape}
@@ -119,7 +118,7 @@ def find_slice(view: View) -> Slice:
 
 
 def _list_declared(facts: SliceFacts) -> list[Coords]:
-    """Returns the slice's shape as the environment has it: by itself, and as hosts of chips."""
+    """Returns the slice's shapes from the environment: the direct shape, and the product of hosts and chips."""
     shapes = [facts.topology] if facts.topology else []
     if facts.hosts and facts.chips_per_host:
         shapes.append(tuple(a * b for a, b in zip(facts.hosts, facts.chips_per_host, strict=True)))
@@ -127,14 +126,14 @@ def _list_declared(facts: SliceFacts) -> list[Coords]:
 
 
 def _find_local(functions: Sequence[TpuFacts], facts: SliceFacts, seen: frozenset[Coords]) -> Coords | None:
-    """Returns the shape of a slice that is this host alone, where the environment tells no shape of the slice."""
+    """Returns the shape of a slice of only this host, if the environment does not report the slice's shape."""
     if _list_declared(facts) or facts.host_count not in {None, 1}:
         return None
     return _bound(seen) or find_shape(len(functions), _count_cores(functions), facts)
 
 
 def _bound(coords: frozenset[Coords]) -> Coords | None:
-    """Returns the box that chips fill from the origin on; None where they leave places empty, or there are none."""
+    """Returns the box that chips fill from the origin; None if places are empty, or without chips."""
     if not coords:
         return None
     shape = tuple(max(places) + 1 for places in zip(*coords, strict=True))
@@ -142,7 +141,7 @@ def _bound(coords: frozenset[Coords]) -> Coords | None:
 
 
 def _list_seen_coords(view: View) -> frozenset[Coords]:
-    """Returns where JAX sees chips of this host's slice, on all hosts of its job."""
+    """Returns the coordinates of the slice's chips that JAX sees, on all hosts of its job."""
     if view.jax is None or view.jax.platform != "tpu":
         return frozenset()
     own = {device.get("slice_index") for device in view.jax.devices}
@@ -151,7 +150,7 @@ def _list_seen_coords(view: View) -> frozenset[Coords]:
 
 
 def find_function(functions: Sequence[TpuFacts], cores: Sequence[Core], index: int) -> TpuFacts | None:
-    """Returns the PCI function of a core: one each, or one for each chip; None where numbers do not fit."""
+    """Returns the PCI function of a core: one per core, or one per chip; None if the numbers do not match."""
     if len(functions) == len(cores):
         return functions[index]
     return functions[cores[index].rank] if len(functions) == len({core.rank for core in cores}) else None
@@ -183,7 +182,7 @@ def _build_tpu(view: View, index: int, core: Core, function: TpuFacts | None) ->
 
 
 def _build_memory(view: View, kind: str | None, seen: Mapping[str, Any] | None) -> Memory | None:
-    """Returns capacity by the chip table, and use by JAX's allocator, whose evidence stands where it told."""
+    """Returns capacity from the chip table, and use from JAX's allocator, with JAX's evidence if it reported."""
     chip = find_chip(kind or "")
     stats = (seen or {}).get("memory_stats") or {}
     if chip is None and not stats:
@@ -199,7 +198,8 @@ def _build_memory(view: View, kind: str | None, seen: Mapping[str, Any] | None) 
 def _build_links(view: View, cores: Sequence[Core], devices: Sequence[Device]) -> tuple[Link, ...]:
     """Returns the ICI links between this host's chips: neighbors in the grid, by their first cores.
 
-    Wrap-around links need an axis of 4 or more chips on 3-D generations, of 16 on 2-D ones: no host has one.
+    Wrap-around links need an axis of 4 or more chips on 3-D generations, of 16 on 2-D ones. A single host does not have
+    such an axis.
     """
     first = {core.coords: index for index, core in reversed(list(enumerate(cores))) if core.coords}
     if not first:

@@ -1,7 +1,7 @@
-"""The watch: probes the host and lists JAX's devices by the device worker, again and again, and reports both as health.
+"""The watch: repeatedly probes the host and lists JAX's devices by the device worker, and reports both as health.
 
-Rule: every probe is bounded in time and waits for no JAX, whose start may hang for minutes; what could not be observed
-stays as old as it is. Knows nothing of HTTP.
+Rule: every probe is bounded in time and does not wait for JAX, whose start may hang for minutes. A failed observation
+leaves the old facts with their age. This module does not depend on HTTP.
 """
 
 from __future__ import annotations
@@ -34,29 +34,30 @@ log = logging.getLogger(__name__)
 DESCRIBE_TIMEOUT_S: Final = 30.0
 """How long JAX may take to list its devices."""
 BOUND_S: Final = 2.0
-"""How long a release takes at most; it is answered in time also when the driver hangs."""
+"""Time limit of a release. It is answered in time even if the driver hangs."""
 ANSWER_S: Final = 0.3
-"""Of the bound, kept for the answer, which a busy host may write late."""
+"""Part of the limit that is reserved for the answer, which a busy host may send late."""
 PROBE_S: Final = 0.45
-"""Of the bound, kept for asking who still holds a device: a worker that is not gone by then is probed as it ends."""
+"""Part of the limit that is reserved for the probe of remaining holders. A worker that has not ended is then probed
+too."""
 ANOTHER_PROBE_S: Final = 0.5
-"""Of the bound, at least left for asking again who holds a device: a probe starts in some 0.3 s."""
+"""Minimum remaining time for a second probe of the holders. A probe starts in about 0.3 s."""
 RELEASED: Final = "the devices were released (POST /devices/release)"
 
 _Held = tuple[tuple[Holder, ...] | None, Unseen | None]
-"""Who holds a device; None, and why nobody is named."""
+"""The holders of devices; or None and the reason why they are unknown."""
 
 
 class HostWatch(Host):
-    """Observes the hardware of this host every `probe_interval_s`, and whenever it is asked to.
+    """Observes the hardware of this host every `probe_interval_s` and on request.
 
     Args:
-        probe: asks drivers, sysfs and /proc.
+        probe: reads drivers, sysfs and /proc.
         device: owns JAX.
         runs: the queue of benches, which a release ends.
-        history: what is remembered of devices.
+        history: has the memory of devices.
         spawn: starts work that the agent ends when it closes.
-        stays: the worker is on CPUs, so that it is kept and started again.
+        stays: the worker uses CPUs, so that it is kept and restarted.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class HostWatch(Host):
         device.on_change = self.report_worker
 
     async def run(self) -> None:
-        """Observes until it is cancelled; an error of one round is logged and does not end the watch."""
+        """Observes until cancelled. An error of one round is logged and does not end the watch."""
         try:
             while True:
                 try:
@@ -99,10 +100,10 @@ class HostWatch(Host):
                 await asyncio.gather(self._asking, return_exceptions=True)
 
     async def refresh(self) -> asyncio.Task[None] | None:
-        """Probes once; returns the question to JAX that is under way, which nobody waits for.
+        """Probes once; returns the pending call to JAX, which this method does not await.
 
-        JAX is asked if the worker is there or may be started for it. A worker at a bench is not asked: it would answer
-        after it. The bench has a deadline, until which the worker counts as healthy.
+        JAX is called if the worker runs or may be started. A worker that runs a bench is not called, because it would
+        answer only afterwards. The bench has a deadline, until which the worker counts as healthy.
         """
         if self._stays and not self._has_answered:
             self._ask_jax()
@@ -110,7 +111,7 @@ class HostWatch(Host):
             return self._asking
         has_answered = await self.probe()
         if self._stays and self.snapshot.released and self._device.state == "stopped" and has_answered:
-            # CPU devices need no driver and no worker, so that this is evidence after a release, when JAX is not asked
+            # CPU devices need no driver or worker, so that this is evidence after a release, when JAX is not called
             self._report_cpus("JAX listed it; the probe reads its CPU")
         if self._device.state == "busy":
             if self._asking is None:
@@ -131,7 +132,7 @@ class HostWatch(Host):
             self._monitor.report_listed(snapshot.devices(now).devices, now, reason)
 
     def _ask_jax(self) -> None:
-        """Has JAX asked, once at a time: while its start hangs, or a bench is before it, later rounds add nothing."""
+        """Starts a call to JAX unless one is pending, such as during a hanging start or a bench."""
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_in_turn())
         else:
@@ -151,28 +152,29 @@ class HostWatch(Host):
 
     @property
     def _has_answered(self) -> bool:
-        """True once JAX has listed its devices in this life of the agent."""
+        """True once JAX has listed its devices since the agent started."""
         return self.snapshot.jax is not None
 
     def _may_wake(self) -> bool:
-        """On a host without accelerators the worker stays, and is started again if it died; not if it was released."""
+        """Returns whether the worker may be started: it stays up on CPUs and is restarted, except after a release."""
         return not self.snapshot.released or self._device.state in {"ready", "busy"}
 
     def _may_touch(self) -> bool:
-        """On accelerators JAX is started once to learn its view, and only if nobody else holds or has leased a device.
+        """Returns whether JAX may be started on accelerators, which requires that devices are not held or leased.
 
-        It is started again after a crash. With `hold: always` it is kept, and started again after leases; with `never`
-        a bench alone starts it. Not after a release, as on hosts without; also not where it had told no view before.
+        JAX is started once to list its devices, and again after a crash. With `hold: always` it is kept, and restarted
+        after leases. With `never` only a bench starts it. After a release it is not restarted, even if it has not
+        listed devices yet.
         """
         if self._is_reserved or not self._may_wake():
             return False
-        is_open = self._device.state == "ready"  # then nothing more is opened
+        is_open = self._device.state == "ready"  # then no further device is opened
         if not is_open and (self._settings.hold == "never" or explain_untouched(self.snapshot.facts)):
             return False
         return not self._has_answered or self._device.has_crashed or self._settings.hold == "always"
 
     def _explain_stopped(self) -> str:
-        """Returns why JAX is not started on accelerators that it has not listed yet; empty where it may be."""
+        """Returns why JAX is not started on accelerators that it has not listed yet; empty if it may be started."""
         if self._stays or self._has_answered or self._may_touch():
             return ""
         if self.snapshot.released:
@@ -184,26 +186,26 @@ class HostWatch(Host):
         return f"not started: {explain_untouched(self.snapshot.facts)}"
 
     def _is_left_over(self) -> bool:
-        """Tells whether a bench of who has a lease left its worker there, which `hold: always` would keep."""
+        """Returns whether the worker of a lease owner's bench is still up, which `hold: always` would keep."""
         if self._stays or not self._is_reserved or self._device.state != "ready":
             return False
         return (self._clock.now() - self._device.since).total_seconds() >= self._settings.idle_release_s
 
     def recall(self) -> None:
-        """Takes what an earlier life of the agent knew of devices and their faults."""
+        """Restores the devices and faults that the previous agent knew."""
         self._monitor.recall(self._clock.now())
 
     def acknowledge(self, component: str) -> None:
-        """Clears what stands against a component by an operator's word; the last facts are evaluated again."""
+        """Clears the faults of a component after an operator's acknowledgement. Evaluates the last facts again."""
         snapshot, now = self.snapshot, self._clock.now()
         devices = snapshot.devices(now) if snapshot.facts is not None else None
         self._monitor.acknowledge(component, snapshot.facts_at or now, facts=snapshot.facts, devices=devices)
 
     async def probe(self) -> bool:
-        """Asks the probe for facts; of a driver that does not answer in time that is reported, and they grow old."""
+        """Probes the host. If the driver does not answer in time, reports that and keeps the old facts."""
         now = self._clock.now()
         if self._probe.state == "failed" and not self._probe.abandoned_pids:
-            self._probe.reset()  # a driver may recover; the pause is ours, and nothing that hangs in it piles up
+            self._probe.reset()  # a driver may recover; the interval limits the number of hanging probes
         absent = self._absent_generation()
         question = self._question
         if self._settings.kernel_log:
@@ -214,7 +216,7 @@ class HostWatch(Host):
             self._monitor.report_silence(first_line(error), now)
             return False
         before, facts = self.snapshot.facts, parse_host_facts(answer.result)
-        if absent is None or absent != self._absent_generation():  # the worker was there, or was in between
+        if absent is None or absent != self._absent_generation():  # the worker was up during the probe
             facts = drop_ambiguous_processes(facts)
         self.update(facts=facts, facts_at=now)
         self._monitor.report_facts(facts, before, self.snapshot.devices(now), now)
@@ -227,11 +229,11 @@ class HostWatch(Host):
         return {"root": str(self._settings.host_root)}
 
     async def wait_for_probe(self) -> None:
-        """Waits until the probe has answered the next time."""
+        """Waits for the next answer of the probe."""
         await self._has_probed.wait()
 
     async def list_jax_devices(self) -> None:
-        """Asks the device worker for JAX's devices, starting it if need be; a failure stands in the snapshot."""
+        """Reads JAX's devices from the device worker, which it starts if necessary. The snapshot records a failure."""
         try:
             answer = await self._device.call("describe", {}, deadline_s=DESCRIBE_TIMEOUT_S)
         except CallCancelled:
@@ -246,7 +248,7 @@ class HostWatch(Host):
         self._report_cpus("JAX lists it")
 
     def report_progress(self, value: Mapping[str, Any]) -> None:
-        """Reports the devices that a bench has measured; the bench has started the worker, if that was released."""
+        """Reports the devices that a bench has measured. The bench restarts a released worker."""
         self.update(released=False)
         record, now = value.get("record"), self._clock.now()
         if record and not self.snapshot.mismatch:
@@ -255,11 +257,11 @@ class HostWatch(Host):
             self._monitor.report_record(record, chosen, now)
 
     def _absent_generation(self) -> int | None:
-        """Returns which worker was there last, where none is there now; else None."""
+        """Returns the generation of the last worker if no worker runs now, else None."""
         return self._device.generation if self._device.state in {"stopped", "backoff", "failed"} else None
 
     def report_worker(self) -> None:
-        """Reports the worker's state; not of one that is up and has yet to say on which devices."""
+        """Reports the worker's state, except for a running worker that has not listed its devices yet."""
         failure = self.snapshot.failure
         if not self._has_answered and failure is None and self._device.state in {"ready", "busy"}:
             return
@@ -273,12 +275,12 @@ class HostWatch(Host):
         )
 
     def require_hardware(self, asked: str) -> None:
-        """Returns: this host is what it says."""
+        """Does nothing, because this host has real hardware."""
 
-    # ---- the way back of the devices -------------------------------------------------------------------------------
+    # ---- release of the devices ------------------------------------------------------------------------------------
 
     async def release(self) -> Release:
-        """Ends the worker and its runs, then asks the probe who holds a device; the worker is not started unasked."""
+        """Ends the worker and its runs, then probes the holders. The worker is not restarted without a request."""
         self._record_release()
         started_s, was_running = self._clock.monotonic(), self._device.pid is not None
         outcome, cancelled = await asyncio.gather(
@@ -296,7 +298,7 @@ class HostWatch(Host):
                 break
             seen, unseen = again
         ending = outcome.abandoned_pids
-        holding = [pid for pid in ending if pid in self._device.holding_pids]  # one may have gone meanwhile
+        holding = [pid for pid in ending if pid in self._device.holding_pids]  # a process may have ended meanwhile
         held = _name_own(seen, ending, holding, self._device.spec.module)
         took_s = self._clock.monotonic() - started_s
         RELEASE_DURATION.labels("abandoned" if holding else "killed" if outcome.killed else "released").observe(took_s)
@@ -316,12 +318,12 @@ class HostWatch(Host):
         self.report_worker()
 
     async def _ask_in_time(self, bound_s: float) -> _Held:
-        """Returns who holds a device, as the probe says; None, and why, if it cannot say so, or not in time."""
+        """Returns the holders from the probe; None and the reason if they are unknown or the probe is late."""
         limit_s = max(0.1, bound_s)
         asking: asyncio.Task[_Held] = self._spawn(self._ask_for_holders(limit_s))
         done, _ = await asyncio.wait({asking}, timeout=limit_s)
         if not done:
-            asking.cancel()  # not awaited: ending a probe that hangs takes longer than is left
+            asking.cancel()  # not awaited: ending a hanging probe takes longer than the remaining time
             return None, "late"
         return asking.result()
 
@@ -334,13 +336,13 @@ class HostWatch(Host):
         return (None, "hidden") if holders is None else (tuple(map(Holder.model_validate, holders)), None)
 
     async def preempt(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
-        """Ends these benches for a lease, and the worker where it has accelerators; returns those that were ended.
+        """Ends these benches for a lease, and a worker on accelerators. Returns the ended benches.
 
-        A worker on accelerators holds them also between two benches; on CPUs only a bench is in the way. A bench that
-        is not among these opens none of the devices in question (JAX does not see them), and goes on.
+        A worker on accelerators holds them also between two benches. On CPUs only a bench blocks the lease. Other
+        benches do not open these devices, because JAX does not see them, and continue.
 
         Raises:
-            DeviceBusyError: the worker does not end, whatever is done to it.
+            DeviceBusyError: the worker does not end, even after SIGKILL.
         """
         under_way = [run.id for run in self._runs.list_live("device") if run.state == "running"]
         cancelling = self._runs.cancel_all(reason, lane="device", only=ids)
@@ -358,7 +360,7 @@ class HostWatch(Host):
 def _name_own(
     held: tuple[Holder, ...] | None, ending: Collection[int], holding: Collection[int], module: str
 ) -> tuple[Holder, ...] | None:
-    """Returns the holders, with the agent's own processes that do not end, whatever the probe saw of them."""
+    """Returns the holders and the agent's own processes that do not end, reported by the probe or not."""
     seen = tuple(holder for holder in held or () if holder.pid not in ending or holder.pid in holding)
     unseen = set(holding) - {holder.pid for holder in seen}
     own = tuple(Holder(pid=pid, command=f"python -m {module}", own=True) for pid in sorted(unseen))

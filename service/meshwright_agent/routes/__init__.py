@@ -1,1 +1,1 @@
-"""The routes: each checks the caller's scope, calls a verb of the agent, and returns a model or a `Response`."""
+"""The routes: each checks the caller's scope, calls a method of the agent, and returns a model or a `Response`."""

@@ -1,4 +1,4 @@
-"""Device routes: what is here, giving it back; the variables that a job needs, and the hardware that plans may name."""
+"""Device routes: the topology, the release, the environment of a job, and the hardware that plans may name."""
 
 from __future__ import annotations
 

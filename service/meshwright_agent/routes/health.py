@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"], route_class=StrictRoute)
 
 MAX_LINE_CHARS: Final = 80
-"""Of /readyz: node-problem-detector cuts what is longer (its plugins' `max_output_length`)."""
+"""Maximum length of /readyz: node-problem-detector truncates longer lines (its plugins' `max_output_length`)."""
 _LINE: Final = {"description": "one line of text", "content": TEXT}
 
 
@@ -40,7 +40,7 @@ async def read_readyz(agent: AgentHere) -> Response:
 
 
 def shorten_line(text: str) -> str:
-    """Returns the text as one line of at most `MAX_LINE_CHARS`, whatever a dying worker wrote into it."""
+    """Returns the text as one line of at most `MAX_LINE_CHARS`, even if a crashed worker wrote more."""
     line = make_sendable("".join(c if c.isprintable() else " " for c in " ".join(text.split())))
     return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 3].rstrip()}..."
 
@@ -72,7 +72,7 @@ async def read_health(agent: AgentHere, query: Annotated[HealthQuery, fastapi.Qu
 
 
 def format_health(state: State, parts: Iterable[Component]) -> str:
-    """Returns the state of the whole, then one line a component, worst first; what to do stands below it."""
+    """Returns the overall state, then one line per component, worst first, with the action below it."""
     lines = [f"health: {state}"]
     for part in sorted(parts, key=lambda part: WORST_FIRST.index(part.state)):
         lines.append(f"{part.state:<12} {part.name}: {part.reason}")
@@ -90,7 +90,7 @@ async def acknowledge(agent: AgentHere, request: Acknowledgement, caller: Admin)
 
 
 def _refuse_number(value: object) -> object:
-    """Refuses a bare number, which pydantic takes for seconds or milliseconds since 1970, by its size."""
+    """Rejects a bare number, which pydantic would read as seconds or milliseconds since 1970."""
     if isinstance(value, str) and ":" not in value:
         raise ValueError("a time with its zone, as RFC 3339 has it: 2026-01-31T12:00:00Z")
     return value
@@ -142,5 +142,5 @@ async def stream_events(
             if not authenticator.is_valid(caller):
                 return
             yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.seq))
-    except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener comes back with its id
+    except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener reconnects with its id
         log.warning("a listener of events is let go: %s", error)

@@ -1,4 +1,4 @@
-"""Lease routes: reserve devices, look, renew, end."""
+"""Lease routes: create, read, renew and end leases."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""/metrics: Prometheus text. Prefix meshwright_, base units; what is unknown is an absent series.
+"""/metrics: Prometheus text. Prefix meshwright_, base units; unknown values are absent series.
 
-Labels are dcgm-exporter's where they mean the same (gpu, UUID, pci_bus_id, device, modelName, Hostname), and written as
-it writes them, so that both join. A scrape reads memory: it asks no child, no driver and no disk.
+Labels are those of dcgm-exporter where they have the same meaning (gpu, UUID, pci_bus_id, device, modelName, Hostname).
+Their values have the same format, so that both join. A scrape reads memory only, not a child, driver or disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 HEALTH_STATES: Final[tuple[str, ...]] = get_args(State)
 WORKER_STATES: Final[tuple[str, ...]] = get_args(WorkerState)
 MAX_LISTED: Final = 1024
-"""Devices with series of their own. Only a simulated host has more; a scrape of thousands would hold up the agent."""
+"""Maximum number of devices with their own series. Only a simulated host has more. A larger scrape would delay the
+agent."""
 _DEVICE_LABELS: Final = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "platform")
 """Source: NVIDIA/dcgm-exporter, internal/pkg: rendermetrics/render_metrics.go, collector/gpu_collector.go."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -56,7 +57,7 @@ def observe_request(route: str, method: str, status: int, seconds: float) -> Non
 
 
 def build_registry(agent: Agent) -> CollectorRegistry:
-    """Returns what a scrape of an agent reads."""
+    """Returns the registry that a scrape of an agent reads."""
     registry = CollectorRegistry()
     for collector in (*COUNTED, AgentCollector(agent)):
         registry.register(collector)
@@ -71,7 +72,7 @@ def _gauge(name: str, labels: tuple[str, ...] | None = None, value: float | None
 def _one_hot(
     name: str, labels: tuple[str, ...], states: Mapping[tuple[str, ...], str], all_states: tuple[str, ...]
 ) -> GaugeMetricFamily:
-    """Returns, for each key, a sample a state: 1 for the one that it is in, 0 for the others."""
+    """Returns, for each key, one sample per state: 1 for its current state, 0 for the others."""
     family = _gauge(name, labels)
     for key, state in states.items():
         for one in all_states:
@@ -86,7 +87,7 @@ class AgentCollector(Collector):
         self._agent = agent
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the families of this moment."""
+        """Yields the current metric families."""
         yield from self._collect_state()
         yield from self._collect_devices()
         yield from self._collect_bench()
@@ -160,9 +161,9 @@ class AgentCollector(Collector):
 
 
 def _is_out_of_sight(device: Device, unknown: Collection[str]) -> bool:
-    """Tells whether what is known of how a device is used is of the past: nobody sees it, or its driver is silent.
+    """Returns whether a device's usage facts are outdated: its state or its driver's state is unknown.
 
-    A fault makes a device unhealthy also while its driver is silent, so the driver is asked for as well.
+    A fault makes a device unhealthy even while its driver does not answer, so that the driver's state counts too.
     """
     is_passive = device.memory is not None and device.memory.basis == "passive"
     return name_component(device) in unknown or (is_passive and DRIVER in unknown)
@@ -181,12 +182,12 @@ def _labels_of(device: Device) -> list[str]:
 
 
 def _write_pci_address(address: str) -> str:
-    """Returns sysfs' address "0000:1b:00.0" as NVML writes it: "00000000:1B:00.0"."""
+    """Returns sysfs' address "0000:1b:00.0" in the form of NVML: "00000000:1B:00.0"."""
     domain, colon, place = address.partition(":")
     return f"{domain:0>8}{colon}{place}".upper() if colon else address
 
 
 def _name_card(device: Device) -> str:
-    """Returns "nvidia0" of the card that nvidia-smi calls 0, as dcgm-exporter does: no device file's number."""
+    """Returns "nvidia0" for card 0 of nvidia-smi, as dcgm-exporter does. It is not the number of the device file."""
     index = device.attributes.get("index", device.attributes.get("parentIndex"))
     return "" if device.platform != "gpu" or index is None else f"nvidia{index}"

@@ -88,7 +88,7 @@ async def cancel_run(agent: AgentHere, run_id: RunId, caller: Operator, response
 
 
 def age_records(run: Run, now: datetime) -> Run:
-    """Returns the run with the ages of its records as of `now`; they were stored as they were when measured."""
+    """Returns the run with the ages of its records as of `now`. The stored ages are those at the measurement."""
     result = run.result or {}
     if not result.get("records"):
         return run
@@ -119,5 +119,5 @@ async def stream_events(
             if not authenticator.is_valid(caller):
                 return
             yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.type, id=str(event.seq))
-    except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener comes back with its id
+    except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener reconnects with its id
         log.warning("a listener of run %s is let go: %s", run.id, error)

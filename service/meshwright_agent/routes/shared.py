@@ -1,4 +1,4 @@
-"""What the routes share: the agent behind them, queries that refuse unknown parameters, and bodies as strict JSON."""
+"""Shared parts of the routes: access to the agent, queries that reject unknown parameters, and strict JSON bodies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from meshwright_agent.auth import Authenticator, Caller
 from meshwright_agent.leases import Owner
 
 MAX_SEQ: Final = 2**53
-"""The largest number that an event may have: what every JSON reader keeps whole (RFC 8259 §6)."""
+"""The largest number of an event: the largest integer that every JSON reader represents exactly (RFC 8259 §6)."""
 TEXT: Final[dict[str, Any]] = {"text/plain": {"schema": {"type": "string"}}}
-"""How an answer for people is documented: `responses={200: {"content": TEXT}}`."""
+"""Documentation of a text answer: `responses={200: {"content": TEXT}}`."""
 
 
 class Query(BaseModel):
@@ -30,7 +30,7 @@ class Query(BaseModel):
 
 
 class _StrictRequest(Request):
-    """A request whose JSON is RFC 8259's: UTF-8, finite numbers, whole surrogate pairs. Python's takes the opposite."""
+    """A request with JSON by RFC 8259: UTF-8, finite numbers, whole surrogate pairs. Python's parser accepts others."""
 
     async def json(self) -> Any:
         """Returns the body's value."""
@@ -69,13 +69,13 @@ LastEventId = Annotated[int | None, Header(ge=0, le=MAX_SEQ, description="the id
 
 
 def owner_of(caller: Caller) -> Owner:
-    """Returns as whom a caller takes leases: its token or certificate; an address or a user id owns nothing."""
+    """Returns the lease owner of a caller: its token or certificate. An address or a user id does not own leases."""
     kind, _, name = caller.name.partition(":")
     return Owner(name if kind in {"token", "cert"} else "", is_admin=caller.has("admin"))
 
 
 def answer_run(run: Run) -> Response:
-    """Returns the answer that something takes long: 202, and where to follow it."""
+    """Returns the answer for long work: 202 and the location of the run."""
     headers = {"Location": f"/runs/{run.id}"}
     return Response(run.model_dump_json(), status_code=202, media_type="application/json", headers=headers)
 
@@ -83,4 +83,4 @@ def answer_run(run: Run) -> Response:
 ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
     202: {"description": "the compiler is asked; `Location` names the run, whose result is the answer", "model": Run}
 }
-"""How a route is documented that may take long."""
+"""Documentation of a route that may start a run."""

@@ -1,1 +1,1 @@
-"""The agent's side of its children: how each is started, what is said to it, and its end for certain."""
+"""The agent's side of its children: their start, their frames, and their guaranteed end."""

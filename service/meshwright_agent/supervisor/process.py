@@ -1,8 +1,8 @@
-"""A child as the operating system sees it: spawn, frames in and out, its log, and how to end it for certain.
+"""A child as an operating system process: spawn, frames in and out, its log, and its guaranteed end.
 
-Rule: whatever a child does, ending it takes bounded time: close the socket → SIGTERM → SIGKILL to the process
-group; one that the kernel will not let go even then (state D: a driver that hangs) is abandoned, and said so.
-All of this runs in the agent. Knows nothing of calls and states.
+Rule: ending a child always takes bounded time: close the socket → SIGTERM → SIGKILL to the process group. A process
+that survives SIGKILL (state D: a hanging driver) is abandoned and reported. All of this runs in the agent. This module
+does not depend on calls and states.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from meshwright.compiling.process import is_map_line
 from meshwright_agent.supervisor.protocol import MAX_FRAME_BYTES, Frame, FrameError, parse_frame
 
 LOG_LINES: Final = 200
-"""Lines of output that are kept for the crash report."""
+"""Number of output lines for the crash report."""
 
 _LINE_LIMIT_BYTES: Final = 4096
 _READ_BYTES: Final = 1 << 16
 _LAST_WORDS_S: Final = 0.2
-"""How long a child that closed its socket may take to end by itself (its own exit status says more than our
-SIGKILL), and its last output and frames to arrive (they are in the kernel's buffers, unless a grandchild
-holds the other end)."""
+"""How long a child that closed its socket may take to end by itself, because its own exit status is more informative
+than SIGKILL. Also how long its last output and frames may take to arrive. They are in the kernel's buffers, unless a
+grandchild holds the other end."""
 
 _NOT_FOR_CHILDREN: Final = frozenset(
     {
@@ -39,29 +39,29 @@ _NOT_FOR_CHILDREN: Final = frozenset(
         *("MESHWRIGHT_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
     }
 )
-"""systemd's notification belongs to the agent (sd_notify(3), sd_watchdog_enabled(3)); what opens other doors stays with
-who needs it: a child that crashes may print its environment."""
+"""Variables that children do not get: systemd's notification belongs to the agent (sd_notify(3),
+sd_watchdog_enabled(3)). Credentials stay in the agent, because a crashing child may print its environment."""
 
 _log = logging.getLogger("meshwright.worker")
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What to run, and how long to wait for what. All times in seconds.
+    """The command and the time limits of a child. All times in seconds.
 
     Attributes:
-        name: the child's kind; it must say the same in its hello.
+        name: the child's kind, which its hello must repeat.
         module: run as `python -m module`.
-        environment: makes the complete environment, at each spawn.
-        start_timeout_s: spawn to hello.
-        idle_release_s: ready without work for so long, it is stopped; None is never, 0 at once.
-        cancel_grace_s: cancel to kill.
-        stop_grace_s: closing the socket to SIGTERM.
-        term_grace_s: SIGTERM to SIGKILL.
-        reap_wait_s: SIGKILL to abandoning the process.
-        backoff_initial_s, backoff_max_s: the pause after a crash; doubled with each.
-        crash_budget, crash_window_s: so many crashes within the window, and it stays down.
-        has_devices: while one that could not be ended may hold them, no other is started.
+        environment: builds the complete environment, at each spawn.
+        start_timeout_s: time from spawn to hello.
+        idle_release_s: time without work after which the child is stopped; None: never, 0: at once.
+        cancel_grace_s: time from cancel to kill.
+        stop_grace_s: time from closing the socket to SIGTERM.
+        term_grace_s: time from SIGTERM to SIGKILL.
+        reap_wait_s: time from SIGKILL to abandoning the process.
+        backoff_initial_s, backoff_max_s: the pause after a crash, doubled with each crash.
+        crash_budget, crash_window_s: number of crashes within the window after which the child stays down.
+        has_devices: while a stuck process may hold the devices, no other is started.
     """
 
     name: str
@@ -85,15 +85,15 @@ class Ending:
     """How a process ended.
 
     Attributes:
-        status: exit status, negative for a signal; None: it never ended and was abandoned.
-        killed: it did not go by itself: SIGTERM or SIGKILL was needed.
+        status: exit status, negative for a signal; None: the process was abandoned.
+        killed: the process did not end by itself: SIGTERM or SIGKILL was needed.
     """
 
     status: int | None
     killed: bool
 
     def describe(self) -> str:
-        """Returns the ending in words: "was killed by SIGSEGV", "exited with status 3"."""
+        """Returns the ending as text: "was killed by SIGSEGV", "exited with status 3"."""
         if self.status is None:
             return "could not be killed: the kernel holds it, most likely in a driver call"
         if self.status >= 0:
@@ -103,11 +103,11 @@ class Ending:
 
 
 class ChildError(Exception):
-    """A child that must be ended, though nobody asked for it.
+    """A child that must be ended without a request.
 
     Attributes:
-        kind: it said that it cannot work · it died or broke the protocol · no hello, or no answer, in time.
-        words: what it said or did; for a timeout, empty.
+        kind: it refused to work · it died or broke the protocol · no hello, or no answer, in time.
+        words: its message or action; empty for a timeout.
         log: lines that are not in its output (a refusal's traceback).
     """
 
@@ -124,11 +124,11 @@ class ChildError(Exception):
 
 
 class Child:
-    """A process in a session of its own, with a socketpair and its output on a pipe. Made on the event loop.
+    """A process in its own session, with a socketpair and its output on a pipe. Created on the event loop.
 
     Attributes:
         generation: its number, counted from 1.
-        pid: its process id, also that of its group and session; None where it could not be started.
+        pid: its process id, also that of its group and session; None if it could not be started.
         ending: how it ended, once it has been stopped.
     """
 
@@ -147,12 +147,12 @@ class Child:
         return tuple(self._lines)
 
     async def open(self) -> None:
-        """Starts the process. To be called once; `stop` waits for one that is under way.
+        """Starts the process. Call it once. `stop` waits for a start in progress.
 
         Raises:
-            ChildError: there is no memory, no interpreter, or the environment cannot be built.
+            ChildError: memory or the interpreter is missing, or the environment cannot be built.
         """
-        # It outlives the request that starts it: what its log says for hours is not said on that request's behalf.
+        # It outlives the request that starts it, so that its later log lines do not belong to that request.
         self._opening = asyncio.create_task(self._open(), context=Context())
         try:
             await asyncio.shield(self._opening)
@@ -167,7 +167,7 @@ class Child:
             self._process = await asyncio.create_subprocess_exec(
                 *self._build_command(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=write_end,  # a pipe of our own: asyncio's Process.wait would wait for the end of its pipes
+                stdout=write_end,  # own pipe: asyncio's Process.wait would wait for the end of its pipes
                 stderr=write_end,
                 env=environment,
                 pass_fds=(theirs.fileno(),),
@@ -191,7 +191,7 @@ class Child:
         self._watching = asyncio.create_task(self._cut_after_exit())
 
     def _build_command(self, fd: int) -> list[str]:
-        """Returns the command line. -P: no import from the working directory; -u: output is not held back."""
+        """Returns the command line. -P: no import from the working directory; -u: unbuffered output."""
         birth = (f"--fd={fd}", f"--parent={os.getpid()}", f"--generation={self.generation}")
         return [sys.executable, "-P", "-u", "-m", self._spec.module, *birth]
 
@@ -199,7 +199,7 @@ class Child:
         """Returns the next frame; may be cancelled.
 
         Raises:
-            ChildError: there will be none: the process or the connection ended, or what came is no frame.
+            ChildError: the process or the connection ended, or the data is not a frame.
         """
         try:
             line = await self._reader.readline()
@@ -210,24 +210,24 @@ class Child:
         except ValueError:
             words = f"broke the protocol: a line has more than {MAX_FRAME_BYTES} bytes"
             raise ChildError("lost", words) from None
-        except OSError:  # reset by a child that died with frames of ours unread
+        except OSError:  # reset by a child that died before it read all frames
             pass
         raise ChildError("lost", "ended" if self._was_cut else "closed its socket")
 
     def send(self, line: bytes) -> None:
-        """Sends one formatted frame; into the void when the child is gone, `read` says so."""
+        """Sends one formatted frame. It does not raise if the child is gone, because `read` reports that."""
         if not self._writer.is_closing():
             self._writer.write(line)
 
     async def dump(self) -> None:
-        """Makes the child write every thread's stack to its log, so that a hang can be explained."""
+        """Makes the child write every thread's stack to its log, to diagnose a hang."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGUSR1)
             await self._has_ended(_LAST_WORDS_S)
 
     async def stop(self, *, gently: bool) -> None:
-        """Ends the process and its group, in bounded time; gently: with time to go by itself first."""
+        """Ends the process and its group, in bounded time. `gently` first gives it time to end by itself."""
         if self._opening is not None:
             await asyncio.wait({self._opening})
         if self.pid is None:
@@ -238,7 +238,7 @@ class Child:
         if gently and not ended:
             self._signal_group(signal.SIGTERM)
             ended = await self._has_ended(self._spec.term_grace_s)
-        self._signal_group(signal.SIGKILL)  # also when it has ended: what it started goes with it
+        self._signal_group(signal.SIGKILL)  # also after its end, to end its descendants
         ended = ended or await self._has_ended(self._spec.reap_wait_s)
         self._watching.cancel()
         await asyncio.wait({self._logging}, timeout=_LAST_WORDS_S)
@@ -247,7 +247,7 @@ class Child:
         self.ending = Ending(self._exit.result() if ended else None, killed)
 
     async def reap(self) -> None:
-        """Waits, without limit, for a process that was abandoned, so that it does not stay a zombie."""
+        """Waits without limit for an abandoned process, so that it does not stay a zombie."""
         await self._exit
 
     async def _has_ended(self, timeout_s: float) -> bool:
@@ -255,7 +255,7 @@ class Child:
         return self._exit.done()
 
     async def _cut_after_exit(self) -> None:
-        """The socket's end usually comes first; this is for a grandchild that keeps the socket open."""
+        """Cuts the socket after the child's exit, if a grandchild keeps the socket open."""
         await asyncio.wait({self._exit})
         await asyncio.sleep(_LAST_WORDS_S)
         self._was_cut = not self._reader.at_eof()
@@ -266,7 +266,7 @@ class Child:
             os.killpg(self._process.pid, number)
 
     async def _keep_log(self, output: asyncio.StreamReader) -> None:
-        """stdout and stderr: into the agent's log, the last lines into memory."""
+        """Copies stdout and stderr to the agent's log, and keeps the last lines in memory."""
         pending = b""
         try:
             while data := await output.read(_READ_BYTES):

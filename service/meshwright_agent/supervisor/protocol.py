@@ -1,7 +1,7 @@
-"""Frames: what agent and child say to each other over their socketpair, one JSON object a line.
+"""Frames: the messages of agent and child over their socketpair, one JSON object per line.
 
-Rule: a frame is either whole and of the right shape, or it is a `FrameError`; nothing half-read goes further.
-Knows no socket, no process and no state: bytes in, frames out, and back.
+Rule: a frame is either complete and valid, or it is a `FrameError`. Partial frames are never returned. This module
+converts bytes to frames and back. It does not depend on sockets, processes or states.
 
     agent → child   call  cancel
     child → agent   hello, or refusal; then for each call: progress, …, and result, failure or stopped
@@ -18,14 +18,14 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from meshwright.errors import ProblemError, RunFailedError, class_for
 
 PROTOCOL_VERSION: Final = 1
-"""Raised when a frame changes its meaning; both ends must say the same."""
+"""Incremented when a frame changes its meaning. Both ends must have the same version."""
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
 """Longest line, newline included. asyncio's own 64 KiB is less than one bench result with raw samples."""
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame, or a frame that cannot be written."""
+    """Bytes that are not a frame, or a frame that cannot be written."""
 
 
 class _Frame:
@@ -34,7 +34,7 @@ class _Frame:
 
 @dataclass(frozen=True)
 class Hello(_Frame):
-    """The child's first word: who it is."""
+    """The child's first frame: its identity."""
 
     protocol: int
     kind: str
@@ -45,7 +45,7 @@ class Hello(_Frame):
 
 @dataclass(frozen=True)
 class Refusal(_Frame):
-    """The child's first and last word when it cannot work: the exception, and where it came from."""
+    """The child's only frame when it cannot work: the exception and its traceback."""
 
     generation: int
     name: str
@@ -56,7 +56,7 @@ class Refusal(_Frame):
 
 @dataclass(frozen=True)
 class Call(_Frame):
-    """Do `op` with `arguments`."""
+    """Requests the operation `op` with `arguments`."""
 
     id: int
     op: str
@@ -66,7 +66,7 @@ class Call(_Frame):
 
 @dataclass(frozen=True)
 class Cancel(_Frame):
-    """Stop working on the call `id`; answer with `stopped`, or with what is ready."""
+    """Requests the end of the call `id`. The child answers with `stopped` or with a finished result."""
 
     id: int
     type: Literal["cancel"] = "cancel"
@@ -74,7 +74,7 @@ class Cancel(_Frame):
 
 @dataclass(frozen=True)
 class Progress(_Frame):
-    """Something to tell while the call goes on."""
+    """A progress report during the call."""
 
     id: int
     generation: int
@@ -94,7 +94,7 @@ class Result(_Frame):
 
 @dataclass(frozen=True)
 class Failure(_Frame):
-    """The call's answer when its handler raised: a `ProblemError`, as its parts. The child lives on."""
+    """The call's answer when its handler raised: the parts of a `ProblemError`. The child continues."""
 
     id: int
     generation: int
@@ -123,7 +123,7 @@ class Failure(_Frame):
         )
 
     def build_error(self) -> ProblemError:
-        """Returns the exception that the child's handler raised: of the same class, with the same words."""
+        """Returns the exception that the child's handler raised, with the same class and text."""
         error = class_for(self.code, self.status) if self.code else RunFailedError
         return error(
             self.detail,
@@ -150,10 +150,10 @@ _FRAMES: Final[TypeAdapter[Frame]] = TypeAdapter(Annotated[Frame, Field(discrimi
 
 
 def format_frame(frame: Frame) -> bytes:
-    """Returns the frame as one line, newline included. Lone surrogates (names that are no UTF-8) become "?".
+    """Returns the frame as one line, newline included. Lone surrogates (names that are not UTF-8) become "?".
 
     Raises:
-        FrameError: it holds something that JSON cannot say (NaN, an array, …), or is over `MAX_FRAME_BYTES`.
+        FrameError: the frame has a value that JSON does not support (NaN, an array, …), or exceeds `MAX_FRAME_BYTES`.
     """
     try:
         text = json.dumps(vars(frame), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -166,7 +166,7 @@ def format_frame(frame: Frame) -> bytes:
 
 
 def parse_frame(line: bytes) -> Frame:
-    """Returns the frame that a line (with or without its newline) says.
+    """Returns the frame of a line, with or without its newline.
 
     Raises:
         FrameError: not JSON, not an object, an unknown `type`, fields missing, surplus, or of the wrong type.

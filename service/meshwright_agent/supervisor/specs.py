@@ -1,4 +1,4 @@
-"""The children of this agent: how each is started, from the settings.
+"""The children of this agent: the start of each, from the settings.
 
 Rule: a child's environment is complete before it imports jax.
 """
@@ -20,11 +20,11 @@ from meshwright_agent.supervisor.process import ChildSpec
 
 _ACCELERATOR_FILE: Final = re.compile(r"nvidia\d+|accel\d+|kfd")
 _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""numpy would start a thread a core for matrices that no plan has."""
+"""Otherwise numpy would start one thread per core for large matrices, which plans do not have."""
 
 
 def has_accelerators(settings: Settings) -> bool:
-    """Returns whether device files or the PCI bus show GPUs or TPUs; no device is opened."""
+    """Returns whether device files or the PCI bus show GPUs or TPUs. Does not open devices."""
     dev = settings.host_root / "dev"
     names = [path.name for path in dev.iterdir()] if dev.is_dir() else []
     if any(_ACCELERATOR_FILE.fullmatch(name) for name in names) or any((dev / "vfio").glob("[0-9]*")):
@@ -35,10 +35,11 @@ def has_accelerators(settings: Settings) -> bool:
 
 
 def explain_untouched(facts: HostFacts | None) -> str:
-    """Returns why JAX may not be started on accelerators unasked, in words; "" where it may.
+    """Returns why JAX may not be started on accelerators without a request, as text; "" if it may.
 
-    It may where no other process holds a device. Holders that could not be read (None) may be anybody. JAX opens every
-    GPU that it sees, so that one which lets no process in keeps it away too, unless CUDA_VISIBLE_DEVICES may hide it.
+    JAX may be started if no other process holds a device. Unknown holders (None) count as other processes. JAX opens
+    every GPU that it sees. A GPU that does not accept processes also prevents the start, unless CUDA_VISIBLE_DEVICES
+    may hide it.
     """
     if facts is None or facts.holders is None:
         return "it is not known who holds the devices"
@@ -51,7 +52,7 @@ def explain_untouched(facts: HostFacts | None) -> str:
 
 
 def describe_holders(holders: Iterable[Holder]) -> str:
-    """Returns which other processes hold which devices, in words: the first, and how many more there are."""
+    """Returns the other processes and their devices as text: the first, and the number of the others."""
     others = [holder for holder in holders if not holder.own]
     programs = [(holder.pid, holder.name or holder.command) for holder in others]
     names = [f"process {pid}" + (f" ({program})" if program else "") for pid, program in programs]
@@ -64,7 +65,7 @@ def _abridge(words: Sequence[str]) -> str:
 
 
 def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: bool) -> ChildSpec:
-    """Returns how the device worker is started; one that `stays` is not released when idle."""
+    """Returns the spec of the device worker. A worker that `stays` is not released when idle."""
     config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
     platform = "cpu" if settings.cpu_devices else None
 
@@ -84,7 +85,7 @@ def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: 
 
 
 def build_probe_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
-    """Returns how the probe is started: for one question, then it goes."""
+    """Returns the spec of the probe, which ends after one call."""
     return ChildSpec(
         name="probe",
         module="meshwright_agent.children.probe",
@@ -95,7 +96,7 @@ def build_probe_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpe
 
 
 def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
-    """Returns how the planner is started: for a plan that takes long, and for those that follow it."""
+    """Returns the spec of the planner, which serves a long plan and the plans after it."""
     return ChildSpec(
         name="planner",
         module="meshwright_agent.children.planner",
@@ -103,10 +104,10 @@ def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildS
         start_timeout_s=settings.start_timeout_s,
         idle_release_s=settings.idle_release_s,
         backoff_max_s=2.0,
-        crash_budget=sys.maxsize,  # each request is a new chance: what crashed it may have been the one before
+        crash_budget=sys.maxsize,  # each request is a new attempt: the previous request may have caused the crash
     )
 
 
 def _count_by_pci(environ: Mapping[str, str]) -> dict[str, str]:
-    """CUDA counts GPUs by speed unless told to count by PCI address, as the driver does; both children count alike."""
+    """Makes CUDA order GPUs by PCI address, as the driver does, instead of by speed. Both children use this order."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environ}

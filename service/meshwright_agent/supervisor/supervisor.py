@@ -1,12 +1,12 @@
-"""Supervisor: owns one child process, hands it calls one at a time, and survives whatever it does.
+"""Supervisor: owns one child process, sends it calls one at a time, and survives any failure of it.
 
-Each call is one coroutine: it waits for its turn, starts the child if there is none, hands the call over, and reads
-what comes back until the answer, the deadline or a cancel. Between calls one task waits for idleness or the child's
-end. So exactly one coroutine listens to the child at any time. Every process that must go is ended by `_tear_down`: its
-group is killed and reaped before anything else happens, so no device has two owners.
+Each call is one coroutine: it waits for its turn, starts the child if necessary, and sends the call. Then it reads
+frames until the answer, the deadline or a cancel. Between calls one task waits for idleness or the child's end. So
+exactly one coroutine reads from the child at any time. `_tear_down` ends every process that must end: it kills and
+reaps the group first, so that a device never has two owners.
 
-Every caller gets one answer: a result, the child's own error, `WorkerFailedError` or `CallCancelled`. Lives on the
-agent's event loop and never blocks it.
+Every caller gets one answer: a result, the child's own error, `WorkerFailedError` or `CallCancelled`. The supervisor
+runs on the agent's event loop and never blocks it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from meshwright_agent.supervisor.protocol import (
 )
 
 OnProgress = Callable[[dict[str, Any]], None]
-"""Gets what a handler tells while it works; called on the event loop."""
+"""Receives the progress reports of a handler; called on the event loop."""
 T = TypeVar("T")
 _BuildError = Callable[[], MeshwrightError]
-"""Each caller raises an error of its own: one that were shared would hold the frames of all."""
+"""Each caller raises its own error, because a shared error would hold the frames of all callers."""
 
 _DOCTOR: Final = "the log has its last lines; `meshwright-agent doctor` says what is wrong with this host's JAX"
 _AGAIN: Final = "ask again: a new one is started; if it happens again, the log says where the worker was"
@@ -49,11 +49,11 @@ _AGAIN: Final = "ask again: a new one is started; if it happens again, the log s
 _log = logging.getLogger("meshwright.worker")
 
 
-class CallCancelled(MeshwrightError):  # noqa: N818 — not an error: somebody wanted it
-    """The call was given up because somebody asked for it.
+class CallCancelled(MeshwrightError):  # noqa: N818 — not an error: the cancel was requested
+    """The call was cancelled on request.
 
     Attributes:
-        reason: "released", "cancelled", "closing", or the word of whoever asked.
+        reason: "released", "cancelled", "closing", or the reason of the request.
     """
 
     def __init__(self, reason: str) -> None:
@@ -63,7 +63,7 @@ class CallCancelled(MeshwrightError):  # noqa: N818 — not an error: somebody w
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call returned, and which worker (counted from 1) said it."""
+    """The result of a call, and the worker (counted from 1) that returned it."""
 
     result: dict[str, Any]
     generation: int
@@ -71,13 +71,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class ReleaseOutcome:
-    """What became of a release.
+    """The outcome of a release.
 
     Attributes:
-        took_s: seconds until the process was gone (or abandoned), or the time was up.
-        killed: it did not go by itself: a signal was needed.
-        abandoned_pids: processes that even SIGKILL did not end, now or earlier, or not in time: they may still hold
-            devices; `Supervisor.holding_pids` tells which of them are there still.
+        took_s: seconds until the process ended (or was abandoned), or the time limit passed.
+        killed: the process did not end by itself: a signal was needed.
+        abandoned_pids: processes that SIGKILL did not end, now or earlier, or not in time. They may still hold devices.
+            `Supervisor.holding_pids` lists those that still exist.
     """
 
     took_s: float
@@ -87,7 +87,7 @@ class ReleaseOutcome:
 
 @dataclass(frozen=True)
 class _Work:
-    """A call: what a child works on."""
+    """A call in progress in a child."""
 
     id: int
     op: str
@@ -100,17 +100,17 @@ class Supervisor:
 
     Args:
         spec: what to run.
-        clock: for `since`, durations and the crash window. Timers are the event loop's.
+        clock: for `since`, durations and the crash window. Timers use the event loop.
         on_change: called after each change of state, on the event loop.
-        build_child: makes a process that is not started yet.
+        build_child: builds a process that is not started yet.
 
     Attributes:
         state: stopped → starting → ready ⇄ busy → stopping → stopped, or after a crash backoff, or failed.
         since: when the state last changed, UTC.
         generation: the number of the newest process, counted from 1; 0 before the first.
-        last_error: the last thing that went wrong; kept after a recovery, until `reset`.
+        last_error: the last error; kept after a recovery, until `reset`.
         has_crashed: true from a crash until another process is ready.
-        crash_count: how many processes ended as they should not.
+        crash_count: number of processes that ended unexpectedly.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class Supervisor:
         self.on_change = on_change
         self._build_child = build_child
         self._ids = itertools.count(1)
-        self._lock = asyncio.Lock()  # whoever has it has the child
+        self._lock = asyncio.Lock()  # its holder owns the child
         self._child: Child | None = None
         self._last_log: tuple[str, ...] = ()
-        self._began_s = 0.0  # when the newest child got its work, or else was started
+        self._began_s = 0.0  # when the newest child received its work, or else was started
         self._heard_s = 0.0  # when the last frame about its work came
         self._work: _Work | None = None
         self._idling: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[_BuildError] | None = None  # of the newest child; stays when that has ended
+        self._ending: asyncio.Task[_BuildError] | None = None  # of the newest child; kept after its end
         self._pause: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._give_up_count = 0
@@ -150,7 +150,7 @@ class Supervisor:
 
     @property
     def silent_s(self) -> float:
-        """How long nothing was heard of the child while it works on a call; 0 where it has none."""
+        """Seconds since the last frame of the child during a call; 0 without a call."""
         return 0.0 if self._work is None else self._clock.monotonic() - self._heard_s
 
     @property
@@ -160,50 +160,50 @@ class Supervisor:
 
     @property
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that this child, or else the one before, wrote to stdout and stderr."""
+        """The last lines of stdout and stderr of this child, or else of the previous one."""
         return self._child.log_tail if self._child else self._last_log
 
     @property
     def abandoned_pids(self) -> tuple[int, ...]:
-        """Processes that SIGKILL did not end (state D) and that have not ended since."""
+        """Processes that SIGKILL did not end (state D) and that still exist."""
         return tuple(self._abandoned)
 
     @property
     def holding_pids(self) -> tuple[int, ...]:
-        """Processes of which the devices are not free: those abandoned, and the one that is there now."""
+        """Processes that may hold devices: the abandoned ones and the current one."""
         return (*self._abandoned, *([] if self.pid is None else [self.pid]))
 
     def view(self) -> Worker:
-        """Returns the state as it goes over the wire."""
+        """Returns the state as the API's model."""
         return Worker(
             state=self.state, generation=self.generation, pid=self.pid, since=self.since, last_error=self.last_error
         )
 
-    # ---- what can be asked of it -----------------------------------------------------------------------------------
+    # ---- public calls ----------------------------------------------------------------------------------------------
 
     async def call(
         self, op: str, arguments: dict[str, Any], *, deadline_s: float, on_progress: OnProgress | None = None
     ) -> Answer:
-        """Returns the child's answer; starts one if there is none, after a crash when the pause is over.
+        """Returns the child's answer. Starts a child if necessary; after a crash it waits for the backoff.
 
-        Calls are served in the order they came.
+        Calls are served in order of arrival.
 
-        Cancelling the task cancels the call: the child is asked to stop and, after the grace, killed; the
+        Cancelling the task cancels the call. The child gets a cancel frame and is killed after the grace period. The
         task ends when the child has stopped.
 
         Args:
-            op: which handler.
+            op: name of the handler.
             arguments: a JSON object.
-            deadline_s: how long the child may work on it, then it is killed; waiting does not count.
-            on_progress: gets what the handler tells.
+            deadline_s: time limit of the child's work, after which the child is killed. Waiting does not count.
+            on_progress: receives the handler's progress.
 
         Raises:
-            ProblemError: the handler raised one: the same class here. Other exceptions are a RunFailedError.
-            WorkerFailedError: the child died while it worked (the log is its last lines), the deadline passed, it
-                cannot start or did not say hello in time (its own reason and log), has crashed too often, or an earlier
-                one that may hold the devices does not end.
-            CallCancelled: the call was cancelled, or the child released or closed.
-            FrameError: JSON cannot say the arguments.
+            ProblemError: the handler raised an error of the same class. Other exceptions become a RunFailedError.
+            WorkerFailedError: the child died during the call (the log has its last lines), or the deadline passed. Or
+                it cannot start or did not send hello in time (its own reason and log). Or it has crashed too often, or
+                an earlier process that may hold the devices does not end.
+            CallCancelled: the call was cancelled, or the child was released or closed.
+            FrameError: the arguments cannot be written as JSON.
         """
         call = Call(id=next(self._ids), op=op, arguments=arguments)
         work = _Work(call.id, op, deadline_s, on_progress)
@@ -211,11 +211,11 @@ class Supervisor:
         return await _run_to_its_end(serving)
 
     async def release(self, *, reason: str = "released", within_s: float | None = None) -> ReleaseOutcome:
-        """Ends the process, whatever it does, in bounded time; who waits gets `CallCancelled(reason)`.
+        """Ends the process in bounded time. Waiting callers get `CallCancelled(reason)`.
 
         Args:
-            reason: what is told to who waits, and to the call under way.
-            within_s: answers then at the latest: a process that is there still goes on being ended, and is named.
+            reason: the reason for the waiting callers and the current call.
+            within_s: time limit of the answer. A remaining process is listed, and its end continues.
         """
         began_s, child = self._clock.monotonic(), self._child
         self._give_up(partial(CallCancelled, reason))
@@ -227,13 +227,13 @@ class Supervisor:
         return ReleaseOutcome(self._clock.monotonic() - began_s, killed, pids)
 
     def reset(self) -> None:
-        """Forgets the crashes and the last error: an operator says that the host is mended."""
+        """Forgets the crashes and the last error, after an operator has repaired the host."""
         self._crashed_s, self.last_error = (), None
         if self.state in ("backoff", "failed"):
             self._become("stopped")
 
     async def close(self) -> None:
-        """Releases the child for good; what is asked after that gets `CallCancelled("closing")`."""
+        """Releases the child permanently. Later calls get `CallCancelled("closing")`."""
         self._is_closed = True
         await self.release(reason="closing")
         await self._stop_idling()
@@ -270,7 +270,7 @@ class Supervisor:
                 raise CallCancelled("stopped by the child itself")
 
     async def _bring_up(self, give_up_count: int) -> Child:
-        """Returns the child, ready, to the caller who has the lock."""
+        """Returns the ready child to the caller that has the lock."""
         await self._stop_idling()
         while self.state in ("stopping", "backoff") and give_up_count == self._give_up_count:
             await self._changed.wait()
@@ -338,7 +338,7 @@ class Supervisor:
                     _log.exception("%s: a listener failed on progress %.200r", self.spec.name, frame.value)
 
     async def _stop_work(self, child: Child, work: _Work) -> None:
-        """Asks the child to stop the work of a caller who has left; ends it after the grace."""
+        """Sends a cancel for the work of a cancelled caller. Ends the child after the grace period."""
         child.send(format_frame(Cancel(id=work.id)))
         try:
             # Not asyncio.timeout: in a task that is cancelled Python before 3.11.3 raises CancelledError at its end.
@@ -358,7 +358,7 @@ class Supervisor:
             self._idling = asyncio.create_task(self._idle(child), context=Context())
 
     async def _idle(self, child: Child) -> None:
-        """Ends a child that has had nothing to do for long, or that dies or speaks unasked."""
+        """Ends a child that is idle for too long, that dies, or that sends an unexpected frame."""
         try:
             async with asyncio.timeout(self.spec.idle_release_s):
                 frame = await child.read()
@@ -377,11 +377,11 @@ class Supervisor:
     # ---- the end of a process --------------------------------------------------------------------------------------
 
     async def _end(self, why: ChildError | str, *, gently: bool = False) -> _BuildError:
-        """Ends the process; returns the error for who waited for it."""
+        """Ends the process and returns the error for its waiting callers."""
         return await asyncio.shield(self._begin_end(why, gently=gently))
 
     def _begin_end(self, why: ChildError | str, *, gently: bool) -> asyncio.Task[_BuildError]:
-        """Begins to end the newest process; the first reason counts. Cancelling who waits does not stop it."""
+        """Begins to end the newest process. The first reason counts. Cancelling a waiting caller does not stop it."""
         if self._ending is None:
             assert self._child is not None
             is_starting = self.state == "starting"
@@ -431,11 +431,11 @@ class Supervisor:
         return f"the {self.spec.name} worker (generation {child.generation}, pid {child.pid})"
 
     def _find_pause_s(self) -> float:
-        """Returns the pause before the next start: doubled with each crash."""
+        """Returns the pause before the next start, doubled with each crash."""
         doublings = min(len(self._crashed_s) - 1, 60)
         return min(self.spec.backoff_initial_s * 2.0**doublings, self.spec.backoff_max_s)
 
-    # ---- what others see -------------------------------------------------------------------------------------------
+    # ---- visible state ---------------------------------------------------------------------------------------------
 
     def _become(self, state: WorkerState) -> None:
         if self._pause is not None:
@@ -450,7 +450,7 @@ class Supervisor:
             self.on_change()
 
     def _give_up(self, build_error: _BuildError) -> None:
-        """Lets all who wait for their turn raise this."""
+        """Makes all waiting callers raise this error."""
         self._give_up_count += 1
         self._give_up_error = build_error
         self._wake()
@@ -460,7 +460,7 @@ class Supervisor:
         self._changed = asyncio.Event()
 
     def _build_crash(self, child: Child, why: ChildError, work: _Work | None, took_s: float) -> ProblemError:
-        """Returns the error for who waited for a child that was lost, refused to work, or took too long."""
+        """Returns the error for the callers of a child that was lost, refused to work, or took too long."""
         who, ending = self._name(child), _describe_ending(child)
         asked = f"{work.op} was asked of {who}" if work else f"{who} was started"
         hint, log, retry_after_s = _AGAIN if work else _DOCTOR, (*child.log_tail, *why.log), self._find_pause_s()
@@ -493,7 +493,7 @@ class Supervisor:
 
 
 async def _run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Returns what a coroutine returns. Cancelling cancels it once and waits; a second cancel does not wait."""
+    """Returns the result of a coroutine. The first cancel cancels it and waits; a second cancel does not wait."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
@@ -502,7 +502,7 @@ async def _run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task})
         raise
     finally:
-        del task  # it holds the error, whose traceback holds this frame: a cycle that would keep the arguments
+        del task  # it holds the error, whose traceback holds this frame: this cycle would keep the arguments
 
 
 def _describe_ending(child: Child) -> str:

@@ -1,1 +1,1 @@
-"""What a bench measures, in the device worker: trials of compute, transfers and collectives, in order, with samples."""
+"""The measurements of a bench in the device worker: trials of compute, transfers and collectives, with samples."""

@@ -1,8 +1,8 @@
 """Collectives over one axis of a mesh: `shard_map` in `jit` with explicit shardings of input and output.
 
-Each device starts with its own numbers, every element of every result is compared with what NumPy computes, and the
-compiled program must contain the collective (an asynchronous pair counts once). With several axes all groups run at
-once, as in training.
+Each device starts with its own numbers. Every element of every result is compared with NumPy's result. The compiled
+program must contain the collective (an asynchronous pair counts once). With several axes all groups run at once, as in
+training.
 
 S and busbw are nccl-tests' (doc/PERFORMANCE.md): S is a rank's buffer for all-reduce, all-to-all and send/recv, its
 result for all-gather, and its input for reduce-scatter.
@@ -39,12 +39,12 @@ from meshwright_agent.children.bench.transfers import round_sizes
 
 @dataclass(frozen=True)
 class Group:
-    """What one device must end with is computed from this.
+    """The inputs of a group, from which the expected result of one device is computed.
 
     Attributes:
         tiles: the pattern of each member, by its rank in the group.
-        rank: of the device in question.
-        count: elements that each member begins with.
+        rank: that of the device.
+        count: number of input elements of each member.
     """
 
     tiles: Sequence[Array]
@@ -53,7 +53,7 @@ class Group:
     dtype: np.dtype[np.generic]
 
     def begin(self, member: int, start: int = 0, count: int | None = None) -> Array:
-        """Returns a part of what a member begins with."""
+        """Returns a part of a member's input."""
         return expand_tile(self.tiles[member], self.count if count is None else count, self.dtype, start=start)
 
     def total(self, start: int = 0, count: int | None = None) -> Array:
@@ -62,7 +62,7 @@ class Group:
         return expand_tile(total, self.count if count is None else count, self.dtype, start=start)
 
     def chunk(self) -> tuple[int, int]:
-        """Returns (start, count) of the part of a member's numbers that is this device's."""
+        """Returns (start, count) of this device's part of a member's numbers."""
         size = self.count // len(self.tiles)
         return self.rank * size, size
 
@@ -77,10 +77,10 @@ class Kind:
     """One collective.
 
     Attributes:
-        ops: HLO names under which it may stand in the compiled text; the first is the usual one. XLA for TPU fuses a
-            reduce-scatter, or makes it an all-reduce of which a part is kept.
+        ops: HLO names of the collective in the compiled text; the first is the usual one. XLA for TPU fuses a
+            reduce-scatter, or replaces it by an all-reduce and a slice.
         run: block `[1, elements]`, axis, its size → block.
-        expect: what a device must end with.
+        expect: the expected result of a device.
         factor: busbw ÷ algbw for n ranks.
         begins_with_part: each rank begins with S/n instead of S.
     """
@@ -146,7 +146,7 @@ KINDS: Final[dict[BenchCase, Kind]] = {
 
 
 def list_collective(case: BenchCase, scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial an axis and size; none over axes of size 1."""
+    """Yields one trial per axis and size, except for axes of size 1."""
     kind, sizes = KINDS[case], dict(scope.mesh.axes)
     for axis in (axis for axis in scope.axes if sizes[axis] > 1):
         for size in round_sizes(scope.sizes_bytes, sizes[axis] * stage.item_bytes):
@@ -166,7 +166,7 @@ def list_collective(case: BenchCase, scope: Scope, stage: Stage) -> Iterator[Tri
 
 @dataclass
 class CollectiveRun(JaxCall):
-    """A compiled collective and what its devices begin with: row r of `[rank, elements]` lies on rank r's device."""
+    """A compiled collective and its input: row r of `[rank, elements]` is on rank r's device."""
 
     kind: Kind
     axis: str
@@ -216,7 +216,7 @@ class CollectiveRun(JaxCall):
         return placed
 
     def call(self) -> jax.Array:
-        """Runs it once on all groups."""
+        """Runs the collective once on all groups."""
         result: jax.Array = self.compiled(self.input)
         return result
 
@@ -240,9 +240,9 @@ class CollectiveRun(JaxCall):
 
 
 def find_collective(kind: Kind, module: Module) -> Collective:
-    """Returns the collective as it stands in the compiled program; a count of 0 when it does not.
+    """Returns the collective from the compiled program, with a count of 0 if it is absent.
 
-    Its bytes are those of its results on one device; of a pair the second instruction has the result.
+    Its bytes are those of its results on one device. Of an asynchronous pair the second instruction has the result.
     """
     instructions = [instruction for part in module.computations.values() for instruction in part.order]
     for op in kind.ops:

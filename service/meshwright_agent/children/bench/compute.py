@@ -1,7 +1,7 @@
-"""What one device does by itself: matmul FLOP/s and memory bandwidth.
+"""Measurements of one device alone: matmul FLOP/s and memory bandwidth.
 
-Rule: plain `jit` with default precision, one call a sample, dispatch included, as a user meets it. A matmul of n×n×n is
-2n³ floating-point operations (a multiplication and an addition each).
+Rule: plain `jit` with default precision, one call per sample, including the dispatch, as in user code. A matmul of
+n×n×n is 2n³ floating-point operations (a multiplication and an addition each).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright_agent.children.bench.measure import PERIOD, Array, JaxCall, Outc
 from meshwright_agent.children.bench.transfers import build_host_array, round_sizes
 
 CHECK_FLOPS: Final = 1e9
-"""What NumPy may spend on checking a matmul: all rows up to n = 1000, a sample of them above."""
+"""FLOPs for NumPy's check of a matmul: all rows up to n = 1000, a sample of the rows above."""
 
 BLOCK_ROWS: Final = 1024
 
@@ -30,7 +30,7 @@ _SIGNIFICAND_BITS: Final = {"float32": 24, "bfloat16": 8, "float16": 11}
 
 
 def list_matmul(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial a device and n."""
+    """Yields one trial per device and n."""
     for n in scope.matmul_sizes:
         for index in scope.singles:
             yield Trial(
@@ -46,7 +46,7 @@ def list_matmul(scope: Scope, stage: Stage) -> Iterator[Trial]:
 
 
 def list_memory_bandwidth(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial a device and size; S is what is read and what is written together."""
+    """Yields one trial per device and size. S is the sum of the bytes read and written."""
     for size in round_sizes(scope.memory_bytes, 2 * stage.item_bytes):
         for index in scope.singles:
             yield Trial(
@@ -63,8 +63,8 @@ def list_memory_bandwidth(scope: Scope, stage: Stage) -> Iterator[Trial]:
 def build_matrix(n: int, seed: int, dtype: np.dtype[np.generic]) -> Array:
     """Returns `[n, n]` normally distributed values, each of at most 8 significant bits.
 
-    So no input is rounded, whatever precision the platform multiplies in (TF32, or bfloat16 passes on TPU); and the
-    bits are as mixed as in training, on which a GPU's clock depends.
+    So no input is rounded, whatever precision the platform multiplies in (TF32, or bfloat16 passes on TPU). The bits
+    are as mixed as in training, because a GPU's clock depends on them.
     """
     values = np.random.default_rng(seed).standard_normal(PERIOD).astype(np.float32)
     mantissa, exponent = np.frexp(values)
@@ -73,7 +73,7 @@ def build_matrix(n: int, seed: int, dtype: np.dtype[np.generic]) -> Array:
 
 
 def choose_rows(n: int) -> Array:
-    """Returns the rows of the product that are checked: evenly spread, the first and last among them."""
+    """Returns the rows of the product to check: evenly spread, including the first and last."""
     count = int(min(n, max(2, CHECK_FLOPS // (n * n))))
     return np.unique(np.linspace(0, n - 1, count).astype(int))
 
@@ -88,9 +88,9 @@ def multiply(rows: Array, right: Array) -> Array:
 
 
 def count_off(got: Array, expected: Array, dtype: str) -> int:
-    """Returns how many elements are further off than rounding explains; NaN is.
+    """Returns the number of elements with an error beyond rounding; NaN counts.
 
-    Allowed: twice the rounding of the result to `dtype`, and n sums rounded to float32, of terms of about 1.
+    Allowed are twice the rounding of the result to `dtype`, and n sums of terms of about 1 rounded to float32.
     """
     n = expected.shape[1]
     unit = 2.0 ** (1 - _SIGNIFICAND_BITS[dtype])
@@ -127,7 +127,7 @@ class Matmul(JaxCall):
 
 @dataclass
 class Negation(JaxCall):
-    """An array that is negated in place: its memory is donated to the result."""
+    """Negates an array in place: its memory is donated to the result."""
 
     size_bytes: int
     device: jax.Device
@@ -145,7 +145,7 @@ class Negation(JaxCall):
         return negated
 
     def verify(self) -> Outcome:
-        """Compares with the array as sent, negated as often."""
+        """Compares the result with the original array, negated as often."""
         expected = self.host if self.times % 2 == 0 else -self.host
         wrong = count_wrong(np.asarray(self.last), expected)
         return Outcome(wrong, {"array_bytes": self.host.nbytes})

@@ -1,13 +1,13 @@
-"""How the bench measures: trials, their samples, the data they move, and the devices they run on.
+"""The measuring method of the bench: trials, their samples, their data, and their devices.
 
-A trial is one thing to measure: `prepare` allocates and compiles, `sample` does the work once and returns its seconds,
-`verify` compares the last result with what NumPy computes. One trial is prepared at a time. Warm-up calls are not
-samples, no sample is dropped, and fewer than three samples give no result. A time ends when the result is there
-(`jax.block_until_ready`). Data are whole numbers that every dtype represents exactly, in a pattern that repeats after a
+A trial is one measurement. `prepare` allocates and compiles. `sample` does the work once and returns its seconds.
+`verify` compares the last result with NumPy's result. One trial is prepared at a time. Warm-up calls are not samples,
+no sample is dropped, and fewer than three samples do not give a result. A time ends when the result is ready
+(`jax.block_until_ready`). Data are whole numbers that every dtype represents exactly. Their pattern repeats after a
 prime number of elements, so that swapped or shifted parts are found.
 
-A local index means the same device as in `GET /devices`. Where JAX's devices cannot be matched with certainty, JAX's
-order is used, and the record says so.
+A local index means the same device as in `GET /devices`. If JAX's devices cannot be matched with certainty, JAX's order
+is used, and the record has a notice.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Array = npt.NDArray[Any]
 Result = TypeVar("Result")
 
 PERIOD: Final = 65_537
-"""Prime, and no divisor or multiple of the sizes that people choose."""
+"""A prime that is not a divisor or multiple of common sizes."""
 
 _EXACT: Final = {"float32": 2**24, "bfloat16": 2**8, "float16": 2**11}
-"""Up to where each dtype holds every whole number: 2 to the number of its significand's bits (IEEE 754)."""
+"""Limit up to which each dtype holds every whole number: 2 to the number of its significand bits (IEEE 754)."""
 
 _LARGEST_MODULUS: Final = 251
 
 
 def choose_modulus(dtype: str, rank_count: int) -> int:
-    """Returns below which values must stay for a sum over the ranks to be exact; at least 2.
+    """Returns the upper bound of the values for an exact sum over the ranks; at least 2.
 
-    Beyond 256 ranks a bfloat16 sum is not exact for any pattern that is not nearly all zeros.
+    Beyond 256 ranks a bfloat16 sum is exact only for patterns of nearly all zeros.
     """
     return max(2, min(_LARGEST_MODULUS, _EXACT[dtype] // rank_count))
 
 
 def build_tile(seed: int, modulus: int) -> Array:
-    """Returns `[PERIOD]` whole numbers in [0, modulus) as float32: the pattern that belongs to a seed."""
+    """Returns `[PERIOD]` whole numbers in [0, modulus) as float32: the pattern of a seed."""
     return np.random.default_rng(seed).integers(0, modulus, PERIOD).astype(np.float32)
 
 
@@ -68,8 +68,8 @@ ALIGNMENT_BYTES: Final = 64
 def move_off_alignment(array: Array) -> Array:
     """Returns a copy of the array in memory that is aligned to its items but not to 64 bytes.
 
-    JAX on CPU takes the memory of a NumPy array aligned to 64 bytes as it is, also when asked not to
-    (`may_alias=False`; seen on jax 0.10.2 and 0.12.0): nothing would move, in no time.
+    JAX on CPU reuses the memory of a NumPy array aligned to 64 bytes, even with `may_alias=False` (jax 0.10.2 and
+    0.12.0). Then no data would move.
     """
     raw = np.empty(array.nbytes + 2 * ALIGNMENT_BYTES, dtype=np.uint8)
     start = -raw.ctypes.data % ALIGNMENT_BYTES + array.itemsize
@@ -79,7 +79,7 @@ def move_off_alignment(array: Array) -> Array:
 
 
 def count_wrong(got: Array, expected: Array) -> int:
-    """Returns how many elements differ; NaN is wrong; another shape means that all are wrong."""
+    """Returns how many elements differ. NaN is wrong. With another shape, all are wrong."""
     if got.shape != expected.shape:
         return max(int(got.size), int(expected.size), 1)
     return int(np.count_nonzero(got != expected))
@@ -88,20 +88,20 @@ def count_wrong(got: Array, expected: Array) -> int:
 MIN_SAMPLES: Final = 3
 WARMUP_COUNT: Final = 2
 RESERVE_RATIO: Final = 0.1
-"""Of the limit: for preparing and checking the trial that is under way when no more is begun."""
+"""Share of the limit that is reserved for preparing and checking the last trial."""
 
 
-class OutOfTime(Exception):  # noqa: N818 - not a fault: the reason why something is skipped
-    """A trial does not fit in the time that is left; the message says why."""
+class OutOfTime(Exception):  # noqa: N818 - not a fault: the reason of a skipped trial
+    """A trial does not fit in the remaining time. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """The time of a run. Every trial may use an equal share of what is left, and three samples at least.
+    """The time of a run. Every trial may use an equal share of the remaining time, and at least three samples.
 
     Attributes:
-        limit_s: of the whole run.
-        end_s: on the clock's steady scale: when no more is begun.
+        limit_s: time limit of the whole run.
+        end_s: time on the monotonic clock after which no trial begins.
     """
 
     clock: Clock
@@ -119,10 +119,10 @@ class Timetable:
         return self.end_s - self.clock.monotonic()
 
     def share_until_s(self, trials_left: int) -> float:
-        """Returns until when the next of `trials_left` trials may take samples beyond the third.
+        """Returns the time until which the next of `trials_left` trials may take samples beyond the third.
 
         Raises:
-            OutOfTime: the end has come.
+            OutOfTime: the end is reached.
         """
         self._check_left()
         return self.clock.monotonic() + self.left_s / trials_left
@@ -132,10 +132,10 @@ class Timetable:
             raise OutOfTime(f"the time limit of {self.limit_s:g} s was reached")
 
     def check_fits(self, sample_s: float) -> None:
-        """Does nothing if three samples of `sample_s` end in time.
+        """Raises OutOfTime unless three samples of `sample_s` end in time.
 
         Raises:
-            OutOfTime: they do not.
+            OutOfTime: three samples do not end in time.
         """
         self._check_left()
         if MIN_SAMPLES * sample_s > self.left_s:
@@ -148,14 +148,14 @@ class Timetable:
 def measure_samples(
     sample: Callable[[], float], *, count: int, until_s: float, timetable: Timetable, check: Callable[[], None]
 ) -> tuple[float, ...]:
-    """Returns `count` samples after the warm-up, in seconds, or at least three when `until_s` comes first.
+    """Returns `count` samples after the warm-up, in seconds; at least three if `until_s` comes first.
 
     Args:
-        sample: does the work once; returns the seconds that count.
-        check: called before each call; what it raises ends the measurement.
+        sample: does the work once; returns the measured seconds.
+        check: called before each call; an exception ends the measurement.
 
     Raises:
-        OutOfTime: three samples do not fit in the time that is left.
+        OutOfTime: three samples do not fit in the remaining time.
     """
     for _ in range(WARMUP_COUNT):
         check()
@@ -171,11 +171,11 @@ def measure_samples(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known after the samples.
+    """The verified result of a trial.
 
     Attributes:
-        nwrong: elements of the last result that are not what they should be.
-        collective: what stands in the compiled text; its count is 0 when it does not stand there.
+        nwrong: number of wrong elements in the last result.
+        collective: the collective in the compiled text; its count is 0 if it is absent.
     """
 
     nwrong: int
@@ -184,16 +184,16 @@ class Outcome:
 
     @property
     def correct(self) -> bool:
-        """No element wrong, and a collective was really there."""
+        """True if no element is wrong and the compiled program contains the collective."""
         return self.nwrong == 0 and (self.collective is None or self.collective.count > 0)
 
 
 class Subject(ABC):
-    """Something prepared for measuring: its arrays lie ready, its programs are compiled."""
+    """A prepared measurement: its arrays are allocated and its programs are compiled."""
 
     @abstractmethod
     def sample(self) -> float:
-        """Does the work once and returns the seconds that it took, without what had to be prepared for it."""
+        """Does the work once and returns its seconds, without preparation."""
 
     @abstractmethod
     def verify(self) -> Outcome:
@@ -205,10 +205,10 @@ class Trial:
     """One measurement to make.
 
     Attributes:
-        size_bytes: S: of the array sent; of a collective's buffer as nccl-tests counts it; of three matrices; of
-            what is read and written.
-        flops: floating-point operations of one sample; then no bandwidth is stated.
-        busbw_factor: busbw ÷ algbw; None for what is not a collective.
+        size_bytes: S, the bytes of the array sent, of a collective's buffer as in nccl-tests, of three matrices, or of
+            the data read and written.
+        flops: floating-point operations of one sample; such a record does not state a bandwidth.
+        busbw_factor: busbw ÷ algbw; None unless the trial is a collective.
     """
 
     case: BenchCase
@@ -225,7 +225,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """Which of its case's trials this is, for people."""
+        """The label of the trial within its case, for people."""
         indices = ", ".join(str(index) for index in self.device_indices)
         over = f" over {self.axis}:{self.axis_size}" if self.axis else ""
         return f"{self.size_bytes} bytes on device {indices}{over}"
@@ -267,11 +267,11 @@ def build_record(
 
 @dataclass(frozen=True)
 class Stage:
-    """Where it is measured.
+    """The devices and dtype of a measurement.
 
     Attributes:
         devices: local index → `jax.Device`.
-        dtype: of the arrays.
+        dtype: that of the arrays.
     """
 
     devices: Mapping[int, jax.Device]
@@ -291,7 +291,7 @@ class Stage:
         return dtype
 
     def time(self, work: Callable[[], Result]) -> tuple[float, Result]:
-        """Returns the seconds until the result of `work` is there, and the result."""
+        """Returns the seconds until the result of `work` is ready, and the result."""
         began_s = self.clock.monotonic()
         result: Result = jax.block_until_ready(work())
         return self.clock.monotonic() - began_s, result
@@ -310,7 +310,7 @@ class JaxCall(Subject):
 
     @abstractmethod
     def call(self) -> jax.Array:
-        """Does the work once and returns its result, which need not be there yet."""
+        """Does the work once and returns its result, which may not be ready yet."""
 
     def sample(self) -> float:
         """Calls once, and keeps the result."""
@@ -319,14 +319,14 @@ class JaxCall(Subject):
 
 
 def count_shared(array: jax.Array, host: Array) -> int:
-    """Returns how many parts of an array lie in a NumPy array's memory: on CPU only, elsewhere memory is apart."""
+    """Returns how many parts of an array share a NumPy array's memory. Only CPU devices share memory."""
     low, high = host.ctypes.data, host.ctypes.data + host.nbytes
     parts = [shard.data for shard in array.addressable_shards if shard.device.platform == "cpu"]
     return sum(low <= part.unsafe_buffer_pointer() < high for part in parts)
 
 
 def read_devices(environ: Mapping[str, str] = os.environ) -> tuple[dict[int, jax.Device], tuple[Notice, ...]]:
-    """Returns this process's devices by local index, and what is uncertain about that."""
+    """Returns this process's devices by local index, and notices about an uncertain match."""
     devices = jax.local_devices()
     visible = read_visible_gpus(environ) if parse_platform(devices[0].platform) == "gpu" else None
     return order_devices(devices, visible)
@@ -335,7 +335,7 @@ def read_devices(environ: Mapping[str, str] = os.environ) -> tuple[dict[int, jax
 def order_devices(
     devices: Sequence[Any], visible: Sequence[VisibleGpu] | None
 ) -> tuple[dict[int, Any], tuple[Notice, ...]]:
-    """Returns devices by local index: GPUs in PCI order, TPUs by coordinates (z, y, x, core), CPUs as JAX has them."""
+    """Returns devices by local index: GPUs in PCI order, TPUs by coordinates (z, y, x, core), CPUs in JAX's order."""
     match parse_platform(devices[0].platform):
         case "gpu":
             return _order_gpus(devices, visible)
@@ -346,7 +346,7 @@ def order_devices(
 
 
 def follow_plan(scope: Scope, devices: Mapping[int, Any]) -> Scope:
-    """Returns the scope with its devices in the order that a trainer's `create_mesh` gives the same mesh."""
+    """Returns the scope with its devices in the order of a trainer's `create_mesh` for the same mesh."""
     chosen = [devices[index] for index in scope.devices]
     mesh = create_mesh(scope.mesh.sizes, scope.mesh.names, devices=chosen)
     indices = {device: index for index, device in devices.items()}

@@ -1,7 +1,7 @@
-"""run_suite(): a bench request in, a result out; runs in the device worker, which owns the devices.
+"""run_suite(): runs a bench request and returns its result, in the device worker, which owns the devices.
 
-Rule: every trial that was asked for becomes a record or is named in `skipped` with the reason. What is reported is
-told as soon as it is measured. Knows no HTTP and no store.
+Rule: every requested trial becomes a record or is listed in `skipped` with the reason. Each record is reported as soon
+as it is measured. This module does not depend on HTTP or the store.
 """
 
 from __future__ import annotations
@@ -64,16 +64,17 @@ def run_suite(
     check: Callable[[], None],
     clock: Clock | None = None,
 ) -> BenchResult:
-    """Returns what was measured and what was not.
+    """Returns the records and the skipped trials.
 
     Args:
-        progress: told {"done", "total", "message"} before each trial and at the end, and {"record": {…}} for each.
+        progress: called with {"done", "total", "message"} before each trial and at the end, and with {"record": {…}}
+            for each record.
         check: called before each call on a device; raises to cancel.
 
     Raises:
-        InvalidMeshError: the mesh is no mesh.
-        InvalidRequestError: a device, axis or mesh size that JAX here has not.
-        RunFailedError: nothing was measured.
+        InvalidMeshError: the mesh is not valid.
+        InvalidRequestError: JAX on this host does not have a device, axis or mesh size.
+        RunFailedError: no trial was measured.
     """
     clock = clock or SystemClock()
     started_at, began_s = clock.now(), clock.monotonic()
@@ -104,7 +105,7 @@ def run_suite(
 
 @dataclass
 class Bench:
-    """One run under way."""
+    """The state of one bench run."""
 
     scope: Scope
     stage: Stage
@@ -125,7 +126,7 @@ class Bench:
         self.progress({"done": len(trials), "total": len(trials), "message": message})
 
     def list_trials(self) -> list[Trial]:
-        """Returns the trials of all cases; notes those cases that have none."""
+        """Returns the trials of all cases, and records the cases without trials."""
         trials = []
         for case in self.scope.cases:
             found = list(LISTERS[case](self.scope, self.stage))
@@ -135,7 +136,7 @@ class Bench:
         return trials
 
     def attempt(self, trial: Trial, *, trials_left: int) -> None:
-        """Measures one trial; out of time or refused by XLA, it is noted with the reason."""
+        """Measures one trial. If time runs out or XLA rejects it, records the reason."""
         try:
             self.note(self.measure(trial, self.timetable.share_until_s(trials_left)))
         except OutOfTime as reason:
@@ -158,15 +159,15 @@ class Bench:
         return build_record(trial, samples_s, outcome, at=clock.now(), common=common)
 
     def note(self, record: BenchRecord) -> None:
-        """Keeps a record and tells it."""
+        """Stores a record and reports it."""
         self.records.append(record)
         self.progress({"record": record.model_dump(mode="json")})
 
     def check_anything(self) -> None:
-        """Does nothing if something was measured.
+        """Raises RunFailedError unless something was measured.
 
         Raises:
-            RunFailedError: nothing was; the detail has every case's reason.
+            RunFailedError: nothing was measured. The detail has the reason for every case.
         """
         if self.records:
             return
@@ -174,7 +175,7 @@ class Bench:
         raise RunFailedError(f"nothing was measured: {reasons}", hint=suggest_request(self))
 
     def list_skipped(self) -> tuple[Skipped, ...]:
-        """Returns one entry a case and reason, naming what was left out."""
+        """Returns one entry per case and reason, with the skipped trials."""
         gathered: dict[tuple[BenchCase, str], list[str]] = {}
         for case, reason, label in self.omissions:
             gathered.setdefault((case, reason), []).append(label)
@@ -183,7 +184,7 @@ class Bench:
         )
 
     def list_notices(self) -> Iterator[Notice]:
-        """Yields what a reader of the figures must know."""
+        """Yields the notices that readers of the figures must know."""
         if self.stage.platform == "cpu" and len(self.stage.devices) > 1:
             yield VIRTUAL
         for failure in self.failures:
@@ -195,7 +196,7 @@ class Bench:
 
 
 def explain_absence(case: BenchCase, scope: Scope) -> str:
-    """Returns why a case has no trial on these devices."""
+    """Returns why a case does not have a trial on these devices."""
     if case in COLLECTIVE_CASES:
         sizes = ", ".join(f"{name}:{size}" for name, size in scope.mesh if name in scope.axes)
         return f"there is nothing to exchange over {sizes}: a collective needs an axis of at least 2 devices"
@@ -203,14 +204,14 @@ def explain_absence(case: BenchCase, scope: Scope) -> str:
 
 
 def suggest_request(bench: Bench) -> str:
-    """Returns what to ask for instead, where nothing was measured."""
+    """Returns a request to try instead when nothing was measured."""
     if not any(label for _, _, label in bench.omissions):
         return 'name cases that one device can do, as in "cases": ["matmul", "memory_bandwidth"]; or more devices'
     return f'raise "max_s" (it was {bench.scope.limit_s:g}), or name fewer "cases" or smaller sizes'
 
 
 def format_labels(labels: Sequence[str]) -> str:
-    """Returns which trials are meant, the first few by name."""
+    """Returns a text that names the first few trials."""
     named = [label for label in labels if label]
     rest = f"; and {len(named) - NAMED_TRIALS} more" if len(named) > NAMED_TRIALS else ""
     return f" (not measured: {'; '.join(named[:NAMED_TRIALS])}{rest})" if named else ""

@@ -1,7 +1,7 @@
 """Transfers as users make them: `jax.device_put` from the host, between devices and onto shardings; NumPy back.
 
-Rule: bytes really move. Where JAX would share memory instead (NumPy arrays and CPU devices), a copy is brought about
-and the record's detail says how. algbw is S/t with S the bytes of the one array; every element is checked.
+Rule: bytes really move. Where JAX would share memory instead (NumPy arrays and CPU devices), a copy is forced and the
+record's detail names the method. algbw is S/t with S the bytes of the one array; every element is checked.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ BATCH_AXIS: Final = "batch"
 
 
 def list_host_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial a device and size."""
+    """Yields one trial per device and size."""
     text = "jax.device_put of a NumPy array onto one device"
     places = [(index,) for index in scope.singles]
     yield from _list_each("host_to_device", "jax_device_put", text, Put, scope, stage, places)
 
 
 def list_device_to_host(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial a device and size."""
+    """Yields one trial per device and size."""
     text = "numpy.asarray of an array on one device, each time one that was not yet read"
     places = [(index,) for index in scope.singles]
     yield from _list_each("device_to_host", "numpy_asarray", text, Fetch, scope, stage, places)
 
 
 def list_device_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial a pair and size."""
+    """Yields one trial per pair and size."""
     text = "jax.device_put of an array on the first device onto the second"
     yield from _list_each("device_to_device", "jax_device_put", text, Move, scope, stage, scope.pairs)
 
@@ -66,7 +66,7 @@ def _list_each(
     stage: Stage,
     places: Sequence[tuple[int, ...]],
 ) -> Iterator[Trial]:
-    """Yields one trial for each size and each of the `places`: the local indices that a transfer takes."""
+    """Yields one trial for each size and each of the `places`, the local indices of a transfer."""
     for size in round_sizes(scope.sizes_bytes, stage.item_bytes):
         for indices in places:
             yield Trial(
@@ -81,13 +81,13 @@ def _list_each(
 
 
 def list_replicate(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial a size, on all devices."""
+    """Yields one trial per size, on all devices."""
     text = "jax.device_put of a NumPy array onto every device"
     yield from _list_spread("replicate", text, PartitionSpec(), scope, stage, parts=1)
 
 
 def list_shard_batch(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial a size, on all devices."""
+    """Yields one trial per size, on all devices."""
     text = "jax.device_put of a NumPy array, split over the devices along its first dimension"
     yield from _list_spread("shard_batch", text, PartitionSpec(BATCH_AXIS), scope, stage, parts=len(scope.devices))
 
@@ -110,9 +110,9 @@ def _list_spread(
 
 
 def round_sizes(sizes_bytes: tuple[int, ...], item_bytes: int, *, parts: int = 1) -> tuple[int, ...]:
-    """Returns the sizes rounded down to `parts` equal parts of whole elements, at least one each; no size twice.
+    """Returns the sizes rounded down to `parts` equal parts of at least one whole element, without duplicates.
 
-    Parts of 64 bytes and more become multiples of 64 bytes: then no part begins where the array could be shared.
+    Parts of 64 bytes and more become multiples of 64 bytes. Then no part begins where the array could be shared.
     """
     rounded = []
     for size in sizes_bytes:
@@ -122,7 +122,7 @@ def round_sizes(sizes_bytes: tuple[int, ...], item_bytes: int, *, parts: int = 1
 
 
 def build_host_array(stage: Stage, size_bytes: int) -> Array:
-    """Returns the array `[elements]` that transfers send; JAX cannot take its memory as it is."""
+    """Returns the array `[elements]` that transfers send. JAX cannot reuse its memory."""
     tile = build_tile(SEED, choose_modulus(stage.dtype, 1))
     return move_off_alignment(expand_tile(tile, size_bytes // stage.item_bytes, stage.numpy_dtype))
 
@@ -144,7 +144,7 @@ class Put(JaxCall):
         return sent
 
     def verify(self) -> Outcome:
-        """Compares each device's part with the same part of what was sent."""
+        """Compares each device's part with the same part of the sent array."""
         shards = self.last.addressable_shards
         wrong = sum(count_wrong(np.asarray(shard.data), self.host[shard.index]) for shard in shards)
         detail = {
@@ -157,7 +157,7 @@ class Put(JaxCall):
 
 @dataclass
 class Fetch(Subject):
-    """A device to the host. JAX keeps the first copy that it made of an array, so every sample reads a new one."""
+    """A device to the host. JAX caches the first host copy of an array, so every sample reads a new array."""
 
     stage: Stage
     size_bytes: int
@@ -185,7 +185,7 @@ class Fetch(Subject):
         return self.out
 
     def verify(self) -> Outcome:
-        """Compares what was read last."""
+        """Compares the array that was read last."""
         forced = "numpy.copyto, since numpy.asarray shows a CPU device's own memory"
         copy = forced if self.shares_memory else "numpy.asarray"
         return Outcome(count_wrong(self.out, self.host), {"copy": copy, "host_memory": "pageable"})
@@ -210,7 +210,7 @@ class Move(JaxCall):
         return sent
 
     def verify(self) -> Outcome:
-        """Compares what arrived, and that it arrived where it should."""
+        """Compares the received array and its device."""
         astray = 0 if self.last.devices() == {self.target} else self.host.size
         wrong = max(astray, count_wrong(np.asarray(self.last), self.host))
         return Outcome(wrong, {"shared_parts": count_shared(self.last, np.asarray(self.source))})

@@ -75,7 +75,7 @@ def check_rules(expressions: Iterable[str], folder: Path) -> None:
     rules = [f"      - record: expression:{n}\n        expr: |2\n          {e}\n" for n, e in enumerate(expressions)]
     file = folder / "rules.yaml"
     file.write_text("groups:\n  - name: all\n    rules:\n" + "".join(rules))
-    run_promtool("health", "rules", str(file))
+    run_promtool("check", "rules", str(file))
 
 
 def run_promtool(*arguments: str, input_text: str | None = None, cwd: Path | None = None) -> None:

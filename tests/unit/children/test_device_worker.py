@@ -38,7 +38,7 @@ def test_it_describes_its_devices_as_jax_does() -> None:
 def test_a_jax_that_cannot_start_fails_with_its_own_words_and_traceback() -> None:
     async def scenario(supervisor: Supervisor) -> None:
         with pytest.raises(WorkerFailedError, match=r"it cannot work: RuntimeError: .*no_such_platform") as caught:
-            await supervisor.start()
+            await supervisor.call("devices", {}, deadline_s=60.0)
         assert any("Traceback" in line for line in caught.value.log)
 
     supervise(scenario, JAX_PLATFORMS="no_such_platform")

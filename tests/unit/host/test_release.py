@@ -20,6 +20,7 @@ from meshwright_agent.runs import Emit, Execute, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
 from meshwright_agent.supervisor.process import ChildSpec, Ending
+from meshwright_agent.supervisor.protocol import Call, Result
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch
@@ -45,6 +46,16 @@ class Scene:
 
     async def release(self) -> Release:
         return await self.watch().release()
+
+    async def start(self) -> None:
+        """Brings the worker to ready by a call."""
+        task = asyncio.create_task(self.worker.call("start", {}, deadline_s=30))
+        while not any(isinstance(frame, Call) for child in self.spawn.children for frame in child.sent):
+            await asyncio.sleep(0)
+        child = self.spawn.children[-1]
+        call = next(frame for frame in child.sent if isinstance(frame, Call))
+        child.say(Result(call.id, child.generation, {}))
+        await task
 
     async def begin_run(self) -> Run:
         """Returns a bench that runs."""
@@ -102,7 +113,7 @@ def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, lo
     async def test(scene: Scene) -> None:
         ended = asyncio.Event()
         scene.spawn.kind = holding_on(ended)
-        await scene.worker.start()
+        await scene.start()
         took_s = []
         for _ in range(2):
             answer = await scene.release()
@@ -141,7 +152,7 @@ def test_after_a_worker_has_ended_hidden_holders_are_looked_at_again_until_its_m
     tmp_path: Path, is_cleared: bool
 ) -> None:
     async def test(scene: Scene) -> None:
-        await scene.worker.start()
+        await scene.start()
         if is_cleared:
             scene.probe.answers.append({"holders": []})
         answer = await scene.release()
@@ -162,7 +173,7 @@ def test_where_no_worker_was_hidden_holders_are_asked_for_once(tmp_path: Path) -
 
 def test_a_second_look_that_nobody_answers_takes_nothing_back_of_the_first(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
-        await scene.worker.start()
+        await scene.start()
         scene.probe.answers.append(CallCancelled("the probe was ended"))
         answer = await scene.release()
         assert (answer.held, answer.unseen, len(scene.probe.calls)) == (None, "hidden", 2)
@@ -174,7 +185,7 @@ def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_pa
     async def test(scene: Scene) -> None:
         ended = asyncio.Event()
         scene.spawn.kind = holding_on(ended)
-        await scene.worker.start()
+        await scene.start()
         ask = scene.probe.call
 
         async def end_meanwhile(*args: Any, **kwargs: Any) -> Any:
@@ -191,7 +202,7 @@ def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_pa
 
 def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
-        await scene.worker.start()
+        await scene.start()
         for _ in range(2):
             answer = await scene.release()
             assert (answer.released, [holder.pid for holder in answer.held or ()]) == (False, [1001])
@@ -220,7 +231,7 @@ def test_a_lease_ends_the_benches_that_are_in_its_way_and_no_other(
 @pytest.mark.parametrize("has_devices", [True, False])
 def test_a_lease_ends_an_idle_worker_only_where_that_has_accelerators(tmp_path: Path, has_devices: bool) -> None:
     async def test(scene: Scene) -> None:
-        await scene.worker.start()
+        await scene.start()
         await scene.watch(has_devices=has_devices).preempt((), "a lease")
         assert scene.worker.state == ("stopped" if has_devices else "ready")
 

@@ -76,7 +76,7 @@ def test_a_slices_shape_means_the_slice(each: object) -> None:
         ("h1000:8", "known chips are cpu, v2", "h100"),
         ("v5p-300", "no slice is called v5p-300", "v5p-256"),
         ("tpu-v5p-300", "no slice is called tpu-v5p-300", "v5p-256"),
-        ("qqqqqq", "no chip", "meshwright targets"),
+        ("qqqqqq", "no chip", "meshwright hardware"),
         ("v5p:4x4x6", "multiples of 4", "v5p:4x4x8"),
         ("h100:3", "known hosts have 1, 2, 4, 8", "h100:4"),
         ("2*h100:16", "known hosts have 1, 2, 4, 8", "4*h100:8"),

@@ -50,7 +50,7 @@ class Scene:
     async def start(self) -> None:
         """Brings the worker to ready by a call."""
         task = asyncio.create_task(self.worker.call("start", {}, deadline_s=30))
-        while not any(isinstance(frame, Call) for child in self.spawn.children for frame in child.sent):
+        for _ in iter(lambda: any(isinstance(f, Call) for child in self.spawn.children for f in child.sent), True):
             await asyncio.sleep(0)
         child = self.spawn.children[-1]
         call = next(frame for frame in child.sent if isinstance(frame, Call))

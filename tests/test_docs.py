@@ -427,3 +427,13 @@ def test_variables_that_a_document_names_exist(document: Document) -> None:
     known = list_variables() | OF_SCRIPTS
     named = set(re.findall(r"\bMESHWRIGHT_[A-Z][A-Z_]*[A-Z]\b", document.text))
     assert named <= known, f"{document.name} names {named - known}"
+
+
+def test_private_words_do_not_come_back() -> None:
+    """Words that code and pages no longer use; the list grows as more go."""
+    gone = re.compile(r"reckon|\bheed|mourner|doorkeeper|obituar|passes over", re.IGNORECASE)
+    roots = ("client/meshwright", "service/meshwright_agent", "docs", "deploy", "tools")
+    files = [path for root in roots for path in (ROOT / root).rglob("*.[pms][ydh]") if "_build" not in path.parts]
+    found = [f"{path}: {match[0]}" for path in files for match in gone.finditer(path.read_text())]
+    assert len(files) > 200
+    assert not found

@@ -257,7 +257,7 @@ def _giving_usage_code(style: Format) -> Iterator[None]:
 
 
 def find_style(arguments: Sequence[str]) -> Format:
-    """Returns the exit style of the arguments, some of which may be wrong."""
+    """Returns the format that the arguments ask for, some of which may be wrong."""
     words = " ".join(arguments).replace("=", " ").split()
     last = next((value for name, value in reversed([*pairwise(words)]) if name == "--format"), "")
     return next((style for style in USAGE_CODES if style == last), "text")

@@ -144,6 +144,7 @@ def _name_devices(plan: Plan) -> str:
 
 def _describe_schedule(plan: Plan) -> Iterator[str]:
     if plan.schedule is not None:
+        yield f"{plan.schedule.global_batch:,} sequences of {plan.schedule.sequence_length:,} tokens"
         yield f"{plan.schedule.passes} pass{'es' * (plan.schedule.passes > 1)} of {plan.schedule.micro_batch}"
         yield f"remat {plan.schedule.remat}"
     if plan.tokens_per_s:

@@ -1,4 +1,4 @@
-"""`meshwright events` and `meshwright acknowledge`."""
+"""`meshwright events` and `meshwright health ack`."""
 
 from __future__ import annotations
 

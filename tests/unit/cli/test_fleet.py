@@ -1,4 +1,4 @@
-"""`--fleet` and `--hosts` on fake agents, one a host."""
+"""`--hosts` on fake agents, one for each host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every question to NVML × every error, for one card and for all: no card without a required answer is green.
 
 The questions and the errors are the product's own lists, so that a new one is covered by itself. Each cell goes from
-the driver's reply to the exit codes of `meshwright check`; `tests/process/test_unanswered_questions.py` has an agent.
+the driver's reply to the exit codes of `meshwright health`; `tests/process/test_unanswered_questions.py` has an agent.
 """
 
 from __future__ import annotations

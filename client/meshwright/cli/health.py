@@ -44,18 +44,10 @@ MAX_PACKETBUFFER_LENGTH 1024."""
 SLURM_BYTES: Final = 200
 """What deploy/slurm/healthcheck.sh gives Slurm as a reason."""
 
-_PASS: Final[dict[Outcome, int]] = {
-    "healthy": 0,
-    "degraded": 0,
-    "unhealthy": 1,
-    "unknown": 1,
-    "initializing": 1,
-    "no_answer": 2,
-}
 EXIT_CODES: Final[dict[Format, dict[Outcome, int]]] = {
     # pass, info, warning · critical or unknown · could not run
-    "text": _PASS,
-    "json": _PASS,
+    "text": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 1, "initializing": 1, "no_answer": 2},
+    "json": {"healthy": 0, "degraded": 0, "unhealthy": 1, "unknown": 1, "initializing": 1, "no_answer": 2},
     # OK · WARNING · CRITICAL · UNKNOWN: the monitoring plugins' guidelines
     "nagios": {"healthy": 0, "degraded": 1, "unhealthy": 2, "unknown": 3, "initializing": 3, "no_answer": 3},
     # keep · drain · nothing is known, as during a restart of the agent: neither a pass nor a reason to drain the node

@@ -40,7 +40,10 @@ class PlanStepTime(Reply):
     """Seconds of one step; the parts add up to `total_s`."""
 
     total_s: float
-    low_s: float | None = Field(default=None, description="four of five steps lie between this and `high_s`")
+    low_s: float | None = Field(
+        default=None,
+        description="four of five steps are expected between this and `high_s`; `basis` says how it is known",
+    )
     high_s: float | None = None
     compute_s: float
     remat_s: float = Field(description="computed again in the backward pass")

@@ -100,6 +100,19 @@ def test_the_verdict_shows_each_part_with_reason_and_action(meshwright: CommandL
     assert out.startswith("host unhealthy: device:3 unhealthy: no answer\n")
 
 
+def test_only_what_is_not_healthy_is_listed_the_worst_first(meshwright: CommandLine) -> None:
+    states: tuple[State, ...] = ("healthy", "degraded", "unhealthy", "unknown")
+    parts = tuple(Component(name=f"part:{state}", state=state) for state in states)
+    meshwright.fake.health = Health(state="unhealthy", components=parts)
+
+    def list_rows(*options: str) -> list[str]:
+        rows = [line.split()[0] for line in meshwright("health", *options).out.splitlines() if line.startswith("part:")]
+        return [name.removeprefix("part:") for name in rows]
+
+    assert list_rows() == ["unhealthy", "unknown", "degraded"]
+    assert list_rows("--all") == ["unhealthy", "unknown", "degraded", "healthy"]
+
+
 def test_nagios_gets_status_text_and_figures_on_one_line(meshwright: CommandLine) -> None:
     meshwright.fake.health = _build_health("unhealthy", "a | b\nc")
     figures = "initializing=0 healthy=1 degraded=0 unhealthy=1 unknown=0"

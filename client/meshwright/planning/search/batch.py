@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.spans import Spans
-from meshwright.planning.search.candidates import Bounds
 from meshwright.planning.search.search import (
     Question,
+    bound_schedule,
     choose_schedule,
     find_largest_batch,
     list_schedules,
@@ -89,7 +89,7 @@ def find_first_batch(question: Question, devices: int) -> int:
     best."""
     found = {}
     for batch in (devices << doubling for doubling in range(DOUBLINGS)):
-        best = price_best(question.with_batch(batch), Bounds())
+        best = price_best(question.with_batch(batch), bound_schedule(question.training))
         if best is not None:
             found[batch] = batch / best.seconds
     return choose_near_best(found) or devices

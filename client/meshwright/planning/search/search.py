@@ -539,12 +539,18 @@ def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan])
 
 def read_bounds(request: SearchRequest) -> Bounds:
     """Returns the choices of a search: given training fields are fixed, and missing ones are free."""
-    training, given = request.training, request.training.model_fields_set
-    remats = request.remat or ((training.remat,) if "remat" in given else REMATS)
-    passes = training.gradient_accumulation if "gradient_accumulation" in given else None
+    free = bound_schedule(request.training)
     axes = {str(axis): size for axis, size in request.axes.items()}
     at_most = {str(axis): size for axis, size in request.at_most.items()}
-    return Bounds(axes, at_most, tuple(dict.fromkeys(remats)), passes, read_moments(request))
+    remats = tuple(dict.fromkeys(request.remat)) or free.remats
+    return Bounds(axes, at_most, remats, free.passes, read_moments(request))
+
+
+def bound_schedule(training: TrainingSpec) -> Bounds:
+    """Returns any mesh, with the remat and the passes that training gives."""
+    given = training.model_fields_set
+    passes = training.gradient_accumulation if "gradient_accumulation" in given else None
+    return Bounds(remats=(training.remat,) if "remat" in given else REMATS, passes=passes)
 
 
 def read_moments(request: SearchRequest) -> tuple[Moments, ...]:

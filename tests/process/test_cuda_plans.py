@@ -41,7 +41,9 @@ def test_the_readmes_70b_on_512_h100_fits_and_communicates_as_counted_by_hand_on
         *mesh, "--model", "llama3-70b", "--global-batch-size", str(ROWS), "--seq-len", str(SEQUENCE)
     )
     assert (status, found["status"], found["parameter_count"]) == (0, "verified", PARAMETERS)
-    assert found["capacity_bytes"] == int(81_559 * 2**20 * 0.75)
+    assert found["capacity_bytes"] == int(
+        81_559 * 2**20 * 0.92
+    )  # JAX's own largest share, as a plan for a model takes it
     state_bytes = 3 * 4 * PARAMETERS / 512
     assert state_bytes < found["memory"]["argument_bytes"] < 1.02 * state_bytes
     assert state_bytes < found["peak_memory_bytes"] < found["capacity_bytes"]

@@ -144,7 +144,7 @@ class ProblemError(MeshwrightError):
         """Returns the error of one field of a request.
 
         Args:
-            field: its name in the request, such as "training.global_batch".
+            field: its name in the request, such as "training.global_batch_size".
             detail, hint: as in the class.
             message: the problem of the field; None: the whole detail.
         """

@@ -416,10 +416,10 @@ class RunQueue:
                     await self._is_closing.wait()
             retry_s = min(2 * retry_s, MAX_RETRY_S)
         if ended.started_at and ended.finished_at:
-            took_s = (ended.finished_at - ended.started_at).total_seconds()
-            RUN_DURATION.labels(ended.kind, ended.state).observe(max(0.0, took_s))
+            duration_s = (ended.finished_at - ended.started_at).total_seconds()
+            RUN_DURATION.labels(ended.kind, ended.state).observe(max(0.0, duration_s))
             if ended.generation is not None:  # a stored result does not predict the next duration
-                self._lanes[LANE_OF[ended.kind]].last_took_s = took_s
+                self._lanes[LANE_OF[ended.kind]].last_took_s = duration_s
         del self._live[ended.id]
         live.run = ended
         live.ended.set()

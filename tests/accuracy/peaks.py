@@ -32,7 +32,7 @@ REMATS: Final[dict[Remat, int]] = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL,
 
 _OWN: Final = {model.name: model for model in (DENSE, SMALL, LARGE, OLDER, EXPERTS)}
 _TEXTS: Final = ("remat", "attention", "weight_dtype", "first_moment_dtype", "second_moment_dtype")
-_COUNTS: Final = ("sequence_length", "global_batch", "gradient_accumulation")
+_COUNTS: Final = ("seq_len", "global_batch_size", "gradient_accumulation_steps")
 _ANSWERS: Final = ("status", "peak_bytes", "needed_bytes", "argument_bytes", "temporary_bytes", "compile_s", "versions")
 _AXES: Final = {"data": "dp", "fsdp": "fsdp", "tensor": "tp", "context": "cp", "expert": "ep"}
 
@@ -91,8 +91,10 @@ def build_layout(mesh: str, training: TrainingSpec) -> Layout:
         axis = _AXES[str(find_role(name))]
         sizes[axis] = sizes.get(axis, 1) * int(size)
     parts = sizes.get("dp", 1) * sizes.get("fsdp", 1) * sizes.get("ep", 1)
-    each, passes = training.global_batch // parts, training.gradient_accumulation
-    return Layout(**sizes, micro_batch=each // passes, passes=passes, remat=REMATS[training.remat])
+    each, passes = training.global_batch_size // parts, training.gradient_accumulation_steps
+    return Layout(
+        **sizes, micro_batch_size=each // passes, gradient_accumulation_steps=passes, remat=REMATS[training.remat]
+    )
 
 
 @functools.cache
@@ -128,7 +130,7 @@ def _build(row: Cells) -> Peak:
 def price_peak(peak: Peak) -> float:
     """Returns the predicted bytes of the fullest device of a compiled case."""
     model, training = peak.case.model, peak.case.training
-    work, state = build_work(model, training.sequence_length), build_state(training)
+    work, state = build_work(model, training.seq_len), build_state(training)
     more, execution = read_circumstances(model, training), build_execution(training)
     parts = price_memory(work, peak.layout, state, read_keepings()[peak.platform], execution, more)
     return float(parts.total_bytes)

@@ -62,7 +62,7 @@ class Run:
     @property
     def flops_s(self) -> float:
         """Seconds that the model's FLOPs take at the peak."""
-        tokens = int(self.layout.global_batch) * self.work.sequence_length
+        tokens = int(self.layout.global_batch_size) * self.work.seq_len
         return self.work.flops_per_token * tokens / self.devices / self.chip.device_flops_per_s
 
     def predict(self, law: Law = LAW) -> float:
@@ -98,10 +98,10 @@ def read_runs() -> tuple[Run, ...]:
 
 def _build_run(row: dict[str, Any]) -> Run:
     model = read_model(json.loads(row["dimensions"]) if row["dimensions"] else row["model"])
-    work = build_work(model, int(row["sequence_length"]))
+    work = build_work(model, int(row["seq_len"]))
     axes = dict(MeshSpec.parse(row["mesh"]).axes)
     layout = Layout(**axes)
-    layout = replace(layout, micro_batch=int(row["global_batch"]) // int(layout.data_parts))
+    layout = replace(layout, micro_batch_size=int(row["global_batch_size"]) // int(layout.data_parts))
     topology = build_target(row["target"])
     hardware = Hardware.of(topology, len(topology.devices))
     kept = [output for output in get_args(Output) if output in row["kept"].split()]

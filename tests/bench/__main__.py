@@ -144,7 +144,7 @@ def bench_placement(agent: RunningAgent) -> None:
                 row(
                     f"  {record.case} {record.axis or ''}",
                     value,
-                    f"median {record.median_s * 1e3:.2f} ms, nwrong {record.nwrong}",
+                    f"median {record.median_s * 1e3:.2f} ms, wrong_elements {record.wrong_elements}",
                 )
             )
 

@@ -55,7 +55,7 @@ def bench_compiling() -> list[Row]:
 def build(target: str, mesh: str, model: ModelSpec, batch: int, length: int) -> CompileJob:
     """Returns the job of a model on a mesh."""
     request = PlanRequest(mesh=mesh, target=target)
-    training = TrainingSpec(global_batch=batch, sequence_length=length)
+    training = TrainingSpec(global_batch_size=batch, seq_len=length)
     plan = answer_request(request).plans[0]
     return build_job(plan, model, training)
 
@@ -64,9 +64,9 @@ def time_verify(name: str, job: CompileJob, budget: str) -> Row:
     """Returns what one verification takes, and what it says."""
     began_s = time.perf_counter()
     answer = compile_in_child(job, limit_s=LIMIT_S)
-    took_s = time.perf_counter() - began_s
+    duration_s = time.perf_counter() - began_s
     assert isinstance(answer, Verification)
-    return (f"verify {name} on {job.target.name}", f"{took_s:.1f} s", f"{budget}; {_tell(answer)}")
+    return (f"verify {name} on {job.target.name}", f"{duration_s:.1f} s", f"{budget}; {_tell(answer)}")
 
 
 def _tell(answer: Verification) -> str:
@@ -80,17 +80,19 @@ def time_fit(name: str, job: CompileJob) -> Row:
     """Returns what the search for the largest batch takes, and how many compiles."""
     began_s = time.perf_counter()
     answer = compile_in_child(job, operation="fit", limit_s=LIMIT_S)
-    took_s = time.perf_counter() - began_s
+    duration_s = time.perf_counter() - began_s
     if not isinstance(answer, CompiledBatch):
-        return (f"largest batch of {name} on {job.target.name}", f"{took_s:.1f} s", _tell(answer))
+        return (f"largest batch of {name} on {job.target.name}", f"{duration_s:.1f} s", _tell(answer))
     margin = (answer.margin_bytes or 0) / 1e9
-    note = f"{answer.compile_count} compiles; {answer.batch_per_device} sequences a device, {margin:.1f} GB to spare"
-    return (f"largest batch of {name} on {job.target.name}", f"{took_s:.1f} s", note)
+    note = (
+        f"{answer.compile_count} compiles; {answer.per_replica_batch_size} sequences a device, {margin:.1f} GB to spare"
+    )
+    return (f"largest batch of {name} on {job.target.name}", f"{duration_s:.1f} s", note)
 
 
 def time_stored(client: Client) -> Row:
     """Returns what an agent takes to answer with a verification that it has stored."""
-    asked = {"target": "cpu:4", "model": SMALL, "training": {"global_batch": 4, "sequence_length": 64}}
+    asked = {"target": "cpu:4", "model": SMALL, "training": {"global_batch_size": 4, "seq_len": 64}}
     first = client.plan("fsdp:4", verify="compile", **asked)
     assert first.verification is not None
     assert first.verification.status == "verified"

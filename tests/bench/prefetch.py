@@ -114,8 +114,8 @@ def compare_loops() -> list[Row]:
 
         ways[f"flax {flax.__version__} jax_utils.prefetch_to_device"] = work.run_flax
     expected = work.run_plain()
-    took_s = time_in_turns(ways, expected)
-    ours_s = took_s.pop("ours")
+    duration_s = time_in_turns(ways, expected)
+    ours_s = duration_s.pop("ours")
     kind = (
         f"{BATCH_COUNT} batches of {work.pool.nbytes >> 20} MiB, buffer_size {BUFFER_SIZE}; alone: source "
         f"{work.source_s * 1e3:.1f} ms ({READ_S * 1e3:.0f} of it asleep), step {work.step_s * 1e3:.1f} ms "
@@ -124,7 +124,7 @@ def compare_loops() -> list[Row]:
     ideal_s = max(work.source_s, work.step_s)
     own = statistics.median(ours_s) / BATCH_COUNT
     rows = [("prefetch_to_device, a batch", f"{own * 1e3:.1f} ms", f"{own / ideal_s:.2f}× the longer half; {kind}")]
-    for name, other_s in took_s.items():
+    for name, other_s in duration_s.items():
         ratio = statistics.median(other / mine for other, mine in zip(other_s, ours_s, strict=True))
         each = statistics.median(other_s) / BATCH_COUNT
         rows.append((f"throughput ÷ {name}", f"{ratio:.2f}×", f"{each * 1e3:.1f} ms a batch there"))
@@ -132,15 +132,15 @@ def compare_loops() -> list[Row]:
 
 
 def time_in_turns(ways: dict[str, Way], expected: list[float]) -> dict[str, list[float]]:
-    took_s: dict[str, list[float]] = {name: [] for name in ways}
+    duration_s: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(ROUND_COUNT + 1):
         for name, run in ways.items():
             began_s = time.perf_counter()
             losses = run()
             if number:
-                took_s[name].append(time.perf_counter() - began_s)
+                duration_s[name].append(time.perf_counter() - began_s)
             assert losses == expected, f"{name}: other results"
-    return took_s
+    return duration_s
 
 
 def time_s(call: Way, *, repeat: int) -> float:

@@ -74,8 +74,8 @@ def measure_published() -> list[Row]:
     assert plan.schedule is not None
     assert plan.step_time is not None
     mesh = ",".join(f"{axis}:{size}" for axis, size in plan.mesh_shape.items())
-    schedule, mfu = plan.schedule, f"MFU {100 * (plan.mfu_ratio or 0):.0f} %"
-    how = f"{schedule.passes} × micro-batch {schedule.micro_batch}, remat {schedule.remat}"
+    schedule, mfu = plan.schedule, f"MFU {100 * (plan.mfu or 0):.0f} %"
+    how = f"{schedule.gradient_accumulation_steps} × micro-batch {schedule.micro_batch_size}, remat {schedule.remat}"
     answer = f"{how}; {plan.step_time.total_s:.2f} s a step of 512 × 2,048, {mfu}"
     return [
         (f"search {GPUS} for Chinchilla", f"{1e3 * taken_s:.0f} ms", f"{count:,} candidates"),
@@ -87,7 +87,7 @@ def build_request(
     batch: int, model: str | Mapping[str, Any] = "llama3-70b", sequence: int = 8192, **more: Any
 ) -> SearchRequest:
     """Returns a request for the best mesh of a 70B model on this host."""
-    training = {"sequence_length": sequence, "global_batch": batch}
+    training = {"seq_len": sequence, "global_batch_size": batch}
     asked = {"model": model, "training": training, "include_devices": False, "top": 1, **more}
     return SearchRequest.model_validate(asked)
 

@@ -45,14 +45,14 @@ class Answer:
 
     Attributes:
         strategy: the compiler's name for it.
-        colours: None where the strategy has none.
+        colors: None where the strategy has none.
         phases: None where the strategy has none.
-        hops: the longest step between neighbours.
+        hops: the longest step between neighbors.
         failure: None where it compiled.
     """
 
     strategy: str | None = None
-    colours: int | None = None
+    colors: int | None = None
     phases: int | None = None
     hops: int | None = None
     failure: str | None = None

@@ -1,7 +1,7 @@
 """How XLA's TPU compiler does an all-reduce, as the text of the compiled program says.
 
 Rule: read what is written, guess nothing; a program without exactly one all-reduce is an error. Knows no mesh.
-A TensorCore's all-reduce has a `collective_algorithm_config`. tpu7x hands it to its SparseCores: there the colours are
+A TensorCore's all-reduce has a `collective_algorithm_config`. tpu7x hands it to its SparseCores: there the colors are
 the `color_strategies` of the offload, each with a ring for every phase. (Seen with libtpu 0.0.42 and 0.0.50.)
 """
 
@@ -25,12 +25,12 @@ class Collective:
 
     Attributes:
         strategy: its name for it; the emitter's where it names no strategy.
-        colours: parts of the data that run over links of their own at the same time; None where it says none.
+        colors: parts of the data that run over links of their own at the same time; None where it says none.
         phases: dimensions that each part goes through, one after the other; None where it says none.
     """
 
     strategy: str
-    colours: int | None = None
+    colors: int | None = None
     phases: int | None = None
 
 
@@ -43,10 +43,10 @@ def parse_collective(text: str) -> Collective:
     configs = list(_list_configs(text))
     if len(configs) != 1:
         raise ValueError(f"the compiled program has {len(configs)} all-reduces; compile one with a result that is used")
-    strategy, colours, phases = read_algorithm(configs[0])
+    strategy, colors, phases = read_algorithm(configs[0])
     if strategy is None:
         raise ValueError(f"an all-reduce without an algorithm; its configuration has {', '.join(sorted(configs[0]))}")
-    return Collective(strategy, colours, phases)
+    return Collective(strategy, colors, phases)
 
 
 def _list_configs(text: str) -> Iterator[dict[str, Any]]:

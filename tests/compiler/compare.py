@@ -1,6 +1,6 @@
-"""Our order beside JAX's, axis by axis: which of them the compiler gives more colours, as rows of a table.
+"""Our order beside JAX's, axis by axis: which of them the compiler gives more colors, as rows of a table.
 
-Rule: an axis is worse with ours when ours does not compile, or has fewer colours than JAX's. Phases and hops are told,
+Rule: an axis is worse with ours when ours does not compile, or has fewer colors than JAX's. Phases and hops are told,
 not judged. Knows no JAX.
 """
 
@@ -17,7 +17,7 @@ from tests.compiler.children import COMMAND, Answer, Job, run_jobs
 
 WORKERS: Final = 2
 
-_COLUMNS: Final = ("slice", "mesh", "axis", "ours", "colours", "phases", "hops", "JAX's", "colours", "phases", "hops")
+_COLUMNS: Final = ("slice", "mesh", "axis", "ours", "colors", "phases", "hops", "JAX's", "colors", "phases", "hops")
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Row:
 
     @property
     def is_worse(self) -> bool:
-        """True when ours fails, or has fewer colours."""
-        return self.ours.failure is not None or (self.ours.colours or 0) < (self.jax.colours or 0)
+        """True when ours fails, or has fewer colors."""
+        return self.ours.failure is not None or (self.ours.colors or 0) < (self.jax.colors or 0)
 
     @property
     def is_better(self) -> bool:
-        """True when ours compiles, and JAX's does not or has fewer colours."""
+        """True when ours compiles, and JAX's does not or has fewer colors."""
         fails = self.jax.failure is not None
-        return not self.is_worse and (fails or (self.ours.colours or 0) > (self.jax.colours or 0))
+        return not self.is_worse and (fails or (self.ours.colors or 0) > (self.jax.colors or 0))
 
 
 def compare_orders(cases: Iterable[Case], command: Sequence[str] = COMMAND, workers: int = WORKERS) -> list[Row]:
@@ -74,13 +74,13 @@ def _list_cells(row: Row) -> tuple[str, ...]:
 def _tell(answer: Answer) -> tuple[str, str, str, str]:
     if answer.failure is not None:
         return answer.failure.replace("|", "/"), "–", "–", "–"
-    counts = (answer.colours, answer.phases, answer.hops)
-    colours, phases, hops = ("–" if count is None else str(count) for count in counts)
-    return str(answer.strategy), colours, phases, hops
+    counts = (answer.colors, answer.phases, answer.hops)
+    colors, phases, hops = ("–" if count is None else str(count) for count in counts)
+    return str(answer.strategy), colors, phases, hops
 
 
 def summarize(rows: Sequence[Row]) -> str:
-    """Returns one sentence: on how many axes ours has more colours, as many, fewer."""
+    """Returns one sentence: on how many axes ours has more colors, as many, fewer."""
     worse, better = sum(row.is_worse for row in rows), sum(row.is_better for row in rows)
     refused = sum(row.jax.failure is not None for row in rows)
     return (
@@ -93,7 +93,7 @@ def list_complaints(rows: Iterable[Row]) -> list[str]:
     """Returns a line for each axis that is worse with ours."""
     return [
         f"{row.case.topology} mesh {row.case.sizes} axis {row.axis}: ours {' / '.join(_tell(row.ours))};"
-        f" JAX's {' / '.join(_tell(row.jax))}; ours must compile and have as many colours"
+        f" JAX's {' / '.join(_tell(row.jax))}; ours must compile and have as many colors"
         for row in rows
         if row.is_worse
     ]

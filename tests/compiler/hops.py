@@ -1,4 +1,4 @@
-"""How far neighbours on a mesh axis are apart on the torus.
+"""How far neighbors on a mesh axis are apart on the torus.
 
 Rule: measured by walking over the whole mesh, so it holds whatever made the order. The cores of a chip are 0 hops
 apart, and the way from the last back to the first is not counted.
@@ -15,7 +15,7 @@ from meshwright.topology.torus import find_wraps
 
 
 def measure_hops(coords: NDArray[Any], axis: int, kind: str) -> int:
-    """Returns the longest step between neighbours along an axis, in hops.
+    """Returns the longest step between neighbors along an axis, in hops.
 
     Args:
         coords: [*mesh, 3], the x, y, z of each place's chip; they fill a whole slice.

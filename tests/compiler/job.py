@@ -34,7 +34,7 @@ def compile_job(job: Job) -> Answer:
     found = parse_collective(compile_all_reduce(mesh, mesh.axis_names[job.axis]))
     coords = np.array([device.coords for device in mesh.devices.flat]).reshape(*mesh.devices.shape, 3)
     hops = measure_hops(coords, job.axis, mesh.devices.flat[0].device_kind)
-    return Answer(found.strategy, found.colours, found.phases, hops)
+    return Answer(found.strategy, found.colors, found.phases, hops)
 
 
 @lru_cache(maxsize=4)

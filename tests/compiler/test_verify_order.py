@@ -48,21 +48,21 @@ CHEAP = {
 
 
 @needs_tpu_compiler
-def test_the_compiler_gives_our_order_as_many_colours_as_jax_s() -> None:
+def test_the_compiler_gives_our_order_as_many_colors_as_jax_s() -> None:
     rows = compare_orders(CHEAP)
     assert [(row.case, row.axis) for row in rows] == [(case, axis) for case in CHEAP for axis in case.axes]
     assert not list_complaints(rows)
     assert all(row.jax.failure is None for row in rows)
-    chosen = [(row.ours.strategy, row.ours.colours) for row in rows]
+    chosen = [(row.ours.strategy, row.ours.colors) for row in rows]
     assert chosen == [expected for case in CHEAP.values() for expected in case]
 
 
 @pytest.mark.parametrize(
     ("name", "collective"),
     [
-        ("v5p-plane", Collective("UniDirectionNDRingStrategy", colours=4, phases=2)),
+        ("v5p-plane", Collective("UniDirectionNDRingStrategy", colors=4, phases=2)),
         ("v5p-odd", Collective("RingSumEmitter")),
-        ("tpu7x-plane", Collective("SparseCoreND", colours=4, phases=2)),
+        ("tpu7x-plane", Collective("SparseCoreND", colors=4, phases=2)),
     ],
 )
 def test_the_text_of_a_compiled_program_is_read(name: str, collective: Collective) -> None:

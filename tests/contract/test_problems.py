@@ -16,7 +16,7 @@ JSON = {"Content-Type": "application/json"}
 PLAN, BENCH, BATCH = "/mesh/plan", "/placement/bench", "/batch-size"
 
 REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
-    ("POST", PLAN, '{"mesh": "dp:2", "colour": 1}', 422, "invalid_request"),
+    ("POST", PLAN, '{"mesh": "dp:2", "color": 1}', 422, "invalid_request"),
     ("POST", PLAN, "{}", 422, "invalid_mesh"),
     ("POST", "/mesh/search", "{}", 422, "invalid_request"),
     ("POST", PLAN, '{"mesh": 8}', 422, "invalid_mesh"),
@@ -52,7 +52,7 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", PLAN, b'{"mesh": "d\xffp:8"}', 422, "invalid_request"),
     ("POST", PLAN, '{"mesh": {"dp": "8"}}', 422, "invalid_mesh"),
     ("GET", "/health?verbose=1", None, 422, "invalid_request"),
-    ("GET", f"{PLAN}?mesh=dp:2&colour=red", None, 422, "invalid_request"),
+    ("GET", f"{PLAN}?mesh=dp:2&color=red", None, 422, "invalid_request"),
     ("GET", PLAN, None, 422, "invalid_mesh"),
     ("GET", f"{PLAN}?mesh=dp:16", None, 422, "plan_infeasible"),
     ("GET", f"{PLAN}/mw1-0000", None, 404, "not_found"),
@@ -69,7 +69,7 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", BENCH, '{"sizes_bytes": [1099511627776]}', 422, "bench_too_large"),
     ("POST", BENCH, '{"devices": [99]}', 422, "invalid_request"),
     ("GET", "/devices?format=yaml", None, 422, "invalid_request"),
-    ("GET", "/devices?colour=red", None, 422, "invalid_request"),
+    ("GET", "/devices?color=red", None, 422, "invalid_request"),
     ("GET", "/environment?memory_strategy=greedy", None, 422, "invalid_request"),
     ("GET", "/environment?memory_fraction=2", None, 422, "invalid_request"),
     ("GET", "/environment?memory_strategy=custom", None, 422, "invalid_request"),

@@ -147,12 +147,12 @@ def build_image(extras: str = "agent,cpu", **arguments: str) -> Iterator[Image]:
     options += ["--volume", f"{wheels}:/wheels:ro", "--volume", f"{conf}:/etc/pip.conf:ro"]
     began = time.monotonic()
     buildah("build", "--format", "docker", "--isolation", "chroot", "--tag", name, *options, str(ROOT))
-    took_s = time.monotonic() - began
+    duration_s = time.monotonic() - began
     try:
         container = buildah("from", name).strip()
         try:
             config = json.loads(buildah("inspect", "--type", "image", name))["Docker"]["config"]
-            yield Image(name, config, Path(buildah("mount", container).strip()), took_s)
+            yield Image(name, config, Path(buildah("mount", container).strip()), duration_s)
         finally:
             buildah("rm", container)
     finally:

@@ -169,9 +169,9 @@ def test_the_unit_starts_serves_is_watched_and_stops_under_a_real_systemd() -> N
         furnish(root)
         began = time.monotonic()
         found = boot(root)
-        took_s = time.monotonic() - began
+        duration_s = time.monotonic() - began
     told = "\n".join(f"{name}: {value}" for name, value in found.items())
-    assert found.get("done") == "yes", f"after {took_s:.0f} s:\n{told}"
+    assert found.get("done") == "yes", f"after {duration_s:.0f} s:\n{told}"
     assert found["active"] == "active running 0", told
     assert found["user"] == "meshwright", told
     assert found["healthz"] == found["tcp"] == "ok", told

@@ -98,9 +98,9 @@ def await_baseline(bed: Bed, before: tuple[SmiCard, ...], *, limit_s: float = 10
     began_s = time.monotonic()
     while True:
         more = count_used(bed.read_cards()) - count_used(before)
-        took_s = time.monotonic() - began_s
-        if more <= TOLERANCE_BYTES or took_s > limit_s:
-            return took_s, more
+        duration_s = time.monotonic() - began_s
+        if more <= TOLERANCE_BYTES or duration_s > limit_s:
+            return duration_s, more
 
 
 def start_bench(agent: RunningAgent, body: dict[str, Any]) -> str:
@@ -136,10 +136,10 @@ def release(agent: RunningAgent) -> tuple[dict[str, Any], float]:
     """Returns the answer to a release, and how long it took as the caller sees it."""
     began_s = time.monotonic()
     reply = httpx.post(f"{agent.url}/devices/release", timeout=30)
-    took_s = time.monotonic() - began_s
+    duration_s = time.monotonic() - began_s
     assert reply.status_code == 200, reply.text
     answer: dict[str, Any] = reply.json()
-    return answer, took_s
+    return answer, duration_s
 
 
 @contextlib.contextmanager

@@ -140,9 +140,11 @@ def check_release_from_gil(bed: Bed) -> Iterator[Finding]:
 
 def _release(bed: Bed, agent: RunningAgent, before: Any, name: str, killed: bool | None = None) -> Iterator[Finding]:
     pid = read_worker(agent)["pid"]
-    answer, took_s = release(agent)
+    answer, duration_s = release(agent)
     note = f"killed: {answer['killed']}"
-    yield Finding(name, took_s, took_s <= RELEASE_LIMIT_S and answer["released"], "s", f"≤ {RELEASE_LIMIT_S:g} s", note)
+    yield Finding(
+        name, duration_s, duration_s <= RELEASE_LIMIT_S and answer["released"], "s", f"≤ {RELEASE_LIMIT_S:g} s", note
+    )
     if killed is not None:
         yield Finding(f"{name}: it had to be killed", answer["killed"], answer["killed"] is killed, rule=str(killed))
     if pid is not None:
@@ -179,9 +181,9 @@ def check_owners(bed: Bed) -> Iterator[Finding]:
             yield Finding("/devices: its memory", seen.get("used_bytes"), bool(seen.get("used_bytes")), "B", "told")
             yield Finding("/devices: its container", seen.get("container"), note="none is right outside one")
             yield Finding("/devices: it is not ours", seen.get("own") is False, seen.get("own") is False, rule="True")
-            answer, took_s = release(agent)
+            answer, duration_s = release(agent)
             held = any(each["pid"] == pid for each in answer["held"] or ())
-            yield Finding("a release names it", held, held, rule="True", note=f"{took_s:.2f} s")
+            yield Finding("a release names it", held, held, rule="True", note=f"{duration_s:.2f} s")
 
 
 def check_lease(bed: Bed) -> Iterator[Finding]:
@@ -192,11 +194,13 @@ def check_lease(bed: Bed) -> Iterator[Finding]:
             run_id, pid = start_bench(agent, bed.long_bench), worker_pid(agent)
             began_s = time.monotonic()
             reply = take_lease(agent, ttl_s=120)
-            took_s = time.monotonic() - began_s
+            duration_s = time.monotonic() - began_s
             assert reply.status_code in {200, 201}, reply.text
             lease = reply.json()
             gone = lease["cancelled_runs"] == [run_id] and read_run(agent, run_id)["state"] == "cancelled"
-            yield Finding(f"lease {number} in a bench", took_s, took_s <= RELEASE_LIMIT_S and gone, "s", "≤ 2 s")
+            yield Finding(
+                f"lease {number} in a bench", duration_s, duration_s <= RELEASE_LIMIT_S and gone, "s", "≤ 2 s"
+            )
             if bed.is_gpu:
                 yield Finding(f"lease {number}: worker gone", not is_alive(pid), not is_alive(pid), rule="True")
                 late_s, more = await_baseline(bed, before)
@@ -219,9 +223,9 @@ def check_kill(bed: Bed) -> Iterator[Finding]:
             while any(map(is_alive, children)) and time.monotonic() - began_s < GONE_S:
                 time.sleep(0.02)
             left = [pid for pid in children if is_alive(pid)]
-            took_s = time.monotonic() - began_s
+            duration_s = time.monotonic() - began_s
             yield Finding(
-                f"kill {number}: children gone after", took_s, not left, "s", f"≤ {GONE_S:g} s", f"{left} left"
+                f"kill {number}: children gone after", duration_s, not left, "s", f"≤ {GONE_S:g} s", f"{left} left"
             )
             if bed.is_gpu:
                 late_s, more = await_baseline(bed, before)
@@ -237,8 +241,8 @@ def check_idle(bed: Bed) -> Iterator[Finding]:
     before = bed.read_cards()
     with bed.start_agent(idle_release_s=str(IDLE_S)) as agent:
         do_bench(agent)
-        took_s = await_stopped(agent, limit_s=IDLE_S + 15)
-        yield Finding("worker gone after", took_s, took_s <= IDLE_S + 3.0, "s", f"≤ {IDLE_S:g} s idle and 3 s")
+        duration_s = await_stopped(agent, limit_s=IDLE_S + 15)
+        yield Finding("worker gone after", duration_s, duration_s <= IDLE_S + 3.0, "s", f"≤ {IDLE_S:g} s idle and 3 s")
         late_s, more = await_baseline(bed, before)
         yield Finding("memory against before", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later")
 

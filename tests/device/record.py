@@ -37,7 +37,7 @@ class Done:
     """How a check ended: "done", "failed" (it raised), or "skipped", with the reason."""
 
     state: str
-    took_s: float
+    duration_s: float
     reason: str = ""
 
 
@@ -86,7 +86,7 @@ class Record:
         """A check has ended."""
         self._write({"check": check, "done": asdict(done)})
         self.checks[check].done = done
-        self.tell(f"      {check}: {done.state} in {done.took_s:.1f} s {done.reason}".rstrip())
+        self.tell(f"      {check}: {done.state} in {done.duration_s:.1f} s {done.reason}".rstrip())
 
     @property
     def is_good(self) -> bool:
@@ -156,7 +156,7 @@ def format_page(record: Record) -> str:
 
 def _format_check(name: str, checked: Checked) -> str:
     done = checked.done
-    head = f"### {name}\n\n{done.state.capitalize()} in {done.took_s:.1f} s. {_cell(done.reason)}".rstrip()
+    head = f"### {name}\n\n{done.state.capitalize()} in {done.duration_s:.1f} s. {_cell(done.reason)}".rstrip()
     if not checked.findings:
         return head
     return f"{head}\n\n| what | found | asked | | beside |\n|---|---|---|---|---|\n" + "\n".join(

@@ -38,7 +38,7 @@ def check_speed(bed: Bed) -> Iterator[Finding]:
             ok = run["state"] == "succeeded"
             yield Finding(f"full bench {number}", run["state"], ok, rule="succeeded", note=str(run["error"] or ""))
             for record in run["result"]["records"] if ok else ():
-                kind, wrong = run["result"]["device_kind"], wrong + record["nwrong"]
+                kind, wrong = run["result"]["device_kind"], wrong + record["wrong_elements"]
                 medians[record["case"], record["size_bytes"]].append(record["median_s"])
                 rate = record["flops_per_s"] or record["busbw_bytes_per_s"] or record["algbw_bytes_per_s"]
                 best[record["case"]] = max(best.get(record["case"], (0.0, "")), (rate, _describe(record)))

@@ -107,7 +107,7 @@ def test_each_field_that_differs_is_told(machine: Machine, change: dict[str, Any
 
 
 def test_a_step_is_held_against_what_was_said_of_it() -> None:
-    asked = PlanRequest(mesh="dp:1", target="h200:1", model="llama3.2-1b", training={"global_batch": 4})
+    asked = PlanRequest(mesh="dp:1", target="h200:1", model="llama3.2-1b", training={"global_batch_size": 4})
     plan = answer_request(asked).plans[0]
     assert plan.memory is not None
     assert plan.step_time is not None

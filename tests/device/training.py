@@ -31,8 +31,8 @@ MEMORY_RATIOS: Final = (0.85, 1.15)
 
 CASES: Final[dict[str, list[tuple[Any, dict[str, Any]]]]] = {
     "gpu": [
-        ("llama3.2-1b", {"sequence_length": 4096, "global_batch": 4}),
-        ("llama3.2-3b", {"sequence_length": 4096, "global_batch": 4}),
+        ("llama3.2-1b", {"seq_len": 4096, "global_batch_size": 4}),
+        ("llama3.2-3b", {"seq_len": 4096, "global_batch_size": 4}),
     ],
     "cpu": [
         (
@@ -43,7 +43,7 @@ CASES: Final[dict[str, list[tuple[Any, dict[str, Any]]]]] = {
                 "num_hidden_layers": 2,
                 "num_attention_heads": 4,
             },
-            {"sequence_length": 64, "global_batch": 1},
+            {"seq_len": 64, "global_batch_size": 1},
         )
     ],
 }
@@ -56,14 +56,14 @@ def check_step(bed: Bed) -> Iterator[Finding]:
         model = read_model(named)
         with bed.start_agent() as agent, Client(agent.url, timeout=60) as client:
             count = len(client.devices().devices)
-            batch = training["global_batch"] * count
-            training = {**training, "global_batch": batch}
+            batch = training["global_batch_size"] * count
+            training = {**training, "global_batch_size": batch}
             plan = client.plan("dp:-1", model=named, training=training)
             release(agent)
         spec = TrainingSpec(**training)
         found = compile_in_child(build_job(plan, model, spec), limit_s=LIMIT_S)
         assert isinstance(found, Verification)
-        what = f"{named if isinstance(named, str) else 'a small model'}, {batch} × {spec.sequence_length} tokens"
+        what = f"{named if isinstance(named, str) else 'a small model'}, {batch} × {spec.seq_len} tokens"
         yield Finding(
             f"{what}: compile-only", found.status, found.status == "verified", rule="verified", note=found.reason or ""
         )

@@ -70,7 +70,12 @@ def fit(job: dict[str, Any], tell: Tell) -> CompiledBatch:
     """Does what the job says, then answers with a batch."""
     found = behave(job, tell)
     return CompiledBatch(
-        batch_per_device=3, global_batch=6, data_parallel_size=2, compile_count=2, limit="memory", verification=found
+        per_replica_batch_size=3,
+        global_batch_size=6,
+        data_parallel_size=2,
+        compile_count=2,
+        limit="memory",
+        verification=found,
     )
 
 

@@ -11,7 +11,7 @@ from meshwright.testing import build_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Devices, Granule, Link
-from tests.fakes.topologies import EVIDENCE, is_neighbour
+from tests.fakes.topologies import EVIDENCE, is_neighbor
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -88,7 +88,7 @@ def _build_tpu_host(
         Link(a=a, b=b, kind="ICI", **EVIDENCE)
         for a in range(0, len(devices), cores)
         for b in range(a + cores, len(devices), cores)
-        if is_neighbour(devices[a].coords, devices[b].coords, None)
+        if is_neighbor(devices[a].coords, devices[b].coords, None)
     )
     granule = Granule(ordinal=0, kind="slice", name=name, device_count=len(devices))
     changes = {"platform": "tpu", "devices": devices, "links": links, "granules": (granule,)}

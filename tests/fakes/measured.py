@@ -66,5 +66,5 @@ def build_bench_record(row: Measurement, **fields: Any) -> BenchRecord:
 def build_bench_result(records: Sequence[BenchRecord], **fields: Any) -> dict[str, Any]:
     """Returns the result of a run that measured them, as JSON."""
     known: dict[str, Any] = {"suite": "full", "platform": "gpu", "device_kind": H100, "device_count": 8}
-    known |= {"jax": "0.10.2", "jaxlib": "0.10.2", "started_at": EPOCH, "took_s": 60.0, "records": tuple(records)}
+    known |= {"jax": "0.10.2", "jaxlib": "0.10.2", "started_at": EPOCH, "duration_s": 60.0, "records": tuple(records)}
     return BenchResult.model_validate({**known, **fields}).model_dump(mode="json")

@@ -75,7 +75,7 @@ def build_record(**fields: Any) -> BenchRecord:
         "median_s": 0.2,
         "p10_s": 0.1,
         "p90_s": 0.3,
-        "nwrong": 0,
+        "wrong_elements": 0,
         "correct": True,
     }
     return BenchRecord.model_validate(known | fields)

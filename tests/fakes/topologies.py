@@ -140,12 +140,12 @@ def build_tpu(
     ]
     wires = {}
     for a, b in combinations(range(len(devices)), 2):
-        if cores * is_neighbour(devices[a]["coords"], devices[b]["coords"], shape if wrap else None):
+        if cores * is_neighbor(devices[a]["coords"], devices[b]["coords"], shape if wrap else None):
             wires[a, b] = "ICI"
     return build_topology(devices, wires if with_links else {}, kind="slice")
 
 
-def is_neighbour(a: Any, b: Any, wrap: tuple[int, ...] | None) -> bool:
+def is_neighbor(a: Any, b: Any, wrap: tuple[int, ...] | None) -> bool:
     steps = [abs(x - y) for x, y in zip(a, b, strict=True)]
     if wrap:
         steps = [min(step, size - step) for step, size in zip(steps, wrap, strict=True)]

@@ -75,7 +75,7 @@ async def attack(url: httpx.URL, kind: Callable[[Streams], Awaitable[None]], end
 
 async def attack_together(agent: RunningAgent) -> tuple[int, list[float]]:
     """Returns the largest memory of the agent meanwhile, and how long each probe by the unix socket took."""
-    end_s, most, took_s = time.monotonic() + ATTACK_S, 0, list[float]()
+    end_s, most, duration_s = time.monotonic() + ATTACK_S, 0, list[float]()
     clients = [attack(httpx.URL(agent.url), KINDS[number % len(KINDS)], end_s) for number in range(CLIENTS)]
     attacking = asyncio.gather(*clients)
     transport = httpx.AsyncHTTPTransport(uds=str(agent.uds))
@@ -84,11 +84,11 @@ async def attack_together(agent: RunningAgent) -> tuple[int, list[float]]:
             began_s = time.monotonic()
             assert (await probe.get("/healthz")).status_code == 200
             assert (await probe.get("/devices")).status_code == 200
-            took_s.append(time.monotonic() - began_s)
+            duration_s.append(time.monotonic() - began_s)
             most = max(most, read_rss_bytes(agent.pid))
             await asyncio.sleep(0.2)
     await attacking
-    return most, took_s
+    return most, duration_s
 
 
 def count_descriptors(agent: RunningAgent) -> int:
@@ -99,9 +99,9 @@ def test_512_bad_clients_take_no_memory_and_leave_the_socket_to_others() -> None
     with start_agent(cpu_devices=2) as agent:
         httpx.get(f"{agent.url}/openapi.json", timeout=30)
         before = count_descriptors(agent)
-        most, took_s = asyncio.run(attack_together(agent))
+        most, duration_s = asyncio.run(attack_together(agent))
         assert most < MAX_ATTACKED_BYTES
-        assert sorted(took_s)[len(took_s) // 2] < 2.0
+        assert sorted(duration_s)[len(duration_s) // 2] < 2.0
         wait_for(lambda: httpx.get(f"{agent.url}/healthz").status_code == 200, agent, limit_s=30)
         ended_s = time.monotonic()
         wait_for(lambda: count_descriptors(agent) <= before + 4, agent, limit_s=CALM_S)

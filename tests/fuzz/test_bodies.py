@@ -20,7 +20,7 @@ from tests.fuzz import scale
 pytestmark = pytest.mark.exhaustive
 
 BODIES: Final = 180
-TRAINING: Final = {"sequence_length": 4096, "global_batch": 64}
+TRAINING: Final = {"seq_len": 4096, "global_batch_size": 64}
 MODEL: Final = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -38,7 +38,7 @@ SEEDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("/batch-size", {"hardware": "h100", "per_device_batch_size": 256}),
     (
         "/batch-size",
-        {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"sequence_length": 64}},
+        {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"seq_len": 64}},
     ),
     ("/batch-size", {"model": MODEL, "target": "h100:8", "mesh": {"fsdp": 8}}),
     ("/placement/bench", {"suite": "quick", "cases": ["host_to_device"], "sizes_bytes": [4096]}),

@@ -33,7 +33,7 @@ def run_step(step: dict[str, Any], rank: int) -> dict[str, Any]:
         answer = {"fingerprint": mesh_fingerprint(mesh, timeout_s=step.get("timeout_s", 60.0))}
     except PlanMismatchError as error:
         took = time.monotonic() - started
-        return {"error": str(error), "missing": error.missing, "surplus": error.surplus, "took_s": took}
+        return {"error": str(error), "missing": error.missing, "surplus": error.surplus, "duration_s": took}
     answer["order"] = [[d.process_index, d.id] for d in mesh.devices.flat]
     answer["types"] = [kind.name for kind in mesh.axis_types]
     answer["again"] = mesh_fingerprint(Mesh(mesh.devices, mesh.axis_names, axis_types=mesh.axis_types))

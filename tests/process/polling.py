@@ -15,7 +15,7 @@ from tests.agents import RunningAgent
 @contextlib.contextmanager
 def polling(agent: RunningAgent, *, every_s: float) -> Iterator[list[float]]:
     """Asks /healthz again and again for the length of the block; gives how long each answer took."""
-    took_s: list[float] = []
+    duration_s: list[float] = []
     ended = threading.Event()
 
     def poll() -> None:
@@ -23,12 +23,12 @@ def polling(agent: RunningAgent, *, every_s: float) -> Iterator[list[float]]:
             while not ended.wait(every_s):
                 began_s = time.perf_counter()
                 client.get("/healthz").raise_for_status()
-                took_s.append(time.perf_counter() - began_s)
+                duration_s.append(time.perf_counter() - began_s)
 
     poller = threading.Thread(target=poll)
     poller.start()
     try:
-        yield took_s
+        yield duration_s
     finally:
         ended.set()
         poller.join(timeout=60)

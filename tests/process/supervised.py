@@ -91,7 +91,7 @@ class Child:
         return task
 
     async def release(self, reason: str = "released") -> ReleaseOutcome:
-        """Ends the process; returns `took_s`, `killed` and `abandoned_pids`."""
+        """Ends the process; returns `duration_s`, `killed` and `abandoned_pids`."""
         return await self._supervisor.release(reason=reason)
 
 

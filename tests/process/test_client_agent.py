@@ -98,7 +98,7 @@ def call_everything(fake: FakeAgent, client: Client) -> None:
     for method in (client.alive, client.ready, client.health, client.devices, client.devices_text, client.metrics):
         method()
     client.get_plan(client.plan("dp:8").fingerprint)
-    client.search("gpt2", {"global_batch": 8, "sequence_length": 1024}, targets=["h100:8"])
+    client.search("gpt2", {"global_batch_size": 8, "seq_len": 1024}, targets=["h100:8"])
     client.batch_size("h100", 8)
     client.environment("balanced", 0.5)
     client.targets("h100")

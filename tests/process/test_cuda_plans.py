@@ -27,7 +27,7 @@ PARAMETERS = 70_553_706_496
 
 def run_plan(*options: str) -> tuple[int, dict[str, Any]]:
     """Returns the exit code of `meshwright plan`, and the verification of its plan."""
-    request = '{"training": {"remat": "full", "gradient_accumulation": 1}}'
+    request = '{"training": {"remat": "full", "gradient_accumulation_steps": 1}}'
     command = [*COMMAND, "--format=json", "plan", "--offline", "--compile", "--request", "-", *options]
     done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=500, check=False)
     assert done.stdout, done.stderr

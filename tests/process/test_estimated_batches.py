@@ -18,7 +18,7 @@ ON_V5E: dict[str, Any] = {
     "model": "llama3-8b",
     "target": "v5e:4x4",
     "mesh": "fsdp:16",
-    "training": {"sequence_length": 512},
+    "training": {"seq_len": 512},
 }
 
 
@@ -61,7 +61,7 @@ def test_a_plan_that_the_agent_keeps_gives_the_mesh(host: RunningAgent) -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
-        ({"training": {"sequence_length": 512}}, "invalid_request", "training"),
+        ({"training": {"seq_len": 512}}, "invalid_request", "training"),
         ({"mesh": "fsdp:2"}, "invalid_request", "mesh"),
         ({"model": "llama3-9b", "target": "v5e:4x4"}, "invalid_request", "model"),
         ({"model": "llama3-8b"}, "plan_infeasible", "target"),
@@ -90,11 +90,11 @@ def test_a_host_with_figures_is_estimated_on_itself(simulated: RunningAgent) -> 
 
 def test_the_typed_client_reads_it(simulated: RunningAgent) -> None:
     with Client(simulated.url) as client:
-        given = client.batch_size(model="llama3.2-1b", mesh={"fsdp": 8}, training={"sequence_length": 512}).estimated
+        given = client.batch_size(model="llama3.2-1b", mesh={"fsdp": 8}, training={"seq_len": 512}).estimated
         searched = client.batch_size(model="llama3.2-1b").estimated
         assert client.batch_size().estimated is None
     assert given is not None
     assert given.limit == "compute"
-    assert given.recommended in [row.global_batch for row in given.batches]
+    assert given.recommended in [row.global_batch_size for row in given.batches]
     assert searched is not None
     assert "the mesh is the fastest that was found" in searched.message

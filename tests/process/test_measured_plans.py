@@ -14,7 +14,7 @@ from tests.fakes.stored import EPOCH, build_record_json, build_run
 from tests.process.kept import keep_runs
 from tests.process.living import ask
 
-TRAINING = {"global_batch": 32, "sequence_length": 4096}
+TRAINING = {"global_batch_size": 32, "seq_len": 4096}
 
 
 SIMULATED = {"MESHWRIGHT_SIMULATE": "h100:8"}
@@ -32,7 +32,7 @@ def build_bench(number: int, state: str, flops_per_s: float) -> Run:
         known |= {"size_bytes": 6 * n * n, "flops_per_s": 2 * n**3 / seconds, "detail": {"device_kind": H100}}
         known |= {"samples_s": (seconds,) * 3, "median_s": seconds, "p10_s": seconds, "p90_s": seconds}
         records += [build_record_json(device_indices=(index,), **known) for index in range(8)]
-    about = {"suite": "full", "platform": "gpu", "device_kind": H100, "device_count": 8, "took_s": 60.0}
+    about = {"suite": "full", "platform": "gpu", "device_kind": H100, "device_count": 8, "duration_s": 60.0}
     about |= {"jax": "0.10.2", "jaxlib": "0.10.2", "started_at": EPOCH.isoformat()}
     return build_run(number, state=state, result={**about, "records": records})
 

@@ -16,7 +16,7 @@ from tests.agents import RunningAgent, start_agent
 from tests.process.living import ask, await_end
 from tests.process.slice_environment import needs_tpu_compiler
 
-TRAINING = {"global_batch": 64, "sequence_length": 4096}
+TRAINING = {"global_batch_size": 64, "seq_len": 4096}
 SMALL = {
     "vocab_size": 256,
     "hidden_size": 256,
@@ -48,7 +48,7 @@ def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: Runnin
 
 
 def test_small_searches_are_answered_while_a_large_one_runs(host: RunningAgent) -> None:
-    training = {"global_batch": 16384, "sequence_length": 4096}
+    training = {"global_batch_size": 16384, "seq_len": 4096}
     with ThreadPoolExecutor(1) as pool:
         large = pool.submit(post, host, targets=["2048*h100:8"], training=training, include_devices=False)
         answered = 0
@@ -110,7 +110,7 @@ def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(host: RunningAge
 @pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_the_best_are_compiled_as_they_are_scheduled(host: RunningAgent) -> None:
-    training = {"global_batch": 8, "sequence_length": 1024}
+    training = {"global_batch_size": 8, "seq_len": 1024}
     reply = post(host, targets=["v5e:2x2"], model=SMALL, training=training, top=2, verify="compile")
     assert reply.status_code == 202, reply.text
     run = await_end(host, reply.json()["id"], limit_s=300)

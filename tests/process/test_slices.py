@@ -1,4 +1,4 @@
-"""`create_mesh` on TPU slices without the hardware: neighbour hops on the torus, beside JAX's own order."""
+"""`create_mesh` on TPU slices without the hardware: neighbor hops on the torus, beside JAX's own order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = needs_tpu_compiler
 
 @dataclass(frozen=True)
 class Case:
-    """A slice, the mesh on it, and the longest step between neighbours on each axis inside a slice."""
+    """A slice, the mesh on it, and the longest step between neighbors on each axis inside a slice."""
 
     target: str
     sizes: tuple[int, ...]
@@ -66,7 +66,7 @@ def answers() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{c.slices}*{c.target} {c.sizes}" for c in CASES])
-def test_neighbours_on_the_mesh_are_neighbours_on_the_torus(answers: list[dict[str, Any]], number: int) -> None:
+def test_neighbors_on_the_mesh_are_neighbors_on_the_torus(answers: list[dict[str, Any]], number: int) -> None:
     case, answer = CASES[number], answers[number]
     ours = [tuple(place) for place in answer["ours"]]
     assert len(set(ours)) == len(ours) == math.prod(case.sizes)

@@ -55,7 +55,7 @@ Counted = dict[tuple[str, str], tuple[float, float]]
 
 def count(mesh: dict[str, int], model: dict[str, Any] = DENSE) -> Counted:
     """Returns (times, bytes) by axis and kind."""
-    training = {"global_batch": B, "sequence_length": S, "remat": "full", "gradient_accumulation": 1}
+    training = {"global_batch_size": B, "seq_len": S, "remat": "full", "gradient_accumulation_steps": 1}
     asked = {"mesh": mesh, "target": "v5e:2x2", "device_order": "given", "model": model, "training": training}
     done = subprocess.run(
         [Path(sys.executable).with_name("meshwright"), "plan", "--offline", "--format=json", "--request", "-"],

@@ -38,7 +38,7 @@ MODEL = {
 }
 ON_TPU = {"mesh": "dp:2,tp:2", "target": "v5e:2x2"}
 ON_CPU = {"mesh": "dp:2", "target": "cpu:2"}
-FORGOTTEN = {"model", "verification", "memory", "step_time", "schedule", "mfu_ratio", "tokens_per_s", "largest_batch"}
+FORGOTTEN = {"model", "verification", "memory", "step_time", "schedule", "mfu", "tokens_per_s", "largest_batch"}
 """What of a plan is of its request's model and training: the stored plan may be another caller's."""
 POLL_LIMIT_S = 0.5
 """A poll of /healthz takes 1 ms here; one that waits for a compile takes seconds."""
@@ -58,7 +58,7 @@ def post(agent: RunningAgent, body: dict[str, Any], path: str = "/mesh/plan", **
 
 def build_request(batch: int = 4, **fields: Any) -> dict[str, Any]:
     """Returns a request that nobody has made before where `batch` is a new one."""
-    training = {"global_batch": batch, "sequence_length": 64}
+    training = {"global_batch_size": batch, "seq_len": 64}
     return {**ON_CPU, "model": MODEL, "training": training, "verify": "compile", **fields}
 
 
@@ -90,14 +90,14 @@ def await_compiler(agent: RunningAgent, run_id: str) -> int:
 @pytest.fixture(scope="module")
 def told(host: RunningAgent) -> tuple[list[dict[str, Any]], dict[str, Any], list[float]]:
     """The events and the end of a compile for TPUs, and how long /healthz took meanwhile."""
-    with polling(host, every_s=0.02) as took_s:
+    with polling(host, every_s=0.02) as duration_s:
         run_id = submit(host, build_request(**ON_TPU))
         events = parse_events(httpx.get(f"{host.url}/runs/{run_id}/events", timeout=120).text)
-    return events, await_end(host, run_id), took_s
+    return events, await_end(host, run_id), duration_s
 
 
 def test_a_compile_for_a_tpu_is_told_as_it_goes_and_its_answer_is_the_plan(told: Any) -> None:
-    events, run, took_s = told
+    events, run, duration_s = told
     states = [event["data"]["state"] for event in events if event["event"] == "state"]
     assert states == ["queued", "running", "succeeded"]
     progress = [event["data"]["progress"] for event in events if event["event"] == "progress"]
@@ -109,8 +109,8 @@ def test_a_compile_for_a_tpu_is_told_as_it_goes_and_its_answer_is_the_plan(told:
     assert 0 < found["peak_memory_bytes"] < found["capacity_bytes"]
     assert {"dp", "tp"} <= {axis for each in found["collectives"] for axis in each["axis"].split(",")}
     assert {"jax", "jaxlib", "libtpu"} <= set(found["versions"])
-    assert len(took_s) > 20
-    assert max(took_s) < POLL_LIMIT_S
+    assert len(duration_s) > 20
+    assert max(duration_s) < POLL_LIMIT_S
 
 
 def test_asked_again_the_store_answers(host: RunningAgent, told: Any) -> None:
@@ -166,12 +166,12 @@ def test_equal_requests_at_once_are_runs_of_their_own_and_compiled_once(host: Ru
 
 def test_the_largest_batch_is_found_by_compiling_and_stored(host: RunningAgent) -> None:
     body = {**ON_TPU, "model": MODEL, "verify": "compile"}
-    body["training"] = {"sequence_length": 64, "global_batch": 4}
+    body["training"] = {"seq_len": 64, "global_batch_size": 4}
     run = await_end(host, submit(host, body, "/batch-size"), limit_s=200)
     assert run["state"] == "succeeded", run["error"]
     assert run["kind"] == "batch_size"
     compiled = run["result"]["compiled"]
-    assert (compiled["global_batch"], compiled["batch_per_device"], compiled["limit"]) == (4, 2, "asked")
+    assert (compiled["global_batch_size"], compiled["per_replica_batch_size"], compiled["limit"]) == (4, 2, "asked")
     assert compiled["compile_count"] == len(compiled["tried"]) >= 1
     assert (run["result"]["hardware_type"], run["result"]["basis"]) == ("tpu_v5e", "declared")
     again = post(host, body, "/batch-size")
@@ -181,12 +181,12 @@ def test_the_largest_batch_is_found_by_compiling_and_stored(host: RunningAgent) 
 def test_a_batch_is_found_for_a_plan_that_is_stored(host: RunningAgent) -> None:
     plan = ask(host, "/mesh/plan?mesh=dp:2,tp:2&target=v5e:2x2")["plans"][0]
     body = {"plan": plan["fingerprint"], "model": MODEL, "verify": "compile"}
-    body["training"] = {"sequence_length": 64, "global_batch": 4}
+    body["training"] = {"seq_len": 64, "global_batch_size": 4}
     reply = post(host, body, "/batch-size")
     if reply.status_code == 202:
         assert await_end(host, reply.json()["id"], limit_s=200)["state"] == "succeeded"
         reply = post(host, body, "/batch-size")
-    assert reply.json()["compiled"]["global_batch"] == 4
+    assert reply.json()["compiled"]["global_batch_size"] == 4
     assert reply.json()["compiled"]["verification"]["target"] == "v5e:2x2"
     other = post(host, {**body, "target": "v5p:2x2x1"}, "/batch-size")
     assert (other.status_code, other.json()["errors"][0]["field"]) == (422, "target")
@@ -202,7 +202,7 @@ def test_a_batch_is_found_for_a_plan_that_is_stored(host: RunningAgent) -> None:
 
 @pytest.mark.exhaustive
 def test_a_run_that_is_deleted_is_gone_within_two_seconds_and_the_next_one_goes_on(host: RunningAgent) -> None:
-    took_s = []
+    duration_s = []
     for _ in range(TRIES):
         run_id = submit(host, build_request(12, **ON_TPU))
         compiler = await_compiler(host, run_id)
@@ -211,8 +211,8 @@ def test_a_run_that_is_deleted_is_gone_within_two_seconds_and_the_next_one_goes_
         assert reply.status_code in {200, 202}
         assert await_end(host, run_id)["state"] == "cancelled"
         wait_for(lambda compiler=compiler: not is_alive(compiler), host, limit_s=30)
-        took_s.append(time.monotonic() - began_s)
-    assert statistics.median(took_s) <= 2.0
+        duration_s.append(time.monotonic() - began_s)
+    assert statistics.median(duration_s) <= 2.0
     assert verification_of(await_end(host, submit(host, build_request(12)), limit_s=200))["status"] == "verified"
 
 

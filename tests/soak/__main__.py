@@ -114,7 +114,7 @@ def format_report(soaked: Soaked) -> str:
 
 
 def _describe_releases(releases_s: Sequence[float]) -> str:
-    late = sum(took_s > RELEASE_LIMIT_S for took_s in releases_s)
+    late = sum(duration_s > RELEASE_LIMIT_S for duration_s in releases_s)
     worst = max(releases_s, default=0.0)
     return f"{late} of {len(releases_s)} releases took more than {RELEASE_LIMIT_S:g} s, the worst {worst:.2f} s."
 

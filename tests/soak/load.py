@@ -164,9 +164,9 @@ def listen(load: Load, http: httpx.Client, chance: random.Random) -> None:
 def release(load: Load, http: httpx.Client, chance: random.Random) -> None:
     load.ended.wait(chance.uniform(3, 12))
     answer = load.take("releases", http.post("/devices/release"))
-    if "took_s" in answer:
-        load.releases_s.append(answer["took_s"])
-    if not answer.get("released", True) or answer.get("took_s", 0) > RELEASE_MOST_S:
+    if "duration_s" in answer:
+        load.releases_s.append(answer["duration_s"])
+    if not answer.get("released", True) or answer.get("duration_s", 0) > RELEASE_MOST_S:
         load.note("releases", "late", str(answer)[:300])
 
 

@@ -92,9 +92,9 @@ def test_a_job_is_told_what_its_platform_reads_and_what_was_asked_for(
 
 def test_a_scrape_sees_the_newest_record_of_each_case_at_once(tmp_path: Path) -> None:
     agent = build_agent(tmp_path)
-    for nwrong in (0, 5):
-        agent.benches.remember(BenchRecord.model_validate(build_record_json(nwrong=nwrong)))
-    assert [record.nwrong for record in agent.benches.newest_records()] == [5]
+    for wrong_elements in (0, 5):
+        agent.benches.remember(BenchRecord.model_validate(build_record_json(wrong_elements=wrong_elements)))
+    assert [record.wrong_elements for record in agent.benches.newest_records()] == [5]
 
 
 def test_a_scrape_sees_so_many_records_and_no_more(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_of_a_union_only_the_branch_that_fits_the_value_is_told(body: dict[str, 
         ({"sizes_bytes": [4] * 33}, "give sizes_bytes up to 32 entries"),
         ({"axis": "x" * 65}, "write up to 64 characters"),
         ({"samples": []}, "GET /docs shows every field with its type and bounds"),
-        ({"colour": 1}, "GET /docs shows every field with its type and bounds"),
+        ({"color": 1}, "GET /docs shows every field with its type and bounds"),
         ({"samples": 1, "matmul_size": 1}, "set matmul_size to 8 or more; set samples to 3 or more"),
     ],
 )
@@ -195,7 +195,7 @@ json_values = st.recursive(
 def test_whatever_is_wrong_has_a_field_a_message_and_a_hint(
     model: type[BaseModel], data: st.DataObject, value: object
 ) -> None:
-    name = data.draw(st.sampled_from([*model.model_fields, "colour"]))
+    name = data.draw(st.sampled_from([*model.model_fields, "color"]))
     try:
         model.model_validate({name: value})
     except ValidationError as error:

@@ -20,7 +20,7 @@ TopologyLike = Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any
 ModelLike = str | ModelSpec | Mapping[str, Any]
 """A preset's name, the content of a config.json, or dimensions by the same names."""
 TrainingLike = TrainingSpec | Mapping[str, Any]
-"""The training, such as {"global_batch": 64, "sequence_length": 8192}."""
+"""The training, such as {"global_batch_size": 64, "seq_len": 8192}."""
 Verify = Literal["none", "compile"]
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
@@ -63,7 +63,7 @@ class PlanOptions(_MeshOptions, total=False):
         dcn: how axes are split over slices or hosts, such as "dp:4"; None: by the score.
         importance: the traffic of each axis, such as {"tp": 8, "dp": 1}; None: by the axes' names.
         model: the trained model: a preset such as "llama3-70b", the content of a config.json, or dimensions.
-        training: its training, such as {"global_batch": 64, "sequence_length": 8192}: prices the step.
+        training: its training, such as {"global_batch_size": 64, "seq_len": 8192}: prices the step.
         audit: with model and training, report the best mesh of its devices in `plan.audit`.
     """
 

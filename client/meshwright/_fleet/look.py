@@ -50,23 +50,23 @@ def look(url: str, link: Link, deadline: Deadline, note: Callable[[FleetHost], N
     try:
         devices = yield from exchange(calls.devices(), link, deadline)
     except MeshwrightError as error:
-        note(FleetHost(url, _evaluate(error), detail=_explain(error), took_s=link.clock() - started_s))
+        note(FleetHost(url, _evaluate(error), detail=_explain(error), duration_s=link.clock() - started_s))
         return
     with contextlib.suppress(MeshwrightError):
         ready = yield from exchange(calls.ready(), link, deadline)
         if not ready:
             note(FleetHost(url, "not_ready", devices.host.name, ready.line, link.clock() - started_s))
             return
-    host = FleetHost(url, "ok", devices.host.name, took_s=link.clock() - started_s, devices=devices)
+    host = FleetHost(url, "ok", devices.host.name, duration_s=link.clock() - started_s, devices=devices)
     note(host)
     with contextlib.suppress(MeshwrightError):  # a plan reports it: health_unknown
         health = yield from exchange(calls.health(), link, deadline)
-        note(replace(host, health=health, took_s=link.clock() - started_s))
+        note(replace(host, health=health, duration_s=link.clock() - started_s))
 
 
 def build_late(url: str, timeout_s: float) -> FleetHost:
     """Returns the host that had not answered when the time was over."""
-    return FleetHost(url, "unreachable", detail=f"no answer within {timeout_s:g} s", took_s=timeout_s)
+    return FleetHost(url, "unreachable", detail=f"no answer within {timeout_s:g} s", duration_s=timeout_s)
 
 
 def _evaluate(error: MeshwrightError) -> HostState:

@@ -34,7 +34,7 @@ class FleetHost:
         state: "ok", "not_ready", "error" or "unreachable".
         name: its own name; "" where it did not answer.
         detail: why it is not ok, and what to do.
-        took_s: duration of the requests in seconds.
+        duration_s: duration of the requests in seconds.
         devices: its `GET /devices`; None where it is not ok.
         health: its `GET /health`; None where there was no answer.
     """
@@ -43,7 +43,7 @@ class FleetHost:
     state: HostState
     name: str = ""
     detail: str = ""
-    took_s: float = 0.0
+    duration_s: float = 0.0
     devices: Devices | None = None
     health: Health | None = None
 

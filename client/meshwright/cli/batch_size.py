@@ -69,7 +69,7 @@ def show_batch_size(
         BatchSizeRequest,
         request,
         model=model,
-        trained={"sequence_length": seq},
+        trained={"seq_len": seq},
         hardware=hardware,
         per_device_batch_size=batch,
         verify="compile" if compiled else None,
@@ -169,11 +169,11 @@ def _print_estimate(session: Session, found: EstimatedBatch) -> None:
 
 
 BATCHES: Final[tuple[Column[PricedBatch], ...]] = (
-    Column("sequences a step", lambda row: f"{row.global_batch:,}", "right"),
+    Column("sequences a step", lambda row: f"{row.global_batch_size:,}", "right"),
     Column("step time", lambda row: format_time(row.step_s), "right"),
     Column("tokens/s", lambda row: f"{row.tokens_per_s:,.0f}", "right"),
     Column("memory", lambda row: format_bytes(row.memory_bytes), "right"),
-    Column("passes", lambda row: f"{row.passes:,}", "right"),
+    Column("micro-batches", lambda row: f"{row.gradient_accumulation_steps:,}", "right"),
     Column("remat", lambda row: clean(row.remat)),
     Column("most time in", lambda row: clean(row.limit)),
 )

@@ -80,7 +80,7 @@ def run_bench(
 
 def judge(records: Iterable[BenchRecord]) -> int:
     """Returns the exit code of records: 0 only where there are some and all are right."""
-    verdicts = [record.correct and record.nwrong == 0 for record in records]
+    verdicts = [record.correct and record.wrong_elements == 0 for record in records]
     return OK if verdicts and all(verdicts) else FAILED
 
 
@@ -105,7 +105,7 @@ def _print_records(session: Session, answer: BenchResult | LatestBench) -> None:
 def _describe_run(result: BenchResult) -> Text:
     where = f"{result.device_count} × {result.device_kind} ({result.platform})"
     return Text(
-        clean(f"{result.suite} suite on {where}, jax {result.jax}, {format_time(result.took_s)}"),
+        clean(f"{result.suite} suite on {where}, jax {result.jax}, {format_time(result.duration_s)}"),
         "bold",
     )
 
@@ -126,7 +126,7 @@ def _describe_axis(record: BenchRecord) -> str:
 
 
 def _describe_result(record: BenchRecord) -> Text:
-    return Text("ok", "green") if judge([record]) == OK else Text(f"{record.nwrong} wrong", "bold red")
+    return Text("ok", "green") if judge([record]) == OK else Text(f"{record.wrong_elements} wrong", "bold red")
 
 
 def _describe_spread(record: BenchRecord) -> str:

@@ -181,7 +181,7 @@ def release_devices(session: Session) -> int:
 def _print_release(session: Session, reply: Release) -> None:
     how = "its worker had to be killed" if reply.killed else "its worker let go"
     word = Text("released", "green") if reply.released else Text("not released", "bold red")
-    session.out.print(word + Text(f" after {format_time(reply.took_s)}: {how}"))
+    session.out.print(word + Text(f" after {format_time(reply.duration_s)}: {how}"))
     for run_id in reply.cancelled_runs:
         session.out.print(f"cancelled {clean(run_id)}")
     if reply.held is None:

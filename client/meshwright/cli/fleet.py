@@ -111,7 +111,7 @@ COLUMNS: Final[tuple[Column[FleetHost], ...]] = (
     Column("devices", lambda host: str(len(host.devices.devices)) if host.devices else "", "right"),
     Column("kind", _name_kinds),
     Column("health", _count_health),
-    Column("took", lambda host: format_time(host.took_s), "right"),
+    Column("took", lambda host: format_time(host.duration_s), "right"),
     Column("why", lambda host: host.detail),
 )
 
@@ -132,7 +132,7 @@ def _dump(state: FleetState) -> str:
             "name": host.name or None,
             "state": host.state,
             "detail": host.detail,
-            "took_s": host.took_s,
+            "duration_s": host.duration_s,
             "health": host.worst,
             "devices": host.devices and host.devices.model_dump(mode="json", exclude_unset=True),
         }

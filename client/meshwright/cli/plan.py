@@ -73,7 +73,7 @@ def show_plan(
         PlanRequest,
         request,
         model=model,
-        trained={"global_batch": batch, "sequence_length": seq},
+        trained={"global_batch_size": batch, "seq_len": seq},
         mesh=mesh,
         devices=choose_devices(devices, count, "--devices"),
         target=target,

@@ -144,13 +144,14 @@ def _name_devices(plan: Plan) -> str:
 
 def _describe_schedule(plan: Plan) -> Iterator[str]:
     if plan.schedule is not None:
-        yield f"{plan.schedule.global_batch:,} sequences of {plan.schedule.sequence_length:,} tokens"
-        yield f"{plan.schedule.passes} pass{'es' * (plan.schedule.passes > 1)} of {plan.schedule.micro_batch}"
+        yield f"{plan.schedule.global_batch_size:,} sequences of {plan.schedule.seq_len:,} tokens"
+        count = plan.schedule.gradient_accumulation_steps
+        yield f"{count} micro-batch{'es' * (count > 1)} of {plan.schedule.micro_batch_size}"
         yield f"remat {plan.schedule.remat}"
     if plan.tokens_per_s:
         yield f"{plan.tokens_per_s:,.0f} tokens/s"
-    if plan.mfu_ratio:
-        yield f"MFU {plan.mfu_ratio:.1%}"
+    if plan.mfu:
+        yield f"MFU {plan.mfu:.1%}"
 
 
 def write_costs(plan: Plan) -> list[str]:
@@ -200,7 +201,7 @@ def _build_columns(plan: Plan) -> tuple[Column[PlanAxis], ...]:
         Column("group", lambda axis: "×".join(map(str, axis.group_shape or ()))),
         Column(
             "hops",
-            lambda axis: "" if axis.neighbour_hops_max is None else str(axis.neighbour_hops_max),
+            lambda axis: "" if axis.max_hops is None else str(axis.max_hops),
             "right",
         ),
         Column("rings", lambda axis: "" if axis.rings is None else str(axis.rings), "right"),

@@ -95,7 +95,7 @@ def build_request(
     is_priced = fields.get("model") is not None and not fields.get("exports")
     if found is None and kind is PlanRequest and is_priced:
         found = {}
-    if "global_batch" in trained and isinstance(found, dict) and "global_batch" not in found:
+    if "global_batch_size" in trained and isinstance(found, dict) and "global_batch_size" not in found:
         raise typer.BadParameter("how many sequences has a step? write 64", param_hint="--global-batch-size")
     if fields.get("model") is None and (fields.get("training") or fields.get("verify") == "compile"):
         raise typer.BadParameter("the rest says how it is trained; write --model llama3-8b", param_hint="--model")
@@ -108,7 +108,7 @@ def build_request(
 def _name_options(error: RequestError, trained: Mapping[str, object]) -> RequestError:
     """Returns an error about options, with their names in place of the request's fields."""
     for name in (name for name, value in trained.items() if value is not None):
-        option = {"global_batch": "--global-batch-size", "sequence_length": "--seq-len"}[name]
+        option = {"global_batch_size": "--global-batch-size", "seq_len": "--seq-len"}[name]
         error.detail, error.hint = (text.replace(f"training.{name}", option) for text in (error.detail, error.hint))
     return error
 

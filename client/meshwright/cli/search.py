@@ -79,7 +79,7 @@ def search_mesh(
         SearchRequest,
         request,
         model=model,
-        trained={"global_batch": batch, "sequence_length": seq},
+        trained={"global_batch_size": batch, "seq_len": seq},
         targets=target or None,
         devices=choose_devices(devices, count, "--devices"),
         fallback=fallback or None,
@@ -166,7 +166,8 @@ def _write_mesh(shape: Mapping[str, int]) -> str:
 
 
 def _write_batch(plan: Plan) -> str:
-    return "" if plan.schedule is None else f"{plan.schedule.passes} × {plan.schedule.micro_batch}"
+    schedule = plan.schedule
+    return "" if schedule is None else f"{schedule.gradient_accumulation_steps} × {schedule.micro_batch_size}"
 
 
 def _write_memory(plan: Plan) -> Text:
@@ -178,11 +179,11 @@ def _write_memory(plan: Plan) -> Text:
 
 _PLANS: Final = (
     Column[Plan]("mesh", lambda plan: Text(_write_mesh(plan.mesh_shape), "bold")),
-    Column[Plan]("passes", _write_batch, "right"),
+    Column[Plan]("micro-batch", _write_batch, "right"),
     Column[Plan]("remat", lambda plan: plan.schedule.remat if plan.schedule else ""),
     Column[Plan]("step time", write_step, "right"),
     Column[Plan]("tokens/s", lambda plan: f"{plan.tokens_per_s:,.0f}" if plan.tokens_per_s else "", "right"),
-    Column[Plan]("MFU", lambda plan: f"{plan.mfu_ratio:.1%}" if plan.mfu_ratio else "", "right"),
+    Column[Plan]("MFU", lambda plan: f"{plan.mfu:.1%}" if plan.mfu else "", "right"),
     Column[Plan]("memory", _write_memory, "right"),
     Column[Plan]("most in one pass", lambda plan: f"{plan.largest_batch:,}" if plan.largest_batch else "", "right"),
     Column[Plan](

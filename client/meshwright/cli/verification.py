@@ -74,7 +74,7 @@ def print_batch(session: Session, found: CompiledBatch) -> None:
     if found.verification.status == "verified":
         margin = f", {format_bytes(found.margin_bytes)} to spare" if found.margin_bytes is not None else ""
         bound = "one more does not fit" if found.limit == "memory" else "the greatest that was looked at"
-        said = f"largest batch {found.batch_per_device} × {parts} = {found.global_batch} sequences a step"
+        said = f"largest batch {found.per_replica_batch_size} × {parts} = {found.global_batch_size} sequences a step"
         session.out.print(Text.assemble((said, "bold"), f" ({bound}{margin})"), soft_wrap=True)
     session.out.print(f"{found.compile_count} compiles", soft_wrap=True)
     if found.tried:
@@ -139,8 +139,8 @@ def _format_count(count: float) -> str:
 
 def _describe_strategy(found: VerifiedCollective) -> str:
     parts = [", ".join(found.strategies)]
-    if found.colours is not None:
-        parts.append(f"{found.colours} colours")
+    if found.colors is not None:
+        parts.append(f"{found.colors} colors")
     return " · ".join(part for part in parts if part)
 
 
@@ -156,7 +156,7 @@ COLUMNS: Final[tuple[Column[VerifiedCollective], ...]] = (
 )
 
 TRIED: Final[tuple[Column[TriedBatch], ...]] = (
-    Column("batch a part", lambda tried: str(tried.batch_per_device), "right"),
+    Column("batch a part", lambda tried: str(tried.per_replica_batch_size), "right"),
     Column("fits", lambda tried: Text("yes", "green") if tried.fits else Text("no", "red")),
     Column("peak", lambda tried: format_bytes(tried.peak_memory_bytes), "right"),
     Column("needed", lambda tried: format_bytes(tried.needed_bytes), "right"),

@@ -101,7 +101,7 @@ EXPECTED_COUNT: Final = 6
 
 
 def fit_batch(message: dict[str, Any], tell: Tell) -> CompiledBatch:
-    """Returns the largest batch with which a CompileJob's step fits; its `training.global_batch` is the bound."""
+    """Returns the largest batch with which a CompileJob's step fits; its `training.global_batch_size` is the bound."""
     job = CompileJob.model_validate(message)
     try:
         site = open_site(job.target, job.mesh, job.capacity_bytes)
@@ -125,7 +125,7 @@ class _Search:
     @property
     def _unit(self) -> int:
         """Sequences of a part that a batch is a multiple of."""
-        return self._job.training.gradient_accumulation
+        return self._job.training.gradient_accumulation_steps
 
     def run(self) -> CompiledBatch:
         """Returns the answer.
@@ -133,12 +133,12 @@ class _Search:
         Raises:
             NotCompiledError: the step cannot be compiled with any batch.
         """
-        greatest = self._job.training.global_batch // (self._parts * self._unit)
+        greatest = self._job.training.global_batch_size // (self._parts * self._unit)
         if greatest < 1:
             least = self._parts * self._unit
             raise NotCompiledError(
-                f"a global batch of {self._job.training.global_batch} is less than one sequence for each of "
-                f"{self._parts} data-parallel parts and {self._unit} accumulated passes; {least} is the least"
+                f"a global batch of {self._job.training.global_batch_size} is less than one sequence for each of "
+                f"{self._parts} data-parallel parts and {self._unit} micro-batches; {least} is the least"
             )
         search_largest(self._attempt, greatest, self._site.capacity_bytes)
         return _build_answer(self._job, self._parts, self._tried, self._found, greatest * self._unit)
@@ -147,7 +147,7 @@ class _Search:
         batch = size * self._unit
         count = len(self._tried)
         self._tell(f"compiling with {batch} sequences a part", count, max(EXPECTED_COUNT, count + 1))
-        training = self._job.training.model_copy(update={"global_batch": batch * self._parts})
+        training = self._job.training.model_copy(update={"global_batch_size": batch * self._parts})
         began_s = time.monotonic()
         found = verify_step(self._site, self._job, training, lambda *_: None)
         if found.status == "not_compiled":
@@ -158,27 +158,27 @@ class _Search:
         return Attempt(size, found.status == "verified", found.peak_memory_bytes or found.needed_bytes, fixed)
 
 
-def _build_tried(batch: int, found: Verification, took_s: float) -> TriedBatch:
+def _build_tried(batch: int, found: Verification, duration_s: float) -> TriedBatch:
     return TriedBatch(
-        batch_per_device=batch,
+        per_replica_batch_size=batch,
         fits=found.status == "verified",
         peak_memory_bytes=found.peak_memory_bytes,
         needed_bytes=found.needed_bytes,
-        compile_s=took_s,
+        compile_s=duration_s,
     )
 
 
 def _build_answer(
     job: CompileJob, parts: int, tried: list[TriedBatch], found: dict[int, Verification], greatest: int
 ) -> CompiledBatch:
-    batch = max((each.batch_per_device for each in tried if each.fits), default=0)
+    batch = max((each.per_replica_batch_size for each in tried if each.fits), default=0)
     best = found.get(batch) or found[min(found)]
     margin = None
     if batch and best.capacity_bytes is not None and best.peak_memory_bytes is not None:
         margin = best.capacity_bytes - best.peak_memory_bytes
     return CompiledBatch(
-        batch_per_device=batch,
-        global_batch=batch * parts,
+        per_replica_batch_size=batch,
+        global_batch_size=batch * parts,
         data_parallel_size=parts,
         compile_count=len(tried),
         margin_bytes=margin,

@@ -438,7 +438,7 @@ def count_attention_flops(model: ModelSpec, training: TrainingSpec) -> float:
     Worked example: one layer of one head of 128, one sequence of 2048, remat none: 3.5 · 2 · 2048² · 128 FLOPs. Scores
     and values are 2 matmuls of 2·S²·h, of which causality leaves half.
     """
-    pairs = training.global_batch * training.sequence_length**2
+    pairs = training.global_batch_size * training.seq_len**2
     width = model.num_attention_heads * model.head_size
     return _PASSES[training.remat] * 2.0 * pairs * width * model.num_hidden_layers
 

@@ -235,8 +235,8 @@ def _estimate_searched(
 ) -> EstimatedBatch:
     """Returns the estimate for the fastest mesh that fits the requested batch, or the least multiple of the devices
     near the best tokens/s."""
-    batch = training.global_batch or _find_first_batch(request, model, training, inventory)
-    given = {**training.model_dump(exclude_unset=True, exclude_none=True), "global_batch": batch}
+    batch = training.global_batch_size or _find_first_batch(request, model, training, inventory)
+    given = {**training.model_dump(exclude_unset=True, exclude_none=True), "global_batch_size": batch}
     plan = _search(request, TrainingSpec.model_validate(given), inventory)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
     estimated = _estimate(question, plan, inventory.target)

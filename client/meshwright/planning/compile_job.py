@@ -25,17 +25,17 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
 
 
-def check_expressible(model: ModelSpec, sequence_length: int) -> None:
+def check_expressible(model: ModelSpec, seq_len: int) -> None:
     """Raises NotCompiledError unless the compiled step supports the model, with exactly its tensors and matmuls.
 
     Args:
         model: its dimensions fit together.
-        sequence_length: tokens; a window at least as long as the sequence is ignored.
+        seq_len: tokens; a window at least as long as the sequence is ignored.
 
     Raises:
         NotCompiledError: the step does not support the model. The error names each such field and its value.
     """
-    found = [f"{name} ({what})" for name, what in find_inexpressible(model, sequence_length)]
+    found = [f"{name} ({what})" for name, what in find_inexpressible(model, seq_len)]
     if found:
         raise NotCompiledError(
             f"{model.name or 'the model'} has {', '.join(found)}, which the step that is compiled does not have; its "
@@ -56,10 +56,10 @@ def check_axes(mesh_shape: Mapping[str, int]) -> None:
         )
 
 
-def find_inexpressible(model: ModelSpec, sequence_length: int) -> Iterator[tuple[str, str]]:
+def find_inexpressible(model: ModelSpec, seq_len: int) -> Iterator[tuple[str, str]]:
     """Yields each field that the compiled step does not support, and its value in words."""
     window = "sliding_window" if model.sliding_window else "attention_chunk_size"
-    is_windowed = bool(model.window and model.window < sequence_length and model.window_layer_count)
+    is_windowed = bool(model.window and model.window < seq_len and model.window_layer_count)
     mixed = f"{model.dense_layer_count} dense layers beside {model.expert_layer_count} with experts"
     scaled = bool(model.qk_norm) and model.qk_norm_scale != "head"
     own_size = model.shared_size != model.num_shared_experts * model.expert_size
@@ -68,7 +68,7 @@ def find_inexpressible(model: ModelSpec, sequence_length: int) -> Iterator[tuple
         (scaled, "qk_norm_scale", f"norms of queries and keys with a scale for {model.qk_norm_scale}"),
         (model.attention_sinks, "attention_sinks", "a score that no token has"),
         (model.attn_logit_softcapping is not None, "attn_logit_softcapping", "capped scores"),
-        (is_windowed, window, f"{model.window} tokens of sequences of {sequence_length}"),
+        (is_windowed, window, f"{model.window} tokens of sequences of {seq_len}"),
         (model.index_topk is not None, "index_topk", "an indexer that chooses tokens"),
         (not model.pre_norms, "pre_norms", "no norms before blocks"),
         (model.post_attention_norm, "post_attention_norm", "a norm behind attention"),
@@ -100,7 +100,7 @@ def build_job(plan: Plan, model: ModelSpec, training: TrainingSpec) -> CompileJo
         InvalidRequestError: the name of an axis does not say what it divides.
     """
     check_divides(model, training, plan.mesh_shape)
-    check_expressible(model, training.sequence_length)
+    check_expressible(model, training.seq_len)
     return CompileJob(
         target=build_compile_target(plan),
         mesh=build_compile_mesh(plan),
@@ -207,7 +207,7 @@ def read_memory_fraction(plan: Plan) -> float:
 Model = str | dict[str, Any]
 
 BATCH_MAX: Final = 2**24
-"""`global_batch`'s bound: where no greatest batch is named, the search may go so far."""
+"""`global_batch_size`'s bound: where no greatest batch is named, the search may go so far."""
 ELEMENTS_MAX: Final = 2**63 - 1
 """Of one array: compilers count elements in 64 bits with a sign."""
 
@@ -220,7 +220,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
         DoesNotDivideError: an axis does not divide its dimension.
     """
     if model is None or training is None:
-        raise _refuse_missing(model, '{"global_batch": 64}')
+        raise _refuse_missing(model, '{"global_batch_size": 64}')
     try:
         spec = read_model(model)
         _check_sizes(spec)
@@ -235,7 +235,10 @@ def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> Tra
     """Returns the training of a plan, with the gradient accumulation, remat and moments that a search chose."""
     if schedule is None:
         return training
-    chosen: dict[str, Any] = {"gradient_accumulation": schedule.passes, "remat": schedule.remat}
+    chosen: dict[str, Any] = {
+        "gradient_accumulation_steps": schedule.gradient_accumulation_steps,
+        "remat": schedule.remat,
+    }
     for name in ("first_moment_dtype", "second_moment_dtype"):
         dtype = getattr(schedule, name)
         if dtype not in (None, getattr(training, name) or training.weight_dtype):
@@ -291,7 +294,7 @@ def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) 
         InvalidRequestError, DoesNotDivideError: as `prepare_verify`.
     """
     if model is None or training is None:
-        raise _refuse_missing(model, '{"sequence_length": 4096}')
+        raise _refuse_missing(model, '{"seq_len": 4096}')
     found = prepare_verify(plan, model, bound_batch(training, plan.mesh_shape))
     if isinstance(found, CompileJob):
         return found.model_copy(update={"search": "largest_batch"})
@@ -305,17 +308,19 @@ def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> Traini
         InvalidRequestError: the limit is too small to give each part a sequence in each accumulation step.
     """
     fields = training.model_dump(exclude_none=True, exclude_unset=True)
-    parts, passes = count_parts(mesh_shape), training.gradient_accumulation
-    unit, greatest = parts * passes, fields.get("global_batch", BATCH_MAX)
+    parts, passes = count_parts(mesh_shape), training.gradient_accumulation_steps
+    unit, greatest = parts * passes, fields.get("global_batch_size", BATCH_MAX)
     if unit > BATCH_MAX:
-        detail = f"gradient_accumulation {passes} × {parts} data-parallel parts need a batch of {unit} sequences"
+        detail = f"gradient_accumulation_steps {passes} × {parts} data-parallel parts need a batch of {unit} sequences"
         rule = f"{detail}; the greatest is {BATCH_MAX}"
-        raise _refuse("gradient_accumulation", rule, f"use gradient_accumulation {BATCH_MAX // parts} or less")
+        raise _refuse(
+            "gradient_accumulation_steps", rule, f"use gradient_accumulation_steps {BATCH_MAX // parts} or less"
+        )
     if greatest < unit:
-        detail = f"global_batch {greatest} is less than one sequence for each of {parts} data-parallel parts"
-        passed = f" in each of {passes} accumulated passes" if passes > 1 else ""
-        raise _refuse("global_batch", detail + passed, f"use {unit} or more, or name none")
-    return TrainingSpec.model_validate({**fields, "global_batch": greatest // unit * unit})
+        detail = f"global_batch_size {greatest} is less than one sequence for each of {parts} data-parallel parts"
+        passed = f" in each of {passes} micro-batches" if passes > 1 else ""
+        raise _refuse("global_batch_size", detail + passed, f"use {unit} or more, or name none")
+    return TrainingSpec.model_validate({**fields, "global_batch_size": greatest // unit * unit})
 
 
 def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
@@ -325,8 +330,8 @@ def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
 def build_unfitted(data_parallel_size: int, verification: Verification) -> CompiledBatch:
     """Returns the answer to a search without a result: no compile ran, or a compile did not finish."""
     return CompiledBatch(
-        batch_per_device=None,
-        global_batch=None,
+        per_replica_batch_size=None,
+        global_batch_size=None,
         data_parallel_size=data_parallel_size,
         compile_count=0,
         limit=None,

@@ -211,14 +211,14 @@ class Setting:
         return cls(plan, model, apply_schedule(training, plan.schedule), MeshAxes.of(plan.mesh_shape))
 
     @property
-    def passes(self) -> int:
+    def gradient_accumulation_steps(self) -> int:
         """Micro-batches one after the other in a step."""
-        return self.training.gradient_accumulation
+        return self.training.gradient_accumulation_steps
 
     @property
-    def micro_batch(self) -> int:
+    def micro_batch_size(self) -> int:
         """Sequences that one data-parallel part works on at a time."""
-        return self.training.global_batch // self.axes.measure(self.axes.batch) // self.passes
+        return self.training.global_batch_size // self.axes.measure(self.axes.batch) // self.gradient_accumulation_steps
 
 
 def refuse(export: ExportName, message: str, hint: str) -> InvalidRequestError:
@@ -278,7 +278,7 @@ def _check(setting: Setting) -> None:
         message = f"{said} is a pipeline; a PartitionSpec says where an array lies, not which stage runs when"
         raise refuse("jax", message, f"leave out {' and '.join(stages)}, or export maxtext, which has stages")
     try:
-        check_expressible(setting.model, setting.training.sequence_length)
+        check_expressible(setting.model, setting.training.seq_len)
     except NotCompiledError as error:
         hint = "export maxtext, or a model without it; `code` has the mesh alone"
         raise refuse("jax", str(error), hint) from error
@@ -288,10 +288,10 @@ def _write_schedule(setting: Setting) -> list[str]:
     training = setting.training
     return [
         f"# How {setting.model.name or 'the model'!r} is trained on it.",
-        f"GLOBAL_BATCH = {training.global_batch}  # sequences in one step of the optimizer",
-        f"PASSES = {setting.passes}  # forward and backward passes in it, one after the other",
-        f"MICRO_BATCH = {setting.micro_batch}  # sequences of one data-parallel part in a pass",
-        f"SEQUENCE_LENGTH = {training.sequence_length}",
+        f"GLOBAL_BATCH = {training.global_batch_size}  # sequences in one step of the optimizer",
+        f"MICRO_BATCHES = {setting.gradient_accumulation_steps}  # micro-batches, one after the other",
+        f"MICRO_BATCH = {setting.micro_batch_size}  # sequences of one data-parallel part in a pass",
+        f"SEQUENCE_LENGTH = {training.seq_len}",
         f"WEIGHT_DTYPE, COMPUTE_DTYPE = {training.weight_dtype!r}, {training.compute_dtype!r}",
         f"REMAT = {training.remat!r}",
         "# Of jax.checkpoint around each layer.",
@@ -341,7 +341,7 @@ def _write_entries(tensors: Iterable[Tensor], axes: MeshAxes, stack: tuple[int, 
 def _write_batch(setting: Setting) -> list[str]:
     spec = write_spec(((), setting.axes.batch, setting.axes.context))
     return [
-        "# Tokens and targets [PASSES, GLOBAL_BATCH // PASSES, SEQUENCE_LENGTH].",
+        "# Tokens and targets [MICRO_BATCHES, GLOBAL_BATCH // MICRO_BATCHES, SEQUENCE_LENGTH].",
         f"BATCH = {spec}",
     ]
 

@@ -77,7 +77,7 @@ def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: A
             link="dcn",
             dcn_size=score.granules,
             group_shape=shape,
-            neighbour_hops_max=score.hops,
+            max_hops=score.hops,
             links=score.links,
             bandwidth_bytes_per_s=rate,
             basis="declared" if rate else None,
@@ -89,7 +89,7 @@ def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: A
         size=size,
         link=_name_link(topology, slowest),
         group_shape=shape,
-        neighbour_hops_max=score.hops,
+        max_hops=score.hops,
         rings=_count_rings(topology, lines) if score.hops is not None else None,
         links=score.links,
         bandwidth_bytes_per_s=rate,
@@ -591,5 +591,5 @@ def _build_score(layout: Layout) -> PlanScore:
         return PlanScore(method=layout.method)
     score = layout.score
     return PlanScore(
-        method=layout.method, crossing=score.crossing, hops_max=score.hops, cost=score.cost, unit=SCORE_UNIT
+        method=layout.method, crossing=score.crossing, max_hops=score.hops, cost=score.cost, unit=SCORE_UNIT
     )

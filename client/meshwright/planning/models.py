@@ -107,9 +107,9 @@ CONTEXT_MOST: Final = 8192
 
 def fill_sequence_length(model: ModelSpec, training: Trained) -> Trained:
     """Returns the training with the sequence length of its model where it does not give one."""
-    if "sequence_length" in training.model_fields_set or model.max_position_embeddings is None:
+    if "seq_len" in training.model_fields_set or model.max_position_embeddings is None:
         return training
-    return training.model_copy(update={"sequence_length": min(model.max_position_embeddings, CONTEXT_MOST)})
+    return training.model_copy(update={"seq_len": min(model.max_position_embeddings, CONTEXT_MOST)})
 
 
 Contradiction = tuple[str, str, str]

@@ -191,7 +191,7 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
     Tensor axes divide heads, KV heads (or are a multiple of them: the KV heads are repeated; in latent attention each
     head has its own), the intermediate sizes of dense layers, experts and shared experts, where there are any, and the
     vocabulary; expert axes the experts; context axes the sequence; fsdp axes the hidden size; and data, fsdp and expert
-    axes with `gradient_accumulation` the batch. A pipeline has no more stages than layers.
+    axes with `gradient_accumulation_steps` the batch. A pipeline has no more stages than layers.
 
     Args:
         model, training: as the request gives them.
@@ -215,12 +215,12 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
 def check_sequence(model: ModelSpec, training: TrainingSpec) -> None:
     """Raises InvalidRequestError unless learned positions, where a model has them, are enough for its sequences."""
     longest = model.max_position_embeddings
-    if model.positions == "learned" and longest is not None and training.sequence_length > longest:
+    if model.positions == "learned" and longest is not None and training.seq_len > longest:
         message = (
-            f"sequence_length {training.sequence_length} is more than max_position_embeddings {longest}; "
+            f"seq_len {training.seq_len} is more than max_position_embeddings {longest}; "
             f"with learned positions there is no vector for a later one"
         )
-        raise _refuse_field("training.sequence_length", message, f"use {longest} or less")
+        raise _refuse_field("training.seq_len", message, f"use {longest} or less")
 
 
 def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
@@ -232,10 +232,16 @@ def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
         *(Rule(("tensor",), name, size) for name, size in _list_inner_sizes(model).items()),
         Rule(("tensor",), "vocab_size", model.vocab_size, can_grow=True),
         Rule(("expert",), "num_experts", model.num_experts or 1),
-        Rule(("context",), "sequence_length", training.sequence_length, can_grow=True),
+        Rule(("context",), "seq_len", training.seq_len, can_grow=True),
         Rule(("pipeline",), "num_hidden_layers", model.num_hidden_layers, may_differ=True),
         Rule(("fsdp",), "hidden_size", model.hidden_size),
-        Rule(BATCH_ROLES, "global_batch", training.global_batch, times=training.gradient_accumulation, can_grow=True),
+        Rule(
+            BATCH_ROLES,
+            "global_batch_size",
+            training.global_batch_size,
+            times=training.gradient_accumulation_steps,
+            can_grow=True,
+        ),
     )
 
 
@@ -291,7 +297,7 @@ def _find_legal(rule: Rule, rules: list[Rule], axes: MeshAxes) -> Iterator[tuple
 
 
 def _write_message(rule: Rule, axes: MeshAxes) -> str:
-    times = f"gradient_accumulation {rule.times}" if rule.times > 1 else ""
+    times = f"gradient_accumulation_steps {rule.times}" if rule.times > 1 else ""
     said = " × ".join(filter(None, (axes.write(axes.find(*rule.roles)), times)))
     product = f" = {axes.count_parts(rule.roles) * rule.times}" if " × " in said else ""
     return rule.refuse(f"{said}{product}")

@@ -171,13 +171,13 @@ def _check_model(request: PlanRequest) -> None:
     for name, needed in needs.items():
         if getattr(request, name) and getattr(request, needed) is None:
             detail = f"{name} is about a model's step, and {needed} is not given"
-            raise _refuse(name, detail, 'add "model": "llama3-8b", "training": {"global_batch": 64}')
+            raise _refuse(name, detail, 'add "model": "llama3-8b", "training": {"global_batch_size": 64}')
 
 
 def _build_dividing(plan: Plan) -> TrainingSpec:
     """Returns a batch and sequences that any mesh of these axes divides, for a request that gives neither."""
     cut = {name: size for name, size in plan.mesh_shape.items() if find_role(name) == "context"}
-    return TrainingSpec(global_batch=math.prod(plan.mesh_shape.values()), sequence_length=math.prod(cut.values()))
+    return TrainingSpec(global_batch_size=math.prod(plan.mesh_shape.values()), seq_len=math.prod(cut.values()))
 
 
 def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Inventory) -> Plan:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from meshwright.planning.colours import count_group_colours
+from meshwright.planning.colors import count_group_colors
 from meshwright.planning.importance import DIGITS, Weights
 from meshwright.planning.torus import Cut, price_axis
 from meshwright.topology.links import price_crossing, price_hop, price_pair
@@ -42,7 +42,7 @@ class AxisScore:
         granules: over how many a group spreads, at most.
         step: the longest step between neighbors in hops, the cores of a chip half a hop apart; None off the torus.
         links: that each device has at least to others of its group, one over h hops counts 1/h; None off the torus.
-        colours: how many of these links XLA's collectives use at once; None off the torus.
+        colors: how many of these links XLA's collectives use at once; None off the torus.
     """
 
     crossing: float = 0.0
@@ -50,7 +50,7 @@ class AxisScore:
     granules: int = 1
     step: float | None = None
     links: float | None = None
-    colours: int | None = None
+    colors: int | None = None
 
     @property
     def hops(self) -> int | None:
@@ -95,7 +95,7 @@ def score_cut(cut: Cut, topology: Topology, device: int, weights: Weights) -> Sc
     """
     hop = price_hop(topology, device)
     axes = [
-        AxisScore(cost=hop * axis.cost, step=axis.step, links=axis.links, colours=axis.colours)
+        AxisScore(cost=hop * axis.cost, step=axis.step, links=axis.links, colors=axis.colors)
         if axis.parts
         else AxisScore()
         for axis in cut
@@ -179,9 +179,9 @@ class _Scorer:
             return AxisScore(crossing=crossing, cost=self._price_edges(every), granules=granules)
         step = max(step for step in steps if step is not None)
         ways = [self._count_ways(part) for part in parts]
-        links, colours = min(links for links, _ in ways), min(colours for _, colours in ways)
+        links, colors = min(links for links, _ in ways), min(colors for _, colors in ways)
         hop = price_hop(self.topology, parts[0][0])
-        return AxisScore(crossing, hop * price_axis(step, links, colours), granules, step, links, colours)
+        return AxisScore(crossing, hop * price_axis(step, links, colors), granules, step, links, colors)
 
     def _measure_step(self, a: int, b: int) -> float | None:
         one, other = self.topology.devices[a], self.topology.devices[b]
@@ -193,7 +193,7 @@ class _Scorer:
         devices = [self.topology.devices[index] for index in part]
         places = [(*reversed(d.coords or ()), d.core_on_chip or 0) for d in devices]
         dimensions = self._dimensions[devices[0].granule]
-        return count_links(places, dimensions), count_group_colours(places, dimensions)
+        return count_links(places, dimensions), count_group_colors(places, dimensions)
 
     def _price_edges(self, parts: Sequence[Sequence[int]]) -> float:
         edges = [edge for part in parts for edge in list_edges(part)]

@@ -8,7 +8,7 @@ search grows with the number of ways to cut, not with the number of devices.
 
 Source of the bandwidth term: jax-ml/scaling-book, "Sharding": a collective over several wrapped dimensions uses the
 links of all of them at once, and a ring has twice the bandwidth of a line. The number that a collective uses is the
-choice of XLA's TPU compiler for such groups (`meshwright.planning.colours`).
+choice of XLA's TPU compiler for such groups (`meshwright.planning.colors`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import islice, permutations, product
 from typing import Final
 
-from meshwright.planning.colours import count_colours, find_whole
+from meshwright.planning.colors import count_colors, find_whole
 from meshwright.planning.importance import DIGITS
 from meshwright.topology.torus import Dimension, Grid
 
@@ -61,28 +61,28 @@ class AxisCut:
         parts: in the order in which it runs through them, the slowest first.
         step: the longest step between neighbors along it, in hops, the way back to the start aside.
         links: how many links each device has to others of its group; a link over h hops counts 1/h.
-        colours: the number of colors of XLA's collectives.
+        colors: the number of colors of XLA's collectives.
     """
 
     parts: tuple[Part, ...] = ()
     step: float = 0.0
     links: float = 0.0
-    colours: int = 0
+    colors: int = 0
 
     @property
     def cost(self) -> float:
         """See `price_axis`."""
-        return price_axis(self.step, self.links, self.colours)
+        return price_axis(self.step, self.links, self.colors)
 
 
 Cut = tuple[AxisCut, ...]
 """For each mesh axis, outermost first."""
 
 
-def price_axis(step: float, links: float, colours: int) -> float:
+def price_axis(step: float, links: float, colors: int) -> float:
     """Returns the cost of an axis, in the time of a byte over one link: its longest step, and one over the links that
     its collectives use. Devices that no straight line joins share the links of the way between them."""
-    return step + 1 / min(links or 1 / step, colours) if step else 0.0
+    return step + 1 / min(links or 1 / step, colors) if step else 0.0
 
 
 @lru_cache(maxsize=65536)
@@ -127,7 +127,7 @@ def _cut_in_turn(
 def _evaluate(cut: Cut, weights: Sequence[float]) -> tuple[float, int, float, float]:
     """Returns the sort key of cuts; smaller is better."""
     wide = [(weight, axis) for weight, axis in zip(weights, cut, strict=True) if axis.parts]
-    ways = sum(weight / axis.colours for weight, axis in wide)
+    ways = sum(weight / axis.colors for weight, axis in wide)
     cost = sum(weight * axis.cost for weight, axis in wide)
     byte = sum(weight / axis.links for weight, axis in wide)
     step = int(max((axis.step for _, axis in wide), default=0))
@@ -146,7 +146,7 @@ def _choose_block(
             continue
         axis = _build_axis(factors, left, dimensions)
         shared = sum(1 < factor < there for factor, there in zip(factors, left, strict=True))
-        found.append(((not shared, axis.colours, axis.links, -shared, factors[::-1]), factors, axis))
+        found.append(((not shared, axis.colors, axis.links, -shared, factors[::-1]), factors, axis))
     if not found:
         return None
     _, factors, axis = max(found, key=lambda each: each[0])
@@ -179,7 +179,7 @@ def _build_axis(factors: Sequence[int], left: Sequence[int], dimensions: Sequenc
         tuple(parts),
         step=max(steps),
         links=sum(way / step for way, step in zip(ways, steps, strict=True)),
-        colours=count_colours(find_whole(factors, dimensions, count), dimensions, count),
+        colors=count_colors(find_whole(factors, dimensions, count), dimensions, count),
     )
 
 

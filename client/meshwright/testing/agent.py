@@ -189,7 +189,7 @@ class FakeAgent(Faulty):
         cancelled = self._cancel_runs("the devices were released")
         worker = self.devices.worker.model_copy(update={"state": "stopped", "pid": None})
         self.devices = self.devices.model_copy(update={"worker": worker})
-        return Release(released=True, took_s=0.01, killed=False, cancelled_runs=cancelled, worker=worker)
+        return Release(released=True, duration_s=0.01, killed=False, cancelled_runs=cancelled, worker=worker)
 
     def _list_running(self) -> tuple[str, ...]:
         return tuple(run.id for run in self.runs.list(1000, "running").runs)

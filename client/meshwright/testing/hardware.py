@@ -72,7 +72,7 @@ def _place(index: int, count: int) -> tuple[int, int, int]:
     return index % width, index // width, 0
 
 
-def _are_neighbours(a: int, b: int, count: int) -> bool:
+def _are_neighbors(a: int, b: int, count: int) -> bool:
     return sum(abs(x - y) for x, y in zip(_place(a, count), _place(b, count), strict=True)) == 1
 
 
@@ -89,7 +89,7 @@ MODELS: Final[dict[str, Model]] = {
         "slice",
         16 * GIB,
         _identify_tpu,
-        lambda a, b, count: "ICI" if _are_neighbours(a, b, count) else None,
+        lambda a, b, count: "ICI" if _are_neighbors(a, b, count) else None,
         None,
         45e9,
     ),

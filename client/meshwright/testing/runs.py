@@ -61,7 +61,7 @@ def build_record(case: BenchCase, devices: Devices, at: datetime) -> BenchRecord
         busbw_factor=factor,
         busbw_bytes_per_s=None if factor is None else rate * factor,
         flops_per_s=1e12 if case == "matmul" else None,
-        nwrong=0,
+        wrong_elements=0,
         correct=True,
         basis="measured",
         observed_at=at,
@@ -80,7 +80,7 @@ def build_result(request: BenchRequest, devices: Devices, at: datetime) -> Bench
         jax=devices.software.jax or "0",
         jaxlib=devices.software.jaxlib or "0",
         started_at=at,
-        took_s=MEDIAN_S * len(cases),
+        duration_s=MEDIAN_S * len(cases),
         records=tuple(build_record(case, devices, at) for case in cases),
     )
 
@@ -114,8 +114,8 @@ def build_compiled(count: int, verification: Verification | None, target: str | 
     if verification.status != "verified":
         return build_unfitted(count, verification)
     return CompiledBatch(
-        batch_per_device=8,
-        global_batch=8 * count,
+        per_replica_batch_size=8,
+        global_batch_size=8 * count,
         data_parallel_size=count,
         compile_count=3,
         margin_bytes=5 * 2**30,

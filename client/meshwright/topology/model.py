@@ -462,18 +462,18 @@ class Topology:
         return self._links_of.get(index, ())
 
     @cached_property
-    def _chip_neighbours(self) -> Mapping[Chip, tuple[Chip, ...]]:
-        neighbours: dict[Chip, set[Chip]] = defaultdict(set)
+    def _chip_neighbors(self) -> Mapping[Chip, tuple[Chip, ...]]:
+        neighbors: dict[Chip, set[Chip]] = defaultdict(set)
         for link in self.links:
             if link.kind == ICI:
                 a, b = self._chip(link.a), self._chip(link.b)
-                neighbours[a].add(b)
-                neighbours[b].add(a)
-        return {chip: tuple(sorted(others)) for chip, others in neighbours.items()}
+                neighbors[a].add(b)
+                neighbors[b].add(a)
+        return {chip: tuple(sorted(others)) for chip, others in neighbors.items()}
 
-    def neighbours(self, chip: Chip) -> tuple[Chip, ...]:
+    def neighbors(self, chip: Chip) -> tuple[Chip, ...]:
         """Returns the chips that a listed ICI link joins to this one."""
-        return self._chip_neighbours.get(chip, ())
+        return self._chip_neighbors.get(chip, ())
 
     def _chip(self, index: int) -> Chip:
         device = self.devices[index]
@@ -495,7 +495,7 @@ class Topology:
             return distance(one.coords or (), other.coords or ()) if known else None
         start = self._chip(a)
         if start not in self._hops:
-            self._hops[start] = self._search_hops(start) if self._chip_neighbours else self._count_hops(start)
+            self._hops[start] = self._search_hops(start) if self._chip_neighbors else self._count_hops(start)
         return self._hops[start].get(self._chip(b))
 
     @cached_property
@@ -515,7 +515,7 @@ class Topology:
         hops, queue = {start: 0}, deque([start])
         while queue:
             here = queue.popleft()
-            for there in self._chip_neighbours.get(here, ()):
+            for there in self._chip_neighbors.get(here, ()):
                 if there not in hops:
                     hops[there] = hops[here] + 1
                     queue.append(there)

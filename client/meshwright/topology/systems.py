@@ -204,7 +204,7 @@ _FORMS: Final = (
     _Form(
         ("a100-pcie", "h100-pcie"),
         (1, 2, 4, 8),
-        "two sockets; pairs of neighbours joined by three NVLink bridges",
+        "two sockets; pairs of neighbors joined by three NVLink bridges",
         _join_pairs,
         "`nvidia-smi topo -m` of Azure NC96ads_A100_v4 (Mesolitica, Pretrain Mistral) and of 8 H100 NVL (sglang-play); "
         "NVIDIA's A100 80GB PCIe and H100 PCIe product briefs: 600 GB/s a pair, 12 links of 25 GB/s one way",

@@ -166,7 +166,7 @@ def _read_wraps(topology: Topology, low: Place, sizes: Place) -> tuple[bool, ...
         return find_rings(topology.devices[0].kind, sizes)
     first: Chip = (granule, tuple(reversed(corner)))
     return tuple(
-        size > 2 and _step(first, len(sizes) - 1 - axis, size - 1) in topology.neighbours(first)
+        size > 2 and _step(first, len(sizes) - 1 - axis, size - 1) in topology.neighbors(first)
         for axis, size in enumerate(sizes)
     )
 

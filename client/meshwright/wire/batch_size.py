@@ -15,7 +15,7 @@ from meshwright.wire.verification import Verification
 class BatchTraining(TrainingSpec):
     """How a model is trained, where the batch is what is asked."""
 
-    global_batch: Annotated[StrictInt, Field(ge=1, le=2**24)] | None = Field(  # type: ignore[assignment]
+    global_batch_size: Annotated[StrictInt, Field(ge=1, le=2**24)] | None = Field(  # type: ignore[assignment]
         default=None, description="the greatest to look at, and the one that a mesh is searched for; null: no bound"
     )
 
@@ -88,7 +88,7 @@ class BatchSizeValidation(Reply):
 class TriedBatch(Reply):
     """One compile of the search."""
 
-    batch_per_device: int = Field(description="sequences that each data-parallel part works on")
+    per_replica_batch_size: int = Field(description="sequences that each data-parallel part works on")
     fits: bool
     peak_memory_bytes: int | None = None
     needed_bytes: int | None = None
@@ -98,10 +98,10 @@ class TriedBatch(Reply):
 class CompiledBatch(Reply):
     """The largest batch that XLA's compiler says fits."""
 
-    batch_per_device: int | None = Field(
+    per_replica_batch_size: int | None = Field(
         description="sequences of each data-parallel part; 0: not even one fits; null: see `verification`"
     )
-    global_batch: int | None = Field(description="sequences in one step")
+    global_batch_size: int | None = Field(description="sequences in one step")
     data_parallel_size: int
     compile_count: int = Field(description="compiles that it took")
     margin_bytes: int | None = Field(default=None, description="capacity less peak at this batch")
@@ -115,11 +115,11 @@ class CompiledBatch(Reply):
 class PricedBatch(Reply):
     """What a step of one batch costs."""
 
-    global_batch: int = Field(description="sequences in one step")
+    global_batch_size: int = Field(description="sequences in one step")
     tokens_per_s: float
     step_s: float
     memory_bytes: int = Field(description="of a device")
-    passes: int
+    gradient_accumulation_steps: int
     remat: Remat
     limit: str = Field(description='what takes most of the step: "compute", "remat", "bubble" or an axis')
 
@@ -137,7 +137,7 @@ class EstimatedBatch(Reply):
     recommended: int | None = Field(
         description="sequences in one step: the least with 95 % of the most tokens/s; null: nothing fits"
     )
-    batch_per_device: int | None = Field(
+    per_replica_batch_size: int | None = Field(
         description="of the recommended: sequences that each data-parallel part works on, in all passes together"
     )
     limit: str = Field(
@@ -145,14 +145,14 @@ class EstimatedBatch(Reply):
         "fits"
     )
     batches: tuple[PricedBatch, ...] = Field(
-        description="unit × 1, 2, 4, … 64, up to `global_batch`; where training says the passes, up to the largest; "
-        "empty where nothing fits"
+        description="unit × 1, 2, 4, … 64, up to `global_batch_size`; where training says the micro-batches, up to the "
+        "largest; empty where nothing fits"
     )
     schedule: PlanSchedule | None = Field(default=None, description="of the recommended batch")
     memory: PlanMemory = Field(description="at the recommended batch; at the least one, where nothing fits")
     step_time: PlanStepTime | None = Field(default=None, description="at the recommended batch")
     tokens_per_s: float | None = None
-    mfu_ratio: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
+    mfu: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
     measured: tuple[MeasuredFigure, ...] = Field(
         default=(), description="figures of this host that stand in the place of the tables' own"
     )
@@ -167,7 +167,7 @@ class BatchSize(Reply):
     basis: Basis = Field(description="declared: named in the request; passive, cached or live: detected")
     table: BatchSizeTable
     roofline: Roofline | None = Field(
-        default=None, description="null where no figure is known: never a guess at a neighbour"
+        default=None, description="null where no figure is known: never a guess at a neighbor"
     )
     validation: BatchSizeValidation | None = None
     estimated: EstimatedBatch | None = Field(

@@ -97,7 +97,7 @@ class BenchRecord(Evidence):
     busbw_factor: float | None = None
     busbw_bytes_per_s: float | None = None
     flops_per_s: float | None = None
-    nwrong: int = Field(description="elements that differ from what they should be; as nccl-tests checks")
+    wrong_elements: int = Field(description="elements that differ from what they should be; as nccl-tests checks")
     correct: bool
     collective: Collective | None = None
     detail: dict[str, Any] = Field(default_factory=dict)
@@ -120,7 +120,7 @@ class BenchResult(Reply):
     jax: str
     jaxlib: str
     started_at: datetime
-    took_s: float
+    duration_s: float
     records: tuple[BenchRecord, ...]
     skipped: tuple[Skipped, ...] = ()
     warnings: tuple[Notice, ...] = ()

@@ -18,11 +18,13 @@ SearchAxis = Literal["dp", "fsdp", "tp", "cp", "ep", "pp"]
 class PlanSchedule(Reply):
     """How the batch goes through a plan's mesh, and what is computed again."""
 
-    micro_batch: int = Field(description="sequences that each data-parallel part works on at a time")
-    passes: int = Field(description="micro-batches one after the other in a step: `gradient_accumulation`")
+    micro_batch_size: int = Field(description="sequences that each data-parallel part works on at a time")
+    gradient_accumulation_steps: int = Field(
+        description="micro-batches one after the other in a step; a pipeline's too"
+    )
     remat: Remat
-    global_batch: int = Field(description="sequences in one optimizer step")
-    sequence_length: int
+    global_batch_size: int = Field(description="sequences in one optimizer step")
+    seq_len: int
     first_moment_dtype: WeightDtype | None = Field(default=None, description="of AdamW; null: there is none")
     second_moment_dtype: WeightDtype | None = Field(default=None, description="of AdamW; null: there is none")
 
@@ -70,7 +72,7 @@ class AuditAlternative(Reply):
     mesh_shape: dict[str, int]
     schedule: PlanSchedule
     total_s: float
-    saved_ratio: float = Field(description="of the audited step's time; 0: it is the best")
+    saved_fraction: float = Field(description="of the audited step's time; 0: it is the best")
     message: str
 
 

@@ -242,7 +242,7 @@ class Release(Reply):
     """`POST /devices/release`: what became of it."""
 
     released: bool = Field(description="true: no process of the agent holds a device any more")
-    took_s: float
+    duration_s: float
     killed: bool = Field(description="true: the worker did not go by itself and was killed")
     cancelled_runs: tuple[str, ...] = ()
     held: tuple[Holder, ...] | None = Field(default=(), description="who still holds one; null: see `unseen`")

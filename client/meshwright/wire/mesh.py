@@ -213,13 +213,13 @@ class PlanAxis(Reply):
     name: str
     size: int
     link: str | None = Field(
-        default=None, description='slowest link between neighbours: "ici", "nvlink", "pcie", "host", "dcn"'
+        default=None, description='slowest link between neighbors: "ici", "nvlink", "pcie", "host", "dcn"'
     )
     dcn_size: int = Field(default=1, description="over how many granules (slices, or hosts) a group of it spreads")
     group_shape: tuple[int, ...] | None = Field(
         default=None, description="extent of a group in the torus, where there is one"
     )
-    neighbour_hops_max: int | None = None
+    max_hops: int | None = None
     rings: int | None = None
     links: float | None = Field(
         default=None, description="ICI links that each device has to others of its group; a link over h hops counts 1/h"
@@ -229,11 +229,11 @@ class PlanAxis(Reply):
 
 
 class PlanScore(Reply):
-    """What an order costs, smaller is better: first `crossing`, then `cost`, then `hops_max` (docs, "Device order")."""
+    """What an order costs, smaller is better: first `crossing`, then `cost`, then `max_hops` (docs, "Device order")."""
 
     method: str = Field(description="how the order was found: torus, exact, plain, given or uniform")
     crossing: float | None = Field(default=None, description="time of a byte between granules, over all axes")
-    hops_max: int | None = Field(default=None, description="longest step between neighbours on an axis, in ICI hops")
+    max_hops: int | None = Field(default=None, description="longest step between neighbors on an axis, in ICI hops")
     cost: float | None = Field(default=None, description="time of a byte inside granules, over all axes")
     unit: str = ""
 
@@ -253,7 +253,7 @@ class Plan(Reply):
     memory: PlanMemory | None = Field(default=None, description="estimated; `verification` has the compiler's figures")
     step_time: PlanStepTime | None = Field(default=None, description="estimated")
     schedule: PlanSchedule | None = Field(default=None, description="how the batch goes through the mesh")
-    mfu_ratio: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
+    mfu: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
     tokens_per_s: float | None = None
     price_per_million_tokens: float | None = Field(default=None, description="where a device's price was given")
     largest_batch: int | None = Field(default=None, description="sequences that fit in one pass of this mesh")

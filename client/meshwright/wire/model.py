@@ -167,12 +167,14 @@ class ModelSpec(RequestPart):
 class TrainingSpec(RequestPart):
     """How it is trained: one optimizer step."""
 
-    sequence_length: Annotated[StrictInt, Field(ge=1, le=2**24)] = Field(
+    seq_len: Annotated[StrictInt, Field(ge=1, le=2**24)] = Field(
         default=4096,
         description="tokens; not said: the model's max_position_embeddings, at most 8192, and 4096 where it has none",
     )
-    global_batch: Annotated[StrictInt, Field(ge=1, le=2**24)] = Field(description="sequences in one optimizer step")
-    gradient_accumulation: Annotated[StrictInt, Field(ge=1, le=2**16)] = Field(
+    global_batch_size: Annotated[StrictInt, Field(ge=1, le=2**24)] = Field(
+        description="sequences in one optimizer step"
+    )
+    gradient_accumulation_steps: Annotated[StrictInt, Field(ge=1, le=2**16)] = Field(
         default=1,
         description="forward and backward passes in one step, each on its part of the batch; not said: a plan's choice",
     )

@@ -38,7 +38,7 @@ class VerifiedCollective(Reply):
     groups: str = Field(default="", description="its replica groups (permute: pairs), as the compiler wrote them")
     dtypes: tuple[str, ...] = ()
     strategies: tuple[str, ...] = Field(default=(), description="TPU: the compiler's algorithm, such as StrategyRing")
-    colours: int | None = Field(default=None, description="TPU: parts that run over links of their own; the least")
+    colors: int | None = Field(default=None, description="TPU: parts that run over links of their own; the least")
     phases: int | None = None
     asynchronous_count: float = Field(default=0, description="of them, those the compiler lets run beside compute")
 

@@ -83,7 +83,7 @@ def read_measurements(run_id: str, result: BenchResult) -> Iterator[Measurement]
     """Yields a bench's measurements, without wrong results and collectives that the compiler removed."""
     for record in result.records:
         is_there = record.collective is None or record.collective.count > 0
-        if record.correct and record.nwrong == 0 and is_there:
+        if record.correct and record.wrong_elements == 0 and is_there:
             yield _build(run_id, record, result.device_kind)
 
 

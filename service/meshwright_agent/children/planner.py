@@ -42,7 +42,7 @@ OF_THE_TRAINING: Final = (
     "memory",
     "step_time",
     "schedule",
-    "mfu_ratio",
+    "mfu",
     "tokens_per_s",
     "price_per_million_tokens",
     "largest_batch",

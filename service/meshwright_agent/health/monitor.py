@@ -509,7 +509,7 @@ class HealthMonitor:
             else:
                 reason = (
                     f"{record['case']} on devices {list(record['device_indices'])} gave a wrong result: "
-                    f"{record['nwrong']} elements"
+                    f"{record['wrong_elements']} elements"
                 )
                 self._memory.wrong_results[component] = reason
             self._report_device(device, f"{record['case']} ran on it", at)

@@ -300,12 +300,14 @@ class HostWatch(Host):
         ending = outcome.abandoned_pids
         holding = [pid for pid in ending if pid in self._device.holding_pids]  # a process may have ended meanwhile
         held = _name_own(seen, ending, holding, self._device.spec.module)
-        took_s = self._clock.monotonic() - started_s
-        RELEASE_DURATION.labels("abandoned" if holding else "killed" if outcome.killed else "released").observe(took_s)
+        duration_s = self._clock.monotonic() - started_s
+        RELEASE_DURATION.labels("abandoned" if holding else "killed" if outcome.killed else "released").observe(
+            duration_s
+        )
         self._record_release()
         return Release(
             released=not holding,
-            took_s=took_s,
+            duration_s=duration_s,
             killed=outcome.killed,
             cancelled_runs=cancelled,
             held=held,

@@ -74,13 +74,13 @@ class ReleaseOutcome:
     """The outcome of a release.
 
     Attributes:
-        took_s: seconds until the process ended (or was abandoned), or the time limit passed.
+        duration_s: seconds until the process ended (or was abandoned), or the time limit passed.
         killed: the process did not end by itself: a signal was needed.
         abandoned_pids: processes that SIGKILL did not end, now or earlier, or not in time. They may still hold devices.
             `Supervisor.holding_pids` lists those that still exist.
     """
 
-    took_s: float
+    duration_s: float
     killed: bool
     abandoned_pids: tuple[int, ...] = ()
 
@@ -459,7 +459,7 @@ class Supervisor:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _build_crash(self, child: Child, why: ChildError, work: _Work | None, took_s: float) -> ProblemError:
+    def _build_crash(self, child: Child, why: ChildError, work: _Work | None, duration_s: float) -> ProblemError:
         """Returns the error for the callers of a child that was lost, refused to work, or took too long."""
         who, ending = self._name(child), _describe_ending(child)
         asked = f"{work.op} was asked of {who}" if work else f"{who} was started"
@@ -467,7 +467,7 @@ class Supervisor:
         if why.kind == "refused":
             return WorkerFailedError(f"{asked}; it cannot work: {why.words}", hint=hint, log=log)
         if why.kind == "lost":
-            detail = f"{asked}; after {took_s:.1f} s it {why.words} and {ending}"
+            detail = f"{asked}; after {duration_s:.1f} s it {why.words} and {ending}"
             return WorkerFailedError(detail, hint=hint, log=log, retry_after_s=retry_after_s)
         missed, limit_s = ("did not answer", work.deadline_s) if work else ("was not ready", self.spec.start_timeout_s)
         detail = f"{asked}; it {missed} within {limit_s:g} s and was killed"

@@ -123,7 +123,7 @@ function showBench(latest) {
     const rate = r.busbw_bytes_per_s ?? r.algbw_bytes_per_s;
     const speed = r.flops_per_s ? `${(r.flops_per_s / 1e9).toFixed(1)} GFLOP/s` : `${(rate / 1e9).toFixed(2)} GB/s`;
     return [r.case, describeDevices(r), r.axis ? `${r.axis}:${r.axis_size}` : "", `${(r.size_bytes / 2 ** 20).toFixed(2)} MiB`, speed,
-      `${(r.median_s * 1e3).toFixed(2)} ms`, stateCell(r.correct ? "healthy" : "unhealthy", r.correct ? "right" : `${r.nwrong} wrong`), describeAge(r)];
+      `${(r.median_s * 1e3).toFixed(2)} ms`, stateCell(r.correct ? "healthy" : "unhealthy", r.correct ? "right" : `${r.wrong_elements} wrong`), describeAge(r)];
   });
   place("bench", latest.records.length ? table(["case", "devices", "axis", "size", "speed", "median", "result", "known"], rows) : element("p", "nothing measured yet"));
 }

@@ -29,7 +29,7 @@ class Case:
     @property
     def name(self) -> str:
         """What the case is called: target, mesh, model, sequences × length, remat."""
-        batch = f"{self.training.global_batch}×{self.training.sequence_length}"
+        batch = f"{self.training.global_batch_size}×{self.training.seq_len}"
         return f"{self.target} {self.mesh} {self.model.name} {batch} {self.training.remat}"
 
     def build_job(self) -> CompileJob:
@@ -65,7 +65,7 @@ TINY: Final = _build_model("0.1b", 512, 8, num_key_value_heads=4, vocab_size=819
 
 
 def _train(batch: int, length: int, **other: Any) -> TrainingSpec:
-    return TrainingSpec(global_batch=batch, sequence_length=length, **other)
+    return TrainingSpec(global_batch_size=batch, seq_len=length, **other)
 
 
 CASES: Final = (

@@ -74,7 +74,7 @@ def _list_cells(row: Row) -> tuple[str, ...]:
     assert published.case is not None
     case: Case = published.case
     measured = f"{published.measured_s:.2f}{'*' if published.derived else ''}"
-    batch = f"{case.training.global_batch}×{case.training.sequence_length}"
+    batch = f"{case.training.global_batch_size}×{case.training.seq_len}"
     remat = case.training.remat + ("†" if published.published_remat != case.training.remat else "")
     head = (
         f"[{published.row}]({find_link(published)})",

@@ -60,12 +60,12 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> Step:
     Raises:
         ValueError: the model, the training or the mesh has something that this step has not.
     """
-    if training.gradient_accumulation != 1 or training.optimizer != "adamw":
-        raise ValueError("this step has one pass and AdamW; ask for gradient_accumulation 1 and optimizer adamw")
+    if training.gradient_accumulation_steps != 1 or training.optimizer != "adamw":
+        raise ValueError("this step has one pass and AdamW; ask for gradient_accumulation_steps 1 and optimizer adamw")
     decoder = Decoder(model, training, Axes(mesh))
     state, specs = decoder.describe_state()
     tokens = PartitionSpec(decoder.axes.list_names("data", "fsdp", "expert"), decoder.axes.list_names("context"))
-    shape = (training.global_batch, training.sequence_length)
+    shape = (training.global_batch_size, training.seq_len)
     ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, tokens))
     function = jax.shard_map(
         decoder.run_step,
@@ -137,7 +137,7 @@ class Decoder:
         hidden = self.axes.gather(self.normalize(hidden, outside, "last"), 1, "tensor")
         head = outside["embedding"].T if self.model.tie_word_embeddings else outside["head"]
         total = self.add_losses(hidden, head, next_ids)
-        return total / (self.training.global_batch * self.training.sequence_length * self.axes.size("tensor"))
+        return total / (self.training.global_batch_size * self.training.seq_len * self.axes.size("tensor"))
 
     def embed(self, outside: Weights, ids: Array) -> Array:
         """Returns the residual stream [sequence, position of this device, width]."""

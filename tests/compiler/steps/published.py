@@ -127,8 +127,8 @@ def build_model(name: str) -> ModelSpec:
 
 def _build_case(fields: dict[str, str]) -> Case:
     training = {
-        "sequence_length": int(fields["sequence_length"]),
-        "global_batch": int(fields["global_batch"]),
+        "seq_len": int(fields["seq_len"]),
+        "global_batch_size": int(fields["global_batch_size"]),
         "remat": fields["remat"],
         "first_moment_dtype": fields["first_moment_dtype"] or None,
     }
@@ -146,7 +146,7 @@ def derive_step_s(fields: dict[str, str], case: Case) -> tuple[float, str]:
     if fields["tflops_per_chip"]:
         flops = count_flops(case.model, case.training, is_causal=fields["flop_count"] == "causal")
         return flops / (float(fields["tflops_per_chip"]) * 1e12 * int(fields["chips"])), "FLOP/s"
-    tokens = case.training.global_batch * case.training.sequence_length
+    tokens = case.training.global_batch_size * case.training.seq_len
     return tokens / (float(fields["tokens_per_s_per_device"]) * int(fields["chips"])), "tokens/s"
 
 
@@ -162,7 +162,7 @@ def count_flops(model: ModelSpec, training: TrainingSpec, *, is_causal: bool) ->
     """
     heads = 2 * model.num_attention_heads + 2 * model.kv_heads
     matrices = model.intermediate_size * (3 if model.gated else 2) + heads * model.head_size
-    tokens = training.global_batch * training.sequence_length
+    tokens = training.global_batch_size * training.seq_len
     weights = model.hidden_size * (matrices * model.num_hidden_layers + model.vocab_size)
-    scores = 2 * model.num_attention_heads * model.head_size * model.num_hidden_layers * training.sequence_length
+    scores = 2 * model.num_attention_heads * model.head_size * model.num_hidden_layers * training.seq_len
     return 3 * 2 * tokens * (weights + scores / (2 if is_causal else 1))

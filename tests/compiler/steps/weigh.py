@@ -83,7 +83,7 @@ def summarize(rows: Sequence[Row]) -> str:
 
 
 def _list_head(case: Case) -> tuple[str, ...]:
-    batch = f"{case.training.global_batch}×{case.training.sequence_length}"
+    batch = f"{case.training.global_batch_size}×{case.training.seq_len}"
     return case.target, case.mesh, case.model.name or "", batch
 
 

@@ -1,6 +1,6 @@
 """What an order costs, measured on coordinates with NumPy.
 
-Rule: the wraps are those of the recorded slice, and every neighbour of every line is looked at; nothing is taken from
+Rule: the wraps are those of the recorded slice, and every neighbor of every line is looked at; nothing is taken from
 the planner's topology or from how an order was found. Of the score the prices are the planner's, the steps and the
 groups are measured here.
 """
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planning.colours import count_group_colours
+from meshwright.planning.colors import count_group_colors
 from meshwright.planning.importance import Weights
 from meshwright.planning.score import AxisScore, Score, count_links
 from meshwright.planning.torus import price_axis
@@ -58,7 +58,7 @@ class Places:
 
 
 def measure_steps(places: Places, order: Array, sizes: Sequence[int]) -> list[tuple[int, float]]:
-    """Returns for each axis its longest step between neighbours in one slice: in hops, and with cores half a hop apart.
+    """Returns for each axis its longest step between neighbors in one slice: in hops, and with cores half a hop apart.
 
     The way from the last back to the first is not counted.
 
@@ -103,8 +103,8 @@ def measure_score(places: Places, order: Array, sizes: Sequence[int], weights: W
             continue
         groups = list(list_groups(places, order.reshape(sizes), axis))
         links = min(count_links(group, dimensions) for group in groups)
-        colours = min(count_group_colours(group, dimensions) for group in groups)
-        axes.append(AxisScore(cost=hop * price_axis(step, links, colours), step=step, links=links, colours=colours))
+        colors = min(count_group_colors(group, dimensions) for group in groups)
+        axes.append(AxisScore(cost=hop * price_axis(step, links, colors), step=step, links=links, colors=colors))
     return Score.of(axes, weights)
 
 

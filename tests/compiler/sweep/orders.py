@@ -60,7 +60,7 @@ class Cost:
 
     Attributes:
         ways: one over the ways that an all-reduce of each axis goes at once, summed by the weights of the axes.
-        hops: the longest step between neighbours.
+        hops: the longest step between neighbors.
     """
 
     ways: float
@@ -70,7 +70,7 @@ class Cost:
     def of(cls, score: Score, weights: Weights, hops: int) -> Cost:
         """Returns a score's figures, with hops as measured."""
         axes = zip(weights.inside, score.axes, strict=True)
-        return cls(round(sum(weight / axis.colours for weight, axis in axes if axis.colours), _DIGITS), hops)
+        return cls(round(sum(weight / axis.colors for weight, axis in axes if axis.colors), _DIGITS), hops)
 
     def is_no_worse(self, other: Cost) -> bool:
         """Returns whether neither figure is larger."""

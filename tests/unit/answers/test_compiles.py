@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
 MODEL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 REQUEST = PlanRequest.model_validate(
-    {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch": 4}, "verify": "compile"}
+    {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch_size": 4}, "verify": "compile"}
 )
 HOST = Inventory(build_target("cpu:4"))
 ADVICE = answer_batch_size(BatchSizeRequest(hardware="h100"), platform=None, kind=None, basis="declared")
@@ -221,7 +221,11 @@ def test_a_search_that_dies_knows_of_no_batch_that_fits(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
         text = await desk.compiles.compile(build_task("abort", "fit"), desk.told.append)
         batch = CompiledBatch.model_validate_json(text)
-        assert (batch.verification.status, batch.batch_per_device, batch.data_parallel_size) == ("aborted", None, 2)
+        assert (batch.verification.status, batch.per_replica_batch_size, batch.data_parallel_size) == (
+            "aborted",
+            None,
+            2,
+        )
 
     play(tmp_path, act)
 
@@ -237,17 +241,17 @@ def test_a_bug_of_ours_is_an_error_with_its_traceback(tmp_path: Path) -> None:
 
 def test_a_compile_goes_behind_the_hosts_work_and_given_up_is_gone_within_two_seconds(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
-        took_s = []
+        duration_s = []
         for _ in range(TRIES):
             work, pid = await desk.begin("hang")
             assert os.getpriority(os.PRIO_PROCESS, pid) == os.nice(0) + NICENESS
             began_s = time.monotonic()
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            took_s.append(time.monotonic() - began_s)
+            duration_s.append(time.monotonic() - began_s)
             assert work.cancelled()
             assert not is_alive(pid)
-        assert statistics.median(took_s) <= 2.0
+        assert statistics.median(duration_s) <= 2.0
 
     play(tmp_path, act)
 
@@ -323,7 +327,7 @@ def test_the_largest_batch_stands_beside_the_tables_advice(tmp_path: Path) -> No
         assert (run.kind, run.request["mesh"]) == ("batch_size", "dp:2")
         done = BatchSize.model_validate((await desk.ended(run)).result)
         assert done.compiled is not None
-        assert (done.compiled.batch_per_device, done.compiled.verification.stored) == (3, False)
+        assert (done.compiled.per_replica_batch_size, done.compiled.verification.stored) == (3, False)
         assert done.model_copy(update={"compiled": None}) == ADVICE
         again = await desk.ask_batch()
         assert isinstance(again, BatchSize)
@@ -340,7 +344,7 @@ def test_a_batch_for_which_nothing_compiles_is_said_at_once(tmp_path: Path) -> N
         answer = await desk.ask_batch(answer=reason)
         assert isinstance(answer, BatchSize)
         assert answer.compiled is not None
-        assert (answer.compiled.batch_per_device, answer.compiled.data_parallel_size) == (None, 2)
+        assert (answer.compiled.per_replica_batch_size, answer.compiled.data_parallel_size) == (None, 2)
         assert answer.compiled.verification.status == "not_compiled"
 
     play(tmp_path, act, module="tests.fakes.no_such_module")

@@ -60,7 +60,7 @@ def test_a_record_is_told_as_it_was_measured_with_its_run_and_age(row: Measureme
 
 @pytest.mark.parametrize(
     "fields",
-    [{"nwrong": 3}, {"correct": False}, {"collective": Collective(op="all-reduce", count=0, bytes=0)}],
+    [{"wrong_elements": 3}, {"correct": False}, {"collective": Collective(op="all-reduce", count=0, bytes=0)}],
 )
 def test_what_came_out_wrong_or_was_never_done_is_not_told(fields: dict[str, Any]) -> None:
     known = HostMeasurements(ManualClock())

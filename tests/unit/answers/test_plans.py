@@ -118,12 +118,12 @@ def test_a_target_is_handed_over_and_this_host_need_not_be_known() -> None:
 
 def test_a_search_is_handed_over_as_one() -> None:
     planner = answering(ANSWER)
-    request = SearchRequest(model="llama3-8b", training=TrainingSpec(global_batch=64))
+    request = SearchRequest(model="llama3-8b", training=TrainingSpec(global_batch_size=64))
     read(build(planner, here="cpu:8"), request)
     ((op, arguments, _),) = planner.calls
     assert (op, json.loads(arguments["request"])) == (
         "search",
-        {"model": "llama3-8b", "training": {"global_batch": 64}},
+        {"model": "llama3-8b", "training": {"global_batch_size": 64}},
     )
     assert arguments["here"]["target"] == "cpu:8"
 
@@ -153,7 +153,7 @@ def test_a_large_host_is_handed_over_with_the_request() -> None:
         (PlanRequest(mesh="x:-1", target=f"{LARGE_DEVICES // 8 + 1}*h100:8"), True),
         (
             SearchRequest(
-                targets=("512*h100:8", "v5p:8x8x8"), model="llama3-8b", training=TrainingSpec(global_batch=64)
+                targets=("512*h100:8", "v5p:8x8x8"), model="llama3-8b", training=TrainingSpec(global_batch_size=64)
             ),
             True,
         ),

@@ -20,14 +20,20 @@ class NoSubject(Subject):
 
 
 def make_record(
-    case: Any, devices: tuple[int, ...], *, took_s: float = 1e-3, size: int = 1 << 20, nwrong: int = 0, **fields: Any
+    case: Any,
+    devices: tuple[int, ...],
+    *,
+    duration_s: float = 1e-3,
+    size: int = 1 << 20,
+    wrong_elements: int = 0,
+    **fields: Any,
 ) -> BenchRecord:
-    """`took_s` for each of three samples; `fields` are the trial's."""
+    """`duration_s` for each of three samples; `fields` are the trial's."""
     made = {"name": f"{case}_jax_test", "description": case, "dtype": "float32", "prepare": NoSubject, **fields}
     trial = Trial(case=case, device_indices=devices, size_bytes=size, **made)
     at = AT + timedelta(seconds=size % 7)
     common = {"host": "a", "device_kind": "cpu"}
-    return build_record(trial, [took_s] * 3, Outcome(nwrong), at=at, common=common)
+    return build_record(trial, [duration_s] * 3, Outcome(wrong_elements), at=at, common=common)
 
 
 def make_collective(case: Any = "all_reduce", *, count: int = 4, factor: float = 1.5, **fields: Any) -> BenchRecord:

@@ -70,7 +70,7 @@ def test_devices_that_nobody_named_stand_in_the_order_that_a_trainers_mesh_has()
     devices = dict(enumerate(build_tpus(2, 4)))
     scope = build_scope(BenchRequest(mesh="x:8"), platform="tpu", indices=tuple(devices))
     planned = follow_plan(scope, devices)
-    assert planned.devices == (0, 1, 3, 5, 7, 6, 4, 2), "round the border of the torus, each step to a neighbour"
+    assert planned.devices == (0, 1, 3, 5, 7, 6, 4, 2), "round the border of the torus, each step to a neighbor"
     assert replace(planned, devices=scope.devices) == scope
     on_cpu = dict(enumerate(jax.local_devices()))
     assert follow_plan(scope, on_cpu) == scope

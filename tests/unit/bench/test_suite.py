@@ -21,12 +21,12 @@ class Steady(Subject):
     """Takes the same time each call; `wrong` of its elements are wrong."""
 
     clock: HandClock
-    took_s: float = 0.1
+    duration_s: float = 0.1
     wrong: int = 0
 
     def sample(self) -> float:
-        self.clock.now_s += self.took_s
-        return self.took_s
+        self.clock.now_s += self.duration_s
+        return self.duration_s
 
     def verify(self) -> Outcome:
         return Outcome(self.wrong)
@@ -92,12 +92,12 @@ def test_a_bug_of_ours_is_not_taken_for_a_device_that_failed() -> None:
 def test_a_wrong_result_is_reported_and_not_hidden() -> None:
     run = Run()
     [record] = run.start(run.steady(wrong=7)).records
-    assert (record.nwrong, record.correct) == (7, False)
+    assert (record.wrong_elements, record.correct) == (7, False)
 
 
 def test_a_slow_trial_does_not_keep_the_later_ones_from_their_share() -> None:
     run = Run(limit_s=100.0)
-    bench = run.start(run.steady(took_s=6.0), run.steady(took_s=0.1), run.steady(took_s=0.1))
+    bench = run.start(run.steady(duration_s=6.0), run.steady(duration_s=0.1), run.steady(duration_s=0.1))
     counts = [len(record.samples_s) for record in bench.records]
     assert counts[0] == 3
     assert counts[1:] == [10, 10]
@@ -105,7 +105,7 @@ def test_a_slow_trial_does_not_keep_the_later_ones_from_their_share() -> None:
 
 def test_what_cannot_be_measured_three_times_in_time_is_skipped_and_the_rest_measured() -> None:
     run = Run(limit_s=100.0)
-    bench = run.start(run.steady(took_s=40.0), run.steady())
+    bench = run.start(run.steady(duration_s=40.0), run.steady())
     assert [record.size_bytes for record in bench.records] == [128]
     [skipped] = bench.list_skipped()
     assert skipped.reason.startswith("one sample takes 40 s: 3 of them do not fit")
@@ -118,7 +118,7 @@ def test_after_the_time_limit_nothing_is_begun_and_all_of_it_is_named_once() -> 
     def use_all_of_it() -> Subject:
         prepared.append(1)
         run.clock.now_s += 10
-        return Steady(run.clock, took_s=0.0)
+        return Steady(run.clock, duration_s=0.0)
 
     bench = run.start(*[use_all_of_it] * 7)
     assert len(prepared) == 1

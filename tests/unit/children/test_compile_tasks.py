@@ -28,7 +28,7 @@ MODEL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-TRAINING = {"global_batch": 4, "sequence_length": 16}
+TRAINING = {"global_batch_size": 4, "seq_len": 16}
 
 
 def ask(**fields: Any) -> PlanRequest:
@@ -43,7 +43,7 @@ def task_of(request: PlanRequest) -> CompileTask:
 
 def ask_batch(here: str | None = None, plan: Plan | None = None, **fields: Any) -> CompileTask:
     """Returns the task after both ways through JSON."""
-    known = {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"sequence_length": 16}, "verify": "compile"}
+    known = {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"seq_len": 16}, "verify": "compile"}
     request = BatchSizeRequest.model_validate({**({} if plan else known), **fields})
     told = None if here is None else {"target": here, "health": {}, "notices": []}
     arguments = {
@@ -62,10 +62,10 @@ def test_a_task_holds_the_whole_job_and_is_known_by_it() -> None:
     task = task_of(ask())
     job = CompileJob.model_validate_json(task.job)
     assert (task.op, task.target, task.chip, task.answer) == ("verify", "cpu:4", "cpu", None)
-    assert (job.mesh.shape, job.model.hidden_size, job.training.global_batch) == ({"dp": 2, "tp": 2}, 32, 4)
+    assert (job.mesh.shape, job.model.hidden_size, job.training.global_batch_size) == ({"dp": 2, "tp": 2}, 32, 4)
     assert task.data_parallel_size == 2
     assert task.key == write_plans(ask(include_devices=False), None)["tasks"][0]["key"]
-    assert task.key != task_of(ask(training={**TRAINING, "global_batch": 8})).key
+    assert task.key != task_of(ask(training={**TRAINING, "global_batch_size": 8})).key
     assert CompileTask(**asdict(task)) == task
 
 
@@ -96,7 +96,7 @@ def test_what_is_compiled_is_a_step_so_a_model_and_its_training_must_be_told(mis
     with pytest.raises(InvalidRequestError) as caught:
         build_verify_task(plan, request.model_copy(update={missing: None}))
     assert caught.value.errors[0]["field"] == missing
-    assert "global_batch" in caught.value.hint
+    assert "global_batch_size" in caught.value.hint
 
 
 def test_hardware_that_no_compiler_knows_is_answered_at_once() -> None:
@@ -115,7 +115,7 @@ def test_hardware_that_no_compiler_knows_is_answered_at_once() -> None:
 
 @pytest.mark.parametrize("target", ["mi300x:8", "2*mi355x:8"])
 def test_a_card_that_cuda_cannot_compile_for_is_not_advised_to_install_it(target: str) -> None:
-    task = task_of(ask(mesh="dp:-1,tp:2", target=target, training={**TRAINING, "global_batch": 16}))
+    task = task_of(ask(mesh="dp:-1,tp:2", target=target, training={**TRAINING, "global_batch_size": 16}))
     assert task.answer is not None
     verification = Verification.model_validate_json(task.answer)
     assert (verification.status, verification.target) == ("not_compiled", target)
@@ -166,16 +166,16 @@ def test_a_batch_is_looked_for_on_a_mesh_of_a_target_or_of_this_host() -> None:
 
 
 def test_without_a_greatest_batch_the_search_goes_to_the_last_that_every_axis_divides() -> None:
-    batch = CompileJob.model_validate_json(ask_batch(mesh="dp:3", target="cpu:3").job).training.global_batch
+    batch = CompileJob.model_validate_json(ask_batch(mesh="dp:3", target="cpu:3").job).training.global_batch_size
     assert BATCH_MAX - 3 < batch <= BATCH_MAX
     assert batch % 3 == 0
-    named = ask_batch(target="cpu:4", training={"sequence_length": 16, "global_batch": 12})
-    assert CompileJob.model_validate_json(named.job).training.global_batch == 12
+    named = ask_batch(target="cpu:4", training={"seq_len": 16, "global_batch_size": 12})
+    assert CompileJob.model_validate_json(named.job).training.global_batch_size == 12
 
 
 def test_a_stored_plan_stands_for_mesh_and_target() -> None:
     (plan,) = answer_request(ask()).plans
-    fields: dict[str, Any] = {"plan": plan.fingerprint, "model": MODEL, "training": {"sequence_length": 16}}
+    fields: dict[str, Any] = {"plan": plan.fingerprint, "model": MODEL, "training": {"seq_len": 16}}
     request = BatchSizeRequest.model_validate(fields)
     assert build_fit_task(request, plan, None).key == ask_batch(target="cpu:4").key
     on_host = plan.model_copy(update={"target": None})

@@ -71,7 +71,7 @@ def test_a_plan_that_is_shown_as_it_is_kept_is_written_once_since_a_frame_is_bou
 
 def test_training_without_a_model_is_refused_since_a_plan_does_not_count_it() -> None:
     with pytest.raises(InvalidRequestError, match="model is not given") as caught:
-        ask(target="v5e:2x2", training={"global_batch": 8})
+        ask(target="v5e:2x2", training={"global_batch_size": 8})
     assert caught.value.errors[0]["field"] == "training"
 
 
@@ -89,7 +89,7 @@ def test_what_was_measured_here_is_told_with_a_plan_and_not_kept_with_the_mesh(
     rate: float, cases: list[str], codes: list[str]
 ) -> None:
     rows = [row.model_dump(mode="json") for row in build_host(rate)]
-    training = {"global_batch": 32}
+    training = {"global_batch_size": 32}
     answer = ask(told(measured=rows), mesh="fsdp:8", model="llama3-8b", training=training, include_devices=False)
     (shown,) = Plans.model_validate_json(answer.write()).plans
     assert [figure.case for figure in shown.measured] == cases

@@ -22,7 +22,7 @@ def _build_result(meshwright: CommandLine, *records: BenchRecord, **changes: Any
         jax="0.10.0",
         jaxlib="0.10.0",
         started_at=datetime.now(UTC),
-        took_s=12.0,
+        duration_s=12.0,
         records=records,
         **changes,
     )
@@ -84,7 +84,7 @@ def test_a_wrong_value_is_2_and_starts_nothing(meshwright: CommandLine, argument
 
 
 def test_a_wrong_result_is_1_and_says_how_many(meshwright: CommandLine) -> None:
-    wrong = _build_record(meshwright, nwrong=3, correct=False)
+    wrong = _build_record(meshwright, wrong_elements=3, correct=False)
     meshwright.fake.runs.outcome = _build_result(meshwright, wrong)
     printed = meshwright("bench")
     assert printed.code == 1

@@ -101,7 +101,7 @@ def test_what_is_still_held_is_exit_code_1_and_the_holder_is_named(meshwright: C
         "/devices/release",
         Release(
             released=False,
-            took_s=2.0,
+            duration_s=2.0,
             killed=True,
             cancelled_runs=("run-1",),
             held=(Holder(pid=99, name="train", devices=("GPU-1",), own=True),),
@@ -122,6 +122,6 @@ def test_holders_that_nobody_could_look_up_are_not_called_none_and_the_reason_is
     meshwright: CommandLine, unseen: Any, words: str
 ) -> None:
     worker = meshwright.fake.devices.worker
-    reply = Release(released=True, took_s=0.1, killed=False, held=None, unseen=unseen, worker=worker)
+    reply = Release(released=True, duration_s=0.1, killed=False, held=None, unseen=unseen, worker=worker)
     meshwright.fake.answer("POST", "/devices/release", reply)
     assert words in meshwright("devices", "release").err

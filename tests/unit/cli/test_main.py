@@ -163,7 +163,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         "/devices/release",
         {
             "released": True,
-            "took_s": 0.5,
+            "duration_s": 0.5,
             "killed": False,
             "worker": {
                 "state": "stopped",

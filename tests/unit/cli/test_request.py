@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.cli.conftest import CommandLine
 
-MODEL = {"model": "llama3-8b", "training": {"global_batch": 64, "sequence_length": 2048}}
+MODEL = {"model": "llama3-8b", "training": {"global_batch_size": 64, "seq_len": 2048}}
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def test_the_fields_of_a_request_reach_the_agent(meshwright: CommandLine, file: 
 
 
 def test_options_win_over_the_fields(meshwright: CommandLine, file: Path) -> None:
-    keep(file, mesh="dp:8", model="llama3-8b", training={"global_batch": 8, "remat": "none", "sequence_length": 64})
+    keep(file, mesh="dp:8", model="llama3-8b", training={"global_batch_size": 8, "remat": "none", "seq_len": 64})
     meshwright("plan", "dp:2,tp:4", "--request", str(file), "--seq-len", "256", "--model", "gpt2")
     body = meshwright.body()
     assert (body["mesh"], body["model"]) == ("dp:2,tp:4", "gpt2")
-    assert body["training"] == {"global_batch": 8, "remat": "none", "sequence_length": 256}
+    assert body["training"] == {"global_batch_size": 8, "remat": "none", "seq_len": 256}
 
 
 def test_a_request_comes_from_stdin(meshwright: CommandLine, stdin: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_request_is_answered_here_as_by_the_agent(meshwright: CommandLine, fil
 
 
 def test_a_request_of_a_batch_size_is_sent_and_answered_here_alike(meshwright: CommandLine, file: Path) -> None:
-    request = keep(file, model="llama3-8b", target="v5e:4x4", mesh="fsdp:16", training={"sequence_length": 512})
+    request = keep(file, model="llama3-8b", target="v5e:4x4", mesh="fsdp:16", training={"seq_len": 512})
     asked = meshwright("batch-size", "--request", request, "--format=json")
     assert (asked.json["estimated"]["recommended"], meshwright.body()["mesh"]) == (64, "fsdp:16")
     here = meshwright("batch-size", "--request", request, "--offline", "--format=json")
@@ -94,9 +94,9 @@ def test_a_request_of_a_batch_size_is_sent_and_answered_here_alike(meshwright: C
         ("[8]", "its JSON is a list; it holds one object"),
         ("\xff", "no JSON"),
         ('{"mehs": "dp:8"}', "mehs: unknown field"),
-        ('{"model": "gpt2", "training": {"global_batch": 8, "rematt": "full"}}', "training.rematt: unknown field"),
+        ('{"model": "gpt2", "training": {"global_batch_size": 8, "rematt": "full"}}', "training.rematt: unknown field"),
         ('{"model": "gpt2", "training": 8}', "training: "),
-        ('{"training": {"global_batch": 8}}', "write --model llama3-8b"),
+        ('{"training": {"global_batch_size": 8}}', "write --model llama3-8b"),
     ],
 )
 def test_a_request_that_is_none_is_2_with_what_is_wrong(

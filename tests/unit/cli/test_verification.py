@@ -41,7 +41,7 @@ REPORT = Verification(
             group_size=4,
             dtypes=("bf16",),
             strategies=("UniDirectionNDRing",),
-            colours=4,
+            colors=4,
             asynchronous_count=3,
         ),
     ),
@@ -72,7 +72,7 @@ def test_a_report_says_what_it_needs_what_it_moves_and_how_it_is_known(meshwrigh
     ):
         assert f"{line}\n" in printed.out
     row = next(line.split() for line in printed.out.splitlines() if "all-reduce" in line)
-    assert row == ["tp", "all-reduce", "64", "2", "GiB", "4", "bf16", "UniDirectionNDRing", "·", "4", "colours", "3"]
+    assert row == ["tp", "all-reduce", "64", "2", "GiB", "4", "bf16", "UniDirectionNDRing", "·", "4", "colors", "3"]
     assert printed.err.startswith("warning: it moves a whole array\n  hint: shard it\n")
 
 
@@ -172,15 +172,15 @@ def test_a_run_that_fails_is_1_with_its_error(meshwright: CommandLine) -> None:
 
 def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "request.json"
-    path.write_text(json.dumps({"training": {"global_batch": 4, "remat": "none", "compute_dtype": "float16"}}))
+    path.write_text(json.dumps({"training": {"global_batch_size": 4, "remat": "none", "compute_dtype": "float16"}}))
     step = ("--model", "llama3-8b", "--global-batch-size", "16", "--seq-len", "64")
     meshwright("plan", "dp:8", *step, "--request", str(path))
     body = meshwright.body()
     assert body["model"] == "llama3-8b"
     assert body["training"] == {
-        "global_batch": 16,
+        "global_batch_size": 16,
         "remat": "none",
-        "sequence_length": 64,
+        "seq_len": 64,
         "compute_dtype": "float16",
     }
     assert "verify" not in body
@@ -218,7 +218,7 @@ def test_the_largest_batch_is_told_with_its_margin(meshwright: CommandLine) -> N
     assert (body["target"], body["mesh"], body["training"]) == (
         "v5e:4x2",
         "fsdp:8",
-        {"sequence_length": 128},
+        {"seq_len": 128},
     )
 
 

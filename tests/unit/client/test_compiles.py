@@ -21,7 +21,7 @@ KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
 SPEC = ModelSpec(
     vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=8, head_dim=16
 )
-TRAINING = TrainingSpec(global_batch=8, sequence_length=128)
+TRAINING = TrainingSpec(global_batch_size=8, seq_len=128)
 ASKED: dict[str, Any] = {"model": SPEC, "training": TRAINING, "verify": "compile"}
 
 
@@ -40,7 +40,7 @@ def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
         {
             "mesh": "dp:2,tp:4",
             "model": SPEC.model_dump(mode="json", exclude_defaults=True),
-            "training": {"global_batch": 8, "sequence_length": 128},
+            "training": {"global_batch_size": 8, "seq_len": 128},
             "verify": "compile",
         }
     ]
@@ -70,13 +70,13 @@ def test_an_agent_that_is_not_ready_refuses() -> None:
 @KINDS
 def test_the_largest_batch_comes_with_the_table(kind: Kind) -> None:
     fake = FakeAgent("h100:8")
-    question = {"model": SPEC, "mesh": {"fsdp": 8}, "training": {"sequence_length": 128}, "verify": "compile"}
+    question = {"model": SPEC, "mesh": {"fsdp": 8}, "training": {"seq_len": 128}, "verify": "compile"}
     advice = ask(kind, fake, lambda client: client.batch_size(**question))
-    assert (advice.table.optimal_batch_size, advice.compiled.batch_per_device) == (320, 8)
+    assert (advice.table.optimal_batch_size, advice.compiled.per_replica_batch_size) == (320, 8)
     assert advice.compiled.verification.status == "verified"
     (body,) = bodies(fake, "/batch-size")
     assert body["mesh"] == "fsdp:8"
-    assert body["training"] == {"sequence_length": 128}
+    assert body["training"] == {"seq_len": 128}
     again = ask(kind, fake, lambda client: client.batch_size(**question))
     assert again.compiled.verification.stored
 
@@ -97,4 +97,4 @@ def test_a_training_spec_bounds_the_search() -> None:
         client.batch_size(model="llama3-8b", training=TRAINING, mesh="fsdp:8", verify="compile")
         with pytest.raises(InvalidMeshError):
             client.batch_size(model="llama3-8b", training=TRAINING, mesh={"fsdp": 0}, verify="compile")
-    assert bodies(fake, "/batch-size")[0]["training"]["global_batch"] == 8
+    assert bodies(fake, "/batch-size")[0]["training"]["global_batch_size"] == 8

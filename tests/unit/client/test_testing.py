@@ -49,7 +49,7 @@ def test_a_host_that_cannot_be_faked_is_refused_with_one_that_can(name: str) -> 
     [
         ("GET", "/nowhere", None, "not_found"),
         ("PUT", "/devices", None, "not_found"),
-        ("POST", "/mesh/plan", {"mesh": "dp:2", "colour": "red"}, "invalid_request"),
+        ("POST", "/mesh/plan", {"mesh": "dp:2", "color": "red"}, "invalid_request"),
         ("POST", "/mesh/plan", {"mesh": 7}, "invalid_mesh"),
         ("POST", "/placement/bench", {"samples": 1}, "invalid_request"),
         ("GET", "/runs/none", None, "not_found"),

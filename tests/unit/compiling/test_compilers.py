@@ -16,7 +16,7 @@ from meshwright.wire.verification import Verification
 
 CUDA_12 = {"jax": "1", "jaxlib": "0.12.0", "jax-cuda12-plugin": "0.12.0", "nvidia-cuda-nvcc-cu12": "12.9"}
 CUDA_13 = {"jax": "1", "jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0", "nvidia-cuda-nvcc": "13.0"}
-TRAINING = {"sequence_length": 128, "global_batch": 8}
+TRAINING = {"seq_len": 128, "global_batch_size": 8}
 TARGETS = [("cpu:4", "cpu"), ("v5e:2x2", "compile-tpu"), ("h100:4", "compile-cuda")]
 
 

@@ -20,13 +20,13 @@ PARTS = 4
 def test_the_largest_batch_of_a_slice_fits_and_one_more_does_not() -> None:
     """Within a capacity that is given: what fills a chip takes minutes to compile."""
     capacity_bytes = 32 * 2**20
-    training = TrainingSpec(global_batch=PARTS * 4096, sequence_length=512)
+    training = TrainingSpec(global_batch_size=PARTS * 4096, seq_len=512)
     job = build_job(V5E, {"fsdp": PARTS}, SMALL, training, capacity_bytes=capacity_bytes)
     found = fit(job)
 
     assert found.limit == "memory"
-    assert 1 < found.batch_per_device < 64
-    assert found.global_batch == PARTS * found.batch_per_device
+    assert 1 < found.per_replica_batch_size < 64
+    assert found.global_batch_size == PARTS * found.per_replica_batch_size
     assert found.data_parallel_size == PARTS
     assert found.compile_count == len(found.tried) <= 7
     best = found.verification
@@ -34,21 +34,24 @@ def test_the_largest_batch_of_a_slice_fits_and_one_more_does_not() -> None:
     assert best.peak_memory_bytes is not None
     assert found.margin_bytes == capacity_bytes - best.peak_memory_bytes >= 0
 
-    more = training.model_copy(update={"global_batch": found.global_batch + PARTS})
+    more = training.model_copy(update={"global_batch_size": found.global_batch_size + PARTS})
     refused = verify(job.model_copy(update={"training": more}))
     assert refused.status == "does_not_fit"
-    tried = {each.batch_per_device: each for each in found.tried}
-    assert not tried[found.batch_per_device + 1].fits
-    assert tried[found.batch_per_device + 1].needed_bytes == refused.needed_bytes
+    tried = {each.per_replica_batch_size: each for each in found.tried}
+    assert not tried[found.per_replica_batch_size + 1].fits
+    assert tried[found.per_replica_batch_size + 1].needed_bytes == refused.needed_bytes
 
 
 @needs_tpu_compiler
 def test_where_not_one_sequence_fits_the_answer_says_what_one_needs() -> None:
-    job = build_job(
-        V5E, {"fsdp": PARTS}, WIDE, TrainingSpec(global_batch=PARTS * 8, sequence_length=2**17, remat="none")
-    )
+    job = build_job(V5E, {"fsdp": PARTS}, WIDE, TrainingSpec(global_batch_size=PARTS * 8, seq_len=2**17, remat="none"))
     found = fit(job)
-    assert (found.batch_per_device, found.limit, found.compile_count, found.margin_bytes) == (0, "memory", 1, None)
+    assert (found.per_replica_batch_size, found.limit, found.compile_count, found.margin_bytes) == (
+        0,
+        "memory",
+        1,
+        None,
+    )
     assert found.verification.status == "does_not_fit"
     assert found.verification.needed_bytes is not None
     assert found.verification.capacity_bytes is not None
@@ -56,34 +59,34 @@ def test_where_not_one_sequence_fits_the_answer_says_what_one_needs() -> None:
 
 
 def test_where_memory_does_not_bind_the_batch_that_was_asked_for_is_the_answer() -> None:
-    training = TrainingSpec(global_batch=4 * 3, sequence_length=16, attention="xla")
+    training = TrainingSpec(global_batch_size=4 * 3, seq_len=16, attention="xla")
     found = fit(build_job(CPU, {"dp": 2, "tp": 2}, SMALL, training))
-    assert (found.batch_per_device, found.global_batch, found.limit) == (6, 12, "asked")
+    assert (found.per_replica_batch_size, found.global_batch_size, found.limit) == (6, 12, "asked")
     assert (found.margin_bytes or 0) > 2**30
     assert [each.fits for each in found.tried] == [True] * found.compile_count
 
 
 def test_batches_are_multiples_of_the_passes_that_are_accumulated() -> None:
-    training = TrainingSpec(global_batch=4 * 5, sequence_length=16, gradient_accumulation=2)
+    training = TrainingSpec(global_batch_size=4 * 5, seq_len=16, gradient_accumulation_steps=2)
     found = fit(build_job(CPU, {"fsdp": 4}, SMALL, training))
-    assert [each.batch_per_device for each in found.tried] == [2, 4]
-    assert (found.batch_per_device, found.global_batch) == (4, 16)
+    assert [each.per_replica_batch_size for each in found.tried] == [2, 4]
+    assert (found.per_replica_batch_size, found.global_batch_size) == (4, 16)
 
 
 def test_the_capacity_that_is_given_bounds_the_batch_where_the_compiler_knows_none() -> None:
-    training = TrainingSpec(global_batch=4 * 40, sequence_length=256)
+    training = TrainingSpec(global_batch_size=4 * 40, seq_len=256)
     job = build_job(CPU, {"fsdp": 4}, SMALL, training)
     bytes_of_five = verify(
-        job.model_copy(update={"training": training.model_copy(update={"global_batch": 4 * 5})})
+        job.model_copy(update={"training": training.model_copy(update={"global_batch_size": 4 * 5})})
     ).peak_memory_bytes
     found = fit(job.model_copy(update={"capacity_bytes": bytes_of_five}))
-    assert (found.batch_per_device, found.limit, found.margin_bytes) == (5, "memory", 0)
+    assert (found.per_replica_batch_size, found.limit, found.margin_bytes) == (5, "memory", 0)
     assert found.compile_count <= 2 + STALLED
 
 
 def test_fewer_sequences_than_parts_are_not_compiled_and_the_least_is_named() -> None:
-    found = fit(build_job(CPU, {"fsdp": 4}, SMALL, TrainingSpec(global_batch=3, sequence_length=16)))
-    assert (found.batch_per_device, found.compile_count) == (None, 0)
+    found = fit(build_job(CPU, {"fsdp": 4}, SMALL, TrainingSpec(global_batch_size=3, seq_len=16)))
+    assert (found.per_replica_batch_size, found.compile_count) == (None, 0)
     assert found.verification.status == "not_compiled"
     assert "3 is less than one sequence for each of 4 data-parallel parts" in str(found.verification.reason)
     assert "4 is the least" in str(found.verification.reason)

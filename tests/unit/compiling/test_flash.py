@@ -9,7 +9,7 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.unit.planning.models import PLAIN
 
 MODEL = ModelSpec(**{**PLAIN, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 128})
-TRAINING = TrainingSpec(global_batch=1, sequence_length=2048, remat="none")
+TRAINING = TrainingSpec(global_batch_size=1, seq_len=2048, remat="none")
 
 
 def test_flops_are_those_of_the_worked_example() -> None:

@@ -196,7 +196,7 @@ def test_what_goes_between_slices_is_of_their_axes(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "strategies", "colours", "phases"),
+    ("name", "strategies", "colors", "phases"),
     [
         ("v5e-2x2.dp", ("UniDirection1DRingStrategy",), 2, 1),
         ("v5p-2x2x2.dp", ("StrategyND",), 3, 3),
@@ -206,11 +206,11 @@ def test_what_goes_between_slices_is_of_their_axes(path: Path) -> None:
 )
 @pytest.mark.parametrize("maker", MAKERS[:2])
 def test_the_compilers_algorithm_is_told(
-    maker: str, name: str, strategies: tuple[str, ...], colours: int | None, phases: int | None
+    maker: str, name: str, strategies: tuple[str, ...], colors: int | None, phases: int | None
 ) -> None:
     (collective,) = read_recorded(RECORDED / f"{name}.{maker}.hlo.gz").collectives
 
-    assert (collective.strategies, collective.colours, collective.phases) == (strategies, colours, phases)
+    assert (collective.strategies, collective.colors, collective.phases) == (strategies, colors, phases)
 
 
 @pytest.mark.parametrize("path", list_recorded("fsdp"))

@@ -17,7 +17,7 @@ MESH = CompileMesh(shape={"dp": 4}, axis_types={"dp": "auto"}, places=((0, 0), (
 MODEL = ModelSpec(
     vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, name="a"
 )
-TRAINING = TrainingSpec(global_batch=8, sequence_length=128)
+TRAINING = TrainingSpec(global_batch_size=8, seq_len=128)
 JOB = CompileJob(target=TARGET, mesh=MESH, model=MODEL, training=TRAINING)
 
 
@@ -38,7 +38,7 @@ def key(job: CompileJob = JOB, fingerprint: str | None = None, **environment: st
         change(mesh=MESH.model_copy(update={"shape": {"tp": 4}})),
         change(mesh=MESH.model_copy(update={"places": MESH.places[::-1]})),
         change(model=MODEL.model_copy(update={"hidden_size": 128})),
-        change(training=TRAINING.model_copy(update={"global_batch": 16})),
+        change(training=TRAINING.model_copy(update={"global_batch_size": 16})),
         change(capacity_bytes=10**9),
         change(search="largest_batch"),
     ],

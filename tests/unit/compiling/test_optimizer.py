@@ -108,6 +108,6 @@ def test_sgd_goes_down_the_clipped_gradient_and_keeps_nothing() -> None:
 
 
 def test_adamw_keeps_two_moments_in_their_types_and_sgd_none() -> None:
-    training = TrainingSpec(global_batch=1, first_moment_dtype="bfloat16")
+    training = TrainingSpec(global_batch_size=1, first_moment_dtype="bfloat16")
     assert list_moments(training) == {"first_moment": "bfloat16", "second_moment": None}
     assert list_moments(training.model_copy(update={"optimizer": "sgd"})) == {}

@@ -61,7 +61,7 @@ def test_where_a_mesh_divides_a_model_every_tensor_is_divided_evenly(
     model: ModelSpec, mesh: dict[str, int], scanned: bool
 ) -> None:
     fitting = fit_model(model, mesh)
-    check_divides(fitting, TrainingSpec(global_batch=math.prod(mesh.values()), sequence_length=LENGTH), mesh)
+    check_divides(fitting, TrainingSpec(global_batch_size=math.prod(mesh.values()), seq_len=LENGTH), mesh)
     for tensor in walk_tensors(build_tensors(fitting, MeshAxes.of(mesh), scanned=scanned)):
         check_places(tensor, mesh)
 

@@ -16,7 +16,7 @@ from tests.process.slice_environment import needs_tpu_compiler
 from tests.unit.compiling.step_jobs import CPU, TWO_SLICES, V5E, V5P, build_job, verify
 
 MODEL = ModelSpec(vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4)
-TRAINING = TrainingSpec(global_batch=8, sequence_length=128)
+TRAINING = TrainingSpec(global_batch_size=8, seq_len=128)
 
 
 def test_a_step_for_cpus_is_reported_with_memory_and_collectives() -> None:
@@ -108,7 +108,7 @@ def sum_bytes(found: Verification) -> dict[tuple[str, bool], float]:
 @pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_the_estimate_of_attention_in_blocks_is_that_of_a_fused_kernel() -> None:
-    long = TrainingSpec(global_batch=4, sequence_length=1024)
+    long = TrainingSpec(global_batch_size=4, seq_len=1024)
     blocked, whole = (
         verify(build_job(V5E, {"fsdp": 4}, MODEL, long.model_copy(update={"attention": attention})))
         for attention in ("flash", "xla")

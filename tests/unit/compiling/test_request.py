@@ -25,12 +25,12 @@ AT_ONCE = Limits(limit_s=0.01)
 
 
 def ask(**fields: Any) -> PlanRequest:
-    given = {"mesh": "dp:2,tp:2", "target": "cpu:4", "model": MODEL, "training": {"global_batch": 8}}
+    given = {"mesh": "dp:2,tp:2", "target": "cpu:4", "model": MODEL, "training": {"global_batch_size": 8}}
     return PlanRequest.model_validate({**given, "verify": "compile", **fields})
 
 
 def fit(**fields: Any) -> BatchSizeRequest:
-    given = {"mesh": "fsdp:4", "target": "cpu:4", "model": MODEL, "training": {"sequence_length": 128}}
+    given = {"mesh": "fsdp:4", "target": "cpu:4", "model": MODEL, "training": {"seq_len": 128}}
     return BatchSizeRequest.model_validate({**given, "verify": "compile", **fields})
 
 
@@ -71,7 +71,7 @@ def test_a_search_that_gave_no_answer_finds_nothing() -> None:
     reply = answer_batch(fit(), limits=AT_ONCE)
     assert reply.table.min_batch_size == 1
     assert reply.compiled is not None
-    assert (reply.compiled.batch_per_device, reply.compiled.data_parallel_size) == (None, 4)
+    assert (reply.compiled.per_replica_batch_size, reply.compiled.data_parallel_size) == (None, 4)
     assert reply.compiled.verification.status == "aborted"
 
 

@@ -42,7 +42,7 @@ GPT = ModelSpec(
 EXPERTS = ModelSpec(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, num_shared_experts=1)
 
 TRAINING = TrainingSpec(
-    global_batch=8, sequence_length=16, compute_dtype="float32", remat="none", capacity_factor=4.0, attention="xla"
+    global_batch_size=8, seq_len=16, compute_dtype="float32", remat="none", capacity_factor=4.0, attention="xla"
 )
 """Float32, and places for every token, since which are dropped depends on the mesh."""
 
@@ -166,8 +166,8 @@ def test_every_mesh_trains_as_one_device_does(model: ModelSpec, shape: dict[str,
     [
         (LLAMA, {"remat": "full"}),
         pytest.param(LLAMA, {"remat": "minimal", "scan_layers": False}, marks=pytest.mark.exhaustive),
-        pytest.param(LLAMA, {"gradient_accumulation": 2}, marks=pytest.mark.exhaustive),
-        pytest.param(QWEN, {"scan_layers": False, "gradient_accumulation": 4}, marks=pytest.mark.exhaustive),
+        pytest.param(LLAMA, {"gradient_accumulation_steps": 2}, marks=pytest.mark.exhaustive),
+        pytest.param(QWEN, {"scan_layers": False, "gradient_accumulation_steps": 4}, marks=pytest.mark.exhaustive),
         pytest.param(EXPERTS, {"remat": "full"}, marks=pytest.mark.exhaustive),
         pytest.param(GPT, {"remat": "minimal"}, marks=pytest.mark.exhaustive),
     ],
@@ -180,7 +180,7 @@ def test_remat_scans_and_accumulation_change_nothing_of_what_is_trained(
 
 @pytest.mark.exhaustive
 def test_the_step_in_blocks_is_the_step_with_whole_scores() -> None:
-    long = TRAINING.model_copy(update={"global_batch": 2, "sequence_length": 1024})
+    long = TRAINING.model_copy(update={"global_batch_size": 2, "seq_len": 1024})
     model = LLAMA.model_copy(update={"num_hidden_layers": 1})
     (whole,), _ = train(model, long, {"fsdp": 2})
     (blocked,), _ = train(model, long.model_copy(update={"attention": "flash"}), {"fsdp": 2, "cp": 2})
@@ -212,7 +212,7 @@ def test_places_that_run_out_drop_tokens_and_train_all_the_same() -> None:
 
 def test_arguments_are_shapes_with_shardings_and_the_state_is_donated() -> None:
     training = TRAINING.model_copy(
-        update={"weight_dtype": "bfloat16", "second_moment_dtype": "float32", "gradient_accumulation": 2}
+        update={"weight_dtype": "bfloat16", "second_moment_dtype": "float32", "gradient_accumulation_steps": 2}
     )
     built = build(LLAMA, training, {"fsdp": 2, "tp": 2})
     state, batch = built.arguments

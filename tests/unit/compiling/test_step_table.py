@@ -14,7 +14,7 @@ from tests.compiler.steps.published import Published, derive_step_s, read_publis
 
 PUBLISHED = {each.row: each for each in read_published()}
 ROWS = [each for each in PUBLISHED.values() if each.case is not None]
-CASE = Case("cpu:4", "fsdp:2,tp:2", TINY, TrainingSpec(global_batch=16, sequence_length=1024))
+CASE = Case("cpu:4", "fsdp:2,tp:2", TINY, TrainingSpec(global_batch_size=16, seq_len=1024))
 
 
 def test_every_published_row_is_a_case_or_says_why_not() -> None:

@@ -42,7 +42,7 @@ def test_the_check_of_the_fake_finds_a_wrong_parameter_and_a_wrong_constant() ->
         def nvmlDeviceGetName(self, device: object) -> str:  # noqa: N802
             return ""
 
-        def nvmlDeviceGetColour(self, handle: object) -> str:  # noqa: N802
+        def nvmlDeviceGetColor(self, handle: object) -> str:  # noqa: N802
             return ""
 
     assert len(check_against_pynvml(Wrong)) == 3

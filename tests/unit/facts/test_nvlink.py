@@ -45,7 +45,7 @@ def test_links_between_two_cards_count_the_same_from_both_ends(s1: int, s2: int,
     assert count == count_nvlinks("b", b, "a", a, switched=on) <= max(s1, d1)
 
 
-def test_cards_whose_addresses_are_unknown_are_not_taken_for_neighbours() -> None:
+def test_cards_whose_addresses_are_unknown_are_not_taken_for_neighbors() -> None:
     assert count_nvlinks(None, NvLinks({"b": 2}), None, NvLinks({"a": 2})) == 0
 
 

@@ -158,7 +158,7 @@ def test_a_card_that_the_driver_wants_reset_is_unhealthy(scene: Scene) -> None:
 def test_a_bench_that_came_out_right_does_not_outvote_the_driver(scene: Scene) -> None:
     scene.nvml.change_gpu(0, ecc=[1, 1])
     facts = scene.look()
-    record = {"case": "matmul", "correct": True, "nwrong": 0, "device_indices": [0, 1]}
+    record = {"case": "matmul", "correct": True, "wrong_elements": 0, "device_indices": [0, 1]}
     scene.monitor.report_record(record, scene.devices(facts).devices[:2], scene.clock.now())
     assert scene.ill() == {f"memory:{UUID}", f"device:{UUID}"}
 
@@ -480,7 +480,7 @@ def test_a_host_without_accelerators_has_no_inventory(scene: Scene) -> None:
 
 def test_a_wrong_result_is_cleared_by_a_word(scene: Scene) -> None:
     facts = scene.look()
-    record = {"case": "matmul", "correct": False, "nwrong": 3, "device_indices": [0]}
+    record = {"case": "matmul", "correct": False, "wrong_elements": 3, "device_indices": [0]}
     scene.monitor.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
     assert scene.ill() == {f"device:{UUID}"}
     scene.acknowledge(f"device:{UUID}")
@@ -571,7 +571,7 @@ def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Sce
     name = f"device:{UUID}"
 
     def bench(correct: bool) -> None:
-        record = {"case": "matmul", "correct": correct, "nwrong": 3, "device_indices": [0]}
+        record = {"case": "matmul", "correct": correct, "wrong_elements": 3, "device_indices": [0]}
         scene.monitor.report_record(record, scene.devices(scene.read()).devices[:1], scene.clock.now())
 
     scene.look()
@@ -590,7 +590,7 @@ def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Sce
 
 def test_an_instance_that_is_no_more_takes_its_wrong_result_along(scene: Scene) -> None:
     facts = scene.look()
-    record = {"case": "matmul", "correct": False, "nwrong": 3, "device_indices": [0]}
+    record = {"case": "matmul", "correct": False, "wrong_elements": 3, "device_indices": [0]}
     scene.monitor.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
     first, *rest = facts.gpus
     scene.look(replace(facts, gpus=(replace(first, uuid="GPU-new"), *rest)))

@@ -174,13 +174,13 @@ def test_a_worker_that_is_busy_within_its_deadline_is_not_asked_and_is_healthy(c
 def test_a_wrong_result_degrades_its_device_until_a_right_one_whatever_jax_lists(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
-    scene.watch.report_progress({"record": build_record_json(device_indices=(0,), correct=False, nwrong=3)})
+    scene.watch.report_progress({"record": build_record_json(device_indices=(0,), correct=False, wrong_elements=3)})
     scene.look()
     device = scene.component("device:0")
     assert (device.state, scene.state("device:1")) == ("degraded", "healthy")
     assert "3 elements" in device.reason
     assert device.action
-    scene.watch.report_progress({"record": build_record_json(device_indices=(0,), correct=True, nwrong=0)})
+    scene.watch.report_progress({"record": build_record_json(device_indices=(0,), correct=True, wrong_elements=0)})
     assert scene.state("device:0") == "healthy"
 
 

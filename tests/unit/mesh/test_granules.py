@@ -95,7 +95,7 @@ def test_the_outer_part_of_an_axis_crosses_granules() -> None:
 
 
 @given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 4, 6]), st.data())
-def test_each_device_stands_once_and_inner_neighbours_are_in_one_granule(
+def test_each_device_stands_once_and_inner_neighbors_are_in_one_granule(
     processes: int, each: int, data: st.DataObject
 ) -> None:
     devices = data.draw(st.permutations(build_gpus(processes, each)))

@@ -116,13 +116,13 @@ def test_eight_devices_are_ordered_exactly_within_a_few_milliseconds(sizes: tupl
         build_pcie(((0, 1), (2, 3)), count=8),
     ):
         costs = price_pairs(topology, topology.order)
-        took_s = []
+        duration_s = []
         for _ in range(3):
             search_weighted.cache_clear()
             started = time.process_time()
             search_order(sizes, costs)
-            took_s.append(time.process_time() - started)
-        assert min(took_s) < 0.025, "the budget is 5 ms on an idle machine; five times that on a busy one"
+            duration_s.append(time.process_time() - started)
+        assert min(duration_s) < 0.025, "the budget is 5 ms on an idle machine; five times that on a busy one"
 
 
 def test_a_size_that_does_not_fit_is_refused() -> None:
@@ -130,7 +130,7 @@ def test_a_size_that_does_not_fit_is_refused() -> None:
         search_order((4,), ((0.0, 1.0), (1.0, 0.0)))
 
 
-def test_chosen_devices_are_neighbours() -> None:
+def test_chosen_devices_are_neighbors() -> None:
     topology = build_tpu((2, 4))
     costs = price_pairs(topology, topology.order)
     assert search_subset(4, costs) == (0, 1, 2, 3)

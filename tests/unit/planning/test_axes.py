@@ -50,7 +50,7 @@ def test_an_axis_on_a_torus_tells_its_extent_its_steps_and_its_links(
 ) -> None:
     axis = plan_axes(target, mesh)[name]
     assert (axis.link, axis.dcn_size, axis.basis) == ("ici", 1, "declared")
-    assert (axis.group_shape, axis.neighbour_hops_max, axis.rings) == (shape, hops, rings)
+    assert (axis.group_shape, axis.max_hops, axis.rings) == (shape, hops, rings)
     assert axis.links == pytest.approx(links)
     chip = find_chip(target.partition(":")[0])
     assert chip is not None
@@ -78,13 +78,13 @@ def test_an_axis_whose_lines_differ_has_no_extent() -> None:
     axes = plan_axes(topology, "dp:5,tp:3")
     assert axes["tp"].group_shape is None
     assert axes["tp"].link == "ici"
-    assert axes["tp"].neighbour_hops_max is not None
+    assert axes["tp"].max_hops is not None
 
 
 def test_chips_without_coordinates_have_neither_extent_nor_hops() -> None:
     blind = change_device(build_tpu((2, 2, 1), with_links=False), 3, coords=None)
     axis = plan_axes(blind, "tp:4")["tp"]
-    assert (axis.group_shape, axis.neighbour_hops_max, axis.rings, axis.links) == (None, None, None, None)
+    assert (axis.group_shape, axis.max_hops, axis.rings, axis.links) == (None, None, None, None)
     assert axis.bandwidth_bytes_per_s is None
 
 
@@ -105,7 +105,7 @@ def test_an_axis_over_slices_tells_what_it_has_inside_of_them_and_the_network_be
     assert {axes[name].rings for name in ("fsdp", "tp")} == {2}
     split = plan_axes("2*v5e:16x16", "dp:8,tp:64")
     assert (split["dp"].link, split["dp"].dcn_size) == ("dcn", 2)
-    assert split["dp"].neighbour_hops_max == 1, "of the part inside a slice"
+    assert split["dp"].max_hops == 1, "of the part inside a slice"
     assert split["dp"].rings is None
 
 
@@ -132,7 +132,7 @@ def test_an_axis_over_hosts_tells_its_slowest_link(
     axes = plan_axes(target, mesh).values()
     assert [(axis.link, axis.dcn_size, axis.bandwidth_bytes_per_s) for axis in axes] == expected
     assert [axis.basis for axis in axes] == [None if rate is None else "declared" for _, _, rate in expected]
-    assert all(axis.group_shape is axis.neighbour_hops_max is axis.rings is axis.links is None for axis in axes)
+    assert all(axis.group_shape is axis.max_hops is axis.rings is axis.links is None for axis in axes)
 
 
 def test_hosts_of_an_nvlink_domain_whose_links_have_no_rate_have_none() -> None:
@@ -151,5 +151,5 @@ def test_an_axis_of_size_1_runs_over_nothing() -> None:
 
 def test_a_given_order_tells_its_longest_step() -> None:
     axis = plan_axes("v5e:4x4", "tp:4", devices=[f"host-{host}/0" for host in (0, 3, 1, 2)], device_order="given")["tp"]
-    assert (axis.neighbour_hops_max, axis.rings) == (4, 0)
+    assert (axis.max_hops, axis.rings) == (4, 0)
     assert axis.group_shape == (2, 2, 1)

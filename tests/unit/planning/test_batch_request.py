@@ -21,7 +21,7 @@ HERE = Inventory(build_target("h100:8"))
 
 
 def build(**fields: Any) -> BatchSizeRequest:
-    known = {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"sequence_length": 2048}}
+    known = {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"seq_len": 2048}}
     return BatchSizeRequest.model_validate({**known, **fields})
 
 
@@ -39,23 +39,23 @@ def plan(**fields: Any) -> Plan:
 def test_what_it_costs_is_what_a_plan_of_the_same_mesh_and_batch_says() -> None:
     found = estimate(mesh="fsdp:4,tp:4")
     assert (found.mesh_shape, found.target) == ({"fsdp": 4, "tp": 4}, "v5e:4x4")
-    training = {"sequence_length": 2048, "global_batch": found.recommended}
+    training = {"seq_len": 2048, "global_batch_size": found.recommended}
     told = plan(mesh="fsdp:4,tp:4", target="v5e:4x4", model="llama3-8b", training=training)
     assert (found.memory, found.step_time, found.schedule) == (told.memory, told.step_time, told.schedule)
-    assert (found.tokens_per_s, found.mfu_ratio) == (told.tokens_per_s, told.mfu_ratio)
+    assert (found.tokens_per_s, found.mfu) == (told.tokens_per_s, told.mfu)
 
 
 def test_without_a_mesh_the_fastest_is_found_for_the_least_batch_near_the_best() -> None:
-    found = estimate(mesh=None, training={"sequence_length": 512})
+    found = estimate(mesh=None, training={"seq_len": 512})
     batch = int(found.message.split()[-4])
     assert batch % 16 == 0
-    training = {"sequence_length": 512, "global_batch": batch}
+    training = {"seq_len": 512, "global_batch_size": batch}
     best = ask_planner(target="v5e:4x4", model="llama3-8b", training=training).plans[0]
     assert found.mesh_shape == best.mesh_shape
 
 
 def test_a_batch_that_is_asked_for_is_what_the_mesh_is_searched_for() -> None:
-    found = estimate(mesh=None, training={"sequence_length": 512, "global_batch": 48})
+    found = estimate(mesh=None, training={"seq_len": 512, "global_batch_size": 48})
     assert "the fastest that was found for 48 sequences a step" in found.message
     assert found.recommended is not None
     assert found.recommended <= 48
@@ -89,7 +89,9 @@ def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
     )
     rows = [slow.model_copy(update={"device_indices": (place,)}) for place in range(8)]
     here = [
-        estimate_request(build(target=None, mesh="fsdp:8", training={"global_batch": 8}), replace(HERE, measured=each))
+        estimate_request(
+            build(target=None, mesh="fsdp:8", training={"global_batch_size": 8}), replace(HERE, measured=each)
+        )
         for each in ((), tuple(rows))
     ]
     assert here[0].step_time is not None
@@ -97,7 +99,7 @@ def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
     assert here[1].step_time.compute_s > 1.5 * here[0].step_time.compute_s
     assert [figure.value for figure in here[1].measured] == [pytest.approx(300e12)]
     there = estimate_request(
-        build(target="h100:8", mesh="fsdp:8", training={"global_batch": 8}), replace(HERE, measured=tuple(rows))
+        build(target="h100:8", mesh="fsdp:8", training={"global_batch_size": 8}), replace(HERE, measured=tuple(rows))
     )
     assert (there.step_time, there.measured) == (here[0].step_time, ())
 
@@ -116,7 +118,7 @@ def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
         ({"plan": "mw1-0"}, "plan", "only its agent knows"),
         ({"target": None}, "target", "no target is named"),
         ({"hardware": "h100"}, "hardware", "stands beside v5e:4x4, which is v5e"),
-        ({"training": {"global_batch": 8}}, "training.global_batch", "less than one sequence"),
+        ({"training": {"global_batch_size": 8}}, "training.global_batch_size", "less than one sequence"),
     ],
 )
 def test_a_question_that_is_none_is_refused_by_its_field(fields: dict[str, Any], field: str, words: str) -> None:
@@ -132,7 +134,7 @@ def test_a_question_that_is_none_is_refused_by_its_field(fields: dict[str, Any],
         ({"mesh": "fsdp:32"}, PlanInfeasibleError, "needs 32 devices"),
         ({"mesh": "fsdp:8"}, RequestError, "8 would stay idle"),
         (
-            {"mesh": "tp:16", "target": "v5e:4x4", "model": "gpt2", "training": {"sequence_length": 1024}},
+            {"mesh": "tp:16", "target": "v5e:4x4", "model": "gpt2", "training": {"seq_len": 1024}},
             DoesNotDivideError,
             "num_attention_heads",
         ),

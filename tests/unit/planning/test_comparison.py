@@ -10,7 +10,7 @@ from meshwright.errors import InvalidRequestError
 from meshwright.planning.request import answer_request
 from meshwright.wire.mesh import Plans, SearchRequest
 
-TRAINING = {"sequence_length": 4096, "global_batch": 128}
+TRAINING = {"seq_len": 4096, "global_batch_size": 128}
 
 
 def ask(*targets: str, **fields: Any) -> Plans:

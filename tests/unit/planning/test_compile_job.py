@@ -26,7 +26,7 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.unit.planning.models import PLAIN
 
 MODEL = ModelSpec(**PLAIN)
-TRAINING = TrainingSpec(global_batch=64, sequence_length=64)
+TRAINING = TrainingSpec(global_batch_size=64, seq_len=64)
 
 
 def plan(target: str | Topology, mesh: str = "dp:-1", **fields: Any) -> Plan:

@@ -30,7 +30,7 @@ MODEL: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
 }
-TRAINING = TrainingSpec(global_batch=8, sequence_length=128)
+TRAINING = TrainingSpec(global_batch_size=8, seq_len=128)
 
 
 def plan(mesh: str = "dp:4", target: str = "cpu:4") -> Plan:
@@ -66,7 +66,7 @@ def test_a_pipeline_is_answered_at_once_in_the_words_of_the_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "passes", "asked", "greatest"),
+    ("mesh", "gradient_accumulation_steps", "asked", "greatest"),
     [
         ({"dp": 4}, 1, 6, 4),
         ({"dp": 4}, 1, 8, 8),
@@ -79,22 +79,22 @@ def test_a_pipeline_is_answered_at_once_in_the_words_of_the_step() -> None:
 def test_the_greatest_batch_is_the_most_that_divides_up_to_the_one_named(
     mesh: dict[str, int], passes: int, asked: int | None, greatest: int
 ) -> None:
-    training = BatchTraining(global_batch=asked, gradient_accumulation=passes, sequence_length=64)
+    training = BatchTraining(global_batch_size=asked, gradient_accumulation_steps=passes, seq_len=64)
     assert bound_batch(training, mesh) == TrainingSpec(
-        global_batch=greatest, gradient_accumulation=passes, sequence_length=64
+        global_batch_size=greatest, gradient_accumulation_steps=passes, seq_len=64
     )
 
 
 @pytest.mark.parametrize(
-    ("passes", "asked", "field", "hint"),
+    ("gradient_accumulation_steps", "asked", "field", "hint"),
     [
-        (2**16, None, "gradient_accumulation", "use gradient_accumulation 32768 or less"),
-        (1, 511, "global_batch", "use 512 or more"),
-        (2, 1023, "global_batch", "use 1024 or more"),
+        (2**16, None, "gradient_accumulation_steps", "use gradient_accumulation_steps 32768 or less"),
+        (1, 511, "global_batch_size", "use 512 or more"),
+        (2, 1023, "global_batch_size", "use 1024 or more"),
     ],
 )
 def test_a_search_without_any_batch_is_refused(passes: int, asked: int | None, field: str, hint: str) -> None:
-    training = BatchTraining(global_batch=asked, gradient_accumulation=passes)
+    training = BatchTraining(global_batch_size=asked, gradient_accumulation_steps=passes)
     with pytest.raises(InvalidRequestError) as caught:
         bound_batch(training, {"dp": 512})
     assert caught.value.errors[0]["field"] == f"training.{field}"
@@ -108,8 +108,8 @@ def test_a_search_without_any_batch_is_refused(passes: int, asked: int | None, f
 def test_a_preset_that_cannot_be_described_or_compiled_is_answered_and_no_error(preset: str, reason: str) -> None:
     [plan] = answer_request(PlanRequest(mesh="fsdp:4", target="v5e:2x2")).plans
     for found in (
-        prepare_verify(plan, preset, TrainingSpec(global_batch=8)),
-        prepare_fit(plan, preset, TrainingSpec(global_batch=8)),
+        prepare_verify(plan, preset, TrainingSpec(global_batch_size=8)),
+        prepare_fit(plan, preset, TrainingSpec(global_batch_size=8)),
     ):
         answer = found.verification if isinstance(found, CompiledBatch) else found
         assert isinstance(answer, Verification)
@@ -118,13 +118,15 @@ def test_a_preset_that_cannot_be_described_or_compiled_is_answered_and_no_error(
 
 
 def test_what_a_search_chose_is_what_is_compiled() -> None:
-    asked = {"target": "v5e:2x2", "model": "llama3-8b", "training": {"global_batch": 16, "sequence_length": 1024}}
+    asked = {"target": "v5e:2x2", "model": "llama3-8b", "training": {"global_batch_size": 16, "seq_len": 1024}}
     made = answer_request(PlanRequest.model_validate({**asked, "mesh": "fsdp:4"})).plans[0]
-    schedule = PlanSchedule(micro_batch=1, passes=4, remat="none", global_batch=16, sequence_length=1024)
-    training = TrainingSpec(global_batch=16, sequence_length=1024, remat="full")
+    schedule = PlanSchedule(
+        micro_batch_size=1, gradient_accumulation_steps=4, remat="none", global_batch_size=16, seq_len=1024
+    )
+    training = TrainingSpec(global_batch_size=16, seq_len=1024, remat="full")
     job = prepare_verify(made.model_copy(update={"schedule": schedule}), "llama3-8b", training)
     assert isinstance(job, CompileJob)
-    assert (job.training.gradient_accumulation, job.training.remat) == (4, "none")
+    assert (job.training.gradient_accumulation_steps, job.training.remat) == (4, "none")
     bare = prepare_verify(made.model_copy(update={"schedule": None}), "llama3-8b", training)
     assert isinstance(bare, CompileJob)
     assert bare.training == training
@@ -135,16 +137,16 @@ def test_moments_that_a_search_chose_are_compiled_and_those_that_were_meant_stay
     chosen: Literal["float32", "bfloat16"] | None, compiled: str | None
 ) -> None:
     schedule = PlanSchedule(
-        micro_batch=2,
-        passes=4,
+        micro_batch_size=2,
+        gradient_accumulation_steps=4,
         remat="minimal",
-        global_batch=64,
-        sequence_length=512,
+        global_batch_size=64,
+        seq_len=512,
         first_moment_dtype=chosen,
         second_moment_dtype=chosen,
     )
-    asked = TrainingSpec(global_batch=64, sequence_length=512)
+    asked = TrainingSpec(global_batch_size=64, seq_len=512)
     found = apply_schedule(asked, schedule)
-    assert (found.gradient_accumulation, found.remat) == (4, "minimal")
+    assert (found.gradient_accumulation_steps, found.remat) == (4, "minimal")
     assert (found.first_moment_dtype, found.second_moment_dtype) == (compiled, compiled)
     assert apply_schedule(asked, None) == asked

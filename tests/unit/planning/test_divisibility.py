@@ -18,7 +18,7 @@ from tests.unit.planning.models import models
 
 LLAMA = read_model("llama3-70b")
 MIXTRAL = read_model("mixtral-8x7b")
-TRAINING = TrainingSpec(global_batch=64, sequence_length=8192)
+TRAINING = TrainingSpec(global_batch_size=64, seq_len=8192)
 
 
 def refuse(model: ModelSpec, training: TrainingSpec, mesh: dict[str, int]) -> DoesNotDivideError:
@@ -45,9 +45,9 @@ def read_thing(message: str) -> str:
     ("model", "mesh", "message", "legal"),
     [
         (LLAMA, {"tp": 24}, "tp:24 does not divide num_attention_heads 64", {"tp": [8, 16, 32, 64]}),
-        (LLAMA, {"cp": 3}, "cp:3 does not divide sequence_length 8192", {"cp": [1, 2, 4, 8]}),
+        (LLAMA, {"cp": 3}, "cp:3 does not divide seq_len 8192", {"cp": [1, 2, 4, 8]}),
         (LLAMA, {"pp": 96}, "pp:96 is more than num_hidden_layers 80", {"pp": [16, 20, 40, 80]}),
-        (LLAMA, {"dp": 3}, "dp:3 does not divide global_batch 64", {"dp": [1, 2, 4, 8]}),
+        (LLAMA, {"dp": 3}, "dp:3 does not divide global_batch_size 64", {"dp": [1, 2, 4, 8]}),
         (MIXTRAL, {"ep": 3}, "ep:3 does not divide num_experts 8", {"ep": [1, 2, 4, 8]}),
         (LLAMA, {"fsdp": 3}, "fsdp:3 does not divide hidden_size 8192", {"fsdp": [1, 2, 4, 8]}),
         (
@@ -59,7 +59,7 @@ def read_thing(message: str) -> str:
         (
             LLAMA,
             {"dp": 4, "fsdp": 32},
-            "dp:4 × fsdp:32 = 128 does not divide global_batch 64",
+            "dp:4 × fsdp:32 = 128 does not divide global_batch_size 64",
             {"dp": [1, 2], "fsdp": [2, 4, 8, 16]},
         ),
     ],
@@ -80,9 +80,9 @@ def test_all_that_does_not_divide_is_told_in_one_refusal_always_alike() -> None:
     assert [read_thing(error["message"]) for error in first.errors] == [
         "num_attention_heads",
         "intermediate_size",
-        "sequence_length",
+        "seq_len",
         "num_hidden_layers",
-        "global_batch",
+        "global_batch_size",
     ]
     assert first.errors == second.errors
     assert "more)" in first.detail
@@ -124,24 +124,24 @@ def test_each_kind_of_block_that_a_model_has_is_cut_and_latent_attention_has_no_
     [
         ("llama3-8b", {}, {"x": 2, "y": 3}, "x:2, y:3 says nothing", "fsdp"),
         ("llama3-8b", {}, {"ep": 2}, "the model has none", "dp"),
-        ("gpt2", {"sequence_length": 2048}, {"dp": 2}, "max_position_embeddings 1024", "1024 or less"),
+        ("gpt2", {"seq_len": 2048}, {"dp": 2}, "max_position_embeddings 1024", "1024 or less"),
     ],
 )
 def test_an_axis_or_a_sequence_that_the_model_has_no_use_for_is_an_invalid_request(
     model: str, training: dict[str, Any], mesh: dict[str, int], message: str, hint: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message) as refused:
-        check_divides(read_model(model), TrainingSpec(global_batch=6, **training), mesh)
+        check_divides(read_model(model), TrainingSpec(global_batch_size=6, **training), mesh)
     assert hint in refused.value.hint
 
 
 AXES = ["dp", "fsdp", "sp", "tp", "pp", "ep"]
 OF_ROLE = {
     "tp": ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"),
-    "dp": ("global_batch",),
-    "fsdp": ("hidden_size", "global_batch"),
-    "ep": ("num_experts", "global_batch"),
-    "sp": ("sequence_length",),
+    "dp": ("global_batch_size",),
+    "fsdp": ("hidden_size", "global_batch_size"),
+    "ep": ("num_experts", "global_batch_size"),
+    "sp": ("seq_len",),
     "pp": ("num_hidden_layers",),
 }
 
@@ -158,7 +158,7 @@ def test_sizes_that_are_offered_really_pass(
 ) -> None:
     assume(model.num_experts or mesh.get("ep", 1) == 1)
     assume(model.positions == "rope" or sequence <= (model.max_position_embeddings or 0))
-    training = TrainingSpec(global_batch=batch, sequence_length=sequence, gradient_accumulation=accumulation)
+    training = TrainingSpec(global_batch_size=batch, seq_len=sequence, gradient_accumulation_steps=accumulation)
     try:
         check_divides(model, training, mesh)
     except DoesNotDivideError as refused:
@@ -181,7 +181,7 @@ def check_offer(
 
 @given(models(), st.dictionaries(st.sampled_from(["dp", "tp", "fsdp"]), st.integers(1, 9), max_size=3))
 def test_it_passes_exactly_where_everything_divides(model: ModelSpec, mesh: dict[str, int]) -> None:
-    training = TrainingSpec(global_batch=72, sequence_length=1)
+    training = TrainingSpec(global_batch_size=72, seq_len=1)
     tensor, fsdp = mesh.get("tp", 1), mesh.get("fsdp", 1)
     inner = model.expert_size if model.num_experts else model.intermediate_size
     divides = all(

@@ -18,8 +18,8 @@ LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_h
 LENGTH = 64
 
 
-def list_fields(model: ModelSpec, sequence_length: int = LENGTH) -> list[str]:
-    return [name for name, _ in find_inexpressible(model, sequence_length)]
+def list_fields(model: ModelSpec, seq_len: int = LENGTH) -> list[str]:
+    return [name for name, _ in find_inexpressible(model, seq_len)]
 
 
 @pytest.mark.parametrize(

@@ -198,12 +198,12 @@ def test_given_order_is_kept_and_warned_of_where_another_one_is_faster() -> None
 
 def test_axes_tell_the_slowest_link_the_hops_and_the_extent() -> None:
     inner = plan(MACHINES["v5e"], "dp:2,tp:4").axes[1]
-    assert (inner.link, inner.group_shape, inner.neighbour_hops_max, inner.rings) == ("ici", (1, 4), 1, 0)
+    assert (inner.link, inner.group_shape, inner.max_hops, inner.rings) == ("ici", (1, 4), 1, 0)
     assert (inner.links, inner.dcn_size) == (1.0, 1)
     assert plan(MACHINES["v5e"], "dp:4,tp:2").axes[1].rings == 1
     nvlink = plan(MACHINES["dgx h100"], "dp:8").axes[0]
     assert (nvlink.link, nvlink.bandwidth_bytes_per_s, nvlink.basis) == ("nvlink", 450e9, "declared")
-    assert (nvlink.neighbour_hops_max, nvlink.rings, nvlink.group_shape) == (None, None, None)
+    assert (nvlink.max_hops, nvlink.rings, nvlink.group_shape) == (None, None, None)
     pcie = plan(MACHINES["pcie"], "dp:2,tp:2,pp:1").axes
     assert [axis.link for axis in pcie] == ["pcie", "pcie", None]
     assert pcie[0].bandwidth_bytes_per_s is None
@@ -212,7 +212,7 @@ def test_axes_tell_the_slowest_link_the_hops_and_the_extent() -> None:
 
 def test_an_open_line_of_chips_closes_no_ring() -> None:
     line = plan(MACHINES["v5e"], "dp:4", devices=[0, 2, 4, 6], device_order="given").axes[0]
-    assert (line.group_shape, line.neighbour_hops_max, line.rings) == ((1, 4), 1, 0)
+    assert (line.group_shape, line.max_hops, line.rings) == ((1, 4), 1, 0)
     assert plan(build_tpu((1, 4), wrap=True), "dp:4").axes[0].rings == 2
 
 
@@ -392,7 +392,7 @@ def test_a_slice_with_failed_chips_is_planned_on_around_them(holes: set[int], me
 def test_the_score_says_how_it_was_found_and_its_longest_step() -> None:
     score = plan(build_target("v5e:8x8"), "dp:4,tp:16").score
     assert score is not None
-    assert (score.method, score.crossing, score.hops_max) == ("torus", 0, 2)
+    assert (score.method, score.crossing, score.max_hops) == ("torus", 0, 2)
     assert score.unit.startswith("time of a byte over PCIe 4.0 x16")
 
 
@@ -401,7 +401,7 @@ def test_a_given_order_is_measured_and_a_better_one_is_named() -> None:
     names = [f"host-{host}/{place}" for host in range(4) for place in range(4)]
     made = plan(topology, "x:16", devices=names, device_order="given")
     assert made.score is not None
-    assert (made.score.method, made.score.hops_max) == ("given", 4)
+    assert (made.score.method, made.score.max_hops) == ("given", 4)
     assert codes(made) == ["slow_link"]
     assert made.warnings[0].hint == 'use device_order "planned"'
 

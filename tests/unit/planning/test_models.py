@@ -177,7 +177,7 @@ def test_what_was_read_reads_as_itself(model: ModelSpec) -> None:
         ),
         ({"hidden_size": 0}, "hidden_size", "greater than or equal to 1", {"hidden_size": 1, "head_dim": 2}),
         ({"hidden_size": "64"}, "hidden_size", "should be an integer", {"hidden_size": 64}),
-        ({"colour": 1}, "colour", "unknown field", {"colour": None}),
+        ({"color": 1}, "color", "unknown field", {"color": None}),
     ],
 )
 def test_dimensions_that_do_not_fit_are_refused_with_field_rule_and_a_value_that_works(
@@ -190,7 +190,7 @@ def test_dimensions_that_do_not_fit_are_refused_with_field_rule_and_a_value_that
     mended = {name: value for name, value in {**PLAIN, **change, **works}.items() if value is not None}
     assert read_model(mended)
     name, value = next(iter(works.items()))
-    if field != "colour":
+    if field != "color":
         assert (name if value in (None, False, 0) else str(value)).lower() in refused.value.hint.lower()
 
 

@@ -73,7 +73,7 @@ def test_the_health_and_the_notices_of_this_host_are_of_plans_on_this_host_alone
 @pytest.mark.parametrize(
     ("fields", "needed"),
     [
-        ({"training": {"global_batch": 8}}, "model"),
+        ({"training": {"global_batch_size": 8}}, "model"),
         ({"exports": ["jax"]}, "model"),
         ({"audit": True, "model": "gpt2"}, "training"),
     ],

@@ -80,7 +80,7 @@ def test_a_cut_tells_what_every_device_tells(case: tuple[Topology, Sizes, Weight
     told, measured = score_cut(cut, topology, order[0], weights), score_order(order, sizes, weights, topology)
     assert told.key == pytest.approx(measured.key)
     for one, other in zip(told.axes, measured.axes, strict=True):
-        assert (one.step, one.colours, one.granules) == (other.step, other.colours, other.granules)
+        assert (one.step, one.colors, one.granules) == (other.step, other.colors, other.granules)
         assert (one.cost, one.links) == pytest.approx((other.cost, other.links))
 
 
@@ -126,11 +126,11 @@ def test_what_devices_are_called_changes_no_score(names: list[int], topology: To
 def test_the_worst_line_is_what_an_axis_costs() -> None:
     topology = build_target("v5p:4x4x4")
     planes = score_order(topology.order, (4, 16), weigh_positions((4, 16)), topology)
-    assert [axis.colours for axis in planes.axes] == [2, 4]
+    assert [axis.colors for axis in planes.axes] == [2, 4]
     mixed = list(topology.order)
     mixed[15], mixed[16] = mixed[16], mixed[15]
     worse = score_order(mixed, (4, 16), weigh_positions((4, 16)), topology)
-    assert worse.axes[1].colours == 1, "two planes of four are broken, and all go as the slowest"
+    assert worse.axes[1].colors == 1, "two planes of four are broken, and all go as the slowest"
     assert worse.axes[1].step == 4
     assert worse.key > planes.key
 
@@ -194,7 +194,7 @@ def test_the_device_with_the_fewest_links_counts() -> None:
     assert count_links([*corner, (3, 3)], (LINE4, LINE4)) == 0
 
 
-def test_a_group_without_straight_neighbours_shares_the_links_of_the_way_between() -> None:
+def test_a_group_without_straight_neighbors_shares_the_links_of_the_way_between() -> None:
     diagonal = [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert count_links(diagonal, (LINE4, LINE4)) == 0
     topology = build_slice((4, 4, 1), (False,) * 3)
@@ -205,19 +205,19 @@ def test_a_group_without_straight_neighbours_shares_the_links_of_the_way_between
 
 
 @pytest.mark.parametrize(
-    ("step", "links", "colours", "cost"),
+    ("step", "links", "colors", "cost"),
     [(0.0, 0.0, 0, 0), (1.0, 2.0, 4, 1.5), (1.0, 4.0, 2, 1.5), (1.0, 4.0, 1, 2), (2.0, 0.5, 2, 4), (2.0, 0.0, 2, 4)],
 )
 def test_an_axis_costs_its_longest_step_and_one_over_the_links_that_are_used(
-    step: float, links: float, colours: int, cost: float
+    step: float, links: float, colors: int, cost: float
 ) -> None:
-    assert price_axis(step, links, colours) == pytest.approx(cost)
+    assert price_axis(step, links, colors) == pytest.approx(cost)
 
 
 def test_devices_without_coordinates_are_priced_by_their_links() -> None:
     topology = change_device(build_target("v5e:2x4"), 3, coords=None)
     inner = score_order(topology.order, (2, 4), weigh_positions((2, 4)), topology).axes[1]
-    assert (inner.step, inner.links, inner.colours) == (None, None, None)
+    assert (inner.step, inner.links, inner.colors) == (None, None, None)
     assert inner.cost > 2 * HOP
 
 

@@ -109,7 +109,7 @@ def test_without_splitting_each_axis_is_whole_dimensions_or_there_is_none() -> N
 
 def test_ways_of_xlas_collectives_come_before_steps_and_steps_before_links() -> None:
     cube = (Dimension(4), Dimension(2), Dimension(2))
-    assert [(axis.step, axis.colours) for axis in cut((2, 4, 2), cube)] == [(2, 2), (1, 4), (1, 2)]
+    assert [(axis.step, axis.colors) for axis in cut((2, 4, 2), cube)] == [(2, 2), (1, 4), (1, 2)]
     square = (Dimension(4), Dimension(4))
     assert [(axis.step, axis.links) for axis in cut((4, 4), square)] == [(1, 1), (1, 1)], "not 2×2, 2 steps apart"
 
@@ -123,7 +123,7 @@ def test_the_box_of_a_part_of_a_torus_has_the_most_links() -> None:
     assert math.prod(dimension.size for dimension in find_box(1, torus)) == 1
 
 
-def test_two_axes_on_a_ring_of_four_both_step_to_neighbours() -> None:
+def test_two_axes_on_a_ring_of_four_both_step_to_neighbors() -> None:
     found = cut((2, 2), (RING4,))
     assert read_steps(found) == (1, 1)
     assert list_torus_places(found, (RING4,)) == [0, 1, 3, 2]
@@ -151,7 +151,7 @@ def test_a_mesh_of_another_size_is_refused_with_both_numbers() -> None:
         cut((2, 3), (LINE8, LINE8))
 
 
-def test_all_places_of_a_snake_are_neighbours() -> None:
+def test_all_places_of_a_snake_are_neighbors() -> None:
     found = cut((64,), (RING4,) * 3)
     places = list_torus_places(found, (RING4,) * 3)
     corners = list(product(range(4), repeat=3))

@@ -187,7 +187,7 @@ def test_a_body_that_does_not_say_that_it_is_json_is_415_and_the_hint_says_how(a
 # ---- answers --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["/targets", "/environment", "/targets?colour=red", "/healthz", "/nowhere"])
+@pytest.mark.parametrize("target", ["/targets", "/environment", "/targets?color=red", "/healthz", "/nowhere"])
 def test_head_is_get_without_its_body(app: ASGIApp, target: str) -> None:
     heads, gets = ask(app, "HEAD", target), ask(app, "GET", target)
     assert (heads.status, heads.body) == (gets.status, b"")

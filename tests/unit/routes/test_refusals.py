@@ -26,9 +26,9 @@ def app() -> ASGIApp:
 
 @pytest.mark.parametrize("path", [*WITH_A_QUERY, "/health", "/events", "/events/stream"])
 def test_a_parameter_that_a_route_does_not_know_is_refused(app: ASGIApp, path: str) -> None:
-    heard = ask(app, target=f"{path}?mesh=dp:2&colour=red")
+    heard = ask(app, target=f"{path}?mesh=dp:2&color=red")
     assert (heard.status, heard.document["code"]) == (422, "invalid_request")
-    assert "colour" in [entry["field"] for entry in heard.document["errors"]]
+    assert "color" in [entry["field"] for entry in heard.document["errors"]]
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "1.5", str(2**53 + 1)])

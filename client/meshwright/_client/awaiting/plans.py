@@ -63,7 +63,7 @@ class AsyncPlanCalls(AsyncDriver):
 
         Args:
             model: the trained model: a preset such as "llama3-70b", the content of a config.json, or dimensions.
-            training: its training, such as {"global_batch": 64, "sequence_length": 8192}.
+            training: its training, such as {"global_batch_size": 64, "seq_len": 8192}.
             on_progress: called with each progress of the compiles.
             timeout_s: seconds to wait for them, including the queue; None: no limit.
             **options: devices or targets, the choices, and the contents of the answer: see `SearchOptions`.
@@ -106,7 +106,7 @@ class AsyncPlanCalls(AsyncDriver):
             hardware: "h100", "tpu_v5e", a JAX device kind, …
             per_device_batch_size: is checked against the table.
             model: the trained model, as for `plan`.
-            training: its training, such as {"sequence_length": 8192}; `global_batch`, where given, is the limit.
+            training: its training, such as {"seq_len": 8192}; `global_batch_size`, where given, is the limit.
             mesh: the mesh of the training; None: the fastest that fits is searched (not with `verify`).
             target: the hardware, as for `plan`; None: the agent's host.
             plan: a plan that the agent stores, or its fingerprint, instead of `mesh` and `target`.

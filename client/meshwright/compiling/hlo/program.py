@@ -221,7 +221,7 @@ class CollectiveReader:
     ) -> VerifiedCollective:
         operands = _list_operands(executed)
         factor = size if op == "all-gather" else 1
-        strategy, colours, phases = _read_algorithm(executed)
+        strategy, colors, phases = _read_algorithm(executed)
         count = executed.times * taking_part
         return VerifiedCollective(
             axis=axis,
@@ -232,7 +232,7 @@ class CollectiveReader:
             groups=written,
             dtypes=tuple(dict.fromkeys(array.dtype for array in operands)),
             strategies=(strategy,) if strategy else (),
-            colours=colours,
+            colors=colors,
             phases=phases,
             asynchronous_count=count if _is_overlapped(executed) else 0,
         )
@@ -257,7 +257,7 @@ def _merge(parts: list[VerifiedCollective]) -> VerifiedCollective:
         "groups": first.groups if len(first.groups) <= GROUPS_CHARS else f"{first.groups[:GROUPS_CHARS]}…",
         "dtypes": tuple(dict.fromkeys(dtype for part in parts for dtype in part.dtypes)),
         "strategies": tuple(dict.fromkeys(strategy for part in parts for strategy in part.strategies)),
-        "colours": min((part.colours for part in parts if part.colours is not None), default=None),
+        "colors": min((part.colors for part in parts if part.colors is not None), default=None),
         "phases": max((part.phases for part in parts if part.phases is not None), default=None),
         "asynchronous_count": sum(part.asynchronous_count for part in parts),
     }
@@ -353,6 +353,6 @@ def _choose_count(debug: str, pattern: str, choose: Callable[[Iterable[int]], in
 def _read_offload(offload: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
     """Reads the algorithm of the SparseCores (tpu7x): a color has a ring for every phase."""
     told = next((config for config in offload.values() if isinstance(config, dict)), {})
-    colours = told.get("ici_strategy_config", {}).get("color_strategies", [])
-    phases = max((len(colour.get("phase_rings", ())) for colour in colours), default=None)
-    return "SparseCoreND" if told.get("use_n_dimension_strategy") else "SparseCoreRing", len(colours) or None, phases
+    colors = told.get("ici_strategy_config", {}).get("color_strategies", [])
+    phases = max((len(color.get("phase_rings", ())) for color in colors), default=None)
+    return "SparseCoreND" if told.get("use_n_dimension_strategy") else "SparseCoreRing", len(colors) or None, phases

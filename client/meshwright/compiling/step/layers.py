@@ -309,7 +309,7 @@ class Decoder:
         """Over which axes rows and sequence of the residual stream lie."""
         axes = self._layout.axes
         together = (*axes.context, *axes.tensor)
-        spread = axes.take(together, self._training.sequence_length) or axes.context
+        spread = axes.take(together, self._training.seq_len) or axes.context
         return axes.batch, spread
 
     def apply(self, residual: Array, weights: Weights) -> Array:

@@ -185,7 +185,7 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltSte
         NotCompiledError: the mesh has an unknown axis, or one that the step does not support; or the step does not
             support the model.
     """
-    check_expressible(model, training.sequence_length)
+    check_expressible(model, training.seq_len)
     check_axes(dict(mesh.shape))
     layout = Layout(mesh, MeshAxes.of(dict(mesh.shape)))
     tensors = build_tensors(model, layout.axes, scanned=training.scan_layers)
@@ -213,8 +213,8 @@ def _describe_state(tensors: Tensors, training: TrainingSpec, layout: Layout) ->
 
 def _describe_batch(training: TrainingSpec, layout: Layout) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns tokens and targets [accumulated parts, batch, sequence]."""
-    parts = training.gradient_accumulation
-    shape = (parts, training.global_batch // parts, training.sequence_length)
+    parts = training.gradient_accumulation_steps
+    shape = (parts, training.global_batch_size // parts, training.seq_len)
     where = layout.shard(build_spec(None, layout.axes.batch, layout.axes.context))
     return {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where) for name in ("tokens", "targets")}
 
@@ -228,7 +228,7 @@ def _differentiate(
         loss, gradients = jax.value_and_grad(forward.measure_loss)(weights, part)
         return loss, forward.store(gradients)
 
-    if training.gradient_accumulation == 1:
+    if training.gradient_accumulation_steps == 1:
         return measure({name: part[0] for name, part in batch.items()})
 
     def add(carry: tuple[Array, Tree], part: dict[str, Array]) -> tuple[tuple[Array, Tree], None]:
@@ -236,7 +236,7 @@ def _differentiate(
 
     zero = (jnp.zeros((), jnp.float32), forward.store(jax.tree.map(jnp.zeros_like, weights)))
     (loss, gradients), _ = jax.lax.scan(add, zero, batch)
-    count = training.gradient_accumulation
+    count = training.gradient_accumulation_steps
     return loss / count, jax.tree.map(lambda gradient: gradient / count, gradients)
 
 

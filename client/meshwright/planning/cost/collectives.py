@@ -58,10 +58,10 @@ class Wire:
             round a ring and all dimensions of a torus together; one link of a line.
         middle_bytes_per_s: one way from one half of the group to the other, where a quarter of an all-to-all crosses.
             Infinite behind a non-blocking switch.
-        neighbour_bytes_per_s: from one device to the next of its group, one way; None: `bytes_per_s`.
+        neighbor_bytes_per_s: from one device to the next of its group, one way; None: `bytes_per_s`.
         hops: sequential steps of an all-gather: n ÷ 2 round a ring both ways, n − 1 along a line or one way round, over
             several dimensions their sum.
-        neighbour_hops: steps from one device to the next of its group.
+        neighbor_hops: steps from one device to the next of its group.
         hop_s: latency of one step.
         start_s: time before the first byte: launch and protocol.
         ramp_s_per_root_byte: added for each √byte that comes into a device: messages reach full speed slowly.
@@ -73,9 +73,9 @@ class Wire:
     size: Numbers
     bytes_per_s: Numbers
     middle_bytes_per_s: Numbers = float("inf")
-    neighbour_bytes_per_s: Numbers | None = None
+    neighbor_bytes_per_s: Numbers | None = None
     hops: Numbers = 0
-    neighbour_hops: Numbers = 1
+    neighbor_hops: Numbers = 1
     hop_s: Numbers = 0.0
     start_s: Numbers = 0.0
     ramp_s_per_root_byte: Numbers = 0.0
@@ -148,9 +148,9 @@ def time_permute(byte_count: Numbers, wire: Wire) -> Figure:
 
     Source: tpus.md, Question 5: the first byte comes after the latency, the others at the link's rate.
     """
-    rate = wire.bytes_per_s if wire.neighbour_bytes_per_s is None else wire.neighbour_bytes_per_s
+    rate = wire.bytes_per_s if wire.neighbor_bytes_per_s is None else wire.neighbor_bytes_per_s
     step = replace(wire, bytes_per_s=rate, hides_latency=False)
-    return _time(step, read_figure(byte_count), read_figure(wire.neighbour_hops))
+    return _time(step, read_figure(byte_count), read_figure(wire.neighbor_hops))
 
 
 def time_all_gather_across(byte_count: Numbers, inner: Wire, outer: Wire, *, pipelined: Flags = True) -> Figure:
@@ -249,9 +249,9 @@ def torus_wire(
         size=give_figure(size),
         bytes_per_s=give_figure(np.where(size > 1, np.sum(np.where(is_wide, rate, 0), axis=0), link)),
         middle_bytes_per_s=give_figure(np.min(np.where(is_wide, middle, np.inf), axis=0)),
-        neighbour_bytes_per_s=give_figure(link / far),
+        neighbor_bytes_per_s=give_figure(link / far),
         hops=give_figure(np.sum(stride * np.where(is_closed, length // 2, length - 1), axis=0)),
-        neighbour_hops=give_figure(far),
+        neighbor_hops=give_figure(far),
         hop_s=hop_s,
         is_ring=is_ring if np.ndim(is_ring) else bool(is_ring),
         hides_latency=True,
@@ -280,7 +280,7 @@ def gpu_wire(
         return Wire(size=size, bytes_per_s=bytes_per_s, hops=hops, hop_s=hop_s)
     joined = give_figure(np.minimum(bytes_per_s, pair_bytes_per_s * np.maximum(1, hops)))
     nearest = give_figure(np.minimum(bytes_per_s, pair_bytes_per_s))
-    return Wire(size=size, bytes_per_s=joined, neighbour_bytes_per_s=nearest, hops=hops, hop_s=hop_s)
+    return Wire(size=size, bytes_per_s=joined, neighbor_bytes_per_s=nearest, hops=hops, hop_s=hop_s)
 
 
 def network_wire(bytes_per_s: Numbers, size: Numbers, *, hop_s: Numbers = NETWORK_HOP_S) -> Wire:

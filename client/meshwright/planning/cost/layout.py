@@ -34,8 +34,8 @@ class Layout:
         cp: parts of the sequence.
         ep: parts of the experts; splits the batch too.
         pp: pipeline stages; where they do not divide the layers, the fullest has one more than others.
-        micro_batch: sequences that one data-parallel part works on at a time.
-        passes: micro-batches one after the other in a step: gradient accumulation, and the micro-batches of a pipeline.
+        micro_batch_size: sequences that one data-parallel part works on at a time.
+        gradient_accumulation_steps: micro-batches one after the other in a step; a pipeline's too.
         remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).
         moments: the index of the chosen optimizer state; 0 where there is only one.
     """
@@ -46,8 +46,8 @@ class Layout:
     cp: Numbers = 1
     ep: Numbers = 1
     pp: Numbers = 1
-    micro_batch: Numbers = 1
-    passes: Numbers = 1
+    micro_batch_size: Numbers = 1
+    gradient_accumulation_steps: Numbers = 1
     remat: Numbers = REMAT_FULL
     moments: Numbers = 0
 
@@ -62,9 +62,9 @@ class Layout:
         return self.dp * self.fsdp * self.ep
 
     @property
-    def global_batch(self) -> Numbers:
+    def global_batch_size(self) -> Numbers:
         """Sequences in one optimizer step."""
-        return self.data_parts * self.micro_batch * self.passes
+        return self.data_parts * self.micro_batch_size * self.gradient_accumulation_steps
 
     def take(self, chosen: NDArray[np.bool_] | NDArray[np.int64] | int) -> Layout:
         """Returns the candidates that a mask or indices choose; single figures stay."""

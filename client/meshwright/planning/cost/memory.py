@@ -137,7 +137,7 @@ class _Pricing:
     ) -> None:
         self._work, self._layout, self._state = work, layout, state
         self._keeping, self._execution, self._more = keeping, execution, more
-        self._tokens: Any = layout.micro_batch * (work.sequence_length / layout.cp)
+        self._tokens: Any = layout.micro_batch_size * (work.seq_len / layout.cp)
 
     def price_stage(self, place: Place) -> MemoryParts:
         """Returns the parts of one kind of stage."""
@@ -192,12 +192,12 @@ class _Pricing:
         """
         stages = np.asarray(self._layout.pp)
         follow: Any = {"first": stages, "inner": stages - 1, "last": 1}[place]
-        return np.where(stages > 1, np.minimum(self._layout.passes, np.maximum(follow, 1)), 1.0)
+        return np.where(stages > 1, np.minimum(self._layout.gradient_accumulation_steps, np.maximum(follow, 1)), 1.0)
 
     @property
     def _is_added(self) -> Any:
         """Whether gradients of several micro-batches are accumulated, one after the other."""
-        return (np.asarray(self._layout.passes) > 1) & (np.asarray(self._layout.pp) == 1)
+        return (np.asarray(self._layout.gradient_accumulation_steps) > 1) & (np.asarray(self._layout.pp) == 1)
 
     # ---- state -----------------------------------------------------------------------------------------
 
@@ -264,15 +264,15 @@ class _Pricing:
     def _attention(self) -> Any:
         if self._execution.fused_attention:
             return 0.0
-        length, layout = self._work.sequence_length, self._layout
+        length, layout = self._work.seq_len, self._layout
         heads = max(block.attention.heads for block in self._work.blocks)
-        return layout.micro_batch * heads / layout.tp * (length / layout.cp) * length * self._keeping.score_bytes
+        return layout.micro_batch_size * heads / layout.tp * (length / layout.cp) * length * self._keeping.score_bytes
 
     @functools.cached_property
     def _logits(self) -> Any:
         tokens = self._tokens
         if self._keeping.piece_tokens:
-            tokens = tokens / _count_pieces(self._work.sequence_length / self._layout.cp, self._keeping.piece_tokens)
+            tokens = tokens / _count_pieces(self._work.seq_len / self._layout.cp, self._keeping.piece_tokens)
         return self._keeping.logits_bytes * tokens * self._work.vocabulary / self._layout.tp
 
 
@@ -396,7 +396,7 @@ def list_counts(
         "pairs": attention.pair_elements / tp,
         "all_pairs": attention.pair_elements / tp * layout.cp,
         "sums": attention.heads / tp,
-        "scores": 0.0 if execution.fused_attention else attention.heads * work.sequence_length / tp,
+        "scores": 0.0 if execution.fused_attention else attention.heads * work.seq_len / tp,
         "narrow": sum(matmul.outputs for matmul in block.matmuls if matmul.cut == "tokens"),
         "outputs": sum(matmul.outputs for matmul in block.matmuls if matmul.cut == "outputs") / tp,
         "inputs": sum(matmul.inputs for matmul in block.matmuls if matmul.cut == "inputs") / tp,

@@ -135,7 +135,7 @@ class _Pricing:
     repeated: Repeated
 
     def price(self) -> StepTime:
-        layout, passes = self.layout, self.layout.passes
+        layout, passes = self.layout, self.layout.gradient_accumulation_steps
         blocks = [(block, self._stage_layers * block.count / self.work.layers) for block in self.work.blocks]
         routed = self.law.experts - 1
         weights = [block.parameters_per_token + routed * block.expert_parameters_per_token for block, _ in blocks]
@@ -166,7 +166,7 @@ class _Pricing:
     @property
     def _tokens(self) -> Any:
         """Of one micro-batch in one data-parallel part."""
-        return self.layout.micro_batch * (self.work.sequence_length / self.layout.cp)
+        return self.layout.micro_batch_size * (self.work.seq_len / self.layout.cp)
 
     @property
     def _stage_layers(self) -> Any:
@@ -328,6 +328,6 @@ def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[floa
         yield 1.25, f"no run judges {', '.join(unseen)}"
     if work.has_experts:
         yield 1.5, "of mixtures of experts there are seven runs, of five models"
-    tokens = int(layout.micro_batch) * work.sequence_length / int(layout.cp)
+    tokens = int(layout.micro_batch_size) * work.seq_len / int(layout.cp)
     if tokens < FEW_TOKENS or work.hidden < NARROW:
         yield 1.3, f"no run has {'so few tokens a device' if tokens < FEW_TOKENS else 'so narrow a model'}"

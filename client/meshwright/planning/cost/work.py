@@ -133,7 +133,7 @@ class Work:
 
     hidden: int
     vocabulary: int
-    sequence_length: int
+    seq_len: int
     blocks: tuple[Block, ...]
     head: Matmul
     embedding_parameters: int
@@ -163,14 +163,14 @@ class Work:
         return 3 * (sum(block.count * block.flops_per_token for block in self.blocks) + 2 * self.head.parameters)
 
 
-def build_work(model: ModelSpec, sequence_length: int) -> Work:
+def build_work(model: ModelSpec, seq_len: int) -> Work:
     """Returns the computation of a model on sequences of this number of tokens."""
     tensors = list_tensors(model)
-    attention = _build_attention(model, sequence_length)
+    attention = _build_attention(model, seq_len)
     return Work(
         hidden=model.hidden_size,
         vocabulary=model.vocab_size,
-        sequence_length=sequence_length,
+        seq_len=seq_len,
         blocks=tuple(_build_block(model, layer, attention) for layer in tensors.layers),
         head=Matmul(model.hidden_size, model.vocab_size, "outputs"),
         embedding_parameters=tensors.measure("embedding"),

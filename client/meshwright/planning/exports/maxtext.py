@@ -126,8 +126,8 @@ def _measure_domain(granule: PlanGranule) -> int:
 
 def _list_batch(setting: Setting) -> dict[str, str]:
     """Returns batch and accumulation steps; for a pipeline, the steps are its micro-batches."""
-    stages, passes = setting.axes.measure(setting.axes.find("pipeline")), setting.passes
-    length = {"max_target_length": str(setting.training.sequence_length)}
+    stages, passes = setting.axes.measure(setting.axes.find("pipeline")), setting.gradient_accumulation_steps
+    length = {"max_target_length": str(setting.training.seq_len)}
     if stages == 1:
         batch = _write_batch(setting, passes)
         return {"per_device_batch_size": batch, "gradient_accumulation_steps": str(passes), **length}
@@ -138,9 +138,9 @@ def _list_batch(setting: Setting) -> dict[str, str]:
         raise refuse("maxtext", message, f"use a mesh with {write_values(near)} stages")
     if passes % stages:
         message = (
-            f"{passes} passes are no multiple of the {stages} stages, and MaxText's num_pipeline_microbatches is one"
+            f"{passes} micro-batches are no multiple of the {stages} stages, as MaxText's num_pipeline_microbatches is"
         )
-        raise refuse("maxtext", message, f"use gradient_accumulation {-(-passes // stages) * stages}")
+        raise refuse("maxtext", message, f"use gradient_accumulation_steps {-(-passes // stages) * stages}")
     return {
         "per_device_batch_size": _write_batch(setting, 1),
         "num_pipeline_microbatches": str(passes),
@@ -152,7 +152,7 @@ def _list_batch(setting: Setting) -> dict[str, str]:
 def _write_batch(setting: Setting, passes: int) -> str:
     """Returns sequences per device and accumulation step, such that MaxText's int(devices · value) is the batch of that
     step."""
-    devices, batch = setting.axes.measure(setting.axes.sizes), setting.training.global_batch // passes
+    devices, batch = setting.axes.measure(setting.axes.sizes), setting.training.global_batch_size // passes
     value = batch / devices
     while int(devices * value) < batch:
         value = math.nextafter(value, math.inf)
@@ -279,7 +279,7 @@ def list_model_notes(setting: Setting) -> Iterator[str]:
             yield f"a vocabulary of {model.vocab_size}; MaxText's {model.name} has {known.vocab_size}"
         return
     block = _choose_block(model)
-    for field, what in find_inexpressible(model, setting.training.sequence_length):
+    for field, what in find_inexpressible(model, setting.training.seq_len):
         yield f"{field}, {what}, which decoder_block {block} has not"
     yield from (f"{field}, which decoder_block {block} has not" for field in _list_left(model, block))
     if block == "gpt3":

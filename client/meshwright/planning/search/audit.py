@@ -39,12 +39,13 @@ def audit_plan(plan: Plan, question: Question) -> PlanAudit:
         shape, schedule, ratio = _name_axes(layout, plan), build_schedule(question, layout), total_s / own_s
         than = f"{abs(ratio - 1):.0%} {'less' if ratio < 1 else 'more'}" if round(ratio, 2) != 1 else "the same"
         mesh = " × ".join(f"{name}:{size}" for name, size in shape.items())
-        passes = f"{schedule.passes} pass{'es' * (schedule.passes > 1)} of {schedule.micro_batch}"
+        count = schedule.gradient_accumulation_steps
+        batch = f"{count} micro-batch{'es' * (count > 1)} of {schedule.micro_batch_size}"
         more = "" if fits else "; the mesh that was given does not fit"
-        message = f"{mesh}, {passes}, remat {schedule.remat}: {total_s:.3g} s a step, {than}{more}"
+        message = f"{mesh}, {batch}, remat {schedule.remat}: {total_s:.3g} s a step, {than}{more}"
     saved = max(0.0, 1 - total_s / own_s)
     alternative = AuditAlternative(
-        mesh_shape=shape, schedule=schedule, total_s=total_s, saved_ratio=saved, message=message
+        mesh_shape=shape, schedule=schedule, total_s=total_s, saved_fraction=saved, message=message
     )
     return PlanAudit(best=alternative)
 

@@ -38,19 +38,19 @@ def estimate_batch(
     """Returns the recommended batch of a step on a mesh, with the cost of other batches.
 
     Args:
-        question: its training has as `global_batch` the greatest to recommend: a multiple of data-parallel parts ×
+        question: its training has as `global_batch_size` the greatest to recommend: a multiple of data-parallel parts ×
             passes.
         mesh_shape: axis → size; unknown names count as data.
         spans: the spans of the axes, where an order of devices gives them; None: from sizes alone.
         target: repeated in the answer.
     """
     layout = read_layout(mesh_shape, question.training).take(0)
-    parts, passes = int(layout.data_parts), int(layout.passes)
+    parts, passes = int(layout.data_parts), int(layout.gradient_accumulation_steps)
     unit = parts * passes
     largest = _find_largest(question, layout)
-    is_free = largest > 0 and "gradient_accumulation" not in question.training.model_fields_set
+    is_free = largest > 0 and "gradient_accumulation_steps" not in question.training.model_fields_set
     most = unit << (DOUBLINGS - 1) if is_free else largest
-    batches = tuple(_list_batches(unit, min(most, question.training.global_batch)))
+    batches = tuple(_list_batches(unit, min(most, question.training.global_batch_size)))
     costs = {batch: _price(question, batch, mesh_shape, spans) for batch in batches or (unit,)}
     chosen = choose_near_best({batch: costs[batch]["tokens_per_s"] for batch in batches})
     told = costs[chosen or unit]
@@ -70,7 +70,7 @@ def estimate_batch(
         unit=unit,
         largest=largest or None,
         recommended=chosen,
-        batch_per_device=chosen and chosen // parts,
+        per_replica_batch_size=chosen and chosen // parts,
         limit=limit if chosen else "memory",
         batches=tuple(_build_row(batch, costs[batch]) for batch in batches),
         memory=told["memory"],
@@ -80,7 +80,7 @@ def estimate_batch(
     )
 
 
-_OF_A_STEP: Final = ("schedule", "step_time", "tokens_per_s", "mfu_ratio")
+_OF_A_STEP: Final = ("schedule", "step_time", "tokens_per_s", "mfu")
 """The fields of a batch that fits."""
 
 
@@ -112,7 +112,7 @@ def _find_largest(question: Question, layout: Layout) -> int:
     training = question.training
     remats = [training.remat] if "remat" in training.model_fields_set else REMATS
     layouts = (replace(layout, remat=REMATS.index(remat)) for remat in remats)
-    return max(find_largest_batch(question, each, int(layout.passes)) or 0 for each in layouts)
+    return max(find_largest_batch(question, each, int(layout.gradient_accumulation_steps)) or 0 for each in layouts)
 
 
 def _list_batches(unit: int, most: int) -> Iterator[int]:
@@ -133,11 +133,11 @@ def _price(question: Question, batch: int, mesh_shape: Mapping[str, int], spans:
 
 def _build_row(batch: int, told: Mapping[str, Any]) -> PricedBatch:
     return PricedBatch(
-        global_batch=batch,
+        global_batch_size=batch,
         tokens_per_s=told["tokens_per_s"],
         step_s=told["step_time"].total_s,
         memory_bytes=told["memory"].per_device_bytes,
-        passes=told["schedule"].passes,
+        gradient_accumulation_steps=told["schedule"].gradient_accumulation_steps,
         remat=told["schedule"].remat,
         limit=find_largest_part(told["step_time"])[0],
     )

@@ -57,14 +57,14 @@ class Bounds:
         axes: sizes that are given.
         at_most: greatest sizes.
         remats: to choose from.
-        passes: given accumulation steps; None: free.
+        gradient_accumulation_steps: given accumulation steps; None: free.
         moments: states of the optimizer to choose from, the preferred first; empty: that of training.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
     at_most: Mapping[str, int] = field(default_factory=dict)
     remats: tuple[Remat, ...] = REMATS
-    passes: int | None = None
+    gradient_accumulation_steps: int | None = None
     moments: tuple[Moments, ...] = ()
 
     def allows(self, axis: str, size: int) -> bool:
@@ -110,11 +110,13 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     """
     left: list[Left] = []
     sizes = list_divisors(devices)
-    listed = list_rules(model, training.model_copy(update={"gradient_accumulation": 1}))  # each candidate has its own
+    listed = list_rules(
+        model, training.model_copy(update={"gradient_accumulation_steps": 1})
+    )  # each candidate has its own
     rules = {axis: [rule for rule in listed if SEARCH_AXES[rule.roles[0]] == axis] for axis in AXES}
     choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
-    micro_batches = list_divisors(training.global_batch)[:MICRO_BATCHES]
-    return Space(_add_batches(_cross(devices, choices), training.global_batch, bounds, micro_batches), tuple(left))
+    micro_batches = list_divisors(training.global_batch_size)[:MICRO_BATCHES]
+    return Space(_add_batches(_cross(devices, choices), training.global_batch_size, bounds, micro_batches), tuple(left))
 
 
 def _choose(axis: str, sizes: list[int], rules: Sequence[Rule], bounds: Bounds, left: list[Left]) -> list[int]:
@@ -164,9 +166,11 @@ def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_bat
     found: list[dict[str, Numbers]] = []
     for micro in micro_batches:
         passes = share // micro
-        fits = (share % micro == 0) & ((passes == bounds.passes) if bounds.passes else True)
+        fits = (share % micro == 0) & (
+            (passes == bounds.gradient_accumulation_steps) if bounds.gradient_accumulation_steps else True
+        )
         chosen = {name: values[fits] for name, values in grid.items()}
-        chosen |= {"micro_batch": np.full(fits.sum(), micro), "passes": passes[fits]}
+        chosen |= {"micro_batch_size": np.full(fits.sum(), micro), "gradient_accumulation_steps": passes[fits]}
         found.append(chosen)
     together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     remats = np.asarray([REMATS.index(remat) for remat in bounds.remats], dtype=np.int64)
@@ -358,7 +362,7 @@ def price(
         moments: states of the optimizer to choose from; empty: that of `training`.
         spans: the links of the axes, where an order of devices gives them; None: from sizes alone.
     """
-    work = build_work(model, training.sequence_length)
+    work = build_work(model, training.seq_len)
     spans = hardware.lay(layout) if spans is None else spans
     execution = build_execution(training)
     seconds = price_step(work, layout, hardware.build_machine(training.compute_dtype), spans, execution)

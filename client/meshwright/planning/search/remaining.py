@@ -96,13 +96,13 @@ def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
 
 def _find_batch(request: SearchRequest, question: Question) -> str:
     """Returns the hint with the batch nearest to the requested one that uses all remaining devices."""
-    devices, batch = question.hardware.devices, question.training.global_batch
+    devices, batch = question.hardware.devices, question.training.global_batch_size
     near = max(round(batch / devices), 1) * devices
     best = price_best(question.with_batch(near), read_bounds(request))
     if best is None or not math.isfinite(best.seconds):
-        return f"with a global_batch of {near} not all {devices} would work either"
+        return f"with a global_batch_size of {near} not all {devices} would work either"
     seconds = best.seconds / near * batch
-    return f"with a global_batch of {near} all {devices} work, {seconds:.3g} s for as many sequences"
+    return f"with a global_batch_size of {near} all {devices} work, {seconds:.3g} s for as many sequences"
 
 
 def _name_others(topology: Topology, kept: Sequence[int]) -> tuple[str, ...]:
@@ -138,8 +138,10 @@ def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
 
 
 def _refuse(request: SearchRequest, left: int) -> PlanInfeasibleError:
-    batch = request.training.global_batch
-    detail = f"{left} devices are left, and no mesh of them or of fewer cuts this model and a global_batch of {batch}"
+    batch = request.training.global_batch_size
+    detail = (
+        f"{left} devices are left, and no mesh of them or of fewer cuts this model and a global_batch_size of {batch}"
+    )
     near = choose_near([left * times for times in (1, 2, 4, 8)], batch)
-    hint = f"use a global_batch of {' or '.join(map(str, near))}, or leave more axes free"
-    return PlanInfeasibleError.of("training.global_batch", detail, hint)
+    hint = f"use a global_batch_size of {' or '.join(map(str, near))}, or leave more axes free"
+    return PlanInfeasibleError.of("training.global_batch_size", detail, hint)

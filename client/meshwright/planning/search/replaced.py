@@ -179,10 +179,10 @@ def _estimate(span: Span, case: Collective, row: Measurement) -> float:
 
 def scale_wire(wire: Wire, ratio: Numbers) -> Wire:
     """Returns the wire with all its rates scaled by a factor; latencies do not change."""
-    near = wire.neighbour_bytes_per_s
+    near = wire.neighbor_bytes_per_s
     return replace(
         wire,
         bytes_per_s=np.asarray(wire.bytes_per_s) * ratio,
         middle_bytes_per_s=np.asarray(wire.middle_bytes_per_s) * ratio,
-        neighbour_bytes_per_s=None if near is None else np.asarray(near) * ratio,
+        neighbor_bytes_per_s=None if near is None else np.asarray(near) * ratio,
     )

@@ -84,9 +84,9 @@ class Question:
         """Returns all candidates within bounds."""
         return list_space(self.hardware.devices, self.model, self.training, bounds)
 
-    def with_batch(self, global_batch: int) -> Question:
+    def with_batch(self, global_batch_size: int) -> Question:
         """Returns the question for another batch."""
-        return replace(self, training=self.training.model_copy(update={"global_batch": global_batch}))
+        return replace(self, training=self.training.model_copy(update={"global_batch_size": global_batch_size}))
 
 
 def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
@@ -94,9 +94,13 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
     sizes = dict.fromkeys(AXES, 1)
     for name, size in mesh_shape.items():
         sizes[name_axis(name)] *= size
-    passes = training.gradient_accumulation
+    passes = training.gradient_accumulation_steps
     parts = sizes["dp"] * sizes["fsdp"] * sizes["ep"]
-    values = {**sizes, "micro_batch": training.global_batch // parts // passes, "passes": passes}
+    values = {
+        **sizes,
+        "micro_batch_size": training.global_batch_size // parts // passes,
+        "gradient_accumulation_steps": passes,
+    }
     arrays = {name: np.asarray([value], dtype=np.int64) for name, value in values.items()}
     return Layout(**arrays, remat=np.asarray([REMATS.index(training.remat)], dtype=np.int64))
 
@@ -104,26 +108,28 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
 def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
     """Returns a mesh with all accumulation steps and remats that training leaves free, as candidates."""
     layout, given = read_layout(mesh_shape, training).take(0), training.model_fields_set
-    share = int(layout.micro_batch) * int(layout.passes)
+    share = int(layout.micro_batch_size) * int(layout.gradient_accumulation_steps)
     remats = [training.remat] if "remat" in given else REMATS
-    passes = [int(layout.passes)] if "gradient_accumulation" in given else list_divisors(share)
+    passes = (
+        [int(layout.gradient_accumulation_steps)] if "gradient_accumulation_steps" in given else list_divisors(share)
+    )
     counts, kinds = np.array([(count, REMATS.index(remat)) for count in passes for remat in remats]).T
     sizes = {axis: np.full(len(counts), int(getattr(layout, axis))) for axis in AXES}
-    return Layout(**sizes, micro_batch=share // counts, passes=counts, remat=kinds)
+    return Layout(**sizes, micro_batch_size=share // counts, gradient_accumulation_steps=counts, remat=kinds)
 
 
 def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
     """Returns the cost fields of a plan for a candidate; `mesh_shape` has the names of its axes."""
     layout = priced.layout.take(place)
     total_s = float(priced.total_s[place])
-    sequences = question.training.global_batch
-    tokens, peak = sequences * question.training.sequence_length, question.hardware.chip.device_flops_per_s
+    sequences = question.training.global_batch_size
+    tokens, peak = sequences * question.training.seq_len, question.hardware.chip.device_flops_per_s
     told: dict[str, Any] = {
         "memory": _build_memory(priced, place),
         "step_time": _build_step_time(priced, place, mesh_shape),
         "schedule": build_schedule(question, layout),
         "tokens_per_s": tokens / total_s,
-        "mfu_ratio": priced.work.flops_per_token * tokens / total_s / question.hardware.devices / peak,
+        "mfu": priced.work.flops_per_token * tokens / total_s / question.hardware.devices / peak,
         "largest_batch": find_largest_batch(question, layout),
         "measured": question.hardware.replaced.list_figures(question.training.compute_dtype),
     }
@@ -185,11 +191,11 @@ def build_schedule(question: Question, layout: Layout) -> PlanSchedule:
     moments = question.moments[int(layout.moments)] if question.moments else read_own_moments(training)
     first, second = (*moments, None, None)[:2]
     return PlanSchedule(
-        micro_batch=int(layout.micro_batch),
-        passes=int(layout.passes),
+        micro_batch_size=int(layout.micro_batch_size),
+        gradient_accumulation_steps=int(layout.gradient_accumulation_steps),
         remat=REMATS[int(layout.remat)],
-        global_batch=training.global_batch,
-        sequence_length=training.sequence_length,
+        global_batch_size=training.global_batch_size,
+        seq_len=training.seq_len,
         first_moment_dtype=first,
         second_moment_dtype=second,
     )
@@ -216,7 +222,9 @@ _HELD: Final = (*AXES, "remat", "moments")
 
 def _fits(question: Question, layout: Layout, micro: Any, passes: int) -> Any:
     fields = {name: np.full(len(micro), int(getattr(layout, name))) for name in _HELD}
-    return question.price(Layout(**fields, micro_batch=micro, passes=np.full(len(micro), passes))).fits
+    return question.price(
+        Layout(**fields, micro_batch_size=micro, gradient_accumulation_steps=np.full(len(micro), passes))
+    ).fits
 
 
 REASONS: Final = {"pp": "bubble", "bubble": "bubble", "remat": "compute", "compute": "compute"}
@@ -241,7 +249,7 @@ LONG: Final = 16_384
 
 def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
     """Returns the candidates with an unusual axis, by the text of the warning."""
-    layout, spans, sequence = priced.layout, priced.spans, priced.work.sequence_length
+    layout, spans, sequence = priced.layout, priced.spans, priced.work.seq_len
     found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
     found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
     if priced.hardware.platform == "gpu":
@@ -543,14 +551,14 @@ def read_bounds(request: SearchRequest) -> Bounds:
     axes = {str(axis): size for axis, size in request.axes.items()}
     at_most = {str(axis): size for axis, size in request.at_most.items()}
     remats = tuple(dict.fromkeys(request.remat)) or free.remats
-    return Bounds(axes, at_most, remats, free.passes, read_moments(request))
+    return Bounds(axes, at_most, remats, free.gradient_accumulation_steps, read_moments(request))
 
 
 def bound_schedule(training: TrainingSpec) -> Bounds:
     """Returns any mesh, with the remat and the passes that training gives."""
     given = training.model_fields_set
-    passes = training.gradient_accumulation if "gradient_accumulation" in given else None
-    return Bounds(remats=(training.remat,) if "remat" in given else REMATS, passes=passes)
+    passes = training.gradient_accumulation_steps if "gradient_accumulation_steps" in given else None
+    return Bounds(remats=(training.remat,) if "remat" in given else REMATS, gradient_accumulation_steps=passes)
 
 
 def read_moments(request: SearchRequest) -> tuple[Moments, ...]:
@@ -594,7 +602,7 @@ def _list_basis_notices(question: Question) -> tuple[Notice, ...]:
 
 def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
     """Returns the warning that the next batch, a multiple of the devices, is faster than the requested one."""
-    devices, batch = question.hardware.devices, question.training.global_batch
+    devices, batch = question.hardware.devices, question.training.global_batch_size
     near = max(round(batch / devices), 1) * devices
     best = price_best(question.with_batch(near), bounds) if batch > devices and near != batch else None
     faster = 0.0 if best is None else near / best.seconds / (batch / seconds)
@@ -602,10 +610,10 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
         return ()
     mesh = " × ".join(f"{axis}:{size}" for axis, size in best.mesh_shape.items())
     message = (
-        f"a global_batch of {batch} is not a multiple of {devices} devices; {near} has {faster:.2f} times the "
+        f"a global_batch_size of {batch} is not a multiple of {devices} devices; {near} has {faster:.2f} times the "
         f"tokens/s, on {mesh}, {best.seconds:.3g} s a step"
     )
-    return (Notice(code="better_batch", message=message, hint=f"use a global_batch of {near}"),)
+    return (Notice(code="better_batch", message=message, hint=f"use a global_batch_size of {near}"),)
 
 
 def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
@@ -629,13 +637,13 @@ def _build_nothing_fits(question: Question) -> Notice:
     return Notice(
         code="nothing_fits",
         message=f"no mesh of {count} device{'s' * (count > 1)} holds this training step",
-        hint="more devices, a shorter sequence, a smaller global_batch, bfloat16 moments, or a chip with more memory; "
-        "`rejected` has what each family needs at least",
+        hint="more devices, a shorter sequence, a smaller global_batch_size, bfloat16 moments, or a chip with more "
+        "memory; `rejected` has what each family needs at least",
     )
 
 
 def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleError:
-    devices, batch = question.hardware.devices, question.training.global_batch
+    devices, batch = question.hardware.devices, question.training.global_batch_size
     if wrong := _find_wrong_axes(devices, bounds, space):
         detail = f"no mesh of {devices} devices has the axes that are given: {wrong}"
         divisors = write_values(choose_near(list_divisors(devices), math.prod(bounds.axes.values())))
@@ -643,12 +651,12 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
         return PlanInfeasibleError.of("axes", detail, hint, wrong)
     rules = "; ".join(dict.fromkeys(left.rule for left in space.left[:LEFT_MOST]))
     detail = (
-        f"no mesh of {devices} devices cuts this model and a global_batch of {batch} into equal parts within what the "
-        f"search may choose{f' ({rules})' if rules else ''}"
+        f"no mesh of {devices} devices cuts this model and a global_batch_size of {batch} into equal parts within what "
+        f"the search may choose{f' ({rules})' if rules else ''}"
     )
     batches = choose_near([size for size in _list_batches(devices, batch) if _is_legal(question, bounds, size)], batch)
-    hint = f"use a global_batch of {write_values(batches)}" if batches else "leave more axes free"
-    return PlanInfeasibleError.of("training.global_batch", detail, hint)
+    hint = f"use a global_batch_size of {write_values(batches)}" if batches else "leave more axes free"
+    return PlanInfeasibleError.of("training.global_batch_size", detail, hint)
 
 
 def _find_wrong_axes(devices: int, bounds: Bounds, space: Space) -> str:

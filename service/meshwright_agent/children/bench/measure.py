@@ -174,18 +174,18 @@ class Outcome:
     """The verified result of a trial.
 
     Attributes:
-        nwrong: number of wrong elements in the last result.
+        wrong_elements: number of wrong elements in the last result.
         collective: the collective in the compiled text; its count is 0 if it is absent.
     """
 
-    nwrong: int
+    wrong_elements: int
     detail: Mapping[str, Any] = field(default_factory=dict)
     collective: Collective | None = None
 
     @property
     def correct(self) -> bool:
         """True if no element is wrong and the compiled program contains the collective."""
-        return self.nwrong == 0 and (self.collective is None or self.collective.count > 0)
+        return self.wrong_elements == 0 and (self.collective is None or self.collective.count > 0)
 
 
 class Subject(ABC):
@@ -255,7 +255,7 @@ def build_record(
         busbw_factor=trial.busbw_factor,
         busbw_bytes_per_s=busbw,
         flops_per_s=trial.flops / median_s if trial.flops else None,
-        nwrong=outcome.nwrong,
+        wrong_elements=outcome.wrong_elements,
         correct=outcome.correct,
         collective=outcome.collective,
         detail={"warmup_count": WARMUP_COUNT, **common, **outcome.detail},
@@ -314,8 +314,8 @@ class JaxCall(Subject):
 
     def sample(self) -> float:
         """Calls once, and keeps the result."""
-        took_s, self.last = self.stage.time(self.call)
-        return took_s
+        duration_s, self.last = self.stage.time(self.call)
+        return duration_s
 
 
 def count_shared(array: jax.Array, host: Array) -> int:

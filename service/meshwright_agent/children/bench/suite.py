@@ -96,7 +96,7 @@ def run_suite(
         jax=jax.__version__,
         jaxlib=version("jaxlib"),
         started_at=started_at,
-        took_s=clock.monotonic() - began_s,
+        duration_s=clock.monotonic() - began_s,
         records=tuple(bench.records),
         skipped=bench.list_skipped(),
         warnings=(*notices, *bench.list_notices()),

@@ -174,8 +174,8 @@ class Fetch(Subject):
     def sample(self) -> float:
         """Reads a new array."""
         fresh = jax.block_until_ready(self.source.copy())
-        took_s, self.out = self.stage.time(lambda: self._read(fresh))
-        return took_s
+        duration_s, self.out = self.stage.time(lambda: self._read(fresh))
+        return duration_s
 
     def _read(self, fresh: jax.Array) -> Array:
         seen = np.asarray(fresh)

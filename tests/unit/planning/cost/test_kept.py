@@ -40,7 +40,7 @@ MODELS = {
 def trace(model: ModelSpec, **training: Any) -> Any:
     """Returns the jaxpr of a step on one device."""
     mesh = Mesh(np.asarray(jax.devices()[:1]), ("dp",))
-    spec = TrainingSpec(global_batch=BATCH, sequence_length=LENGTH, **training)
+    spec = TrainingSpec(global_batch_size=BATCH, seq_len=LENGTH, **training)
     step = build_step(model, spec, mesh)
     return jax.make_jaxpr(step.function)(*step.arguments).jaxpr
 
@@ -76,7 +76,7 @@ def test_kept_activations_are_those_that_jax_stacks(name: str, remat: str, atten
     traced = count_stacked_bytes(trace(MODELS[name], remat=remat, attention=attention))
     counted = price_memory(
         build_work(MODELS[name], LENGTH),
-        Layout(micro_batch=BATCH, remat=REMATS[remat]),
+        Layout(micro_batch_size=BATCH, remat=REMATS[remat]),
         State(),
         read_keepings()["tpu"],
         Execution(fused_attention=attention == "flash"),

@@ -52,7 +52,7 @@ def test_state_of_seven_billion_parameters_over_four_devices() -> None:
 @pytest.mark.parametrize("pp", [1, 4, 16])
 def test_a_stage_keeps_as_many_micro_batches_as_stages_follow(pp: int) -> None:
     """1F1B: Narayanan et al., arXiv:2104.04473. Each of p stages has 1 ÷ p of the layers; the first has p in flight."""
-    first, *_, last = price_stages(LLAMA, Layout(pp=pp, passes=64, remat=REMAT_FULL), State(), XLA)
+    first, *_, last = price_stages(LLAMA, Layout(pp=pp, gradient_accumulation_steps=64, remat=REMAT_FULL), State(), XLA)
     assert first.activations == pytest.approx(32 * 4096 * 4096 * 2)
     assert last.activations == pytest.approx(first.activations / pp)
 
@@ -60,12 +60,14 @@ def test_a_stage_keeps_as_many_micro_batches_as_stages_follow(pp: int) -> None:
 def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
     work = build_work(read_model("deepseek2-16b"), 4096)
     dense, experts = work.blocks
-    first, _, last = price_stages(work, Layout(pp=3, passes=8), State(), XLA)
+    first, _, last = price_stages(work, Layout(pp=3, gradient_accumulation_steps=8), State(), XLA)
     each = experts.dense_parameters + experts.expert_parameters
     assert last.parameters == 4 * (9 * each + work.head.parameters)
     ends = dense.count * dense.dense_parameters + work.embedding_parameters
     assert first.parameters == 4 * ((9 - dense.count) * each + ends)
-    mixed = price_stages(work, Layout(pp=3, passes=8), State(), XLA, more=Circumstances(is_in_order=False))
+    mixed = price_stages(
+        work, Layout(pp=3, gradient_accumulation_steps=8), State(), XLA, more=Circumstances(is_in_order=False)
+    )
     assert mixed[2].parameters < last.parameters
 
 
@@ -83,34 +85,35 @@ def test_gathered_layers_where_fsdp_cuts_weights() -> None:
 SIZES = st.sampled_from([1, 2, 4, 8])
 
 
-@given(fsdp=SIZES, tp=SIZES, cp=SIZES, micro_batch=SIZES, remat=st.sampled_from([REMAT_NONE, REMAT_FULL]))
+@given(fsdp=SIZES, tp=SIZES, cp=SIZES, micro_batch_size=SIZES, remat=st.sampled_from([REMAT_NONE, REMAT_FULL]))
 def test_more_devices_never_need_more_and_larger_batches_never_less(**axes: Any) -> None:
     total = price(**axes).total_bytes
-    assert price(**{**axes, "micro_batch": 2 * axes["micro_batch"]}).total_bytes > total
+    assert price(**{**axes, "micro_batch_size": 2 * axes["micro_batch_size"]}).total_bytes > total
     assert price(**{**axes, "tp": 2 * axes["tp"]}).total_bytes < total
     assert price(**{**axes, "cp": 2 * axes["cp"]}).total_bytes <= total
     if axes["fsdp"] > 1:
         assert price(**{**axes, "fsdp": 2 * axes["fsdp"]}).total_bytes < total
 
 
-@given(fsdp=SIZES, tp=SIZES, pp=SIZES, micro_batch=SIZES)
+@given(fsdp=SIZES, tp=SIZES, pp=SIZES, micro_batch_size=SIZES)
 def test_remat_that_keeps_less_needs_less(**axes: Any) -> None:
     none, minimal, full = (
-        price(**axes, passes=8, remat=remat).total_bytes for remat in (REMAT_NONE, REMAT_MINIMAL, REMAT_FULL)
+        price(**axes, gradient_accumulation_steps=8, remat=remat).total_bytes
+        for remat in (REMAT_NONE, REMAT_MINIMAL, REMAT_FULL)
     )
     assert none > minimal > full
 
 
 @given(st.lists(st.tuples(SIZES, SIZES, SIZES, SIZES, st.sampled_from([0, 1, 2])), min_size=1, max_size=8))
 def test_many_candidates_are_priced_as_one_by_one(rows: list[tuple[int, ...]]) -> None:
-    names = ("fsdp", "tp", "pp", "micro_batch", "remat")
+    names = ("fsdp", "tp", "pp", "micro_batch_size", "remat")
     columns: dict[str, Any] = {
         name: np.asarray(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
     }
-    together = price(**columns, passes=4)
+    together = price(**columns, gradient_accumulation_steps=4)
     for place, row in enumerate(rows):
         axes: dict[str, Any] = dict(zip(names, row, strict=True))
-        alone = price(**axes, passes=4)
+        alone = price(**axes, gradient_accumulation_steps=4)
         for part in fields(MemoryParts):
             values = np.broadcast_to(getattr(together, part.name), len(rows))
             assert values[place] == pytest.approx(getattr(alone, part.name)), part.name

@@ -51,5 +51,5 @@ def test_a_small_group_without_a_switch_has_its_own_links_only(target: str, rate
     for size, rate in rates.items():
         wire = hardware.lay(Layout(tp=size, dp=len(topology.devices) // size))["tp"].inner
         assert float(wire.bytes_per_s) == pytest.approx(rate), size
-        neighbour = wire.bytes_per_s if wire.neighbour_bytes_per_s is None else wire.neighbour_bytes_per_s
-        assert float(neighbour) == pytest.approx(min(rate, rates[2])), size
+        neighbor = wire.bytes_per_s if wire.neighbor_bytes_per_s is None else wire.neighbor_bytes_per_s
+        assert float(neighbor) == pytest.approx(min(rate, rates[2])), size

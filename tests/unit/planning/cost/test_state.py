@@ -25,12 +25,12 @@ from meshwright.wire.model import TrainingSpec
 def test_bytes_of_weights_gradients_and_moments_follow_from_the_dtypes(
     training: dict[str, Any], bytes_a_parameter: tuple[int, int, int]
 ) -> None:
-    state = build_state(TrainingSpec(global_batch=1, **training))
+    state = build_state(TrainingSpec(global_batch_size=1, **training))
     assert (state.weight_bytes, state.gradient_bytes, state.optimizer_bytes) == bytes_a_parameter
 
 
 def test_each_candidate_has_the_moments_that_it_chose() -> None:
-    training = TrainingSpec(global_batch=1)
+    training = TrainingSpec(global_batch_size=1)
     moments: tuple[Moments, ...] = (read_moments(training), ("bfloat16", "bfloat16"))
     state = build_state(training, moments, np.asarray([1, 0, 1]))
     assert list(np.asarray(state.optimizer_bytes)) == [4, 8, 4]

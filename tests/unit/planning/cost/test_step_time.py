@@ -83,7 +83,7 @@ def test_tensor_parallel_blocks_send_half_as_much_where_they_are_side_by_side() 
 
 def test_a_pipeline_waits_for_its_stages() -> None:
     """(p − 1) ÷ m of the steady part: Narayanan et al., arXiv:2104.04473, section 2.2."""
-    step = price(Layout(pp=4, passes=8))
+    step = price(Layout(pp=4, gradient_accumulation_steps=8))
     steady = float(step.compute_s + step.remat_s) + float(step.communication_s["pp"])
     assert float(step.bubble_s) == pytest.approx(steady * 3 / 8)
 
@@ -99,8 +99,11 @@ def test_experts_take_their_tokens_from_all_devices_and_longer_than_other_matmul
 def test_candidates_are_priced_as_each_of_them() -> None:
     axes = [(1, 8, 4), (2, 4, 2), (8, 1, 1), (4, 2, 8)]
     tensor, data, micro = (np.array(column) for column in zip(*axes, strict=True))
-    together = price(Layout(tp=tensor, dp=data, micro_batch=micro, passes=2), law=LAW)
-    alone = [price(Layout(tp=t, dp=d, micro_batch=m, passes=2), law=LAW).total_s for t, d, m in axes]
+    together = price(Layout(tp=tensor, dp=data, micro_batch_size=micro, gradient_accumulation_steps=2), law=LAW)
+    alone = [
+        price(Layout(tp=t, dp=d, micro_batch_size=m, gradient_accumulation_steps=2), law=LAW).total_s
+        for t, d, m in axes
+    ]
     assert together.total_s == pytest.approx(np.array(alone, float))
 
 

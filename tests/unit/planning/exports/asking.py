@@ -23,7 +23,7 @@ EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
 
 def make_plan(**fields: Any) -> tuple[Plan, ModelSpec, TrainingSpec]:
     """Returns the best, or the only, plan of a request, with its model and training."""
-    training = {"sequence_length": 64, "global_batch": 16, **fields.pop("training", {})}
+    training = {"seq_len": 64, "global_batch_size": 16, **fields.pop("training", {})}
     asked = {"target": "cpu:8", "model": TINY, "include_devices": False, **fields, "training": training}
     request = build_request(**asked)
     assert request.model is not None

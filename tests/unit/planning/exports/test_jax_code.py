@@ -40,7 +40,7 @@ for case in json.load(sys.stdin):
     for leaf in batch.values():
         assert found["BATCH"] == leaf.sharding.spec
         assert leaf.shape == (
-            found["PASSES"], found["GLOBAL_BATCH"] // found["PASSES"], found["SEQUENCE_LENGTH"]
+            found["MICRO_BATCHES"], found["GLOBAL_BATCH"] // found["MICRO_BATCHES"], found["SEQUENCE_LENGTH"]
         )
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state["weights"])
     placed = jax.device_put(zeros, found["shard"](found["PARAMETERS"]))
@@ -64,7 +64,7 @@ CASES: tuple[tuple[str, dict[str, Any], dict[str, Any], str], ...] = (
     ("fsdp:8", TINY, {}, "nothing_saveable"),
     ("dp:2,fsdp:4", {**TINY, "tie_word_embeddings": True}, {"remat": "none"}, "everything_saveable"),
     ("tp:8", {**TINY, **BIASED}, {"remat": "minimal"}, "dots_with_no_batch_dims_saveable"),
-    ("fsdp:2,cp:2,tp:2", {**TINY, **LEARNED}, {"gradient_accumulation": 2}, "nothing_saveable"),
+    ("fsdp:2,cp:2,tp:2", {**TINY, **LEARNED}, {"gradient_accumulation_steps": 2}, "nothing_saveable"),
     ("data:2,model:4", {**TINY, "num_key_value_heads": 2}, {"scan_layers": False}, "nothing_saveable"),
     ("fsdp:2,ep:2,tp:2", {**MOE, "num_shared_experts": 1}, {"remat": "minimal"}, "of experts"),
     ("fsdp:2,ep:4", {**MOE, "moe_intermediate_size": 32}, {"optimizer": "sgd"}, "nothing_saveable"),

@@ -15,7 +15,7 @@ from tests.unit.planning.exports.asking import EXPERTS, TINY, export
 LLAMA: dict[str, Any] = {
     "model": "llama3-70b",
     "target": "8*h100:8",
-    "training": {"sequence_length": 8192, "global_batch": 256},
+    "training": {"seq_len": 8192, "global_batch_size": 256},
 }
 
 
@@ -54,12 +54,12 @@ def test_a_batch_that_no_float_holds_is_rounded_so_that_none_is_lost() -> None:
     # 1 sequence on 49 devices: 49 · (1/49) is 0.9999999999999999, of which MaxText would make none.
     assert int(49 * (1 / 49)) == 0
     model = {**TINY, "num_attention_heads": 49, "head_dim": 8, "intermediate_size": 98, "vocab_size": 98}
-    flags = read_flags(export("maxtext", mesh="tp:49", target="cpu:49", model=model, training={"global_batch": 1}))
+    flags = read_flags(export("maxtext", mesh="tp:49", target="cpu:49", model=model, training={"global_batch_size": 1}))
     assert int(49 * float(flags["per_device_batch_size"])) == 1
 
 
 def test_passes_of_a_pipeline_are_its_micro_batches() -> None:
-    training = {**LLAMA["training"], "gradient_accumulation": 16}
+    training = {**LLAMA["training"], "gradient_accumulation_steps": 16}
     flags = read_flags(export("maxtext", **{**LLAMA, "training": training}, mesh="pp:8,tp:8"))
     assert (flags["num_pipeline_microbatches"], flags["num_layers_per_pipeline_stage"]) == ("16", "10")
     assert (flags["per_device_batch_size"], flags["dcn_pipeline_parallelism"]) == ("4", "8")
@@ -73,10 +73,10 @@ def test_a_pipeline_whose_stages_differ_is_refused() -> None:
 
 
 def test_a_pipeline_whose_micro_batches_do_not_fill_its_stages_is_refused() -> None:
-    training = {**LLAMA["training"], "gradient_accumulation": 4}
-    with pytest.raises(InvalidRequestError, match="4 passes are no multiple of the 8 stages") as refused:
+    training = {**LLAMA["training"], "gradient_accumulation_steps": 4}
+    with pytest.raises(InvalidRequestError, match="4 micro-batches are no multiple of the 8 stages") as refused:
         export("maxtext", **{**LLAMA, "training": training}, mesh="pp:8,tp:8")
-    assert "gradient_accumulation 8" in refused.value.hint
+    assert "gradient_accumulation_steps 8" in refused.value.hint
 
 
 def test_a_known_model_is_named_and_another_of_that_name_is_described() -> None:
@@ -104,7 +104,7 @@ def test_experts_have_as_many_places_as_the_compiled_step() -> None:
 
 
 def test_numbers_and_kernels_are_said() -> None:
-    training = {"sequence_length": 64, "global_batch": 16, "weight_dtype": "bfloat16", "optimizer": "sgd"}
+    training = {"seq_len": 64, "global_batch_size": 16, "weight_dtype": "bfloat16", "optimizer": "sgd"}
     flags = read_flags(export("maxtext", mesh="dp:8", training={**training, "attention": "xla", "scan_layers": False}))
     assert (flags["dtype"], flags["weight_dtype"], flags["grad_dtype"]) == ("bfloat16", "bfloat16", "bfloat16")
     assert (flags["opt_type"], flags["attention"], flags["scan_layers"]) == ("sgd", "dot_product", "false")
@@ -141,7 +141,7 @@ def test_a_name_cannot_leave_its_line() -> None:
 
 
 def test_a_padded_vocabulary_is_told() -> None:
-    training = {"sequence_length": 1024, "global_batch": 64}
+    training = {"seq_len": 1024, "global_batch_size": 64}
     notes = read_notes(export("maxtext", mesh="fsdp:64", model="gemma-2b", target="v5e:8x8", training=training))
     assert "a vocabulary of 256000; MaxText's gemma-2b has 256128" in notes
 
@@ -171,5 +171,5 @@ MIXED = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (0, 3)]
 def test_a_mesh_that_maxtext_cannot_have_is_refused(mesh: str, target: str, said: str, more: dict[str, Any]) -> None:
     model = {**TINY, "num_attention_heads": 24, "head_dim": 8, "intermediate_size": 96, "vocab_size": 240}
     with pytest.raises(InvalidRequestError, match=said) as refused:
-        export("maxtext", mesh=mesh, target=target, model=model, training={"global_batch": 24}, **more)
+        export("maxtext", mesh=mesh, target=target, model=model, training={"global_batch_size": 24}, **more)
     assert refused.value.hint

@@ -12,7 +12,7 @@ from meshwright.wire.mesh import Plan
 from tests.fakes.asking import ask_planner
 
 Value = TypeVar("Value")
-TRAINING: dict[str, Any] = {"sequence_length": 8192, "global_batch": 256}
+TRAINING: dict[str, Any] = {"seq_len": 8192, "global_batch_size": 256}
 
 
 def ask(**fields: Any) -> Plan:
@@ -33,30 +33,30 @@ def known(value: Value | None) -> Value:
 
 MESHES: tuple[dict[str, Any], ...] = (
     {"mesh": "fsdp:4,tp:16"},
-    {"mesh": "tp:16,fsdp:4", "training": {"gradient_accumulation": 16}},
-    {"mesh": "pp:8,tp:8", "training": {"gradient_accumulation": 16}},
-    {"mesh": "fsdp:64", "training": {"gradient_accumulation": 2}},
+    {"mesh": "tp:16,fsdp:4", "training": {"gradient_accumulation_steps": 16}},
+    {"mesh": "pp:8,tp:8", "training": {"gradient_accumulation_steps": 16}},
+    {"mesh": "fsdp:64", "training": {"gradient_accumulation_steps": 2}},
     {"mesh": "fsdp:64", "target": "v5p:4x4x4"},
-    {"mesh": "fsdp:64", "target": "v5p:4x4x4", "training": {"gradient_accumulation": 4, "remat": "minimal"}},
-    {"mesh": "data:8,model:8", "target": "2*v5e:4x8", "model": "llama3-8b", "training": {"global_batch": 64}},
+    {"mesh": "fsdp:64", "target": "v5p:4x4x4", "training": {"gradient_accumulation_steps": 4, "remat": "minimal"}},
+    {"mesh": "data:8,model:8", "target": "2*v5e:4x8", "model": "llama3-8b", "training": {"global_batch_size": 64}},
 )
 
 
 @pytest.mark.parametrize("fields", MESHES)
 def test_the_best_takes_as_long_as_is_told_and_fits(fields: dict[str, Any]) -> None:
     plan, best = audit(**fields)
-    passes, remat = best.schedule.passes, best.schedule.remat
-    training = {**fields.get("training", {}), "gradient_accumulation": passes, "remat": remat}
+    passes, remat = best.schedule.gradient_accumulation_steps, best.schedule.remat
+    training = {**fields.get("training", {}), "gradient_accumulation_steps": passes, "remat": remat}
     made = ask(**{**fields, "mesh": best.mesh_shape, "training": training})
     assert known(made.memory).fits
     assert known(made.step_time).total_s == pytest.approx(best.total_s, rel=0.02)
-    assert best.schedule.micro_batch == known(made.schedule).micro_batch
-    assert best.saved_ratio == pytest.approx(max(0.0, 1 - best.total_s / known(plan.step_time).total_s))
-    assert f"{best.total_s:.3g} s a step" in best.message or best.saved_ratio == 0
+    assert best.schedule.micro_batch_size == known(made.schedule).micro_batch_size
+    assert best.saved_fraction == pytest.approx(max(0.0, 1 - best.total_s / known(plan.step_time).total_s))
+    assert f"{best.total_s:.3g} s a step" in best.message or best.saved_fraction == 0
 
 
 def test_the_best_in_the_place_of_a_tensor_axis_that_crosses_hosts_does_not_cross_them() -> None:
-    _, best = audit(mesh="fsdp:4,tp:16", training={"gradient_accumulation": 16})
+    _, best = audit(mesh="fsdp:4,tp:16", training={"gradient_accumulation_steps": 16})
     crossing = {axis.name for axis in ask(mesh=best.mesh_shape).axes if axis.dcn_size > 1}
     assert not crossing & {"tp", "cp", "ep"}
     assert best.mesh_shape == {"fsdp": 64}  # as fast within 4 %, and what people run
@@ -65,8 +65,8 @@ def test_the_best_in_the_place_of_a_tensor_axis_that_crosses_hosts_does_not_cros
 def test_a_mesh_that_is_the_best_is_told_so() -> None:
     chosen = ask(target="v5p:4x4x4")
     schedule = known(chosen.schedule)
-    training = {"gradient_accumulation": schedule.passes, "remat": schedule.remat}
+    training = {"gradient_accumulation_steps": schedule.gradient_accumulation_steps, "remat": schedule.remat}
     plan, best = audit(target="v5p:4x4x4", mesh=chosen.mesh_shape, training=training)
-    assert (best.saved_ratio, best.mesh_shape, best.schedule) == (0.0, plan.mesh_shape, plan.schedule)
+    assert (best.saved_fraction, best.mesh_shape, best.schedule) == (0.0, plan.mesh_shape, plan.schedule)
     assert best.message.startswith("this is the best")
     assert best.total_s == known(plan.step_time).total_s

@@ -32,17 +32,17 @@ def ask(target: str, model: str, **training: Any) -> Question:
 
 
 def estimate(target: str, mesh: dict[str, int], model: str = "llama3-8b", **training: Any) -> EstimatedBatch:
-    return estimate_batch(ask(target, model, **{"global_batch": 2**24, **training}), mesh)
+    return estimate_batch(ask(target, model, **{"global_batch_size": 2**24, **training}), mesh)
 
 
 def does_fit(target: str, mesh: dict[str, int], model: str, batch: int, **training: Any) -> bool:
-    question = ask(target, model, **{**training, "global_batch": batch})
+    question = ask(target, model, **{**training, "global_batch_size": batch})
     return bool(question.price(read_layout(mesh, question.training)).fits[0])
 
 
 def test_a_small_model_needs_several_sequences_a_device_for_the_optimizer_and_the_gradients() -> None:
-    found = estimate("h100:8", {"dp": 8}, "gpt2", sequence_length=1024)
-    assert [row.global_batch for row in found.batches] == [8, 16, 32, 64, 128, 256, 512]
+    found = estimate("h100:8", {"dp": 8}, "gpt2", seq_len=1024)
+    assert [row.global_batch_size for row in found.batches] == [8, 16, 32, 64, 128, 256, 512]
     rates = [row.tokens_per_s for row in found.batches]
     assert rates == sorted(rates)
     assert found.recommended == 64
@@ -52,37 +52,37 @@ def test_a_small_model_needs_several_sequences_a_device_for_the_optimizer_and_th
 
 
 def test_what_limits_a_step_is_its_largest_part() -> None:
-    found = estimate("64*h100:8", {"fsdp": 512}, "llama3-8b", sequence_length=256, gradient_accumulation=1)
+    found = estimate("64*h100:8", {"fsdp": 512}, "llama3-8b", seq_len=256, gradient_accumulation_steps=1)
     assert found.batches[0].limit == "fsdp"
     assert found.batches[-1].limit == "compute"
 
 
 def test_where_nothing_fits_the_answer_says_what_one_sequence_a_part_needs() -> None:
     found = estimate("v5e:2x2", {"fsdp": 4})
-    assert (found.largest, found.recommended, found.batch_per_device, found.limit) == (None, None, None, "memory")
+    assert (found.largest, found.recommended, found.per_replica_batch_size, found.limit) == (None, None, None, "memory")
     assert (found.step_time, found.schedule, found.tokens_per_s, found.batches) == (None, None, None, ())
     assert found.memory.fits is False
     assert found.message.startswith("nothing fits: one sequence for each of 4 data-parallel parts needs about 32.")
 
 
 @pytest.mark.parametrize(("target", "mesh", "model"), MESHES)
-@pytest.mark.parametrize("passes", [1, 4])
+@pytest.mark.parametrize("gradient_accumulation_steps", [1, 4])
 def test_the_largest_fits_and_one_more_a_part_does_not(
     target: str, mesh: dict[str, int], model: str, passes: int
 ) -> None:
-    training = {"sequence_length": 4096, "gradient_accumulation": passes}
+    training = {"seq_len": 4096, "gradient_accumulation_steps": passes}
     found = estimate(target, mesh, model, **training)
     assert found.largest is not None
     assert does_fit(target, mesh, model, found.largest, **training)
     assert not does_fit(target, mesh, model, found.largest + found.unit, **training)
-    assert found.batches[-1].global_batch == found.largest
+    assert found.batches[-1].global_batch_size == found.largest
 
 
 @settings(max_examples=40)
 @given(
     case=st.sampled_from(MESHES),
     sequence=st.sampled_from([64, 96, 1000, 1024, 4096, 16384]),
-    passes=st.sampled_from([None, 1, 2, 3]),
+    gradient_accumulation_steps=st.sampled_from([None, 1, 2, 3]),
     units=st.integers(1, 400),
 )
 def test_what_is_recommended_is_whole_fits_and_is_no_more_than_asked(
@@ -90,8 +90,8 @@ def test_what_is_recommended_is_whole_fits_and_is_no_more_than_asked(
 ) -> None:
     target, mesh, model = case
     unit = math.prod(mesh.get(axis, 1) for axis in ("dp", "fsdp", "ep")) * (passes or 1)
-    training = {} if passes is None else {"gradient_accumulation": passes}
-    found = estimate(target, mesh, model, sequence_length=sequence, global_batch=unit * units, **training)
+    training = {} if passes is None else {"gradient_accumulation_steps": passes}
+    found = estimate(target, mesh, model, seq_len=sequence, global_batch_size=unit * units, **training)
     assert found.unit == unit
     if found.largest is None:
         assert found.recommended is None
@@ -103,4 +103,6 @@ def test_what_is_recommended_is_whole_fits_and_is_no_more_than_asked(
     assert all(row.memory_bytes <= (found.memory.capacity_bytes or 0) for row in found.batches)
     best = max(row.tokens_per_s for row in found.batches)
     assert (found.tokens_per_s or 0) >= NEAR_BEST * best
-    assert all(row.tokens_per_s < NEAR_BEST * best for row in found.batches if row.global_batch < found.recommended)
+    assert all(
+        row.tokens_per_s < NEAR_BEST * best for row in found.batches if row.global_batch_size < found.recommended
+    )

@@ -13,7 +13,7 @@ from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Fallback, Plan, Plans
 from tests.fakes.asking import ask_planner
 
-TRAINING = {"sequence_length": 4096, "global_batch": 64}
+TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 
 
 def ask(target: str, *, failed: tuple[int, ...] = (), **fields: Any) -> Plans:
@@ -61,7 +61,7 @@ def test_of_several_slices_a_slice_goes() -> None:
 
 
 def test_where_nothing_is_left_that_holds_the_model_it_is_said() -> None:
-    _, fallback = ask_fallback("2*v5e:2x4", training={"sequence_length": 2048, "global_batch": 32}, model="llama2-13b")
+    _, fallback = ask_fallback("2*v5e:2x4", training={"seq_len": 2048, "global_batch_size": 32}, model="llama2-13b")
     assert fallback.plans == ()
     assert "nothing fits" in fallback.message
 
@@ -76,7 +76,7 @@ def test_a_device_that_has_failed_is_planned_around_and_the_idle_ones_are_told()
 
 
 def test_the_fastest_step_counts_and_not_the_most_devices() -> None:
-    asked: dict[str, Any] = {"model": "llama3-70b", "training": {"sequence_length": 4096, "global_batch": 1}}
+    asked: dict[str, Any] = {"model": "llama3-70b", "training": {"seq_len": 4096, "global_batch_size": 1}}
     left = ask("6*h200:8", failed=(0,), **asked).plans[0]
     most = ask("6*h200:8", devices={"count": 40}, **asked).plans[0]
     assert count(left) == 32

@@ -23,7 +23,7 @@ from tests.fakes.machines import plant_machine
 from tests.fakes.measured import FACTORS, MIB, build_collective, build_host, build_memory
 
 HOST = build_target("h100:8")
-TRAINING = {"sequence_length": 4096, "global_batch": 32, "remat": "full", "gradient_accumulation": 1}
+TRAINING = {"seq_len": 4096, "global_batch_size": 32, "remat": "full", "gradient_accumulation_steps": 1}
 
 
 def build(rows: Sequence[Measurement], topology: Topology = HOST) -> Hardware:
@@ -71,11 +71,11 @@ def test_memory_goes_at_the_rate_of_the_bench_and_mfu_stays_of_the_peak() -> Non
     assert machine.memory_bytes_per_s == pytest.approx(2e12 / 0.8)
     assert machine.flops_per_s == 989e12
     slow, fast = plan(rows), plan()
-    assert slow.mfu_ratio is not None
-    assert fast.mfu_ratio is not None
+    assert slow.mfu is not None
+    assert fast.mfu is not None
     assert slow.step_time is not None
     assert fast.step_time is not None
-    assert slow.mfu_ratio / fast.mfu_ratio == pytest.approx(fast.step_time.total_s / slow.step_time.total_s)
+    assert slow.mfu / fast.mfu == pytest.approx(fast.step_time.total_s / slow.step_time.total_s)
 
 
 @pytest.mark.parametrize("case", FACTORS)
@@ -101,7 +101,7 @@ def test_a_torus_is_estimated_to_take_what_it_took(tmp_path: Path) -> None:
     assert taken[1] - taken[0] == pytest.approx(240 * MIB * 1.75 / 5e10)
     published, half = build([], slice_).lay(Layout(tp=2))["tp"].inner, hardware.lay(Layout(tp=2))["tp"].inner
     ratio = float(np.asarray(half.bytes_per_s) / np.asarray(published.bytes_per_s))
-    assert float(np.asarray(half.neighbour_bytes_per_s) / np.asarray(published.neighbour_bytes_per_s)) == ratio != 1
+    assert float(np.asarray(half.neighbor_bytes_per_s) / np.asarray(published.neighbor_bytes_per_s)) == ratio != 1
 
 
 def test_a_plan_whose_axis_has_a_slower_link_is_priced_at_what_was_measured_over_all(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_plan_tells_each_figure_beside_the_tables_own_with_run_and_age() -> No
 
 
 def test_a_search_takes_them_too_and_each_of_its_plans_says_so() -> None:
-    training = {"sequence_length": 4096, "global_batch": 32}
+    training = {"seq_len": 4096, "global_batch_size": 32}
     found, published = (ask(rows, mesh=None, training=training) for rows in (build_host(3e14), ()))
     assert len(found.plans) == 3
     assert {each.case for made in found.plans for each in made.measured} == {"matmul"}

@@ -22,8 +22,8 @@ from meshwright.wire.mesh import EQUAL_WITHIN, Plan, PlanRequest, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.asking import ask_planner
 
-TRAINING = {"sequence_length": 4096, "global_batch": 256}
-LONG = {"sequence_length": 8192, "global_batch": 2048}
+TRAINING = {"seq_len": 4096, "global_batch_size": 256}
+LONG = {"seq_len": 8192, "global_batch_size": 2048}
 
 
 def ask(**fields: Any) -> Plans:
@@ -61,7 +61,7 @@ def test_what_a_plan_tells_adds_up() -> None:
     assert plan.memory is not None
     assert plan.step_time is not None
     assert plan.schedule is not None
-    assert plan.mfu_ratio is not None
+    assert plan.mfu is not None
     assert sum(plan.memory.parts.values()) == plan.memory.per_device_bytes <= (plan.memory.capacity_bytes or 0)
     step = plan.step_time
     parts = step.compute_s + step.remat_s + sum(step.communication_s.values()) + step.bubble_s
@@ -71,17 +71,17 @@ def test_what_a_plan_tells_adds_up() -> None:
     assert step.low_s < step.total_s < step.high_s
     schedule = plan.schedule
     parts = math.prod(size for name, size in plan.mesh_shape.items() if name in ("dp", "fsdp", "ep"))
-    assert schedule.micro_batch * schedule.passes * parts == schedule.global_batch == 256
+    assert schedule.micro_batch_size * schedule.gradient_accumulation_steps * parts == schedule.global_batch_size == 256
     assert plan.tokens_per_s == pytest.approx(256 * 4096 / step.total_s)
     # 6 FLOP a parameter and token, and attention on top; of 459 TFLOP/s on each of 64 chips.
     least = 6 * 7.5e9 * 256 * 4096 / step.total_s / 64 / 459e12
-    assert least < plan.mfu_ratio < min(1.25 * least, 1)
+    assert least < plan.mfu < min(1.25 * least, 1)
     assert plan.largest_batch is not None
-    assert plan.largest_batch >= schedule.micro_batch * parts
+    assert plan.largest_batch >= schedule.micro_batch_size * parts
 
 
 def test_a_mesh_that_is_given_is_priced_as_the_search_prices_it() -> None:
-    best = ask(training={**TRAINING, "remat": "full", "gradient_accumulation": 1}).plans[0]
+    best = ask(training={**TRAINING, "remat": "full", "gradient_accumulation_steps": 1}).plans[0]
     given = ask(mesh=best.mesh_shape, training={**TRAINING, "remat": "full"}).plans[0]
     assert given.step_time == best.step_time
     assert given.memory == best.memory
@@ -115,21 +115,21 @@ def small_models(draw: st.DrawFn) -> ModelSpec:
 @given(small_models(), st.sampled_from(["h100:8", "v5e:2x4", "3*a100:2"]), st.sampled_from([12, 16, 30]))
 @settings(max_examples=20)
 def test_a_search_never_refuses_its_own_answer(model: ModelSpec, target: str, batch: int) -> None:
-    asked = {"target": target, "model": model.model_dump(), "training": {"global_batch": batch}}
+    asked = {"target": target, "model": model.model_dump(), "training": {"global_batch_size": batch}}
     try:
         found = ask(**asked, fallback=True)
     except RequestError:
         return  # no mesh divides this model, which a search may say
     for plan in (*found.plans, *(found.fallback.plans if found.fallback else ())):
         assert plan.schedule is not None
-        passes = plan.schedule.passes
-        length = plan.schedule.sequence_length
-        training = TrainingSpec(global_batch=batch, gradient_accumulation=passes, sequence_length=length)
+        passes = plan.schedule.gradient_accumulation_steps
+        length = plan.schedule.seq_len
+        training = TrainingSpec(global_batch_size=batch, gradient_accumulation_steps=passes, seq_len=length)
         check_divides(model, training, plan.mesh_shape)
 
 
 def test_a_rejected_mesh_is_never_faster_than_the_best() -> None:
-    training = {"sequence_length": 4096, "global_batch": 64}
+    training = {"seq_len": 4096, "global_batch_size": 64}
     found = ask(target="v5p:2x4x4", training=training, remat=["none"], top=1)
     assert found.rejected
     assert not any("-" in each.message.partition("% more")[0] for each in found.rejected if "more than" in each.message)
@@ -209,7 +209,7 @@ def test_what_may_be_chosen_is_kept() -> None:
 
 
 def test_moments_may_be_chosen_and_take_the_bytes_that_they_have() -> None:
-    training = {**TRAINING, "remat": "full", "gradient_accumulation": 1}
+    training = {**TRAINING, "remat": "full", "gradient_accumulation_steps": 1}
     whole, half = (
         ask(training={**training, "first_moment_dtype": dtype, "second_moment_dtype": dtype}).plans[0]
         for dtype in ("float32", "bfloat16")
@@ -246,8 +246,8 @@ def test_a_model_that_cannot_be_priced_is_no_search_and_a_warning_beside_a_mesh(
 
 def test_a_batch_that_no_mesh_cuts_is_refused_with_one_that_works() -> None:
     with pytest.raises(PlanInfeasibleError) as refused:
-        ask(training={**TRAINING, "global_batch": 7}, axes={"fsdp": 64})
-    assert "global_batch of 7" in str(refused.value)
+        ask(training={**TRAINING, "global_batch_size": 7}, axes={"fsdp": 64})
+    assert "global_batch_size of 7" in str(refused.value)
     assert "64" in (refused.value.hint or "")
 
 
@@ -280,12 +280,12 @@ def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mes
     ],
 )
 def test_the_best_is_what_people_run(model: str, target: str, training: tuple[int, int], mesh: dict[str, int]) -> None:
-    asked = dict(zip(("global_batch", "sequence_length"), training, strict=True))
+    asked = dict(zip(("global_batch_size", "seq_len"), training, strict=True))
     assert ask(model=model, target=target, training=asked).plans[0].mesh_shape == mesh
 
 
 def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:
-    found = ask(model="llama3-70b", target="v5p:8x8x8", training={"global_batch": 512, "sequence_length": 8192})
+    found = ask(model="llama3-70b", target="v5p:8x8x8", training={"global_batch_size": 512, "seq_len": 8192})
     assert not any("cp" in plan.mesh_shape or "pp" in plan.mesh_shape for plan in found.plans)
     unusual = [each.message for each in found.rejected if each.reason == "unusual"]
     assert any("by cp for sequences of 8,192 tokens, which no run judges: measure it" in each for each in unusual)
@@ -295,12 +295,12 @@ def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:
 
 def test_a_named_mesh_has_the_passes_and_remat_that_fit_it_and_those_that_are_said() -> None:
     def schedule(**training: Any) -> Any:
-        asked = LONG | {"global_batch": 64, **training}
+        asked = LONG | {"global_batch_size": 64, **training}
         told = ask(target="h100:8", mesh="fsdp:8", training=asked).plans[0].model_dump()
-        return told["schedule"]["passes"], told["schedule"]["remat"], told["memory"]["fits"]
+        return told["schedule"]["gradient_accumulation_steps"], told["schedule"]["remat"], told["memory"]["fits"]
 
-    assert (schedule(), schedule(gradient_accumulation=1)[2]) == ((8, "minimal", True), True)
-    assert (schedule(remat="full")[1], schedule(gradient_accumulation=2)[0]) == ("full", 2)
+    assert (schedule(), schedule(gradient_accumulation_steps=1)[2]) == ((8, "minimal", True), True)
+    assert (schedule(remat="full")[1], schedule(gradient_accumulation_steps=2)[0]) == ("full", 2)
 
 
 CHAINS = [
@@ -319,7 +319,7 @@ def find_fastest(question: Question) -> float:
 
 @pytest.mark.parametrize(("model", "targets"), CHAINS)
 def test_more_devices_and_more_memory_are_never_slower(model: str, targets: tuple[str, ...]) -> None:
-    training = TrainingSpec(global_batch=512, sequence_length=4096)
+    training = TrainingSpec(global_batch_size=512, seq_len=4096)
     steps = []
     for target in targets:
         topology = build_target(target)
@@ -330,7 +330,7 @@ def test_more_devices_and_more_memory_are_never_slower(model: str, targets: tupl
 
 @pytest.mark.parametrize("target", ["4*h100:8", "v5p:4x4x4"])
 def test_faster_links_are_never_slower(target: str) -> None:
-    training, topology = TrainingSpec(global_batch=512, sequence_length=4096), build_target(target)
+    training, topology = TrainingSpec(global_batch_size=512, seq_len=4096), build_target(target)
     question = build_question(read_model("llama3-70b"), training, topology, len(topology.devices))
     chip = question.hardware.chip
     rates = ("link_bytes_per_s", "scaleup_bytes_per_s", "scaleout_bytes_per_s")

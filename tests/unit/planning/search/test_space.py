@@ -32,7 +32,7 @@ DENSE_FIRST = {
 
 
 def list_rows(space: Space) -> list[dict[str, int]]:
-    names = (*AXES, "micro_batch", "passes", "remat")
+    names = (*AXES, "micro_batch_size", "gradient_accumulation_steps", "remat")
     columns = {name: np.broadcast_to(np.asarray(getattr(space.layout, name)), (space.size,)) for name in names}
     return [{name: int(columns[name][row]) for name in names} for row in range(space.size)]
 
@@ -65,13 +65,13 @@ def uneven_models(draw: st.DrawFn) -> ModelSpec:
 @example(model=MIXTRAL.model_copy(update=DENSE_FIRST), devices=16, batch=16)
 @settings(max_examples=60)
 def test_candidates_are_exactly_the_meshes_that_pass_the_check(model: ModelSpec, devices: int, batch: int) -> None:
-    training = TrainingSpec(global_batch=batch, sequence_length=4096)
+    training = TrainingSpec(global_batch_size=batch, seq_len=4096)
     found = {tuple(row[axis] for axis in AXES) for row in list_rows(list_space(devices, model, training, Bounds()))}
     legal = set()
     for sizes in list_shapes(devices):
         shape = dict(zip(AXES, sizes, strict=True))
         fullest = math.ceil(model.num_hidden_layers / shape["pp"]) * shape["pp"] / model.num_hidden_layers
-        if training.sequence_length // shape["cp"] >= CONTEXT_LEAST and fullest <= 1 + UNEQUAL_MOST:
+        if training.seq_len // shape["cp"] >= CONTEXT_LEAST and fullest <= 1 + UNEQUAL_MOST:
             with contextlib.suppress(RequestError):
                 check_divides(model, training, shape)
                 legal.add(sizes)
@@ -87,10 +87,12 @@ def list_shapes(devices: int) -> list[tuple[int, ...]]:
 @given(devices=st.integers(1, 96), batch=st.integers(1, 96))
 @settings(max_examples=40)
 def test_each_candidate_uses_all_devices_and_the_whole_batch(devices: int, batch: int) -> None:
-    space = list_space(devices, LLAMA, TrainingSpec(global_batch=batch, sequence_length=4096), Bounds())
+    space = list_space(devices, LLAMA, TrainingSpec(global_batch_size=batch, seq_len=4096), Bounds())
     for row in list_rows(space):
         assert math.prod(row[axis] for axis in AXES) == devices
-        assert row["dp"] * row["fsdp"] * row["ep"] * row["micro_batch"] * row["passes"] == batch
+        assert (
+            row["dp"] * row["fsdp"] * row["ep"] * row["micro_batch_size"] * row["gradient_accumulation_steps"] == batch
+        )
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,6 @@ def test_each_candidate_uses_all_devices_and_the_whole_batch(devices: int, batch
 )
 def test_a_size_that_a_rule_keeps_out_is_told_with_it(changes: dict[str, Any], words: str) -> None:
     model = LLAMA.model_copy(update=changes)
-    space = list_space(8, model, TrainingSpec(global_batch=8), Bounds())
+    space = list_space(8, model, TrainingSpec(global_batch_size=8), Bounds())
     assert words in [left.rule for left in space.left]
     assert space.size

@@ -25,7 +25,7 @@ _CORE_COLOURS: Final = {2: 4, 3: 12}
 """Colors of chips with several devices, whose SparseCores run collectives: by the number of whole dimensions."""
 
 
-def count_colours(whole: Sequence[int], dimensions: Sequence[Dimension], count: int) -> int:
+def count_colors(whole: Sequence[int], dimensions: Sequence[Dimension], count: int) -> int:
     """Returns the number of colors of an all-reduce over a group.
 
     Planes along z and x have more colors than others. Worked example: on 4×4×8 chips a group of the 4×4 plane has 4,
@@ -75,8 +75,8 @@ def find_whole(sizes: Sequence[int], dimensions: Sequence[Dimension], count: int
     return tuple(wide) if is_whole else ()
 
 
-def count_group_colours(places: Sequence[Sequence[int]], dimensions: Sequence[Dimension]) -> int:
+def count_group_colors(places: Sequence[Sequence[int]], dimensions: Sequence[Dimension]) -> int:
     """Returns the number of colors of an all-reduce over the devices at these places, with one coordinate per
     dimension."""
     sizes = [len(set(values)) for values in zip(*places, strict=True)]
-    return count_colours(find_whole(sizes, dimensions, len(places)), dimensions, len(places))
+    return count_colors(find_whole(sizes, dimensions, len(places)), dimensions, len(places))

@@ -1,4 +1,4 @@
-"""Colours of an all-reduce, beside what libtpu 0.0.42.1 chose for the same groups (16 MiB a device)."""
+"""Colors of an all-reduce, beside what libtpu 0.0.42.1 chose for the same groups (16 MiB a device)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.colours import count_colours, count_group_colours, find_whole, has_cores, is_core
+from meshwright.planning.colors import count_colors, count_group_colors, find_whole, has_cores, is_core
 from meshwright.topology.torus import Dimension
 from tests.compiler.collective import parse_collective
 
@@ -93,37 +93,37 @@ PLANES = [
 """Groups of two or three whole dimensions: equal sides, sides of 1 to 2, and others, of which x with z fare better."""
 
 
-@pytest.mark.parametrize(("torus", "group", "colours"), [*PARTS, *PLANES])
-def test_a_group_has_the_colours_that_the_compiler_gives_it(torus: str, group: list[Place], colours: int) -> None:
+@pytest.mark.parametrize(("torus", "group", "colors"), [*PARTS, *PLANES])
+def test_a_group_has_the_colors_that_the_compiler_gives_it(torus: str, group: list[Place], colors: int) -> None:
     dimensions = make_torus(torus)
-    assert count_group_colours([place[-len(dimensions) :] for place in group], dimensions) == colours
+    assert count_group_colors([place[-len(dimensions) :] for place in group], dimensions) == colors
 
 
-@pytest.mark.parametrize(("torus", "group", "colours"), [PARTS[9], PLANES[1], PLANES[9], PLANES[16]])
-def test_neither_order_nor_where_it_lies_nor_wrap_matters(torus: str, group: list[Place], colours: int) -> None:
+@pytest.mark.parametrize(("torus", "group", "colors"), [PARTS[9], PLANES[1], PLANES[9], PLANES[16]])
+def test_neither_order_nor_where_it_lies_nor_wrap_matters(torus: str, group: list[Place], colors: int) -> None:
     open_torus = tuple(Dimension(dimension.size) for dimension in make_torus(torus))
     shuffled = random.Random(7).sample(group, len(group))
-    assert count_group_colours(shuffled, open_torus) == colours
+    assert count_group_colors(shuffled, open_torus) == colors
     moved = [
         (z if max(z for z, _, _ in group) else z + 1, y if max(y for _, y, _ in group) else y + 1, x)
         for z, y, x in shuffled
     ]
-    assert count_group_colours(moved, open_torus) == colours
+    assert count_group_colors(moved, open_torus) == colors
 
 
 @given(st.sets(st.tuples(*[st.integers(0, 3)] * 3), min_size=2, max_size=40))
 def test_a_group_that_is_no_box_has_what_its_number_gives(group: set[Place]) -> None:
-    colours = count_group_colours(list(group), make_torus("4x4x4"))
+    colors = count_group_colors(list(group), make_torus("4x4x4"))
     widths = [len(set(values)) for values in zip(*group, strict=True)]
     is_plane = len(group) == 4 ** widths.count(4) and set(widths) <= {1, 4} and widths.count(4) > 1
-    assert colours == (4 if is_plane else 2 if len(group) <= 9 else 1)
+    assert colors == (4 if is_plane else 2 if len(group) <= 9 else 1)
 
 
 def test_the_worked_example() -> None:
     torus = make_torus("4x4x8")
-    assert count_group_colours(make_box(4, 4), torus) == 4
+    assert count_group_colors(make_box(4, 4), torus) == 4
     for other in (make_box(2, 4, 2), make_box(4, 1, 4), make_box(2, 1, 8), make_box(2, 2, 4)):
-        assert count_group_colours(other, torus) == 1
+        assert count_group_colors(other, torus) == 1
 
 
 # ---- two devices a chip ---------------------------------------------------------------------------------------------
@@ -145,13 +145,13 @@ WITH_CORES = [
 ]
 
 
-@pytest.mark.parametrize(("torus", "group", "colours"), WITH_CORES)
+@pytest.mark.parametrize(("torus", "group", "colors"), WITH_CORES)
 def test_sparse_cores_have_more_and_never_one_and_cores_go_in_together_or_one_alone(
-    torus: str, group: list[Place], colours: int
+    torus: str, group: list[Place], colors: int
 ) -> None:
     dimensions = make_torus(torus, cores=True)
     assert has_cores(dimensions)
-    assert count_group_colours(group, dimensions) == colours
+    assert count_group_colors(group, dimensions) == colors
 
 
 def test_only_the_dimension_of_cores_is_less_than_a_hop_wide() -> None:
@@ -183,7 +183,7 @@ def test_cores_are_no_dimension_of_chips() -> None:
     torus = make_torus("4x4x4", cores=True)
     assert find_whole((1, 4, 4, 2), torus, 32) == find_whole((1, 4, 4, 1), torus, 16) == (1, 2)
     assert find_whole((1, 4, 4, 2), torus, 16) == ()
-    assert count_colours((1,), torus, 64) == 2
+    assert count_colors((1,), torus, 64) == 2
 
 
 READ = [
@@ -195,4 +195,4 @@ READ = [
 @pytest.mark.parametrize(("name", "torus", "group", "cores"), READ)
 def test_a_compiled_program_says_the_same(name: str, torus: str, group: list[Place], cores: bool) -> None:
     told = parse_collective((RECORDED / f"{name}.txt").read_text())
-    assert count_group_colours(group, make_torus(torus, cores=cores)) == told.colours
+    assert count_group_colors(group, make_torus(torus, cores=cores)) == told.colors

@@ -93,13 +93,13 @@ def time_fit(name: str, job: CompileJob) -> Row:
 def time_stored(client: Client) -> Row:
     """Returns what an agent takes to answer with a verification that it has stored."""
     asked = {"target": "cpu:4", "model": SMALL, "training": {"global_batch_size": 4, "seq_len": 64}}
-    first = client.plan("fsdp:4", verify="compile", **asked)
+    first = client.plan("fsdp:4", compile=True, **asked)
     assert first.verification is not None
     assert first.verification.status == "verified"
     taken = []
     for _ in range(STORED_COUNT):
         began_s = time.perf_counter()
-        again = client.plan("fsdp:4", verify="compile", **asked)
+        again = client.plan("fsdp:4", compile=True, **asked)
         taken.append(time.perf_counter() - began_s)
         assert again.verification is not None
         assert again.verification.stored

@@ -24,13 +24,13 @@ def test_a_release_names_a_worker_that_cannot_be_killed_within_the_bound_and_aga
             for _ in range(2):
                 answer = release(agent)
                 duration_s.append(answer["duration_s"])
-                assert (answer["released"], answer["killed"]) == (False, True)
-                assert [(holder["pid"], holder["own"]) for holder in answer["held"]] == [(pid, True)]
+                assert (answer["released"], answer["worker_killed"]) == (False, True)
+                assert [(holder["pid"], holder["own"]) for holder in answer["holders"]] == [(pid, True)]
             assert min(duration_s) <= RELEASE_LIMIT_S
             wait_for(lambda: release(agent)["worker"]["state"] == "stopped", agent, limit_s=30)  # given up
             abandoned = release(agent)
             assert abandoned["released"] is False
-            assert pid in {holder["pid"] for holder in abandoned["held"]}
+            assert pid in {holder["pid"] for holder in abandoned["holders"]}
             assert f"pid {pid}" in abandoned["worker"]["last_error"]
             assert "could not be killed" in abandoned["worker"]["last_error"]
         assert await_end(agent, run_id)["state"] == "cancelled"

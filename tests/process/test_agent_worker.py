@@ -182,7 +182,7 @@ def test_a_release_ends_the_worker_and_the_next_bench_starts_another(robust: Run
     answer = release(robust)
     assert (answer["released"], answer["cancelled_runs"]) == (True, [])
     assert answer["worker"]["state"] == "stopped"
-    assert answer["held"] == []
+    assert answer["holders"] == []
     assert not is_alive(before["pid"])
     assert set(answers(robust).values()) == {200}
     jax = ask(robust, "/devices")["devices"][0]["jax"]
@@ -205,7 +205,7 @@ def test_a_released_worker_stays_away_while_the_host_is_looked_at() -> None:
 def test_a_release_with_nothing_to_release_says_so_at_once(robust: RunningAgent) -> None:
     release(robust)
     again = release(robust)
-    assert (again["released"], again["killed"], again["cancelled_runs"]) == (True, False, [])
+    assert (again["released"], again["worker_killed"], again["cancelled_runs"]) == (True, False, [])
 
 
 def test_a_release_cancels_the_bench_that_runs_and_those_that_wait(robust: RunningAgent) -> None:
@@ -241,7 +241,7 @@ def test_a_release_ends_a_worker_that_does_not_listen(robust: RunningAgent) -> N
     with stopped(pid):
         answer = release(robust)
         assert not is_alive(pid)
-    assert (answer["released"], answer["killed"]) == (True, True)
+    assert (answer["released"], answer["worker_killed"]) == (True, True)
     assert read_run(robust, run_id)["state"] == "cancelled"
     assert do_bench(robust)
 

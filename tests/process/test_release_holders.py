@@ -22,4 +22,4 @@ def test_who_holds_a_device_is_null_when_no_process_could_be_looked_at(tmp_path:
         answer = httpx.post(f"{agent.url}/devices/release")
     assert answer.status_code == 200, answer.text
     assert answer.json()["released"] is True
-    assert answer.json()["held"] is None
+    assert answer.json()["holders"] is None

@@ -111,7 +111,7 @@ def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(host: RunningAge
 @needs_tpu_compiler
 def test_the_best_are_compiled_as_they_are_scheduled(host: RunningAgent) -> None:
     training = {"global_batch_size": 8, "seq_len": 1024}
-    reply = post(host, targets=["v5e:2x2"], model=SMALL, training=training, top=2, verify="compile")
+    reply = post(host, targets=["v5e:2x2"], model=SMALL, training=training, top=2, compile=True)
     assert reply.status_code == 202, reply.text
     run = await_end(host, reply.json()["id"], limit_s=300)
     assert run["state"] == "succeeded", run["error"]

@@ -85,7 +85,7 @@ def test_a_plan_on_it_is_that_of_the_target_and_says_that_it_is_of_a_simulation(
 
 def test_nothing_is_held_so_that_a_scheduler_goes_on(simulated: RunningAgent) -> None:
     reply = httpx.post(f"{simulated.url}/devices/release")
-    assert (reply.status_code, reply.json()["released"], reply.json()["held"]) == (200, True, [])
+    assert (reply.status_code, reply.json()["released"], reply.json()["holders"]) == (200, True, [])
 
 
 def test_what_needs_hardware_is_refused(simulated: RunningAgent) -> None:

@@ -59,7 +59,7 @@ def post(agent: RunningAgent, body: dict[str, Any], path: str = "/mesh/plan", **
 def build_request(batch: int = 4, **fields: Any) -> dict[str, Any]:
     """Returns a request that nobody has made before where `batch` is a new one."""
     training = {"global_batch_size": batch, "seq_len": 64}
-    return {**ON_CPU, "model": MODEL, "training": training, "verify": "compile", **fields}
+    return {**ON_CPU, "model": MODEL, "training": training, "compile": True, **fields}
 
 
 def submit(agent: RunningAgent, body: dict[str, Any], path: str = "/mesh/plan", **headers: str) -> str:
@@ -165,7 +165,7 @@ def test_equal_requests_at_once_are_runs_of_their_own_and_compiled_once(host: Ru
 
 
 def test_the_largest_batch_is_found_by_compiling_and_stored(host: RunningAgent) -> None:
-    body = {**ON_TPU, "model": MODEL, "verify": "compile"}
+    body = {**ON_TPU, "model": MODEL, "compile": True}
     body["training"] = {"seq_len": 64, "global_batch_size": 4}
     run = await_end(host, submit(host, body, "/batch-size"), limit_s=200)
     assert run["state"] == "succeeded", run["error"]
@@ -180,7 +180,7 @@ def test_the_largest_batch_is_found_by_compiling_and_stored(host: RunningAgent) 
 
 def test_a_batch_is_found_for_a_plan_that_is_stored(host: RunningAgent) -> None:
     plan = ask(host, "/mesh/plan?mesh=dp:2,tp:2&target=v5e:2x2")["plans"][0]
-    body = {"plan": plan["fingerprint"], "model": MODEL, "verify": "compile"}
+    body = {"plan": plan["fingerprint"], "model": MODEL, "compile": True}
     body["training"] = {"seq_len": 64, "global_batch_size": 4}
     reply = post(host, body, "/batch-size")
     if reply.status_code == 202:
@@ -193,7 +193,7 @@ def test_a_batch_is_found_for_a_plan_that_is_stored(host: RunningAgent) -> None:
     assert "v5e:2x2" in other.json()["detail"]
     missing = post(host, {**body, "plan": "mw1-none"}, "/batch-size")
     assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
-    refused = post(host, {"verify": "compile", "model": MODEL, "training": {}}, "/batch-size")
+    refused = post(host, {"compile": True, "model": MODEL, "training": {}}, "/batch-size")
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "mesh")
 
 

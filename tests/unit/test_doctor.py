@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.wire.devices import Holder
+from meshwright.wire.devices import DeviceProcess
 from meshwright.wire.leases import LeasedDevice
 from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.doctor import Finding, Surroundings, evaluate, examine, format_findings
@@ -216,9 +216,9 @@ def test_variables_that_hide_nothing_are_not_mentioned(machines: dict[str, Surro
     assert {f.level for f in evaluate(replace(machines["cpu"], environ=hiding))} == {"ok"}
 
 
-@pytest.mark.parametrize("holders", [None, (), (Holder(pid=1, own=True),)])
+@pytest.mark.parametrize("holders", [None, (), (DeviceProcess(pid=1, own=True),)])
 def test_nobody_or_only_ourselves_on_the_devices_is_not_mentioned(
-    machines: dict[str, Surroundings], holders: tuple[Holder, ...] | None
+    machines: dict[str, Surroundings], holders: tuple[DeviceProcess, ...] | None
 ) -> None:
     facts = machines["gpu"].facts
     assert facts is not None

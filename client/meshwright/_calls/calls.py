@@ -30,7 +30,6 @@ from meshwright._calls.options import (
     PlanOptions,
     SearchOptions,
     TrainingLike,
-    Verify,
 )
 from meshwright.errors import PlanInfeasibleError
 from meshwright.spec import MeshLike, MeshSpec
@@ -109,7 +108,7 @@ def search(model: ModelLike, training: TrainingLike, **options: Unpack[SearchOpt
 
 def _build_planned(endpoint: Endpoint[Plans], given: Mapping[str, Any]) -> Call[Plans]:
     fields = {name: _write_field(name, value) for name, value in given.items()}
-    return build_model(endpoint, fields=fields, makes_run=given.get("verify", "none") != "none")
+    return build_model(endpoint, fields=fields, makes_run=bool(given.get("compile")))
 
 
 def _write_field(name: str, value: object) -> object:
@@ -161,7 +160,7 @@ def batch_size(
     target: str | None = None,
     plan: Plan | str | None = None,
     memory_strategy: MemoryStrategyName | None = None,
-    verify: Verify = "none",
+    compile: bool = False,
 ) -> Call[BatchSize]:
     """`POST /batch-size`; starts a run where it needs the compiler.
 
@@ -178,9 +177,9 @@ def batch_size(
         "target": target,
         "plan": plan.fingerprint if isinstance(plan, Plan) else plan,
         "memory_strategy": memory_strategy,
-        "verify": verify,
+        "compile": compile,
     }
-    return build_model(endpoints.BATCH_SIZE, fields=fields, makes_run=verify != "none")
+    return build_model(endpoints.BATCH_SIZE, fields=fields, makes_run=compile)
 
 
 def submit_bench(*, mesh: MeshLike | MeshSpec | None, **fields: object) -> Call[Run]:

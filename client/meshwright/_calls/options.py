@@ -21,7 +21,6 @@ ModelLike = str | ModelSpec | Mapping[str, Any]
 """A preset's name, the content of a config.json, or dimensions by the same names."""
 TrainingLike = TrainingSpec | Mapping[str, Any]
 """The training, such as {"global_batch_size": 64, "seq_len": 8192}."""
-Verify = Literal["none", "compile"]
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
 ExportName = Literal["jax", "maxtext"]
@@ -39,7 +38,7 @@ class _MeshOptions(TypedDict, total=False):
         memory_strategy: the part of a GPU's memory that the job's JAX may take, as `plan.environment` has it; None:
             0.92 where a model is trained, else 0.75.
         exports: write "jax" (mesh and PartitionSpecs) or "maxtext" (flags) into `plan.exports`; needs a model.
-        verify: "compile" asks XLA's compiler whether the step fits, and waits for the result in `plan.verification`. If
+        compile: asks XLA's compiler whether the step fits, and waits for the result in `plan.verification`. If
             the waiting ends early, the compile continues and its result is stored.
     """
 
@@ -49,7 +48,7 @@ class _MeshOptions(TypedDict, total=False):
     include_devices: bool
     memory_strategy: MemoryStrategyName | None
     exports: Sequence[ExportName]
-    verify: Verify
+    compile: bool
 
 
 class PlanOptions(_MeshOptions, total=False):

@@ -72,7 +72,7 @@ def show_batch_size(
         trained={"seq_len": seq},
         hardware=hardware,
         per_device_batch_size=batch,
-        verify="compile" if compiled else None,
+        compile=True if compiled else None,
         mesh=mesh,
         target=target,
         plan=plan,
@@ -82,7 +82,7 @@ def show_batch_size(
         session.print_json(reply)
     else:
         _print_sizes(session, reply)
-    if asked.verify != "none" and judge([reply.compiled.verification if reply.compiled else None]) != OK:
+    if asked.compile and judge([reply.compiled.verification if reply.compiled else None]) != OK:
         return FAILED
     if reply.estimated and reply.estimated.recommended is None:
         return FAILED

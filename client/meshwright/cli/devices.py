@@ -23,7 +23,7 @@ from meshwright.cli.session import FAILED, OK, Session
 from meshwright.topology.links import format_links
 from meshwright.topology.text import describe_kind, describe_lease, is_declared
 from meshwright.wire.base import Evidence
-from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder, Release, Unseen
+from meshwright.wire.devices import Device, DeviceProcess, Devices, HoldersUnknown, Release
 
 
 def show_devices(
@@ -179,23 +179,23 @@ def release_devices(session: Session) -> int:
 
 
 def _print_release(session: Session, reply: Release) -> None:
-    how = "its worker had to be killed" if reply.killed else "its worker let go"
+    how = "its worker had to be killed" if reply.worker_killed else "its worker let go"
     word = Text("released", "green") if reply.released else Text("not released", "bold red")
     session.out.print(word + Text(f" after {format_time(reply.duration_s)}: {how}"))
     for run_id in reply.cancelled_runs:
         session.out.print(f"cancelled {clean(run_id)}")
-    if reply.held is None:
-        print_warning(session, f"who else holds the devices is not known: {_UNSEEN[reply.unseen]}")
-    elif reply.held:
-        session.out.print(build_table(HOLDER_COLUMNS, reply.held))
+    if reply.holders is None:
+        print_warning(session, f"who else holds the devices is not known: {_HOLDERS_UNKNOWN[reply.holders_unknown]}")
+    elif reply.holders:
+        session.out.print(build_table(HOLDER_COLUMNS, reply.holders))
 
 
-_UNSEEN: Final[dict[Unseen | None, str]] = {
-    "late": "the driver did not answer in time",
-    "hidden": "the agent may not look into all processes of the host (runbook: Rights)",
+_HOLDERS_UNKNOWN: Final[dict[HoldersUnknown | None, str]] = {
+    "driver_timeout": "the driver did not answer in time",
+    "no_permission": "the agent may not look into all processes of the host (runbook: Rights)",
     None: "nobody could look",
 }
-HOLDER_COLUMNS: Final[tuple[Column[Holder], ...]] = (
+HOLDER_COLUMNS: Final[tuple[Column[DeviceProcess], ...]] = (
     Column("still held by", lambda holder: f"{holder.pid}{' (agent)' if holder.own else ''}"),
     Column("name", lambda holder: holder.name or ""),
     Column("devices", lambda holder: ", ".join(holder.devices)),

@@ -78,10 +78,10 @@ def show_plan(
         devices=choose_devices(devices, count, "--devices"),
         target=target,
         audit=audit or None,
-        verify="compile" if compiled else None,
+        compile=True if compiled else None,
         exports=list_exports(export),
     )
-    say = PlanOutput(f"mesh {asked.mesh}", export, save, is_verified=asked.verify != "none")
+    say = PlanOutput(f"mesh {asked.mesh}", export, save, is_verified=asked.compile)
     if is_asked(session, hosts):
         if offline:
             raise typer.BadParameter("it asks the agents of these hosts, --offline does not", param_hint="--hosts")

@@ -97,7 +97,7 @@ def build_request(
         found = {}
     if "global_batch_size" in trained and isinstance(found, dict) and "global_batch_size" not in found:
         raise typer.BadParameter("how many sequences has a step? write 64", param_hint="--global-batch-size")
-    if fields.get("model") is None and (fields.get("training") or fields.get("verify") == "compile"):
+    if fields.get("model") is None and (fields.get("training") or fields.get("compile")):
         raise typer.BadParameter("the rest says how it is trained; write --model llama3-8b", param_hint="--model")
     try:
         return kind.model_validate_json(json.dumps(fields))

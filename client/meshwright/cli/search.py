@@ -83,10 +83,10 @@ def search_mesh(
         targets=target or None,
         devices=choose_devices(devices, count, "--devices"),
         fallback=fallback or None,
-        verify="compile" if compiled else None,
+        compile=True if compiled else None,
         exports=list_exports(export),
     )
-    say = PlanOutput("the search", export, save, is_verified=asked.verify != "none")
+    say = PlanOutput("the search", export, save, is_verified=asked.compile)
     if offline:
         plans = answer_plans_here(session, asked)
     else:

@@ -333,7 +333,7 @@ def _explain_card(name: str) -> str | None:
     if chip.name.startswith("MI"):
         return (
             "XLA's ROCm compiler is not supported: without a card, only its CUDA compiler is known to work; use a "
-            "target of NVIDIA's, such as h100:8, or plan without verify"
+            "target of NVIDIA's, such as h100:8, or plan without compile"
         )
     return None if chip.name in CARDS else f"the figures of {chip.name} are not known; use one of {_list()}"
 

@@ -86,7 +86,7 @@ def answer_plans(
     limits: Limits | None = None,
     on_progress: OnProgress | None = None,
 ) -> Plans:
-    """Returns the answer of `POST /mesh/plan` or `/mesh/search`, with verifications where the request has `verify`.
+    """Returns the answer of `POST /mesh/plan` or `/mesh/search`, with verifications where the request has `compile`.
 
     Args:
         request: a mesh, or a model to find one for.
@@ -97,7 +97,7 @@ def answer_plans(
     Raises:
         RequestError: as `answer_request`; or a compile is requested without a model or its training.
     """
-    if request.verify == "none":
+    if not request.compile:
         return answer_request(request, here)
     plans = answer_request(request.model_copy(update={"include_devices": True}), here)
     kept = {} if request.include_devices else {"devices": ()}
@@ -128,7 +128,7 @@ def answer_batch(
     if named.hardware is None:
         raise _refuse("hardware", "no hardware is named and no agent is asked", "name hardware=h100 or target=8*h100:8")
     reply = answer_batch_size(named, platform=None, kind=named.hardware, basis="declared")
-    if request.verify == "none":
+    if not request.compile:
         return (
             reply if request.model is None else reply.model_copy(update={"estimated": estimate_request(request, here)})
         )

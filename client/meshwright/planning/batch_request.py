@@ -209,7 +209,7 @@ def _ask(
         )
     except PlanInfeasibleError as error:
         message = f"no batch can be estimated for a model here: {error.errors[0]['message']}"
-        hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh and "verify": "compile"'
+        hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh and "compile": true'
         raise PlanInfeasibleError.of("target", message, hint) from error
 
 

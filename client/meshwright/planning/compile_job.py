@@ -20,7 +20,8 @@ from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.cost import PlanSchedule
-from meshwright.wire.mesh import Plan, PlanGranule
+from meshwright.wire.devices import Granule
+from meshwright.wire.mesh import Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
 
@@ -147,7 +148,7 @@ def _find_shape(plan: Plan, chip: Chip) -> tuple[int, ...]:
     return first.shape
 
 
-def _describe(granule: PlanGranule) -> tuple[object, ...]:
+def _describe(granule: Granule) -> tuple[object, ...]:
     return granule.shape, granule.wrap, granule.twisted
 
 
@@ -254,7 +255,7 @@ def order_verified(statuses: Sequence[str]) -> list[int]:
 
 def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:
     missing = "model" if model is None else "training"
-    detail = f"verify is 'compile' and {missing} is not given; what is compiled is a training step"
+    detail = f"compile is true and {missing} is not given; what is compiled is a training step"
     hint = f'give both: "model": "llama3-8b", "training": {training}'
     return InvalidRequestError.of(missing, detail, hint)
 

@@ -39,7 +39,7 @@ from meshwright.topology.links import classify_link, price_pair
 from meshwright.topology.model import NAMES_SHOWN, Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Granule
-from meshwright.wire.mesh import Plan, PlanAxis, PlanGranule, PlanRequest, PlanScore
+from meshwright.wire.mesh import Plan, PlanAxis, PlanRequest, PlanScore
 
 Lines = tuple[tuple[int, ...], ...]
 """The devices along an axis, one tuple for each place on the other axes."""
@@ -559,7 +559,7 @@ def _build_plan(
     )
 
 
-def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: bool = False) -> tuple[PlanGranule, ...]:
+def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: bool = False) -> tuple[Granule, ...]:
     """Returns the granules of a topology in the form of a plan; with the used positions where `is_listed`."""
     used: dict[int, list[int]] = {granule.ordinal: [] for granule in topology.granules}
     for ordinal, position in map(topology.places.__getitem__, order):
@@ -570,20 +570,11 @@ def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: b
     )
 
 
-def _build_granule(granule: Granule, topology: Topology, used: tuple[int, ...] | None) -> PlanGranule:
+def _build_granule(granule: Granule, topology: Topology, used: tuple[int, ...] | None) -> Granule:
     kinds, memory_bytes = topology.equipment[granule.ordinal]
-    return PlanGranule(
-        ordinal=granule.ordinal,
-        kind=granule.kind,
-        name=granule.name,
-        device_count=granule.device_count,
-        used_positions=used,
-        device_kind=kinds[0] if len(kinds) == 1 else None,
-        device_memory_bytes=memory_bytes,
-        shape=granule.shape,
-        wrap=granule.wrap,
-        twisted=granule.twisted,
-    )
+    kind = kinds[0] if len(kinds) == 1 else None
+    found = {"used_positions": used, "device_kind": kind, "device_memory_bytes": memory_bytes}
+    return granule.model_copy(update=found)
 
 
 def _build_score(layout: Layout) -> PlanScore:

@@ -189,7 +189,7 @@ class FakeAgent(Faulty):
         cancelled = self._cancel_runs("the devices were released")
         worker = self.devices.worker.model_copy(update={"state": "stopped", "pid": None})
         self.devices = self.devices.model_copy(update={"worker": worker})
-        return Release(released=True, duration_s=0.01, killed=False, cancelled_runs=cancelled, worker=worker)
+        return Release(released=True, duration_s=0.01, worker_killed=False, cancelled_runs=cancelled, worker=worker)
 
     def _list_running(self) -> tuple[str, ...]:
         return tuple(run.id for run in self.runs.list(1000, "running").runs)
@@ -204,7 +204,7 @@ class FakeAgent(Faulty):
         request: PlanRequest | SearchRequest = asked.body
         plans = answer_request(request, Inventory(Topology.of(self._here())))
         self._plans.update({plan.fingerprint: plan for plan in plans.plans})
-        if request.verify == "none":
+        if not request.compile:
             return plans
         return self._accept("plan", request, lambda: self._verify_plans(plans))
 
@@ -239,7 +239,7 @@ class FakeAgent(Faulty):
         request: BatchSizeRequest = asked.body
         first = self.devices.devices[0] if self.devices.devices else None
         kind = first.kind if first else "unknown"
-        if request.verify == "none":
+        if not request.compile:
             check_batch_fields(request)
             estimated = self._estimate(request) if request.model is not None else None
             named = name_batch_hardware(

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright.errors import PlanMismatchError
-from meshwright.wire.mesh import DeviceRef, Plan, PlanGranule
+from meshwright.wire.devices import Granule
+from meshwright.wire.mesh import DeviceRef, Plan
 
 Position = tuple[int, int]
 """(granule ordinal, position in the granule's canonical order): the name that every device has."""
@@ -258,7 +259,7 @@ class _Match:
 
 
 def _part_machines(
-    granules: Mapping[int, PlanGranule], wanted: Mapping[int, list[DeviceRef]], groups: list[list[JobDevice]]
+    granules: Mapping[int, Granule], wanted: Mapping[int, list[DeviceRef]], groups: list[list[JobDevice]]
 ) -> list[list[JobDevice]]:
     """Returns the job's groups, parted between processes where just that makes the plan's granules."""
     if len(groups) >= len(wanted) or any(device.coords for group in groups for device in group):
@@ -328,7 +329,7 @@ def _match_granules(
     return found
 
 
-def _match(granule: PlanGranule, refs: Sequence[DeviceRef], members: Sequence[JobDevice]) -> _Match:
+def _match(granule: Granule, refs: Sequence[DeviceRef], members: Sequence[JobDevice]) -> _Match:
     if all(ref.uuid for ref in refs) and all(member.uuid for member in members):
         return _match_by(granule, refs, members, lambda device: _fold(device.uuid))
     if all(ref.coords for ref in refs) and all(member.coords for member in members):
@@ -337,7 +338,7 @@ def _match(granule: PlanGranule, refs: Sequence[DeviceRef], members: Sequence[Jo
 
 
 def _match_by(
-    granule: PlanGranule,
+    granule: Granule,
     refs: Sequence[DeviceRef],
     members: Sequence[JobDevice],
     name: Callable[[DeviceRef | JobDevice], Hashable],
@@ -354,7 +355,7 @@ def _match_by(
     return _Match(keys, missing, () if is_left_out else tuple(map(str, others)))
 
 
-def _match_by_position(granule: PlanGranule, refs: Sequence[DeviceRef], members: Sequence[JobDevice]) -> _Match:
+def _match_by_position(granule: Granule, refs: Sequence[DeviceRef], members: Sequence[JobDevice]) -> _Match:
     if len(members) == granule.device_count:
         return _Match({rank: member.key for rank, member in enumerate(members)})
     used = sorted(ref.position for ref in refs)

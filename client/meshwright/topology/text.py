@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from meshwright.topology.links import build_cells, count_links, format_granules, format_legend, is_known
-from meshwright.wire.devices import Device, DeviceProcess, Devices, Holder
+from meshwright.wire.devices import Device, DeviceProcess, Devices
 
 WIDTH: Final = 100
 MOST_IN_MATRIX: Final = 16
@@ -173,7 +173,7 @@ def _show_process(process: DeviceProcess) -> str:
     return f"{'agent' if process.own else process.name or '?'}/{process.pid}{used}{f' in {where}' if where else ''}"
 
 
-def name_place(process: DeviceProcess | Holder) -> str:
+def name_place(process: DeviceProcess) -> str:
     """Returns the batch job, pod or container that a process runs in, the strongest that is known; else ""."""
     if process.job:
         return process.job

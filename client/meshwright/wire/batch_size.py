@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from meshwright.wire.base import Basis, Notice, Reply, RequestPart
 from meshwright.wire.cost import MeasuredFigure, PlanMemory, PlanSchedule, PlanStepTime
@@ -48,9 +48,9 @@ class BatchSizeRequest(RequestPart):
         description="how much of a GPU's memory the job's JAX may take: 0.6, 0.75 (JAX's default) or 0.9 of it; null: "
         "0.92 where a model is trained, else 0.75",
     )
-    verify: Literal["none", "compile"] = Field(
-        default="none",
-        description="none: a model's batch is estimated, at once; compile: the largest that XLA's compiler says fits, "
+    compile: StrictBool = Field(
+        default=False,
+        description="false: a model's batch is estimated, at once; true: the largest that XLA's compiler says fits, "
         "202 and a run",
     )
 
@@ -171,7 +171,7 @@ class BatchSize(Reply):
     )
     validation: BatchSizeValidation | None = None
     estimated: EstimatedBatch | None = Field(
-        default=None, description="of a model, by the cost model; null where no model is given, or verify was asked"
+        default=None, description="of a model, by the cost model; null where no model is given, or `compile` was asked"
     )
-    compiled: CompiledBatch | None = Field(default=None, description="where verify was asked")
+    compiled: CompiledBatch | None = Field(default=None, description="where `compile` was asked")
     warnings: tuple[Notice, ...] = ()

@@ -21,8 +21,9 @@ GranuleKind = Literal["host", "slice"]
 """What is joined inside by a fast network: a TPU slice, or a host of GPUs or CPUs."""
 
 
-Unseen = Literal["late", "hidden"]
-"""Why the processes on the devices are unknown."""
+HoldersUnknown = Literal["driver_timeout", "no_permission"]
+"""Why the processes on the devices are unknown: the driver did not answer in time · it answered, and the agent may not
+look into all processes."""
 
 LINK_COUNT_MAX: Final = 1024
 """Parallel links of one pair of devices: far more than any has, so that their rates stay finite."""
@@ -42,7 +43,7 @@ class Memory(Evidence):
 
 
 class DeviceProcess(Reply):
-    """A process that holds a device."""
+    """A process that holds devices."""
 
     pid: int
     name: str | None = None
@@ -52,19 +53,15 @@ class DeviceProcess(Reply):
     container: str | None = Field(default=None, description="id of the container that it runs in, where seen")
     pod_uid: str | None = Field(default=None, description="uid of its Kubernetes pod, where seen")
     job: str | None = Field(default=None, description='its batch job, where seen: "slurm 4711"')
+    devices: tuple[str, ...] = Field(default=(), description="uuids or device files, in the reply to a release")
 
 
 class JaxView(Evidence):
-    """The device as `jax.devices()` shows it in the agent's worker."""
+    """What only JAX says of the device: as `jax.devices()` shows it in the agent's worker."""
 
     id: int = Field(description="jax.Device.id in the worker; other processes number differently")
     kind: str
-    platform: Platform
-    process_index: int = 0
     local_hardware_id: int | None = None
-    coords: tuple[int, ...] | None = None
-    core_on_chip: int | None = None
-    slice_index: int | None = None
     memory_stats: dict[str, int] | None = None
     generation: int = Field(description="which worker, counted from 1, saw this; 0: one before the agent's restart")
 
@@ -148,6 +145,15 @@ class Granule(Reply):
     domain: str | None = Field(
         default=None, description="the NVLink domain that this host belongs to, where it spans hosts (GB200 NVL72)"
     )
+    used_positions: tuple[int, ...] | None = Field(
+        default=None, description="in a plan: those of its devices; null where devices are left out"
+    )
+    device_kind: str | None = Field(
+        default=None, description="in a plan: as JAX calls its devices; null: of several kinds"
+    )
+    device_memory_bytes: int | None = Field(
+        default=None, description="in a plan: of its device with the least; null: not known"
+    )
 
 
 class NumaNode(Evidence):
@@ -221,19 +227,6 @@ class Devices(Reply):
     warnings: tuple[Notice, ...] = ()
 
 
-class Holder(Reply):
-    """A process that still holds a device file or a context after a release."""
-
-    pid: int
-    name: str | None = None
-    command: str | None = None
-    devices: tuple[str, ...] = Field(default=(), description="uuids or device files")
-    own: bool = False
-    container: str | None = Field(default=None, description="id of the container that it runs in, where seen")
-    pod_uid: str | None = Field(default=None, description="uid of its Kubernetes pod, where seen")
-    job: str | None = Field(default=None, description='its batch job, where seen: "slurm 4711"')
-
-
 class ReleaseRequest(RequestPart):
     """`POST /devices/release`: nothing to choose, since all devices are given back or none."""
 
@@ -243,12 +236,10 @@ class Release(Reply):
 
     released: bool = Field(description="true: no process of the agent holds a device any more")
     duration_s: float
-    killed: bool = Field(description="true: the worker did not go by itself and was killed")
+    worker_killed: bool = Field(description="true: the worker did not go by itself and was killed")
     cancelled_runs: tuple[str, ...] = ()
-    held: tuple[Holder, ...] | None = Field(default=(), description="who still holds one; null: see `unseen`")
-    unseen: Unseen | None = Field(
-        default=None,
-        description="why `held` is null. late: the driver did not answer in time; hidden: it answered, and the agent "
-        "may not look into all processes; null also from an older agent",
+    holders: tuple[DeviceProcess, ...] | None = Field(
+        default=(), description="who still holds a device; null: see `holders_unknown`"
     )
+    holders_unknown: HoldersUnknown | None = Field(default=None, description="why `holders` is null")
     worker: Worker

@@ -18,7 +18,7 @@ from meshwright.wire.cost import (
     Price,
     SearchAxis,
 )
-from meshwright.wire.devices import Devices
+from meshwright.wire.devices import Devices, Granule
 from meshwright.wire.model import Count, ModelFacts, Remat, TrainingSpec, WeightDtype
 from meshwright.wire.verification import Verification
 
@@ -79,9 +79,9 @@ class _MeshRequest(RequestPart):
     exports: tuple[ExportName, ...] = Field(
         default=(), description="jax: mesh and PartitionSpecs as Python; maxtext: its flags; needs a model"
     )
-    verify: Literal["none", "compile"] = Field(
-        default="none",
-        description="compile: XLA's compiler for the target says whether the step fits; 202 and a run where no earlier "
+    compile: StrictBool = Field(
+        default=False,
+        description="true: XLA's compiler for the target says whether the step fits; 202 and a run where no earlier "
         "answer is stored",
     )
 
@@ -192,21 +192,6 @@ class DeviceRef(Reply):
     process_index: int | None = None
 
 
-class PlanGranule(Reply):
-    """A granule that the plan's topology has: how many devices, and which of them (by position) the plan uses."""
-
-    ordinal: int
-    kind: Literal["host", "slice"]
-    name: str
-    device_count: int
-    used_positions: tuple[int, ...] | None = Field(default=None, description="null where devices are left out")
-    device_kind: str | None = Field(default=None, description="as JAX calls its devices; null: of several kinds")
-    device_memory_bytes: int | None = Field(default=None, description="of its device with the least; null: not known")
-    shape: tuple[int, ...] | None = Field(default=None, description="of a TPU slice, in chips: x, y, z")
-    wrap: tuple[bool, ...] | None = Field(default=None, description="which of these dimensions close to rings")
-    twisted: bool = Field(default=False, description="a twisted torus")
-
-
 class PlanAxis(Reply):
     """What one mesh axis runs over. Figures that are not known are null."""
 
@@ -246,7 +231,7 @@ class Plan(Reply):
     axis_types: dict[str, AxisType]
     platform: Literal["cpu", "gpu", "tpu"]
     devices: tuple[DeviceRef, ...] = Field(default=(), description="row-major in mesh order; empty: left out")
-    granules: tuple[PlanGranule, ...] = ()
+    granules: tuple[Granule, ...] = ()
     axes: tuple[PlanAxis, ...] = ()
     score: PlanScore | None = Field(default=None, description="of this order")
     target: str | None = Field(default=None, description="the target that was planned on, as it is written")

@@ -167,7 +167,7 @@ def write_plans(request: PlanRequest | SearchRequest, here: Inventory | None) ->
         "kept": _write(kept),
         "shown": None if list(shown) == kept else _write(shown),
     }
-    return written | (_write_tasks(request, plans) if request.verify == "compile" else {})
+    return written | (_write_tasks(request, plans) if request.compile else {})
 
 
 def _write(plans: Iterable[Plan]) -> list[str]:

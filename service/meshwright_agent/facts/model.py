@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
-from meshwright.wire.devices import DeviceProcess, Holder, Mig
+from meshwright.wire.devices import DeviceProcess, Mig
 
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 FabricState = Literal["not_supported", "not_started", "in_progress", "completed"]
@@ -250,7 +250,7 @@ class DriverFacts:
 class KfdFacts:
     """AMD's compute driver, by its device file. `holders`: processes that have it open; None: unknown."""
 
-    holders: tuple[Holder, ...] | None = None
+    holders: tuple[DeviceProcess, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class HostFacts:
     environment: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
-    holders: tuple[Holder, ...] | None = ()
+    holders: tuple[DeviceProcess, ...] | None = ()
     kernel_log: KernelLog | None = None
     kfd: KfdFacts | None = None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright.topology.chips import DISPLAY_CLASS, NVIDIA
-from meshwright.wire.devices import Holder
+from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts import tpu
 from meshwright_agent.facts.kernel_log import read_kernel_log
 from meshwright_agent.facts.model import HostFacts, KernelLog, Problem, TpuFacts
@@ -92,7 +92,7 @@ def read_host_facts(
     )
 
 
-def _find_openers(proc: Path, table: ProcessTable) -> tuple[Holder, ...] | None:
+def _find_openers(proc: Path, table: ProcessTable) -> tuple[DeviceProcess, ...] | None:
     """Returns the processes that have a card's file open, for drivers that do not report processes; None: unknown."""
     opened = read_open_files(proc, lambda file: _NVIDIA_FILE.fullmatch(file) is not None)
     found = table.describe_holders(opened)
@@ -121,7 +121,7 @@ def _find_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:
     )
 
 
-def read_holders(roots: Roots, *, nvml: Any = None) -> tuple[Holder, ...] | None:
+def read_holders(roots: Roots, *, nvml: Any = None) -> tuple[DeviceProcess, ...] | None:
     """Returns the processes that compute on a device or have its file open, as monitors do.
 
     None: no holder was found, and some processes could not be inspected.

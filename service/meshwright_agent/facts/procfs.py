@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from meshwright.wire.devices import DeviceProcess, Holder
+from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts.model import CpuFacts, GpuFacts, KfdFacts, MachineFacts, TpuFacts
 from meshwright_agent.facts.sysfs import (
     Roots,
@@ -75,7 +75,7 @@ class ProcessTable:
             **vars(parse_cgroup(read_text(folder / "cgroup") or "")),
         )
 
-    def describe_holders(self, opened: OpenFiles) -> tuple[Holder, ...]:
+    def describe_holders(self, opened: OpenFiles) -> tuple[DeviceProcess, ...]:
         """Returns the processes that have files open, with their files."""
         return tuple(build_holder(self.describe(pid), files) for pid, files in opened.files.items())
 
@@ -196,14 +196,14 @@ def _read_links(folder: Path) -> list[str] | None:
     return [str(target) for target in targets if target is not None]  # other files were closed in between
 
 
-def build_holder(process: DeviceProcess, devices: Iterable[str]) -> Holder:
+def build_holder(process: DeviceProcess, devices: Iterable[str]) -> DeviceProcess:
     """Returns a process with its held devices: uuids of GPUs, or device files."""
-    return Holder(**process.model_dump(exclude={"used_bytes"}), devices=tuple(sorted(devices)))
+    return process.model_copy(update={"used_bytes": None, "devices": tuple(sorted(devices))})
 
 
-def merge_holders(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+def merge_holders(holders: Iterable[DeviceProcess]) -> tuple[DeviceProcess, ...]:
     """Returns one holder per process, with all its devices."""
-    merged: dict[int, Holder] = {}
+    merged: dict[int, DeviceProcess] = {}
     for holder in holders:
         known = merged.get(holder.pid)
         devices = {*holder.devices, *(known.devices if known else ())}
@@ -211,13 +211,13 @@ def merge_holders(holders: Iterable[Holder]) -> tuple[Holder, ...]:
     return tuple(merged[pid] for pid in sorted(merged))
 
 
-def join_holders(*reads: tuple[Holder, ...] | None) -> tuple[Holder, ...] | None:
+def join_holders(*reads: tuple[DeviceProcess, ...] | None) -> tuple[DeviceProcess, ...] | None:
     """Returns all holders found; None if none was found and a read was incomplete."""
     found = merge_holders(holder for read in reads for holder in read or ())
     return found if found or None not in reads else None
 
 
-def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[Holder, ...] | None:
+def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[DeviceProcess, ...] | None:
     """Returns the processes that compute on these devices; None if none was found and some devices are unknown."""
     read = [(gpu.key, gpu.processes) for gpu in gpus] + [
         (chip.device_file or chip.key, chip.processes) for chip in tpus

@@ -137,8 +137,7 @@ def _find_holders(facts: HostFacts) -> tuple[DeviceProcess, ...] | None:
     """Returns the holders of each GPU that only JAX lists. For AMD these have the driver's file open; None: unknown."""
     if facts.kfd is None or any(problem.kind in _NVIDIA_IS_SILENT for problem in facts.problems):
         return None
-    found = facts.kfd.holders
-    return None if found is None else tuple(DeviceProcess(**each.model_dump(exclude={"devices"})) for each in found)
+    return facts.kfd.holders
 
 
 def _warn(view: View, seen: Sequence[JaxDevice], found: Mapping[str, JaxDevice]) -> tuple[Notice, ...]:

@@ -103,7 +103,7 @@ class SimulatedHost(Host):
 
     async def release(self) -> Release:
         """Returns a release without holders, so that a scheduler under test continues."""
-        return Release(released=True, duration_s=0.0, killed=False, worker=self._device.view())
+        return Release(released=True, duration_s=0.0, worker_killed=False, worker=self._device.view())
 
     async def preempt(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
         """Returns an empty tuple, because benches do not run."""

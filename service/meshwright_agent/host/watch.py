@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from meshwright.errors import DeviceBusyError, ProblemError
 from meshwright.topology.chips import parse_chip_count
-from meshwright.wire.devices import Holder, Release, Unseen
+from meshwright.wire.devices import DeviceProcess, HoldersUnknown, Release
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import parse_host_facts
 from meshwright_agent.facts.nvidia import drop_ambiguous_processes
@@ -44,7 +44,7 @@ ANOTHER_PROBE_S: Final = 0.5
 """Minimum remaining time for a second probe of the holders. A probe starts in about 0.3 s."""
 RELEASED: Final = "the devices were released (POST /devices/release)"
 
-_Held = tuple[tuple[Holder, ...] | None, Unseen | None]
+_Holders = tuple[tuple[DeviceProcess, ...] | None, HoldersUnknown | None]
 """The holders of devices; or None and the reason why they are unknown."""
 
 
@@ -291,15 +291,15 @@ class HostWatch(Host):
         def left_s() -> float:
             return started_s + BOUND_S - ANSWER_S - self._clock.monotonic()
 
-        seen, unseen = await self._ask_in_time(left_s())
-        while was_running and unseen == "hidden" and left_s() >= ANOTHER_PROBE_S:
+        holders, unknown = await self._ask_in_time(left_s())
+        while was_running and unknown == "no_permission" and left_s() >= ANOTHER_PROBE_S:
             again = await self._ask_in_time(left_s())  # a driver takes a moment to clear a context
-            if again[1] == "late":
+            if again[1] == "driver_timeout":
                 break
-            seen, unseen = again
+            holders, unknown = again
         ending = outcome.abandoned_pids
         holding = [pid for pid in ending if pid in self._device.holding_pids]  # a process may have ended meanwhile
-        held = _name_own(seen, ending, holding, self._device.spec.module)
+        holders = _name_own(holders, ending, holding, self._device.spec.module)
         duration_s = self._clock.monotonic() - started_s
         RELEASE_DURATION.labels("abandoned" if holding else "killed" if outcome.killed else "released").observe(
             duration_s
@@ -308,10 +308,10 @@ class HostWatch(Host):
         return Release(
             released=not holding,
             duration_s=duration_s,
-            killed=outcome.killed,
+            worker_killed=outcome.killed,
             cancelled_runs=cancelled,
-            held=held,
-            unseen=unseen if held is None else None,
+            holders=holders,
+            holders_unknown=unknown if holders is None else None,
             worker=self._device.view(),
         )
 
@@ -319,23 +319,23 @@ class HostWatch(Host):
         self.update(released=True, failure=None)
         self.report_worker()
 
-    async def _ask_in_time(self, bound_s: float) -> _Held:
+    async def _ask_in_time(self, bound_s: float) -> _Holders:
         """Returns the holders from the probe; None and the reason if they are unknown or the probe is late."""
         limit_s = max(0.1, bound_s)
-        asking: asyncio.Task[_Held] = self._spawn(self._ask_for_holders(limit_s))
+        asking: asyncio.Task[_Holders] = self._spawn(self._ask_for_holders(limit_s))
         done, _ = await asyncio.wait({asking}, timeout=limit_s)
         if not done:
             asking.cancel()  # not awaited: ending a hanging probe takes longer than the remaining time
-            return None, "late"
+            return None, "driver_timeout"
         return asking.result()
 
-    async def _ask_for_holders(self, limit_s: float) -> _Held:
+    async def _ask_for_holders(self, limit_s: float) -> _Holders:
         try:
             answer = await self._probe.call("holders", self._question, deadline_s=limit_s)
         except (ProblemError, CallCancelled):
-            return None, "late"
+            return None, "driver_timeout"
         holders = answer.result["holders"]
-        return (None, "hidden") if holders is None else (tuple(map(Holder.model_validate, holders)), None)
+        return (None, "no_permission") if holders is None else (tuple(map(DeviceProcess.model_validate, holders)), None)
 
     async def preempt(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
         """Ends these benches for a lease, and a worker on accelerators. Returns the ended benches.
@@ -360,10 +360,10 @@ class HostWatch(Host):
 
 
 def _name_own(
-    held: tuple[Holder, ...] | None, ending: Collection[int], holding: Collection[int], module: str
-) -> tuple[Holder, ...] | None:
+    holders: tuple[DeviceProcess, ...] | None, ending: Collection[int], holding: Collection[int], module: str
+) -> tuple[DeviceProcess, ...] | None:
     """Returns the holders and the agent's own processes that do not end, reported by the probe or not."""
-    seen = tuple(holder for holder in held or () if holder.pid not in ending or holder.pid in holding)
-    unseen = set(holding) - {holder.pid for holder in seen}
-    own = tuple(Holder(pid=pid, command=f"python -m {module}", own=True) for pid in sorted(unseen))
-    return None if held is None and not own else (*seen, *own)
+    seen = tuple(holder for holder in holders or () if holder.pid not in ending or holder.pid in holding)
+    missing = set(holding) - {holder.pid for holder in seen}
+    own = tuple(DeviceProcess(pid=pid, command=f"python -m {module}", own=True) for pid in sorted(missing))
+    return None if holders is None and not own else (*seen, *own)

@@ -40,7 +40,7 @@ def _answer(answer: PlanAnswer | Run) -> Response:
 async def plan_by_post(agent: AgentHere, request: PlanRequest) -> Response:
     """A validated plan for a mesh on this host, a target or a topology, stored under its fingerprint.
 
-    With `verify: "compile"` also what XLA's compiler says of the model's step on it: at once where that is stored, else
+    With `compile` also what XLA's compiler says of the model's step on it: at once where that is stored, else
     by a run.
     """
     return _answer(await agent.plan(request))
@@ -53,7 +53,7 @@ async def search_by_post(agent: AgentHere, request: SearchRequest) -> Response:
     """The meshes on which a model's step is fastest on this host, on a topology or on targets, of those that fit.
 
     Each as a plan that is stored under its fingerprint, the fastest first, and why other families of meshes lost. Of
-    several targets the best plan on each. With `verify: "compile"` as for a plan.
+    several targets the best plan on each. With `compile` as for a plan.
     """
     return _answer(await agent.plan(request))
 
@@ -101,10 +101,10 @@ async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) 
     """Advice for the named hardware, or for this host's; a `per_device_batch_size` is checked against the table.
 
     With a `model` also `estimated`: how many sequences its step should have on a mesh, and which limit says so. With
-    `verify: "compile"` instead the largest batch of a model that XLA's compiler says fits: at once where that is
+    `compile` instead the largest batch of a model that XLA's compiler says fits: at once where that is
     stored, else by a run.
     """
-    if request.verify == "none":
+    if not request.compile:
         return await agent.plans.answer_batch(request)
     answer = await agent.compiles.answer_batch(request)
     return answer_run(answer) if isinstance(answer, Run) else answer

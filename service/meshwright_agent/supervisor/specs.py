@@ -12,7 +12,7 @@ from typing import Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
 from meshwright.topology.chips import DISPLAY_CLASS, GOOGLE, NVIDIA
-from meshwright.wire.devices import Holder
+from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.facts.sysfs import read_pci_devices
 from meshwright_agent.settings import Settings
@@ -51,7 +51,7 @@ def explain_untouched(facts: HostFacts | None) -> str:
     return f"GPU {closed[0]} is in compute mode prohibited; `nvidia-smi -i {closed[0]} -c DEFAULT` opens it"
 
 
-def describe_holders(holders: Iterable[Holder]) -> str:
+def describe_holders(holders: Iterable[DeviceProcess]) -> str:
     """Returns the other processes and their devices as text: the first, and the number of the others."""
     others = [holder for holder in holders if not holder.own]
     programs = [(holder.pid, holder.name or holder.command) for holder in others]

@@ -45,11 +45,11 @@ ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
 MODEL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 REQUEST = PlanRequest.model_validate(
-    {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch_size": 4}, "verify": "compile"}
+    {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch_size": 4}, "compile": True}
 )
 HOST = Inventory(build_target("cpu:4"))
 ADVICE = answer_batch_size(BatchSizeRequest(hardware="h100"), platform=None, kind=None, basis="declared")
-ASKED = BatchSizeRequest.model_validate({"model": MODEL, "mesh": "dp:2", "verify": "compile"})
+ASKED = BatchSizeRequest.model_validate({"model": MODEL, "mesh": "dp:2", "compile": True})
 
 
 def build_task(does: str = "", op: Operation = "verify", key: str = "k", **job: Any) -> CompileTask:
@@ -263,7 +263,7 @@ def test_the_first_time_a_run_answers_and_the_second_time_the_store(tmp_path: Pa
     async def act(desk: Desk) -> None:
         run = await desk.ask()
         assert isinstance(run, Run)
-        assert (run.kind, run.request["verify"], run.request["training"]["remat"]) == ("plan", "compile", "full")
+        assert (run.kind, run.request["compile"], run.request["training"]["remat"]) == ("plan", "compile", "full")
         done = await desk.ended(run)
         assert (done.state, done.generation) == ("succeeded", 1)
         said = Plans.model_validate(done.result).plans[0].verification
@@ -289,7 +289,7 @@ def test_the_stored_plan_is_the_mesh_alone_whoever_asks_with_which_model(tmp_pat
         again = await desk.ask()
         assert isinstance(again, PlanAnswer)
         assert Plans.model_validate_json(again.write()).plans[0].model == shown.model
-        await desk.ask(REQUEST.model_copy(update={"model": None, "training": None, "verify": "none"}))
+        await desk.ask(REQUEST.model_copy(update={"model": None, "training": None, "compile": False}))
         assert await read_kept(REQUEST) == kept
 
     play(tmp_path, act)
@@ -301,7 +301,7 @@ def test_an_answer_that_needs_no_compiler_is_given_at_once(tmp_path: Path) -> No
         reason = Verification(status="not_compiled", reason="no such compiler").model_dump_json()
         told = PlanAnswer.of(written | {"tasks": [{**written["tasks"][0], "answer": reason}]})
         assert read(await desk.compiles.settle_plans(told)).status == "not_compiled"
-        plain = await desk.ask(REQUEST.model_copy(update={"verify": "none"}))
+        plain = await desk.ask(REQUEST.model_copy(update={"compile": False}))
         assert isinstance(plain, PlanAnswer)
         assert plain.tasks == ()
 

@@ -32,7 +32,7 @@ TRAINING = {"global_batch_size": 4, "seq_len": 16}
 
 
 def ask(**fields: Any) -> PlanRequest:
-    known = {"mesh": "dp:2,tp:2", "target": "cpu:4", "model": MODEL, "training": TRAINING, "verify": "compile"}
+    known = {"mesh": "dp:2,tp:2", "target": "cpu:4", "model": MODEL, "training": TRAINING, "compile": True}
     return PlanRequest.model_validate(known | fields)
 
 
@@ -43,7 +43,7 @@ def task_of(request: PlanRequest) -> CompileTask:
 
 def ask_batch(here: str | None = None, plan: Plan | None = None, **fields: Any) -> CompileTask:
     """Returns the task after both ways through JSON."""
-    known = {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"seq_len": 16}, "verify": "compile"}
+    known = {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"seq_len": 16}, "compile": True}
     request = BatchSizeRequest.model_validate({**({} if plan else known), **fields})
     told = None if here is None else {"target": here, "health": {}, "notices": []}
     arguments = {
@@ -128,7 +128,7 @@ def test_a_card_that_cuda_cannot_compile_for_is_not_advised_to_install_it(target
 
 
 def test_the_planner_writes_tasks_only_where_the_compiler_is_asked() -> None:
-    assert not {"tasks", "bare", "request"} & set(write_plans(ask(verify="none"), None))
+    assert not {"tasks", "bare", "request"} & set(write_plans(ask(compile=False), None))
     answer = PlanAnswer.of(json.loads(json.dumps(write_plans(ask(), None))))
     assert [CompileTask(**task).key for task in answer.tasks] == [task_of(ask()).key]
     assert Plan.model_validate_json(answer.bare[0]).devices == ()

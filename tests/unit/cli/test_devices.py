@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cli.devices import describe_processes
 from meshwright.testing import FakeAgent, build_devices
-from meshwright.wire.devices import DeviceLease, DeviceProcess, Devices, Holder, Release
+from meshwright.wire.devices import DeviceLease, DeviceProcess, Devices, Release
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -102,9 +102,9 @@ def test_what_is_still_held_is_exit_code_1_and_the_holder_is_named(meshwright: C
         Release(
             released=False,
             duration_s=2.0,
-            killed=True,
+            worker_killed=True,
             cancelled_runs=("run-1",),
-            held=(Holder(pid=99, name="train", devices=("GPU-1",), own=True),),
+            holders=(DeviceProcess(pid=99, name="train", devices=("GPU-1",), own=True),),
             worker=meshwright.fake.devices.worker,
         ),
     )
@@ -115,13 +115,19 @@ def test_what_is_still_held_is_exit_code_1_and_the_holder_is_named(meshwright: C
 
 
 @pytest.mark.parametrize(
-    ("unseen", "words"),
-    [("late", "did not answer in time"), ("hidden", "may not look into all processes"), (None, "nobody could look")],
+    ("unknown", "words"),
+    [
+        ("driver_timeout", "did not answer in time"),
+        ("no_permission", "may not look into all processes"),
+        (None, "nobody could look"),
+    ],
 )
 def test_holders_that_nobody_could_look_up_are_not_called_none_and_the_reason_is_told(
-    meshwright: CommandLine, unseen: Any, words: str
+    meshwright: CommandLine, unknown: Any, words: str
 ) -> None:
     worker = meshwright.fake.devices.worker
-    reply = Release(released=True, duration_s=0.1, killed=False, held=None, unseen=unseen, worker=worker)
+    reply = Release(
+        released=True, duration_s=0.1, worker_killed=False, holders=None, holders_unknown=unknown, worker=worker
+    )
     meshwright.fake.answer("POST", "/devices/release", reply)
     assert words in meshwright("devices", "release").err

@@ -183,7 +183,7 @@ def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: Com
         "seq_len": 64,
         "compute_dtype": "float16",
     }
-    assert "verify" not in body
+    assert "compile" not in body
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ SPEC = ModelSpec(
     vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=8, head_dim=16
 )
 TRAINING = TrainingSpec(global_batch_size=8, seq_len=128)
-ASKED: dict[str, Any] = {"model": SPEC, "training": TRAINING, "verify": "compile"}
+ASKED: dict[str, Any] = {"model": SPEC, "training": TRAINING, "compile": True}
 
 
 def bodies(fake: FakeAgent, path: str) -> list[Any]:
@@ -41,7 +41,7 @@ def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
             "mesh": "dp:2,tp:4",
             "model": SPEC.model_dump(mode="json", exclude_defaults=True),
             "training": {"global_batch_size": 8, "seq_len": 128},
-            "verify": "compile",
+            "compile": True,
         }
     ]
     assert fake.runs.list(10, None).runs[0].kind == "plan"
@@ -70,7 +70,7 @@ def test_an_agent_that_is_not_ready_refuses() -> None:
 @KINDS
 def test_the_largest_batch_comes_with_the_table(kind: Kind) -> None:
     fake = FakeAgent("h100:8")
-    question = {"model": SPEC, "mesh": {"fsdp": 8}, "training": {"seq_len": 128}, "verify": "compile"}
+    question = {"model": SPEC, "mesh": {"fsdp": 8}, "training": {"seq_len": 128}, "compile": True}
     advice = ask(kind, fake, lambda client: client.batch_size(**question))
     assert (advice.table.optimal_batch_size, advice.compiled.per_replica_batch_size) == (320, 8)
     assert advice.compiled.verification.status == "verified"
@@ -87,14 +87,14 @@ def test_a_plan_may_stand_for_mesh_and_target() -> None:
         plan = client.plan("fsdp:8")
         assert isinstance(plan, Plan)
         for named in (plan, plan.fingerprint):
-            client.batch_size(model="llama3-8b", training={}, plan=named, verify="compile")
+            client.batch_size(model="llama3-8b", training={}, plan=named, compile=True)
     assert [body["plan"] for body in bodies(fake, "/batch-size")] == [plan.fingerprint] * 2
 
 
 def test_a_training_spec_bounds_the_search() -> None:
     fake = FakeAgent("h100:8")
     with fake.client() as client:
-        client.batch_size(model="llama3-8b", training=TRAINING, mesh="fsdp:8", verify="compile")
+        client.batch_size(model="llama3-8b", training=TRAINING, mesh="fsdp:8", compile=True)
         with pytest.raises(InvalidMeshError):
-            client.batch_size(model="llama3-8b", training=TRAINING, mesh={"fsdp": 0}, verify="compile")
+            client.batch_size(model="llama3-8b", training=TRAINING, mesh={"fsdp": 0}, compile=True)
     assert bodies(fake, "/batch-size")[0]["training"]["global_batch_size"] == 8

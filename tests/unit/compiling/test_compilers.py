@@ -97,7 +97,7 @@ def test_without_jax_a_plan_is_not_compiled_and_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(compilers, "read_versions", lambda platform: {"meshwright": "1"})
     asked = PlanRequest.model_validate(
-        {"mesh": "fsdp:4", "target": target, "model": "llama3-8b", "training": TRAINING, "verify": "compile"}
+        {"mesh": "fsdp:4", "target": target, "model": "llama3-8b", "training": TRAINING, "compile": True}
     )
     (plan,) = answer_plans(asked).plans
     assert _is_told(plan.verification, extra, target)

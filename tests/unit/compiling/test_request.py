@@ -26,12 +26,12 @@ AT_ONCE = Limits(limit_s=0.01)
 
 def ask(**fields: Any) -> PlanRequest:
     given = {"mesh": "dp:2,tp:2", "target": "cpu:4", "model": MODEL, "training": {"global_batch_size": 8}}
-    return PlanRequest.model_validate({**given, "verify": "compile", **fields})
+    return PlanRequest.model_validate({**given, "compile": True, **fields})
 
 
 def fit(**fields: Any) -> BatchSizeRequest:
     given = {"mesh": "fsdp:4", "target": "cpu:4", "model": MODEL, "training": {"seq_len": 128}}
-    return BatchSizeRequest.model_validate({**given, "verify": "compile", **fields})
+    return BatchSizeRequest.model_validate({**given, "compile": True, **fields})
 
 
 def test_a_compile_that_was_not_over_in_time_is_aborted_and_the_plan_stays() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.wire.devices import Holder
+from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts.procfs import (
     ProcessTable,
     is_kernel_thread,
@@ -168,7 +168,7 @@ def test_the_parent_stands_behind_the_last_bracket(stat: str, parent: int | None
 
 
 def test_one_process_that_holds_several_devices_is_one_holder() -> None:
-    a, b = Holder(pid=1, name="a"), Holder(pid=2, name="b", devices=("x", "y"))
+    a, b = DeviceProcess(pid=1, name="a"), DeviceProcess(pid=2, name="b", devices=("x", "y"))
     assert merge_holders([b.model_copy(update={"devices": ("y",)}), a, b]) == (a, b)
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.topology.model import Topology
-from meshwright.wire.devices import Devices, Granule, Holder
+from meshwright.wire.devices import DeviceProcess, Devices, Granule
 from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts, KfdFacts, Problem, RefusedCard
 from meshwright_agent.host.gpu import match_devices
 from meshwright_agent.host.snapshot import JaxReport
@@ -215,7 +215,7 @@ def test_gpus_that_only_jax_knows_are_listed_with_what_it_says(tmp_path: Path) -
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_gpu_of_amd_is_held_by_whoever_has_its_drivers_file(tmp_path: Path, own: bool) -> None:
-    trainer = Holder(pid=12, name="python3", devices=("/dev/kfd",), own=own, job="slurm 7")
+    trainer = DeviceProcess(pid=12, name="python3", devices=("/dev/kfd",), own=own, job="slurm 7")
     facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=KfdFacts((trainer,)))
     for device in join(facts, [jax_device(index, "AMD Instinct MI300X") for index in range(2)]).devices:
         assert [(process.pid, process.own, process.job) for process in device.processes or ()] == [(12, own, "slurm 7")]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import NotReadyError, RunFailedError, WorkerFailedError
-from meshwright.wire.devices import Devices, Holder, WorkerState
+from meshwright.wire.devices import DeviceProcess, Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.facts.model import Problem, build_json
@@ -28,8 +28,8 @@ from tests.fakes.stored import ManualClock, build_record_json
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch, refresh
 
 STALE_AFTER_S = 60.0
-FOREIGN = Holder(pid=4711, name="python", devices=("GPU-0",))
-OWN = Holder(pid=12, name="python", devices=("GPU-0",), own=True)
+FOREIGN = DeviceProcess(pid=4711, name="python", devices=("GPU-0",))
+OWN = DeviceProcess(pid=12, name="python", devices=("GPU-0",), own=True)
 SILENT = WorkerFailedError("the probe did not answer within 10 s\nand more words")
 
 

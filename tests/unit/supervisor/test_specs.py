@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.wire.devices import Holder
+from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.specs import (
     build_device_spec,
@@ -114,7 +114,7 @@ def test_jax_is_started_unasked_only_where_nobody_else_holds_a_device(
     tmp_path: Path, owns: tuple[bool, ...], may: bool
 ) -> None:
     facts = plant_machine("dgx-h100", tmp_path).read()
-    holders = tuple(Holder(pid=number, own=own) for number, own in enumerate(owns))
+    holders = tuple(DeviceProcess(pid=number, own=own) for number, own in enumerate(owns))
     assert (explain_untouched(replace(facts, holders=holders)) == "") is may
 
 

@@ -12,7 +12,6 @@ from meshwright._calls.options import (
     PlanOptions,
     SearchOptions,
     TrainingLike,
-    Verify,
 )
 from meshwright._client.awaiting.driving import AsyncDriver
 from meshwright.spec import MeshLike, MeshSpec
@@ -93,26 +92,26 @@ class AsyncPlanCalls(AsyncDriver):
         target: str | None = None,
         plan: Plan | str | None = None,
         memory_strategy: MemoryStrategyName | None = None,
-        verify: Verify = "none",
+        compile: bool = False,
         on_progress: Callable[[Progress], object] | None = None,
         timeout_s: float | None = None,
     ) -> BatchSize:
         """Returns recommended batch sizes for `hardware` (None: the host's own), and checks a batch size of a device.
 
         With a `model`, the answer has `estimated`: the recommended number of sequences of its step on a mesh, and why.
-        With `verify="compile"`, it has `compiled` instead: the largest batch of a model that fits by XLA's compiler.
+        With `compile=True`, it has `compiled` instead: the largest batch of a model that fits by XLA's compiler.
 
         Args:
             hardware: "h100", "tpu_v5e", a JAX device kind, …
             per_device_batch_size: is checked against the table.
             model: the trained model, as for `plan`.
             training: its training, such as {"seq_len": 8192}; `global_batch_size`, where given, is the limit.
-            mesh: the mesh of the training; None: the fastest that fits is searched (not with `verify`).
+            mesh: the mesh of the training; None: the fastest that fits is searched (not with `compile`).
             target: the hardware, as for `plan`; None: the agent's host.
             plan: a plan that the agent stores, or its fingerprint, instead of `mesh` and `target`.
             memory_strategy: the part of a GPU's memory that the job's JAX may take; None: 0.92 where a model is
                 trained.
-            verify: "compile" asks XLA's compiler, and waits for the result.
+            compile: asks XLA's compiler, and waits for the result.
             on_progress: called with each progress of the compiles.
             timeout_s: seconds to wait for them, including the queue; None: no limit.
 
@@ -133,6 +132,6 @@ class AsyncPlanCalls(AsyncDriver):
             target=target,
             plan=plan,
             memory_strategy=memory_strategy,
-            verify=verify,
+            compile=compile,
         )
         return await self._complete(call, on_progress, timeout_s)

@@ -35,7 +35,8 @@ from meshwright.planning.importance import weigh_axes
 from meshwright.planning.torus import AxisCut, cut_torus, find_box
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.torus import Dimension, list_dimensions
-from meshwright.wire.mesh import Plan, PlanAxis, PlanGranule
+from meshwright.wire.devices import Granule
+from meshwright.wire.mesh import Plan, PlanAxis
 
 AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
 """As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
@@ -244,7 +245,7 @@ def _read_host_span(axis: PlanAxis, chip: Chip, pair_bytes_per_s: float | None) 
     return Span(inner, network_wire(across, axis.dcn_size), chip.family, "gpu")
 
 
-def _read_torus_span(axis: PlanAxis, granule: PlanGranule, chip: Chip) -> Span:
+def _read_torus_span(axis: PlanAxis, granule: Granule, chip: Chip) -> Span:
     """Returns the wires of one axis: with the links of its devices in the plan, and rings where the axis closes."""
     inside, shared = axis.size // axis.dcn_size, chip.jax_devices_per_chip
     link = (chip.link_bytes_per_s or 0.0) / shared

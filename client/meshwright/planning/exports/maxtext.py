@@ -23,8 +23,7 @@ from meshwright.planning.models import find_preset
 from meshwright.planning.parallelism import choose_near, find_role, list_divisors, write_values
 from meshwright.topology.chips import Names, find_chip, read_table
 from meshwright.topology.systems import find_domain_count
-from meshwright.wire.devices import Platform
-from meshwright.wire.mesh import PlanGranule
+from meshwright.wire.devices import Granule, Platform
 from meshwright.wire.model import Attention, ModelSpec
 
 VERSION: Final = "e591f30 (2026-08-22)"
@@ -114,7 +113,7 @@ def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
         raise refuse("maxtext", message, f"let some axes fill the {size} devices of a {kind}, and others cross {kind}s")
 
 
-def _measure_domain(granule: PlanGranule) -> int:
+def _measure_domain(granule: Granule) -> int:
     """Returns the devices that the fast network joins: of a slice, a host, or an NVLink domain of several."""
     chip = find_chip(granule.device_kind) if granule.device_kind else None
     joined = find_domain_count(chip) if chip is not None and chip.platform == "gpu" else None

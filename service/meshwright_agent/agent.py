@@ -25,7 +25,7 @@ from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_cloc
 from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import StoreHealth
 from meshwright_agent.health.registry import HealthRegistry, build_unknown_component
-from meshwright_agent.host.base import Host
+from meshwright_agent.host.base import AgentHost
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.snapshot import first_line
 from meshwright_agent.host.watch import HostWatch
@@ -105,7 +105,7 @@ class Agent:
         self._has_started = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def _build_host(self) -> Host:
+    def _build_host(self) -> AgentHost:
         settings, clock = self.settings, self.clock
         if settings.simulate is not None:
             return SimulatedHost(

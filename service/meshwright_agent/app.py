@@ -82,6 +82,7 @@ def build_api(agent: Agent, authenticator: Authenticator) -> FastAPI:
         redoc_url=None,
         openapi_url=None,  # served by a route below, with the same token check
         separate_input_output_schemas=False,
+        generate_unique_id_function=lambda route: route.name,  # methods of generated clients are called so
         max_body_size=MAX_BODY_BYTES,
         responses=_PROBLEMS,
         telemetry={  # spans of requests, sent to OTEL_EXPORTER_OTLP_ENDPOINT

@@ -36,7 +36,7 @@ _MARKS: Final[Mapping[Level, str]] = {"ok": "ok   ", "note": "note ", "wrong": "
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -51,7 +51,7 @@ class Finding:
     log: tuple[str, ...] = ()
 
 
-def format_findings(findings: Iterable[Finding]) -> str:
+def format_findings(findings: Iterable[CheckResult]) -> str:
     """Returns the findings as text: one line each, with the repair and the log below it."""
     lines: list[str] = []
     for finding in findings:
@@ -176,7 +176,7 @@ def _try_state_dir(settings: Settings) -> str:
     return ""
 
 
-Check = Callable[[Surroundings], Finding | None]
+Check = Callable[[Surroundings], CheckResult | None]
 
 LOG_LINES: Final = 8
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
@@ -184,52 +184,54 @@ _CUDA_DRIVER_FLOORS: Final = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580
 """Lowest NVIDIA driver branch. Source: JAX's installation guide, NVIDIA GPU: ≥ 525 for CUDA 12, ≥ 580 for CUDA 13."""
 
 
-def _check_versions(here: Surroundings) -> Finding | None:
+def _check_versions(here: Surroundings) -> CheckResult | None:
     jax, jaxlib = here.versions.get("jax"), here.versions.get("jaxlib")
     if jax is None:
-        return Finding("wrong", "jax", "not installed", "pip install 'meshwright[agent,cpu]' (or cuda12, cuda13, tpu)")
+        return CheckResult(
+            "wrong", "jax", "not installed", "pip install 'meshwright[agent,cpu]' (or cuda12, cuda13, tpu)"
+        )
     if jaxlib is None or _minor(jaxlib) != _minor(jax):
         seen = f"jax {jax} with jaxlib {jaxlib}" if jaxlib else f"jax {jax} without jaxlib"
-        return Finding("wrong", "jax", seen, f"pip install 'jaxlib=={jax}'")
-    return Finding("ok", "jax", f"jax {jax}, jaxlib {jaxlib}")
+        return CheckResult("wrong", "jax", seen, f"pip install 'jaxlib=={jax}'")
+    return CheckResult("ok", "jax", f"jax {jax}, jaxlib {jaxlib}")
 
 
 def _minor(version: str) -> tuple[str, ...]:
     return tuple(version.split(".")[:2])
 
 
-def _check_probe(here: Surroundings) -> Finding | None:
+def _check_probe(here: Surroundings) -> CheckResult | None:
     if here.facts is None:
         mend = "a driver that hangs needs the kernel log (dmesg) and usually a reboot; the agent goes on without it"
-        return Finding("wrong", "probe", f"driver, sysfs or /proc did not answer: {here.facts_error}", mend)
+        return CheckResult("wrong", "probe", f"driver, sysfs or /proc did not answer: {here.facts_error}", mend)
     if here.facts.problems:
-        return Finding("note", "probe", "; ".join(problem.text for problem in here.facts.problems))
-    return Finding(
+        return CheckResult("note", "probe", "; ".join(problem.text for problem in here.facts.problems))
+    return CheckResult(
         "ok",
         "probe",
         f"{here.gpu_count} GPUs, {here.tpu_count} TPU chips, {here.facts.cpu.threads} CPU threads",
     )
 
 
-def _check_driver_library(here: Surroundings) -> Finding | None:
+def _check_driver_library(here: Surroundings) -> CheckResult | None:
     if not (here.settings.host_root / "dev/nvidiactl").exists():
         return None
     if not here.nvml_library:
         mend = (
             "install the driver's user-space libraries; in a container, start it with the NVIDIA runtime (--gpus all)"
         )
-        return Finding("wrong", "NVIDIA driver", "device files are here, libnvidia-ml is not", mend)
+        return CheckResult("wrong", "NVIDIA driver", "device files are here, libnvidia-ml is not", mend)
     version = here.facts.driver.version if here.facts else None
-    return Finding("ok", "NVIDIA driver", f"version {version or 'not told'}")
+    return CheckResult("ok", "NVIDIA driver", f"version {version or 'not told'}")
 
 
-def _check_cuda_plugin(here: Surroundings) -> Finding | None:
+def _check_cuda_plugin(here: Surroundings) -> CheckResult | None:
     if not here.gpu_count or here.settings.cpu_devices:
         return None
     plugins = [name for name in here.versions if name.endswith("-plugin")]
     if not plugins:
         mend = "pip install 'meshwright[cuda13]' (driver ≥ 580) or 'meshwright[cuda12]' (driver ≥ 525)"
-        return Finding(
+        return CheckResult(
             "wrong",
             "CUDA plugin",
             f"{here.gpu_count} GPUs, but JAX has no CUDA plugin and will use the CPU",
@@ -238,45 +240,47 @@ def _check_cuda_plugin(here: Surroundings) -> Finding | None:
     return _check_driver_floor(here, plugins[0])
 
 
-def _check_driver_floor(here: Surroundings, plugin: str) -> Finding:
+def _check_driver_floor(here: Surroundings, plugin: str) -> CheckResult:
     version = (here.facts.driver.version if here.facts else None) or ""
     branch = version.split(".")[0]
     floor = _CUDA_DRIVER_FLOORS[plugin]
     if branch.isdigit() and int(branch) < floor:
         mend = f"upgrade the driver to branch {floor} or later, or install the plugin of an older CUDA"
-        return Finding("wrong", "CUDA plugin", f"{plugin} needs driver ≥ {floor}, this is {version}", mend)
-    return Finding("ok", "CUDA plugin", f"{plugin} {here.versions[plugin]}")
+        return CheckResult("wrong", "CUDA plugin", f"{plugin} needs driver ≥ {floor}, this is {version}", mend)
+    return CheckResult("ok", "CUDA plugin", f"{plugin} {here.versions[plugin]}")
 
 
-def _check_libtpu(here: Surroundings) -> Finding | None:
+def _check_libtpu(here: Surroundings) -> CheckResult | None:
     if not here.tpu_count or here.settings.cpu_devices:
         return None
     if "libtpu" not in here.versions:
         mend = "pip install 'meshwright[tpu]'"
-        return Finding("wrong", "libtpu", f"{here.tpu_count} TPU chips, but libtpu is not installed", mend)
-    return Finding("ok", "libtpu", f"libtpu {here.versions['libtpu']}")
+        return CheckResult("wrong", "libtpu", f"{here.tpu_count} TPU chips, but libtpu is not installed", mend)
+    return CheckResult("ok", "libtpu", f"libtpu {here.versions['libtpu']}")
 
 
-def _check_environment(here: Surroundings) -> Finding | None:
+def _check_environment(here: Surroundings) -> CheckResult | None:
     if here.settings.cpu_devices:
         return None
     return _check_platforms(here) or _check_visible_gpus(here)
 
 
-def _check_platforms(here: Surroundings) -> Finding | None:
+def _check_platforms(here: Surroundings) -> CheckResult | None:
     value = here.environ.get("JAX_PLATFORMS", "")
     if value == "cpu" and (here.gpu_count or here.tpu_count):
-        return Finding("wrong", "JAX_PLATFORMS", "is cpu, so JAX ignores the accelerators here", "unset JAX_PLATFORMS")
+        return CheckResult(
+            "wrong", "JAX_PLATFORMS", "is cpu, so JAX ignores the accelerators here", "unset JAX_PLATFORMS"
+        )
     if not value or here.jax is not None or here.untouched:
         return None
     mend = "unset JAX_PLATFORMS: JAX then takes what is here; or set JAX_PLATFORMS=cpu"
-    return Finding("wrong", "JAX_PLATFORMS", f"is {value!r}, and JAX does not start so", mend)
+    return CheckResult("wrong", "JAX_PLATFORMS", f"is {value!r}, and JAX does not start so", mend)
 
 
-def _check_visible_gpus(here: Surroundings) -> Finding | None:
+def _check_visible_gpus(here: Surroundings) -> CheckResult | None:
     if here.gpu_count and here.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
         seen = f"is {here.environ['CUDA_VISIBLE_DEVICES']!r}, which hides every GPU"
-        return Finding("wrong", "CUDA_VISIBLE_DEVICES", seen, "unset CUDA_VISIBLE_DEVICES")
+        return CheckResult("wrong", "CUDA_VISIBLE_DEVICES", seen, "unset CUDA_VISIBLE_DEVICES")
     return None
 
 
@@ -286,67 +290,67 @@ def _find_cause(error: str, log: tuple[str, ...]) -> str:
     return last if _EXCEPTION.match(last) else " ".join(error.split())
 
 
-def _check_worker(here: Surroundings) -> Finding | None:
+def _check_worker(here: Surroundings) -> CheckResult | None:
     if here.untouched:
         mend = "a running agent says in GET /devices what its JAX sees; else run this again when the devices are free, "
         mend += "and as root where other users' processes cannot be looked at"
-        return Finding("note", "device worker", f"JAX was not started: {here.untouched}", mend)
+        return CheckResult("note", "device worker", f"JAX was not started: {here.untouched}", mend)
     if here.jax is None:
         mend = "mend what is WRONG above; if nothing is, run: python -c 'import jax; print(jax.devices())'"
         cause = _find_cause(here.jax_error, here.jax_log)
-        return Finding("wrong", "device worker", f"JAX does not start: {cause}", mend, here.jax_log[-LOG_LINES:])
+        return CheckResult("wrong", "device worker", f"JAX does not start: {cause}", mend, here.jax_log[-LOG_LINES:])
     found = f"JAX sees {len(here.jax['devices'])} {here.jax['platform']} devices"
     expected = here.gpu_count or here.tpu_count
     if expected and here.jax["platform"] == "cpu" and not here.settings.cpu_devices:
-        return Finding(
+        return CheckResult(
             "wrong", "device worker", f"{found}, the host has {expected} accelerators", "see the lines above"
         )
     if here.gpu_count and here.jax["platform"] == "gpu" and len(here.jax["devices"]) != here.gpu_count:
         mend = "CUDA_VISIBLE_DEVICES or the container's device list leaves some out; that may be meant"
-        return Finding("note", "device worker", f"{found}, the driver lists {here.gpu_count}", mend)
-    return Finding("ok", "device worker", found)
+        return CheckResult("note", "device worker", f"{found}, the driver lists {here.gpu_count}", mend)
+    return CheckResult("ok", "device worker", found)
 
 
-def _check_compilers(here: Surroundings) -> Finding | None:
+def _check_compilers(here: Surroundings) -> CheckResult | None:
     """Reports the targets for which XLA's compiler can verify plans. A missing compiler is not a fault."""
     if "jaxlib" not in here.versions:
         return None  # the check of jax reports this
     missing = {each: reason for each in COMPILERS if (reason := explain_missing(each, here.versions))}
     if "tpu" in missing and "libtpu" in here.versions:
         words, _, line = missing["tpu"].rpartition("; ")
-        return Finding("note", "compilers", words, line)
+        return CheckResult("note", "compilers", words, line)
     there = " and ".join(each.upper() for each in COMPILERS if each not in missing)
     more = [f"for {each.upper()}: {reason.rpartition('; ')[2]}" for each, reason in missing.items()]
-    return Finding("ok", "compilers", "; ".join((f"plans can be verified for {there} targets", *more)))
+    return CheckResult("ok", "compilers", "; ".join((f"plans can be verified for {there} targets", *more)))
 
 
-def _check_holders(here: Surroundings) -> Finding | None:
+def _check_holders(here: Surroundings) -> CheckResult | None:
     holders = (here.facts.holders if here.facts else None) or ()
     if all(holder.own for holder in holders):
         return None
     mend = "benches that need the devices wait for it; stop it if it should not be there"
-    return Finding("note", "devices", describe_holders(holders), mend)
+    return CheckResult("note", "devices", describe_holders(holders), mend)
 
 
-def _check_cpu_quota(here: Surroundings) -> Finding | None:
+def _check_cpu_quota(here: Surroundings) -> CheckResult | None:
     usable = here.facts.cpu.usable_threads if here.facts else None
     if usable is None or usable >= 1:
         return None
     mend = "raise the container's CPU limit; 0.2 of a core makes importing jax take about 8 s"
-    return Finding("note", "CPU", "less than one CPU may be used", mend)
+    return CheckResult("note", "CPU", "less than one CPU may be used", mend)
 
 
-def _check_simulation(here: Surroundings) -> Finding | None:
+def _check_simulation(here: Surroundings) -> CheckResult | None:
     mend = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host checked"
     seen = f"the agent answers for {here.settings.simulate}: nothing of this host is looked at"
-    return Finding("note", "simulated", seen, mend)
+    return CheckResult("note", "simulated", seen, mend)
 
 
-def _check_state(here: Surroundings) -> Finding | None:
+def _check_state(here: Surroundings) -> CheckResult | None:
     if here.state_error:
         mend = "make it writable for this user, or choose another with --state-dir or MESHWRIGHT_STATE_DIR"
-        return Finding("wrong", "state directory", here.state_error, mend)
-    return Finding("ok", "state directory", f"{here.settings.state_dir} is writable")
+        return CheckResult("wrong", "state directory", here.state_error, mend)
+    return CheckResult("ok", "state directory", f"{here.settings.state_dir} is writable")
 
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -367,7 +371,7 @@ SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state)
 """Checks for an agent that needs neither JAX nor a driver."""
 
 
-def examine(settings: Settings, environ: Mapping[str, str] | None = None, *, owner: str = "") -> list[Finding]:
+def examine(settings: Settings, environ: Mapping[str, str] | None = None, *, owner: str = "") -> list[CheckResult]:
     """Returns the findings for this host, most basic first.
 
     Args:
@@ -377,7 +381,7 @@ def examine(settings: Settings, environ: Mapping[str, str] | None = None, *, own
     return evaluate(asyncio.run(gather(settings, os.environ if environ is None else environ, owner)))
 
 
-def evaluate(here: Surroundings) -> list[Finding]:
+def evaluate(here: Surroundings) -> list[CheckResult]:
     """Returns the findings of all checks; for a simulating agent, of the checks that concern it."""
     checks = SIMULATED_CHECKS if here.settings.simulate else CHECKS
     return [finding for check in checks if (finding := check(here)) is not None]

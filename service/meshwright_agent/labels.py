@@ -23,7 +23,7 @@ from meshwright.wire.health import Health, select_hardware
 from meshwright_agent.answers.benches import Benches
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.host.base import Host
+from meshwright_agent.host.base import AgentHost
 from meshwright_agent.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,9 @@ def write_labels(path: Path, text: str) -> None:
 class LabelFile:
     """The label file of one agent, rewritten after each probe once the devices are known."""
 
-    def __init__(self, settings: Settings, clock: Clock, host: Host, health: HealthRegistry, benches: Benches) -> None:
+    def __init__(
+        self, settings: Settings, clock: Clock, host: AgentHost, health: HealthRegistry, benches: Benches
+    ) -> None:
         self._interval_s = settings.probe_interval_s
         self._lifetime = timedelta(seconds=settings.stale_after_s)
         self._clock = clock

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from meshwright.errors import DeviceBusyError
 from meshwright_agent.children.child import CallContext, serve
-from meshwright_agent.supervisor.protocol import PROTOCOL_VERSION, Hello, Progress, Result, format_frame
+from meshwright_agent.supervisor.protocol import PROTOCOL_VERSION, Hello, ProgressFrame, ResultFrame, format_frame
 
 KIND = "faulty"
 
@@ -57,7 +57,7 @@ def hold_the_gil() -> ctypes.PyDLL:
 
 def hang_with_gil(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
     """Tells that it is about to hang, and hangs in C with the GIL held."""
-    line = format_frame(Progress(context._id, context.generation, {"message": "about to hang"}))
+    line = format_frame(ProgressFrame(context._id, context.generation, {"message": "about to hang"}))
     c = hold_the_gil()
     c.write(FD, line, len(line))
     c.usleep(600_000_000)
@@ -114,7 +114,7 @@ BROKEN = {
     "no frame": '{"type":"stopped","id":1}\n',
     "not a child's frame": '{"type":"call","id":1,"op":"echo","arguments":{}}\n',
     "nobody's reply": '{"type":"stopped","id":99,"generation":1}\n',
-    "another generation's reply": format_frame(Result(1, 7, {})).decode(),
+    "another generation's reply": format_frame(ResultFrame(1, 7, {})).decode(),
     "too deep": "[" * 100_000 + "\n",
     "a line without end": "x" * 70_000_000,
 }
@@ -194,10 +194,10 @@ def prepare() -> None:
         case "wrong pid":
             _send_and_wait(Hello(PROTOCOL_VERSION, KIND, os.getpid() + 1, 1))
         case "progress first":
-            _send_and_wait(Progress(1, 1, {}))
+            _send_and_wait(ProgressFrame(1, 1, {}))
 
 
-def _send_and_wait(frame: Hello | Progress) -> NoReturn:
+def _send_and_wait(frame: Hello | ProgressFrame) -> NoReturn:
     socket.socket(fileno=os.dup(FD)).sendall(format_frame(frame))
     while True:
         time.sleep(600)

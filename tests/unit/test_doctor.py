@@ -15,8 +15,8 @@ import pytest
 from meshwright.wire.devices import DeviceProcess
 from meshwright.wire.leases import LeasedDevice
 from meshwright_agent.clock import SystemClock, read_boot_clock
-from meshwright_agent.doctor import Finding, Surroundings, evaluate, examine, format_findings
-from meshwright_agent.facts.model import CpuFacts, DriverFacts, Problem
+from meshwright_agent.doctor import CheckResult, Surroundings, evaluate, examine, format_findings
+from meshwright_agent.facts.model import CpuFacts, DriverFacts, SourceProblem
 from meshwright_agent.facts.tpu import read_chips
 from meshwright_agent.leases import LeaseRegistry, _build_document
 from meshwright_agent.settings import Settings
@@ -58,7 +58,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Surroundings
     }
 
 
-def find(here: Surroundings, subject: str) -> Finding | None:
+def find(here: Surroundings, subject: str) -> CheckResult | None:
     found = [finding for finding in evaluate(here) if finding.subject == subject]
     assert len(found) <= 1, found
     return found[0] if found else None
@@ -165,7 +165,7 @@ def test_a_driver_that_does_not_answer(machines: dict[str, Surroundings]) -> Non
 def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> None:
     facts = machines["cpu"].facts
     assert facts is not None
-    problems = tuple(Problem("unanswered", text) for text in ("no /proc/1/fd", "no NUMA"))
+    problems = tuple(SourceProblem("unanswered", text) for text in ("no /proc/1/fd", "no NUMA"))
     here = replace(machines["cpu"], facts=replace(facts, problems=problems))
     expect(here, "note", "probe", seen=["no /proc/1/fd; no NUMA"])
 
@@ -254,9 +254,9 @@ def test_a_state_directory_that_cannot_be_written(machines: dict[str, Surroundin
 
 def test_findings_are_written_one_line_each_with_the_way_to_mend_them_below() -> None:
     findings = [
-        Finding("ok", "jax", "jax 0.10.2"),
-        Finding("wrong", "libtpu", "not installed", "pip install it\nthen start again"),
-        Finding("note", "CPU", "slow"),
+        CheckResult("ok", "jax", "jax 0.10.2"),
+        CheckResult("wrong", "libtpu", "not installed", "pip install it\nthen start again"),
+        CheckResult("note", "CPU", "slow"),
     ]
     assert format_findings(findings).splitlines() == [
         "ok     jax: jax 0.10.2",
@@ -295,7 +295,7 @@ def tpu_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings(state_dir=tmp_path / "state", host_root=tmp_path)
 
 
-def look_at_worker(settings: Settings, **options: Any) -> tuple[Finding, bool]:
+def look_at_worker(settings: Settings, **options: Any) -> tuple[CheckResult, bool]:
     """Returns what the doctor says of the worker, and whether it started JAX."""
     (worker,) = (each for each in examine(settings, **options) if each.subject == "device worker")
     return worker, (settings.host_root / "touched").exists()

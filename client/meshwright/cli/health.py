@@ -66,7 +66,7 @@ _ASCII: Final = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "×": "x",
 
 
 @dataclass(frozen=True)
-class Finding:
+class Requirement:
     """One requirement: the requested value, the found value, and its state: healthy if met, unhealthy if not met."""
 
     name: str
@@ -156,7 +156,7 @@ def _ask(session: Session, *, wants_devices: bool) -> tuple[Health, Devices | st
     return health[0], devices[0] if devices else late
 
 
-def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Finding:
+def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Requirement:
     """Returns whether the required number of devices is present. A part of a card does not count as a chip.
 
     Args:
@@ -164,22 +164,22 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Finding:
         seen: the devices, or why they could not be read.
     """
     if isinstance(seen, str):
-        return Finding("devices", str(wanted), f"could not be looked at: {seen}", "unknown")
+        return Requirement("devices", str(wanted), f"could not be looked at: {seen}", "unknown")
     there = [each for each in seen.devices if wanted.chip is None or (each.mig is None and wanted.is_of(each.kind))]
     kinds = ", ".join(sorted({device.kind for device in there or seen.devices})) or "no device"
     count = f"{len(there)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
     declared = ", declared" if any(device.basis == "declared" for device in there) else ""
     is_met = len(there) >= wanted.count
-    return Finding("devices", str(wanted), f"{count} ({kinds}){declared}", "healthy" if is_met else "unhealthy")
+    return Requirement("devices", str(wanted), f"{count} ({kinds}){declared}", "healthy" if is_met else "unhealthy")
 
 
-def find_worst(health: Health, findings: Sequence[Finding]) -> State:
+def find_worst(health: Health, findings: Sequence[Requirement]) -> State:
     """Returns the worst state of the host and of its requirements."""
     states = {health.state, *(finding.state for finding in findings)}
     return next(state for state in WORST_FIRST if state in states)
 
 
-def find_outcome(style: Format, health: Health, findings: Sequence[Finding]) -> Outcome:
+def find_outcome(style: Format, health: Health, findings: Sequence[Requirement]) -> Outcome:
     """Returns the outcome that sets the exit code: the worst state.
 
     For Slurm, there are three kinds of `unknown`. If the driver answered and a part of a card is unknown, the card does
@@ -198,7 +198,7 @@ def find_outcome(style: Format, health: Health, findings: Sequence[Finding]) -> 
     return "unknown" if any(at and at >= driver.observed_at for at in of_cards) else "no_answer"
 
 
-def _print_json(session: Session, health: Health, findings: Sequence[Finding], worst: State) -> None:
+def _print_json(session: Session, health: Health, findings: Sequence[Requirement], worst: State) -> None:
     """Prints the agent's health; where something is required, with `requirements`, and `verdict` on all of it."""
     if not findings:
         session.print_json(health)
@@ -255,7 +255,7 @@ def find_style(arguments: Sequence[str]) -> Format:
     return next((style for style in USAGE_CODES if style == last), "text")
 
 
-def summarize(health: Health, findings: Sequence[Finding] = ()) -> str:
+def summarize(health: Health, findings: Sequence[Requirement] = ()) -> str:
     """Returns one line: the requirements and parts that are as bad as the whole, with their reasons, each once."""
     worst = find_worst(health, findings)
     missed = [f"{_VERDICTS[each.state]}: {_flatten(str(each))}" for each in findings if each.state == worst]
@@ -306,7 +306,7 @@ def _cut(text: str, most_bytes: int) -> str:
 
 
 def _print_components(
-    session: Session, health: Health, findings: Sequence[Finding], worst: State, *, is_all: bool
+    session: Session, health: Health, findings: Sequence[Requirement], worst: State, *, is_all: bool
 ) -> None:
     """Prints the verdict, the requirements, and the components that are not healthy, the worst first."""
     session.out.print(Text("host ") + style_state(worst) + Text(f": {summarize(health, findings)}"), soft_wrap=True)
@@ -319,7 +319,7 @@ def _print_components(
         session.out.print(build_table(COLUMNS, sorted(shown, key=lambda each: WORST_FIRST.index(each.state))))
 
 
-REQUIREMENT_COLUMNS: Final[tuple[Column[Finding], ...]] = (
+REQUIREMENT_COLUMNS: Final[tuple[Column[Requirement], ...]] = (
     Column("requirement", lambda finding: finding.name),
     Column("asked", lambda finding: finding.asked),
     Column("found", lambda finding: finding.found),

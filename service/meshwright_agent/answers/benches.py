@@ -28,7 +28,7 @@ from meshwright.wire.runs import Run
 from meshwright_agent.bench.limits import check_bench, check_idle, list_opened
 from meshwright_agent.bench.scope import DEFAULTS
 from meshwright_agent.clock import Clock
-from meshwright_agent.host.base import Host
+from meshwright_agent.host.base import AgentHost
 from meshwright_agent.host.snapshot import LOG_LINES
 from meshwright_agent.leases import LeaseRegistry, Owner, Spawn, StoredLease
 from meshwright_agent.runs import Done, Emit, RunQueue, identify_record
@@ -116,7 +116,7 @@ class Benches:
     def __init__(
         self,
         device: Supervisor,
-        host: Host,
+        host: AgentHost,
         *,
         runs: RunQueue,
         registry: LeaseRegistry,

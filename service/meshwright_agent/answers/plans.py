@@ -34,7 +34,7 @@ from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.children.compile_tasks import CompileTask
 from meshwright_agent.children.planner import write_plans
-from meshwright_agent.host.base import Host
+from meshwright_agent.host.base import AgentHost
 from meshwright_agent.store import PLAN, Document, Store
 from meshwright_agent.supervisor.protocol import FrameError
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
@@ -200,7 +200,7 @@ class PlanMaker:
     """
 
     def __init__(
-        self, small: Supervisor, large: Supervisor, store: Store, host: Host, measurements: HostMeasurements
+        self, small: Supervisor, large: Supervisor, store: Store, host: AgentHost, measurements: HostMeasurements
     ) -> None:
         self._small = PlannerQueue(small, MAX_WAITING)
         self._large = PlannerQueue(large, MAX_WAITING // 4)

@@ -25,15 +25,15 @@ from meshwright.errors import InternalError, ProblemError, RunFailedError
 from meshwright_agent.supervisor.protocol import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
-    Call,
-    Cancel,
-    Failure,
+    CallFrame,
+    CancelFrame,
+    FailureFrame,
     Frame,
     FrameError,
     Hello,
-    Progress,
+    ProgressFrame,
     Refusal,
-    Result,
+    ResultFrame,
     Stopped,
     format_frame,
     parse_frame,
@@ -85,7 +85,7 @@ class CallContext:
         Raises:
             FrameError: `value` cannot be written as JSON.
         """
-        self._send(Progress(self._id, self.generation, value))
+        self._send(ProgressFrame(self._id, self.generation, value))
 
     def cancel(self) -> None:
         """Marks the call as cancelled; called from the reader thread."""
@@ -153,7 +153,7 @@ class _Child:
         self._socket = socket.socket(fileno=birth.fd)
         self._generation = birth.generation
         self._handlers = handlers
-        self._calls: queue.SimpleQueue[tuple[Call, CallContext]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[CallFrame, CallContext]] = queue.SimpleQueue()
         self._contexts: dict[int, CallContext] = {}
         self._sending = threading.Lock()
 
@@ -174,13 +174,13 @@ class _Child:
 
     def _take(self, frame: Frame) -> None:
         match frame:
-            case Call():
+            case CallFrame():
                 context = CallContext(frame.id, self._generation, self._send)
                 self._contexts[frame.id] = context
                 self._calls.put((frame, context))
-            case Cancel(id=call_id) if call_id in self._contexts:
+            case CancelFrame(id=call_id) if call_id in self._contexts:
                 self._contexts[call_id].cancel()
-            case Cancel():
+            case CancelFrame():
                 pass  # already answered: the two frames crossed
             case _:
                 raise FrameError(f"the agent sent a {type(frame).__name__} frame")
@@ -203,22 +203,22 @@ class _Child:
         try:
             self._send(answer)
         except FrameError as error:
-            self._send(Failure.of(call.id, self._generation, _build_run_failed(call, error)))
+            self._send(FailureFrame.of(call.id, self._generation, _build_run_failed(call, error)))
         finally:
             self._contexts.pop(call.id, None)
 
-    def _answer(self, call: Call, context: CallContext) -> Result | Failure | Stopped:
+    def _answer(self, call: CallFrame, context: CallContext) -> ResultFrame | FailureFrame | Stopped:
         try:
             context.check()
-            return Result(call.id, self._generation, self._find_handler(call)(call.arguments, context))
+            return ResultFrame(call.id, self._generation, self._find_handler(call)(call.arguments, context))
         except Cancelled:
             return Stopped(call.id, self._generation)
         except ProblemError as error:
-            return Failure.of(call.id, self._generation, error)
+            return FailureFrame.of(call.id, self._generation, error)
         except BaseException as error:  # also SystemExit: only the agent ends a child
-            return Failure.of(call.id, self._generation, _build_run_failed(call, error))
+            return FailureFrame.of(call.id, self._generation, _build_run_failed(call, error))
 
-    def _find_handler(self, call: Call) -> Handler:
+    def _find_handler(self, call: CallFrame) -> Handler:
         if call.op not in self._handlers:
             raise InternalError(f"operation {call.op!r} was asked; this child knows {', '.join(self._handlers)}")
         return self._handlers[call.op]
@@ -236,7 +236,7 @@ def _build_refusal(generation: int, error: BaseException) -> Refusal:
     return Refusal(generation, type(error).__name__, str(error), "\n".join(_trace(error)))
 
 
-def _build_run_failed(call: Call, error: BaseException) -> RunFailedError:
+def _build_run_failed(call: CallFrame, error: BaseException) -> RunFailedError:
     return RunFailedError(
         f"{call.op} raised {type(error).__name__}: {error}",
         hint="the log has the traceback; the worker lives on, other requests are not affected",

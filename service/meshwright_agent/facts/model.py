@@ -32,7 +32,7 @@ reserved memory. Source: ggml-org/llama.cpp#23604; nvmlMemory_v2_t of the NVML A
 
 
 @dataclass(frozen=True)
-class Problem:
+class SourceProblem:
     """A source that should be readable and was not. `text`: a sentence."""
 
     kind: ProblemKind
@@ -278,7 +278,7 @@ class HostFacts:
     slice: SliceFacts = SliceFacts()
     driver: DriverFacts = DriverFacts()
     environment: Mapping[str, str] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[SourceProblem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
     holders: tuple[DeviceProcess, ...] | None = ()
     kernel_log: KernelLog | None = None

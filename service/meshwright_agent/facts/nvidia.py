@@ -24,11 +24,11 @@ from meshwright_agent.facts.model import (
     GpuHealth,
     GpuLink,
     HostFacts,
-    Problem,
     ProblemKind,
     RefusedCard,
+    SourceProblem,
 )
-from meshwright_agent.facts.nvlink import Card, NvLinks, read_fabric, read_link, read_nvlinks
+from meshwright_agent.facts.nvlink import CardReading, NvLinks, read_fabric, read_link, read_nvlinks
 from meshwright_agent.facts.nvml import (
     ABSENT,
     ANSWERED,
@@ -209,7 +209,7 @@ class NvidiaFacts:
     gpus: tuple[GpuFacts, ...] = ()
     links: tuple[GpuLink, ...] = ()
     driver: DriverFacts = field(default_factory=DriverFacts)
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[SourceProblem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
     is_blind: bool = False
 
@@ -245,7 +245,7 @@ def _build_unreadable(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFact
     if not seen:
         return NvidiaFacts()
     problem = f"{len(seen)} NVIDIA card(s) cannot be read ({', '.join(seen)}): {reason}"
-    return NvidiaFacts(problems=(Problem(kind, problem),), is_blind=bool(files))
+    return NvidiaFacts(problems=(SourceProblem(kind, problem),), is_blind=bool(files))
 
 
 def _list_files(here: Roots) -> list[str]:
@@ -257,7 +257,7 @@ class _Reader:
 
     def __init__(self, nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bool) -> None:
         self._nvml = nvml
-        self._problems: list[Problem] = []
+        self._problems: list[SourceProblem] = []
         self._driver = self._build_questions("driver")
         self._here = here
         self._sysfs = here.sysfs
@@ -298,14 +298,14 @@ class _Reader:
             self._driver.add_problem(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
         return None
 
-    def _find_refused(self, cards: Sequence[Card]) -> tuple[RefusedCard, ...]:
+    def _find_refused(self, cards: Sequence[CardReading]) -> tuple[RefusedCard, ...]:
         read = [card.facts.pci_bus_id for card in cards if card.facts.index not in self._refusals]
         return find_refused(self._bus, read, sorted(self._refusals.items()), self._here)
 
-    def _read_link(self, a: Card, b: Card) -> GpuLink | None:
+    def _read_link(self, a: CardReading, b: CardReading) -> GpuLink | None:
         return read_link(self._build_questions(f"GPU {a.facts.index} and {b.facts.index}"), a, b)
 
-    def _read_card(self, index: int) -> Card | None:
+    def _read_card(self, index: int) -> CardReading | None:
         questions = self._build_questions(f"GPU {index}")
         handle = self._find_card(questions, index)
         if handle is None:
@@ -326,7 +326,7 @@ class _Reader:
         if facts.health is not None:
             health = replace(facts.health, error=questions.lost, answers=questions.answers)
             parts = tuple(replace(part, health=health) for part in parts)
-        return Card(facts, handle, parts, nvlinks, is_divided)
+        return CardReading(facts, handle, parts, nvlinks, is_divided)
 
     def _find_card(self, questions: Questions, index: int) -> Any:
         try:

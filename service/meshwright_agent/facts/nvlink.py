@@ -160,7 +160,7 @@ _TOPOLOGY: Final[Mapping[int, str]] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB"
 
 
 @dataclass(frozen=True)
-class Card:
+class CardReading:
     """A card during a read.
 
     Attributes:
@@ -217,7 +217,7 @@ def read_nvlinks(questions: Questions, handle: Any, sysfs: Path) -> NvLinks | No
     return NvLinks(dict(cards), switches, parse_link_rate(speed or 0))
 
 
-def read_link(questions: Questions, a: Card, b: Card) -> GpuLink | None:
+def read_link(questions: Questions, a: CardReading, b: CardReading) -> GpuLink | None:
     """Returns the link between two cards; None if unknown."""
     if a.nvlinks is None or b.nvlinks is None:
         return None

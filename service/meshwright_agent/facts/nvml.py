@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from meshwright_agent.facts.model import (
-    Problem,
     ProblemKind,
+    SourceProblem,
 )
 
 LOST: Final[Mapping[int, str]] = {
@@ -37,7 +37,7 @@ ANSWERED, ABSENT = "answered", "absent"
 
 
 @dataclass(frozen=True)
-class Question:
+class Query:
     """One question.
 
     Attributes:
@@ -55,32 +55,32 @@ class Question:
     absent_on: frozenset[int] = _ABSENT
 
 
-def _describe(function: str, *absent_on: int) -> Question:
-    return Question(function, absent_on=frozenset({_NOT_SUPPORTED, *absent_on}))
+def _describe(function: str, *absent_on: int) -> Query:
+    return Query(function, absent_on=frozenset({_NOT_SUPPORTED, *absent_on}))
 
 
-def _field(field_id: int, *parts: Part) -> Question:
-    return Question("nvmlDeviceGetFieldValues", parts, field_id=field_id)
+def _field(field_id: int, *parts: Part) -> Query:
+    return Query("nvmlDeviceGetFieldValues", parts, field_id=field_id)
 
 
 _EVERY_CARD_HAS_IT: Final[frozenset[int]] = frozenset()
 
-QUESTIONS: Final[Mapping[str, Question]] = {
+QUESTIONS: Final[Mapping[str, Query]] = {
     # the driver
-    "init": Question("nvmlInit", ("device",), absent_on=_EVERY_CARD_HAS_IT),
-    "count": Question("nvmlDeviceGetCount", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "init": Query("nvmlInit", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "count": Query("nvmlDeviceGetCount", ("device",), absent_on=_EVERY_CARD_HAS_IT),
     "driver_version": _describe("nvmlSystemGetDriverVersion"),
     "cuda_version": _describe("nvmlSystemGetCudaDriverVersion_v2"),
     "shutdown": _describe("nvmlShutdown"),
     # identity of the card
-    "handle": Question("nvmlDeviceGetHandleByIndex", ("device",), absent_on=_EVERY_CARD_HAS_IT),
-    "pci": Question("nvmlDeviceGetPciInfo", ("device",), absent_on=_EVERY_CARD_HAS_IT),
-    "name": Question("nvmlDeviceGetName", ("device",), absent_on=_EVERY_CARD_HAS_IT),
-    "uuid": Question("nvmlDeviceGetUUID", ("device",)),
-    "memory": Question("nvmlDeviceGetMemoryInfo", ("device",)),
-    "mig_mode": Question("nvmlDeviceGetMigMode", ("device",)),
-    "mig_slots": Question("nvmlDeviceGetMaxMigDeviceCount", ("device",), absent_on=_EVERY_CARD_HAS_IT),
-    "mig_instance": Question(  # a slot may be empty
+    "handle": Query("nvmlDeviceGetHandleByIndex", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "pci": Query("nvmlDeviceGetPciInfo", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "name": Query("nvmlDeviceGetName", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "uuid": Query("nvmlDeviceGetUUID", ("device",)),
+    "memory": Query("nvmlDeviceGetMemoryInfo", ("device",)),
+    "mig_mode": Query("nvmlDeviceGetMigMode", ("device",)),
+    "mig_slots": Query("nvmlDeviceGetMaxMigDeviceCount", ("device",), absent_on=_EVERY_CARD_HAS_IT),
+    "mig_instance": Query(  # a slot may be empty
         "nvmlDeviceGetMigDeviceHandleByIndex", ("device",), absent_on=frozenset({_NOT_FOUND, _INVALID_ARGUMENT})
     ),
     # description
@@ -98,30 +98,30 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "ancestor": _describe("nvmlDeviceGetTopologyCommonAncestor"),
     # health
     "recovery": _field(230, "device"),  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-    "temperature_celsius": Question("nvmlDeviceGetTemperature", ("thermal",), (0,)),  # NVML_TEMPERATURE_GPU
-    "slowdown_celsius": Question("nvmlDeviceGetTemperatureThreshold", ("thermal",), (1,)),
-    "shutdown_celsius": Question("nvmlDeviceGetTemperatureThreshold", ("thermal",), (0,)),
-    "margin_celsius": Question("nvmlDeviceGetMarginTemperature", ("thermal",)),
+    "temperature_celsius": Query("nvmlDeviceGetTemperature", ("thermal",), (0,)),  # NVML_TEMPERATURE_GPU
+    "slowdown_celsius": Query("nvmlDeviceGetTemperatureThreshold", ("thermal",), (1,)),
+    "shutdown_celsius": Query("nvmlDeviceGetTemperatureThreshold", ("thermal",), (0,)),
+    "margin_celsius": Query("nvmlDeviceGetMarginTemperature", ("thermal",)),
     # NVML_FI_DEV_TEMPERATURE_…_TLIMIT, as `nvidia-smi` names them. Ada and later report them instead of thresholds,
     # which their drivers may no longer report. An H100's slowdown is at −2 °C of margin (NVIDIA/NVSentinel#1371).
     "slowdown_margin_celsius": _field(194, "thermal"),
     "shutdown_margin_celsius": _field(193, "thermal"),
-    "slowdowns": Question("nvmlDeviceGetCurrentClocksThrottleReasons", ("thermal",)),
-    "power_limit_watts": Question("nvmlDeviceGetEnforcedPowerLimit", ("thermal",)),
-    "power_default_watts": Question("nvmlDeviceGetPowerManagementDefaultLimit", ("thermal",)),
-    "uncorrectable_count": Question("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 0)),  # …_UNCORRECTED, volatile
-    "uncorrectable_lifetime_count": Question("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 1)),  # aggregate
-    "remapped_rows": Question("nvmlDeviceGetRemappedRows", ("memory",)),
-    "retirement_pending": Question("nvmlDeviceGetRetiredPagesPendingStatus", ("memory",)),
-    "pcie_width": Question("nvmlDeviceGetCurrPcieLinkWidth", ("link",)),
-    "pcie_most_width": Question("nvmlDeviceGetMaxPcieLinkWidth", ("link",)),
-    "pcie_generation": Question("nvmlDeviceGetCurrPcieLinkGeneration", ("link",)),
-    "pcie_most_generation": Question("nvmlDeviceGetMaxPcieLinkGeneration", ("link",)),
-    "performance_state": Question("nvmlDeviceGetPerformanceState", ("link",)),
-    "nvlink_state": Question("nvmlDeviceGetNvLinkState", ("link",)),
-    "nvlink_errors": Question("nvmlDeviceGetNvLinkErrorCounter", ("link",)),
+    "slowdowns": Query("nvmlDeviceGetCurrentClocksThrottleReasons", ("thermal",)),
+    "power_limit_watts": Query("nvmlDeviceGetEnforcedPowerLimit", ("thermal",)),
+    "power_default_watts": Query("nvmlDeviceGetPowerManagementDefaultLimit", ("thermal",)),
+    "uncorrectable_count": Query("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 0)),  # …_UNCORRECTED, volatile
+    "uncorrectable_lifetime_count": Query("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 1)),  # aggregate
+    "remapped_rows": Query("nvmlDeviceGetRemappedRows", ("memory",)),
+    "retirement_pending": Query("nvmlDeviceGetRetiredPagesPendingStatus", ("memory",)),
+    "pcie_width": Query("nvmlDeviceGetCurrPcieLinkWidth", ("link",)),
+    "pcie_most_width": Query("nvmlDeviceGetMaxPcieLinkWidth", ("link",)),
+    "pcie_generation": Query("nvmlDeviceGetCurrPcieLinkGeneration", ("link",)),
+    "pcie_most_generation": Query("nvmlDeviceGetMaxPcieLinkGeneration", ("link",)),
+    "performance_state": Query("nvmlDeviceGetPerformanceState", ("link",)),
+    "nvlink_state": Query("nvmlDeviceGetNvLinkState", ("link",)),
+    "nvlink_errors": Query("nvmlDeviceGetNvLinkErrorCounter", ("link",)),
     # a driver older than the structure's version counts as a driver without the function
-    "fabric": Question("nvmlDeviceGetGpuFabricInfoV", ("link",), absent_on=_ABSENT | {_VERSION_MISMATCH}),
+    "fabric": Query("nvmlDeviceGetGpuFabricInfoV", ("link",), absent_on=_ABSENT | {_VERSION_MISMATCH}),
 }
 
 
@@ -145,7 +145,7 @@ class Questions:
         lost: the driver's report that the card is lost or must be reset; None: neither was reported.
     """
 
-    def __init__(self, nvml: Any, whom: str, problems: list[Problem]) -> None:
+    def __init__(self, nvml: Any, whom: str, problems: list[SourceProblem]) -> None:
         self.nvml = nvml
         self.whom = whom
         self.problems = problems
@@ -204,7 +204,7 @@ class Questions:
 
     def add_problem(self, text: str, kind: ProblemKind = "unanswered") -> None:
         """Records a problem."""
-        self.problems.append(Problem(kind, text))
+        self.problems.append(SourceProblem(kind, text))
 
 
 def to_text(value: Any) -> str | None:

@@ -15,7 +15,7 @@ from meshwright.topology.chips import DISPLAY_CLASS, NVIDIA
 from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts import tpu
 from meshwright_agent.facts.kernel_log import read_kernel_log
-from meshwright_agent.facts.model import HostFacts, KernelLog, Problem, TpuFacts
+from meshwright_agent.facts.model import HostFacts, KernelLog, SourceProblem, TpuFacts
 from meshwright_agent.facts.nvidia import read_nvidia
 from meshwright_agent.facts.procfs import (
     OpenFiles,
@@ -113,9 +113,11 @@ def _read_log(roots: Roots, log: LogPlace | None, boot_id: str | None, *, has_ca
     return read_kernel_log(log.path, after=log.after if log.boot_id in (None, boot_id) else None)
 
 
-def _find_driverless(tpus: Iterable[TpuFacts]) -> tuple[Problem, ...]:
+def _find_driverless(tpus: Iterable[TpuFacts]) -> tuple[SourceProblem, ...]:
     return tuple(
-        Problem("no_tpu_driver", f"TPU {tpu_.pci_bus_id} has no driver bound: neither an accel node nor a VFIO group")
+        SourceProblem(
+            "no_tpu_driver", f"TPU {tpu_.pci_bus_id} has no driver bound: neither an accel node nor a VFIO group"
+        )
         for tpu_ in tpus
         if tpu_.device_file is None
     )

@@ -204,7 +204,7 @@ class InventoryReport:
     inventory: Finding | None = None
 
 
-class Inventory:
+class InventoryCheck:
     """Compares the devices with the expected ones: those declared, else those seen before.
 
     Devices are counted as in /devices, a card in MIG mode as its instances. If a chip is declared, cards are counted. A
@@ -342,7 +342,7 @@ class HealthMonitor:
         self._history = history
         self._memory = history.memory
         self._cards = CardEvaluator(self._memory)
-        self._inventory = Inventory(self._memory, expected)
+        self._inventory = InventoryCheck(self._memory, expected)
         self._standing: dict[str, Finding] = {}
         self._parts: set[str] = set()
         self._silent: set[str] = set()

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from meshwright.wire.health import WORST_FIRST, Permanence, State
-from meshwright_agent.facts.model import GpuHealth, PciHealth, Problem, ProblemKind
+from meshwright_agent.facts.model import GpuHealth, PciHealth, ProblemKind, SourceProblem
 from meshwright_agent.facts.nvidia import POWER_BRAKE
 from meshwright_agent.facts.nvml import ABSENT, ANSWERED, QUESTIONS
 
@@ -235,7 +235,7 @@ class Rule(Generic[View]):
 
 def _problem(
     kind: ProblemKind, state: State, when: str, action: str, permanence: Permanence | None = None
-) -> Rule[Problem]:
+) -> Rule[SourceProblem]:
     return Rule(
         "driver", state, when, lambda v: v.kind == kind, "{v.text}", action, permanence, "NVML, sysfs, /dev, /proc"
     )
@@ -380,7 +380,7 @@ def find_worst(findings: Iterable[Finding]) -> Finding | None:
     return Finding(ill[0].state, "; ".join(finding.reason for finding in ill), "; ".join(actions), ill[0].permanence)
 
 
-def evaluate_driver(problems: Iterable[Problem]) -> Finding:
+def evaluate_driver(problems: Iterable[SourceProblem]) -> Finding:
     """Returns the state of the driver from its problems, in order of their occurrence."""
     findings = [_build_finding(rule, problem) for problem in problems for rule in DRIVER_RULES if rule.holds(problem)]
     return find_worst(findings) or Finding("healthy", "driver, sysfs and /proc answer")

@@ -21,7 +21,7 @@ from meshwright_agent.leases import LeaseRegistry
 from meshwright_agent.supervisor.supervisor import Supervisor
 
 
-class Host(ABC):
+class AgentHost(ABC):
     """One host.
 
     Args:

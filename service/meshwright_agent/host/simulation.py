@@ -18,12 +18,11 @@ from meshwright.errors import InvalidRequestError
 from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Cpu, Devices, Release, Software, Worker
-from meshwright.wire.devices import Host as Machine
+from meshwright.wire.devices import Cpu, Devices, Host, Release, Software, Worker
 from meshwright_agent.clock import Clock
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.health.xid import DRIVER
-from meshwright_agent.host.base import Host
+from meshwright_agent.host.base import AgentHost
 from meshwright_agent.leases import LeaseRegistry
 from meshwright_agent.supervisor.supervisor import Supervisor
 
@@ -31,7 +30,7 @@ SIMULATED: Final = "simulated"
 """The code of the warning."""
 
 
-class SimulatedHost(Host):
+class SimulatedHost(AgentHost):
     """Answers for a target. `device`, the worker shown in replies, is never started.
 
     Args:
@@ -121,7 +120,7 @@ def build_simulated(target: str, worker: Worker, at: datetime) -> Devices:
     message = f"this agent simulates {target}: its devices are declared, none is here, and none was checked"
     hint = "for tests of schedulers; ask a real host's agent before a job"
     return Devices(
-        host=Machine(name=platform.node() or "localhost", **declared),
+        host=Host(name=platform.node() or "localhost", **declared),
         cpu=Cpu(**declared),
         numa_nodes=(),
         software=Software(agent=meshwright_agent.__version__, python=platform.python_version(), **declared),

@@ -36,7 +36,7 @@ class Core:
 
 
 @dataclass(frozen=True)
-class Slice:
+class SliceShape:
     """The whole slice, in chips [x, y, z]; None: unknown."""
 
     shape: Coords | None = None
@@ -97,7 +97,7 @@ def find_shape(function_count: int, cores: int, slice_: SliceFacts) -> Coords | 
     return shapes[0] if same and math.prod(shapes[0]) in counts else None
 
 
-def find_slice(view: View) -> Slice:
+def find_slice(view: View) -> SliceShape:
     """Returns the slice of this host: from the environment, else from JAX if it sees the whole slice.
 
     The slice is unknown if these contradict each other or the chips that JAX sees. An impossible twist, or a number of
@@ -109,12 +109,12 @@ def find_slice(view: View) -> Slice:
     if shape is None or any(
         not 0 <= place < size for coords in seen for place, size in zip(coords, shape, strict=False)
     ):
-        return Slice()
+        return SliceShape()
     kind = next((one["kind"] for one in view.list_jax("tpu")), functions[0].kind if functions else None)
     ruled = find_wraps(kind, shape) if kind and find_chip(kind) else None
     wrap = facts.wrap if facts.wrap and len(facts.wrap) == len(shape) else ruled
     is_twisted = bool(facts.twisted) and wrap is not None and all(wrap) and find_offsets(shape) is not None
-    return Slice(shape, wrap, is_twisted)
+    return SliceShape(shape, wrap, is_twisted)
 
 
 def _list_declared(facts: SliceFacts) -> list[Coords]:

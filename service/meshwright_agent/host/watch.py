@@ -20,7 +20,7 @@ from meshwright_agent.facts.nvidia import drop_ambiguous_processes
 from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import HealthMonitor
 from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.host.base import Host
+from meshwright_agent.host.base import AgentHost
 from meshwright_agent.host.snapshot import JaxReport, first_line
 from meshwright_agent.leases import LeaseRegistry, Spawn
 from meshwright_agent.metrics import RELEASE_DURATION
@@ -48,7 +48,7 @@ _Holders = tuple[tuple[DeviceProcess, ...] | None, HoldersUnknown | None]
 """The holders of devices; or None and the reason why they are unknown."""
 
 
-class HostWatch(Host):
+class HostWatch(AgentHost):
     """Observes the hardware of this host every `probe_interval_s` and on request.
 
     Args:

@@ -48,7 +48,7 @@ class TargetsQuery(Query):
     responses={200: {"content": TEXT}},
     dependencies=[NEEDS_READ],
 )
-async def read_devices(agent: AgentHere, query: Annotated[FormatQuery, fastapi.Query()]) -> Response:
+async def get_devices(agent: AgentHere, query: Annotated[FormatQuery, fastapi.Query()]) -> Response:
     """The host's topology: devices, links, granules, each fact with its basis and age. `?format=text` for people."""
     devices = agent.host.devices()
     if query.form == "text":
@@ -72,7 +72,7 @@ async def release_devices(agent: AgentHere, caller: Operator, request: ReleaseRe
     responses={200: {"content": TEXT}},
     dependencies=[NEEDS_READ],
 )
-async def read_environment(agent: AgentHere, query: Annotated[EnvironmentQuery, fastapi.Query()]) -> Response:
+async def get_environment(agent: AgentHere, query: Annotated[EnvironmentQuery, fastapi.Query()]) -> Response:
     """The environment for a memory strategy, also as `export` lines: `eval "$(curl -s …/environment?format=text)"`."""
     environment = agent.environment(query.memory_strategy, query.memory_fraction)
     if query.form == "text":
@@ -81,6 +81,6 @@ async def read_environment(agent: AgentHere, query: Annotated[EnvironmentQuery, 
 
 
 @router.get("/targets", summary="What can be planned on", dependencies=[NEEDS_READ])
-async def read_targets(query: Annotated[TargetsQuery, fastapi.Query()]) -> Targets:
+async def get_targets(query: Annotated[TargetsQuery, fastapi.Query()]) -> Targets:
     """Known chips, the hosts of GPUs, the named TPU slices: what `target` in a plan may say. Tables, not this host."""
     return list_targets(query.chip)

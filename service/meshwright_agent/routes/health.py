@@ -27,13 +27,13 @@ _LINE: Final = {"description": "one line of text", "content": TEXT}
 
 
 @router.get("/healthz", response_class=PlainTextResponse, responses={200: _LINE})
-async def read_healthz() -> str:
+async def get_healthz() -> str:
     """Liveness: answers while the event loop turns. Static, touches nothing."""
     return "ok\n"
 
 
 @router.get("/readyz", response_class=PlainTextResponse, responses={200: _LINE, 503: _LINE})
-async def read_readyz(agent: AgentHere) -> Response:
+async def get_readyz(agent: AgentHere) -> Response:
     """Readiness: 200 when plans can be answered, else 503; one short line says why."""
     ready, line = agent.readiness()
     return PlainTextResponse(f"{shorten_line(line)}\n", status_code=200 if ready else 503)
@@ -59,7 +59,7 @@ class HealthQuery(Query):
     responses={200: {"content": TEXT}},
     dependencies=[NEEDS_READ],
 )
-async def read_health(agent: AgentHere, query: Annotated[HealthQuery, fastapi.Query()]) -> Response:
+async def get_health(agent: AgentHere, query: Annotated[HealthQuery, fastapi.Query()]) -> Response:
     """Each component's state: initializing, healthy, degraded, unhealthy, or unknown when its last check is too old.
 
     `state` selects components; the state of the whole stays that of all. `?format=text` lists the worst first.
@@ -81,7 +81,7 @@ def format_health(state: State, parts: Iterable[Component]) -> str:
 
 
 @router.post("/health/acknowledge", summary="Say that a component's faults are dealt with")
-async def acknowledge(agent: AgentHere, request: Acknowledgement, caller: Admin) -> Component:
+async def acknowledge_health(agent: AgentHere, request: Acknowledgement, caller: Admin) -> Component:
     """Clears standing faults, and what counters have told so far; a device that is missing is expected no more.
 
     What the next look sees anew stands again. The answer is the component as it is then; the word itself is an event.
@@ -113,7 +113,7 @@ class EventListQuery(EventsQuery):
 
 
 @router.get("/events", summary="Events of health, oldest first", dependencies=[NEEDS_READ])
-async def read_events(agent: AgentHere, query: Annotated[EventListQuery, fastapi.Query()]) -> HealthEvents:
+async def list_events(agent: AgentHere, query: Annotated[EventListQuery, fastapi.Query()]) -> HealthEvents:
     """Changes of state, faults that driver or kernel reported, words of operators.
 
     With `after`, the first `limit` events that follow it; without, the newest.

@@ -63,7 +63,7 @@ async def list_leases(agent: AgentHere) -> Leases:
 
 
 @router.get("/leases/{lease_id}", summary="A lease", dependencies=[NEEDS_READ])
-async def read_lease(agent: AgentHere, lease_id: LeaseId) -> Lease:
+async def get_lease(agent: AgentHere, lease_id: LeaseId) -> Lease:
     """A lease that holds, with the seconds that it has left."""
     return await agent.leases.get(lease_id)
 

@@ -45,7 +45,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
     responses={200: {"description": "text exposition", "content": TEXT}},
     dependencies=[NEEDS_READ],
 )
-async def read_metrics(request: Request) -> Response:
+async def get_metrics(request: Request) -> Response:
     """Prometheus text exposition."""
     return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE)
 

@@ -37,7 +37,7 @@ def _answer(answer: PlanAnswer | Run) -> Response:
 
 
 @router.post("/mesh/plan", summary="Plan a mesh", response_model=Plans, responses=ACCEPTED, dependencies=[NEEDS_READ])
-async def plan_by_post(agent: AgentHere, request: PlanRequest) -> Response:
+async def plan_mesh(agent: AgentHere, request: PlanRequest) -> Response:
     """A validated plan for a mesh on this host, a target or a topology, stored under its fingerprint.
 
     With `compile` also what XLA's compiler says of the model's step on it: at once where that is stored, else
@@ -49,7 +49,7 @@ async def plan_by_post(agent: AgentHere, request: PlanRequest) -> Response:
 @router.post(
     "/mesh/search", summary="Find the best mesh", response_model=Plans, responses=ACCEPTED, dependencies=[NEEDS_READ]
 )
-async def search_by_post(agent: AgentHere, request: SearchRequest) -> Response:
+async def search_meshes(agent: AgentHere, request: SearchRequest) -> Response:
     """The meshes on which a model's step is fastest on this host, on a topology or on targets, of those that fit.
 
     Each as a plan that is stored under its fingerprint, the fastest first, and why other families of meshes lost. Of
@@ -65,13 +65,13 @@ async def search_by_post(agent: AgentHere, request: SearchRequest) -> Response:
     responses=ACCEPTED,
     dependencies=[NEEDS_READ, SAME_SITE],
 )
-async def plan_by_get(agent: AgentHere, query: Annotated[PlanQuery, fastapi.Query()]) -> Response:
+async def plan_mesh_by_query(agent: AgentHere, query: Annotated[PlanQuery, fastapi.Query()]) -> Response:
     """The same by query: `/mesh/plan?mesh=dp:2,tp:4`."""
     return _answer(await agent.plan(PlanRequest(mesh=query.mesh, target=query.target)))
 
 
 @router.get("/mesh/plan/{fingerprint}", summary="A stored plan", response_model=Plans, dependencies=[NEEDS_READ])
-async def read_plan(agent: AgentHere, fingerprint: Annotated[str, Path(max_length=128)]) -> Response:
+async def get_plan(agent: AgentHere, fingerprint: Annotated[str, Path(max_length=128)]) -> Response:
     """The newest plan of this host with this fingerprint, else of other hardware, so that every rank can fetch it.
 
     It is of the mesh alone: what was said of a model, and by the compiler, stands in the reply to whoever asked.
@@ -97,7 +97,7 @@ class BatchSizeQuery(Query):
     responses=ACCEPTED,
     dependencies=[NEEDS_READ],
 )
-async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) -> BatchSize | Response:
+async def estimate_batch_size(agent: AgentHere, request: BatchSizeRequest = _DETECT) -> BatchSize | Response:
     """Advice for the named hardware, or for this host's; a `per_device_batch_size` is checked against the table.
 
     With a `model` also `estimated`: how many sequences its step should have on a mesh, and which limit says so. With
@@ -116,7 +116,7 @@ async def advise_by_post(agent: AgentHere, request: BatchSizeRequest = _DETECT) 
     tags=["batch size"],
     dependencies=[NEEDS_READ],
 )
-async def advise_by_get(agent: AgentHere, query: Annotated[BatchSizeQuery, fastapi.Query()]) -> BatchSize:
+async def get_batch_size(agent: AgentHere, query: Annotated[BatchSizeQuery, fastapi.Query()]) -> BatchSize:
     """The same by query: `?hardware=h100&per_device_batch_size=256`."""
     return await agent.plans.answer_batch(
         BatchSizeRequest(hardware=query.hardware, per_device_batch_size=query.per_device_batch_size)

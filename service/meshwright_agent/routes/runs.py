@@ -58,7 +58,7 @@ async def start_bench(agent: AgentHere, http: Request, caller: Operator, request
 
 
 @router.get("/placement/bench", summary="The latest measurements", tags=["bench"], dependencies=[NEEDS_READ])
-async def read_bench(agent: AgentHere) -> LatestBench:
+async def get_latest_bench(agent: AgentHere) -> LatestBench:
     """The newest record of each case, axis, size, dtype and set of devices."""
     return await agent.runs.read_latest_bench()
 
@@ -70,7 +70,7 @@ async def list_runs(agent: AgentHere, query: Annotated[RunsQuery, fastapi.Query(
 
 
 @router.get("/runs/{run_id}", summary="A run", dependencies=[NEEDS_READ])
-async def read_run(agent: AgentHere, run_id: RunId) -> Run:
+async def get_run(agent: AgentHere, run_id: RunId) -> Run:
     """The run's state, progress, and in the end its result or error; `age_s` of its records is as of now."""
     return age_records(await agent.runs.get(run_id), agent.clock.now())
 
@@ -105,7 +105,7 @@ async def _find_run(agent: AgentHere, run_id: RunId) -> Run:
 
 
 @router.get("/runs/{run_id}/events", summary="A run's events (SSE)", response_class=EventSourceResponse)
-async def stream_events(
+async def stream_run_events(
     agent: AgentHere,
     authenticator: AuthenticatorHere,
     caller: Reader,

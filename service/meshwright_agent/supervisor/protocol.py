@@ -55,7 +55,7 @@ class Refusal(_Frame):
 
 
 @dataclass(frozen=True)
-class Call(_Frame):
+class CallFrame(_Frame):
     """Requests the operation `op` with `arguments`."""
 
     id: int
@@ -65,7 +65,7 @@ class Call(_Frame):
 
 
 @dataclass(frozen=True)
-class Cancel(_Frame):
+class CancelFrame(_Frame):
     """Requests the end of the call `id`. The child answers with `stopped` or with a finished result."""
 
     id: int
@@ -73,7 +73,7 @@ class Cancel(_Frame):
 
 
 @dataclass(frozen=True)
-class Progress(_Frame):
+class ProgressFrame(_Frame):
     """A progress report during the call."""
 
     id: int
@@ -83,7 +83,7 @@ class Progress(_Frame):
 
 
 @dataclass(frozen=True)
-class Result(_Frame):
+class ResultFrame(_Frame):
     """The call's answer."""
 
     id: int
@@ -93,7 +93,7 @@ class Result(_Frame):
 
 
 @dataclass(frozen=True)
-class Failure(_Frame):
+class FailureFrame(_Frame):
     """The call's answer when its handler raised: the parts of a `ProblemError`. The child continues."""
 
     id: int
@@ -108,7 +108,7 @@ class Failure(_Frame):
     type: Literal["failure"] = "failure"
 
     @classmethod
-    def of(cls, call_id: int, generation: int, error: ProblemError) -> Failure:
+    def of(cls, call_id: int, generation: int, error: ProblemError) -> FailureFrame:
         """Returns the frame that carries `error` to the agent."""
         return cls(
             id=call_id,
@@ -144,7 +144,7 @@ class Stopped(_Frame):
     type: Literal["stopped"] = "stopped"
 
 
-Frame = Hello | Refusal | Call | Cancel | Progress | Result | Failure | Stopped
+Frame = Hello | Refusal | CallFrame | CancelFrame | ProgressFrame | ResultFrame | FailureFrame | Stopped
 
 _FRAMES: Final[TypeAdapter[Frame]] = TypeAdapter(Annotated[Frame, Field(discriminator="type")])
 

@@ -26,13 +26,13 @@ from meshwright_agent.clock import Clock
 from meshwright_agent.supervisor.process import Child, ChildError, ChildSpec
 from meshwright_agent.supervisor.protocol import (
     PROTOCOL_VERSION,
-    Call,
-    Cancel,
-    Failure,
+    CallFrame,
+    CancelFrame,
+    FailureFrame,
     Hello,
-    Progress,
+    ProgressFrame,
     Refusal,
-    Result,
+    ResultFrame,
     Stopped,
     format_frame,
 )
@@ -205,7 +205,7 @@ class Supervisor:
             CallCancelled: the call was cancelled, or the child was released or closed.
             FrameError: the arguments cannot be written as JSON.
         """
-        call = Call(id=next(self._ids), op=op, arguments=arguments)
+        call = CallFrame(id=next(self._ids), op=op, arguments=arguments)
         work = _Work(call.id, op, deadline_s, on_progress)
         serving = self._serve(work, format_frame(call), self._give_up_count)
         return await _run_to_its_end(serving)
@@ -262,9 +262,9 @@ class Supervisor:
                 raise
             self._rest(child)
         match reply:
-            case Result():
+            case ResultFrame():
                 return Answer(reply.result, reply.generation)
-            case Failure():
+            case FailureFrame():
                 raise reply.build_error()
             case Stopped():
                 raise CallCancelled("stopped by the child itself")
@@ -318,17 +318,17 @@ class Supervisor:
             case frame:
                 raise _build_unexpected(frame.type)
 
-    async def _read_reply(self, child: Child, work: _Work) -> Result | Failure | Stopped:
+    async def _read_reply(self, child: Child, work: _Work) -> ResultFrame | FailureFrame | Stopped:
         while True:
             frame = await child.read()
             self._heard_s = self._clock.monotonic()
             if self._ending is not None:
                 raise ChildError("lost", "answered too late")
-            if isinstance(frame, Hello | Refusal | Call | Cancel):
+            if isinstance(frame, Hello | Refusal | CallFrame | CancelFrame):
                 raise _build_unexpected(frame.type)
             if (frame.id, frame.generation) != (work.id, child.generation):
                 raise _build_unexpected(frame.type)
-            if not isinstance(frame, Progress):
+            if not isinstance(frame, ProgressFrame):
                 self._work = None
                 return frame
             if work.on_progress is not None:
@@ -339,7 +339,7 @@ class Supervisor:
 
     async def _stop_work(self, child: Child, work: _Work) -> None:
         """Sends a cancel for the work of a cancelled caller. Ends the child after the grace period."""
-        child.send(format_frame(Cancel(id=work.id)))
+        child.send(format_frame(CancelFrame(id=work.id)))
         try:
             # Not asyncio.timeout: in a task that is cancelled Python before 3.11.3 raises CancelledError at its end.
             await asyncio.wait_for(self._read_reply(child, work), self.spec.cancel_grace_s)

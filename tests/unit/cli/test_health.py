@@ -16,9 +16,9 @@ from meshwright.cli.health import (
     EXIT_CODES,
     NAGIOS_BYTES,
     SLURM_BYTES,
-    Finding,
     Format,
     Outcome,
+    Requirement,
     find_worst,
     format_line,
     summarize,
@@ -281,7 +281,7 @@ def test_a_line_is_as_long_as_who_reads_it_keeps_and_figures_are_kept_whole(reas
 
 @given(st.sampled_from(STATES), st.lists(st.sampled_from(["healthy", "unhealthy", "unknown"]), max_size=4))
 def test_the_whole_is_healthy_only_when_every_part_is(state: State, found: list[Any]) -> None:
-    findings = [Finding("devices", "8", "", each) for each in found]
+    findings = [Requirement("devices", "8", "", each) for each in found]
     worst = find_worst(Health(state=state, components=()), findings)
     assert (worst == "healthy") == ({state, *found} == {"healthy"})
     assert WORST_FIRST.index(worst) <= WORST_FIRST.index(state)

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from meshwright.wire.devices import DeviceProcess
-from meshwright_agent.facts.model import GpuLink, Problem
+from meshwright_agent.facts.model import GpuLink, SourceProblem
 from meshwright_agent.facts.nvidia import NvidiaFacts, parse_cuda_version, parse_profile, read_nvidia
 from meshwright_agent.facts.nvml import find_nvml
 from meshwright_agent.facts.sysfs import Roots
@@ -303,7 +303,9 @@ def test_a_degraded_fabric_is_a_problem_and_still_joins() -> None:
     document = load("hgx-b200")
     document["gpus"][5]["fabric"]["health"] = 0b01
     found = read(FakeNvml(document))
-    assert found.problems == (Problem("fabric", "GPU 5: its NVLink fabric is not well: its bandwidth is degraded"),)
+    assert found.problems == (
+        SourceProblem("fabric", "GPU 5: its NVLink fabric is not well: its bandwidth is degraded"),
+    )
     assert set(kinds_of(found).values()) == {"NV18"}
 
 

@@ -19,7 +19,7 @@ from meshwright.cli.health import EXIT_CODES, find_outcome
 from meshwright.wire.health import select_hardware
 from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.facts.nvidia import read_nvidia
-from meshwright_agent.facts.nvml import QUESTIONS, Question
+from meshwright_agent.facts.nvml import QUESTIONS, Query
 from meshwright_agent.facts.sysfs import Roots
 from tests.fakes.nvml import NO_TABLE, FakeNvml
 from tests.fakes.tree import RECORDED
@@ -44,7 +44,7 @@ UNHEARD = ("shutdown",)
 """A question after the look, whose answer changes nothing that was seen."""
 
 
-def write_key(question: Question) -> str:
+def write_key(question: Query) -> str:
     """Returns how the fake is told to fail this question and no other."""
     if question.field_id is not None:
         return f"field:{question.field_id}"
@@ -157,7 +157,7 @@ def test_no_card_is_green_of_which_a_required_question_has_no_answer(
     assert len(green) >= len(CODES) - 3
 
 
-def is_absent(question: Question, code: int, *, is_one: bool) -> bool:
+def is_absent(question: Query, code: int, *, is_one: bool) -> bool:
     """Tells whether an error says that there is no such thing: that of one card counts only where others lack it too.
 
     An empty slot for a MIG instance, and a field that an older driver has no number of, are the exceptions.
@@ -180,7 +180,7 @@ def test_only_what_says_that_there_is_no_such_thing_is_silent() -> None:
 
 
 @pytest.mark.parametrize("field", [each for each in QUESTIONS.values() if each.field_id is not None and each.parts])
-def test_a_call_for_a_field_that_fails_as_a_whole_is_no_answer_either(hosts: list[Host], field: Question) -> None:
+def test_a_call_for_a_field_that_fails_as_a_whole_is_no_answer_either(hosts: list[Host], field: Query) -> None:
     host = hosts[0]
     for code in set(CODES) - {NOT_SUPPORTED, FUNCTION_NOT_FOUND, 2}:
         assert find_green(host, {field.function: code}) == []

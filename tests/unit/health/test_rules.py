@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST
-from meshwright_agent.facts.model import GpuHealth, PciHealth, Problem, ProblemKind
+from meshwright_agent.facts.model import GpuHealth, PciHealth, ProblemKind, SourceProblem
 from meshwright_agent.facts.nvml import Part
 from meshwright_agent.health.rules import (
     CARD_RULES,
@@ -267,14 +267,18 @@ def test_the_worst_finding_is_none_better_than_any(findings: list[Finding]) -> N
 
 @pytest.mark.parametrize("kind", get_args(ProblemKind))
 def test_each_kind_of_problem_says_what_to_do(kind: ProblemKind) -> None:
-    finding = evaluate_driver((Problem(kind, "something"),))
+    finding = evaluate_driver((SourceProblem(kind, "something"),))
     assert (finding.state == "unhealthy") == (kind == "driver_down")
     assert (finding.reason, bool(finding.action)) == ("something", True)
 
 
 def test_all_problems_are_told_and_each_action_once() -> None:
     finding = evaluate_driver(
-        (Problem("unanswered", "no clock"), Problem("unanswered", "no name"), Problem("driver_down", "no card"))
+        (
+            SourceProblem("unanswered", "no clock"),
+            SourceProblem("unanswered", "no name"),
+            SourceProblem("driver_down", "no card"),
+        )
     )
     assert (finding.state, finding.reason) == ("unhealthy", "no card; no clock; no name")
     assert finding.action.count("doctor") == 1

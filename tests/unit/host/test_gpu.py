@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import DeviceProcess, Devices, Granule
-from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts, KfdFacts, Problem, RefusedCard
+from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts, KfdFacts, RefusedCard, SourceProblem
 from meshwright_agent.host.gpu import match_devices
 from meshwright_agent.host.snapshot import JaxReport
 from tests.fakes.machines import JAX_AT, Machine, plant_machine, show
@@ -226,12 +226,12 @@ def test_a_gpu_of_amd_is_held_by_whoever_has_its_drivers_file(tmp_path: Path, ow
     [
         (KfdFacts(()), (), ()),
         (KfdFacts(None), (), None),
-        (KfdFacts(()), (Problem("no_library", "the package nvidia-ml-py is not installed"),), None),
+        (KfdFacts(()), (SourceProblem("no_library", "the package nvidia-ml-py is not installed"),), None),
         (None, (), None),
     ],
 )
 def test_a_gpu_that_only_jax_knows_is_free_only_where_amds_driver_says_so(
-    tmp_path: Path, kfd: KfdFacts | None, problems: tuple[Problem, ...], known: tuple[()] | None
+    tmp_path: Path, kfd: KfdFacts | None, problems: tuple[SourceProblem, ...], known: tuple[()] | None
 ) -> None:
     facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=kfd, problems=problems)
     assert join(facts, [jax_device(0, "AMD Instinct MI300X")]).devices[0].processes == known
@@ -253,6 +253,6 @@ def test_a_card_that_is_lost_before_others_is_said_to_shift_their_indices(
 
 
 def test_a_problem_of_the_driver_is_a_warning(dgx: Machine) -> None:
-    facts = replace(dgx.read(), problems=(Problem("refused", "GPU 3: lost"),))
+    facts = replace(dgx.read(), problems=(SourceProblem("refused", "GPU 3: lost"),))
     seen = show(facts)
     assert [(notice.code, notice.message) for notice in seen.warnings] == [("driver_problem", "GPU 3: lost")]

@@ -20,7 +20,7 @@ from meshwright_agent.runs import Emit, Execute, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
 from meshwright_agent.supervisor.process import ChildSpec, Ending
-from meshwright_agent.supervisor.protocol import Call, Result
+from meshwright_agent.supervisor.protocol import CallFrame, ResultFrame
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch
@@ -50,11 +50,11 @@ class Scene:
     async def start(self) -> None:
         """Brings the worker to ready by a call."""
         task = asyncio.create_task(self.worker.call("start", {}, deadline_s=30))
-        for _ in iter(lambda: any(isinstance(f, Call) for child in self.spawn.children for f in child.sent), True):
+        for _ in iter(lambda: any(isinstance(f, CallFrame) for child in self.spawn.children for f in child.sent), True):
             await asyncio.sleep(0)
         child = self.spawn.children[-1]
-        call = next(frame for frame in child.sent if isinstance(frame, Call))
-        child.say(Result(call.id, child.generation, {}))
+        call = next(frame for frame in child.sent if isinstance(frame, CallFrame))
+        child.say(ResultFrame(call.id, child.generation, {}))
         await task
 
     async def begin_run(self) -> Run:

@@ -17,7 +17,7 @@ from meshwright.errors import NotReadyError, RunFailedError, WorkerFailedError
 from meshwright.wire.devices import DeviceProcess, Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.facts.model import Problem, build_json
+from meshwright_agent.facts.model import SourceProblem, build_json
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import DESCRIBE_TIMEOUT_S, HostWatch
 from meshwright_agent.settings import Settings
@@ -221,7 +221,7 @@ def test_a_driver_that_never_answered_leaves_the_devices_that_jax_shows(cpu: Mac
 
 
 def test_a_driver_that_could_not_be_read_is_unknown_with_all_that_failed(dgx: Machine) -> None:
-    problems = (Problem("unreadable", "NVML: no permission"), Problem("unanswered", "GPU 2: no clock"))
+    problems = (SourceProblem("unreadable", "NVML: no permission"), SourceProblem("unanswered", "GPU 2: no clock"))
     scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(), problems=problems))
     scene.look()
     driver = scene.component("driver")

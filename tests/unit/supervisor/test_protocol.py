@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from meshwright.errors import BY_CODE, ProblemError, RequestError, RunFailedError
 from meshwright_agent.supervisor.protocol import (
     MAX_FRAME_BYTES,
-    Call,
-    Cancel,
-    Failure,
+    CallFrame,
+    CancelFrame,
+    FailureFrame,
     Frame,
     FrameError,
     Hello,
-    Progress,
+    ProgressFrame,
     Refusal,
-    Result,
+    ResultFrame,
     Stopped,
     format_frame,
     parse_frame,
@@ -41,12 +41,12 @@ entries = st.lists(st.fixed_dictionaries({"field": text, "message": text}), max_
 frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Hello, number, text, number, number),
     st.builds(Refusal, number, text, text, text),
-    st.builds(Call, number, text, content),
-    st.builds(Cancel, number),
-    st.builds(Progress, number, number, content),
-    st.builds(Result, number, number, content),
+    st.builds(CallFrame, number, text, content),
+    st.builds(CancelFrame, number),
+    st.builds(ProgressFrame, number, number, content),
+    st.builds(ResultFrame, number, number, content),
     st.builds(
-        Failure,
+        FailureFrame,
         number,
         number,
         text,
@@ -108,31 +108,31 @@ def test_a_line_that_is_no_frame_is_refused(line: bytes) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), object(), {1, 2}, b"bytes"])
 def test_what_json_cannot_say_is_not_sent(bad: Any) -> None:
     with pytest.raises(FrameError, match="a result frame holds what JSON cannot say"):
-        format_frame(Result(1, 1, {"value": bad}))
+        format_frame(ResultFrame(1, 1, {"value": bad}))
 
 
 def test_what_refers_to_itself_is_not_sent() -> None:
     loop: dict[str, Any] = {}
     loop["self"] = loop
     with pytest.raises(FrameError):
-        format_frame(Result(1, 1, loop))
+        format_frame(ResultFrame(1, 1, loop))
 
 
 def test_names_that_are_no_utf8_are_sent_with_question_marks() -> None:
     name = b"caf\xe9".decode(errors="surrogateescape")
-    assert parse_frame(format_frame(Result(1, 1, {"command": name}))) == Result(1, 1, {"command": "caf?"})
+    assert parse_frame(format_frame(ResultFrame(1, 1, {"command": name}))) == ResultFrame(1, 1, {"command": "caf?"})
 
 
 def test_a_frame_over_the_limit_is_not_sent() -> None:
     with pytest.raises(FrameError, match="the limit is 67108864"):
-        format_frame(Result(1, 1, {"text": "x" * MAX_FRAME_BYTES}))
+        format_frame(ResultFrame(1, 1, {"text": "x" * MAX_FRAME_BYTES}))
 
 
 @pytest.mark.parametrize("code", sorted(BY_CODE))
 def test_every_problem_class_crosses_the_socket_whole(code: str) -> None:
     error = BY_CODE[code]("asked 9, there are 8", hint="ask 8", errors=[{"field": "n", "message": "9"}], log=["a"])
     error.retry_after_s = 1.5
-    back = _send(Failure.of(3, 2, error)).build_error()
+    back = _send(FailureFrame.of(3, 2, error)).build_error()
     assert type(back) is type(error)
     assert (back.detail, back.hint, back.errors, back.log) == (
         error.detail,
@@ -144,12 +144,12 @@ def test_every_problem_class_crosses_the_socket_whole(code: str) -> None:
 
 
 def test_a_code_that_only_a_newer_child_knows_falls_back_to_its_status() -> None:
-    newer = replace(Failure.of(1, 1, RunFailedError("x")), code="from_the_future", status=422)
+    newer = replace(FailureFrame.of(1, 1, RunFailedError("x")), code="from_the_future", status=422)
     assert type(newer.build_error()) is RequestError
     assert issubclass(type(replace(newer, code="").build_error()), ProblemError)
 
 
-def _send(failure: Failure) -> Failure:
+def _send(failure: FailureFrame) -> FailureFrame:
     received = parse_frame(format_frame(failure))
-    assert isinstance(received, Failure)
+    assert isinstance(received, FailureFrame)
     return received

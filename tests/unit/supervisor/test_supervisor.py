@@ -15,7 +15,16 @@ import pytest
 
 from meshwright.errors import ProblemError, WorkerFailedError
 from meshwright_agent.supervisor.process import Child, ChildSpec, Ending
-from meshwright_agent.supervisor.protocol import Call, Cancel, Failure, FrameError, Hello, Progress, Result, Stopped
+from meshwright_agent.supervisor.protocol import (
+    CallFrame,
+    CancelFrame,
+    FailureFrame,
+    FrameError,
+    Hello,
+    ProgressFrame,
+    ResultFrame,
+    Stopped,
+)
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
 from tests.fakes.stored import ManualClock
@@ -43,7 +52,7 @@ class World:
     async def begin(self, op: str = "work", **options: Any) -> asyncio.Task[Any]:
         """Starts a call and waits until the child has it."""
         task = asyncio.create_task(self.supervisor.call(op, {}, **{"deadline_s": 30.0, **options}))
-        await self.until(lambda: any(isinstance(f, Call) and f.op == op for f in self._frames()))
+        await self.until(lambda: any(isinstance(f, CallFrame) and f.op == op for f in self._frames()))
         return task
 
     async def start(self) -> None:
@@ -65,8 +74,8 @@ class World:
         assert condition()
 
     def reply(self, result: dict[str, Any] | None = None) -> None:
-        call = next(frame for frame in reversed(self.child.sent) if isinstance(frame, Call))
-        self.child.say(Result(call.id, self.child.generation, result or {}))
+        call = next(frame for frame in reversed(self.child.sent) if isinstance(frame, CallFrame))
+        self.child.say(ResultFrame(call.id, self.child.generation, result or {}))
 
 
 def live(scenario: Callable[[World], Awaitable[None]], *, spawn: FakeSpawn | None = None, **spec: Any) -> None:
@@ -226,7 +235,7 @@ def test_a_refused_call_keeps_its_arguments_no_longer_than_its_caller() -> None:
         del body
         await world.until(lambda: bool(world.spawn.children) and bool(world.child.sent))
         call = world.child.sent[-1]
-        world.child.say(Failure(call.id, world.child.generation, "plan_infeasible", 422, "no", "", [], [], None))
+        world.child.say(FailureFrame(call.id, world.child.generation, "plan_infeasible", 422, "no", "", [], [], None))
         with contextlib.suppress(ProblemError):
             await task
         world.child.sent.clear()
@@ -245,7 +254,7 @@ def test_a_result_that_crosses_the_cancel_ends_the_call() -> None:
     async def scenario(world: World) -> None:
         task = await world.begin()
         task.cancel()
-        await world.until(lambda: isinstance(world.child.sent[-1], Cancel))
+        await world.until(lambda: isinstance(world.child.sent[-1], CancelFrame))
         world.reply({"done": True})
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -258,12 +267,12 @@ def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -> None
     async def scenario(world: World) -> None:
         task = await world.begin()
         task.cancel()
-        await world.until(lambda: isinstance(world.child.sent[-1], Cancel))
+        await world.until(lambda: isinstance(world.child.sent[-1], CancelFrame))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert world.supervisor.state == "busy"  # the child has not stopped yet, and nobody else may have it
-        assert [type(frame) for frame in world.child.sent] == [Call, Cancel]
+        assert [type(frame) for frame in world.child.sent] == [CallFrame, CancelFrame]
         world.child.say(Stopped(1, 1))
         await world.until(lambda: world.supervisor.state == "ready")
 
@@ -274,11 +283,11 @@ def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -> None
     "frame",
     [
         Hello(1, "fake", 1001, 1),
-        Progress(2, 1, {}),
-        Progress(1, 2, {}),
-        Result(2, 1, {}),
+        ProgressFrame(2, 1, {}),
+        ProgressFrame(1, 2, {}),
+        ResultFrame(2, 1, {}),
         Stopped(1, 3),
-        Cancel(1),
+        CancelFrame(1),
     ],
     ids=lambda frame: f"{frame}",
 )
@@ -298,7 +307,7 @@ def test_a_child_lost_while_it_is_being_stopped_is_no_crash() -> None:
         releasing = asyncio.create_task(world.supervisor.release())
         await world.until(lambda: world.supervisor.state == "stopping")
         world.child.lose("closed its socket")
-        world.child.say(Progress(1, 1, {}))
+        world.child.say(ProgressFrame(1, 1, {}))
         await releasing
         assert (world.supervisor.state, world.supervisor.last_error) == ("stopped", None)
 

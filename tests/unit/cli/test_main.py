@@ -164,7 +164,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "released": True,
             "duration_s": 0.5,
-            "killed": False,
+            "worker_killed": False,
             "worker": {
                 "state": "stopped",
                 "generation": 3,

@@ -164,7 +164,7 @@ def test_without_a_mesh_the_best_for_a_model_are_ranked_and_the_first_is_drawn(m
     printed = meshwright(*SEARCH)
     assert printed.code == 0
     lines = printed.out.splitlines()
-    assert lines[0].split()[:3] == ["mesh", "gradient_accumulation_steps", "remat"]
+    assert lines[0].split()[:3] == ["mesh", "micro-batch", "remat"]
     best = lines.index("") + 1
     assert len([line for line in lines[2 : best - 1] if line.startswith(("fsdp", "dp"))]) == 3
     assert re.match(r"\S.* on 16 .*: fits, .* a device; .* a step$", lines[best])

@@ -11,12 +11,12 @@ SAID_CHARS: Final = 1 << 14
 """Limit of one field of a request in a run: 1,000 runs are stored, and `GET /runs` lists 50 with their requests."""
 
 
-def shorten_large(said: Mapping[str, Any]) -> dict[str, Any]:
+def shorten_large(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a request for display in its run, with each field above 16 Ki characters of JSON as its digest.
 
     Examples are a `config.json` with thousands of labels and the names of very many devices.
     """
-    return {name: _shorten(value) for name, value in said.items()}
+    return {name: _shorten(value) for name, value in body.items()}
 
 
 def _shorten(value: Any) -> Any:

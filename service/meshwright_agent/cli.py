@@ -82,7 +82,7 @@ def doctor(
     state_dir: Annotated[Path | None, typer.Option(help="The agent's state directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say in plain words what is wrong with this host's JAX, and how to mend it."""
+    """Say in plain words what is wrong with this host's JAX, and how to fix it."""
     from meshwright_agent.doctor import examine, format_findings
     from meshwright_agent.server import find_owner
 

@@ -40,14 +40,14 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        mend: the repair, one step per line.
+        fix: the repair, one step per line.
         log: the last lines of a program's output, for further diagnosis.
     """
 
     level: Level
     subject: str
     seen: str
-    mend: str = ""
+    fix: str = ""
     log: tuple[str, ...] = ()
 
 
@@ -56,7 +56,7 @@ def format_findings(findings: Iterable[CheckResult]) -> str:
     lines: list[str] = []
     for finding in findings:
         lines.append(f"{_MARKS[finding.level]}  {finding.subject}: {finding.seen}")
-        lines += [f"       → {line}" for line in finding.mend.splitlines()]
+        lines += [f"       → {line}" for line in finding.fix.splitlines()]
         lines += [f"         | {line}" for line in finding.log]
     return "\n".join(lines)
 
@@ -202,8 +202,8 @@ def _minor(version: str) -> tuple[str, ...]:
 
 def _check_probe(here: Surroundings) -> CheckResult | None:
     if here.facts is None:
-        mend = "a driver that hangs needs the kernel log (dmesg) and usually a reboot; the agent goes on without it"
-        return CheckResult("wrong", "probe", f"driver, sysfs or /proc did not answer: {here.facts_error}", mend)
+        fix = "a driver that hangs needs the kernel log (dmesg) and usually a reboot; the agent goes on without it"
+        return CheckResult("wrong", "probe", f"driver, sysfs or /proc did not answer: {here.facts_error}", fix)
     if here.facts.problems:
         return CheckResult("note", "probe", "; ".join(problem.text for problem in here.facts.problems))
     return CheckResult(
@@ -217,10 +217,8 @@ def _check_driver_library(here: Surroundings) -> CheckResult | None:
     if not (here.settings.host_root / "dev/nvidiactl").exists():
         return None
     if not here.nvml_library:
-        mend = (
-            "install the driver's user-space libraries; in a container, start it with the NVIDIA runtime (--gpus all)"
-        )
-        return CheckResult("wrong", "NVIDIA driver", "device files are here, libnvidia-ml is not", mend)
+        fix = "install the driver's user-space libraries; in a container, start it with the NVIDIA runtime (--gpus all)"
+        return CheckResult("wrong", "NVIDIA driver", "device files are here, libnvidia-ml is not", fix)
     version = here.facts.driver.version if here.facts else None
     return CheckResult("ok", "NVIDIA driver", f"version {version or 'not told'}")
 
@@ -230,12 +228,12 @@ def _check_cuda_plugin(here: Surroundings) -> CheckResult | None:
         return None
     plugins = [name for name in here.versions if name.endswith("-plugin")]
     if not plugins:
-        mend = "pip install 'meshwright[cuda13]' (driver ≥ 580) or 'meshwright[cuda12]' (driver ≥ 525)"
+        fix = "pip install 'meshwright[cuda13]' (driver ≥ 580) or 'meshwright[cuda12]' (driver ≥ 525)"
         return CheckResult(
             "wrong",
             "CUDA plugin",
             f"{here.gpu_count} GPUs, but JAX has no CUDA plugin and will use the CPU",
-            mend,
+            fix,
         )
     return _check_driver_floor(here, plugins[0])
 
@@ -245,8 +243,8 @@ def _check_driver_floor(here: Surroundings, plugin: str) -> CheckResult:
     branch = version.split(".")[0]
     floor = _CUDA_DRIVER_FLOORS[plugin]
     if branch.isdigit() and int(branch) < floor:
-        mend = f"upgrade the driver to branch {floor} or later, or install the plugin of an older CUDA"
-        return CheckResult("wrong", "CUDA plugin", f"{plugin} needs driver ≥ {floor}, this is {version}", mend)
+        fix = f"upgrade the driver to branch {floor} or later, or install the plugin of an older CUDA"
+        return CheckResult("wrong", "CUDA plugin", f"{plugin} needs driver ≥ {floor}, this is {version}", fix)
     return CheckResult("ok", "CUDA plugin", f"{plugin} {here.versions[plugin]}")
 
 
@@ -254,8 +252,8 @@ def _check_libtpu(here: Surroundings) -> CheckResult | None:
     if not here.tpu_count or here.settings.cpu_devices:
         return None
     if "libtpu" not in here.versions:
-        mend = "pip install 'meshwright[tpu]'"
-        return CheckResult("wrong", "libtpu", f"{here.tpu_count} TPU chips, but libtpu is not installed", mend)
+        fix = "pip install 'meshwright[tpu]'"
+        return CheckResult("wrong", "libtpu", f"{here.tpu_count} TPU chips, but libtpu is not installed", fix)
     return CheckResult("ok", "libtpu", f"libtpu {here.versions['libtpu']}")
 
 
@@ -273,8 +271,8 @@ def _check_platforms(here: Surroundings) -> CheckResult | None:
         )
     if not value or here.jax is not None or here.untouched:
         return None
-    mend = "unset JAX_PLATFORMS: JAX then takes what is here; or set JAX_PLATFORMS=cpu"
-    return CheckResult("wrong", "JAX_PLATFORMS", f"is {value!r}, and JAX does not start so", mend)
+    fix = "unset JAX_PLATFORMS: JAX then takes what is here; or set JAX_PLATFORMS=cpu"
+    return CheckResult("wrong", "JAX_PLATFORMS", f"is {value!r}, and JAX does not start so", fix)
 
 
 def _check_visible_gpus(here: Surroundings) -> CheckResult | None:
@@ -292,13 +290,13 @@ def _find_cause(error: str, log: tuple[str, ...]) -> str:
 
 def _check_worker(here: Surroundings) -> CheckResult | None:
     if here.untouched:
-        mend = "a running agent says in GET /devices what its JAX sees; else run this again when the devices are free, "
-        mend += "and as root where other users' processes cannot be looked at"
-        return CheckResult("note", "device worker", f"JAX was not started: {here.untouched}", mend)
+        fix = "a running agent says in GET /devices what its JAX sees; else run this again when the devices are free, "
+        fix += "and as root where other users' processes cannot be looked at"
+        return CheckResult("note", "device worker", f"JAX was not started: {here.untouched}", fix)
     if here.jax is None:
-        mend = "mend what is WRONG above; if nothing is, run: python -c 'import jax; print(jax.devices())'"
+        fix = "fix what is WRONG above; if nothing is, run: python -c 'import jax; print(jax.devices())'"
         cause = _find_cause(here.jax_error, here.jax_log)
-        return CheckResult("wrong", "device worker", f"JAX does not start: {cause}", mend, here.jax_log[-LOG_LINES:])
+        return CheckResult("wrong", "device worker", f"JAX does not start: {cause}", fix, here.jax_log[-LOG_LINES:])
     found = f"JAX sees {len(here.jax['devices'])} {here.jax['platform']} devices"
     expected = here.gpu_count or here.tpu_count
     if expected and here.jax["platform"] == "cpu" and not here.settings.cpu_devices:
@@ -306,8 +304,8 @@ def _check_worker(here: Surroundings) -> CheckResult | None:
             "wrong", "device worker", f"{found}, the host has {expected} accelerators", "see the lines above"
         )
     if here.gpu_count and here.jax["platform"] == "gpu" and len(here.jax["devices"]) != here.gpu_count:
-        mend = "CUDA_VISIBLE_DEVICES or the container's device list leaves some out; that may be meant"
-        return CheckResult("note", "device worker", f"{found}, the driver lists {here.gpu_count}", mend)
+        fix = "CUDA_VISIBLE_DEVICES or the container's device list leaves some out; that may be meant"
+        return CheckResult("note", "device worker", f"{found}, the driver lists {here.gpu_count}", fix)
     return CheckResult("ok", "device worker", found)
 
 
@@ -328,28 +326,28 @@ def _check_holders(here: Surroundings) -> CheckResult | None:
     holders = (here.facts.holders if here.facts else None) or ()
     if all(holder.own for holder in holders):
         return None
-    mend = "benches that need the devices wait for it; stop it if it should not be there"
-    return CheckResult("note", "devices", describe_holders(holders), mend)
+    fix = "benches that need the devices wait for it; stop it if it should not be there"
+    return CheckResult("note", "devices", describe_holders(holders), fix)
 
 
 def _check_cpu_quota(here: Surroundings) -> CheckResult | None:
     usable = here.facts.cpu.usable_threads if here.facts else None
     if usable is None or usable >= 1:
         return None
-    mend = "raise the container's CPU limit; 0.2 of a core makes importing jax take about 8 s"
-    return CheckResult("note", "CPU", "less than one CPU may be used", mend)
+    fix = "raise the container's CPU limit; 0.2 of a core makes importing jax take about 8 s"
+    return CheckResult("note", "CPU", "less than one CPU may be used", fix)
 
 
 def _check_simulation(here: Surroundings) -> CheckResult | None:
-    mend = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host checked"
+    fix = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host checked"
     seen = f"the agent answers for {here.settings.simulate}: nothing of this host is looked at"
-    return CheckResult("note", "simulated", seen, mend)
+    return CheckResult("note", "simulated", seen, fix)
 
 
 def _check_state(here: Surroundings) -> CheckResult | None:
     if here.state_error:
-        mend = "make it writable for this user, or choose another with --state-dir or MESHWRIGHT_STATE_DIR"
-        return CheckResult("wrong", "state directory", here.state_error, mend)
+        fix = "make it writable for this user, or choose another with --state-dir or MESHWRIGHT_STATE_DIR"
+        return CheckResult("wrong", "state directory", here.state_error, fix)
     return CheckResult("ok", "state directory", f"{here.settings.state_dir} is writable")
 
 

@@ -60,8 +60,8 @@ class JsonFormatter(logging.Formatter):
             "stack": record.stack_info,
         }
         extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        said = {name: value for name, value in (extra | own).items() if value is not None}
-        return json.dumps(said, default=str, ensure_ascii=False)
+        fields = {name: value for name, value in (extra | own).items() if value is not None}
+        return json.dumps(fields, default=str, ensure_ascii=False)
 
 
 class _LineWriter(logging.handlers.QueueListener):

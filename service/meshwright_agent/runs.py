@@ -465,8 +465,8 @@ def _build_event(event: RunEvent) -> StoredEvent:
     return StoredEvent(_name_stream(event.run_id), event.seq, event.at.timestamp(), event.model_dump_json())
 
 
-def _build_record(run_id: str, told: Mapping[str, Any]) -> Document:
-    record = BenchRecord.model_validate(told)
+def _build_record(run_id: str, fields: Mapping[str, Any]) -> Document:
+    record = BenchRecord.model_validate(fields)
     key = json.dumps(identify_record(record))
     return Document(RECORD, key, StoredRecord(run_id=run_id, record=record).model_dump_json())
 

@@ -46,16 +46,16 @@ def plant_host(name: str, folder: Path) -> dict[str, str]:
 
 
 def silence(path: Path) -> Callable[[], None]:
-    """Makes a file that blocks whoever opens it, as a hung driver's does; returns how to mend it."""
+    """Makes a file that blocks whoever opens it, as a hung driver's does; returns how to fix it."""
     text = path.read_text()
     path.unlink()
     os.mkfifo(path)
 
-    def mend() -> None:
+    def fix() -> None:
         path.unlink()
         path.write_text(text)
 
-    return mend
+    return fix
 
 
 def states(agent: RunningAgent) -> dict[str, str]:
@@ -129,7 +129,7 @@ def test_while_a_bench_runs_its_worker_and_the_devices_that_it_has_measured_are_
 
 def test_no_component_is_healthy_before_it_was_looked_at(tmp_path: Path) -> None:
     settings = plant_host("cpu-vm", tmp_path)
-    mend = silence(tmp_path / "proc/cpuinfo")
+    fix = silence(tmp_path / "proc/cpuinfo")
     slow = {"PYTHONPATH": plant_jax(tmp_path / "path", "import time; time.sleep(3600)")}
     with start_agent(cpu_devices=2, ready=False, **settings, **slow) as agent:
         assert {name: states(agent)[name] for name in ("worker", "driver")} == {
@@ -140,7 +140,7 @@ def test_no_component_is_healthy_before_it_was_looked_at(tmp_path: Path) -> None
         ready = httpx.get(f"{agent.url}/readyz")
         assert (ready.status_code, ready.text[:8]) == (503, "starting")
         assert httpx.get(f"{agent.url}/mesh/plan?mesh=dp:2").json()["code"] == "not_ready"
-        mend()
+        fix()
 
 
 # ---- driver ---------------------------------------------------------------------------------------------------------
@@ -151,23 +151,23 @@ def test_a_driver_that_hangs_is_unknown_and_healthy_when_it_answers_again(tmp_pa
     settings = plant_host("cpu-vm", tmp_path)
     with start_agent(cpu_devices=2, **settings, **WATCHFUL) as agent:
         await_state(agent, "driver", "healthy")
-        mend = silence(tmp_path / "proc/cpuinfo")
+        fix = silence(tmp_path / "proc/cpuinfo")
         seen = await_state(agent, "driver", "unknown", limit_s=30)
         assert seen["reason"]
         assert httpx.get(f"{agent.url}/readyz").status_code == 200
         assert ask(agent, "/devices")["cpu"]  # what was read before, with its age
-        mend()
+        fix()
         await_state(agent, "driver", "healthy", limit_s=30)
 
 
 @pytest.mark.exhaustive
 def test_a_driver_that_has_hung_more_often_than_a_child_may_crash_is_still_asked(tmp_path: Path) -> None:
     settings = plant_host("cpu-vm", tmp_path)
-    mend = silence(tmp_path / "proc/cpuinfo")
+    fix = silence(tmp_path / "proc/cpuinfo")
     with start_agent(cpu_devices=1, ready=False, **settings, **WATCHFUL) as agent:
         for _ in range(3):
             assert await_newer_look(agent, "driver")["state"] == "unknown"
-        mend()
+        fix()
         await_state(agent, "driver", "healthy", limit_s=60)
 
 

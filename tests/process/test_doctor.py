@@ -55,7 +55,7 @@ def test_a_variable_that_hides_the_devices_or_names_others_is_named(
     status, said = examine(tmp_path, host=host, **environ)
     assert status == 1
     for subject, words in wrong.items():
-        assert (said[subject]["level"], f"unset {subject}" in said[subject]["mend"]) == ("wrong", True)
+        assert (said[subject]["level"], f"unset {subject}" in said[subject]["fix"]) == ("wrong", True)
         assert words in said[subject]["seen"]
 
 
@@ -63,7 +63,7 @@ def test_cards_without_a_cuda_plugin_are_named_with_what_to_install(tmp_path: Pa
     status, said = examine(tmp_path, host=Host("dgx-h100"))
     assert (status, said["CUDA plugin"]["level"]) == (1, "wrong")
     assert "8 GPUs, but JAX has no CUDA plugin" in said["CUDA plugin"]["seen"]
-    assert "meshwright[cuda13]" in said["CUDA plugin"]["mend"]
+    assert "meshwright[cuda13]" in said["CUDA plugin"]["fix"]
     assert said["probe"]["seen"].startswith("8 GPUs, 0 TPU chips")
 
 
@@ -94,7 +94,7 @@ def test_a_platform_that_is_not_here_is_said_without_a_traceback_in_the_way_to_m
     worker = said["device worker"]
     assert (status, said["JAX_PLATFORMS"]["level"]) == (1, "wrong")
     assert worker["seen"].startswith("JAX does not start: RuntimeError: Unable to initialize backend 'tpu'")
-    assert "  File" not in worker["mend"]
+    assert "  File" not in worker["fix"]
     assert 0 < len(worker["log"]) <= 8
 
 

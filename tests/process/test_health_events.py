@@ -173,11 +173,11 @@ def test_chips_of_a_driver_that_hangs_are_unknown_at_once_and_their_recovery_is_
     name = "device:0000:85:00.0"
     with start_agent(cpu_devices=None, MESHWRIGHT_PROBE_TIMEOUT_S="5", **settings, **QUICK) as agent:
         await_state(agent, name, "healthy")
-        mend = silence(tmp_path / "sys/bus/pci/devices/0000:05:00.0/vendor")
+        fix = silence(tmp_path / "sys/bus/pci/devices/0000:05:00.0/vendor")
         seen = await_state(agent, name, "unknown", limit_s=90)  # long before an observation is stale
         assert "driver does not answer" in seen["reason"]
         assert httpx.get(f"{agent.url}/devices", timeout=5).status_code == 200
-        mend()
+        fix()
         await_state(agent, name, "healthy", limit_s=120)
         wait_for(lambda: events(agent, component=name)[-1]["state"] == "healthy", agent)
         assert [e["state"] for e in events(agent, component=name)][-2:] == ["unknown", "healthy"]

@@ -64,13 +64,13 @@ def find(here: Surroundings, subject: str) -> CheckResult | None:
     return found[0] if found else None
 
 
-def expect(here: Surroundings, level: str, subject: str, *, seen: Iterable[str], mend: Iterable[str] = ()) -> None:
+def expect(here: Surroundings, level: str, subject: str, *, seen: Iterable[str], fix: Iterable[str] = ()) -> None:
     """The finding is there with these words, and is the only thing that is not ok."""
     finding = find(here, subject)
     assert finding is not None, evaluate(here)
     assert finding.level == level
     assert not [word for word in seen if word not in finding.seen], finding
-    assert not [word for word in mend if word not in finding.mend], finding
+    assert not [word for word in fix if word not in finding.fix], finding
     others = [other for other in evaluate(here) if other.level != "ok" and other is not finding]
     assert [other for other in others if other.subject != subject] == []
 
@@ -80,7 +80,7 @@ def test_on_a_host_on_which_nothing_is_wrong_everything_is_ok(machines: dict[str
     findings = evaluate(machines[name])
     assert {finding.level for finding in findings} == {"ok"}
     assert {"jax", "probe", "device worker", "state directory"} <= {finding.subject for finding in findings}
-    assert not any(finding.mend for finding in findings)
+    assert not any(finding.fix for finding in findings)
 
 
 def test_the_ok_lines_say_what_was_found(machines: dict[str, Surroundings]) -> None:
@@ -101,7 +101,7 @@ def test_it_says_for_which_targets_plans_can_be_verified_and_how_to_add_the_othe
     ):
         finding = find(replace(machines["cpu"], versions=versions), "compilers")
         assert finding is not None
-        assert (finding.level, finding.mend) == ("ok", "")
+        assert (finding.level, finding.fix) == ("ok", "")
         assert seen in finding.seen
 
 
@@ -109,7 +109,7 @@ def test_a_libtpu_that_does_not_match_jaxlib_is_noted_with_the_line_that_mends_i
     machines: dict[str, Surroundings],
 ) -> None:
     here = replace(machines["cpu"], versions={**TPU, "libtpu": "0.0.51"})
-    expect(here, "note", "compilers", seen=["0.0.51"], mend=["pip install 'libtpu==0.0.42.*'"])
+    expect(here, "note", "compilers", seen=["0.0.51"], fix=["pip install 'libtpu==0.0.42.*'"])
 
 
 # ---- JAX ------------------------------------------------------------------------------------------------------------
@@ -117,19 +117,19 @@ def test_a_libtpu_that_does_not_match_jaxlib_is_noted_with_the_line_that_mends_i
 
 def test_jax_that_is_not_installed(machines: dict[str, Surroundings]) -> None:
     here = replace(machines["cpu"], versions={})
-    expect(here, "wrong", "jax", seen=["not installed"], mend=["pip install 'meshwright[agent,cpu]'"])
+    expect(here, "wrong", "jax", seen=["not installed"], fix=["pip install 'meshwright[agent,cpu]'"])
 
 
 @pytest.mark.parametrize("jaxlib", ["0.9.2", "0.11.0", "1.10.2"])
 def test_a_jaxlib_of_another_release(machines: dict[str, Surroundings], jaxlib: str) -> None:
     here = replace(machines["cpu"], versions={"jax": "0.10.2", "jaxlib": jaxlib})
-    expect(here, "wrong", "jax", seen=["jax 0.10.2", f"jaxlib {jaxlib}"], mend=["pip install 'jaxlib==0.10.2'"])
+    expect(here, "wrong", "jax", seen=["jax 0.10.2", f"jaxlib {jaxlib}"], fix=["pip install 'jaxlib==0.10.2'"])
 
 
 def test_a_worker_that_does_not_start_shows_the_end_of_its_log(machines: dict[str, Surroundings]) -> None:
     log = tuple(f"line {number}" for number in range(50))
     here = replace(machines["cpu"], jax=None, jax_error="ImportError: libcudart.so.12", jax_log=log)
-    expect(here, "wrong", "device worker", seen=["does not start", "libcudart.so.12"], mend=["WRONG above"])
+    expect(here, "wrong", "device worker", seen=["does not start", "libcudart.so.12"], fix=["WRONG above"])
     finding = find(here, "device worker")
     assert finding is not None
     assert finding.log == log[-8:]
@@ -144,14 +144,14 @@ def test_the_cause_is_the_last_line_of_the_exception_and_the_way_to_mend_it_has_
     finding = find(replace(machines["cpu"], jax=None, jax_error="it cannot work", jax_log=log), "device worker")
     assert finding is not None
     assert finding.seen == "JAX does not start: RuntimeError: no backend 'tpu'"
-    assert "File" not in finding.mend
-    assert len(finding.mend.splitlines()) == 1
+    assert "File" not in finding.fix
+    assert len(finding.fix.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["gpu", "tpu"])
 def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], name: str) -> None:
     here = replace(machines[name], jax=jax_on("cpu", 1))
-    expect(here, "wrong", "device worker", seen=["1 cpu device", "8 accelerators"], mend=["lines above"])
+    expect(here, "wrong", "device worker", seen=["1 cpu device", "8 accelerators"], fix=["lines above"])
 
 
 # ---- drivers and plugins --------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], n
 
 def test_a_driver_that_does_not_answer(machines: dict[str, Surroundings]) -> None:
     here = replace(machines["cpu"], facts=None, facts_error="no answer within 10 s")
-    expect(here, "wrong", "probe", seen=["did not answer", "within 10 s"], mend=["dmesg"])
+    expect(here, "wrong", "probe", seen=["did not answer", "within 10 s"], fix=["dmesg"])
 
 
 def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> None:
@@ -172,7 +172,7 @@ def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> 
 
 def test_device_files_without_the_drivers_library(machines: dict[str, Surroundings]) -> None:
     here = replace(machines["gpu"], nvml_library=False)
-    expect(here, "wrong", "NVIDIA driver", seen=["libnvidia-ml is not"], mend=["--gpus all"])
+    expect(here, "wrong", "NVIDIA driver", seen=["libnvidia-ml is not"], fix=["--gpus all"])
 
 
 @pytest.mark.parametrize(
@@ -198,12 +198,12 @@ def test_a_plugin_needs_a_driver_of_its_branch(
         assert finding.level == "ok"
     else:
         plugin = next(name for name in versions if name.endswith("-plugin"))
-        expect(here, "wrong", "CUDA plugin", seen=[plugin, str(driver)], mend=["upgrade the driver"])
+        expect(here, "wrong", "CUDA plugin", seen=[plugin, str(driver)], fix=["upgrade the driver"])
 
 
 def test_tpus_without_libtpu(machines: dict[str, Surroundings]) -> None:
     here = replace(machines["tpu"], versions=PLAIN)
-    expect(here, "wrong", "libtpu", seen=["8 TPU chips", "not installed"], mend=["meshwright[tpu]"])
+    expect(here, "wrong", "libtpu", seen=["8 TPU chips", "not installed"], fix=["meshwright[tpu]"])
 
 
 # ---- environment and surroundings -----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_jax_that_was_not_started_is_a_note_with_the_reason_and_no_fault(
     machines: dict[str, Surroundings], value: str
 ) -> None:
     here = replace(machines["gpu"], jax=None, untouched="process 7 (train.py) holds device 0")
-    expect(here, "note", "device worker", seen=["not started: process 7 (train.py) holds device 0"], mend=["as root"])
+    expect(here, "note", "device worker", seen=["not started: process 7 (train.py) holds device 0"], fix=["as root"])
     assert find(replace(here, environ={"JAX_PLATFORMS": value}), "JAX_PLATFORMS") is None
 
 
@@ -241,12 +241,12 @@ def test_less_than_one_cpu(machines: dict[str, Surroundings], threads: int | Non
     here = replace(machines["cpu"], facts=replace(facts, cpu=CpuFacts(usable_threads=threads, threads=64)))
     assert (find(here, "CPU") is not None) == mentioned
     if mentioned:
-        expect(here, "note", "CPU", seen=["less than one CPU"], mend=["CPU limit"])
+        expect(here, "note", "CPU", seen=["less than one CPU"], fix=["CPU limit"])
 
 
 def test_a_state_directory_that_cannot_be_written(machines: dict[str, Surroundings]) -> None:
     here = replace(machines["cpu"], state_error="[Errno 30] Read-only file system: '/state'")
-    expect(here, "wrong", "state directory", seen=["Read-only"], mend=["--state-dir", "MESHWRIGHT_STATE_DIR"])
+    expect(here, "wrong", "state directory", seen=["Read-only"], fix=["--state-dir", "MESHWRIGHT_STATE_DIR"])
 
 
 # ---- whatever is here -----------------------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ def show_events(
                 "no events" if component is None else _describe_none(component, list_components(client))
             )
     if (at, limit) == (None, None) and len(reply.events) == SHOWN:
-        told = f"these are the newest {SHOWN}; --since 24h shows all from there on"
-        session.err.print(told, soft_wrap=True)
+        note = f"these are the newest {SHOWN}; --since 24h shows all from there on"
+        session.err.print(note, soft_wrap=True)
     return OK
 
 
@@ -144,15 +144,15 @@ def acknowledge_component(
     with session.open() as client:
         component = find_component(client, component)
         try:
-            told = client.acknowledge(component, reason)
+            changed = client.acknowledge(component, reason)
         except NotFoundError as error:
             error.hint = describe_components(component, list_components(client))
             raise
     if session.as_json:
-        session.print_json(told)
+        session.print_json(changed)
     else:
         session.out.print(
-            Text.assemble(clean(told.name), " ", style_state(told.state), clean(f" {told.reason}".rstrip()))
+            Text.assemble(clean(changed.name), " ", style_state(changed.state), clean(f" {changed.reason}".rstrip()))
         )
     return OK
 

@@ -203,9 +203,9 @@ def _print_json(session: Session, health: Health, findings: Sequence[Requirement
     if not findings:
         session.print_json(health)
         return
-    said = health.model_dump(mode="json", exclude_unset=True)
-    told = {**said, "verdict": worst, "requirements": [asdict(finding) for finding in findings]}
-    session.print_lines(json.dumps(told, ensure_ascii=False))
+    body = health.model_dump(mode="json", exclude_unset=True)
+    reply = {**body, "verdict": worst, "requirements": [asdict(finding) for finding in findings]}
+    session.print_lines(json.dumps(reply, ensure_ascii=False))
 
 
 def _print_no_answer(session: Session, style: Format, error: MeshwrightError) -> None:
@@ -217,8 +217,8 @@ def _print_no_answer(session: Session, style: Format, error: MeshwrightError) ->
 
 def describe_no_answer(error: MeshwrightError) -> str:
     """Returns why there is no result, in a line with the essential part first, since the line may be truncated."""
-    said = _flatten(str(error).partition("\n")[0]).removeprefix("GET /health: ")
-    return said if said.startswith("no answer") else f"no verdict: {said}"
+    detail = _flatten(str(error).partition("\n")[0]).removeprefix("GET /health: ")
+    return detail if detail.startswith("no answer") else f"no verdict: {detail}"
 
 
 class HealthCommand(TyperCommand):

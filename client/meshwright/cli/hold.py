@@ -136,7 +136,7 @@ class _Job:
             self._process.terminate()  # does nothing to a command that has ended
 
     def _refuse(self, command: Sequence[str], why: str, code: int) -> int:
-        print_warning(self._session, f"{command[0]} {why}", "the lease is ended; mend the command's name")
+        print_warning(self._session, f"{command[0]} {why}", "the lease is ended; correct the command's name")
         return code
 
     @contextlib.contextmanager

@@ -105,8 +105,8 @@ def _explain_number(session: Session, named: object) -> None:
     """Reports on stderr that a single number selects a device, since it may have been meant as a count."""
     match named:
         case (int(number),) if number > 1 and not session.as_json:
-            said = f"note: this leases device number {number}, one device; use --count {number} for {number} devices"
-            session.err.print(said, soft_wrap=True, highlight=False)
+            note = f"note: this leases device number {number}, one device; use --count {number} for {number} devices"
+            session.err.print(note, soft_wrap=True, highlight=False)
 
 
 @contextlib.contextmanager

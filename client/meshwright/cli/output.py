@@ -164,8 +164,8 @@ def _dump_error(error: MeshwrightError) -> str:
     if isinstance(error, ProblemError):
         return build_problem(error).model_dump_json()
     detail, _, hint = str(error).partition("\n  hint: ")
-    said = {"title": type(error).__name__, "detail": detail, "code": NO_ANSWER_CODE, "hint": hint}
-    return json.dumps(said, ensure_ascii=False)
+    problem = {"title": type(error).__name__, "detail": detail, "code": NO_ANSWER_CODE, "hint": hint}
+    return json.dumps(problem, ensure_ascii=False)
 
 
 def _print_marked(session: Session, word: str, style: str, message: str) -> None:

@@ -110,8 +110,8 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
         print_verification(session, plan.verification)
     if plan.audit is not None:
         best = plan.audit.best
-        said = "no mesh of these devices fits" if best is None else clean(best.message)
-        session.print_lines(f"the best of these devices: {said}", "")
+        text = "no mesh of these devices fits" if best is None else clean(best.message)
+        session.print_lines(f"the best of these devices: {text}", "")
     for line in write_costs(plan):
         session.print_lines(line)
     session.out.print(build_table(_build_columns(plan), plan.axes))

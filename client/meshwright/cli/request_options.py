@@ -87,10 +87,10 @@ def build_request(
     """
     fields = {} if request is None else read_request(request)
     fields |= _drop_unsaid({**options, "model": None if model is None else parse_model(model)})
-    said = _drop_unsaid(trained)
-    if said:
+    given = _drop_unsaid(trained)
+    if given:
         below = fields.get("training")
-        fields["training"] = {**(below if isinstance(below, dict) else {}), **said}
+        fields["training"] = {**(below if isinstance(below, dict) else {}), **given}
     found = fields.get("training") or ({} if kind.model_fields["training"].is_required() else None)
     is_priced = fields.get("model") is not None and not fields.get("exports")
     if found is None and kind is PlanRequest and is_priced:

@@ -140,8 +140,8 @@ def _print_comparison(session: Session, plans: Plans, *, is_explained: bool) -> 
     made = {plan.target: plan for plan in plans.plans}
     rows = [(each, made.get(each.target)) for each in plans.comparison]
     session.out.print(build_table(_COMPARED, rows))
-    told = [each for each in plans.comparison if each.reason != UNKNOWN_TARGET]
-    session.print_lines("", *(f"{clean(each.target)}: {clean(each.message)}" for each in told), "")
+    compared = [each for each in plans.comparison if each.reason != UNKNOWN_TARGET]
+    session.print_lines("", *(f"{clean(each.target)}: {clean(each.message)}" for each in compared), "")
     for each in plans.comparison:
         if each.rejected and (is_explained or each.reason):
             session.print_lines(f"on {clean(each.target)}")

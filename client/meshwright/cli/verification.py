@@ -74,8 +74,8 @@ def print_batch(session: Session, found: CompiledBatch) -> None:
     if found.verification.status == "verified":
         margin = f", {format_bytes(found.margin_bytes)} to spare" if found.margin_bytes is not None else ""
         bound = "one more does not fit" if found.limit == "memory" else "the greatest that was looked at"
-        said = f"largest batch {found.per_replica_batch_size} × {parts} = {found.global_batch_size} sequences a step"
-        session.out.print(Text.assemble((said, "bold"), f" ({bound}{margin})"), soft_wrap=True)
+        line = f"largest batch {found.per_replica_batch_size} × {parts} = {found.global_batch_size} sequences a step"
+        session.out.print(Text.assemble((line, "bold"), f" ({bound}{margin})"), soft_wrap=True)
     session.out.print(f"{found.compile_count} compiles", soft_wrap=True)
     if found.tried:
         session.out.print()
@@ -89,8 +89,8 @@ def _describe_origin(found: Verification) -> str:
     took = format_time(found.compile_s)
     when = "an earlier compile's answer" if found.stored else f"compiled in {took}" if took else ""
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-    told = "; ".join(part for part in (when, versions) if part)
-    return f"{target} ({told})" if told else target
+    details = "; ".join(part for part in (when, versions) if part)
+    return f"{target} ({details})" if details else target
 
 
 def _list_lines(found: Verification) -> Iterator[str]:

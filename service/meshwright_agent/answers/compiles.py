@@ -129,7 +129,7 @@ class Compiles:
         Raises:
             ProblemError: as for `settle_plans`.
         """
-        said = shorten_large(request.model_dump(mode="json"))
+        body = shorten_large(request.model_dump(mode="json"))
         if (known := await self.recall(task)) is not None:
             return _add_batch(advice, known)
 
@@ -138,7 +138,7 @@ class Compiles:
             batch = _add_batch(advice, await self.compile(task, emit))
             return batch.model_dump(mode="json"), self._count_since(before)
 
-        return await self._runs.submit("batch_size", said, execute)
+        return await self._runs.submit("batch_size", body, execute)
 
     def _count_since(self, before: int) -> int | None:
         """Returns the number of the last compile; None if there was no compile since `before`."""

@@ -76,10 +76,10 @@ def search(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
 
 
 def _answer(kind: type[PlanRequest | SearchRequest], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    told = arguments["here"]
+    payload = arguments["here"]
     try:
         request = kind.model_validate_json(arguments["request"])
-        return write_plans(request, None if told is None else parse_here(told))
+        return write_plans(request, None if payload is None else parse_here(payload))
     except MemoryError:
         detail = f"the request takes more than the {MEMORY_LIMIT_BYTES} bytes of memory that the planner may have"
         raise InvalidRequestError(
@@ -118,23 +118,23 @@ def _parse_batch(arguments: Mapping[str, Any]) -> tuple[BatchSizeRequest, Plan |
     return request, plan, None if arguments["here"] is None else parse_here(arguments["here"])
 
 
-def parse_here(told: Mapping[str, Any]) -> Inventory:
+def parse_here(payload: Mapping[str, Any]) -> Inventory:
     """Returns this host from {"target": …} or {"devices": text of GET /devices}, with the other fields of an inventory.
 
     Raises:
         NotReadyError: the input is {"problem": …}, because the agent does not know its devices.
     """
-    if "problem" in told:
-        raise NotReadyError(told["problem"], hint="wait until GET /readyz answers 200, or name a target")
-    if "target" in told:
-        topology = build_target(told["target"])
+    if "problem" in payload:
+        raise NotReadyError(payload["problem"], hint="wait until GET /readyz answers 200, or name a target")
+    if "target" in payload:
+        topology = build_target(payload["target"])
     else:
-        topology = Topology.of(Devices.model_validate_json(told["devices"]))
-    if leased := told.get("leased"):
+        topology = Topology.of(Devices.model_validate_json(payload["devices"]))
+    if leased := payload.get("leased"):
         topology = _mark_leased(topology, leased)
-    health = {int(place): str(state) for place, state in told["health"].items()}
-    notices = tuple(Notice.model_validate(notice) for notice in told["notices"])
-    measured = tuple(map(Measurement.model_validate, told.get("measured", ())))
+    health = {int(place): str(state) for place, state in payload["health"].items()}
+    notices = tuple(Notice.model_validate(notice) for notice in payload["notices"])
+    measured = tuple(map(Measurement.model_validate, payload.get("measured", ())))
     return Inventory(topology, health=health, notices=notices, measured=measured)
 
 
@@ -199,11 +199,11 @@ def _write_tasks(request: PlanRequest | SearchRequest, plans: Plans) -> dict[str
 
 def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
     """Returns the request as JSON with defaults filled in. Included hosts and large fields are replaced by digests."""
-    said = shorten_large(request.model_dump(mode="json", exclude={"topology"}))
+    body = shorten_large(request.model_dump(mode="json", exclude={"topology"}))
     if request.topology is None:
-        return {**said, "topology": None}
+        return {**body, "topology": None}
     text = request.model_dump_json(include={"topology"})
-    return {**said, "topology": {"sha256": hashlib.sha256(text.encode()).hexdigest()}}
+    return {**body, "topology": {"sha256": hashlib.sha256(text.encode()).hexdigest()}}
 
 
 def _leave_out(plan: Plan) -> Plan:

@@ -155,10 +155,10 @@ def find_listed_holders(listed: Sequence[DeviceProcess], used_bytes: int | None)
     if any(not process.own for process in listed):
         return tuple(listed)
     own = [process.used_bytes for process in listed]
-    told = [used for used in own if used is not None]
-    if used_bytes is None or len(told) < len(own):
+    reported = [used for used in own if used is not None]
+    if used_bytes is None or len(reported) < len(own):
         return None
-    return tuple(listed) if used_bytes - sum(told) < IDLE_BYTES else None
+    return tuple(listed) if used_bytes - sum(reported) < IDLE_BYTES else None
 
 
 def drop_ambiguous_processes(facts: HostFacts) -> HostFacts:

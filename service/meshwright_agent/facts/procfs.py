@@ -170,8 +170,8 @@ def is_kernel_thread(folder: Path) -> bool:
 
     It uses the kernel's flags. Without them it uses an empty command line, which a process may set itself.
     """
-    said = parse_fileless(read_text(folder / "stat") or "")
-    return not read_text(folder / "cmdline") if said is None else said
+    fileless = parse_fileless(read_text(folder / "stat") or "")
+    return not read_text(folder / "cmdline") if fileless is None else fileless
 
 
 def parse_fileless(stat: str) -> bool | None:

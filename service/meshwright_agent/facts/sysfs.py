@@ -277,8 +277,8 @@ def read_bus(here: Roots) -> tuple[BusCard, ...]:
             continue
         if (device.path / "physfn").exists():
             continue
-        said = parse_fields(read_text(here.proc / f"driver/nvidia/gpus/{device.address}/information") or "")
-        cards.append(BusCard(device.address, device.kind, driver, parse_int(said.get("Device Minor"))))
+        fields = parse_fields(read_text(here.proc / f"driver/nvidia/gpus/{device.address}/information") or "")
+        cards.append(BusCard(device.address, device.kind, driver, parse_int(fields.get("Device Minor"))))
     return tuple(cards)
 
 

@@ -355,11 +355,11 @@ class HealthMonitor:
     def recall(self, at: datetime) -> None:
         """Adds devices, parts and faults of the previous agent to the registry, before the first probe."""
         devices = [f"device:{device.key}" for device in self._memory.devices.values()]
-        told = self._memory.states
-        parts = [component for component in told if component.partition(":")[0] in PARTS]
+        states = self._memory.states
+        parts = [component for component in states if component.partition(":")[0] in PARTS]
         self._listed.update(devices)
         self._parts.update(parts)
-        self._registry.expect((*devices, *parts, *({INVENTORY} & told.keys())))
+        self._registry.expect((*devices, *parts, *({INVENTORY} & states.keys())))
         self._registry.recall_faults(at)
 
     @property

@@ -161,9 +161,9 @@ class HealthRegistry:
         seen = self._observations[name]
         state, faults = self.state(name, now), tuple(self.faults(name).values())
         words = self._describe(seen, now)
-        told = [words] if not faults or words.state not in ("healthy", "initializing") else []
-        lines = [*map(_describe_fault, faults), *(each.reason for each in told)]
-        actions = dict.fromkeys(filter(None, (*(fault.action for fault in faults), *(each.action for each in told))))
+        shown = [words] if not faults or words.state not in ("healthy", "initializing") else []
+        lines = [*map(_describe_fault, faults), *(each.reason for each in shown)]
+        actions = dict.fromkeys(filter(None, (*(fault.action for fault in faults), *(each.action for each in shown))))
         return Component(
             name=name,
             state=state,

@@ -307,10 +307,10 @@ class Supervisor:
     async def _read_hello(self, child: Child) -> None:
         match await child.read():
             case Hello() as hello:
-                said = (hello.protocol, hello.kind, hello.generation, hello.pid)
+                found = (hello.protocol, hello.kind, hello.generation, hello.pid)
                 expected = (PROTOCOL_VERSION, self.spec.name, self.generation, child.pid)
-                if said != expected:
-                    words = f"its hello says protocol, kind, generation, pid {said}; expected {expected}"
+                if found != expected:
+                    words = f"its hello says protocol, kind, generation, pid {found}; expected {expected}"
                     raise ChildError("lost", f"broke the protocol: {words}")
             case Refusal() as refusal:
                 words = f"{refusal.name}: {refusal.message}"

@@ -1,13 +1,17 @@
-"""Reads JAX's devices for the library and the agent's worker: the list of devices, and the reported facts of each.
+"""JAX's devices, for the library and the agent's worker: lists, checks and descriptions; warnings at the user's line.
 
-Rule: a value that a platform does not report is None, never 0. Independent of meshes and plans.
+A value that a platform does not report is None, never 0. Independent of meshes and plans.
 """
 
 from __future__ import annotations
 
+import inspect
+import warnings
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.extend import backend as jax_backend
 
 from meshwright.wire.devices import parse_platform
@@ -16,23 +20,20 @@ Device: TypeAlias = Any
 """A `jax.Device`: jaxlib has no types for it, so that type checkers would call every signature with it unknown."""
 
 
-def list_devices(backend: str | None = None) -> list[jax.Device]:
+def list_devices(backend: str | None = None) -> list[Device]:
     """Returns all devices of a backend ("cpu", "gpu", "cuda", "tpu", …), or of JAX's default backend for None.
 
     Raises:
         RuntimeError: the backend is not available, or JAX cannot start. The message names the available ones.
-        TypeError: `backend` is not text.
     """
-    if not isinstance(backend, str | None):
-        raise TypeError(f"backend is {backend!r}, a {type(backend).__name__}; it is a word, such as 'cpu', or None")
     try:
         return list(jax.devices(backend))
     except (AssertionError, RuntimeError) as error:  # JAX has no message for JAX_PLATFORMS=cuda without a device file
         raise RuntimeError(
             f"{f'backend {backend!r}' if backend else 'the default backend'} was asked for; "
-            f"{_describe_backends(error)}; "
-            f"JAX starts the platforms of JAX_PLATFORMS, or all that are installed and have hardware; use one that is "
-            f"here, such as JAX_PLATFORMS=cpu, or install the jax extra of the one that you want"
+            f"{_describe_backends(error)}; JAX starts the platforms of JAX_PLATFORMS, or all that are installed and "
+            f"have hardware; use one that is here, such as JAX_PLATFORMS=cpu, or install the jax extra of the one that "
+            f"you want"
         ) from error
 
 
@@ -45,7 +46,33 @@ def _describe_backends(error: Exception) -> str:
     return f"here are {named}"
 
 
-def describe_device(device: Any) -> dict[str, Any]:
+def check_devices(devices: Sequence[Device] | np.ndarray[Any, Any], name: str = "devices") -> list[Device]:
+    """Returns the devices of a sequence, or of an array of any shape such as `mesh.devices`.
+
+    Raises:
+        ValueError: no device, one twice, or devices of several platforms; `name` is the argument's name.
+    """
+    chosen = list(devices.flat if isinstance(devices, np.ndarray) else devices)
+    if not chosen:
+        raise ValueError(f"{name} is empty; at least one device is needed: give some of jax.devices(), or leave it out")
+    if len(set(chosen)) < len(chosen):
+        twice = next(device for device in chosen if chosen.count(device) > 1)
+        raise ValueError(f"{name} holds {twice} more than once; each device can be used once: give each once")
+    platforms = sorted({device.platform for device in chosen})
+    if len(platforms) > 1:
+        raise ValueError(
+            f"{name} holds devices of {len(platforms)} platforms ({', '.join(platforms)}); they must be of one: give "
+            f"those of one, such as jax.devices({platforms[0]!r})"
+        )
+    return chosen
+
+
+def is_own(device: Device) -> bool:
+    """Returns whether a device belongs to this process."""
+    return bool(device.process_index == device.client.process_index())
+
+
+def describe_device(device: Device) -> dict[str, Any]:
     """Returns the reported facts of a `jax.Device`, as JSON values; `memory_stats` in bytes."""
     coords = getattr(device, "coords", None)
     return {
@@ -57,19 +84,29 @@ def describe_device(device: Any) -> dict[str, Any]:
         "coords": None if coords is None else list(coords),
         "core_on_chip": getattr(device, "core_on_chip", None),
         "slice_index": getattr(device, "slice_index", None),
-        "memory_stats": read_memory_stats(device),
+        "memory_stats": _read_memory_stats(device),
     }
 
 
-def is_own(device: Any) -> bool:
-    """Returns whether a device belongs to this process."""
-    return bool(device.process_index == device.client.process_index())
-
-
-def read_memory_stats(device: Any) -> dict[str, int] | None:
+def _read_memory_stats(device: Device) -> dict[str, int] | None:
     """Returns the allocator's figures in bytes (counts for `num_…`); None where the platform does not have them."""
     try:
         stats = device.memory_stats()
     except RuntimeError:  # JaxRuntimeError: UNIMPLEMENTED, or the device is another process's
         return None
     return {name: int(value) for name, value in stats.items()} if stats else None
+
+
+def has_backend_started() -> bool:
+    """Returns whether a JAX backend runs in this process."""
+    from jax._src import xla_bridge  # jax has no public name for this question, which must not start a backend
+
+    return xla_bridge.backends_are_initialized()
+
+
+def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warns at the nearest line outside this package."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "meshwright":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -1,6 +1,6 @@
 """A thread that reads a source, places its batches, and returns them in order.
 
-Rule: the thread is never more than `buffer_size` batches ahead of the consumer. It uses the settings of its creator,
+The thread is never more than `buffer_size` batches ahead of the consumer. It uses the settings of its creator,
 and ends when its prefetcher is closed or unused. The function that places a batch is an argument; this module is
 independent of devices.
 """
@@ -21,15 +21,15 @@ from typing import Any, Final, Self, SupportsIndex
 
 import jax
 
-from meshwright._warning import warn
+from meshwright._jax_devices import warn
 
 __all__ = ["Prefetcher"]
 
-CLOSE_S: Final = 5.0
-EXIT_S: Final = 5.0
+_CLOSE_TIMEOUT_S: Final = 5.0
+_EXIT_TIMEOUT_S: Final = 5.0
 """How long the process's end waits for sources that are in their next(): ended inside of JAX, a thread aborts it."""
 
-WAKE_S: Final = 0.5
+_WAKE_S: Final = 0.5
 """How long a consumer sleeps at a stretch: a signal that came just before it fell asleep is handled by then."""
 
 _SETTINGS: Final = (
@@ -84,8 +84,10 @@ class Prefetcher(Iterator[Any]):
         buffer_size: SupportsIndex,
         stop_placing: Callable[[], None] = lambda: None,
     ) -> None:
-        size = _read_buffer_size(buffer_size)
-        self._feed = _Feed(_read_source(source), place, size, copy_settings(), stop_placing)
+        size = operator.index(buffer_size)
+        if size < 1:
+            raise ValueError(f"buffer_size is {size}; at least 1 batch must be on its way, use 2 if in doubt")
+        self._feed = _Feed(iter(source), place, size, _copy_settings(), stop_placing)
         self._abandon = weakref.finalize(self, self._feed.stop)
         self._abandon.atexit = False  # _stop_all does it then, for all together and within a bound
 
@@ -106,7 +108,7 @@ class Prefetcher(Iterator[Any]):
     ) -> None:
         self.close()
 
-    def close(self, *, timeout_s: float = CLOSE_S) -> None:
+    def close(self, *, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Stops the source, drops the waiting batches, and waits until the thread has ended.
 
         A source that is a generator or another prefetcher is closed, by the thread that runs it. May be called again.
@@ -121,30 +123,7 @@ class Prefetcher(Iterator[Any]):
         self._feed.close(timeout_s)
 
 
-def _read_source(source: Iterable[Any]) -> Iterator[Any]:
-    try:
-        return iter(source)
-    except TypeError:
-        if hasattr(source, "__iter__"):
-            raise  # its own
-        raise TypeError(
-            f"data_iterator is a {type(source).__name__}, which cannot be iterated over; give an iterator or "
-            f"iterable of batches, such as a generator or a list of pytrees"
-        ) from None
-
-
-def _read_buffer_size(value: SupportsIndex) -> int:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(
-            f"buffer_size is {value!r}, a {type(value).__name__}; it is a whole number of batches, such as 2"
-        )
-    size = operator.index(value)
-    if size < 1:
-        raise ValueError(f"buffer_size is {size}; at least 1 batch must be on its way, use 2 if in doubt")
-    return size
-
-
-def copy_settings() -> Callable[[Callable[[], None]], None]:
+def _copy_settings() -> Callable[[Callable[[], None]], None]:
     """Returns a runner of functions in any thread, with the settings and context variables of this one."""
     values = {name: getattr(jax.config, f"jax_{name}") for name in _SETTINGS}
     mesh = jax.sharding.get_mesh()
@@ -192,9 +171,16 @@ class _Feed:
 
     def take(self) -> Any:
         with self._changed:
-            self._start()
-            while not self._changed.wait_for(lambda: self._ready or self._ended or self._stopped, WAKE_S):
-                self._check_thread()
+            if self._thread is None and not self._stopped:
+                thread = threading.Thread(target=self._run, name="meshwright-prefetch", daemon=True)
+                thread.start()
+                self._thread = thread
+            while not self._changed.wait_for(lambda: self._ready or self._ended or self._stopped, _WAKE_S):
+                if self._thread is not None and not self._thread.is_alive():
+                    raise RuntimeError(
+                        "the next batch was asked for; the thread that prefetches is not in this process; threads do "
+                        "not go along with a fork: make the prefetcher in the process that uses it"
+                    )
             if self._ready:
                 self._changed.notify_all()
                 return self._ready.popleft()
@@ -203,19 +189,6 @@ class _Feed:
             raise StopIteration if error is None else error
         finally:
             del error  # the traceback refers to this frame
-
-    def _start(self) -> None:
-        if self._thread is None and not self._stopped:
-            thread = threading.Thread(target=self._run, name="meshwright-prefetch", daemon=True)
-            thread.start()
-            self._thread = thread
-
-    def _check_thread(self) -> None:
-        if self._thread is not None and not self._thread.is_alive():
-            raise RuntimeError(
-                "the next batch was asked for; the thread that prefetches is not in this process; threads do not go "
-                "along with a fork: make the prefetcher in the process that uses it"
-            )
 
     def stop(self) -> None:
         self._stop_placing()
@@ -275,28 +248,25 @@ class _Feed:
     def _pump(self) -> BaseException | None:
         """Returns the exception of the source or of placing; None at the source's end, and when stopped."""
         try:
-            while self._wait_for_room():
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._buffer_size)
+                if self._stopped:
+                    return None
                 try:
                     batch = next(self._source)
                 except StopIteration:
                     return None
-                if not self._stopped:
-                    self._hand_over(self._place(batch))
+                if self._stopped:
+                    return None
+                batch = self._place(batch)
+                with self._changed:
+                    if not self._stopped:
+                        self._ready.append(batch)
+                        self._changed.notify_all()
                 del batch  # while it waits, the thread keeps no batch
         except BaseException as error:
             return error
-        return None
-
-    def _wait_for_room(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._buffer_size)
-            return not self._stopped
-
-    def _hand_over(self, placed: Any) -> None:
-        with self._changed:
-            if not self._stopped:
-                self._ready.append(placed)
-                self._changed.notify_all()
 
     def _close_source(self) -> None:
         if not isinstance(self._source, Generator | Prefetcher):
@@ -316,7 +286,7 @@ _running_lock: Final = threading.Lock()
 def _stop_all() -> None:
     """Ends the threads before JAX shuts its backends down, which happens later at exit."""
     with _running_lock:
-        feeds, until_s = list(_running), time.monotonic() + EXIT_S
+        feeds, until_s = list(_running), time.monotonic() + _EXIT_TIMEOUT_S
     for feed in feeds:
         feed.stop()
     for feed in feeds:

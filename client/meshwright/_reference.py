@@ -1,22 +1,26 @@
-"""A plan by reference: the value that a launcher puts into MESHWRIGHT_PLAN so that every rank starts from the same
-plan.
+"""Reads plans: as a file, as the agent's JSON, or by the fingerprint that a launcher puts into MESHWRIGHT_PLAN.
 
-A reference is a file with the agent's JSON, or a fingerprint that the agent knows. Independent of jax.
+Independent of jax, and of the HTTP library until a fingerprint is asked for.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from meshwright._calls.calls import take_best
-from meshwright._client import Client
 from meshwright.errors import SettingsError
 from meshwright.wire.mesh import Plan, Plans
+
+if TYPE_CHECKING:
+    from meshwright._client import Client
+
+PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes
+"""A plan, the agent's whole reply (its first plan counts), the same as a mapping, or as JSON."""
 
 _FINGERPRINT: Final = re.compile(r"mw\d+-[0-9a-f]{16,}")
 _EITHER: Final = TypeAdapter[Plans | Plan](Plans | Plan)
@@ -39,37 +43,38 @@ def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client
     asked = os.fspath(reference) if reference is not None else os.environ.get("MESHWRIGHT_PLAN", "")
     if not asked:
         raise SettingsError(f"no plan is named: give a reference, or set MESHWRIGHT_PLAN; {_RULE}")
-    if _FINGERPRINT.fullmatch(asked) and not Path(asked).exists():
-        return _fetch(asked, client)
-    return parse_plan(_read(asked), asked=asked)
+    if not _FINGERPRINT.fullmatch(asked) or Path(asked).exists():
+        try:
+            text = Path(asked).read_bytes()
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"plan {asked!r} is no file that can be read ({error}) and no fingerprint; {_RULE}"
+            ) from error
+        return read_plan(text, asked=repr(asked))
+    if client is not None:
+        return client.get_plan(asked)
+    from meshwright._client import Client
+
+    with Client() as own:
+        return own.get_plan(asked)
 
 
-def parse_plan(text: str | bytes, *, asked: str) -> Plan:
-    """Returns the plan in a JSON text, the best one if it is a whole reply; `asked` names it in messages.
+def read_plan(plan: PlanLike, *, asked: str = "the argument") -> Plan:
+    """Returns a plan, of a whole reply the best one; `asked` names it in messages.
 
     Raises:
-        SettingsError: the text is neither.
-        PlanInfeasibleError: the text is a reply without a plan.
+        SettingsError: it is neither.
+        PlanInfeasibleError: it is a reply without a plan.
     """
     try:
-        found = _EITHER.validate_json(text)
+        if isinstance(plan, str | bytes):
+            plan = _EITHER.validate_json(plan)
+        found = _EITHER.validate_python(plan)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise SettingsError(f"{asked!r} holds no plan: {first['msg']}; {_RULE}") from error
-    return found if isinstance(found, Plan) else take_best(found, asked=asked)
+        raise SettingsError(f"{asked} holds no plan: {first['msg']}; {_RULE}") from error
+    if isinstance(found, Plan):
+        return found
+    from meshwright._calls.calls import take_best
 
-
-def _fetch(fingerprint: str, client: Client | None) -> Plan:
-    if client is not None:
-        return client.get_plan(fingerprint)
-    with Client() as own:
-        return own.get_plan(fingerprint)
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise SettingsError(
-            f"plan {path!r} is no file that can be read ({error}) and no fingerprint; {_RULE}"
-        ) from error
+    return take_best(found, asked=asked)

@@ -1,25 +1,27 @@
 """Places arrays on devices: one device, a sharding, every device, a batch split over a mesh, batches in advance.
 
-Rule: the result is the data's own pytree, with each leaf a `jax.Array` at its requested place. An error names the path
-of a leaf that cannot be placed. On CPU no array shares memory with a NumPy array of the caller, unlike with
-`jax.device_put`. Independent of models and plans: a mesh is an argument.
+The result is the data's own pytree, with each leaf a `jax.Array` at its requested place. Every leaf is checked before
+the first is moved, and an error names the path of a leaf that cannot be placed. On CPU no array shares memory with a
+NumPy array of the caller, unlike with `jax.device_put`. Independent of models and plans: a mesh is an argument.
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import lru_cache
 from typing import Any, Final, SupportsIndex, cast
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.tree_util import keystr
 
-from meshwright._jax_devices import describe_device
-from meshwright._placing import Comparison, check_target, compare_processes, place, place_and_wait, place_each
+from meshwright._batch_comparison import Comparison, Leaf, compare_copies, list_processes, spans_processes
+from meshwright._jax_devices import check_devices, describe_device
 from meshwright._prefetch import Prefetcher
+from meshwright.parallelism import cover_processes, name_processes, shard_processes
 from meshwright.planning.batch_size import BatchSizeRecommendation, recommend_batch_size, validate_batch_size
 from meshwright.planning.hardware import HardwareType, detect_hardware
 from meshwright.wire.devices import parse_platform
@@ -35,7 +37,7 @@ __all__ = [
     "prefetch_to_device",
 ]
 
-REPLICA_AXIS: Final = "replica"
+_REPLICA_AXIS: Final = "replica"
 
 _calls: Final = Comparison()
 """Of the batches that this module's calls pass in this process."""
@@ -56,15 +58,10 @@ class DevicePlacement:
         default_device: the `jax.Device` where `place_on_device` and `prefetch_to_device` place data by default. None
             means `jax.default_device` where that is in force, otherwise `jax.devices()[0]`; in a job of several
             processes the first device of this process, since a process cannot place data on devices of another.
-
-    Raises:
-        TypeError: `default_device` is not a device.
     """
 
     def __init__(self, default_device: Any = None) -> None:
         self.default_device: Any = _find_default_device() if default_device is None else default_device
-        if not isinstance(getattr(self.default_device, "device_kind", None), str):
-            raise _refuse_device("default_device", default_device)
 
     @property
     def hardware_type(self) -> HardwareType:
@@ -112,10 +109,12 @@ class DevicePlacement:
                 values.
             RuntimeError: another process did not call this in time.
         """
-        chosen = _check_devices(self._list_devices() if devices is None else list(devices))
-        compare_processes(data, chosen)
-        mesh = Mesh(np.array(chosen), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
-        return place(data, NamedSharding(mesh, PartitionSpec()))
+        chosen = check_devices(self._list_devices() if devices is None else devices)
+        for path, leaf in jax.tree.leaves_with_path(data):
+            _read_shape(path, leaf)
+        compare_copies(data, chosen)
+        mesh = Mesh(np.array(chosen), (_REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+        return _place(data, NamedSharding(mesh, PartitionSpec()))
 
     def shard_batch_dim(
         self,
@@ -140,16 +139,18 @@ class DevicePlacement:
             process_local: as in the function `distribute_batch`.
 
         Raises:
-            TypeError: a leaf is not an array (the message has its path), `mesh` is not a Mesh, or `batch_axis` is not a
-                whole number.
+            TypeError: a leaf is not an array; the message has its path.
             ValueError: the mesh has no such axis, an axis is named twice, a leaf's size does not divide, or the batches
                 of the processes do not match.
             RuntimeError: another process did not pass its batch in time.
         """
-        hint = f"; an axis of the mesh is given by name: mesh_axis={batch_axis!r}" if _is_named(batch_axis) else ""
-        axis = _read_whole_number("batch_axis", batch_axis, f"0 or -1{hint}")
-        names = _read_axes(mesh, mesh_axis)
-        return place_each(data, lambda leaf: NamedSharding(mesh, _build_spec(leaf, axis, names)), process_local, _calls)
+        names = (mesh_axis,) if isinstance(mesh_axis, str) else tuple(mesh_axis)
+        if not names or len(set(names)) < len(names) or not set(names) <= set(mesh.axis_names):
+            present = ", ".join(f"{name!r} ({size})" for name, size in mesh.shape.items())
+            raise ValueError(f"mesh_axis is {mesh_axis!r}; it names one axis or more of the mesh, each once: {present}")
+        axis = operator.index(batch_axis)
+        places = [NamedSharding(mesh, _build_spec(np.ndim(leaf), axis, names)) for leaf in jax.tree.leaves(data)]
+        return _place_leaves(data, places, process_local, _calls)
 
     def prefetch_to_device(
         self,
@@ -166,9 +167,6 @@ class DevicePlacement:
     def get_batch_size_recommendation(self, hardware_type: HardwareType | None = None) -> BatchSizeRecommendation:
         """Returns the batch sizes per device for a hardware type; None means that of the default device.
 
-        Raises:
-            TypeError: `hardware_type` is not a hardware type.
-
         Source: `meshwright.planning.batch_size`: the published table, or the chip table's roofline.
         """
         return get_batch_size_recommendation(self.hardware_type if hardware_type is None else hardware_type)
@@ -179,12 +177,8 @@ class DevicePlacement:
 
         A batch below the minimum is invalid. A batch below the critical size is valid, and reported if
         `warn_suboptimal`.
-
-        Raises:
-            TypeError: `batch_size` is not a whole number.
         """
-        size = _read_whole_number("batch_size", batch_size, "256")
-        return validate_batch_size(self.hardware_type, size, warn_suboptimal)
+        return validate_batch_size(self.hardware_type, operator.index(batch_size), warn_suboptimal)
 
     def get_device_info(self) -> dict[str, Any]:
         """Returns the reported facts of the devices of the default device's backend.
@@ -194,7 +188,12 @@ class DevicePlacement:
         `memory_in_use_bytes` and other facts from JAX. An unreported value is None: CPUs and devices of other processes
         do not report memory.
         """
-        devices = [_describe(device) for device in self._list_devices()]
+        devices = []
+        for device in self._list_devices():
+            facts = describe_device(device)
+            memory = facts.pop("memory_stats") or {}
+            limit, in_use = memory.get("bytes_limit"), memory.get("bytes_in_use")
+            devices.append({**facts, "memory_limit_bytes": limit, "memory_in_use_bytes": in_use})
         return {
             "num_devices": len(devices),
             "hardware_type": self.hardware_type.value,
@@ -215,9 +214,9 @@ def place_on_device(data: Any, device: Any = None) -> Any:
         ValueError: a leaf is a Python integer that its dtype cannot hold; NumPy's are narrowed as JAX does.
     """
     chosen = _find_default_device() if device is None else device
-    if not isinstance(chosen, jax.Device):
-        raise _refuse_device("device", device)
-    return place(data, chosen)
+    if isinstance(chosen, Sharding):
+        raise TypeError(f"device is {device!r}, a sharding; place_on_device takes a jax.Device: use distribute_batch")
+    return _place(data, chosen)
 
 
 def distribute_batch(data: Any, sharding: Any, *, process_local: bool = False) -> Any:
@@ -246,7 +245,7 @@ def distribute_batch(data: Any, sharding: Any, *, process_local: bool = False) -
             the batches of the processes do not match.
         RuntimeError: another process did not pass its batch in time.
     """
-    return place(data, check_target("sharding", sharding), process_local, _calls)
+    return _place(data, sharding, process_local, _calls)
 
 
 def prefetch_to_device(
@@ -279,106 +278,211 @@ def prefetch_to_device(
             whole number.
         ValueError: `buffer_size` is below 1.
     """
-    target = _find_default_device() if device is None else check_target("device", device)
+    target = _find_default_device() if device is None else device
+    _check_target(target)
     comparison = Comparison(target)
-    placing = partial(place_and_wait, target=target, process_local=process_local, comparison=comparison)
-    return Prefetcher(data_iterator, placing, buffer_size, comparison.stop)
+
+    def place_and_wait(data: Any) -> Any:
+        # When this returns, the caller's memory is no longer read: a transfer outlasts its device_put. Waiting costs no
+        # more than a copy on the host would, and an error of the transfer comes out at its place.
+        return jax.block_until_ready(_place(data, target, process_local, comparison))
+
+    return Prefetcher(data_iterator, place_and_wait, buffer_size, comparison.stop)
 
 
 def get_batch_size_recommendation(hardware_type: HardwareType | None = None) -> BatchSizeRecommendation:
     """Returns the batch sizes per device for a hardware type; None means that of JAX's default device.
 
-    Raises:
-        TypeError: `hardware_type` is not a hardware type.
-
     Source: `meshwright.planning.batch_size`: the published table, or the chip table's roofline.
     """
-    if hardware_type is None:
-        return DevicePlacement().get_batch_size_recommendation()
-    if not isinstance(hardware_type, HardwareType):
-        raise TypeError(
-            f"hardware_type is {hardware_type!r}, a {type(hardware_type).__name__}; it is a HardwareType, such as "
-            f'HardwareType.H100 or HardwareType("h100")'
-        )
-    return recommend_batch_size(hardware_type)
-
-
-# ---- where to ----
+    chosen = DevicePlacement().hardware_type if hardware_type is None else hardware_type
+    return recommend_batch_size(chosen)
 
 
 def _find_default_device() -> Any:
     chosen = cast(Any, jax.config).jax_default_device
-    if chosen is None or isinstance(chosen, str):
-        return jax.local_devices(backend=chosen)[0]
-    return chosen
+    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
 
 
-def _refuse_device(name: str, value: object) -> TypeError:
-    hint = "; for a sharding there is distribute_batch" if isinstance(value, Sharding) else ""
-    return TypeError(
-        f"{name} is {value!r}, a {type(value).__name__}; it is a jax.Device, such as jax.devices()[0]{hint}"
-    )
+# ---- the place of each leaf ----
 
 
-def _check_devices(devices: list[Any]) -> list[Any]:
-    rule = "a value is replicated over at least one device, each of them once and all of one backend"
-    hint = "leave devices out for all of the default device's backend"
-    strangers = [device for device in devices if not isinstance(device, jax.Device)]
-    if strangers:
-        raise _refuse_device("a member of devices", strangers[0])
-    if not devices:
-        raise ValueError(f"devices is empty; {rule}: {hint}")
-    if len(set(devices)) < len(devices):
-        doubled = next(device for device, count in Counter(devices).items() if count > 1)
-        raise ValueError(f"devices holds {doubled} more than once; {rule}: {hint}")
-    if len({device.client for device in devices}) > 1:
-        raise ValueError(f"devices holds {sorted({device.platform for device in devices})}; {rule}: {hint}")
-    return devices
-
-
-def _read_axes(mesh: Mesh, mesh_axis: str | Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(mesh, Mesh):
-        raise TypeError(
-            f"mesh is a {type(mesh).__name__}; it is a jax.sharding.Mesh of devices, as create_mesh returns"
-        )
-    names = tuple(mesh_axis) if isinstance(mesh_axis, tuple | list) else (mesh_axis,)
-    present = ", ".join(f"{name!r} ({size})" for name, size in mesh.shape.items())
-    for name in names:
-        if not isinstance(name, str) or name not in mesh.shape:
-            raise ValueError(
-                f"mesh_axis names {name!r}, which the mesh does not have; its axes are {present}: use those"
+def _check_target(target: Any) -> None:
+    """Raises TypeError unless the target is a device, a sharding or a pytree of shardings."""
+    for leaf in jax.tree.leaves(target):
+        if not isinstance(leaf, jax.Device | Sharding):
+            raise TypeError(
+                f"{leaf!r} is a {type(leaf).__name__}; data is placed on a jax.Device, or under a "
+                f'jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec("data"))'
             )
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"mesh_axis is {mesh_axis!r}; it names one axis or more, each once, out of {present}")
-    return names
 
 
-def _is_named(value: object) -> bool:
-    names = value if isinstance(value, tuple | list) else (value,)
-    return bool(names) and all(isinstance(name, str) for name in names)
+def _place(data: Any, target: Any, process_local: bool = False, comparison: Comparison | None = None) -> Any:
+    """Returns the data on a device, under a sharding, or each part under its own.
+
+    Args:
+        data: a pytree of arrays.
+        target: a device, a sharding, or a pytree of them that is a prefix of the data.
+        process_local: where a sharding spans processes, a leaf is this process's part of the array, and not the whole.
+        comparison: compares the batches of the processes; None where they have been compared.
+    """
+    _check_target(target)
+    structure: Any = jax.tree.structure(target)
+    try:
+        parts = structure.flatten_up_to(data)
+    except ValueError as error:
+        raise ValueError(
+            f"the shardings have the structure {structure}, the data has {jax.tree.structure(data)}; "
+            f"each sharding stands for a leaf or a subtree of the data: give one for all, or a tree like the data"
+        ) from error
+    pairs = zip(jax.tree.leaves(target), parts, strict=True)
+    places = [place for place, part in pairs for _ in jax.tree.leaves(part)]
+    return _place_leaves(data, places, process_local, comparison)
 
 
-def _read_whole_number(name: str, value: SupportsIndex, example: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it is a whole number, such as {example}")
-    return operator.index(value)
+def _place_leaves(data: Any, places: Sequence[Any], process_local: bool, comparison: Comparison | None) -> Any:
+    paths, structure = jax.tree.flatten_with_path(data)
+    places = [_free_manual_axes(place) for place in places]
+    leaves = [_read_leaf(path, leaf, place, process_local) for (path, leaf), place in zip(paths, places, strict=True)]
+    far = [leaf for leaf in leaves if leaf.is_far]
+    if comparison and far:
+        comparison.check(far, process_local)
+    own = [_copy_for_host(leaf.value, leaf.place) for leaf in leaves]
+    if not far:
+        return jax.tree.unflatten(structure, jax.device_put(own, places))
+    put = [
+        _put_own_part(value, leaf.place, leaf.shape) if leaf.is_far else jax.device_put(value, leaf.place)
+        for value, leaf in zip(own, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, put)
 
 
-def _build_spec(leaf: Any, batch_axis: int, names: tuple[str, ...]) -> PartitionSpec:
-    rank = len(np.shape(leaf))
+def _free_manual_axes(place: Any) -> Any:
+    """Returns the sharding with Auto axes for Manual ones: device_put fails on those (an AssertionError in JAX)."""
+    if not isinstance(place, NamedSharding) or AxisType.Manual not in place.mesh.axis_types:
+        return place
+    types = tuple(AxisType.Auto if kind is AxisType.Manual else kind for kind in place.mesh.axis_types)
+    mesh = Mesh(place.mesh.devices, place.mesh.axis_names, axis_types=types)
+    return NamedSharding(mesh, place.spec, memory_kind=place.memory_kind)
+
+
+def _build_spec(rank: int, batch_axis: int, names: tuple[str, ...]) -> PartitionSpec:
     if not -rank <= batch_axis < rank:
         return PartitionSpec()
     return PartitionSpec(*[None] * (batch_axis % rank), names if len(names) > 1 else names[0])
 
 
-# ---- facts of a device ----
+# ---- whether a leaf fits its place ----
 
 
-def _describe(device: Any) -> dict[str, Any]:
-    said = describe_device(device)
-    memory = said.pop("memory_stats") or {}
-    return {
-        **said,
-        "memory_limit_bytes": memory.get("bytes_limit"),
-        "memory_in_use_bytes": memory.get("bytes_in_use"),
-    }
+def _read_shape(path: Any, value: Any) -> tuple[int, ...]:
+    name = f"leaf {keystr(path) or '(the data itself)'}"
+    try:
+        shape: tuple[int, ...] = jax.typeof(value).shape
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which is no array: {error}; leaves are NumPy arrays of numbers, JAX "
+            f"arrays or Python numbers: leave it out, or convert it with numpy.asarray"
+        ) from None
+    except OverflowError as error:
+        raise ValueError(f"{name} is {value}: {error}; use a smaller number, or `with jax.enable_x64()`") from None
+    return shape
+
+
+def _read_leaf(path: Any, value: Any, place: Any, process_local: bool) -> Leaf:
+    """Returns the leaf with the shape of the array that it becomes: a larger one where it is one process's part."""
+    shape, is_far = _read_shape(path, value), spans_processes(value, place)
+    is_part = is_far and process_local
+    name = f"leaf {keystr(path) or '(the data itself)'}" if is_far or isinstance(place, NamedSharding) else ""
+    if is_part and not place.addressable_devices:
+        raise ValueError(
+            f"{name} has no part in this process: its sharding is over devices of "
+            f"{name_processes(list_processes(place))}; with process_local=True each process passes the part of its "
+            f"own devices: use a sharding over devices of this process, or pass this leaf in those processes only"
+        )
+    if isinstance(place, NamedSharding):
+        shape = _check_fit(name, shape, place, is_far, is_part)
+    elif is_part:
+        raise ValueError(
+            f"{name} is to go under a {type(place).__name__} over several processes; with process_local=True only a "
+            f"NamedSharding says which part that is: use NamedSharding(mesh, spec)"
+        )
+    return Leaf(path, value, place, is_far, shape)
+
+
+def _check_fit(
+    name: str, shape: tuple[int, ...], sharding: NamedSharding, is_far: bool, is_part: bool
+) -> tuple[int, ...]:
+    whole = list(shape)
+    for dimension, entry in enumerate(sharding.spec):
+        if dimension >= len(shape):
+            raise ValueError(
+                f"{name} has the shape {shape}; {sharding.spec} names dimension {dimension}, which it has not: give "
+                f"this leaf PartitionSpec(), or a value of {dimension + 1} or more dimensions"
+            )
+        if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+            continue
+        axes = entry if isinstance(entry, tuple) else (entry,)
+        size, count = shape[dimension], math.prod(sharding.mesh.shape[axis] for axis in axes)
+        parts = _count_parts(sharding.mesh, axes, count) if is_part else 1
+        whole[dimension] *= parts
+        own = count // parts
+        if size % own:
+            near = " or ".join(str(works) for works in (size // own * own, -(-size // own) * own) if works)
+            here = f" of size {count}, {own} of them in this process" if is_part else f" of size {count}"
+            hint = ", or process_local=True where this is one process's part" if is_far and not is_part else ""
+            raise ValueError(
+                f"{name} has the shape {shape}; its dimension {dimension} is {size} and is split over mesh "
+                f"{'axis' if len(axes) == 1 else 'axes'} {', '.join(map(repr, axes))}{here}, which does "
+                f"not divide it: use {near}{hint}"
+            )
+    return tuple(whole)
+
+
+@lru_cache(maxsize=64)
+def _count_parts(mesh: Mesh, axes: tuple[str, ...], count: int) -> int:
+    """Returns how many different parts of a dimension the processes hold, as `process_batch_shard` counts them."""
+    return next(iter(shard_processes(cover_processes(mesh, axes), count).values()))[1]
+
+
+# ---- how a leaf comes to its place ----
+
+_ALIGNMENT_BYTES: Final = 64
+
+
+def _copy_for_host(value: Any, place: Any) -> Any:
+    """Returns a copy of a NumPy array for host memory, since JAX adopts the memory of an aligned array.
+
+    The copy is aligned, so that JAX adopts it: the array is copied once and not twice. Where JAX has to convert the
+    dtype, it copies by itself.
+
+    Source: observed on jax 0.10.2 and 0.12.0, also with may_alias=False; https://github.com/jax-ml/jax/issues/37830.
+    """
+    if not isinstance(value, np.ndarray) or not value.nbytes or not _is_host_memory(place):
+        return value
+    if jax.typeof(value).dtype != value.dtype:
+        return value
+    raw = np.empty(value.nbytes + _ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT_BYTES
+    copy = raw[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    np.copyto(copy, value)
+    return copy
+
+
+def _is_host_memory(place: Any) -> bool:
+    device = next(iter(place.device_set)) if isinstance(place, Sharding) else place
+    return device.platform == "cpu" or "host" in (getattr(place, "memory_kind", None) or "")
+
+
+def _put_own_part(value: Any, sharding: Sharding, shape: tuple[int, ...]) -> Any:
+    """Returns the global array of a shape, with this process's parts put on its devices.
+
+    For a leaf that is the whole value, `jax.device_put` would do so after a collective that compares it, in which NaN
+    differs from itself and which a thread must not start; and it refuses PRNG keys and arrays that lie on one device.
+    """
+    array = value if isinstance(value, jax.Array) else np.asarray(value, jax.typeof(value).dtype)
+    if array.shape != shape:
+        return jax.make_array_from_process_local_data(sharding, array, shape)
+    parts = sharding.addressable_devices_indices_map(shape)
+    shards = jax.device_put([array[index] for index in parts.values()], list(parts))
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=array.dtype)

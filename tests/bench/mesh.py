@@ -1,7 +1,7 @@
-"""`create_mesh`, remembered and not, beside `jax.make_mesh`; `python -m tests.bench.mesh`.
+"""`create_mesh` beside `jax.make_mesh`; `python -m tests.bench.mesh`.
 
-Both make the same mesh in turn; the ratio is of medians. A mesh that was not made before has names of its own. The
-slices are XLA's descriptions (extra compile-tpu); without it those rows are left out and said so.
+Both make the same mesh in turn; the ratio is of medians. The slices are XLA's descriptions (extra compile-tpu); without
+it those rows are left out and said so.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def measure_rows() -> list[Row]:
     """Returns the rows, measured in this process: one a machine and way."""
     rows = []
     for machine, devices, sizes in list_machines():
-        ours, remembered, theirs = compare(devices, sizes)
+        ours, theirs = compare(devices, sizes)
         note = f"{theirs * 1e6:,.0f} µs for jax.make_mesh; {'×'.join(map(str, sizes))} on {machine}"
-        for name, seconds in (("create_mesh, new", ours), ("create_mesh, remembered", remembered)):
-            rows.append((name, f"{seconds / theirs:.2f} × jax", f"{seconds * 1e6:,.0f} µs beside {note}"))
+        rows.append(("create_mesh", f"{ours / theirs:.2f} × jax", f"{ours * 1e6:,.0f} µs beside {note}"))
     if find_spec("libtpu") is None:
         rows.append(("create_mesh on slices", "not measured", "no libtpu: install the extra compile-tpu"))
     return rows
@@ -47,19 +46,18 @@ def list_machines() -> Iterator[tuple[str, Sequence[Any], tuple[int, ...]]]:
         yield target, topologies.get_topology_desc(platform="tpu", topology_name=target).devices, sizes
 
 
-def compare(devices: Sequence[Any], sizes: tuple[int, ...]) -> tuple[float, float, float]:
-    """Returns median seconds of a new mesh, of a remembered one, and of `jax.make_mesh`, which take turns."""
+def compare(devices: Sequence[Any], sizes: tuple[int, ...]) -> tuple[float, float]:
+    """Returns median seconds of `create_mesh` and of `jax.make_mesh`, which take turns."""
     import jax
     from jax.sharding import AxisType
 
     from meshwright.mesh import create_mesh
 
     types = (AxisType.Auto,) * len(sizes)
-    taken: list[list[float]] = [[], [], []]
+    taken: list[list[float]] = [[], []]
     for turn in range(ROUND_COUNT):
         names = tuple(f"axis{axis}_{turn}" for axis in range(len(sizes)))
         ways: tuple[Callable[[tuple[str, ...]], object], ...] = (
-            lambda names: create_mesh(sizes, names, devices=devices),
             lambda names: create_mesh(sizes, names, devices=devices),
             lambda names: jax.make_mesh(sizes, names, axis_types=types, devices=devices),
         )
@@ -67,8 +65,8 @@ def compare(devices: Sequence[Any], sizes: tuple[int, ...]) -> tuple[float, floa
             began_s = time.perf_counter()
             way(names)
             seconds.append(time.perf_counter() - began_s)
-    ours, remembered, theirs = map(statistics.median, taken)
-    return ours, remembered, theirs
+    ours, theirs = map(statistics.median, taken)
+    return ours, theirs
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
-from meshwright._devices.capabilities import (
-    DevicePart,
+from meshwright import _host_devices
+from meshwright._host_devices import (
+    HostDevice,
     build_capabilities,
     choose_compute_dtype,
-    complete,
-    describe_jax_devices,
+    choose_detector,
+    complete_capabilities,
 )
 from meshwright.devices import (
     CPUDetector,
@@ -61,10 +63,9 @@ def test_capabilities_are_frozen() -> None:
         DeviceCapabilities(DeviceType.CPU, 1).device_count = 2  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("count", [-1, 1.5, True, None])
-def test_a_count_that_is_none_is_refused(count: Any) -> None:
-    with pytest.raises(ValueError, match=r"device_count is .*0 or more, such as 8"):
-        DeviceCapabilities(DeviceType.GPU, count)
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"device_count is -1; .*0 or more, such as 8"):
+        DeviceCapabilities(DeviceType.GPU, -1)
 
 
 @pytest.mark.parametrize("detector", [CPUDetector(), CUDADetector(), TPUDetector()])
@@ -88,7 +89,7 @@ CAPABILITIES = [
 def test_a_gpus_compute_capability_decides_on_16_bit_types(
     capability: tuple[int, int], mixed: bool, bfloat16: bool, dtype: str
 ) -> None:
-    built = build_capabilities(DeviceType.GPU, [DevicePart("some GPU", GIB, capability)])
+    built = build_capabilities(DeviceType.GPU, [HostDevice("some GPU", GIB, capability)])
     assert (built.supports_mixed_precision, built.supports_bfloat16) == (mixed, bfloat16)
     assert choose_compute_dtype(built) == dtype
 
@@ -103,7 +104,7 @@ def test_a_gpus_compute_capability_decides_on_16_bit_types(
     ],
 )
 def test_without_a_compute_capability_the_chip_table_decides(kind: str, dtype: str) -> None:
-    assert choose_compute_dtype(build_capabilities(DeviceType.GPU, [DevicePart(kind)])) == dtype
+    assert choose_compute_dtype(build_capabilities(DeviceType.GPU, [HostDevice(kind)])) == dtype
 
 
 @pytest.mark.parametrize(
@@ -126,20 +127,22 @@ def test_fake_devices_are_like_real_ones(device: object) -> None:
     check_device(device)
 
 
-def test_jax_devices_of_an_unknown_platform_tell_nothing() -> None:
-    assert describe_jax_devices([FakeDevice(0, "METAL")]) is None
-    assert describe_jax_devices([]) is None
-
-
 def test_memory_of_fewer_unequal_devices_is_unknown() -> None:
-    told = build_capabilities(DeviceType.GPU, [DevicePart("a", GIB, (9, 0)), DevicePart("b", 2 * GIB, (9, 0))])
-    assert complete(told, describe_jax_devices([FakeGpu(0)])).total_memory_mb is None
+    found = build_capabilities(DeviceType.GPU, [HostDevice("a", GIB, (9, 0)), HostDevice("b", 2 * GIB, (9, 0))])
+    assert complete_capabilities(found, [FakeGpu(0)]).total_memory_mb is None
+    assert complete_capabilities(found, [FakeGpu(0), FakeGpu(1)]) == found
+
+
+def test_jax_fills_in_what_the_driver_does_not_report() -> None:
+    found = complete_capabilities(DeviceCapabilities(DeviceType.GPU, 2, driver_version="535.1"), [FakeGpu(0)])
+    assert (found.device_count, found.driver_version, found.compute_capability) == (1, "535.1", "9.0")
+    assert (found.supports_bfloat16, found.device_kinds) == (True, ("NVIDIA H100 80GB HBM3",))
 
 
 def test_another_platform_of_jax_changes_nothing() -> None:
-    told = DeviceCapabilities(DeviceType.GPU, 2)
-    assert complete(told, describe_jax_devices(jax.devices("cpu"))) == told
-    assert complete(told, None) == told
+    found = DeviceCapabilities(DeviceType.GPU, 2)
+    for devices in (jax.devices("cpu"), [FakeDevice(0, "METAL")], []):
+        assert complete_capabilities(found, devices) == found
 
 
 @pytest.mark.parametrize(
@@ -148,3 +151,65 @@ def test_another_platform_of_jax_changes_nothing() -> None:
 def test_bfloat16_is_taken_where_it_is_in_hardware(device_type: DeviceType, dtype: str) -> None:
     has_it = device_type is not DeviceType.CPU
     assert choose_compute_dtype(DeviceCapabilities(device_type, 1, supports_bfloat16=has_it)) == dtype
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
+    """Gives JAX options that this process does not have, before its start."""
+    monkeypatch.setattr(_host_devices, "jax", SimpleNamespace(config=SimpleNamespace(values=options)))
+
+
+# ---- CPU ----
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        (None, 1),
+        ("", 1),
+        ("--xla_force_host_platform_device_count=3", 3),
+        ("--a=1 --xla_force_host_platform_device_count=3 --xla_force_host_platform_device_count=5", 5),
+    ],
+)
+def test_xla_flags_ask_for_cpu_devices(flags: str | None, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host_devices, "has_backend_started", lambda: False)
+    configure(monkeypatch, jax_num_cpu_devices=-1)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if flags is not None:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+    assert CPUDetector().detect_capabilities().device_count == count
+
+
+def test_memory_that_the_kernel_does_not_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host_devices, "ROOT", tmp_path)
+    assert CPUDetector().detect_capabilities().total_memory_mb is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("nothing\n")
+    assert CPUDetector().detect_capabilities().total_memory_mb is None
+
+
+# ---- the detector of this process ----
+
+
+@pytest.mark.parametrize(
+    ("platforms", "gpus", "tpus", "chosen"),
+    [
+        ("", 1, 1, CUDADetector),
+        ("", 1, 0, CUDADetector),
+        ("", 0, 1, TPUDetector),
+        ("", 0, 0, CPUDetector),
+        ("cpu", 1, 1, CPUDetector),
+        ("tpu,cpu", 1, 1, TPUDetector),
+        ("cuda,cpu", 0, 0, CUDADetector),
+    ],
+)
+def test_the_platform_is_chosen_as_jax_chooses(
+    platforms: str, gpus: int, tpus: int, chosen: type[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_host_devices, "has_backend_started", lambda: False)
+    monkeypatch.setattr(_host_devices, "_read_cuda_plugins", lambda: {12: ""})
+    monkeypatch.setenv("TPU_LIBRARY_PATH", "libtpu.so")
+    configure(monkeypatch, jax_platforms=platforms)
+    for detector, kind, count in ((CUDADetector, DeviceType.GPU, gpus), (TPUDetector, DeviceType.TPU, tpus)):
+        found = DeviceCapabilities(kind, count)
+        monkeypatch.setattr(detector, "detect_capabilities", lambda _self, found=found: found)
+    assert isinstance(choose_detector(), chosen)

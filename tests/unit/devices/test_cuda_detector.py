@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
 
-from meshwright._devices.cuda import find_nvml
+from meshwright import _host_devices
 from meshwright.devices import CUDADetector, DeviceCapabilities, DeviceType
 from tests.fakes.nvml import FakeNvml, check_against_pynvml
 from tests.fakes.tree import RECORDED
 
+Detect = Callable[..., DeviceCapabilities]
 MIB = 2**20
 NOWHERE = Path("/nowhere")
 A100 = "GPU-5c89852c-5b1e-4c0a-9d6f-00000000a00"
@@ -24,8 +27,20 @@ def load(name: str) -> dict[str, Any]:
     return document
 
 
-def detect(nvml: FakeNvml | None, environ: dict[str, str] | None = None, proc: Path = NOWHERE) -> DeviceCapabilities:
-    return CUDADetector(environ or {}, nvml=lambda: nvml, proc=proc).detect_capabilities()
+@pytest.fixture
+def detect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DeviceCapabilities]:
+    """Detects the GPUs of a fake NVML, or of the files of a folder, in an environment."""
+
+    def run(nvml: FakeNvml | None, environ: dict[str, str] | None = None, root: Path = NOWHERE) -> DeviceCapabilities:
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        monkeypatch.setattr(_host_devices, "ROOT", root)
+        for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in (environ or {}).items():
+            monkeypatch.setenv(name, value)
+        return CUDADetector().detect_capabilities()
+
+    return run
 
 
 def write(path: Path, text: str) -> None:
@@ -33,20 +48,21 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def plant_proc(proc: Path, model: str = "NVIDIA H100 80GB HBM3", count: int = 2) -> Path:
+def plant_proc(root: Path, model: str = "NVIDIA H100 80GB HBM3", count: int = 2) -> Path:
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.129.03  Release Build\nGCC: 12.3.0\n"
+    proc = root / "proc"
     write(proc / "driver/nvidia/version", version)
     for index in range(count):
         uuid = f"GPU-00000000-0000-0000-0000-00000000000{index}"
         write(proc / f"driver/nvidia/gpus/0000:0{index}:00.0/information", f"Model: {model}\nGPU UUID: {uuid}\n")
-    return proc
+    return root
 
 
 def test_the_fake_is_like_pynvml() -> None:
     assert check_against_pynvml(FakeNvml) == []
 
 
-def test_eight_gpus_are_told_with_all_that_nvml_says() -> None:
+def test_eight_gpus_are_told_with_all_that_nvml_says(detect: Detect) -> None:
     assert detect(FakeNvml(load("dgx-h100"))) == DeviceCapabilities(
         DeviceType.GPU,
         8,
@@ -62,12 +78,11 @@ def test_eight_gpus_are_told_with_all_that_nvml_says() -> None:
     )
 
 
-def test_nvml_is_shut_down_after_each_read() -> None:
+def test_nvml_is_shut_down_after_each_read(detect: Detect) -> None:
     nvml = FakeNvml(load("dgx-h100"))
-    detector = CUDADetector({}, nvml=lambda: nvml, proc=NOWHERE)
-    detector.detect_capabilities()
+    detect(nvml)
     assert not nvml.is_open
-    detector.detect_capabilities()
+    detect(nvml)
     assert (nvml.is_open, nvml.read_count) == (False, 2)
 
 
@@ -83,7 +98,7 @@ def test_nvml_is_shut_down_after_each_read() -> None:
         ("7,6,5,4,3,2,1,0", 8),
     ],
 )
-def test_cuda_visible_devices_is_honoured(visible: str, count: int) -> None:
+def test_cuda_visible_devices_is_honored(visible: str, count: int, detect: Detect) -> None:
     shown = detect(FakeNvml(load("dgx-h100")), {"CUDA_VISIBLE_DEVICES": visible})
     assert (shown.device_count, shown.supports_distributed) == (count, count > 1)
     assert shown.total_memory_mb == (count * H100_MIB if count else None)
@@ -105,7 +120,9 @@ def test_cuda_visible_devices_is_honoured(visible: str, count: int) -> None:
         ("1", "NVIDIA A100-SXM4-40GB", 40960),
     ],
 )
-def test_cuda_shows_one_mig_instance_and_no_whole_gpu_beside_it(visible: str | None, kind: str, memory_mb: int) -> None:
+def test_cuda_shows_one_mig_instance_and_no_whole_gpu_beside_it(
+    visible: str | None, kind: str, memory_mb: int, detect: Detect
+) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     shown = detect(FakeNvml(load("mig-a100")), environ)
     assert (shown.device_count, shown.device_kinds, shown.total_memory_mb) == (1, (kind,), memory_mb)
@@ -119,7 +136,7 @@ def mix_models() -> dict[str, Any]:
     return document
 
 
-def test_of_different_models_by_number_only_the_count_is_certain() -> None:
+def test_of_different_models_by_number_only_the_count_is_certain(detect: Detect) -> None:
     shown = detect(FakeNvml(mix_models()), {"CUDA_VISIBLE_DEVICES": "0"})
     assert (shown.device_count, shown.device_kinds, shown.compute_capability, shown.total_memory_mb) == (
         1,
@@ -138,7 +155,7 @@ def test_of_different_models_by_number_only_the_count_is_certain() -> None:
         ("nvmlSystemGetCudaDriverVersion_v2", "cuda_version"),
     ],
 )
-def test_a_question_that_nvml_cannot_answer_costs_one_field(function: str, field: str) -> None:
+def test_a_question_that_nvml_cannot_answer_costs_one_field(function: str, field: str, detect: Detect) -> None:
     document = load("dgx-h100")
     shown = detect(FakeNvml(document, {function: pynvml.NVML_ERROR_UNKNOWN}))
     missing = {name for name in ("total_memory_mb", "compute_capability", "driver_version", "cuda_version")
@@ -147,8 +164,8 @@ def test_a_question_that_nvml_cannot_answer_costs_one_field(function: str, field
     assert shown.device_count == 8
 
 
-def test_without_nvml_the_kernel_modules_files_tell_cards_and_driver(tmp_path: Path) -> None:
-    shown = detect(None, proc=plant_proc(tmp_path))
+def test_without_nvml_the_kernel_modules_files_tell_cards_and_driver(tmp_path: Path, detect: Detect) -> None:
+    shown = detect(None, root=plant_proc(tmp_path))
     assert shown == DeviceCapabilities(
         DeviceType.GPU,
         2,
@@ -160,19 +177,9 @@ def test_without_nvml_the_kernel_modules_files_tell_cards_and_driver(tmp_path: P
     )
 
 
-def test_the_kernel_modules_files_are_read_with_cuda_visible_devices(tmp_path: Path) -> None:
+def test_the_kernel_modules_files_are_read_with_cuda_visible_devices(tmp_path: Path, detect: Detect) -> None:
     assert detect(None, {"CUDA_VISIBLE_DEVICES": "1"}, plant_proc(tmp_path)).device_count == 1
 
 
-def test_the_environment_is_that_of_the_process_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    detector = CUDADetector(nvml=lambda: FakeNvml(load("dgx-h100")), proc=NOWHERE)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert detector.detect_capabilities().device_count == 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert detector.detect_capabilities().device_count == 0
-
-
 def test_this_machine_can_be_asked() -> None:
-    shown = CUDADetector().detect_capabilities()
-    assert shown.device_type is DeviceType.GPU
-    assert find_nvml() is pynvml
+    assert CUDADetector().detect_capabilities().device_type is DeviceType.GPU

@@ -5,28 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from meshwright._devices.manager import build_info_lines, choose_strategy, set_strategy
-from meshwright._devices.starting import (
-    find_differences,
-    read_configuration,
-    read_memory_fraction,
-)
+from meshwright import devices
 from meshwright.devices import (
     CPUDetector,
-    CUDADetector,
     DeviceCapabilities,
     DeviceConfiguration,
     DeviceManager,
     DeviceType,
     MemoryStrategy,
     build_environment,
+    configure_for_generative_models,
+    get_device_manager,
 )
 
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -46,6 +39,12 @@ def nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = read_state()
     yield
     assert read_state() == before
+
+
+@pytest.fixture
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No manager has been made yet."""
+    monkeypatch.setattr(devices, "_manager", None)
 
 
 class Stated:
@@ -96,26 +95,16 @@ def test_what_comes_too_late_is_named_and_changes_nothing(config: DeviceConfigur
     assert caught[0].filename == __file__
 
 
-def test_what_is_set_on_a_configuration_after_it_was_applied_is_not_in_force() -> None:
-    manager = DeviceManager(DeviceConfiguration())
+def test_what_is_set_on_a_configuration_after_it_was_applied_is_not_in_force(
+    capsys: pytest.CaptureFixture[str], new_process: None
+) -> None:
+    manager = get_device_manager(DeviceConfiguration())
     manager.config.memory_strategy = MemoryStrategy.AGGRESSIVE
     manager.config.platform_priority = ["cpu"]
     assert manager.not_in_force == (FRACTION,)
-    lines = build_info_lines(manager.get_device_info())
+    devices.print_device_info()
+    lines = capsys.readouterr().out.splitlines()
     assert {"Memory Strategy: aggressive", "Memory Fraction: 0.9", f"Not In Force: {FRACTION}"} <= set(lines)
-
-
-@pytest.mark.parametrize("config", [{"memory_strategy": "balanced"}, DeviceManager])
-def test_what_is_no_configuration_is_refused(config: Any) -> None:
-    with pytest.raises(TypeError, match="it is a DeviceConfiguration") as caught:
-        DeviceManager(config)
-    assert "detector" not in str(caught.value)
-
-
-@pytest.mark.parametrize("detector", [CUDADetector(), CUDADetector, Stated(H100)])
-def test_a_detector_in_the_configurations_place_is_refused_with_the_name_of_its_own(detector: Any) -> None:
-    with pytest.raises(TypeError, match=r"config is .*it is a DeviceConfiguration.*DeviceManager\(detector=…\)"):
-        DeviceManager(detector)
 
 
 def test_a_configuration_is_taken_by_position_and_a_detector_after_it() -> None:
@@ -131,11 +120,6 @@ def test_the_detector_is_the_one_that_the_capabilities_come_from() -> None:
     assert isinstance(manager.detector, CPUDetector)
     assert manager.detector is manager.detector
     assert manager.detector.detect_capabilities().device_type is manager.capabilities.device_type is DeviceType.CPU
-
-
-def test_what_is_no_detector_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"an object with detect_capabilities"):
-        DeviceManager(detector="cuda")  # type: ignore[arg-type]
 
 
 def test_a_configuration_that_was_spoiled_is_refused_at_its_next_use() -> None:
@@ -214,20 +198,77 @@ def test_a_models_size_decides_on_the_strategy(count: int, strategy: MemoryStrat
     assert built is not manager.config
 
 
-def test_all_else_stays_and_the_strategy_decides() -> None:
+@pytest.mark.filterwarnings("ignore:could not take effect")
+def test_all_else_stays_and_the_strategy_decides(new_process: None) -> None:
     config = DeviceConfiguration(
         memory_fraction=0.3, platform_priority=["cpu"], environment_variables={"A": "1", FRACTION: "0.2"}
     )
-    built = set_strategy(config, MemoryStrategy.AGGRESSIVE)
+    get_device_manager(config)
+    assert configure_for_generative_models(MemoryStrategy.CUSTOM).config.memory_fraction == 0.3
+    built = configure_for_generative_models(MemoryStrategy.AGGRESSIVE).config
     assert build_environment(built, {})[FRACTION] == "0.9"
     assert (built.platform_priority, built.environment_variables) == (["cpu"], {"A": "1"})
-    assert set_strategy(config, MemoryStrategy.CUSTOM).memory_fraction == 0.3
 
 
-@pytest.mark.parametrize(("count", "kind"), [(-1, ValueError), (1e9, TypeError), ("1M", TypeError)])
-def test_what_is_no_number_of_parameters_is_refused(count: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind):
-        choose_strategy(count)
+def test_a_model_has_no_negative_number_of_parameters() -> None:
+    with pytest.raises(ValueError, match=r"parameter_count is -1; .*0 parameters or more"):
+        DeviceManager().optimize_for_model_size(-1)
+
+
+# ---- one manager for all of the process ----
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (DeviceConfiguration(MemoryStrategy.AGGRESSIVE), rf"{FRACTION}=0\.9 \(it has 0\.75\)"),
+        (DeviceConfiguration(platform_priority=["cpu"]), r"platform_priority=cpu \(it has none\)"),
+    ],
+)
+def test_another_configuration_is_warned_of_and_the_manager_stays(
+    config: DeviceConfiguration, words: str, new_process: None
+) -> None:
+    manager = get_device_manager()
+    with pytest.warns(RuntimeWarning, match=words) as caught:
+        assert get_device_manager(config) is manager
+    assert "force_reinit=True" in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("ignore:could not take effect")
+def test_a_configuration_that_was_changed_since_is_another_one(new_process: None) -> None:
+    config = DeviceConfiguration()
+    manager = get_device_manager(config)
+    config.memory_strategy = MemoryStrategy.CONSERVATIVE
+    with pytest.warns(RuntimeWarning, match="force_reinit"):
+        assert get_device_manager(config) is manager
+    new = get_device_manager(config, force_reinit=True)
+    assert new is not manager
+    assert get_device_manager() is new
+
+
+def test_a_manager_that_could_not_be_made_leaves_the_old_one(new_process: None) -> None:
+    manager = get_device_manager()
+    wrong = DeviceConfiguration()
+    wrong.memory_fraction = 2.0
+    with pytest.raises(ValueError, match="memory_fraction is 2"):
+        get_device_manager(wrong, force_reinit=True)
+    assert get_device_manager() is manager
+
+
+@pytest.mark.filterwarnings("ignore:could not take effect")
+def test_a_strategy_replaces_the_manager_only_if_it_is_another_one(new_process: None) -> None:
+    first = get_device_manager(DeviceConfiguration(platform_priority=["cpu"]))
+    assert configure_for_generative_models(MemoryStrategy.BALANCED) is first
+    second = configure_for_generative_models(MemoryStrategy.AGGRESSIVE)
+    assert second is not first
+    assert second is get_device_manager()
+    assert (second.config.memory_strategy, second.config.platform_priority) == (MemoryStrategy.AGGRESSIVE, ["cpu"])
+
+
+def test_a_custom_strategy_needs_a_fraction(new_process: None) -> None:
+    with pytest.raises(ValueError, match="memory_strategy is custom"):
+        configure_for_generative_models(MemoryStrategy.CUSTOM)
 
 
 # ---- what is in force ----
@@ -250,17 +291,12 @@ def test_what_is_no_number_of_parameters_is_refused(count: Any, kind: type[Excep
 def test_the_configuration_in_force_is_read_from_the_environment(
     environ: dict[str, str], config: DeviceConfiguration, fraction: object
 ) -> None:
-    assert read_configuration(environ) == config
-    assert read_memory_fraction(config, environ) == fraction
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from([FRACTION, NEW_FRACTION]), st.sampled_from(["", "0.5", "0.750", "9e-1", "4.0", "x"]), max_size=2
-    )
-)
-def test_applying_what_is_in_force_differs_in_nothing(environ: dict[str, str]) -> None:
-    assert find_differences(build_environment(read_configuration(environ), environ), environ) == ()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        manager = DeviceManager()
+        assert (manager.config, manager.not_in_force) == (config, ())
+        assert manager.get_device_info()["memory_fraction"] == fraction
 
 
 @pytest.mark.parametrize(
@@ -285,7 +321,7 @@ def test_applying_what_is_in_force_differs_in_nothing(environ: dict[str, str]) -
 def test_only_what_would_mean_something_else_differs(
     wanted: dict[str, str], present: dict[str, str], names: list[str]
 ) -> None:
-    assert [difference.name for difference in find_differences(wanted, present)] == names
+    assert list(devices._find_differences(wanted, present)) == names
 
 
 @pytest.mark.parametrize(

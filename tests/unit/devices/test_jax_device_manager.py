@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -86,24 +87,37 @@ def test_arrays_of_jax_are_dealt_out_too() -> None:
     assert [shard.tolist() for shard in shards] == [[[0, 1], [2, 3]], [[4, 5]]]
 
 
-def test_unequal_leaves_are_refused_by_their_paths() -> None:
-    with pytest.raises(ValueError, match=r"\['x'\] has 4, \['y'\] has 3"):
-        JAXDeviceManager().distribute_data({"x": np.zeros(4), "y": np.zeros(3)})
+@pytest.mark.parametrize(
+    ("rows", "count", "sizes"), [(7, 3, [3, 2, 2]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0]), (8, 8, [1] * 8)]
+)
+def test_the_first_shards_are_the_larger_ones(rows: int, count: int, sizes: list[int]) -> None:
+    shards = JAXDeviceManager().distribute_data(np.zeros((rows, 2)), jax.devices()[:count])
+    assert [len(shard) for shard in shards] == sizes
+
+
+def test_random_keys_empty_places_and_types_that_numpy_lacks_are_dealt_out_too() -> None:
+    data = {"key": jax.random.split(jax.random.key(0), 5), "ones": jnp.ones((5, 2), jnp.bfloat16), "none": None}
+    first, _ = JAXDeviceManager().distribute_data(data, jax.devices()[:2])
+    assert (first["key"].shape, first["key"].dtype) == ((3,), data["key"].dtype)
+    assert (first["ones"].shape, first["ones"].dtype) == ((3, 2), jnp.bfloat16)
+    assert first["none"] is None
 
 
 @pytest.mark.parametrize(
-    ("targets", "kind", "words"),
+    ("data", "words"),
     [
-        ([], ValueError, "target_devices is empty"),
-        (["cpu:0"], TypeError, "holds a str"),
+        ({"x": np.zeros((4, 2)), "y": [np.zeros(3)]}, r"leaf \['x'\] has 4, leaf \['y'\]\[0\] has 3"),
+        ({"x": np.zeros(4), "step": 3}, r"leaf \['step'\] has none.*replicate"),
+        (np.float32(1), r"leaf \(data\) has none"),
+        ({}, r"no leaf.*numpy\.zeros"),
     ],
 )
-def test_targets_that_are_none_are_refused(targets: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
-        JAXDeviceManager().distribute_data(np.zeros(4), targets)
+def test_data_that_cannot_be_split_is_refused_by_the_leafs_path(data: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        JAXDeviceManager().distribute_data(data)
 
 
-def test_a_target_gets_one_shard() -> None:
-    device = jax.devices()[0]
-    with pytest.raises(ValueError, match="more than once"):
-        JAXDeviceManager().distribute_data(np.zeros(4), [device, device])
+@pytest.mark.parametrize(("indices", "words"), [((), "target_devices is empty"), ((0, 0), "more than once")])
+def test_targets_that_cannot_each_have_a_shard_are_refused(indices: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        JAXDeviceManager().distribute_data(np.zeros(4), [jax.devices()[index] for index in indices])

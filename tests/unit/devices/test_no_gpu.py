@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import ctypes
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 
-from meshwright._devices.no_gpu import read_cuda_plugins, read_driver_library
+from meshwright import _host_devices
 from meshwright.devices import GpuSight, explain_no_gpu, read_gpu_sight
 from meshwright.topology.identity import HostGpu
 from tests.fakes.cuda_library import STUB_LIBRARY, FakeCudaLibrary, check_library, provide, refuse
@@ -81,33 +85,43 @@ def test_what_lets_jax_find_a_gpu_is_no_reason(change: dict[str, Any]) -> None:
     assert explain_no_gpu(replace(FINE, **change)) == ()
 
 
-def look(root: Path, **more: Any) -> GpuSight:
-    settings: dict[str, Any] = {
-        "environ": {},
-        "roots": (root / "dev", root / "proc", root / "sys"),
-        "load_library": refuse,
-        "nvml": lambda: None,
-        "plugins": dict,
-        "jax_platforms": "",
-    }
-    return read_gpu_sight(**(settings | more))
+@pytest.fixture
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuSight]:
+    """Takes a snapshot of a recorded machine."""
+
+    def run(machine: str, *, nvml: Any = None, load: Callable[[str], Any] = refuse, **plugins: str) -> GpuSight:
+        plant((RECORDED / machine / "tree.txt").read_text(), tmp_path)
+        monkeypatch.setattr(_host_devices, "ROOT", tmp_path)
+        monkeypatch.setattr(_host_devices, "_read_cuda_plugins", lambda: {int(k[4:]): v for k, v in plugins.items()})
+        monkeypatch.setattr(ctypes, "CDLL", load)
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        config = SimpleNamespace(values={"jax_platforms": ""})
+        monkeypatch.setattr(_host_devices, "jax", SimpleNamespace(config=config, __version__="0.12.0"))
+        for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+            monkeypatch.delenv(name, raising=False)
+        return read_gpu_sight()
+
+    return run
 
 
-def test_a_recorded_gpu_machine_with_all_that_jax_needs_has_no_reason(tmp_path: Path) -> None:
-    plant((RECORDED / "dgx-h100/tree.txt").read_text(), tmp_path)
+def test_a_recorded_gpu_machine_with_all_that_jax_needs_has_no_reason(look: Callable[..., GpuSight]) -> None:
     nvml = FakeNvml(json.loads((RECORDED / "dgx-h100/nvml.json").read_text()))
-    library = provide(FakeCudaLibrary(12020))
-    sight = look(tmp_path, load_library=library, nvml=lambda: nvml, plugins=lambda: {12: "0.10.2"})
+    sight = look("dgx-h100", nvml=nvml, load=provide(FakeCudaLibrary(12020)), cuda12="0.10.2")
     assert (len(sight.cards), len(sight.gpus), sight.driver_version) == (8, 8, "535.129.03")
     assert (sight.cuda_number, sight.library_error) == (12020, None)
     assert explain_no_gpu(sight) == ()
     assert not nvml.is_open
 
 
-def test_a_recorded_machine_without_gpus_lacks_file_library_and_plugin(tmp_path: Path) -> None:
-    plant((RECORDED / "cpu-vm/tree.txt").read_text(), tmp_path)
-    codes = [reason.code for reason in explain_no_gpu(look(tmp_path))]
+def test_a_recorded_machine_without_gpus_lacks_file_library_and_plugin(look: Callable[..., GpuSight]) -> None:
+    codes = [reason.code for reason in explain_no_gpu(look("cpu-vm"))]
     assert codes == ["no_device_file", "no_driver_library", "no_cuda_plugin"]
+
+
+def test_the_toolkits_stub_is_no_driver(look: Callable[..., GpuSight]) -> None:
+    sight = look("cpu-vm", load=provide(FakeCudaLibrary(0, STUB_LIBRARY)))
+    assert "stub" in (sight.library_error or "")
+    assert sight.cuda_number is None
 
 
 @pytest.mark.parametrize("status", [0, STUB_LIBRARY, 999])
@@ -115,20 +129,14 @@ def test_the_fake_library_can_be_called_from_c(status: int) -> None:
     assert check_library(FakeCudaLibrary(12020, status)) == status
 
 
-def test_the_toolkits_stub_is_no_driver() -> None:
-    error, number = read_driver_library(provide(FakeCudaLibrary(0, STUB_LIBRARY)))
-    assert "stub" in (error or "")
-    assert number is None
-
-
 def test_jaxs_plugins_are_found_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "jax_cuda13_pjrt-0.12.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jax-cuda13-pjrt\nVersion: 0.12.0\n")
     (folder / "entry_points.txt").write_text("[jax_plugins]\nxla_cuda13 = jax_plugins.xla_cuda13\n")
-    assert read_cuda_plugins() == {}
+    assert _host_devices._read_cuda_plugins() == {}
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert read_cuda_plugins() == {13: "0.12.0"}
+    assert _host_devices._read_cuda_plugins() == {13: "0.12.0"}
 
 
 def test_nvmls_errors_are_those_of_pynvml() -> None:

@@ -3,11 +3,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
-from meshwright._mesh.agreement import Agreement
+from meshwright._agreement import Agreement
 from meshwright.errors import PlanMismatchError
 
 
@@ -48,8 +47,8 @@ class FakeBoard:
             raise RuntimeError("DEADLINE_EXCEEDED") from None
 
 
-def make(board: FakeBoard, rank: int, **more: Any) -> Agreement:
-    return Agreement(board, rank, range(board.count), "topic", PlanMismatchError, **more)
+def make(board: FakeBoard, rank: int) -> Agreement:
+    return Agreement(board, rank, range(board.count), "topic", PlanMismatchError)
 
 
 def run_all(count: int, work: Callable[[Agreement], object], board: FakeBoard | None = None) -> list[object]:
@@ -101,8 +100,9 @@ def test_all_silent_processes_are_named_and_the_wait_ends() -> None:
     assert run_all(4, talk) == ["stopped", "silent", "stopped", "silent"]
 
 
-def test_one_time_limit_holds_for_all_reads_together() -> None:
+def test_one_time_limit_holds_for_all_reads_together(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked_ms = [0.0], list[int]()
+    monkeypatch.setattr("meshwright._agreement.time.monotonic", lambda: now[0])
 
     class SlowBoard(FakeBoard):
         def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
@@ -111,7 +111,8 @@ def test_one_time_limit_holds_for_all_reads_together() -> None:
             raise RuntimeError("DEADLINE_EXCEEDED")
 
     with pytest.raises(PlanMismatchError, match="within 5 s"):
-        make(SlowBoard(3), 0, clock=lambda: now[0]).exchange("", timeout_s=5)
+        make(SlowBoard(3), 0).exchange("", timeout_s=5)
+    monkeypatch.undo()
     assert asked_ms == [1000] * 5 + [1, 1]
 
 

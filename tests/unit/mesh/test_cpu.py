@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright._mesh.granules import NUM_SLICES
+from meshwright._mesh_order import NUM_SLICES
 from meshwright.mesh import cpu_context, create_cpu_mesh, create_mesh, force_cpu
 
 

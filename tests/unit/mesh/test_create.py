@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from meshwright._mesh.granules import NUM_SLICES
+from meshwright._mesh_order import NUM_SLICES
 from meshwright.mesh import (
     DEFAULT_NAMED_SHARDING_STG,
     DEFAULT_SHARDING_STG,
@@ -89,8 +90,17 @@ def test_jax_is_left_to_it_where_it_can_and_agrees_on_equal_devices() -> None:
         (lambda: create_mesh((-1, -1), ("a", "b")), ValueError, "at most one axis"),
         (lambda: create_mesh((8,), ("a", "b")), ValueError, "has 1 sizes, axis_names .* has 2"),
         (lambda: create_mesh(axis_types="sharded"), ValueError, "one of auto, explicit, manual"),
-        (lambda: create_mesh(axis_types=1.5), TypeError, "axis_types is 1.5"),  # type: ignore[arg-type]
-        (lambda: create_mesh(dcn_mesh_dims=(1, "2", 1, 1, 1)), TypeError, "dcn_mesh_dims holds '2'"),  # type: ignore[arg-type]
+        (lambda: create_mesh(axis_types=1.5), TypeError, "float"),  # type: ignore[arg-type]
+        (lambda: create_mesh(axis_types=("auto", None)), TypeError, "NoneType"),  # type: ignore[arg-type]
+        (lambda: create_mesh(axis_types=("auto", "sharded")), ValueError, "holds 'sharded'"),
+        (lambda: create_mesh(axis_types=("auto",) * 3), ValueError, "has 3 entries, the mesh has 5 axes"),
+        (lambda: create_mesh(axis_types=()), ValueError, "has 0 entries"),
+        (lambda: create_mesh((2.0, 4), ("a", "b")), TypeError, "float"),  # type: ignore[arg-type]
+        (lambda: create_mesh((0, 8), ("a", "b")), ValueError, "has size 0; .*use axis_dims="),
+        (lambda: create_mesh((2, 4), ("a", "a")), ValueError, "stands 2 times"),
+        (lambda: create_mesh((2, 4), ("a", "")), ValueError, "a name is a word"),
+        (lambda: create_mesh((), ()), ValueError, "0 axes"),
+        (lambda: create_mesh(backend="gpu", devices=jax.devices()), ValueError, "'gpu' and devices are of cpu"),
         (lambda: create_mesh(devices=[]), ValueError, "devices is empty"),
         (lambda: create_mesh(devices=jax.devices() + jax.devices()[:1]), ValueError, "more than once"),
         (lambda: create_mesh(backend="tpu"), RuntimeError, r"'tpu' was asked for; here are cpu \(8 devices\)"),
@@ -105,30 +115,73 @@ def test_wrong_input_is_refused_with_a_value_that_works(
         call()
 
 
+TYPES: list[tuple[Any, tuple[AxisType, AxisType]]] = [
+    ("EXPLICIT", (AxisType.Explicit, AxisType.Explicit)),
+    (AxisType.Manual, (AxisType.Manual, AxisType.Manual)),
+    (["Manual"], (AxisType.Manual, AxisType.Manual)),
+    ((AxisType.Explicit,), (AxisType.Explicit, AxisType.Explicit)),
+    (("auto", AxisType.Explicit), (AxisType.Auto, AxisType.Explicit)),
+]
+
+
+@pytest.mark.parametrize(("types", "expected"), TYPES)
+def test_axis_types_are_one_for_all_or_one_an_axis(types: Any, expected: tuple[AxisType, ...]) -> None:
+    assert create_mesh((2, 4), ("a", "b"), axis_types=types).axis_types == expected
+
+
+def test_numpy_integers_are_integers() -> None:
+    sizes: Any = [np.int64(2), np.int32(-1)]
+    assert create_mesh(sizes, ("a", "b")).devices.shape == (2, 4)
+
+
+NAMED = [
+    ("dp:2,tp:4", {"dp": 2, "tp": 4}),
+    (" dp : 2 , tp : -1 ", {"dp": 2, "tp": 4}),
+    ("2,4", {"dp": 2, "tp": 4}),
+    ("-1, 4", {"dp": 2, "tp": 4}),
+]
+
+
+@pytest.mark.parametrize(("text", "shape"), NAMED)
+def test_a_text_names_its_axes_or_gives_them_by_position(text: str, shape: dict[str, int]) -> None:
+    assert dict(parse_mesh_from_string(text, ("dp", "tp")).shape) == shape
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has 1 sizes"),
+        (",4", "axis 'dp' has size ''"),
+        ("dp:2,,tp:4", "empty entry"),
+        ("dp:2,tp:4,", "empty entry"),
+        ("dp:2,4", "entry '4' has no size"),
+        ("dp:2,xp:4", "'xp' is unknown"),
+        ("dp:2,dp:4", "'dp' stands 2 times"),
+        ("dp:2", "'tp' is missing"),
+        ("dp:2,tp:four", "axis 'tp' has size 'four'; a size is an integer"),
+        ("dp:2,tp:4.0", "has size '4.0'"),
+        ("dp:2,tp:", "has size ''"),
+        ("dp:2:3,tp:4", "has size '2:3'"),
+        ("dp:0,tp:4", "has size 0"),
+        ("dp:-2,tp:4", "has size -2"),
+        ("dp:-1,tp:-1", "at most one axis"),
+        ("2,4,8", "has 3 sizes"),
+        ("2", "has 1 sizes"),
+        ("two,4", "has size 'two'"),
+        ("9" * 5000 + ",1", "a size is an integer"),
+    ],
+)
+def test_the_offending_piece_of_a_text_is_named(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        parse_mesh_from_string(text, ("dp", "tp"))
+    assert "use '" in str(caught.value)
+
+
 def test_a_mesh_has_the_order_of_its_text() -> None:
     mesh = parse_mesh_from_string("tp:4,dp:2", ("dp", "tp"))
     assert mesh.axis_names == ("tp", "dp")
     assert mesh is create_mesh((4, 2), ("tp", "dp"))
     assert dict(parse_mesh_from_string("2,-1", ("dp", "tp")).shape) == {"dp": 2, "tp": 4}
-
-
-@pytest.mark.parametrize(
-    ("more", "error", "words"),
-    [
-        ({"devices": "cpu"}, TypeError, "it is a sequence of devices"),
-        ({"devices": 8}, TypeError, "it is a sequence of devices"),
-        ({"devices": [1, 2]}, TypeError, "devices holds 1, a int"),
-        ({"backend": "gpu", "devices": jax.devices()}, ValueError, "backend is 'gpu' and devices are of cpu"),
-        ({"backend": 5}, TypeError, "backend is 5"),
-        ({"dcn_mesh_dims": 1}, TypeError, "dcn_mesh_dims is 1"),
-        ({"axis_names": None}, TypeError, "axis_names is None"),
-        ({"axis_dims": {"a": 8}}, TypeError, "axis_dims is {'a': 8}"),
-        ({"axis_dims": (0, 8)}, ValueError, "has size 0; .*use axis_dims="),
-    ],
-)
-def test_arguments_of_a_wrong_kind_are_named(more: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        create_mesh(**{"axis_dims": (8, 1), "axis_names": ("a", "b"), **more})
 
 
 def test_an_uneven_mesh_is_told_at_the_line_that_asks() -> None:

@@ -23,8 +23,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright import _placing
-from meshwright._mesh import agreement
+from meshwright import _agreement, _batch_comparison
 from meshwright.mesh import create_mesh, mesh_fingerprint
 from meshwright.placement import DevicePlacement, distribute_batch, place_on_device, prefetch_to_device
 
@@ -137,14 +136,14 @@ def make_rows(count: int, step: int = 0) -> np.ndarray[Any, Any]:
 
 @contextmanager
 def set_limits(**limits: float) -> Iterator[None]:
-    before = {name: getattr(_placing, name) for name in limits}
+    before = {name: getattr(_batch_comparison, name) for name in limits}
     for name, value in limits.items():
-        setattr(_placing, name, value)
+        setattr(_batch_comparison, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(_placing, name, value)
+            setattr(_batch_comparison, name, value)
 
 
 def pass_own_rows_as_the_batch() -> Any:
@@ -259,7 +258,7 @@ def count_exchanges() -> Any:
 
 
 def count_rounds() -> int:
-    return sum(talk.round for talk in agreement._agreements.values())
+    return sum(talk.round for talk in _agreement._agreements.values())
 
 
 def pass_again_what_the_other_missed() -> Any:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright._placing import _copy_for_host, _is_host_memory
-from meshwright.placement import DevicePlacement, distribute_batch, place_on_device
+from meshwright.placement import DevicePlacement, _copy_for_host, _is_host_memory, distribute_batch, place_on_device
 from tests.unit.placement.buffers import make_aligned, shares_memory
 
 
@@ -91,13 +90,9 @@ def test_a_tree_of_shardings_may_be_as_deep_as_the_data_or_stand_for_whole_parts
 @pytest.mark.parametrize(
     ("shardings", "kind", "words"),
     [
-        (None, TypeError, "sharding is None"),
-        ({"x": "data"}, TypeError, "sharding['x'] is 'data', a str"),
-        (
-            P("data"),
-            TypeError,
-            'a P; it is a jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec("data"))',
-        ),
+        (None, ValueError, "give one for all, or a tree like the data"),
+        ({"x": "data"}, TypeError, "'data' is a str; data is placed on a jax.Device, or under a jax.sharding.Sharding"),
+        (P("data"), TypeError, 'such as NamedSharding(mesh, PartitionSpec("data"))'),
         ({"y": SingleDeviceSharding(jax.devices()[0])}, ValueError, "PyTreeDef({'y': *}), the data has PyTreeDef({'x'"),
         ([SingleDeviceSharding(jax.devices()[0])], ValueError, "give one for all, or a tree like the data"),
     ],
@@ -118,7 +113,6 @@ NO_ARRAYS: list[tuple[Any, str]] = [
     ((np.datetime64("2020"),), "leaf [0] is a datetime64"),
     (object(), "leaf (the data itself) is a object"),
     ([np.ma.masked_array([1.0, 2.0], [True, False])], "leaf [0] is a MaskedArray"),
-    ([jax.ShapeDtypeStruct((2,), np.float32)], "it has a shape and no values"),
 ]
 
 
@@ -172,15 +166,12 @@ def test_nothing_is_moved_before_all_leaves_were_checked() -> None:
     assert [array for array in jax.live_arrays() if array.shape == shape] == []
 
 
-@pytest.mark.parametrize("device", ["cpu", 0, SingleDeviceSharding(jax.devices()[0])])
-def test_what_is_no_device_is_refused(device: Any) -> None:
-    for call in (
-        lambda: place_on_device(1, device),
-        lambda: DevicePlacement(device),
-        lambda: DevicePlacement().replicate_across_devices(1, [device]),
-    ):
-        with pytest.raises(TypeError, match=r"it is a jax.Device, such as jax.devices\(\)\[0\]"):
-            call()
+@pytest.mark.parametrize(
+    ("device", "words"), [("cpu", "a jax.Device"), (SingleDeviceSharding(jax.devices()[0]), "use distribute_batch")]
+)
+def test_what_is_no_device_is_refused(device: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        place_on_device(1, device)
 
 
 # ---- every device ----
@@ -203,9 +194,8 @@ def test_every_leaf_is_one_array_that_is_whole_on_each_device() -> None:
     [((), "devices is empty"), ((1, 2, 1), "more than once")],
 )
 def test_devices_that_cannot_each_hold_a_copy_are_refused(indices: tuple[int, ...], words: str) -> None:
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(ValueError, match=words):
         DevicePlacement().replicate_across_devices(1, [jax.devices()[index] for index in indices])
-    assert "at least one device, each of them once and all of one backend" in str(caught.value)
 
 
 # ---- a dimension over a mesh axis ----
@@ -274,23 +264,13 @@ def test_a_size_is_split_evenly_or_refused_with_the_nearest_sizes_that_work(rows
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "words"),
-    [
-        ({"mesh_axis": "batch"}, ValueError, "which the mesh does not have; its axes are 'data' (4), 'model' (2)"),
-        ({"mesh_axis": ("data", "x")}, ValueError, "names 'x'"),
-        ({"mesh_axis": ()}, ValueError, "names one axis or more, each once"),
-        ({"mesh_axis": ("data", "data")}, ValueError, "each once"),
-        ({"batch_axis": 0.0}, TypeError, "batch_axis is 0.0, a float; it is a whole number"),
-        ({"batch_axis": True}, TypeError, "batch_axis is True"),
-        ({"batch_axis": "dp"}, TypeError, "such as 0 or -1; an axis of the mesh is given by name: mesh_axis='dp'"),
-        ({"batch_axis": ("dp", "tp")}, TypeError, "is given by name: mesh_axis=('dp', 'tp')"),
-        ({"mesh": "data"}, TypeError, "mesh is a str; it is a jax.sharding.Mesh"),
-    ],
+    "axes", ["batch", ("data", "x"), (), ("data", "data")],
 )  # fmt: skip
-def test_axes_that_are_none_are_refused(given: dict[str, Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
-        DevicePlacement().shard_batch_dim(np.zeros((8, 2)), **{"mesh": make_mesh(), **given})
-    assert words in str(caught.value)
+def test_axes_that_the_mesh_does_not_have_or_that_are_named_twice_are_refused(axes: Any) -> None:
+    with pytest.raises(ValueError, match="names one axis or more of the mesh, each once") as caught:
+        DevicePlacement().shard_batch_dim(np.zeros((8, 2)), make_mesh(), mesh_axis=axes)
+    assert f"mesh_axis is {axes!r}" in str(caught.value)
+    assert "'data' (4), 'model' (2)" in str(caught.value)
 
 
 # ---- memory ----
@@ -353,16 +333,6 @@ class Place:
 )
 def test_host_memory_is_a_cpus_and_what_an_accelerator_calls_so(there: Any, expected: bool) -> None:
     assert _is_host_memory(there) is expected
-
-
-def test_a_deleted_array_and_a_mesh_without_devices_are_named() -> None:
-    gone = jnp.ones(4)
-    gone.delete()
-    with pytest.raises(ValueError, match=r"leaf \['x'\] has been deleted or donated"):
-        place_on_device({"x": gone})
-    mesh = Mesh(np.array(jax.devices()), ("data",))
-    with pytest.raises(TypeError, match="over an abstract mesh"):
-        distribute_batch(np.ones(8), NamedSharding(mesh.abstract_mesh, P("data")))
 
 
 @jax.tree_util.register_dataclass

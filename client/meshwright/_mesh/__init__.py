@@ -1,1 +1,0 @@
-"""Meshes of a running job; `meshwright.mesh` is the public face. Imports jax."""

@@ -126,11 +126,8 @@ def find_agreement(topic: str, processes: Sequence[int], refuse: Callable[[str],
             f"this job has {jax.process_count()} processes and no coordination service, over which they compare what "
             f"they hold: call jax.distributed.initialize() before the first use of jax"
         )
-    found = _agreements.get(topic)
-    if found is not None and found.service is service:
-        return found
-    for old in [old for old, each in list(_agreements.items()) if each.service is not service]:
-        _agreements.pop(old, None)
+    if any(each.service is not service for each in list(_agreements.values())):  # of a job before a restart
+        _agreements.clear()
     return _agreements.setdefault(topic, Agreement(service, jax.process_index(), tuple(processes), topic, refuse))
 
 

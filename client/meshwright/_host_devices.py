@@ -117,18 +117,18 @@ def build_capabilities(device_type: DeviceType, devices: Sequence[HostDevice], *
     chips = [find_chip(device.kind or "") for device in devices]
     memory = tuple(device.memory_bytes for device in devices if device.memory_bytes is not None)
     versions = [device.capability for device in devices if device.capability is not None]
+    has_16_bit, has_bfloat16 = all(chips), all(chip is not None and chip.dtype == "bfloat16" for chip in chips)
+    lowest = min(versions) if devices and len(versions) == len(devices) else None
+    if lowest:
+        has_16_bit, has_bfloat16 = lowest >= TENSOR_CORE_CAPABILITY, lowest >= BFLOAT16_CAPABILITY
     if len(memory) < len(devices):
         memory = ()
-    by_driver = bool(devices) and len(versions) == len(devices)
-    lowest = min(versions) if by_driver else None
     found: dict[str, Any] = {
         "total_memory_mb": sum(memory) // _MIB if memory else None,
         "device_memory_bytes": memory,
         "compute_capability": f"{lowest[0]}.{lowest[1]}" if lowest else None,
-        "supports_mixed_precision": lowest >= TENSOR_CORE_CAPABILITY if lowest else bool(chips) and all(chips),
-        "supports_bfloat16": lowest >= BFLOAT16_CAPABILITY
-        if lowest
-        else bool(chips) and all(chip is not None and chip.dtype == "bfloat16" for chip in chips),
+        "supports_mixed_precision": bool(devices) and has_16_bit,
+        "supports_bfloat16": bool(devices) and has_bfloat16,
         "supports_distributed": len(devices) > 1,
         "device_kinds": tuple(dict.fromkeys(device.kind for device in devices if device.kind)),
     }
@@ -327,14 +327,9 @@ _DEVICES_PER_CHIP: Final[Mapping[str, int]] = {"0x0027": 2, "0x0083": 2}
 """Of chips that the chip table does not know by kind: two cores without megacore. Source: jax/_src/tpu_info.py."""
 
 _ACCELERATOR_TYPES: Final[Mapping[str, str]] = {
-    "v2-": "TPU v2",
-    "v3-": "TPU v3",
-    "v4-": "TPU v4",
-    "v5litepod-": "TPU v5 lite",
-    "v5p-": "TPU v5",
-    "v6e-": "TPU v6 lite",
-    "tpu7x-": "TPU7x",
-}
+    "v2-": "TPU v2", "v3-": "TPU v3", "v4-": "TPU v4", "v5litepod-": "TPU v5 lite", "v5p-": "TPU v5",
+    "v6e-": "TPU v6 lite", "tpu7x-": "TPU7x",
+}  # fmt: skip
 """How a TPU_ACCELERATOR_TYPE begins → `jax.Device.device_kind`. Source: Google Cloud, "TPU configurations"."""
 
 
@@ -513,10 +508,9 @@ def _check_driver(sight: GpuSight) -> Iterator[NoGpuReason]:
     """
     if not sight.device_files:
         names = ", ".join(f"/dev/{name}" for name in _DEVICE_FILES)
-        found, hint = f"none of {names} is here, and no NVIDIA card is on the PCI bus", "run where there is a GPU"
-        if sight.cards:
-            found = f"none of {names} is here, though {len(sight.cards)} NVIDIA card(s) are on the PCI bus"
-            hint = "load the driver (nvidia-smi on the host does), and give the container its GPUs, as in --gpus all"
+        found = f"none of {names} is here, and {len(sight.cards) or 'no'} NVIDIA card is on the PCI bus"
+        hint = "load the driver (nvidia-smi on the host does), and give the container its GPUs, as in --gpus all"
+        hint = hint if sight.cards else "run where there is a GPU"
         if sight.container_visible in ("void", "none", ""):
             found += f"; NVIDIA_VISIBLE_DEVICES is {sight.container_visible!r}, which keeps GPUs out of the container"
         yield NoGpuReason("no_device_file", found, "JAX starts CUDA only where one of these files is", hint)

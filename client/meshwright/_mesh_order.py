@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from meshwright._jax_devices import Device, warn
@@ -57,9 +58,7 @@ def order_devices(
             UserWarning,
         )
 
-    def order_one(sizes: tuple[int, ...], weights: Weights, granule: Sequence[Device]) -> Sequence[Device]:
-        return _order_granule(spec, sizes, weights, granule, may_split=may_split)
-
+    order_one = partial(_order_granule, spec, may_split)
     return order_granules(spec.sizes, weigh_axes(spec.names, spec.sizes), granules, order_one, split)
 
 
@@ -105,17 +104,12 @@ def _read_dcn(asked: Sequence[int], spec: MeshSpec, counts: Sequence[int]) -> tu
 
     With a single granule there is nothing to split: any request is accepted, with a warning, and the result is None.
     """
-    parts, count = list(asked), len(counts)
-    if len(set(counts)) > 1:
-        raise ValueError(
-            f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; the {count} granules have {list(counts)} devices; "
-            f"a split over granules needs as many on each; use dcn_mesh_dims=None, or choose devices of equal granules"
-        )
+    parts, count, is_even = list(asked), len(counts), len(set(counts)) == 1
     product = math.prod(size for size in parts if size != -1)
     if -1 in parts and product > 0 and count % product == 0:
         parts[parts.index(-1)] = count // product
     is_split = len(parts) == len(spec.sizes) and min(parts, default=0) > 0 and math.prod(parts) == count
-    if is_split and all(size % part == 0 for size, part in zip(spec.sizes, parts, strict=True)):
+    if is_even and is_split and all(size % part == 0 for size, part in zip(spec.sizes, parts, strict=True)):
         return tuple(parts)
     if count == 1:
         warn(
@@ -126,13 +120,14 @@ def _read_dcn(asked: Sequence[int], spec: MeshSpec, counts: Sequence[int]) -> tu
         return None
     raise ValueError(
         f"dcn_mesh_dims is {tuple(asked)} for mesh {spec}; there are {count} granules (slices, or processes without a "
-        f"fast network between them); it has one entry an axis, each divides its axis, and together they multiply to "
-        f"{count}; use {split_axes(spec.sizes, count)} or None"
+        f"fast network between them) of {list(counts)} devices, which must have as many each; it has one entry an "
+        f"axis, each divides its axis, and together they multiply to {count}; use "
+        f"{f'{split_axes(spec.sizes, count)} or ' if is_even else ''}None"
     )
 
 
 def _order_granule(
-    spec: MeshSpec, sizes: tuple[int, ...], weights: Weights, granule: Sequence[Device], *, may_split: bool
+    spec: MeshSpec, may_split: bool, sizes: tuple[int, ...], weights: Weights, granule: Sequence[Device]
 ) -> Sequence[Device]:
     """Returns one granule's devices in the order of a mesh of these sizes: a torus is cut, others stay as given."""
     if granule[0].platform != "tpu" or len(granule) < 3:

@@ -33,24 +33,11 @@ _WAKE_S: Final = 0.5
 """How long a consumer sleeps at a stretch: a signal that came just before it fell asleep is handled by then."""
 
 _SETTINGS: Final = (
-    "check_tracer_leaks",
-    "debug_infs",
-    "debug_key_reuse",
-    "debug_nans",
-    "default_device",
-    "default_matmul_precision",
-    "default_prng_impl",
-    "disable_jit",
-    "enable_x64",
-    "legacy_prng_key",
-    "log_compiles",
-    "numpy_dtype_promotion",
-    "numpy_rank_promotion",
-    "threefry_partitionable",
-    "transfer_guard_device_to_device",
-    "transfer_guard_device_to_host",
-    "transfer_guard_host_to_device",
-)
+    "check_tracer_leaks", "debug_infs", "debug_key_reuse", "debug_nans", "default_device", "default_matmul_precision",
+    "default_prng_impl", "disable_jit", "enable_x64", "legacy_prng_key", "log_compiles", "numpy_dtype_promotion",
+    "numpy_rank_promotion", "threefry_partitionable", "transfer_guard_device_to_device",
+    "transfer_guard_device_to_host", "transfer_guard_host_to_device",
+)  # fmt: skip
 """JAX's settings that `with jax.NAME(value)` makes for one thread only; `jax.config.jax_NAME` is what holds here.
 
 Source: jax/_src/config.py, class State. `thread_guard` is left out, since leaving it changes it for all threads.

@@ -335,9 +335,7 @@ class DeviceManager:
             "capabilities": asdict(capabilities) | {"device_type": capabilities.device_type.value},
             "devices": {name: [describe_device(device) for device in found] for name, found in platforms.items()},
             "jax_devices": next(iter(names.values())),
-            "gpu_devices": names.get("gpu", []),
-            "cpu_devices": names.get("cpu", []),
-            "tpu_devices": names.get("tpu", []),
+            **{f"{name}_devices": names.get(name, []) for name in ("gpu", "cpu", "tpu")},
             "memory_strategy": MemoryStrategy(self._config.memory_strategy).value,
             "memory_fraction": fraction,
             "compute_dtype": self.compute_dtype.name,
@@ -497,21 +495,20 @@ class JAXDeviceManager:
 def _count_rows(data: Any) -> int:
     counts: dict[str, object] = {}
     for path, leaf in jax.tree.leaves_with_path(data):
-        name = keystr(path) or "(data)"
+        name = f"leaf {keystr(path) or '(data)'}"
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             raise ValueError(
-                f"leaf {name} of shape {leaf.shape} lies on devices of other processes too; each process deals out its "
-                f"own rows: give it those, such as the ones of its addressable_shards"
+                f"{name} of shape {leaf.shape} lies on devices of other processes too; each process deals out its own "
+                f"rows: give it those, such as the ones of its addressable_shards"
             )
         counts[name] = next(iter(np.shape(leaf)), "none")
-    first = next(iter(counts.values()), None)
-    if isinstance(first, int) and len(set(counts.values())) == 1:
+    first = next(iter(counts.values()), "none")
+    if isinstance(first, int) and set(counts.values()) == {first}:
         return first
-    named = ", ".join(f"leaf {name} has {count}" for name, count in counts.items()) or "data has no leaf"
+    named = ", ".join(f"{name} has {count}" for name, count in counts.items()) or "data has no leaf"
     raise ValueError(
-        f"the leaves must have the same number of rows, their first dimension, along which they are split; {named}: "
-        f"give arrays of equally many rows, such as numpy.zeros((8, 2)), and place scalars by themselves with "
-        f"meshwright.placement.DevicePlacement().replicate_across_devices"
+        f"leaves are split along their first dimension, and all must have the same number of rows; {named}: give "
+        f"arrays such as numpy.zeros((8, 2)), and place scalars with DevicePlacement().replicate_across_devices"
     )
 
 

@@ -119,12 +119,7 @@ def create_mesh(
         if mesh is not None:
             return mesh
     order = order_devices(
-        spec,
-        chosen,
-        dcn=dcn,
-        is_sorted=should_sort_granules_by_key,
-        may_split=allow_split_physical_axes,
-        slices=slices,
+        spec, chosen, dcn=dcn, is_sorted=should_sort_granules_by_key, may_split=allow_split_physical_axes, slices=slices
     )
     return _assemble(spec, types, order)
 
@@ -353,8 +348,6 @@ def calculate_host_mesh_shape(
     """
     local = jax.local_device_count() if total_devices is None else operator.index(total_devices)
     hosts = jax.process_count() if num_processes is None else operator.index(num_processes)
-    if local < 1 or hosts < 1:
-        raise ValueError(f"total_devices is {local} and num_processes is {hosts}; both are ≥ 1; use 1 or more")
     if total_devices is None and num_processes is None and jax.device_count() != local * hosts:
         raise ValueError(
             f"the part of mesh {tuple(global_mesh_shape)} on one host was asked for; this process has {local} of the "
@@ -365,11 +358,11 @@ def calculate_host_mesh_shape(
     known = math.prod(size for size in asked if size != -1)
     sizes = tuple(count // known if size == -1 and known > 0 else size for size in asked)
     split = split_axes(sizes, hosts)
-    if asked.count(-1) > 1 or min(sizes, default=0) < 1 or math.prod(sizes) != count or split is None:
+    if asked.count(-1) > 1 or min(*sizes, hosts, 1) < 1 or math.prod(sizes) != count or not asked or split is None:
         raise ValueError(
             f"global_mesh_shape {asked} does not fit; {hosts} processes with {local} devices each have {count}; sizes "
             f"are ≥ 1 (one may be -1) and multiply to that, so that each host gets an equal box of the mesh; use "
-            f"{(hosts, local)}"
+            f"{(max(hosts, 1), max(local, 1))}"
         )
     return tuple(size // parts for size, parts in zip(sizes, split, strict=True))
 

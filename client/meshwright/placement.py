@@ -249,11 +249,7 @@ def distribute_batch(data: Any, sharding: Any, *, process_local: bool = False) -
 
 
 def prefetch_to_device(
-    data_iterator: Iterable[Any],
-    device: Any = None,
-    buffer_size: SupportsIndex = 2,
-    *,
-    process_local: bool = False,
+    data_iterator: Iterable[Any], device: Any = None, buffer_size: SupportsIndex = 2, *, process_local: bool = False
 ) -> Prefetcher:
     """Returns an iterator over the batches, each placed by a thread before the consumer requests it.
 
@@ -394,19 +390,14 @@ def _read_leaf(path: Any, value: Any, place: Any, process_local: bool) -> Leaf:
     shape, is_far = _read_shape(path, value), spans_processes(value, place)
     is_part = is_far and process_local
     name = f"leaf {keystr(path) or '(the data itself)'}" if is_far or isinstance(place, NamedSharding) else ""
-    if is_part and not place.addressable_devices:
+    if is_part and not (isinstance(place, NamedSharding) and place.addressable_devices):
         raise ValueError(
-            f"{name} has no part in this process: its sharding is over devices of "
+            f"{name} has no part in this process: its sharding is a {type(place).__name__} over devices of "
             f"{name_processes(list_processes(place))}; with process_local=True each process passes the part of its "
-            f"own devices: use a sharding over devices of this process, or pass this leaf in those processes only"
+            f"own devices: use NamedSharding(mesh, spec) over devices of this process, or pass the leaf only there"
         )
     if isinstance(place, NamedSharding):
         shape = _check_fit(name, shape, place, is_far, is_part)
-    elif is_part:
-        raise ValueError(
-            f"{name} is to go under a {type(place).__name__} over several processes; with process_local=True only a "
-            f"NamedSharding says which part that is: use NamedSharding(mesh, spec)"
-        )
     return Leaf(path, value, place, is_far, shape)
 
 

@@ -190,7 +190,7 @@ def test_one_process_builds_what_the_code_of_its_plan_builds(tmp_path: Path) -> 
     assert answers[0]["fingerprint"] == whole.fingerprint
     assert answers[0]["types"] == ["Auto", "Explicit"]
     assert answers[1]["fingerprint"] == plain.fingerprint == answers[8]["fingerprint"]
-    assert "holds no plan" in answers[4]["error"]
+    assert "no plan is possible" in answers[4]["error"]
     assert len(answers[5]["missing"]) == 8
     assert "more than once" in answers[6]["error"]
     assert "devices is empty" in answers[7]["error"]

@@ -113,5 +113,5 @@ def test_granules_of_unequal_size_are_joined_in_equal_blocks_and_told() -> None:
         order = order_of(devices, (2, 3))
     at = {device.id: device.process_index for device in devices}
     assert [[at[device] for device in line] for line in order.T.tolist()] == [[0, 0], [0, 0], [1, 1]]
-    with pytest.raises(ValueError, match="needs as many on each; use dcn_mesh_dims=None"):
+    with pytest.raises(ValueError, match=r"of \[4, 2\] devices, which must have as many each.*use None"):
         order_of(devices, (2, 3), dcn=(2, 1))

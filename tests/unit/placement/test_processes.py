@@ -173,7 +173,7 @@ def test_only_processes_with_devices_of_a_sharding_are_asked(answers: Any) -> No
     assert answers[0]["place_where_this_process_has_no_device"] == [halve(ROWS[:4])] * 2
     whole, part = answers[1]["place_where_this_process_has_no_device"]
     assert whole == []
-    assert "its sharding is over devices of process 0" in part
+    assert "its sharding is a NamedSharding over devices of process 0" in part
 
 
 @pytest.mark.parametrize("rank", [0, 1])

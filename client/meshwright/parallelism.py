@@ -173,14 +173,13 @@ def data_parallel_coords(
 
 
 def _find_rank() -> tuple[int, int]:
-    counts = Counter(device.process_index for device in jax.devices())
-    crowded = next((process for process in sorted(counts) if counts[process] > 1), None)
-    if crowded is None:
+    [(process, count)] = Counter(device.process_index for device in jax.devices()).most_common(1)
+    if count == 1:
         return jax.process_index(), jax.process_count()
     raise RuntimeError(
-        f"the rank of this process was asked for; process {crowded} has {counts[crowded]} devices, which are as "
-        f"many ranks; a process has a rank of its own only where each has one device; use process_batch_shard(mesh, "
-        f'"dp"), which answers for the whole process, or give rank and world_size of a device'
+        f"the rank of this process was asked for; process {process} has {count} devices, which are as many ranks; a "
+        f'process has a rank of its own only where each has one device; use process_batch_shard(mesh, "dp"), which '
+        f"answers for the whole process, or give rank and world_size of a device"
     )
 
 

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from meshwright.devices import JAXDeviceManager
 from tests.fakes.gpu_devices import FakeClient, FakeDevice, build_host
@@ -56,19 +54,6 @@ def test_the_default_device_is_one_of_this_process() -> None:
     assert JAXDeviceManager(devices=devices).get_default_device() is devices[1]
     with pytest.raises(RuntimeError, match="No JAX devices are visible"):
         JAXDeviceManager(devices=devices[:1]).get_default_device()
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 20), st.integers(1, 8))
-def test_distributed_shards_put_together_are_the_data_each_on_its_device(rows: int, count: int) -> None:
-    data = {"x": np.arange(rows * 2, dtype=np.float32).reshape(rows, 2), "y": np.arange(rows)}
-    targets = jax.devices()[:count]
-    shards = JAXDeviceManager().distribute_data(data, targets)
-    assert [next(iter(shard["x"].devices())) for shard in shards] == targets
-    sizes = [shard["y"].shape[0] for shard in shards]
-    assert max(sizes) - min(sizes) <= 1
-    for name, expected in data.items():
-        np.testing.assert_array_equal(np.concatenate([shard[name] for shard in shards]), expected)
 
 
 def test_writing_to_the_source_later_does_not_change_the_shards() -> None:

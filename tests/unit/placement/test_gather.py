@@ -97,6 +97,7 @@ def test_one_device_and_a_thread_in_between_change_nothing(data: Any) -> None:
 def test_rows_that_were_dealt_out_and_put_together_are_the_rows(rows: int, count: int, data: st.DataObject) -> None:
     batch = {"x": data.draw(draw_leaf(rows)), "more": data.draw(draw_data(rows))}
     shards = JAXDeviceManager().distribute_data(batch, jax.devices()[:count])
+    assert [next(iter(shard["x"].devices())) for shard in shards] == jax.devices()[:count]
     sizes = [len(shard["x"]) for shard in shards]
     assert len(shards) == count
     assert max(sizes) - min(sizes) <= 1

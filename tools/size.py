@@ -30,14 +30,14 @@ CLIENT: Final = ROOT / "client" / "meshwright"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 28_490,
+    "code lines": 27_870,
     "code lines of the service": 8_895,
     "code lines of planner, topology, compiler, verify": 10_305,
-    "code lines of the rest of the client": 9_290,
-    "modules": 227,
+    "code lines of the rest of the client": 8_645,
+    "modules": 210,
     "modules of the service": 62,
     "modules of planner, topology, compiler, verify": 60,
-    "modules of the rest of the client": 105,
+    "modules of the rest of the client": 88,
     "code lines of tests and tools": 42_000,
     "settings": 28,
     "metrics": 20,

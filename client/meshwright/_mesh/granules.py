@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from meshwright._warning import warn
-from meshwright.planning.granules import order_granules, split_axes
-from meshwright.planning.importance import Weights, weigh_axes
-from meshwright.planning.order import order_group
+from meshwright.planning.device_order import order_group
+from meshwright.planning.granules import Weights, order_granules, split_axes, weigh_axes
 from meshwright.planning.torus import cut_torus, list_grid
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
@@ -182,7 +181,7 @@ def read_device_grid(devices: Sequence[Any]) -> Grid | None:
     """Returns the box that the devices of one TPU slice fill; None where they do not fill a box."""
     places = [build_place(getattr(device, "coords", None), getattr(device, "core_on_chip", None)) for device in devices]
     kind = devices[0].device_kind
-    return build_grid(places, range(len(devices)), lambda _, sizes: find_rings(kind, sizes))
+    return build_grid(places, range(len(devices)), lambda sizes: find_rings(kind, sizes))
 
 
 def read_topology(devices: Sequence[Any]) -> Topology:

@@ -32,11 +32,11 @@ PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 LIMITS: Final = {
     "code lines": 28_490,
     "code lines of the service": 8_895,
-    "code lines of planner, topology, compiler, verify": 10_305,
+    "code lines of planner, topology, compiler, verify": 9_434,
     "code lines of the rest of the client": 9_290,
     "modules": 227,
     "modules of the service": 62,
-    "modules of planner, topology, compiler, verify": 60,
+    "modules of planner, topology, compiler, verify": 52,
     "modules of the rest of the client": 105,
     "code lines of tests and tools": 42_000,
     "settings": 28,

@@ -2,8 +2,8 @@
 
 `Layout` is a struct of arrays: one run and a million candidates are priced by the same code.
 
-Rule: axes are split over granules and cut out of a torus as `planning.order` does for the devices of a plan, by their
-sizes alone. A plan that has an order, perhaps another one, is read by `read_spans`.
+Rule: axes are split over granules and cut out of a torus as `planning.device_order` does for the devices of a plan, by
+their sizes alone. A plan that has an order, perhaps another one, is read by `read_spans`.
 """
 
 from __future__ import annotations

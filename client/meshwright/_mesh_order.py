@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any, Final
 
 from meshwright._jax_devices import Device, warn
-from meshwright.planning.granules import order_granules, split_axes
-from meshwright.planning.importance import Weights, weigh_axes
-from meshwright.planning.order import order_group
+from meshwright.planning.device_order import order_group
+from meshwright.planning.granules import Weights, order_granules, split_axes, weigh_axes
 from meshwright.planning.torus import cut_torus, list_grid
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology

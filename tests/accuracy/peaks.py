@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import csv
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
-from meshwright.planning.cost.memory import build_state, price_memory, read_keepings
+from meshwright.planning.cost.memory import DTYPE_BYTES, StepMemory, count_optimizer_bytes, read_keepings
+from meshwright.planning.cost.spans import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import find_role
@@ -130,7 +130,10 @@ def _build(row: Cells) -> Peak:
 def price_peak(peak: Peak) -> float:
     """Returns the predicted bytes of the fullest device of a compiled case."""
     model, training = peak.case.model, peak.case.training
-    work, state = build_work(model, training.seq_len), build_state(training)
+    work, layout = build_work(model, training.seq_len), peak.layout
+    layout = replace(layout, optimizer_bytes=count_optimizer_bytes(training))
     more, execution = read_circumstances(model, training), build_execution(training)
-    parts = price_memory(work, peak.layout, state, read_keepings()[peak.platform], execution, more)
+    parts = StepMemory(
+        work, layout, DTYPE_BYTES[training.weight_dtype], read_keepings()[peak.platform], execution, more
+    ).price()
     return float(parts.total_bytes)

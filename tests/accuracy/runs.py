@@ -16,8 +16,7 @@ from typing import Any, Final, get_args
 
 import numpy as np
 
-from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.spans import Spans
+from meshwright.planning.cost.spans import Layout, Spans
 from meshwright.planning.cost.step_time import LAW, Execution, Law, Machine, find_spread, price_step
 from meshwright.planning.cost.work import Output, Repeated, Work, build_work, find_repeated
 from meshwright.planning.models import read_model
@@ -62,7 +61,9 @@ class Run:
     @property
     def flops_s(self) -> float:
         """Seconds that the model's FLOPs take at the peak."""
-        tokens = int(self.layout.global_batch_size) * self.work.seq_len
+        layout = self.layout
+        batch = layout.data_parts * layout.micro_batch_size * layout.gradient_accumulation_steps
+        tokens = int(batch) * self.work.seq_len
         return self.work.flops_per_token * tokens / self.devices / self.chip.device_flops_per_s
 
     def predict(self, law: Law = LAW) -> float:

@@ -88,7 +88,7 @@ def _build_tpu_host(
         Link(a=a, b=b, kind="ICI", **EVIDENCE)
         for a in range(0, len(devices), cores)
         for b in range(a + cores, len(devices), cores)
-        if is_neighbor(devices[a].coords, devices[b].coords, None)
+        if is_neighbor(devices[a].coords, devices[b].coords)
     )
     granule = Granule(ordinal=0, kind="slice", name=name, device_count=len(devices))
     changes = {"platform": "tpu", "devices": devices, "links": links, "granules": (granule,)}

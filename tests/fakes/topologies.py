@@ -140,16 +140,17 @@ def build_tpu(
     ]
     wires = {}
     for a, b in combinations(range(len(devices)), 2):
-        if cores * is_neighbor(devices[a]["coords"], devices[b]["coords"], shape if wrap else None):
+        if cores * is_neighbor(devices[a]["coords"], devices[b]["coords"]):
             wires[a, b] = "ICI"
-    return build_topology(devices, wires if with_links else {}, kind="slice")
+    topology = build_topology(devices, wires if with_links else {}, kind="slice")
+    if not wrap:
+        return topology
+    granule = topology.granules[0].model_copy(update={"shape": shape, "wrap": (True,) * len(shape)})
+    return Topology(topology.devices, topology.links, (granule,))
 
 
-def is_neighbor(a: Any, b: Any, wrap: tuple[int, ...] | None) -> bool:
-    steps = [abs(x - y) for x, y in zip(a, b, strict=True)]
-    if wrap:
-        steps = [min(step, size - step) for step, size in zip(steps, wrap, strict=True)]
-    return sum(steps) == 1
+def is_neighbor(a: Any, b: Any) -> bool:
+    return sum(abs(x - y) for x, y in zip(a, b, strict=True)) == 1
 
 
 def change_device(topology: Topology, index: int, **fields: Any) -> Topology:

@@ -21,17 +21,11 @@ from typing import Any, Final, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from meshwright.compiling.compilers import explain_missing
-from meshwright.compiling.process import (
-    LIMIT_S,
-    Ended,
-    OnProgress,
-    build_aborted,
-    read_default_limit_bytes,
-    run_child,
-)
+from meshwright.compiling.process import LIMIT_S, Ended, OnProgress, build_aborted, read_default_limit_bytes, run_child
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError, SettingsError
 from meshwright.planning.compile_job import build_compile_mesh, build_compile_target, read_capacity
 from meshwright.planning.mesh_plan import list_granules
+from meshwright.topology.identity import check_plan
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Wire
 from meshwright.wire.compiling import CompileMesh, CompileTarget
@@ -117,9 +111,11 @@ def find_hardware(plan: Plan, target: str | None) -> tuple[CompileTarget, Compil
     Raises:
         NotCompiledError: no compiler supports it.
         SettingsError: `target` is other hardware than the plan's.
+        PlanMismatchError: the plan contradicts itself.
         InvalidRequestError, PlanInfeasibleError: `target` is not valid.
     """
     mesh = build_compile_mesh(plan)
+    check_plan(plan)
     if target is not None:
         plan = _move(plan, mesh, target)
     return build_compile_target(plan), mesh, read_capacity(plan)

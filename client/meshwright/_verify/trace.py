@@ -307,8 +307,6 @@ def _takes_mesh(step: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _warn_whole(count: int) -> Notice:
-    return Notice(
-        code="nothing_is_split",
-        message=f"none of the step's {count} arrays says how it is split, so each device holds all of them whole",
-        hint="give in_specs, or arguments whose sharding is a NamedSharding on the mesh",
-    )
+    message = f"none of the step's {count} arrays says how it is split, so each device holds all of them whole"
+    hint = "give in_specs, or arguments whose sharding is a NamedSharding on the mesh"
+    return Notice(code="nothing_is_split", message=message, hint=hint)

@@ -10,22 +10,23 @@ matrix units, which the compiler accepts.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.resources import files
-from importlib.resources.abc import Traversable
-from typing import Final
+from string import Template
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator
 
 from meshwright.compiling.process import COMPILE_ENVIRONMENT, build_compile_environment
 from meshwright.errors import NotCompiledError
-from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.chips import Chip, find_chip, parse_names, read_table
 from meshwright.topology.systems import find_default_count, find_domain_count
 from meshwright.wire.compiling import CompileJob, CompileTarget
 from meshwright.wire.devices import Platform
@@ -141,12 +142,6 @@ _FLAGS: Final = ("JAX_", "XLA_", "LIBTPU_", "TPU_LIBRARY_PATH")
 _SILENT: Final = ("XLA_PYTHON_CLIENT_", "JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG", "JAX_TRACEBACK")
 """Of these, variables that do not change a program: the memory of a running job, caches, logs."""
 
-SOURCES: Final = (
-    *("compiling", "wire/model.py", "wire/compiling.py", "wire/verification.py"),
-    *("planning/parallelism.py", "planning/tensors.py"),
-)
-"""Files and folders of this package that make the step and read the compiler's answer."""
-
 
 def read_versions(platform: Platform) -> dict[str, str]:
     """Returns the versions of a platform's compilers, by distribution, without those that are not installed."""
@@ -156,7 +151,7 @@ def read_versions(platform: Platform) -> dict[str, str]:
 
 
 def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapping[str, str] | None = None) -> str:
-    """Returns the cache key of the answer to a job: equal for equal jobs, compilers and versions of our sources.
+    """Returns the cache key of the answer to a job: equal for equal jobs, and versions of compilers and meshwright.
 
     Args:
         job: its target and its model are keyed by content, not by name.
@@ -170,7 +165,6 @@ def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapp
         "fingerprint": fingerprint,
         "versions": read_versions(job.target.platform),
         "flags": {name: value for name, value in build_compile_environment(flags).items() if value and _matters(name)},
-        "sources": hash_sources(),
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return KEY_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -179,22 +173,6 @@ def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapp
 def _matters(name: str) -> bool:
     """Returns whether JAX or a compiler reads its answer from a variable."""
     return name.startswith(_FLAGS) and not name.startswith(_SILENT) and name not in COMPILE_ENVIRONMENT
-
-
-@functools.cache
-def hash_sources() -> str:
-    """Returns a hash of our own sources that make the step and read the compiler's answer."""
-    digest = hashlib.sha256()
-    for source in SOURCES:
-        for name, content in sorted(_read_sources(files("meshwright").joinpath(*source.split("/")), source)):
-            digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
-
-
-def _read_sources(root: Traversable, name: str) -> list[tuple[str, bytes]]:
-    if root.is_file():
-        return [(name, root.read_bytes())] if name.endswith((".py", ".csv")) else []
-    return [found for child in root.iterdir() for found in _read_sources(child, f"{name}/{child.name}")]
 
 
 def _read_version(name: str) -> str | None:
@@ -216,18 +194,18 @@ class Multiprocessor:
         shared_memory_bytes: of all blocks on it.
         block_shared_memory_bytes: of one block that requests more than 48 KiB.
         fpu_count: FP32 lanes.
-        is_accelerated: whether the compiler may use features of this capability only ("sm_90a").
+        feature: "ACCELERATED_FEATURES": the compiler may use features of this capability only ("sm_90a").
     """
 
     threads_count: int
     shared_memory_bytes: int
     block_shared_memory_bytes: int
     fpu_count: int
-    is_accelerated: bool = False
+    feature: str = "NONE"
 
 
 _KIB: Final = 1024
-_MIB: Final = 1024 * _KIB
+_ACCELERATED: Final = "ACCELERATED_FEATURES"
 
 MULTIPROCESSORS: Final[Mapping[Capability, Multiprocessor]] = {
     (7, 0): Multiprocessor(2048, 96 * _KIB, 96 * _KIB, 64),
@@ -235,9 +213,9 @@ MULTIPROCESSORS: Final[Mapping[Capability, Multiprocessor]] = {
     (8, 0): Multiprocessor(2048, 164 * _KIB, 163 * _KIB, 64),
     (8, 6): Multiprocessor(1536, 100 * _KIB, 99 * _KIB, 128),
     (8, 9): Multiprocessor(1536, 100 * _KIB, 99 * _KIB, 128),
-    (9, 0): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, is_accelerated=True),
-    (10, 0): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, is_accelerated=True),
-    (10, 3): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, is_accelerated=True),
+    (9, 0): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, _ACCELERATED),
+    (10, 0): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, _ACCELERATED),
+    (10, 3): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, _ACCELERATED),
 }
 """Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability" and "Arithmetic
 Instructions"; openxla/xla, xla/backends/gpu/target_config/specs (7.0, 8.0, 8.6, 9.0, 10.0, 10.3)."""
@@ -245,57 +223,32 @@ Instructions"; openxla/xla, xla/backends/gpu/target_config/specs (7.0, 8.0, 8.6,
 
 @dataclass(frozen=True)
 class Card:
-    """Facts of a card that are neither in the chip table nor in its compute capability.
+    """Facts of a card that are neither in the chip table nor in its compute capability: a row of `cards.csv`.
+
+    Source: what drivers report, as openxla/xla records it in xla/backends/gpu/target_config/specs at 4336d12 and
+    300ec95 (V100, A100, H100, H200, B200, GB200, GB300); NVIDIA's data sheets and architecture papers (T4, A10, L4,
+    L40S); AWS's page of G5 and NVIDIA's driver (A10G). B300 has B200's figures: xla's file of it (158 multiprocessors,
+    no driver's text) is no record, and NVIDIA gives both the same FLOP/s; unverified. H800 has H100's figures; those of
+    H20 and GH200 are of their six stacks of memory and of public listings, unverified.
 
     Attributes:
+        name: in the chip table.
         multiprocessor_count: of the product, not of the die.
         l2_bytes: as the driver reports it.
         clock_hz: the highest of the multiprocessors.
     """
 
-    capability: Capability
+    name: str
+    capability: Annotated[Capability, BeforeValidator(parse_names)]
     multiprocessor_count: int
     l2_bytes: int
     clock_hz: float
 
 
-CARDS: Final[Mapping[str, Card]] = {
-    "V100 SXM2 32GB": Card((7, 0), 80, 6 * _MIB, 1.53e9),
-    "T4": Card((7, 5), 40, 4 * _MIB, 1.59e9),
-    "A10": Card((8, 6), 72, 6 * _MIB, 1.695e9),
-    "A10G": Card((8, 6), 80, 6 * _MIB, 1.71e9),
-    "L4": Card((8, 9), 58, 48 * _MIB, 2.04e9),
-    "L40S": Card((8, 9), 142, 96 * _MIB, 2.52e9),
-    "A100 40GB SXM": Card((8, 0), 108, 40 * _MIB, 1.41e9),
-    "A100 80GB SXM": Card((8, 0), 108, 40 * _MIB, 1.41e9),
-    "A100 80GB PCIe": Card((8, 0), 108, 40 * _MIB, 1.41e9),
-    "H100 SXM": Card((9, 0), 132, 50 * _MIB, 1.98e9),
-    "H100 PCIe": Card((9, 0), 114, 50 * _MIB, 1.755e9),
-    "H200": Card((9, 0), 132, 50 * _MIB, 1.98e9),
-    "H800": Card((9, 0), 132, 50 * _MIB, 1.98e9),
-    "H20": Card((9, 0), 78, 60 * _MIB, 1.98e9),
-    "GH200 96GB": Card((9, 0), 132, 60 * _MIB, 1.98e9),
-    "GH200 144GB": Card((9, 0), 132, 60 * _MIB, 1.98e9),
-    "B200": Card((10, 0), 148, 132_644_864, 1.965e9),
-    "GB200": Card((10, 0), 152, 135_528_448, 2.062e9),
-    "B300": Card((10, 3), 148, 132_644_864, 1.965e9),
-    "GB300": Card((10, 3), 152, 135_528_448, 2.07e9),
-}
-"""By the name in the chip table.
-
-Source: what drivers report, as openxla/xla records it in xla/backends/gpu/target_config/specs at 4336d12 and 300ec95
-(V100, A100, H100, H200, B200, GB200, GB300); NVIDIA's data sheets and architecture papers (T4, A10, L4, L40S); AWS's
-page of G5 and NVIDIA's driver (A10G). B300 has B200's figures: xla's file of it (158 multiprocessors, no driver's text)
-is no record, and NVIDIA gives both the same FLOP/s; unverified. H800 has H100's
-figures; those of H20 and GH200 are of their six stacks of memory and of public listings, unverified."""
+CARDS: Final = {card.name: card for card in read_table("meshwright.compiling", "cards.csv", Card)}
 
 COMPILER_OPTIONS: Final[Mapping[str, str | bool | int]] = {"xla_gpu_autotune_level": 0}
 """Autotuning runs kernels, and there is no device to run them on."""
-
-_THREADS_OF_A_BLOCK: Final = 1024
-_REGISTERS: Final = 65_536
-_CUDNN: Final = (9, 8, 0)
-"""The minimum that jax's CUDA wheels require. Source: the metadata of jax-cuda12-plugin 0.10.2, "with-cuda"."""
 
 
 @dataclass(frozen=True)
@@ -354,55 +307,26 @@ def write_topology(chip: Chip, gpu_count: int, host_count: int) -> str:
 
 
 def write_config(chip: Chip) -> str:
-    """Returns the text proto of a card of the table.
+    """Returns the text proto of a card of the table: `gpu_target.textproto` with its figures.
+
+    cuDNN 9.8 is the minimum that jax's CUDA wheels require. Source: the metadata of jax-cuda12-plugin 0.10.2,
+    "with-cuda".
 
     Raises:
         KeyError: no card of `CARDS`.
     """
-    lines = ["gpu_device_info {", *(f"  {line}" for line in _list_figures(chip)), "}", 'platform_name: "CUDA"']
-    major, minor, patch = _CUDNN
-    version = f"dnn_version_info {{ major: {major} minor: {minor} patch: {patch} }}"
-    return "\n".join([*lines, version, f'device_description_str: "{chip.kinds[0]}"', ""])
-
-
-def _list_figures(chip: Chip) -> Iterator[str]:
     card = CARDS[chip.name]
-    each = MULTIPROCESSORS[card.capability]
-    major, minor = card.capability
-    feature = "ACCELERATED_FEATURES" if each.is_accelerated else "NONE"
-    yield f"cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {feature} }}"
-    for name, value in _gather_figures(chip, card, each).items():
-        yield f"{name}: {value}"
-    if chip.link_count:
-        yield f"device_interconnect_info {{ active_links: {chip.link_count} }}"
-
-
-def _gather_figures(chip: Chip, card: Card, each: Multiprocessor) -> dict[str, int | float | str]:
-    return {
-        "name": f'"{chip.kinds[0]}"',
-        "device_vendor": '"NVIDIA Corporation"',
+    figures = {
+        **asdict(MULTIPROCESSORS[card.capability]),
+        "major": card.capability[0],
+        "minor": card.capability[1],
+        "kind": chip.kinds[0],
         "core_count": card.multiprocessor_count,
-        "clock_rate_ghz": card.clock_hz / 1e9,
-        "l2_cache_size": card.l2_bytes,
-        "device_memory_size": chip.device_memory_bytes,
-        "memory_bandwidth": round(chip.memory_bytes_per_s),
-        "pcie_bandwidth": round(chip.pcie_bytes_per_s or 0),
-        "fpus_per_core": each.fpu_count,
-        "threads_per_core_limit": each.threads_count,
-        "shared_memory_per_core": each.shared_memory_bytes,
-        "shared_memory_per_block": 48 * _KIB,
-        "shared_memory_per_block_optin": each.block_shared_memory_bytes,
-        "registers_per_core_limit": _REGISTERS,
-        "registers_per_block_limit": _REGISTERS,
-        "threads_per_block_limit": _THREADS_OF_A_BLOCK,
-        "threads_per_warp": 32,
-        "thread_dim_limit_x": 1024,
-        "thread_dim_limit_y": 1024,
-        "thread_dim_limit_z": 64,
-        "block_dim_limit_x": 2**31 - 1,
-        "block_dim_limit_y": 65_535,
-        "block_dim_limit_z": 65_535,
-        "device_address_bits": 64,
-        "ecc_enabled": "true",
-        "dnn_version": '"{}.{}.{}"'.format(*_CUDNN),
+        "clock_ghz": card.clock_hz / 1e9,
+        "l2_bytes": card.l2_bytes,
+        "memory_bytes": chip.device_memory_bytes,
+        "memory_bytes_per_s": round(chip.memory_bytes_per_s),
+        "pcie_bytes_per_s": round(chip.pcie_bytes_per_s or 0),
+        "link_count": chip.link_count or 0,
     }
+    return Template((files("meshwright.compiling") / "gpu_target.textproto").read_text()).substitute(figures)

@@ -24,26 +24,11 @@ from meshwright.compiling.compilers import build_gpu_target, explain_missing
 from meshwright.errors import NotCompiledError
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
-from meshwright.topology.systems import HOST_SHAPE, Slice
+from meshwright.topology.systems import HOST_SHAPE
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 
 Shape = tuple[int, ...]
-
-CLOCKS_HZ: Final[Mapping[str, float]] = {
-    "tpu_v2": 0.70e9,
-    "tpu_v3": 0.94e9,
-    "tpu_v4": 1.05e9,
-    "tpu_v5e": 1.503e9,
-    "tpu_v5p": 1.751e9,
-    "tpu_v6e": 1.751e9,
-    "tpu_7x": 2.2e9,
-}
-"""Cycles a second of `estimated_cycles`, by hardware family: peak bf16 FLOP/s of a device ÷ what its matrix units do in
-a cycle (2 × 128 × 128 each: 1 a core of v2, 2 of v3, 8 a chip of v4 and v5p, 4 of v5e; 2 × 256 × 256: 4 a chip of v6e,
-4 a device of 7x).
-
-Source: the chip table's FLOP/s; Jouppi et al., "TPU v4" (ISCA 2023), table 4, has 940 and 1050 MHz of v3 and v4."""
 
 _CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {"tpu_v4": {"chip_config_name": "megacore"}}
 """Without it v4 has two devices a chip, which no job has."""
@@ -93,12 +78,10 @@ def build_mesh(opened: OpenTarget, mesh: CompileMesh) -> Mesh:
 
     Raises:
         NotCompiledError: the devices of some granules do not form a box of whole chips, or the boxes differ.
-        ValueError: a place that the target does not have, or sizes that do not multiply to the number of places.
     """
-    places = _check_places(opened, mesh)
-    chosen = [opened.devices[granule][position] for granule, position in places]
+    chosen = [opened.devices[granule][position] for granule, position in mesh.places]
     if opened.target.platform != "cpu" and len(chosen) < sum(map(len, opened.devices)):
-        chosen = _describe_part(opened, places)
+        chosen = _describe_part(opened, mesh.places)
     grid = np.empty(len(chosen), dtype=object)
     grid[:] = chosen
     types = tuple(_AXIS_TYPES[mesh.axis_types.get(name, "auto")] for name in mesh.shape)
@@ -106,25 +89,6 @@ def build_mesh(opened: OpenTarget, mesh: CompileMesh) -> Mesh:
 
 
 Place = tuple[int, int]
-
-
-def _check_places(opened: OpenTarget, mesh: CompileMesh) -> tuple[Place, ...]:
-    sizes = "×".join(map(str, mesh.shape.values()))
-    if math.prod(mesh.shape.values()) != len(mesh.places):
-        raise ValueError(
-            f"mesh {mesh.shape} has {len(mesh.places)} places; its sizes {sizes} multiply to "
-            f"{math.prod(mesh.shape.values())}; give one place a device"
-        )
-    counts = list(map(len, opened.devices))
-    for granule, position in mesh.places:
-        if not (0 <= granule < len(counts) and 0 <= position < counts[granule]):
-            raise ValueError(
-                f"mesh {mesh.shape} has the place ({granule}, {position}); {opened.target.name} has {len(counts)} "
-                f"granules of {counts[0]} devices, both counted from 0; use places such as (0, 0)"
-            )
-    if len(set(mesh.places)) != len(mesh.places):
-        raise ValueError(f"mesh {mesh.shape} has a place twice; a device stands on a mesh once; give each place once")
-    return mesh.places
 
 
 def _describe_part(opened: OpenTarget, places: Sequence[Place]) -> list[Any]:
@@ -202,13 +166,8 @@ def _refuse_part(opened: OpenTarget, what: str, rule: str, use: str) -> NotCompi
 
 def _open_tpu(target: CompileTarget) -> OpenTarget:
     chip = _find_chip(target)
-    if target.twisted and not Slice(chip, target.shape).can_twist:  # libtpu would end the process
-        raise NotCompiledError(
-            f"{target.name}: a torus of {write_shape(target.shape)} chips has no twist; k×k×2k and k×2k×2k have; "
-            f"leave out _twisted, or use a shape such as 4x4x8"
-        )
     devices = sorted(_describe_slices(target, chip), key=_place)
-    return OpenTarget(target, _split(devices, target), devices[0].device_kind, clock_hz=CLOCKS_HZ[chip.family])
+    return OpenTarget(target, _split(devices, target), devices[0].device_kind, clock_hz=chip.clock_hz)
 
 
 def _describe_slices(target: CompileTarget, chip: Chip) -> list[Any]:

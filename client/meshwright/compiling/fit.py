@@ -104,85 +104,49 @@ def fit_batch(message: dict[str, Any], tell: Tell) -> CompiledBatch:
     """Returns the largest batch with which a CompileJob's step fits; its `training.global_batch_size` is the bound."""
     job = CompileJob.model_validate(message)
     try:
-        site = open_site(job.target, job.mesh, job.capacity_bytes)
-        return _Search(job, site, tell).run()
+        return _search(job, open_site(job.target, job.mesh, job.capacity_bytes), tell)
     except NotCompiledError as error:
         found = Verification(status="not_compiled", reason=str(error), **describe_job(job))
         return build_unfitted(count_parts(job.mesh.shape), found)
 
 
-class _Search:
-    """Compiles of one job with other batches."""
+def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
+    """Returns the answer; raises NotCompiledError where the step cannot be compiled with any batch."""
+    parts, unit = count_parts(job.mesh.shape), job.training.gradient_accumulation_steps
+    tried: list[TriedBatch] = []
+    found: dict[int, Verification] = {}
 
-    def __init__(self, job: CompileJob, site: Site, tell: Tell) -> None:
-        self._job = job
-        self._site = site
-        self._tell = tell
-        self._parts = count_parts(job.mesh.shape)
-        self._tried: list[TriedBatch] = []
-        self._found: dict[int, Verification] = {}
+    def attempt(size: int) -> Attempt:
+        batch, count, began_s = size * unit, len(tried), time.monotonic()
+        tell(f"compiling with {batch} sequences a part", count, max(EXPECTED_COUNT, count + 1))
+        training = job.training.model_copy(update={"global_batch_size": batch * parts})
+        report = verify_step(site, job, training, lambda *_: None)
+        if report.status == "not_compiled":
+            raise NotCompiledError(report.reason or "the compiler refused the step")
+        found[batch] = report
+        done = TriedBatch(
+            per_replica_batch_size=batch,
+            fits=report.status == "verified",
+            peak_memory_bytes=report.peak_memory_bytes,
+            needed_bytes=report.needed_bytes,
+            compile_s=time.monotonic() - began_s,
+        )
+        tried.append(done)
+        fixed = report.memory.argument_bytes if report.memory else None
+        return Attempt(size, done.fits, report.peak_memory_bytes or report.needed_bytes, fixed)
 
-    @property
-    def _unit(self) -> int:
-        """Sequences of a part that a batch is a multiple of."""
-        return self._job.training.gradient_accumulation_steps
-
-    def run(self) -> CompiledBatch:
-        """Returns the answer.
-
-        Raises:
-            NotCompiledError: the step cannot be compiled with any batch.
-        """
-        greatest = self._job.training.global_batch_size // (self._parts * self._unit)
-        if greatest < 1:
-            least = self._parts * self._unit
-            raise NotCompiledError(
-                f"a global batch of {self._job.training.global_batch_size} is less than one sequence for each of "
-                f"{self._parts} data-parallel parts and {self._unit} micro-batches; {least} is the least"
-            )
-        search_largest(self._attempt, greatest, self._site.capacity_bytes)
-        return _build_answer(self._job, self._parts, self._tried, self._found, greatest * self._unit)
-
-    def _attempt(self, size: int) -> Attempt:
-        batch = size * self._unit
-        count = len(self._tried)
-        self._tell(f"compiling with {batch} sequences a part", count, max(EXPECTED_COUNT, count + 1))
-        training = self._job.training.model_copy(update={"global_batch_size": batch * self._parts})
-        began_s = time.monotonic()
-        found = verify_step(self._site, self._job, training, lambda *_: None)
-        if found.status == "not_compiled":
-            raise NotCompiledError(found.reason or "the compiler refused the step")
-        self._found[batch] = found
-        self._tried.append(_build_tried(batch, found, time.monotonic() - began_s))
-        fixed = found.memory.argument_bytes if found.memory else None
-        return Attempt(size, found.status == "verified", found.peak_memory_bytes or found.needed_bytes, fixed)
-
-
-def _build_tried(batch: int, found: Verification, duration_s: float) -> TriedBatch:
-    return TriedBatch(
-        per_replica_batch_size=batch,
-        fits=found.status == "verified",
-        peak_memory_bytes=found.peak_memory_bytes,
-        needed_bytes=found.needed_bytes,
-        compile_s=duration_s,
-    )
-
-
-def _build_answer(
-    job: CompileJob, parts: int, tried: list[TriedBatch], found: dict[int, Verification], greatest: int
-) -> CompiledBatch:
+    greatest = job.training.global_batch_size // (parts * unit)
+    search_largest(attempt, greatest, site.capacity_bytes)
     batch = max((each.per_replica_batch_size for each in tried if each.fits), default=0)
     best = found.get(batch) or found[min(found)]
-    margin = None
-    if batch and best.capacity_bytes is not None and best.peak_memory_bytes is not None:
-        margin = best.capacity_bytes - best.peak_memory_bytes
+    has_margin = batch and best.capacity_bytes is not None and best.peak_memory_bytes is not None
     return CompiledBatch(
         per_replica_batch_size=batch,
         global_batch_size=batch * parts,
         data_parallel_size=parts,
         compile_count=len(tried),
-        margin_bytes=margin,
-        limit="asked" if batch and batch == greatest else "memory",
+        margin_bytes=(best.capacity_bytes or 0) - (best.peak_memory_bytes or 0) if has_margin else None,
+        limit="asked" if batch and batch == greatest * unit else "memory",
         tried=tuple(tried),
         verification=best.model_copy(update=describe_job(job)),
     )

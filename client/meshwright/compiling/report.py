@@ -11,13 +11,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh
 
 from meshwright.compiling.compilers import build_key, read_versions
 from meshwright.compiling.devices import OpenTarget, build_mesh, open_target
@@ -25,6 +24,7 @@ from meshwright.compiling.hlo import ProgramFacts, build_incomplete, read_progra
 from meshwright.compiling.step import BuiltStep, build_step
 from meshwright.compiling.worker import Tell
 from meshwright.errors import NotCompiledError
+from meshwright.planning.hardware import find_capacity
 from meshwright.topology.chips import find_chip
 from meshwright.wire.base import Notice
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
@@ -248,9 +248,6 @@ _WORDS: Final = (
 """What is needed, what there is. Source: libtpu 0.0.42.1 and 0.0.50.1 write the first, before they compile; other
 releases the second, when memory is laid out (jax-ml/jax issues)."""
 
-_UNFIT_BYTES: Final = 2**50
-"""A petabyte: more than any device has; the compiler refuses it before it does any work."""
-
 
 @dataclass(frozen=True)
 class OutOfMemory:
@@ -286,35 +283,13 @@ def _parse_size(number: str, unit: str) -> int:
 def read_capacity(opened: OpenTarget) -> int | None:
     """Returns the bytes of a device that a program may use; None on GPU, where the plan has the limit.
 
-    On TPU the limit is read from the compiler's error for a program that cannot fit. This takes 20 ms. The compiler
-    checks arguments and temporaries only. It accepts outputs beyond the memory, so compare the peak too. CPU devices
-    share the memory of this machine evenly, since a CPU target does not describe another machine.
-
-    Raises:
-        RuntimeError: the compiler accepted that program, or its error has an unknown form.
+    CPU devices share the memory of this machine evenly, since a CPU target does not describe another machine.
     """
-    match opened.target.platform:
-        case "tpu":
-            return _ask(opened.devices[0][0])
-        case "cpu":
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(opened.devices[0])
-    return None
-
-
-def _ask(device: Any) -> int:
-    whole = jax.ShapeDtypeStruct((_UNFIT_BYTES,), jnp.int8, sharding=SingleDeviceSharding(device))
-    lowered = jax.jit(lambda array: array + 1).lower(whole)
-    try:
-        with hush_stderr():  # otherwise a reader of a step's log takes this error for the step's
-            lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        found = parse_out_of_memory(str(error))
-        if found is None or found.available_bytes is None:
-            raise RuntimeError(
-                f"XLA refused a program of {_UNFIT_BYTES} bytes in words that are not known: {error}"
-            ) from error
-        return found.available_bytes
-    raise RuntimeError(f"XLA's compiler for {device.device_kind} took a program of {_UNFIT_BYTES} bytes")
+    target = opened.target
+    if target.platform == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(opened.devices[0])
+    chip = find_chip(target.chip) if target.platform == "tpu" else None
+    return find_capacity(chip) if chip else None
 
 
 # ---- warnings on stderr ---------------------------------------------------------------------------------------------
@@ -330,21 +305,6 @@ _OP_NAME: Final = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _SOURCE: Final = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
 _MEMORY: Final = re.compile(r"Can't reduce memory use below (\S+) \((\d+) bytes\) by rematerialization(.*)")
 _ONLY: Final = re.compile(r"only reduced to (\S+) \((\d+) bytes\)")
-
-
-@contextmanager
-def hush_stderr() -> Iterator[None]:
-    """Hides all output to fd 2 within the block, also that of C++. For one thread of a process."""
-    sys.stderr.flush()
-    real, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(real, 2)
-        os.close(real)
 
 
 def _read_stderr(start_byte: int) -> list[str]:

@@ -12,12 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
-from meshwright.planning.compile_job import (
-    bound_batch,
-    build_compile_target,
-    read_memory,
-    read_memory_fraction,
-)
+from meshwright.planning.compile_job import bound_batch, build_compile_target, read_memory, read_memory_fraction
 from meshwright.planning.device_selection import ANY_LEASE
 from meshwright.planning.hardware import HardwareType, parse_hardware
 from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
@@ -179,11 +174,7 @@ def _estimate(question: Question, plan: Plan, target: str | None) -> EstimatedBa
 
 
 def _ask(
-    request: BatchSizeRequest,
-    model: ModelSpec,
-    training: TrainingSpec,
-    inventory: Inventory,
-    plan: Plan | None = None,
+    request: BatchSizeRequest, model: ModelSpec, training: TrainingSpec, inventory: Inventory, plan: Plan | None = None
 ) -> Question:
     """Returns the question to price: on the devices of a plan, or on all healthy devices. Leases do not matter here.
 
@@ -248,11 +239,7 @@ def _search(request: BatchSizeRequest, training: TrainingSpec, inventory: Invent
     """Returns the plan of the fastest mesh that fits."""
     assert request.model is not None
     asked = SearchRequest(
-        model=request.model,
-        training=training,
-        memory_strategy=request.memory_strategy,
-        include_devices=False,
-        top=1,
+        model=request.model, training=training, memory_strategy=request.memory_strategy, include_devices=False, top=1
     )
     plans = answer_request(asked, inventory)
     if plans.plans:

@@ -6,39 +6,19 @@ Independent of models: sizes are per device, and memory is not checked.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
-from meshwright.planning.hardware import (
-    HardwareType,
-    detect_hardware,
-    parse_hardware,
-)
-from meshwright.topology.chips import Chip, find_chip, read_chips
-from meshwright.wire.base import Basis, Notice
-from meshwright.wire.batch_size import (
-    BatchSize,
-    BatchSizeRequest,
-    BatchSizeTable,
-    BatchSizeValidation,
-    Roofline,
-)
+from pydantic import TypeAdapter
 
-__all__ = [
-    "PUBLISHED",
-    "BatchSizeRecommendation",
-    "HardwareType",
-    "answer_batch_size",
-    "build_roofline",
-    "derive_recommendation",
-    "detect_hardware",
-    "parse_hardware",
-    "recommend_batch_size",
-    "validate_batch_size",
-]
+from meshwright.planning.hardware import HardwareType, detect_hardware, parse_hardware
+from meshwright.topology.chips import Chip, find_chip, read_cells, read_chips
+from meshwright.wire.base import Basis, Notice
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, BatchSizeValidation, Roofline
 
 Level = Literal["below_minimum", "below_critical", "ok"]
 
@@ -57,33 +37,19 @@ class BatchSizeRecommendation:
     notes: str = ""
 
 
-PUBLISHED: Final[Mapping[HardwareType, BatchSizeRecommendation]] = {
-    HardwareType.TPU_V5E: BatchSizeRecommendation(
-        64, 256, 240, notes="The critical batch size is where a matmul reaches the roofline."
-    ),
-    HardwareType.TPU_V5P: BatchSizeRecommendation(
-        128, 512, 480, notes="Higher throughput than v5e: it wants larger batches."
-    ),
-    HardwareType.TPU_V4: BatchSizeRecommendation(
-        64, 256, 192, notes="Like v5e, with a somewhat lower critical batch size."
-    ),
-    HardwareType.H100: BatchSizeRecommendation(
-        64, 320, 298, notes="The critical batch size is where a matmul reaches the roofline."
-    ),
-    HardwareType.A100: BatchSizeRecommendation(
-        32, 256, 240, notes="For the 80 GB variant; the 40 GB variant may need less."
-    ),
-    HardwareType.V100: BatchSizeRecommendation(16, 128, 96, notes="Limited by memory on the 16 GB variant."),
-    HardwareType.CPU: BatchSizeRecommendation(1, 32, 16, notes="Bound by memory bandwidth."),
-    HardwareType.UNKNOWN: BatchSizeRecommendation(32, 128, 64, notes="A conservative default."),
-}
-"""The published table; every other row is derived from the chip table."""
+@functools.cache
+def read_published() -> Mapping[HardwareType, BatchSizeRecommendation]:
+    """Returns the published table, `batch_sizes.csv`; every other row is derived from the chip table."""
+    rows = ({**row} for row in read_cells("meshwright.planning", "batch_sizes.csv"))
+    return {
+        HardwareType(row.pop("hardware")): TypeAdapter(BatchSizeRecommendation).validate_python(row) for row in rows
+    }
 
 
 def recommend_batch_size(hardware_type: HardwareType) -> BatchSizeRecommendation:
     """Returns the table's row for this hardware: published, or derived from its roofline as described in its notes."""
-    if hardware_type in PUBLISHED:
-        return PUBLISHED[hardware_type]
+    if published := read_published().get(hardware_type):
+        return published
     return derive_recommendation(next(chip for chip in read_chips() if chip.family == hardware_type.value))
 
 
@@ -189,53 +155,30 @@ def _build_validation(hardware_type: HardwareType, batch: int) -> BatchSizeValid
 
 def _find_warnings(
     hardware_type: HardwareType, chip: Chip | None, row: BatchSizeRecommendation, asked: str
-) -> list[Notice]:
+) -> Iterator[Notice]:
     if hardware_type is HardwareType.UNKNOWN and asked.lower() != "unknown":
-        return [_warn_of_unknown_hardware(asked)]
+        message = f"{asked!r} is in no table: the row is the conservative default, without a roofline"
+        hint = "name the hardware if you know what it is like, as in hardware=h100; or measure with a bench"
+        yield Notice(code="hardware_unknown", message=message, hint=hint)
     if hardware_type in (HardwareType.CPU, HardwareType.UNKNOWN):
-        return []
+        return
+    hint = "measure matmul and memory_bandwidth with a bench: their quotient is the roofline"
     if chip is None:
-        return [_warn_of_unknown_chip(hardware_type, asked)]
-    unverified = [] if chip.roofline_verified else [_warn_of_unverified_figures(chip)]
+        message = f"the row is for {hardware_type.value} in general; the figures of {asked!r} are in no table"
+        yield Notice(code="chip_unknown", message=message, hint=hint)
+        return
+    if not chip.roofline_verified:
+        message = f"not all figures of {chip.name} were checked against their source: {chip.source}"
+        yield Notice(code="figures_unverified", message=message, hint=hint)
     difference = row.critical_batch_size / chip.critical_batch_tokens - 1
-    differs = [_warn_of_difference(row, chip, difference)] if abs(difference) > DIFFERENCE_RATIO else []
-    return [*unverified, *differs]
-
-
-def _warn_of_unknown_hardware(asked: str) -> Notice:
-    return Notice(
-        code="hardware_unknown",
-        message=f"{asked!r} is in no table: the row is the conservative default, without a roofline",
-        hint="name the hardware if you know what it is like, as in hardware=h100; or measure with a bench",
-    )
-
-
-def _warn_of_unknown_chip(hardware_type: HardwareType, asked: str) -> Notice:
-    return Notice(
-        code="chip_unknown",
-        message=f"the row is for {hardware_type.value} in general; the figures of {asked!r} are in no table",
-        hint="measure matmul and memory_bandwidth with a bench: their quotient is the roofline",
-    )
-
-
-def _warn_of_unverified_figures(chip: Chip) -> Notice:
-    return Notice(
-        code="figures_unverified",
-        message=f"not all figures of {chip.name} were checked against their source: {chip.source}",
-        hint="measure matmul and memory_bandwidth with a bench: their quotient is the roofline",
-    )
-
-
-def _warn_of_difference(row: BatchSizeRecommendation, chip: Chip, difference: float) -> Notice:
-    side = "above" if difference > 0 else "below"
-    return Notice(
-        code="table_differs_from_roofline",
-        message=(
-            f"the table's critical batch size {row.critical_batch_size} is {abs(difference):.0%} {side} the "
-            f"roofline of {chip.name}, {chip.critical_batch_tokens:.1f} tokens a device"
-        ),
-        hint="for a matmul that reads its weights once, the roofline is the figure with a derivation",
-    )
+    if abs(difference) > DIFFERENCE_RATIO:
+        side = "above" if difference > 0 else "below"
+        yield Notice(
+            code="table_differs_from_roofline",
+            message=f"the table's critical batch size {row.critical_batch_size} is {abs(difference):.0%} {side} the "
+            f"roofline of {chip.name}, {chip.critical_batch_tokens:.1f} tokens a device",
+            hint="for a matmul that reads its weights once, the roofline is the figure with a derivation",
+        )
 
 
 def _write_derivation(chip: Chip) -> str:

@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
 from meshwright.errors import InvalidRequestError, NotCompiledError
-from meshwright.planning.cost.capacity import GPU_FRACTION, find_capacity
+from meshwright.planning.hardware import GPU_FRACTION, find_capacity
 from meshwright.planning.models import fill_sequence_length, read_model
 from meshwright.planning.parallelism import ROLE_NAMES, MeshAxes, check_divides
-from meshwright.planning.tensors import Part, Tensor, list_tensors
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
@@ -209,22 +208,19 @@ Model = str | dict[str, Any]
 
 BATCH_MAX: Final = 2**24
 """`global_batch_size`'s bound: where no greatest batch is named, the search may go so far."""
-ELEMENTS_MAX: Final = 2**63 - 1
-"""Of one array: compilers count elements in 64 bits with a sign."""
 
 
 def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | Verification:
     """Returns the job that verifies a plan, or the answer that the step cannot be compiled.
 
     Raises:
-        InvalidRequestError: the model or its training is missing or not valid; or a weight is larger than any array.
+        InvalidRequestError: the model or its training is missing or not valid.
         DoesNotDivideError: an axis does not divide its dimension.
     """
     if model is None or training is None:
         raise _refuse_missing(model, '{"global_batch_size": 64}')
     try:
         spec = read_model(model)
-        _check_sizes(spec)
         job = build_job(plan, spec, apply_schedule(fill_sequence_length(spec, training), plan.schedule))
         check_axes(plan.mesh_shape)
     except NotCompiledError as error:
@@ -258,34 +254,6 @@ def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:
     detail = f"compile is true and {missing} is not given; what is compiled is a training step"
     hint = f'give both: "model": "llama3-8b", "training": {training}'
     return InvalidRequestError.of(missing, detail, hint)
-
-
-def _check_sizes(model: ModelSpec) -> None:
-    tensors = list_tensors(model)
-    arrays: list[tuple[Tensor, tuple[int, ...]]] = [(tensor, tensor.shape) for tensor in tensors.outer]
-    arrays += [(tensor, (layer.count, *tensor.shape)) for layer in tensors.layers for tensor in layer.tensors]
-    for tensor, shape in arrays:
-        count = math.prod(shape)
-        if count > ELEMENTS_MAX:
-            said = f"weight {tensor.name} {list(shape)} has {count} elements"
-            detail = f"{said}; no compiler takes an array of 2**63 or more"
-            names = [name for name in (*_SIZES[tensor.part], *_SHARED_SIZES) if getattr(model, name)]
-            largest = max(names, key=lambda name: int(getattr(model, name)))
-            fields = [{"field": f"model.{name}", "message": detail} for name in names]
-            raise InvalidRequestError(detail, hint=f"make {largest} smaller", errors=fields)
-
-
-_SHARED_SIZES: Final = ("hidden_size", "num_hidden_layers")
-_SIZES: Final[Mapping[Part, tuple[str, ...]]] = {
-    "embedding": ("vocab_size", "max_position_embeddings"),
-    "head": ("vocab_size",),
-    "attention": ("num_attention_heads", "head_dim", "kv_lora_rank"),
-    "norms": (),
-    "mlp": ("intermediate_size",),
-    "router": ("num_experts",),
-    "experts": ("num_experts", "moe_intermediate_size"),
-}
-"""Fields of a model that make a tensor large."""
 
 
 def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | CompiledBatch:

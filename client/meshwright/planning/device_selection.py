@@ -15,7 +15,7 @@ from itertools import islice, product
 from typing import Final
 
 from meshwright.errors import DeviceLeasedError, InvalidRequestError, NotFoundError, PlanInfeasibleError
-from meshwright.planning.assign import search_subset
+from meshwright.planning.device_order import search_subset
 from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Dimension, Place, build_place, find_dimensions
@@ -229,24 +229,14 @@ def select_devices(
     """
     if not topology.devices:
         raise refuse(
-            "a mesh needs devices; this host has none that jax can use",
-            "see GET /health for the reason",
-            "mesh",
+            "a mesh needs devices; this host has none that jax can use", "see GET /health for the reason", "mesh"
         )
     there = topology.order if lease in (None, ANY_LEASE) else _list_of_lease(topology, lease)
     usable = tuple(index for index in there if is_usable(topology, index, health))
     well = set(usable)
     left_out = tuple(index for index in there if index not in well)
     match asked:
-        case None:
-            free, held = _part_held(topology, usable, lease)
-            notices = _describe_left_out(topology, left_out, health) + _describe_held(topology, held, lease)
-            is_named = lease not in (None, ANY_LEASE)
-            why, leased = _describe_why(topology, held, lease), find_leased(topology, held, lease)
-            if not free and leased:
-                raise refuse_leased("a plan needs at least one device", topology, leased, why)
-            return Pool(free, is_named, free, left_out, notices, held, leased=leased, why_held=why)
-        case DeviceSelection():
+        case None | DeviceSelection():
             return _choose(asked, topology, usable, left_out, health, lease)
         case _:
             named = _find_all(asked, topology, "devices")
@@ -320,31 +310,32 @@ def refuse(detail: str, hint: str, field: str) -> PlanInfeasibleError:
 
 
 def _choose(
-    asked: DeviceSelection,
+    asked: DeviceSelection | None,
     topology: Topology,
     usable: tuple[int, ...],
     left_out: tuple[int, ...],
     health: Health,
     lease: str | None,
 ) -> Pool:
-    excluded = set(_find_all(asked.exclude, topology, "devices.exclude") if asked.exclude else ())
+    count = asked.count if asked else None
+    excluded = set(_find_all(asked.exclude, topology, "devices.exclude") if asked and asked.exclude else ())
     candidates, held = _part_held(topology, [index for index in usable if index not in excluded], lease)
     why = _describe_why(topology, held, lease)
     notices = _describe_left_out(topology, [index for index in left_out if index not in excluded], health)
     leased = find_leased(topology, held, lease)
-    if asked.count is None and (candidates or not leased):
+    if count is None and (candidates or not leased):
         notices += _describe_held(topology, held, lease)
         is_named = bool(excluded) or lease not in (None, ANY_LEASE)
         return Pool(candidates, is_named, candidates, left_out, notices, held, leased=leased, why_held=why)
-    count = asked.count or 1
-    if count > len(candidates):
-        if count <= len(candidates) + len(leased):
-            words = f"devices asks for {asked.count or 'what is free'}"
+    if count is None or count > len(candidates):
+        if (count or 1) <= len(candidates) + len(leased):
+            words = f"devices asks for {count or 'what is free'}" if asked else "a plan needs at least one device"
             works = f"ask for {len(candidates)} or fewer" if candidates else ""
-            raise refuse_leased(words, topology, leased, why, works, field="devices.count")
+            field = "devices.count" if asked else "devices"
+            raise refuse_leased(words, topology, leased, why, works, field=field)
         most = len(candidates) or len(leased)
         raise refuse(
-            f"devices asks for {asked.count}; {name_hosts(topology)} {len(topology.devices)}, of which "
+            f"devices asks for {count}; {name_hosts(topology)} {len(topology.devices)}, of which "
             f"{len(excluded)} are "
             f"excluded and {len(set(left_out) - excluded)} are not well{why}; "
             f"only what is left can be taken",
@@ -488,13 +479,9 @@ def _describe_left_out(topology: Topology, left_out: Sequence[int], health: Heal
     if not left_out:
         return ()
     why = {"unhealthy" if health.get(i) == "unhealthy" else "prohibited" for i in left_out}
-    return (
-        Notice(
-            code="devices_left_out",
-            message=f"{describe_left_out(topology, left_out)}: {' or '.join(sorted(why))}",
-            hint="see GET /health; name a device in `devices` to use it all the same",
-        ),
-    )
+    message = f"{describe_left_out(topology, left_out)}: {' or '.join(sorted(why))}"
+    hint = "see GET /health; name a device in `devices` to use it all the same"
+    return (Notice(code="devices_left_out", message=message, hint=hint),)
 
 
 def _describe_held(topology: Topology, held: Sequence[int], lease: str | None) -> tuple[Notice, ...]:

@@ -1,6 +1,8 @@
-"""Hardware types: the row of the batch-size table for a device, or for a name.
+"""Hardware types: the row of the batch-size table for a device, or for a name; and the bytes of a device that a job may
+use.
 
-Rule: an accelerator that is in no table is UNKNOWN, never a similar one. Has no figures: they are in the chip table.
+Rule: an accelerator that is in no table is UNKNOWN, never a similar one. Of the memory, on TPU the limit of its
+compiler counts, on GPU the part that JAX reserves at its start.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
+from meshwright.environment import MemoryStrategy
 from meshwright.errors import UnknownHardwareError
-from meshwright.topology.chips import find_chip, read_chips
+from meshwright.topology.chips import Chip, find_chip, read_chips
 
 
 class HardwareType(Enum):
@@ -109,3 +112,36 @@ def _refuse(name: str) -> UnknownHardwareError:
     hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(_VALUES))}"
     hint = f'{hint}; "unknown" gives a conservative default'
     return UnknownHardwareError.of("hardware", detail, hint, "no table has this name")
+
+
+GPU_FRACTION: Final = 0.75
+"""The part of a GPU's memory that JAX takes by default. Source: docs.jax.dev, "GPU memory allocation"."""
+
+TRAINING_FRACTION: Final = 0.92
+"""The part of a GPU's memory that a training job takes if it is alone on its GPUs; the rest is for the driver, CUDA's
+context and NCCL. Assumed: people start JAX with 0.9 to 0.95."""
+
+
+def find_memory_fraction(strategy: str | None, *, trains: bool) -> float:
+    """Returns the part of a GPU's memory that a job is started with.
+
+    Args:
+        strategy: "conservative", "balanced" or "aggressive"; None: not given.
+        trains: whether a model is trained.
+    """
+    if strategy is not None:
+        return MemoryStrategy(strategy).fraction or GPU_FRACTION
+    return TRAINING_FRACTION if trains else GPU_FRACTION
+
+
+def find_capacity(chip: Chip, memory_bytes: int | None = None, fraction: float | None = None) -> int:
+    """Returns the bytes of one JAX device that a job may use.
+
+    Args:
+        chip: a row of the table.
+        memory_bytes: memory of the host's own device; None: from the table. On TPU the limit comes from the compiler.
+        fraction: the part of a GPU's memory that the job is started with; None: JAX's default.
+    """
+    if chip.platform == "tpu":
+        return chip.usable_bytes or chip.device_memory_bytes
+    return int((memory_bytes or chip.device_memory_bytes) * (fraction or GPU_FRACTION))

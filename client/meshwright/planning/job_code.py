@@ -340,10 +340,7 @@ def _write_entries(tensors: Iterable[Tensor], axes: MeshAxes, stack: tuple[int, 
 
 def _write_batch(setting: Setting) -> list[str]:
     spec = write_spec(((), setting.axes.batch, setting.axes.context))
-    return [
-        "# Tokens and targets [MICRO_BATCHES, GLOBAL_BATCH // MICRO_BATCHES, SEQUENCE_LENGTH].",
-        f"BATCH = {spec}",
-    ]
+    return ["# Tokens and targets [MICRO_BATCHES, GLOBAL_BATCH // MICRO_BATCHES, SEQUENCE_LENGTH].", f"BATCH = {spec}"]
 
 
 def write_spec(dimensions: tuple[Axes, ...]) -> str:

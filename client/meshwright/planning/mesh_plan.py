@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from meshwright.errors import DevicesUnusedError, PlanInfeasibleError
-from meshwright.planning.cost.capacity import find_memory_fraction
+from meshwright.planning.device_order import AxisScore, Layout, list_edges, list_lines, score_layout, search_layout
 from meshwright.planning.device_selection import (
     Health,
     Pool,
@@ -26,12 +26,10 @@ from meshwright.planning.device_selection import (
     select_devices,
     sort_plain,
 )
-from meshwright.planning.granules import read_dcn, split_axes
-from meshwright.planning.importance import Weights, check_importance, weigh_axes
+from meshwright.planning.granules import Weights, check_importance, read_dcn, split_axes, weigh_axes
+from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.job_code import build_job_environment, find_differing, write_code
-from meshwright.planning.order import Layout, score_layout, search_layout
 from meshwright.planning.parallelism import search_shapes
-from meshwright.planning.score import AxisScore, list_edges, list_lines
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.chips import find_chip
 from meshwright.topology.identity import fingerprint
@@ -67,34 +65,18 @@ def _list_some(sizes: Sequence[int], axis: int, layout: Layout) -> Lines:
 def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: AxisScore) -> PlanAxis:
     if size == 1:
         return PlanAxis(name=name, size=1)
-    shape = _measure_shape(topology, lines)
+    known: dict[str, Any] = {"name": name, "size": size, "max_hops": score.hops, "links": score.links}
+    known["group_shape"] = _measure_shape(topology, lines)
     if score.granules > 1:
         chip = find_chip(topology.devices[lines[0][0]].kind)
         rate = chip.scaleout_bytes_per_s if chip else None
-        return PlanAxis(
-            name=name,
-            size=size,
-            link="dcn",
-            dcn_size=score.granules,
-            group_shape=shape,
-            max_hops=score.hops,
-            links=score.links,
-            bandwidth_bytes_per_s=rate,
-            basis="declared" if rate else None,
-        )
+        known |= {"dcn_size": score.granules, "link": "dcn"}
+        return PlanAxis(**known, bandwidth_bytes_per_s=rate, basis="declared" if rate else None)
     slowest = max((edge for line in lines for edge in list_edges(line)), key=lambda edge: price_pair(topology, *edge))
     rate, basis = _read_rate(topology, slowest)
-    return PlanAxis(
-        name=name,
-        size=size,
-        link=_name_link(topology, slowest),
-        group_shape=shape,
-        max_hops=score.hops,
-        rings=_count_rings(topology, lines) if score.hops is not None else None,
-        links=score.links,
-        bandwidth_bytes_per_s=rate,
-        basis=basis,
-    )
+    rings = _count_rings(topology, lines) if score.hops is not None else None
+    link = _name_link(topology, slowest)
+    return PlanAxis(**known, link=link, rings=rings, bandwidth_bytes_per_s=rate, basis=basis)
 
 
 def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None, str | None]:
@@ -164,62 +146,31 @@ def build_notices(
     `is_split`: the request gives the split of axes over granules; `lease`: the job's lease."""
     planned = set(order)
     used = [index for index in topology.order if index in planned]
-    notices = [*_describe_health(topology, used, health), *_describe_leased(topology, used, lease)]
-    notices += [*_describe_shared(topology, used), *_describe_unseen(topology, used, lease)]
-    notices += [
-        *_describe_mig(topology, used),
-        *_describe_kinds(topology, used),
-        *_describe_uneven(spec, topology, used),
-    ]
-    notices += _describe_differing(topology, used)
+    notices = [*_describe_states(topology, used, health, lease), *_describe_parts(spec, topology, used)]
     if better is not None:
         notices += _describe_slow(spec, topology, order, better, is_split=is_split)
     return tuple(notices)
 
 
-def _describe_health(topology: Topology, used: Sequence[int], health: Health) -> Iterator[Notice]:
+def _describe_states(topology: Topology, used: Sequence[int], health: Health, lease: str | None) -> Iterator[Notice]:
+    """Warns of devices that are not healthy, or that others have; also of those that are assumed to be free because
+    their processes are unknown. A target has no processes, and the job's reserved devices belong to the job."""
     for state in sorted({"unhealthy", "degraded"} & set(health.values()), reverse=True):
-        found = [index for index in used if health.get(index) == state]
-        if found:
-            yield Notice(
-                code=f"devices_{state}",
-                message=f"device {topology.describe(found)} is {state}",
-                hint="see GET /health for the reason; leave devices out with devices.exclude",
-            )
-    prohibited = [index for index in used if topology.devices[index].compute_mode == "prohibited"]
-    if prohibited:
-        yield Notice(
-            code="devices_prohibited",
-            message=f"device {topology.describe(prohibited)} is closed to all processes",
-            hint="nvidia-smi -c DEFAULT on the host, or leave devices out with devices.exclude",
-        )
-
-
-def _describe_leased(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
-    leased = find_leased(topology, used, lease)
-    if leased:
-        yield Notice(
-            code="devices_leased",
-            message=name_leases(topology, leased),
-            hint="wait until it ends (GET /leases), give the job's own `lease`, or choose with devices.count",
-        )
-
-
-def _describe_shared(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
-    held = find_foreign(topology, used)
-    if held:
-        yield Notice(
-            code="devices_shared",
-            message=name_holders(topology, held),
-            hint="wait for it, or choose among free devices with devices.count",
-        )
-
-
-def _describe_unseen(topology: Topology, used: Sequence[int], lease: str | None) -> Iterator[Notice]:
-    """Warns of devices that are assumed to be free because their processes are unknown. A target has no processes, and
-    the job's reserved devices belong to the job."""
-    unseen = [index for index in used if _is_unseen(topology.devices[index], lease)]
-    if unseen:
+        if found := [index for index in used if health.get(index) == state]:
+            message = f"device {topology.describe(found)} is {state}"
+            hint = "see GET /health for the reason; leave devices out with devices.exclude"
+            yield Notice(code=f"devices_{state}", message=message, hint=hint)
+    if prohibited := [index for index in used if topology.devices[index].compute_mode == "prohibited"]:
+        message = f"device {topology.describe(prohibited)} is closed to all processes"
+        hint = "nvidia-smi -c DEFAULT on the host, or leave devices out with devices.exclude"
+        yield Notice(code="devices_prohibited", message=message, hint=hint)
+    if leased := find_leased(topology, used, lease):
+        hint = "wait until it ends (GET /leases), give the job's own `lease`, or choose with devices.count"
+        yield Notice(code="devices_leased", message=name_leases(topology, leased), hint=hint)
+    if held := find_foreign(topology, used):
+        hint = "wait for it, or choose among free devices with devices.count"
+        yield Notice(code="devices_shared", message=name_holders(topology, held), hint=hint)
+    if unseen := [index for index in used if _is_unseen(topology.devices[index], lease)]:
         yield Notice(
             code="holders_unknown",
             message=f"nobody could look who holds device {topology.describe(unseen)}: it may be taken",
@@ -233,27 +184,17 @@ def _is_unseen(device: Device, lease: str | None) -> bool:
     return device.processes is None and device.basis != "declared" and not is_of_job
 
 
-def _describe_mig(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
-    instances = [index for index in used if topology.devices[index].mig]
-    if not instances:
-        return
-    message = f"device {topology.describe(instances)} is a MIG instance: a part of a GPU, without NVLink"
-    if len(used) > 1:
-        message += "; a process can use one instance only, so a mesh of several needs a process for each"
-    yield Notice(code="mig_instances", message=message, hint="plan on whole GPUs, or on one instance")
-
-
-def _describe_kinds(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+def _describe_parts(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+    """Warns of devices that are parts of a GPU, that differ, or that hosts have in different numbers."""
+    if instances := [index for index in used if topology.devices[index].mig]:
+        message = f"device {topology.describe(instances)} is a MIG instance: a part of a GPU, without NVLink"
+        if len(used) > 1:
+            message += "; a process can use one instance only, so a mesh of several needs a process for each"
+        yield Notice(code="mig_instances", message=message, hint="plan on whole GPUs, or on one instance")
     kinds = sorted({topology.devices[index].kind for index in used})
     if len(kinds) > 1:
-        yield Notice(
-            code="devices_differ",
-            message=f"the mesh joins {len(kinds)} kinds: {', '.join(kinds)}; the slowest sets the pace",
-            hint="name devices of one kind in `devices`",
-        )
-
-
-def _describe_uneven(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
+        message = f"the mesh joins {len(kinds)} kinds: {', '.join(kinds)}; the slowest sets the pace"
+        yield Notice(code="devices_differ", message=message, hint="name devices of one kind in `devices`")
     counts = [len(group) for group in topology.group(used)]
     if len(set(counts)) > 1:
         told = ", ".join(map(str, counts[:NAMES_SHOWN])) + (", …" if len(counts) > NAMES_SHOWN else "")
@@ -263,20 +204,13 @@ def _describe_uneven(spec: MeshSpec, topology: Topology, used: Sequence[int]) ->
             f"groups of an axis cross them and others do not",
             hint="choose as many devices on each, by name or by devices.exclude",
         )
-
-
-def _describe_differing(topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
-    found = find_differing(topology, used)
-    if found is None:
-        return
-    name, values = found
-    told = "; ".join(f"{host}: {value or 'unset'}" for host, value in list(values.items())[:NAMES_SHOWN])
-    more = f"; … ({len(values) - NAMES_SHOWN} more)" if len(values) > NAMES_SHOWN else ""
-    yield Notice(
-        code="environment_differs",
-        message=f"hosts need different values of {name}, which `environment` leaves out: {told}{more}",
-        hint=f"start the process of each host with its own {name}",
-    )
+    if found := find_differing(topology, used):
+        name, values = found
+        told = "; ".join(f"{host}: {value or 'unset'}" for host, value in list(values.items())[:NAMES_SHOWN])
+        more = f"; … ({len(values) - NAMES_SHOWN} more)" if len(values) > NAMES_SHOWN else ""
+        message = f"hosts need different values of {name}, which `environment` leaves out: {told}{more}"
+        hint = f"start the process of each host with its own {name}"
+        yield Notice(code="environment_differs", message=message, hint=hint)
 
 
 def _describe_slow(
@@ -482,11 +416,7 @@ def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, r
 
 
 def _search(
-    spec: MeshSpec,
-    weights: Weights,
-    topology: Topology,
-    pool: Sequence[int],
-    asked: str | Mapping[str, int] | None,
+    spec: MeshSpec, weights: Weights, topology: Topology, pool: Sequence[int], asked: str | Mapping[str, int] | None
 ) -> Layout:
     """Returns the best layout on devices of the pool: of the sets that may be taken, the one with the best score."""
     found, refused = [], []
@@ -503,12 +433,7 @@ def _search(
 
 
 def _find_better(
-    spec: MeshSpec,
-    weights: Weights,
-    pool: Pool,
-    topology: Topology,
-    layout: Layout,
-    request: PlanRequest,
+    spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, layout: Layout, request: PlanRequest
 ) -> tuple[int, ...] | None:
     """Returns a clearly cheaper order of free devices, the same or others; None where there is none."""
     is_chosen = pool.is_named and not pool.is_counted

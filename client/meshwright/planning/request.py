@@ -203,7 +203,7 @@ def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Invent
     priced = price_plan(plan, question)
     if not request.audit:
         return priced
-    from meshwright.planning.search.audit import audit_plan
+    from meshwright.planning.search.search import audit_plan
 
     return priced.model_copy(update={"audit": audit_plan(priced, question)})
 
@@ -252,7 +252,7 @@ class _Search:
 
     def ask(self, devices: int) -> Question:
         """Returns the question for this number of devices."""
-        from meshwright.planning.search.search import build_question, read_moments
+        from meshwright.planning.search.search import build_question
 
         return build_question(
             self.model,
@@ -261,7 +261,6 @@ class _Search:
             devices,
             memory_strategy=self.request.memory_strategy,
             price_per_device_hour=self.price,
-            moments=read_moments(self.request),
             measured=self.inventory.measure(self.request.devices, self.request.lease),
         )
 

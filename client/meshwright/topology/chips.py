@@ -41,7 +41,8 @@ def read_table(package: str, name: str, row: type[Row]) -> tuple[Row, ...]:
     return TypeAdapter(tuple[row, ...]).validate_python(read_cells(package, name))  # type: ignore[valid-type]
 
 
-def _parse_names(cell: object) -> object:
+def parse_names(cell: object) -> object:
+    """Returns the words of a table's cell; a value that is no text unchanged."""
     return tuple(cell.split("|")) if isinstance(cell, str) else cell
 
 
@@ -52,7 +53,7 @@ def _parse_bytes(cell: object) -> object:
     return int(number) * {"MiB": 2**20, "GiB": 2**30}[unit]
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_parse_names)]
+Names = Annotated[tuple[str, ...], BeforeValidator(parse_names)]
 """Words of a table's cell, as in "v5e|v5litepod"."""
 
 
@@ -76,6 +77,12 @@ class Chip:
         nic_bytes_per_s: of a whole host.
         scaleout_bytes_per_s: a chip's share of the network between hosts or slices.
         measured_flops_per_s: the best measured GEMM, in `dtype`.
+        usable_bytes: of one JAX device of a TPU, that a program may use. Source: the error of XLA's TPU compiler for a
+            program that cannot fit, libtpu 0.0.42.1.
+        clock_hz: of a TPU: cycles a second of the compiler's `estimated_cycles`: peak FLOP/s of a device ÷ what its
+            matrix units do in a cycle (2 × 128 × 128 each: 1 a core of v2, 2 of v3, 8 a chip of v4 and v5p, 4 of v5e;
+            2 × 256 × 256: 4 a chip of v6e, 4 a device of 7x). Source: this table's FLOP/s; Jouppi et al., "TPU v4"
+            (ISCA 2023), table 4, has 940 and 1050 MHz of v3 and v4.
         source, verified, notes: where the figures come from, whether they were checked there, and conflicts.
     """
 
@@ -98,6 +105,8 @@ class Chip:
     nic_bytes_per_s: float | None = None
     scaleout_bytes_per_s: float | None = None
     measured_flops_per_s: float | None = None
+    usable_bytes: int | None = None
+    clock_hz: float | None = None
     source: str
     verified: str
     notes: str = ""
@@ -172,8 +181,6 @@ class ChipCount:
 
     def is_of(self, kind: str) -> bool:
         """Returns whether a device of this kind is such a chip: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu."""
-        from meshwright.topology.chips import find_chip
-
         if self.chip is None:
             return True
         if self.chip.lower() == _CPU:
@@ -197,8 +204,6 @@ def parse_chip_count(text: str) -> ChipCount:
 
 
 def _check_chip(name: str) -> None:
-    from meshwright.topology.chips import find_chip, read_chips
-
     if name.lower() == _CPU or find_chip(name) is not None:
         return
     known = [_CPU, *(alias for chip in read_chips() for alias in chip.aliases)]

@@ -3,13 +3,12 @@
 A device has up to three names. Strongest first: its uuid (GPU, MIG instance); slice, coordinates and core (TPU); its
 granule and its position there, which every device has and of which fingerprints are made. The strongest name that plan
 and job both have decides; a plan that contradicts itself is refused. The GPUs that CUDA shows to this process are read
-from the kernel module's files, else from the driver's library, without a CUDA context.
+from the kernel module's files, without a CUDA context.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import math
 from collections import Counter, defaultdict
@@ -172,41 +171,20 @@ def check_plan(plan: Plan) -> tuple[DeviceRef, ...]:
     if len(refs) != wanted or set(plan.axis_types) != set(plan.mesh_shape):
         raise _corrupt(plan, f"it has {len(refs)} devices and {len(plan.axis_types)} axis types for {axes}")
     places = [(ref.granule, ref.position) for ref in refs]
-    _check_distinct(plan, [f"position {position} of granule {granule}" for granule, position in places])
-    _check_distinct(plan, [ref.uuid.lower() for ref in refs if ref.uuid])
-    _check_distinct(
-        plan,
-        [f"granule {ref.granule} {write_chip(ref.coords, ref.core_on_chip)}" for ref in refs if ref.coords],
-    )
-    _check_granules(plan, refs)
+    counts = {granule.ordinal: granule.device_count for granule in plan.granules}
+    names = [f"position {position} of granule {granule}" for granule, position in places]
+    for name, (granule, position) in zip(names, places, strict=True):
+        if not 0 <= position < counts.get(granule, 0):
+            raise _corrupt(plan, f"it has a device at {name}, and its granules have {counts} devices")
+    names += [ref.uuid.lower() for ref in refs if ref.uuid]
+    names += [f"granule {ref.granule} {write_chip(ref.coords, ref.core_on_chip)}" for ref in refs if ref.coords]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise _corrupt(plan, f"{name} stands more than once in it")
     actual = fingerprint(axes, [plan.axis_types[name] for name, _ in axes], places)
     if actual != plan.fingerprint:
         raise _corrupt(plan, f"its contents have the fingerprint {actual}")
     return refs
-
-
-def _check_distinct(plan: Plan, names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        doubled = next(name for name, count in Counter(names).items() if count > 1)
-        raise _corrupt(plan, f"{doubled} stands more than once in it")
-
-
-def _check_granules(plan: Plan, refs: Sequence[DeviceRef]) -> None:
-    granules = {granule.ordinal: granule for granule in plan.granules}
-    used: dict[int, set[int]] = defaultdict(set)
-    for ref in refs:
-        used[ref.granule].add(ref.position)
-    for ordinal, positions in used.items():
-        granule = granules.get(ordinal)
-        if granule is None:
-            raise _corrupt(plan, f"its devices name granule {ordinal}, its granules are {sorted(granules)}")
-        outside = [position for position in positions if not 0 <= position < granule.device_count]
-        if outside or positions != set(granule.used_positions or ()):
-            raise _corrupt(
-                plan,
-                f"granule {ordinal} has {granule.device_count} devices, uses {granule.used_positions}, "
-                f"and the devices stand at {sorted(positions)}",
-            )
 
 
 def digest(plan: Plan) -> str:
@@ -246,8 +224,7 @@ def bind(plan: Plan, job: Sequence[JobDevice]) -> Binding:
         raise _refuse_devices(plan, job, missing, surplus)
     at = {(ordinal, position): key for ordinal, match in matches.items() for position, key in match.keys.items()}
     return Binding(
-        order=tuple(at[ref.granule, ref.position] for ref in refs),
-        places={key: place for place, key in at.items()},
+        order=tuple(at[ref.granule, ref.position] for ref in refs), places={key: place for place, key in at.items()}
     )
 
 
@@ -430,12 +407,13 @@ def _corrupt(plan: Plan, what: str) -> PlanMismatchError:
 
 def _refuse(detail: str, hint: str, *, missing: Sequence[str] = (), surplus: Sequence[str] = ()) -> PlanMismatchError:
     lines = [detail]
-    lines += [f"  missing: {_shorten(missing)}"] if missing else []
-    lines += [f"  surplus: {_shorten(surplus)}"] if surplus else []
+    lines += [f"  missing: {shorten(missing)}"] if missing else []
+    lines += [f"  surplus: {shorten(surplus)}"] if surplus else []
     return PlanMismatchError("\n".join([*lines, f"  hint: {hint}"]), missing=missing, surplus=surplus)
 
 
-def _shorten(names: Sequence[str], most: int = 8) -> str:
+def shorten(names: Sequence[str], most: int = 8) -> str:
+    """Returns the first names, and how many more there are."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -465,7 +443,7 @@ class VisibleGpu:
 def read_visible_gpus(environ: Mapping[str, str], *, proc: Path = PROC) -> tuple[VisibleGpu, ...] | None:
     """Returns the GPUs in CUDA's order, as `jax.Device.local_hardware_id` counts them; None where the order is
     unknown."""
-    return parse_visible(environ, read_gpus_from_proc(proc) or read_gpus_from_nvml(_find_nvml()))
+    return parse_visible(environ, read_gpus_from_proc(proc))
 
 
 def read_gpus_from_proc(proc: Path) -> tuple[HostGpu, ...]:
@@ -480,31 +458,6 @@ def parse_information(pci_bus_id: str, text: str) -> HostGpu | None:
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
     uuid = fields.get("GPU UUID", "")
     return HostGpu(pci_bus_id, uuid, fields.get("Model", "")) if uuid.startswith("GPU-") and "?" not in uuid else None
-
-
-def read_gpus_from_nvml(nvml: Any) -> tuple[HostGpu, ...]:
-    """Returns the GPUs that NVML lists, in PCI order; empty where NVML is missing or fails."""
-    if nvml is None:
-        return ()
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ()
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        gpus = [
-            HostGpu(
-                _to_text(nvml.nvmlDeviceGetPciInfo(handle).busId),
-                _to_text(nvml.nvmlDeviceGetUUID(handle)),
-                _to_text(nvml.nvmlDeviceGetName(handle)),
-            )
-            for handle in handles
-        ]
-    except nvml.NVMLError:
-        return ()
-    finally:
-        nvml.nvmlShutdown()
-    return tuple(sorted(gpus, key=lambda gpu: gpu.pci_bus_id.lower()))
 
 
 def parse_visible(environ: Mapping[str, str], gpus: Sequence[HostGpu]) -> tuple[VisibleGpu, ...] | None:
@@ -547,14 +500,3 @@ def _read_text(file: Path) -> str:
         return file.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _to_text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _find_nvml() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None

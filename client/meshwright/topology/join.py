@@ -12,17 +12,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import islice, product
 from typing import Any, Final, TypeVar
 
 from meshwright.errors import PlanInfeasibleError
-from meshwright.topology.chips import find_chip
-from meshwright.topology.identity import write_chip
-from meshwright.topology.model import ICI, Topology
+from meshwright.topology.identity import shorten
+from meshwright.topology.model import Topology
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Device, Devices, Granule, Link
+from meshwright.wire.devices import Device, Devices, Granule
 
 NAMES_SHOWN: Final = 8
 
@@ -76,11 +74,10 @@ class Part:
 
 @dataclass(frozen=True)
 class JoinedGranule:
-    """A granule of the joined topology: its devices in order, links between hosts, its warnings."""
+    """A granule of the joined topology: its devices in order, and its warnings."""
 
     granule: Granule
     seats: tuple[Seat, ...]
-    links: tuple[tuple[Seat, Seat], ...] = ()
     notices: tuple[Notice, ...] = ()
 
 
@@ -88,23 +85,19 @@ def join_slice(parts: Sequence[Part]) -> JoinedGranule:
     """Returns one slice from the parts that its hosts are.
 
     Raises:
-        PlanInfeasibleError: hosts report different shapes or rings; a chip is outside the shape or has coordinates of
-            another length; or two chips have the same place.
+        PlanInfeasibleError: hosts report different shapes or rings.
     """
     seats = tuple(seat for part in parts for seat in part.seats)
     name = parts[0].granule.name
-    seeing = [seat for seat in seats if seat.device.coords is not None]
-    _check_places(name, seeing)
     said = _read_shape(name, parts)
-    _check_inside(name, said, seeing)
-    if len(seeing) < len(seats):
+    if any(seat.device.coords is None for seat in seats):
         return _join_blind(name, said, parts, seats)
     ordered = tuple(sorted(seats, key=lambda seat: canonical_key(seat.device)))
     shape = said or _find_box(ordered, parts)
     fields = {"name": name, "device_count": len(seats), **_describe_torus(shape, parts, ordered)}
     granule = parts[0].granule.model_copy(update=fields)
     notices = _describe_missing(name, said, ordered) + _describe_shape(name, said, shape, len(parts), ordered)
-    return JoinedGranule(granule, ordered, () if shape else _list_crossings(ordered), notices)
+    return JoinedGranule(granule, ordered, notices)
 
 
 def _join_blind(name: str, said: Coords | None, parts: Sequence[Part], seats: Sequence[Seat]) -> JoinedGranule:
@@ -113,7 +106,7 @@ def _join_blind(name: str, said: Coords | None, parts: Sequence[Part], seats: Se
     fields = {"device_count": len(seats), **_describe_torus(said, parts, seats)}
     granule = parts[0].granule.model_copy(update=fields)
     told = (_describe_blind(name, blind),) if len(parts) > 1 else ()
-    return JoinedGranule(granule, tuple(sorted(seats, key=_by_process)), notices=told)
+    return JoinedGranule(granule, tuple(sorted(seats, key=_by_process)), told)
 
 
 def canonical_key(device: Device) -> tuple[int, ...]:
@@ -125,38 +118,6 @@ def _by_process(seat: Seat) -> tuple[int, int, int]:
     return seat.device.process_index or 0, seat.reply, seat.device.position
 
 
-def _check_places(name: str, seats: Sequence[Seat]) -> None:
-    seen: dict[tuple[int, ...], Seat] = {}
-    for seat in seats:
-        _check_length(name, seats[0], seat)
-        other = seen.setdefault(canonical_key(seat.device), seat)
-        if other is not seat:
-            place = write_chip(seat.device.coords, seat.device.core_on_chip)
-            verb = "stand at" if other.device.host == seat.device.host else "have a device at"
-            raise refuse(
-                f"{_name_both(other, seat)} are joined as slice {name}; both {verb} {place}; at one place of a slice "
-                f"there is one device",
-                "hosts of different slices need different TPU_NAME; hosts of one slice need the slice's coordinates, "
-                "not their own from (0,0,0)",
-            )
-
-
-def _check_length(name: str, first: Seat, seat: Seat) -> None:
-    one, other = len(first.device.coords or ()), len(seat.device.coords or ())
-    if one != other:
-        raise refuse(
-            f"{_name_both(first, seat)} are joined as slice {name}; their chips have {one} and {other} coordinates; "
-            f"chips of one slice have as many as it has dimensions",
-            "hosts of different slices need different TPU_NAME",
-        )
-
-
-def _name_both(one: Seat, other: Seat) -> str:
-    if one.device.host != other.device.host:
-        return f"hosts {one.device.host} and {other.device.host}"
-    return f"devices {one.device.local_index} and {other.device.local_index} of host {one.device.host}"
-
-
 def _read_shape(name: str, parts: Sequence[Part]) -> Coords | None:
     shapes = {part.granule.shape: part for part in parts if part.granule.shape is not None}
     if len(shapes) > 1:
@@ -166,20 +127,6 @@ def _read_shape(name: str, parts: Sequence[Part]) -> Coords | None:
             "hosts of different slices need different TPU_NAME; else look at TPU_TOPOLOGY on these hosts",
         )
     return next(iter(shapes), None)
-
-
-def _check_inside(name: str, shape: Coords | None, seats: Sequence[Seat]) -> None:
-    for seat in seats:
-        if shape and not _is_inside(seat.device.coords or (), shape):
-            raise refuse(
-                f"slice {name} has the shape {_write_shape(shape)}; host {seat.device.host} has a chip at "
-                f"{write_chip(seat.device.coords, seat.device.core_on_chip)}; a chip stands inside its slice",
-                "look at TPU_TOPOLOGY on the hosts: it is the whole slice's shape",
-            )
-
-
-def _is_inside(coords: Coords, shape: Coords) -> bool:
-    return len(coords) == len(shape) and all(0 <= place < size for place, size in zip(coords, shape, strict=True))
 
 
 def _find_box(seats: Sequence[Seat], parts: Sequence[Part]) -> Coords | None:
@@ -220,40 +167,6 @@ def _list_places(shape: Coords) -> Iterator[Coords]:
     return (place[::-1] for place in product(*(range(size) for size in reversed(shape))))
 
 
-def _list_crossings(seats: Sequence[Seat]) -> tuple[tuple[Seat, Seat], ...]:
-    """Returns the neighbors in the grid that are of different hosts, by the first cores of their chips."""
-    first: dict[Coords, Seat] = {}
-    for seat in seats:
-        first.setdefault(seat.device.coords or (), seat)
-    steps = [(first[here], first.get(there)) for here in first for there in _next_places(here)]
-    return tuple((a, b) for a, b in steps if b is not None and a.reply != b.reply)
-
-
-def _next_places(coords: Coords) -> list[Coords]:
-    return [(*coords[:axis], coords[axis] + 1, *coords[axis + 1 :]) for axis in range(len(coords))]
-
-
-def build_link(a: Device, b: Device, places: tuple[int, int]) -> Link:
-    """Returns the ICI link between two neighbors of a slice: declared, since no host reports it."""
-    chip = find_chip(a.kind)
-    newer = max(a, b, key=_read_time)
-    return Link(
-        a=places[0],
-        b=places[1],
-        kind=ICI,
-        bandwidth_bytes_per_s=chip.link_bytes_per_s if chip else None,
-        basis="declared",
-        observed_at=newer.observed_at,
-        age_s=newer.age_s,
-    )
-
-
-def _read_time(device: Device) -> datetime:
-    """Returns when a device was observed; times without a zone are UTC, as all replies are."""
-    at = device.observed_at
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
-
-
 # ---- reports ----
 
 
@@ -285,21 +198,16 @@ def _describe_shape(
     if said is not None or part_count < 2:
         return ()
     taken = f"they fill {_write_shape(shape)}, which is taken for its shape" if shape else "wrap-around is not assumed"
-    return (
-        Notice(
-            code="slice_shape_unknown",
-            message=f"no host says the shape of slice {name}; {len(seats)} devices of it are here, and {taken}",
-            hint="set TPU_TOPOLOGY for the agents, such as 4x4x4",
-        ),
-    )
+    message = f"no host says the shape of slice {name}; {len(seats)} devices of it are here, and {taken}"
+    hint = "set TPU_TOPOLOGY for the agents, such as 4x4x4"
+    return (Notice(code="slice_shape_unknown", message=message, hint=hint),)
 
 
 def _describe_blind(name: str, blind: Sequence[Seat]) -> Notice:
     hosts = list(dict.fromkeys(seat.device.host for seat in blind))
-    more = f", and {len(hosts) - NAMES_SHOWN} more" if len(hosts) > NAMES_SHOWN else ""
     return Notice(
         code="coordinates_unknown",
-        message=f"slice {name}: nobody says where the chips of {', '.join(hosts[:NAMES_SHOWN])}{more} stand in it; "
+        message=f"slice {name}: nobody says where the chips of {shorten(hosts)} stand in it; "
         f"its devices are ordered by host",
         hint="let each agent's JAX look at its chips once (POST /devices/release frees them again)",
     )
@@ -366,12 +274,8 @@ def join_devices(replies: Sequence[Devices], *, labels: Sequence[str] = ()) -> J
     slices = [join_slice(group) for group in _group_slices([part for part in parts if part.granule.kind == "slice"])]
     granules = sorted([*hosts, *slices], key=_granule_key)
     topology, places = _assemble(replies, granules)
-    notices = [
-        *_describe_renamed(replies, names),
-        *_describe_machines(replies, names),
-        *_describe_empty(replies, names),
-    ]
-    notices += [*_describe_kinds(topology), *(notice for one in granules for notice in one.notices)]
+    notices = [*_describe_hosts(replies, names), *_describe_kinds(topology)]
+    notices += (notice for one in granules for notice in one.notices)
     notices += _carry_warnings(replies, names)
     return Joined(topology, tuple(notices), places)
 
@@ -407,12 +311,7 @@ def _check_platforms(replies: Sequence[Devices]) -> None:
 
 def _list_hosts(replies: Sequence[Devices]) -> str:
     names = [reply.host.name for reply in replies]
-    return _shorten(list(dict.fromkeys(names)))
-
-
-def _shorten(names: Sequence[str]) -> str:
-    more = f", and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
+    return shorten(list(dict.fromkeys(names)))
 
 
 def _check_sound(replies: Sequence[Devices]) -> None:
@@ -436,52 +335,48 @@ def _refuse_reply(reply: Devices, why: str) -> PlanInfeasibleError:
 
 
 def _check_doubled(replies: Sequence[Devices]) -> None:
-    for name in (_name_by_worker, _name_by_look):
-        for (a, reply), (b, _) in _find_doubled(list(enumerate(replies)), name):
-            raise refuse(
-                f"host {reply.host.name} stands twice among {len(replies)} hosts, at {a} and {b} (boot id "
-                f"{reply.host.boot_id}); a host can be in a topology once",
-                "name each agent once, by one address",
-            )
-    devices = [(reply, device) for reply in replies for device in reply.devices]
-    for (one, device), (other, _) in _find_doubled(devices, _name_by_uuid):
-        raise _refuse_device(f"device {device.uuid}", one, other)
-    for (one, device), (other, _) in _find_doubled(devices, _name_by_bus):
-        raise _refuse_device(f"device {device.pci_bus_id} of boot id {one.host.boot_id}", one, other)
+    """Raises PlanInfeasibleError for two replies of one agent, or a device that is listed twice."""
+    seen: dict[Hashable, tuple[int, Devices]] = {}
+    for entry in enumerate(replies):
+        for name, what in _list_identities(entry[1]):
+            if name in seen:
+                raise _refuse_doubled(what, seen[name], entry, len(replies))
+            seen[name] = entry
 
 
-def _name_by_worker(entry: tuple[int, Devices]) -> Hashable:
-    """Returns the common identity of two replies of one agent.
+def _list_identities(reply: Devices) -> Iterator[tuple[Hashable, str]]:
+    """Yields what only this agent or device has, and what to call the device.
 
-    Several agents may run on one machine, in containers or for a test; but no two of them have workers that changed
-    in the same microsecond.
+    Several agents may run on one machine, in containers or for a test; but no two of them have workers that changed, or
+    probes that read the machine, in the same microsecond. Cores of a TPU share a PCI function; MIG instances have
+    uuids.
     """
-    reply = entry[1]
-    return (reply.host.boot_id, reply.host.name, reply.worker.generation, reply.worker.since)
+    host, worker = reply.host, reply.worker
+    yield (host.boot_id, host.name, worker.generation, worker.since), ""
+    yield (host.boot_id, host.name, host.observed_at), ""
+    for device in reply.devices:
+        if device.uuid:
+            yield device.uuid.lower(), f"device {device.uuid}"
+        if device.pci_bus_id and host.boot_id and not device.mig:
+            place = (host.boot_id, device.pci_bus_id.lower(), device.core_on_chip)
+            yield place, f"device {device.pci_bus_id} of boot id {host.boot_id}"
 
 
-def _name_by_look(entry: tuple[int, Devices]) -> Hashable:
-    """Returns the same by when the probe read the machine, which stays where the worker has changed meanwhile."""
-    reply = entry[1]
-    return (reply.host.boot_id, reply.host.name, reply.host.observed_at)
-
-
-def _name_by_uuid(entry: tuple[Devices, Device]) -> Hashable:
-    return entry[1].uuid.lower() if entry[1].uuid else None
-
-
-def _name_by_bus(entry: tuple[Devices, Device]) -> Hashable:
-    """Returns the PCI function on its machine; cores of a TPU share one, MIG instances have uuids."""
-    reply, device = entry
-    if not (device.pci_bus_id and reply.host.boot_id) or device.mig:
-        return None
-    return (reply.host.boot_id, device.pci_bus_id.lower(), device.core_on_chip)
-
-
-def _find_doubled(entries: Iterable[T], name: Callable[[T], Hashable]) -> list[tuple[T, T]]:
-    """Returns the pairs of entries that have the same name. None does not count as a name."""
-    named = _group(entries, name)
-    return [(found[0], found[1]) for key, found in named.items() if key is not None and len(found) > 1]
+def _refuse_doubled(what: str, one: tuple[int, Devices], other: tuple[int, Devices], count: int) -> PlanInfeasibleError:
+    (first, reply), (second, again) = one, other
+    name = reply.host.name
+    if not what:
+        return refuse(
+            f"host {name} stands twice among {count} hosts, at {first} and {second} (boot id {reply.host.boot_id}); a "
+            f"host can be in a topology once",
+            "name each agent once, by one address",
+        )
+    if first == second:
+        return _refuse_reply(reply, f"{what} is listed twice; each device of a host is listed once")
+    return refuse(
+        f"{what} is listed by host {name} and again by host {again.host.name}; a device can be in a topology once",
+        "name each agent once; where several share a machine, show each its own devices",
+    )
 
 
 def _group(entries: Iterable[T], name: Callable[[T], Hashable]) -> dict[Hashable, list[T]]:
@@ -489,16 +384,6 @@ def _group(entries: Iterable[T], name: Callable[[T], Hashable]) -> dict[Hashable
     for entry in entries:
         groups[name(entry)].append(entry)
     return groups
-
-
-def _refuse_device(what: str, one: Devices, other: Devices) -> PlanInfeasibleError:
-    if one is other:
-        return _refuse_reply(one, f"{what} is listed twice; each device of a host is listed once")
-    return refuse(
-        f"{what} is listed by host {one.host.name} and again by host {other.host.name}; a device can be in a topology "
-        f"once",
-        "name each agent once; where several share a machine, show each its own devices",
-    )
 
 
 # ---- names and parts ----
@@ -588,9 +473,6 @@ def _assemble(
         for index, reply in enumerate(replies)
         for link in reply.links
     ]
-    for one in granules:
-        for a, b in one.links:
-            links.append(build_link(a.device, b.device, (at[a.reply, a.index], at[b.reply, b.index])))
     listed = tuple(one.granule.model_copy(update={"ordinal": ordinal}) for ordinal, one in enumerate(granules))
     places = tuple(
         tuple(at[index, place] for place in range(len(reply.devices))) for index, reply in enumerate(replies)
@@ -600,45 +482,30 @@ def _assemble(
     except ValueError as error:
         raise refuse(
             f"{len(replies)} hosts were joined; together they contradict themselves: {error}",
-            "leave out hosts that are not of this job; of the others look at TPU_NAME and TPU_TOPOLOGY",
+            "leave out hosts that are not of this job; hosts of different slices need different TPU_NAME; hosts of one "
+            "slice need its coordinates, not their own from (0,0,0), and its TPU_TOPOLOGY",
         ) from error
 
 
 # ---- reports ----
 
 
-def _describe_renamed(replies: Sequence[Devices], names: Names) -> list[Notice]:
+def _describe_hosts(replies: Sequence[Devices], names: Names) -> Iterator[Notice]:
     renamed = _group((entry for entry in names.items() if entry[0][1] != entry[1]), lambda entry: entry[0][1])
-    return [
-        Notice(
-            code="hosts_renamed",
-            message=f"{len(found)} hosts are called {name}; here they are {_shorten([new for _, new in found])}",
-            hint="give hosts names of their own, or name devices by uuid",
-        )
-        for name, found in renamed.items()
-    ]
-
-
-def _describe_machines(replies: Sequence[Devices], names: Names) -> list[Notice]:
-    shared = _group(range(len(replies)), lambda index: replies[index].host.boot_id)
-    return [
-        Notice(
-            code="hosts_share_machine",
-            message=f"{_shorten([names[index, _list_names(replies[index])[0]] for index in found])} run on one machine "
-            f"(boot id {boot}); each is planned as a host of its own",
-            hint="start as many processes of the job for each of them; they share the machine's memory and network",
-        )
-        for boot, found in shared.items()
-        if boot is not None and len(found) > 1
-    ]
-
-
-def _describe_empty(replies: Sequence[Devices], names: Names) -> list[Notice]:
-    empty = [names[index, reply.host.name] for index, reply in enumerate(replies) if not reply.devices]
-    if not empty:
-        return []
-    message = f"{_shorten(empty)} ha{'s' if len(empty) == 1 else 've'} no device that jax can use"
-    return [Notice(code="hosts_without_devices", message=message, hint="its GET /devices and GET /health say why")]
+    for name, found in renamed.items():
+        message = f"{len(found)} hosts are called {name}; here they are {shorten([new for _, new in found])}"
+        hint = "give hosts names of their own, or name devices by uuid"
+        yield Notice(code="hosts_renamed", message=message, hint=hint)
+    for boot, sharing in _group(range(len(replies)), lambda index: replies[index].host.boot_id).items():
+        if boot is not None and len(sharing) > 1:
+            together = shorten([names[index, _list_names(replies[index])[0]] for index in sharing])
+            message = f"{together} run on one machine (boot id {boot}); each is planned as a host of its own"
+            hint = "start as many processes of the job for each of them; they share the machine's memory and network"
+            yield Notice(code="hosts_share_machine", message=message, hint=hint)
+    if empty := [names[index, reply.host.name] for index, reply in enumerate(replies) if not reply.devices]:
+        message = f"{shorten(empty)} ha{'s' if len(empty) == 1 else 've'} no device that jax can use"
+        hint = "its GET /devices and GET /health say why"
+        yield Notice(code="hosts_without_devices", message=message, hint=hint)
 
 
 def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
@@ -650,7 +517,7 @@ def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
                 continue
             told.setdefault(notice, []).append(names.get((index, reply.host.name), reply.host.name))
     return [
-        notice.model_copy(update={"message": f"{_shorten(hosts)}: {notice.message}"}) for notice, hosts in told.items()
+        notice.model_copy(update={"message": f"{shorten(hosts)}: {notice.message}"}) for notice, hosts in told.items()
     ]
 
 
@@ -659,7 +526,7 @@ def _describe_kinds(topology: Topology) -> list[Notice]:
     if len(kinds) < 2 or len(topology.hosts) < 2:
         return []
     hosts = {kind: list(dict.fromkeys(device.host for device in found)) for kind, found in kinds.items()}
-    said = "; ".join(f"{kind} on {_shorten(found)}" for kind, found in sorted(hosts.items(), key=str))
+    said = "; ".join(f"{kind} on {shorten(found)}" for kind, found in sorted(hosts.items(), key=str))
     return [
         Notice(
             code="hosts_differ",

@@ -12,7 +12,8 @@ Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023, �
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+import operator
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -27,9 +28,6 @@ Coords = tuple[int, ...]
 
 Distance = Callable[[Coords, Coords], int]
 """(one chip, another) → hops."""
-
-_TWIST_RATIO: Final = 2
-_DIMENSION_COUNT: Final = 3
 
 
 def find_distance(shape: Sequence[int], wrap: Sequence[bool], *, twisted: bool = False) -> Distance:
@@ -64,25 +62,17 @@ def _measure(steps: int, size: int, *, is_ring: bool) -> int:
     return min(steps, size - steps) if is_ring else steps
 
 
-def find_offsets(shape: Sequence[int]) -> tuple[Coords, ...] | None:
-    """Returns for each dimension where a step beyond its end comes out in a twisted torus; None: this torus has no
-    twist.
+def can_twist(shape: Sequence[int]) -> bool:
+    """Returns whether a torus of this shape can be twisted: k×k×2k and k×2k×2k.
 
-    Worked example: 4×4×8 gives (4, 0, 4), (0, 4, 4), (0, 0, 8): going once round x ends four chips further along z.
+    Going once round x of a twisted 4×4×8 ends four chips further along z.
     """
     short, long = min(shape, default=0), max(shape, default=0)
-    if len(shape) != _DIMENSION_COUNT or short < 2 or long != _TWIST_RATIO * short or set(shape) != {short, long}:
-        return None
-    return tuple(
-        tuple(short if other == axis or (size == short and shape[other] == long) else 0 for other in range(len(shape)))
-        if size == short
-        else tuple(long if other == axis else 0 for other in range(len(shape)))
-        for axis, size in enumerate(shape)
-    )
+    return len(shape) == MAX_DIMENSION_COUNT and short > 1 and long == 2 * short and set(shape) == {short, long}
 
 
 def _find_twisted(shape: Coords) -> Distance:
-    if find_offsets(shape) is None:
+    if not can_twist(shape):
         raise ValueError(f"shape {shape} cannot be twisted; a twisted torus is k×k×2k or k×2k×2k, such as (4, 4, 8)")
     short, long = min(shape), max(shape)
     narrow = [axis for axis, size in enumerate(shape) if size == short]
@@ -109,9 +99,6 @@ MAX_DEVICE_COUNT: Final = 131_072
 MAX_DIMENSION_COUNT: Final = 3
 """JAX's coordinates are x, y and z."""
 
-_WRITTEN_MAX: Final = 10**9
-"""Numbers beyond are not written out: they may have thousands of digits."""
-
 
 def check_granules(devices: Sequence[Device], granules: Sequence[Granule]) -> None:
     """Returns if devices and granules do not contradict each other.
@@ -131,7 +118,11 @@ def check_granules(devices: Sequence[Device], granules: Sequence[Granule]) -> No
         _check_torus(granule)
         left -= _count_places(granule, members.get(granule.ordinal, ()))
         if left < 0:
-            raise ValueError(_describe_many(granule))
+            there = f"the shape {write_sizes(granule.shape)}" if granule.shape else "chips that are far apart"
+            raise ValueError(
+                f"granule {granule.name} has {there}, and with it there are more than {MAX_DEVICE_COUNT:,} places for "
+                f"devices; all granules have at most so many together, as 14 slices of 16x20x28 do"
+            )
 
 
 def _check_ordinals(granules: Sequence[Granule]) -> None:
@@ -139,7 +130,7 @@ def _check_ordinals(granules: Sequence[Granule]) -> None:
     if len(ordinals) < len(granules):
         doubled = next(ordinal for ordinal, count in ordinals.items() if count > 1)
         raise ValueError(
-            f"granule {write_number(doubled)} stands {ordinals[doubled]} times among {len(granules)} granules; each "
+            f"granule {doubled} stands {ordinals[doubled]} times among {len(granules)} granules; each "
             f"has an ordinal of its own, such as 0, 1, …"
         )
 
@@ -148,7 +139,7 @@ def _check_strangers(members: Iterable[int], granules: Sequence[Granule]) -> Non
     strangers = set(members) - {granule.ordinal for granule in granules}
     if strangers:
         raise ValueError(
-            f"devices stand in granule {write_number(min(strangers))}; the topology lists {len(granules)} granules, "
+            f"devices stand in granule {min(strangers)}; the topology lists {len(granules)} granules, "
             f"and every device must stand in one of them"
         )
 
@@ -163,7 +154,7 @@ def _check_platforms(devices: Sequence[Device]) -> None:
 def _check_count(granule: Granule, count: int) -> None:
     if not count <= granule.device_count <= MAX_DEVICE_COUNT:
         raise ValueError(
-            f"granule {granule.name} says that it has {write_number(granule.device_count)} devices, and {count} of "
+            f"granule {granule.name} says that it has {granule.device_count} devices, and {count} of "
             f"it are listed; device_count is at least that, {count}, and at most {MAX_DEVICE_COUNT:,}"
         )
 
@@ -187,15 +178,11 @@ def _check_torus(granule: Granule) -> None:
             f"granule {granule.name} has the shape {write_sizes(shape)} and says of {len(wrap)} dimensions whether "
             f"they close to rings; wrap is one true or false for each of the {len(shape)}"
         )
-    if granule.twisted and (find_offsets(shape) is None or not all(wrap or (True,))):
+    if granule.twisted and not (can_twist(shape) and all(wrap or (True,))):
         raise ValueError(
             f"granule {granule.name} is said to be a twisted torus of {write_sizes(shape)} with wrap "
-            f"{_write_flags(wrap)}; only a closed k×k×2k or k×2k×2k is twisted, such as 4x4x8"
+            f"{'not said' if wrap is None else wrap}; only a closed k×k×2k or k×2k×2k is twisted, such as 4x4x8"
         )
-
-
-def _write_flags(wrap: Sequence[bool] | None) -> str:
-    return "not said" if wrap is None else ",".join(str(flag).lower() for flag in wrap)
 
 
 def _count_places(granule: Granule, devices: Sequence[Device]) -> int:
@@ -204,101 +191,49 @@ def _count_places(granule: Granule, devices: Sequence[Device]) -> int:
     Raises:
         ValueError: coordinates that no chip of it can have, or two devices at one place.
     """
-    places = [(device.coords, device.core_on_chip or 0) for device in devices if device.coords is not None]
-    if not places:
+    seeing = [device for device in devices if device.coords is not None]
+    if not seeing:
         return math.prod(granule.shape or (0,))
-    coords, cores = [place for place, _ in places], [core for _, core in places]
-    seeing = devices if len(places) == len(devices) else [one for one in devices if one.coords is not None]
-    if set(map(len, coords)) != {len(granule.shape or coords[0])} or not 1 <= len(coords[0]) <= MAX_DIMENSION_COUNT:
-        raise ValueError(_describe_lengths(granule, seeing))
-    lowest = min(map(min, zip(*coords, strict=True)))
-    highest = tuple(map(max, zip(*coords, strict=True)))
-    if min(lowest, *cores) < 0 or any(top >= size for top, size in zip(highest, granule.shape or (), strict=False)):
-        raise ValueError(_describe_outside(granule, seeing))
-    if len(set(places)) < len(places):
-        raise ValueError(_describe_one_place(granule, seeing))
-    return math.prod(granule.shape or (top + 1 for top in highest)) * (max(cores) + 1)
-
-
-def _describe_lengths(granule: Granule, seeing: Sequence[Device]) -> str:
     length = len(granule.shape or seeing[0].coords or ())
     if not 1 <= length <= MAX_DIMENSION_COUNT:
-        return (
+        raise ValueError(
             f"granule {granule.name} has chips with {length} coordinates; a chip has 1 to {MAX_DIMENSION_COUNT}, such "
             f"as (0,0,0)"
         )
-    odd = next(device for device in seeing if len(device.coords or ()) != length)
     whole = f"the shape {write_sizes(granule.shape)}" if granule.shape else f"chips with {length} coordinates"
-    return (
-        f"granule {granule.name} has {whole}; host {odd.host} has a chip with {len(odd.coords or ())} coordinates; "
-        f"chips of a slice have as many as it has dimensions, {length}"
-    )
-
-
-def _describe_outside(granule: Granule, seeing: Sequence[Device]) -> str:
-    shape = granule.shape or (math.inf,) * MAX_DIMENSION_COUNT
-    odd = next(
-        device
-        for device in seeing
-        if (device.core_on_chip or 0) < 0
-        or any(not 0 <= place < size for place, size in zip(device.coords or (), shape, strict=False))
-    )
-    there = f"the shape {write_sizes(granule.shape)}" if granule.shape else "no shape that is said"
-    return (
-        f"granule {granule.name} has {there}; host {odd.host} has a chip at {_write_chip(odd)}; a chip stands inside "
-        f"its slice, and coordinates and cores count from 0"
-    )
-
-
-def _describe_one_place(granule: Granule, seeing: Sequence[Device]) -> str:
-    first: dict[object, Device] = {}
+    first: dict[tuple[int, ...], Device] = {}
     for device in seeing:
-        other = first.setdefault((device.coords, device.core_on_chip or 0), device)
+        coords, core = device.coords or (), device.core_on_chip or 0
+        if len(coords) != length:
+            raise ValueError(
+                f"granule {granule.name} has {whole}; host {device.host} has a chip with {len(coords)} coordinates; "
+                f"chips of a slice have as many as it has dimensions, {length}"
+            )
+        if min(*coords, core) < 0 or any(map(operator.ge, coords, granule.shape or ())):
+            raise ValueError(
+                f"granule {granule.name} has {whole}; host {device.host} has a chip at {write_chip(coords, core)}; a "
+                f"chip stands inside its slice, and coordinates and cores count from 0"
+            )
+        other = first.setdefault((*coords, core), device)
         if other is not device:
-            break
-    return (
-        f"granule {granule.name} has two devices at {_write_chip(device)}, {_name(other)} and {_name(device)}; at one "
-        f"place of a slice there is one device"
-    )
-
-
-def _describe_many(granule: Granule) -> str:
-    there = f"the shape {write_sizes(granule.shape)}" if granule.shape else "chips far apart by their coordinates"
-    return (
-        f"granule {granule.name} has {there}, and with it there are more than {MAX_DEVICE_COUNT:,} places for "
-        f"devices; all granules have at most so many together, as 14 slices of 16x20x28 do"
-    )
-
-
-def _name(device: Device) -> str:
-    return f"{device.host}/{write_number(device.local_index)}"
-
-
-def _write_chip(device: Device) -> str:
-    if max(map(abs, (*(device.coords or ()), device.core_on_chip or 0))) <= _WRITTEN_MAX:
-        return write_chip(device.coords, device.core_on_chip)
-    return f"({','.join(map(write_number, device.coords or ()))}) core {write_number(device.core_on_chip or 0)}"
+            pair = " and ".join(f"{each.host}/{each.local_index}" for each in (other, device))
+            raise ValueError(
+                f"granule {granule.name} has two devices at {write_chip(coords, core)}, {pair}; at one place of a "
+                f"slice there is one device"
+            )
+    highest: tuple[int, ...] = tuple(map(max, zip(*first, strict=True)))
+    return math.prod(granule.shape or (top + 1 for top in highest[:-1])) * (highest[-1] + 1)
 
 
 def write_sizes(shape: Sequence[int] | None) -> str:
-    """Returns a shape as people write it, 4x4x8, however large its numbers are."""
-    return "x".join(map(write_number, shape or ()))
-
-
-def write_number(number: int) -> str:
-    """Returns a number; of one that is too long to read, on which side of everything it lies."""
-    if abs(number) <= _WRITTEN_MAX:
-        return str(number)
-    return f"more than {_WRITTEN_MAX:,}" if number > 0 else f"less than {-_WRITTEN_MAX:,}"
+    """Returns a shape as people write it: 4x4x8."""
+    return "x".join(map(str, shape or ()))
 
 
 ICI: Final = "ICI"
 
 NAMES_SHOWN: Final = 16
 """The number of devices that a sentence names before "and more"."""
-
-Chip = tuple[int, tuple[int, ...]]
-"""A TPU chip: (granule, coordinates). Its cores are devices of their own on some generations."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +257,7 @@ class Topology:
         count = len(self.devices)
         for link in self.links:
             if not (0 <= link.a < count and 0 <= link.b < count and link.a != link.b):
-                ends = f"{write_number(link.a)} and {write_number(link.b)}"
+                ends = f"{link.a} and {link.b}"
                 raise ValueError(f"a {link.kind} link joins {ends}; it must join two of the {count} devices")
 
     @classmethod
@@ -461,42 +396,19 @@ class Topology:
         """Returns the listed links of one device."""
         return self._links_of.get(index, ())
 
-    @cached_property
-    def _chip_neighbors(self) -> Mapping[Chip, tuple[Chip, ...]]:
-        neighbors: dict[Chip, set[Chip]] = defaultdict(set)
-        for link in self.links:
-            if link.kind == ICI:
-                a, b = self._chip(link.a), self._chip(link.b)
-                neighbors[a].add(b)
-                neighbors[b].add(a)
-        return {chip: tuple(sorted(others)) for chip, others in neighbors.items()}
-
-    def neighbors(self, chip: Chip) -> tuple[Chip, ...]:
-        """Returns the chips that a listed ICI link joins to this one."""
-        return self._chip_neighbors.get(chip, ())
-
-    def _chip(self, index: int) -> Chip:
-        device = self.devices[index]
-        return device.granule, device.coords or (index,)
-
     def hops(self, a: int, b: int) -> int | None:
         """Returns the number of ICI links on the shortest path between two devices; None where there is no path.
 
-        If the granule has a shape and wrap, the distance follows from them. Otherwise the path is searched over the
-        listed ICI links. If no link is listed, the coordinates form a grid without wrap-around. Two cores of one chip
-        are 0 hops apart.
+        If the granule has a shape and wrap, the distance follows from them. Otherwise the coordinates form a grid
+        without wrap-around. Two cores of one chip are 0 hops apart.
         """
-        if self.platform != "tpu":
-            return None
         one, other = self.devices[a], self.devices[b]
+        if self.platform != "tpu" or one.granule != other.granule or one.coords is None or other.coords is None:
+            return None
         distance = self.distances.get(one.granule)
         if distance is not None:
-            known = one.granule == other.granule and one.coords is not None and other.coords is not None
-            return distance(one.coords or (), other.coords or ()) if known else None
-        start = self._chip(a)
-        if start not in self._hops:
-            self._hops[start] = self._search_hops(start) if self._chip_neighbors else self._count_hops(start)
-        return self._hops[start].get(self._chip(b))
+            return distance(one.coords, other.coords)
+        return sum(abs(x - y) for x, y in zip(one.coords, other.coords, strict=True))
 
     @cached_property
     def distances(self) -> Mapping[int, Distance]:
@@ -505,31 +417,6 @@ class Topology:
             granule.ordinal: find_distance(granule.shape, granule.wrap, twisted=granule.twisted)
             for granule in self.granules
             if granule.shape and granule.wrap
-        }
-
-    @cached_property
-    def _hops(self) -> dict[Chip, Mapping[Chip, int]]:
-        return {}
-
-    def _search_hops(self, start: Chip) -> Mapping[Chip, int]:
-        hops, queue = {start: 0}, deque([start])
-        while queue:
-            here = queue.popleft()
-            for there in self._chip_neighbors.get(here, ()):
-                if there not in hops:
-                    hops[there] = hops[here] + 1
-                    queue.append(there)
-        return hops
-
-    def _count_hops(self, start: Chip) -> Mapping[Chip, int]:
-        """Returns the grid distances from one chip; for devices without coordinates, only its own."""
-        if not any(device.coords for device in self.devices):
-            return {start: 0}
-        chips = {self._chip(index) for index, device in enumerate(self.devices) if device.coords}
-        return {
-            chip: sum(abs(x - y) for x, y in zip(start[1], chip[1], strict=False))
-            for chip in chips
-            if chip[0] == start[0]
         }
 
     @cached_property
@@ -573,6 +460,6 @@ def _describe_doubled(devices: tuple[Device, ...]) -> str:
     places = Counter((device.granule, device.position) for device in devices)
     granule, position = next(place for place, count in places.items() if count > 1)
     return (
-        f"two devices stand at position {write_number(position)} of granule {write_number(granule)}; positions count "
+        f"two devices stand at position {position} of granule {granule}; positions count "
         f"0, 1, … in each granule and every one holds one device"
     )

@@ -1,9 +1,9 @@
 """Systems that exist: hosts of GPUs with their links, and shapes of TPU slices with their names, hosts and rings.
 
-GPU hosts: the wiring is that of the published board or host; other numbers of GPUs are refused. PCIe cards are assumed
-to be in a host of two sockets, half of them at each, every card at a host bridge of its own; a real host may have
-switches, which agents read from the driver. Of boards with NVSwitch, 1, 2 (and, where no such board exists, 4) GPUs are
-parts that clouds sell.
+GPU hosts: `gpu_hosts.csv` beside this file has the wiring of published boards and hosts; other numbers of GPUs are
+refused. PCIe cards are assumed to be in a host of two sockets, half of them at each, every card at a host bridge of its
+own; a real host may have switches, which agents read from the driver. Of boards with NVSwitch, 1, 2 (and, where no such
+board exists, 4) GPUs are parts that clouds sell.
 
 TPU slices: a shape is legal by the rule of its generation. `slices.csv` beside this file names some of the legal
 shapes. A name counts TensorCores; for v5e and v6e, whose chips have one core, chips. Sources: AI-Hypercomputer/maxtext
@@ -25,17 +25,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.targets import write_shape
-from meshwright.topology.chips import Chip, Names, find_chip, read_table
+from meshwright.topology.chips import Chip, Names, find_chip, parse_names, read_table
 from meshwright.topology.links import NVLINK_BYTES_PER_S
-from meshwright.topology.model import find_offsets
+from meshwright.topology.model import can_twist
 from meshwright.topology.torus import find_wraps
-
-Wiring = Callable[[int, int, int], str]
-"""(one GPU, another, GPUs of the host) → the kind of their link, as `nvidia-smi topo -m` names it."""
 
 XGMI: Final = "XGMI"
 """AMD's link between GPUs, as `rocm-smi --showtopo` names it."""
@@ -54,23 +53,11 @@ class Wire:
 
 @dataclass(frozen=True)
 class Machine:
-    """One form of host.
-
-    Attributes:
-        chip: its chip.
-        gpu_count: number of GPUs.
-        text: its description.
-        wiring: the link between two of them.
-        source: where the wiring is published.
-        domain_hosts: how many such hosts one NVLink domain joins.
-    """
+    """One form of host: `gpu_count` GPUs of a chip."""
 
     chip: Chip
     gpu_count: int
-    text: str
-    wiring: Wiring
-    source: str
-    domain_hosts: int = 1
+    form: Form
 
     @cached_property
     def wires(self) -> tuple[Wire, ...]:
@@ -78,7 +65,7 @@ class Machine:
         return tuple(self._build_wire(a, b) for a, b in combinations(range(self.gpu_count), 2))
 
     def _build_wire(self, a: int, b: int) -> Wire:
-        kind = self.wiring(a, b, self.gpu_count)
+        kind = _find_kind(self.form.wiring, a, b, self.gpu_count)
         if kind == XGMI:
             return Wire(a, b, kind, 1, self.chip.link_bytes_per_s)
         if not kind.startswith("NV"):
@@ -87,21 +74,48 @@ class Machine:
         return Wire(a, b, kind, count, count * (self.chip.link_bytes_per_s or NVLINK_BYTES_PER_S))
 
 
+@dataclass(frozen=True)
+class Form:
+    """A form of host for several chips and numbers of GPUs: a row of `gpu_hosts.csv`.
+
+    Attributes:
+        chips: by their first aliases.
+        counts: numbers of GPUs.
+        wiring: the kind of link of every pair, as `nvidia-smi topo -m` and `rocm-smi --showtopo` name it; or "pcie",
+            "pairs" (NVLink bridges between neighbors), "cube" (DGX-1).
+        text: its description.
+        source: where the wiring is published.
+        domain_hosts: how many such hosts one NVLink domain joins.
+    """
+
+    chips: Names
+    counts: Annotated[tuple[int, ...], BeforeValidator(parse_names)]
+    wiring: str
+    text: str
+    source: str
+    domain_hosts: int = 1
+
+
+@functools.cache
+def read_forms() -> tuple[Form, ...]:
+    """Returns the whole table."""
+    return read_table("meshwright.topology", "gpu_hosts.csv", Form)
+
+
 def find_socket(place: int, count: int) -> int:
     """Returns the NUMA node at which the GPU at a place hangs, out of `count`: one of two; up to two GPUs share one."""
     return 0 if count <= 2 else place * 2 // count
 
 
-def _join_all(kind: str) -> Wiring:
-    return lambda a, b, count: kind
-
-
-def _join_by_pcie(a: int, b: int, count: int) -> str:
-    return "NODE" if find_socket(a, count) == find_socket(b, count) else "SYS"
-
-
-def _join_pairs(a: int, b: int, count: int) -> str:
-    return "NV12" if a // 2 == b // 2 else _join_by_pcie(a, b, count)
+def _find_kind(wiring: str, a: int, b: int, count: int) -> str:
+    """Returns the kind of the link between two GPUs, `a` before `b`, of a host of `count`."""
+    if wiring == "cube":
+        return _CUBE_MESH.get((a, b), "SYS")
+    if wiring == "pairs" and a // 2 == b // 2:
+        return "NV12"
+    if wiring in ("pcie", "pairs"):
+        return "NODE" if find_socket(a, count) == find_socket(b, count) else "SYS"
+    return wiring
 
 
 _CUBE_MESH: Final[Mapping[tuple[int, int], str]] = {
@@ -114,117 +128,6 @@ _CUBE_MESH: Final[Mapping[tuple[int, int], str]] = {
 """DGX-1 with V100: two squares with their diagonals, joined corner to corner; six links a GPU."""
 
 
-def _join_cube_mesh(a: int, b: int, count: int) -> str:
-    return _CUBE_MESH.get((a, b), "SYS")
-
-
-@dataclass(frozen=True)
-class _Form:
-    """A form of host for several chips and numbers of GPUs; `chips` by their first aliases."""
-
-    chips: tuple[str, ...]
-    counts: tuple[int, ...]
-    text: str
-    wiring: Wiring
-    source: str
-    domain_hosts: int = 1
-
-
-_SWITCHED: Final = "every pair by NVSwitch, with all links of a GPU"
-_FORMS: Final = (
-    _Form(
-        ("v100",),
-        (1, 2, 4, 8),
-        "DGX-1: hybrid cube mesh; fewer GPUs are its first ones",
-        _join_cube_mesh,
-        "github.com/microsoft/msccl, tests/test_topologies.py (`nvidia-smi topo -m`); "
-        "github.com/NVIDIA/nccl/issues/671",
-    ),
-    _Form(("v100",), (16,), f"DGX-2: {_SWITCHED}", _join_all("NV6"), "github.com/NVIDIA/nccl-tests/issues/78"),
-    _Form(
-        ("a100", "a100-40gb"),
-        (1, 2, 8, 16),
-        f"HGX A100: {_SWITCHED}",
-        _join_all("NV12"),
-        "github.com/NVIDIA/nccl/issues/1505 (8); docs.cloud.google.com/compute/docs/gpus, a2-megagpu-16g (16)",
-    ),
-    _Form(
-        ("a100", "a100-40gb"),
-        (4,),
-        "HGX A100 4-GPU: no switch, 12 links over 3 peers",
-        _join_all("NV4"),
-        "NVIDIA HGX A100 datasheet (4-GPU board; unverified)",
-    ),
-    _Form(
-        ("h100", "h200"),
-        (1, 2, 8),
-        f"HGX H100 or H200: {_SWITCHED}",
-        _join_all("NV18"),
-        "github.com/NVIDIA/nccl/issues/1264",
-    ),
-    _Form(
-        ("h100", "h200"),
-        (4,),
-        "HGX H100 or H200 4-GPU: no switch, 18 links over 3 peers",
-        _join_all("NV6"),
-        "github.com/NVIDIA/nccl/issues/1617",
-    ),
-    _Form(
-        ("h20",), (1, 2, 8), f"HGX H20: {_SWITCHED}", _join_all("NV18"), "github.com/guevara/read-it-later/issues/11550"
-    ),
-    _Form(
-        ("h800",),
-        (1, 2, 8),
-        f"HGX H800: {_SWITCHED}, of which it has 8",
-        _join_all("NV8"),
-        "github.com/deepseek-ai/DeepEP/issues/16 (200 GB/s one way)",
-    ),
-    _Form(
-        ("gh200", "gh200-144gb"),
-        (1, 4),
-        "one GPU a host; or four, no switch, 18 links over 3 peers, as in JUPITER and Alps",
-        _join_all("NV6"),
-        "NVIDIA GH200 data sheet; JUPITER's and Alps' node descriptions (unverified)",
-    ),
-    _Form(
-        ("b200", "b300"),
-        (1, 2, 4, 8),
-        f"HGX B200 or B300: {_SWITCHED}",
-        _join_all("NV18"),
-        "github.com/vllm-project/vllm/issues/24513",
-    ),
-    _Form(
-        ("gb200", "gb300"),
-        (1, 2, 4),
-        "NVL72: 4 GPUs a host, 18 hosts in one NVLink domain by NVSwitch",
-        _join_all("NV18"),
-        "github.com/NVIDIA/k8s-test-infra/issues/371 (a host); scaling book gpus.md (72 GPUs a domain)",
-        domain_hosts=18,
-    ),
-    _Form(
-        ("a100-pcie", "h100-pcie"),
-        (1, 2, 4, 8),
-        "two sockets; pairs of neighbors joined by three NVLink bridges",
-        _join_pairs,
-        "`nvidia-smi topo -m` of Azure NC96ads_A100_v4 (Mesolitica, Pretrain Mistral) and of 8 H100 NVL (sglang-play); "
-        "NVIDIA's A100 80GB PCIe and H100 PCIe product briefs: 600 GB/s a pair, 12 links of 25 GB/s one way",
-    ),
-    _Form(
-        ("t4", "a10", "a10g", "l4", "l40s"),
-        (1, 2, 4, 8),
-        "two sockets; PCIe only",
-        _join_by_pcie,
-        "github.com/warpem/miss-alignment/issues/106 (four L40S)",
-    ),
-    _Form(
-        ("mi300x", "mi325x", "mi355x"),
-        (1, 2, 4, 8),
-        "one xGMI link between every two GPUs, no switch",
-        _join_all(XGMI),
-        "stas00/ml-engineering network/README.md (744d01e); AMD Instinct MI300X platform data sheet",
-    ),
-)
-
 _DEFAULT_COUNTS: Final[Mapping[str, int]] = {"gh200": 1, "gh200-144gb": 1, "gb200": 4, "gb300": 4}
 _DEFAULT_COUNT: Final = 8
 """GPUs of a host where only the chip is named."""
@@ -232,15 +135,15 @@ _DEFAULT_COUNT: Final = 8
 
 def find_machine(chip: Chip, count: int) -> Machine | None:
     """Returns the host with `count` of these GPUs; None where no host has that number."""
-    for form in _FORMS:
+    for form in read_forms():
         if chip.aliases[0] in form.chips and count in form.counts:
-            return Machine(chip, count, form.text, form.wiring, form.source, form.domain_hosts)
+            return Machine(chip, count, form)
     return None
 
 
 def list_counts(chip: Chip) -> tuple[int, ...]:
     """Returns how many of these GPUs a host may have, ascending; empty for a chip with no known host."""
-    return tuple(sorted(count for form in _FORMS if chip.aliases[0] in form.chips for count in form.counts))
+    return tuple(sorted(count for form in read_forms() if chip.aliases[0] in form.chips for count in form.counts))
 
 
 def find_default_count(chip: Chip) -> int:
@@ -250,7 +153,7 @@ def find_default_count(chip: Chip) -> int:
 
 def find_domain_count(chip: Chip) -> int | None:
     """Returns the GPUs of an NVLink domain that spans hosts (72 of GB200); None for a chip without one."""
-    form = next(form for form in _FORMS if chip.aliases[0] in form.chips)
+    form = next(form for form in read_forms() if chip.aliases[0] in form.chips)
     return form.domain_hosts * max(form.counts) if form.domain_hosts > 1 else None
 
 
@@ -327,7 +230,7 @@ class Slice:
     @property
     def can_twist(self) -> bool:
         """Whether its torus can be twisted: k×k×2k and k×2k×2k."""
-        return RULES[self.chip.family].has_twists and min(self.shape) >= 4 and find_offsets(self.shape) is not None
+        return RULES[self.chip.family].has_twists and min(self.shape) >= 4 and can_twist(self.shape)
 
 
 def _name_shapes(text: str) -> frozenset[Shape]:

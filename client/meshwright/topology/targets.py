@@ -329,7 +329,7 @@ def _list_cpu_wires(count: int) -> Iterator[Wire]:
 
 def _build_host(host: Machine | int, ordinal: int, count: int) -> Granule:
     """Returns one of several hosts as a granule; hosts are spread evenly over the least number of NVLink domains."""
-    most = host.domain_hosts if isinstance(host, Machine) else 1
+    most = host.form.domain_hosts if isinstance(host, Machine) else 1
     domains = -(-count // most)
     return Granule(
         ordinal=ordinal,
@@ -392,11 +392,7 @@ def _find_near(name: str) -> list[str]:
 @functools.cache
 def _list_all() -> Targets:
     chips = (_CPU, *map(_show_chip, read_chips()))
-    return Targets(
-        grammar=GRAMMAR,
-        chips=chips,
-        slices=tuple(map(_show_slice, read_slices())),
-    )
+    return Targets(grammar=GRAMMAR, chips=chips, slices=tuple(map(_show_slice, read_slices())))
 
 
 @functools.lru_cache(maxsize=64)
@@ -430,8 +426,8 @@ def _show_machine(machine: Machine) -> TargetHost:
         device_count=machine.gpu_count,
         links=dict(Counter(wire.kind for wire in machine.wires)),
         domain_device_count=find_domain_count(machine.chip),
-        text=machine.text,
-        source=machine.source,
+        text=machine.form.text,
+        source=machine.form.source,
     )
 
 

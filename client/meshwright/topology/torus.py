@@ -1,8 +1,8 @@
 """The grid of chips inside a TPU slice: how long each dimension is, which of them close to rings, and which device is
 where.
 
-Rule: wrap-around links come from the granule, otherwise from the links that the topology lists. If the topology lists
-no ICI link, they are those of the generation for that shape. Independent of meshes.
+Rule: wrap-around links are those that the granule states. A host that lists ICI links without a shape has none, and
+hardware without both has those of its generation for that shape. Independent of meshes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from meshwright.topology.chips import find_chip
 from meshwright.topology.links import SAME_CHIP_FACTOR
-from meshwright.topology.model import ICI, Chip, Topology
+from meshwright.topology.model import ICI, Topology
 from meshwright.wire.devices import Granule
 
 
@@ -91,13 +91,13 @@ def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
         return _read_whole(topology, topology.find_granule(granule), tuple(indices))
     chosen = [topology.devices[index] for index in indices]
     places = [build_place(device.coords, device.core_on_chip, device.granule) for device in chosen]
-    return build_grid(places, indices, lambda low, sizes: _read_wraps(topology, low, sizes))
+    return build_grid(places, indices, lambda sizes: _read_wraps(topology, granule, sizes))
 
 
 def _read_whole(topology: Topology, granule: Granule, members: tuple[int, ...]) -> Grid:
     """Returns the grid of a complete slice, without reading each of its devices."""
     sizes = (granule.shape or ())[::-1]
-    rings = _read_wraps(topology, (granule.ordinal, *(0 for _ in sizes)), sizes)
+    rings = _read_wraps(topology, granule.ordinal, sizes)
     return _build_grid((*sizes, len(members) // math.prod(sizes)), rings, members)
 
 
@@ -107,15 +107,14 @@ def build_place(coords: Sequence[int] | None, core: int | None, granule: int = 0
 
 
 def build_grid(
-    places: Sequence[Place | None], members: Sequence[int], find_rings: Callable[[Place, Place], Sequence[bool]]
+    places: Sequence[Place | None], members: Sequence[int], find_rings: Callable[[Place], Sequence[bool]]
 ) -> Grid | None:
     """Returns the box that the places fill; None where they do not fill a box.
 
     Args:
         places: of the members, one each.
         members: the device at each place.
-        find_rings: which dimensions (outermost first) are rings, by the lowest place (granule, …, z, y, x) and the
-            sizes (…, z, y, x).
+        find_rings: which dimensions are rings, by their sizes (…, z, y, x).
     """
     there = {place: member for place, member in zip(places, members, strict=True) if place is not None}
     if len(there) != len(members) or not there or len(set(map(len, there))) > 1:
@@ -126,7 +125,7 @@ def build_grid(
     if low[0] != high[0] or math.prod(sizes) != len(known) or not _fill(known, low, sizes):
         return None
     _, *chips, cores = sizes
-    rings = find_rings(low[:-1], tuple(chips))
+    rings = find_rings(tuple(chips))
     return _build_grid((*chips, cores), rings, tuple(there[place] for place in known))
 
 
@@ -153,22 +152,17 @@ def _fill(known: Sequence[Place], low: Place, sizes: Place) -> bool:
     return all(min(c) == a and max(c) == a + size - 1 for c, a, size in zip(columns, low, sizes, strict=True))
 
 
-def _read_wraps(topology: Topology, low: Place, sizes: Place) -> tuple[bool, ...]:
-    """Returns which dimensions (outermost first) are rings: by the granule, the listed links, or the kind's rule."""
-    granule, *corner = low
-    told = topology.find_granule(granule)
+def _read_wraps(topology: Topology, ordinal: int, sizes: Place) -> tuple[bool, ...]:
+    """Returns which dimensions (outermost first) are rings: by the granule, or by the kind's rule."""
+    told = topology.find_granule(ordinal)
     if told.shape and told.wrap:
         return tuple(
             wraps and size == whole
             for wraps, size, whole in zip(_find_straight(told)[::-1], sizes, told.shape[::-1], strict=True)
         )
-    if not any(link.kind == ICI for link in topology.links):
-        return find_rings(topology.devices[0].kind, sizes)
-    first: Chip = (granule, tuple(reversed(corner)))
-    return tuple(
-        size > 2 and _step(first, len(sizes) - 1 - axis, size - 1) in topology.neighbors(first)
-        for axis, size in enumerate(sizes)
-    )
+    if any(link.kind == ICI for link in topology.links):
+        return (False,) * len(sizes)
+    return find_rings(topology.devices[0].kind, sizes)
 
 
 def _find_straight(granule: Granule) -> tuple[bool, ...]:
@@ -188,7 +182,7 @@ def find_dimensions(topology: Topology, indices: Iterable[int]) -> tuple[Dimensi
         return ()
     low = tuple(map(min, zip(*places, strict=True)))
     sizes = tuple(max(column) - first + 1 for column, first in zip(zip(*places, strict=True), low, strict=True))
-    rings = _read_wraps(topology, low[:-1], sizes[1:-1])
+    rings = _read_wraps(topology, low[0], sizes[1:-1])
     chips = (Dimension(size, ring) for size, ring in zip(sizes[1:-1], rings, strict=True))
     return (*chips, Dimension(sizes[-1], step=SAME_CHIP_FACTOR))
 
@@ -196,8 +190,3 @@ def find_dimensions(topology: Topology, indices: Iterable[int]) -> tuple[Dimensi
 def find_rings(kind: str, sizes: Sequence[int]) -> tuple[bool, ...]:
     """Returns `find_wraps` of sizes with the outermost dimension first: z, y, x."""
     return find_wraps(kind, tuple(reversed(sizes)))[::-1]
-
-
-def _step(chip: Chip, axis: int, steps: int) -> Chip:
-    granule, coords = chip
-    return granule, (*coords[:axis], coords[axis] + steps, *coords[axis + 1 :])

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, Final
 
 from meshwright.topology.chips import find_chip
-from meshwright.topology.model import find_offsets
+from meshwright.topology.model import can_twist
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Link, Memory
@@ -113,7 +113,7 @@ def find_slice(view: View) -> SliceShape:
     kind = next((one["kind"] for one in view.list_jax("tpu")), functions[0].kind if functions else None)
     ruled = find_wraps(kind, shape) if kind and find_chip(kind) else None
     wrap = facts.wrap if facts.wrap and len(facts.wrap) == len(shape) else ruled
-    is_twisted = bool(facts.twisted) and wrap is not None and all(wrap) and find_offsets(shape) is not None
+    is_twisted = bool(facts.twisted) and wrap is not None and all(wrap) and can_twist(shape)
     return SliceShape(shape, wrap, is_twisted)
 
 

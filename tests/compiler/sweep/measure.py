@@ -14,10 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planning.colors import count_group_colors
-from meshwright.planning.importance import Weights
-from meshwright.planning.score import AxisScore, Score, count_links
-from meshwright.planning.torus import price_axis
+from meshwright.planning.device_order import AxisScore, Score, count_links
+from meshwright.planning.granules import Weights
+from meshwright.planning.torus import count_group_colors, price_axis
 from meshwright.topology.torus import Dimension
 from tests.fakes.slices import NamedSlice
 

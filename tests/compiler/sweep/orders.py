@@ -15,9 +15,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import numpy as np
 from jax.experimental import mesh_utils
 
-from meshwright.planning.importance import Weights, weigh_positions
-from meshwright.planning.order import Layout, search_layout
-from meshwright.planning.score import Score, score_order
+from meshwright.planning.device_order import Layout, Score, score_order, search_layout
+from meshwright.planning.granules import Weights, weigh_positions
 from meshwright.topology.links import price_hop
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target

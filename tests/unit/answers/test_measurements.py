@@ -44,7 +44,6 @@ def result(*rows: Measurement, **fields: Any) -> dict[str, Any]:
         build_matmul(3, 4e14),
         build_memory(0, 1e11),
         build_collective("all_reduce", 3e11, size_bytes=1024 * MIB),
-        build_collective("permute", 3e11, size_bytes=1024 * MIB, devices=(4, 5, 6, 7)),
     ],
     ids=lambda row: row.case,
 )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from meshwright.compiling.devices import OpenTarget, build_mesh, open_target
-from meshwright.compiling.report import parse_out_of_memory, read_capacity
+from meshwright.compiling.report import parse_out_of_memory
 from meshwright.errors import NotCompiledError
 from meshwright.wire.compiling import CompileMesh, CompileTarget
 
@@ -26,12 +26,23 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
         opened = open_target(CompileTarget.model_validate(case["target"]))
         told = {"kind": opened.device_kind, "clock_hz": opened.clock_hz, "counts": list(map(len, opened.devices))}
         if case.get("capacity"):
-            return {**told, "capacity": read_capacity(opened)}
+            return {**told, "capacity": ask_capacity(opened.devices[0][0])}
         if case.get("large"):
             return {**told, **compile_large(opened)}
         return {**told, **compile_mesh(opened, case)}
     except NotCompiledError as error:
         return {"not_compiled": str(error)}
+
+
+def ask_capacity(device: Any) -> int | None:
+    """Returns the bytes that the compiler has for a program that cannot fit: a petabyte."""
+    whole = jax.ShapeDtypeStruct((2**50,), jnp.int8, sharding=SingleDeviceSharding(device))
+    try:
+        jax.jit(lambda array: array + 1).lower(whole).compile()
+    except jax.errors.JaxRuntimeError as error:
+        found = parse_out_of_memory(str(error))
+        return found and found.available_bytes
+    return None
 
 
 def compile_mesh(opened: OpenTarget, case: dict[str, Any]) -> dict[str, Any]:

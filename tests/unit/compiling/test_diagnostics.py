@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from meshwright.compiling.report import hush_stderr, read_diagnostics
+from meshwright.compiling.report import read_diagnostics
 
 REMAT_JAXLIB_0_10 = (
     "W1121 19:07:38.179729    2723 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler "
@@ -82,18 +81,3 @@ def test_what_the_partitioner_only_tries_is_no_warning() -> None:
     )
     assert read_diagnostics([line]) == ()
     assert len(read_diagnostics([line.replace("fake_parameter.2", "parameter.2")])) == 1
-
-
-def test_within_a_hush_nothing_is_seen_and_after_it_everything(capfd: pytest.CaptureFixture[str]) -> None:
-    os.write(2, b"before\n")
-    with hush_stderr():
-        os.write(2, b"within\n")
-    os.write(2, b"after\n")
-    assert capfd.readouterr().err == "before\nafter\n"
-
-
-def test_a_hush_ends_with_its_error(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="wrong"), hush_stderr():
-        raise ValueError("wrong")
-    os.write(2, b"after\n")
-    assert capfd.readouterr().err == "after\n"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import meshwright
-from meshwright.compiling.compilers import SOURCES, build_key, hash_sources
+from meshwright.compiling.compilers import build_key
 from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -46,15 +44,6 @@ def key(job: CompileJob = JOB, fingerprint: str | None = None, **environment: st
 )
 def test_whatever_changes_the_answer_changes_the_key(job: CompileJob) -> None:
     assert key(job) != key()
-
-
-def test_every_source_that_is_hashed_is_there() -> None:
-    assert [source for source in SOURCES if not (Path(meshwright.__file__).parent / source).exists()] == []
-
-
-def test_our_own_sources_are_read_once() -> None:
-    assert hash_sources() == hash_sources()
-    assert len(hash_sources()) == 64
 
 
 @pytest.mark.parametrize(

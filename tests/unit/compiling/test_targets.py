@@ -34,20 +34,6 @@ def test_an_axis_whose_type_is_not_said_is_auto() -> None:
     assert made.axis_types == (AxisType.Auto,)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "words"),
-    [
-        (write_mesh(((0, 0), (0, 1)), a=3), "has 2 places; its sizes 3 multiply to 3"),
-        (write_mesh(((0, 0), (2, 0)), a=2), r"has the place \(2, 0\); 2\*cpu:4 has 2 granules of 4 devices"),
-        (write_mesh(((0, 0), (0, -1)), a=2), r"has the place \(0, -1\)"),
-        (write_mesh(((0, 0), (0, 0)), a=2), "has a place twice"),
-    ],
-)
-def test_a_mesh_of_other_places_is_refused(mesh: CompileMesh, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        build_mesh(open_target(TWO_HOSTS), mesh)
-
-
 def test_more_cpu_devices_than_have_started_are_not_compiled() -> None:
     with pytest.raises(NotCompiledError, match="needs 16 CPU devices; JAX has started with 8"):
         open_target(TWO_HOSTS.model_copy(update={"granules": 4}))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from meshwright.planning.importance import weigh_positions
+from meshwright.planning.device_order import score_layout
+from meshwright.planning.granules import weigh_positions
 from meshwright.planning.mesh_plan import build_axes, plan_mesh
-from meshwright.planning.order import score_layout
 from meshwright.spec import MeshSpec
 from meshwright.topology.chips import find_chip
 from meshwright.topology.model import Topology

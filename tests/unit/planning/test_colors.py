@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.colors import count_colors, count_group_colors, find_whole, has_cores, is_core
+from meshwright.planning.torus import count_colors, count_group_colors, find_whole, has_cores, is_core
 from meshwright.topology.torus import Dimension
 from tests.compiler.collective import parse_collective
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.importance import (
+from meshwright.planning.granules import (
     CROSSING_RATIO,
     RANK_RATIO,
     Weights,

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planning.importance import weigh_positions
+from meshwright.planning.device_order import order_group, score_layout, score_order, search_layout
+from meshwright.planning.granules import weigh_positions
 from meshwright.planning.mesh_plan import plan_mesh
-from meshwright.planning.order import order_group, score_layout, search_layout
-from meshwright.planning.score import score_order
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest

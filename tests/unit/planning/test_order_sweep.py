@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.planning.importance import weigh_positions
-from meshwright.planning.order import Layout, search_layout
-from meshwright.planning.score import score_order
+from meshwright.planning.device_order import Layout, score_order, search_layout
+from meshwright.planning.granules import weigh_positions
 from meshwright.topology.links import price_hop
 from tests.compiler.sweep.__main__ import report
 from tests.compiler.sweep.cases import (

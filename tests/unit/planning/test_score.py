@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planning.granules import interleave_granules
-from meshwright.planning.importance import Weights, weigh_positions
-from meshwright.planning.order import search_layout
-from meshwright.planning.score import (
+from meshwright.planning.device_order import (
     AxisScore,
     Score,
     count_links,
@@ -20,7 +17,9 @@ from meshwright.planning.score import (
     list_lines,
     score_cut,
     score_order,
+    search_layout,
 )
+from meshwright.planning.granules import Weights, interleave_granules, weigh_positions
 from meshwright.planning.torus import cut_torus, list_grid, price_axis
 from meshwright.topology.links import PCIE_4_X16_BYTES_PER_S, price_crossing, price_hop, price_link
 from meshwright.topology.model import Topology

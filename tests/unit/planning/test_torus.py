@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.importance import weigh_positions
+from meshwright.planning.granules import weigh_positions
 from meshwright.planning.torus import Cut, cut_torus, find_box, list_torus_places
 from meshwright.topology.torus import Dimension
 

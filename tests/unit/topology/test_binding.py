@@ -119,10 +119,9 @@ CORRUPTIONS: dict[str, Any] = {
     "gpu-0000000": lambda data: data["devices"][3].update(uuid=data["devices"][4]["uuid"]),
     "axis types": lambda data: data.update(axis_types={"dp": "auto"}),
     "it has 7 devices": lambda data: data["devices"].pop(),
-    "its devices name granule 4": lambda data: data["devices"][0].update(granule=4),
-    "uses (0, 1, 2)": lambda data: data["granules"][0].update(used_positions=[0, 1, 2]),
+    "it has a device at position 0 of granule 4": lambda data: data["devices"][0].update(granule=4),
     "without its devices": lambda data: data.update(devices=[]),
-    "granule 0 has 3 devices": lambda data: data["granules"][0].update(device_count=3),
+    "it has a device at position 3 of granule 0": lambda data: data["granules"][0].update(device_count=3),
     "have the fingerprint": lambda data: data.update(axis_types={"dp": "auto", "tp": "manual"}),
 }
 

@@ -33,7 +33,7 @@ def test_a_machine_is_uniform_when_every_pair_is_joined_alike() -> None:
 
 
 @pytest.mark.parametrize("with_links", [True, False])
-def test_hops_are_counted_along_ici_links_or_else_along_coordinates(with_links: bool) -> None:
+def test_hops_are_counted_along_coordinates(with_links: bool) -> None:
     slice_ = build_tpu((2, 4), with_links=with_links)
     assert [slice_.hops(0, other) for other in range(8)] == [0, 1, 1, 2, 2, 3, 3, 4]
     assert build_dgx1().hops(0, 1) is None

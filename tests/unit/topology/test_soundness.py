@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.topology.join import join_devices
-from meshwright.topology.model import MAX_DEVICE_COUNT, Topology, check_granules, write_number, write_sizes
+from meshwright.topology.model import MAX_DEVICE_COUNT, Topology, check_granules
 from meshwright.topology.targets import build_target
 from meshwright.wire.devices import Devices
 from tests.fakes.fleets import build_host, build_slice
@@ -52,7 +52,6 @@ REFUSED: dict[str, tuple[Devices, str]] = {
     "none": (say(device_count=0), "has 0 devices, and 4 of it are listed"),
     "less than none": (say(device_count=-1), "has -1 devices, and 4 of it are listed"),
     "more than can be planned": (say(device_count=MAX_DEVICE_COUNT + 1), "and at most 131,072"),
-    "more than can be written": (say(device_count=10**5000), "has more than 1,000,000,000 devices"),
     "no dimension": (say(shape=()), "has the shape []; a slice has 1 to 3 dimensions of 1 chip or more, such as 2x2x1"),
     "a dimension of none": (say(shape=(2, 0, 1)), "has the shape 2x0x1"),
     "a negative dimension": (say(shape=(-2, -2, 1)), "has the shape -2x-2x1"),
@@ -73,16 +72,15 @@ REFUSED: dict[str, tuple[Devices, str]] = {
     "a twist of a large slice": (say(shape=(100, 100, 201), twisted=True), "a twisted torus of 100x100x201"),
     "a twist that is not closed": (
         say(shape=(2, 2, 4), wrap=(True, True, False), twisted=True),
-        "with wrap true,true,false; only a closed",
+        "with wrap (True, True, False); only a closed",
     ),
     "a slice that is too large": (
         say(shape=(10_000,) * 3),
         "has the shape 10000x10000x10000, and with it there are more than 131,072 places for devices; all",
     ),
     "a large twisted slice": (say(shape=(100, 100, 200), wrap=(True,) * 3, twisted=True), "more than 131,072 places"),
-    "a slice that cannot be written": (say(shape=(10**5000, 1, 1)), "has the shape more than 1,000,000,000x1x1"),
-    "a chip far away": (place((300, 300, 300), **NOT_SAID), "has chips far apart by their coordinates, and with it"),
-    "a chip very far away": (place((10**9, 0, 0), **NOT_SAID), "has chips far apart by their coordinates"),
+    "a chip far away": (place((300, 300, 300), **NOT_SAID), "has chips that are far apart, and with it"),
+    "a chip very far away": (place((10**9, 0, 0), **NOT_SAID), "has chips that are far apart"),
     "a core far away": (say(devices={0: {"core_on_chip": 10**9}}), "more than 131,072 places"),
     "a chip outside": (
         place((5, 1, 0)),
@@ -90,10 +88,9 @@ REFUSED: dict[str, tuple[Devices, str]] = {
     ),
     "a chip before the first": (
         place((0, -1, 0), **NOT_SAID),
-        "has no shape that is said; host w-0 has a chip at (0,-1,0) core 0; a chip stands inside its slice",
+        "has chips with 3 coordinates; host w-0 has a chip at (0,-1,0) core 0; a chip stands inside its slice",
     ),
     "a core before the first": (say(devices={2: {"core_on_chip": -1}}), "has a chip at (0,1,0) core -1"),
-    "a chip that cannot be written": (place((10**5000, 0, 0)), "a chip at (more than 1,000,000,000,0,0) core 0"),
     "fewer coordinates than dimensions": (
         place((0, 0)),
         "has the shape 2x2x1; host w-0 has a chip with 2 coordinates; chips of a slice have as many as it has dim",
@@ -155,19 +152,3 @@ def test_chips_of_which_nobody_says_where_they_stand_are_sound() -> None:
     for said in ({}, NOT_SAID):
         assert len(Topology.of(say(devices=blind, **said)).devices) == 4
     assert len(Topology.of(say(devices={1: {"coords": None}})).devices) == 4
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (0, "0"),
-        (-7, "-7"),
-        (10**9, "1000000000"),
-        (10**9 + 1, "more than 1,000,000,000"),
-        (-(10**5000), "less than -1,000,000,000"),
-    ],
-    ids=["none", "negative", "at the bound", "long", "long and negative"],
-)
-def test_a_number_is_written_if_it_can_be_read(number: int, words: str) -> None:
-    assert write_number(number) == words
-    assert write_sizes((number, 4)) == f"{words}x4"

@@ -56,7 +56,7 @@ def test_dimensions_of_length_one_are_left_out_and_a_part_of_a_slice_is_a_box_to
     assert part.members == (5, 6, 9, 10)
 
 
-def test_listed_links_say_what_is_a_ring_and_without_any_the_generation_does() -> None:
+def test_a_granule_says_what_is_a_ring_and_without_a_word_the_generation_does() -> None:
     shape = (4, 4, 4)
     listed = read_grid(build_tpu(shape, kind="TPU v5", wrap=True), range(64))
     open_ended = read_grid(build_tpu(shape, kind="TPU v5", wrap=False), range(64))

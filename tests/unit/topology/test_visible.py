@@ -1,9 +1,6 @@
-# ruff: noqa: N802 (the fake has NVML's own names)
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,7 +9,6 @@ from meshwright.topology.identity import (
     VisibleGpu,
     parse_information,
     parse_visible,
-    read_gpus_from_nvml,
     read_gpus_from_proc,
     read_visible_gpus,
 )
@@ -83,60 +79,3 @@ def test_the_kernel_modules_files_are_read_in_pci_order(tmp_path: Path) -> None:
 def test_a_gpu_that_has_no_uuid_yet_is_not_listed() -> None:
     assert parse_information("x", INFORMATION.format(uuid="GPU-????????-????-????-????-????????????")) is None
     assert parse_information("x", "") is None
-
-
-class FakeNvml:
-    """The part of NVML that is used; its names are held against the real module below."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, uuids: list[Any], *, fails: str = "") -> None:
-        self.uuids, self.fails, self.is_open = uuids, fails, False
-
-    def _call(self, name: str) -> None:
-        if name == self.fails:
-            raise self.NVMLError(name)
-
-    def nvmlInit(self) -> None:
-        self._call("nvmlInit")
-        self.is_open = True
-
-    def nvmlShutdown(self) -> None:
-        self.is_open = False
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.uuids)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
-        return SimpleNamespace(busId=f"00000000:{9 - handle}0:00.0".encode())
-
-    def nvmlDeviceGetUUID(self, handle: int) -> Any:
-        self._call("nvmlDeviceGetUUID")
-        return self.uuids[handle]
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return "NVIDIA H100"
-
-
-def test_nvml_is_asked_in_pci_order_and_closed_again() -> None:
-    nvml = FakeNvml([UUIDS[0].encode(), UUIDS[1]])
-    assert [gpu.uuid for gpu in read_gpus_from_nvml(nvml)] == [UUIDS[1], UUIDS[0]]
-    assert not nvml.is_open
-
-
-@pytest.mark.parametrize("fails", ["nvmlInit", "nvmlDeviceGetUUID"])
-def test_an_nvml_that_fails_tells_nothing_and_is_closed_again(fails: str) -> None:
-    nvml = FakeNvml(list(UUIDS), fails=fails)
-    assert read_gpus_from_nvml(nvml) == ()
-    assert not nvml.is_open
-
-
-def test_the_fake_has_only_names_that_nvml_has() -> None:
-    real = pytest.importorskip("pynvml")
-    names = [name for name in dir(FakeNvml) if not name.startswith("_")]
-    assert [name for name in names if not hasattr(real, name)] == []
-    assert read_gpus_from_nvml(None) == ()

@@ -124,11 +124,9 @@ def _describe_unknown(instruction: Instruction) -> Notice:
 
 
 def _describe_assumed(instruction: Instruction, largest: str) -> Notice:
-    return Notice(
-        code="branch_assumed",
-        message=f"the choice {instruction.label} counts as its branch that writes most, {largest}, each time",
-        hint="a step that takes another branch does less than is told here",
-    )
+    message = f"the choice {instruction.label} counts as its branch that writes most, {largest}, each time"
+    hint = "a step that takes another branch does less than is told here"
+    return Notice(code="branch_assumed", message=message, hint=hint)
 
 
 @dataclass(frozen=True)

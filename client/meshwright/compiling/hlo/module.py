@@ -14,45 +14,22 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.resources import files
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-_SCHEMA: Final[Mapping[str, str]] = {
-    "Module": (
-        "name=1:string computations=3:Computation* entry_computation_id=6:int64 schedule=7:Schedule "
-        "device_assignment=15:DeviceAssignment"
-    ),
-    "DeviceAssignment": "replica_count=1:int64 computation_count=2:int64",
-    "Schedule": "sequences=1:Sequence*",
-    "Sequence": "key=1:int64 value=2:Ids",
-    "Ids": "ids=1:int64*",
-    "Computation": "name=1:string instructions=2:Instruction* id=5:int64 root_id=6:int64",
-    "Instruction": (
-        "name=1:string opcode=2:string shape=3:Shape metadata=7:Metadata literal=8:Literal parameter_number=9:int64 "
-        "tuple_index=13:int64 channel_id=26:int64 custom_call_target=28:string id=35:int64 operand_ids=36:int64* "
-        "called_computation_ids=38:int64* backend_config=43:bytes replica_groups=49:Ids* source_target_pairs=52:Pair* "
-        "comparison_direction=63:string frontend_attributes=68:Attributes device_list=87:DeviceList iota=92:Iota "
-        "mesh=93:MeshGroups"
-    ),
-    "Shape": "element_type=2:int64 dimensions=3:int64* tuple_shapes=4:Shape*",
-    "Metadata": "op_name=2:string",
-    "Literal": "s32s=4:int64* s64s=5:int64* u32s=6:int64* u64s=7:uint64*",
-    "Pair": "source=1:int64 target=2:int64",
-    "Attributes": "map=1:Attribute*",
-    "Attribute": "key=1:string value=2:string",
-    "DeviceList": "replica_groups=1:Ids* iota=2:Iota",
-    "Iota": "group_count=1:int64 group_size=2:int64 sizes=3:int64* order=4:int64*",
-    "MeshGroups": "mesh=1:Mesh axes=2:AxisRef*",
-    "Mesh": "axes=1:Axis* device_ids=2:int64* iota=3:Turned",
-    "Turned": "sizes=1:int64* order=2:int64*",
-    "Axis": "name=1:string size=2:int64",
-    "AxisRef": "axis=1:int64 part=2:AxisPart",
-    "AxisPart": "before=1:int64 size=2:int64",
-}
-"""Fields of each message: name=number:type, with * where it is repeated. A map is a repeated entry of key and value."""
+
+def _read_schema() -> dict[str, list[str]]:
+    """Returns the fields of each message, as `schema.txt` beside this file has them."""
+    text = (files("meshwright.compiling.hlo") / "schema.txt").read_text(encoding="utf-8")
+    lines = re.sub(r"\n  ", " ", re.sub(r"(?m)^#.*\n", "", text)).splitlines()
+    return {name: fields.split() for name, _, fields in (line.partition(": ") for line in lines)}
+
+
+_SCHEMA: Final = _read_schema()
 
 _LATEST_FIELD: Final[Mapping[str, int]] = {"Module": 19, "Computation": 8, "Instruction": 98}
 """The highest field number of XLA's messages in November 2026; those below that are not defined here are not needed."""
@@ -242,7 +219,7 @@ def _build_pool() -> descriptor_pool.DescriptorPool:
     kinds = descriptor_pb2.FieldDescriptorProto
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)
-        for written in fields.split():
+        for written in fields:
             key, _, rest = written.partition("=")
             number, _, kind = rest.partition(":")
             added = message.field.add(name=key, number=int(number))

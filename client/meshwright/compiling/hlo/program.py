@@ -114,11 +114,9 @@ def _describe_unknown(unknown: Sequence[str]) -> str:
 
 def build_incomplete(reason: str) -> Notice:
     """Returns the warning of a report that has less than the program."""
-    return Notice(
-        code="program_incomplete",
-        message=f"this report is incomplete: {reason}",
-        hint="a newer version of meshwright may know the output of this compiler",
-    )
+    message = f"this report is incomplete: {reason}"
+    hint = "a newer version of meshwright may know the output of this compiler"
+    return Notice(code="program_incomplete", message=message, hint=hint)
 
 
 def build_estimate(executed: Iterable[Executed], clock_hz: float) -> StepEstimate | None:

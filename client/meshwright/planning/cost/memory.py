@@ -15,13 +15,14 @@ layer, pipelines in flight, interleaving); meshwright's own step as jax traces i
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, cast
 
 import numpy as np
 
-from meshwright.planning.cost.layout import REMATS, Layout, Numbers
+from meshwright.planning.cost.collectives import Numbers
+from meshwright.planning.cost.spans import REMATS, Layout
 from meshwright.planning.cost.step_time import ELEMENT_BYTES, Execution
 from meshwright.planning.cost.work import Block, Work
 from meshwright.topology.chips import read_cells
@@ -57,10 +58,6 @@ class MemoryParts:
         """All parts: a figure, or one a candidate."""
         return sum(getattr(self, part.name) for part in fields(self))
 
-    def fit(self, capacity_bytes: Numbers) -> Any:
-        """Returns whether the parts fit the capacity of a device: True or False, or one per candidate."""
-        return np.asarray(self.total_bytes) <= capacity_bytes
-
 
 @dataclass(frozen=True)
 class Circumstances:
@@ -77,44 +74,6 @@ class Circumstances:
     is_in_order: bool = True
 
 
-def price_memory(
-    work: Work,
-    layout: Layout,
-    state: State,
-    keeping: Keeping,
-    execution: Execution | None = None,
-    more: Circumstances | None = None,
-) -> MemoryParts:
-    """Returns the bytes of the fullest device of a step.
-
-    Args:
-        work: the model at its sequence length.
-        layout: axes, micro-batches, remat.
-        state: bytes a parameter.
-        keeping: of the platform.
-        execution: how attention is computed; None: fused.
-        more: further settings; None: the defaults.
-    """
-    stages = price_stages(work, layout, state, keeping, execution, more)
-    totals = np.stack(np.broadcast_arrays(*(np.asarray(stage.total_bytes, float) for stage in stages)))
-    fullest = totals.argmax(axis=0)
-    parts = {name: np.choose(fullest, [getattr(stage, name) for stage in stages]) for name in _PARTS}
-    return MemoryParts(**{name: value if np.ndim(value) else float(value) for name, value in parts.items()})
-
-
-def price_stages(
-    work: Work,
-    layout: Layout,
-    state: State,
-    keeping: Keeping,
-    execution: Execution | None = None,
-    more: Circumstances | None = None,
-) -> tuple[MemoryParts, ...]:
-    """Returns the bytes of a device of the first stage, of one further in, and of the last; see `price_memory`."""
-    pricing = _Pricing(work, layout, state, keeping, execution or Execution(), more or Circumstances())
-    return tuple(pricing.price_stage(place) for place in _PLACES_OF_STAGES)
-
-
 _PARTS: Final = tuple(part.name for part in fields(MemoryParts))
 
 Place = Literal["first", "inner", "last"]
@@ -123,48 +82,67 @@ Place = Literal["first", "inner", "last"]
 _PLACES_OF_STAGES: Final[tuple[Place, ...]] = ("first", "inner", "last")
 
 
-class _Pricing:
-    """One call's parts."""
+@dataclass(frozen=True)
+class StepMemory:
+    """The bytes of a step, part by part.
 
-    def __init__(
-        self,
-        work: Work,
-        layout: Layout,
-        state: State,
-        keeping: Keeping,
-        execution: Execution,
-        more: Circumstances,
-    ) -> None:
-        self._work, self._layout, self._state = work, layout, state
-        self._keeping, self._execution, self._more = keeping, execution, more
-        self._tokens: Any = layout.micro_batch_size * (work.seq_len / layout.cp)
+    Attributes:
+        work: the model at its sequence length.
+        layout: axes, micro-batches, remat.
+        weight_bytes: of one parameter, and of its gradient, which has the weight's type.
+        keeping: of the platform.
+        execution: how attention is computed.
+        more: further settings.
+    """
+
+    work: Work
+    layout: Layout
+    weight_bytes: int
+    keeping: Keeping
+    execution: Execution = field(default_factory=Execution)
+    more: Circumstances = field(default_factory=Circumstances)
+
+    def price(self) -> MemoryParts:
+        """Returns the bytes of the fullest device."""
+        stages = self.price_stages()
+        totals = np.stack(np.broadcast_arrays(*(np.asarray(stage.total_bytes, float) for stage in stages)))
+        fullest = totals.argmax(axis=0)
+        return MemoryParts(**{name: np.choose(fullest, [getattr(stage, name) for stage in stages]) for name in _PARTS})
+
+    def price_stages(self) -> tuple[MemoryParts, ...]:
+        """Returns the bytes of a device of the first stage, of one further in, and of the last."""
+        return tuple(map(self.price_stage, _PLACES_OF_STAGES))
+
+    @property
+    def _tokens(self) -> Any:
+        return self.layout.micro_batch_size * (self.work.seq_len / self.layout.cp)
 
     def price_stage(self, place: Place) -> MemoryParts:
         """Returns the parts of one kind of stage."""
         layers = self._count_layers(place)
         dense, experts = self._count_parameters(place, layers)
-        weights, gradients, optimizer = self._price_state(dense, experts)
-        again = np.where(self._is_added, self._keeping.accumulated, 0.0)
+        held = self._count_held(dense, experts)
+        again = np.where(self._is_added, self.keeping.accumulated, 0.0)
         return MemoryParts(
-            parameters=weights,
-            gradients=gradients * (1 + again),
-            optimizer=optimizer,
+            parameters=held * self.weight_bytes,
+            gradients=held * self.weight_bytes * (1 + again),
+            optimizer=held * self.layout.optimizer_bytes,
             activations=self._price_activations(place, layers),
             layer=self._layer,
             attention=self._attention,
             dispatch=self._dispatch,
             logits=self._has_head(place) * self._logits,
-            gathered=np.where(np.asarray(self._layout.fsdp) > 1, self._running, 0.0),
+            gathered=np.where(np.asarray(self.layout.fsdp) > 1, self._running, 0.0),
         )
 
     # ---- stages ----------------------------------------------------------------------------------------
 
     def _count_layers(self, place: Place) -> list[Any]:
         """Returns the number of layers of each block on one of the fullest stages."""
-        whole, stages = self._work.layers, np.asarray(self._layout.pp)
+        whole, stages = self.work.layers, np.asarray(self.layout.pp)
         held = np.ceil(whole / stages)
-        counts = [block.count for block in self._work.blocks]
-        if not self._more.is_in_order:
+        counts = [block.count for block in self.work.blocks]
+        if not self.more.is_in_order:
             return [held / whole * count for count in counts]
         begin = {"first": 0.0 * held, "inner": np.where(stages > 2, held, 0.0), "last": whole - held}[place]
         before = np.cumsum([0, *counts[:-1]])
@@ -172,15 +150,15 @@ class _Pricing:
         return [np.clip(np.minimum(begin + held, at + n) - np.maximum(begin, at), 0, n) for at, n in ends]
 
     def _has_embedding(self, place: Place) -> Any:
-        return np.where(np.asarray(self._layout.pp) > 1, place == "first", 1)
+        return np.where(np.asarray(self.layout.pp) > 1, place == "first", 1)
 
     def _has_head(self, place: Place) -> Any:
-        return np.where(np.asarray(self._layout.pp) > 1, place == "last", 1)
+        return np.where(np.asarray(self.layout.pp) > 1, place == "last", 1)
 
     def _count_parameters(self, place: Place, layers: list[Any]) -> tuple[Any, Any]:
         """Returns the dense parameters of a stage and those of its experts, over all devices that share a stage."""
-        work, held = self._work, list(zip(self._work.blocks, layers, strict=True))
-        head = work.head.parameters * np.where(np.asarray(self._layout.pp) > 1, 1, not work.is_tied)
+        work, held = self.work, list(zip(self.work.blocks, layers, strict=True))
+        head = work.head.parameters * np.where(np.asarray(self.layout.pp) > 1, 1, not work.is_tied)
         ends = self._has_embedding(place) * work.embedding_parameters + self._has_head(place) * head
         dense = sum(count * block.dense_parameters for block, count in held)
         return dense + ends, sum(count * block.expert_parameters for block, count in held)
@@ -190,33 +168,32 @@ class _Pricing:
 
         Source: Narayanan et al., arXiv:2104.04473 (1F1B: as many as stages follow, and its own).
         """
-        stages = np.asarray(self._layout.pp)
+        stages = np.asarray(self.layout.pp)
         follow: Any = {"first": stages, "inner": stages - 1, "last": 1}[place]
-        return np.where(stages > 1, np.minimum(self._layout.gradient_accumulation_steps, np.maximum(follow, 1)), 1.0)
+        return np.where(stages > 1, np.minimum(self.layout.gradient_accumulation_steps, np.maximum(follow, 1)), 1.0)
 
     @property
     def _is_added(self) -> Any:
         """Whether gradients of several micro-batches are accumulated, one after the other."""
-        return (np.asarray(self._layout.gradient_accumulation_steps) > 1) & (np.asarray(self._layout.pp) == 1)
+        return (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
 
     # ---- state -----------------------------------------------------------------------------------------
 
-    def _price_state(self, dense: Any, experts: Any) -> tuple[Any, Any, Any]:
-        """Returns the bytes of weights, gradients and optimizer; fsdp cuts them, with context and expert axes."""
-        state, layout = self._state, self._layout
+    def _count_held(self, dense: Any, experts: Any) -> Any:
+        """Returns the parameters that a device has between their uses; fsdp cuts them, with context and expert axes."""
+        layout = self.layout
         is_cut = np.asarray(layout.fsdp) > 1
-        whole = np.minimum(self._more.whole_parameters, dense)
+        whole = np.minimum(self.more.whole_parameters, dense)
         over_dense = layout.tp * layout.fsdp * np.where(is_cut, layout.cp * layout.ep, 1)
         over_experts = layout.tp * layout.ep * layout.fsdp * np.where(is_cut, layout.cp, 1)
-        held = (dense - whole) / over_dense + whole + experts / over_experts
-        return held * state.weight_bytes, held * state.gradient_bytes, held * state.optimizer_bytes
+        return (dense - whole) / over_dense + whole + experts / over_experts
 
     @functools.cached_property
     def _running(self) -> Any:
         """Weights of the layers that are whole at a time."""
-        tp, ep = self._layout.tp, self._layout.ep
-        layers = [(block.dense_parameters + block.expert_parameters / ep) / tp for block in self._work.blocks]
-        return self._keeping.gathered * ELEMENT_BYTES * _find_largest(layers)
+        tp, ep = self.layout.tp, self.layout.ep
+        layers = [(block.dense_parameters + block.expert_parameters / ep) / tp for block in self.work.blocks]
+        return self.keeping.gathered * ELEMENT_BYTES * _find_largest(layers)
 
     # ---- activations -----------------------------------------------------------------------------------
 
@@ -227,19 +204,19 @@ class _Pricing:
     @functools.cached_property
     def _kept(self) -> list[Any]:
         """Elements a token that a layer of each block keeps, by remat."""
-        remat = np.asarray(self._layout.remat)
+        remat = np.asarray(self.layout.remat)
         by_remat = [(code, self._count(name)) for code, name in enumerate(REMATS) if np.any(remat == code)]
-        blocks = range(len(self._work.blocks))
+        blocks = range(len(self.work.blocks))
         return [sum(np.where(remat == code, counts[at], 0.0) for code, counts in by_remat) for at in blocks]
 
     @functools.cached_property
     def _counts(self) -> list[dict[str, Any]]:
-        places = self._more.capacity_factor
-        return [list_counts(block, self._work, self._layout, self._execution, places) for block in self._work.blocks]
+        places = self.more.capacity_factor
+        return [list_counts(block, self.work, self.layout, self.execution, places) for block in self.work.blocks]
 
     def _count(self, remat: str, leave_out: Collection[str] = ()) -> list[Any]:
         """Returns the elements a token that a layer of each block holds, but for some counts."""
-        chosen = {n: f for n, f in self._keeping.kept.get(remat, {}).items() if n not in leave_out}
+        chosen = {n: f for n, f in self.keeping.kept.get(remat, {}).items() if n not in leave_out}
         return [sum((factor * each[name] for name, factor in chosen.items()), 0.0) for each in self._counts]
 
     # ---- memory while one layer runs -----------------------------------------------------------------
@@ -250,7 +227,7 @@ class _Pricing:
 
     @functools.cached_property
     def _dispatch(self) -> Any:
-        if not any(block.experts for block in self._work.blocks):
+        if not any(block.experts for block in self.work.blocks):
             return 0.0
         others = {name for name in self._counts[0] if name not in EXPERT_COUNTS}
         return self._layer_size * _find_largest(self._count("layer", leave_out=others))
@@ -258,22 +235,22 @@ class _Pricing:
     @property
     def _layer_size(self) -> Any:
         """Bytes that the running layer holds for one element a token."""
-        return ELEMENT_BYTES * self._tokens * self._keeping.layer
+        return ELEMENT_BYTES * self._tokens * self.keeping.layer
 
     @functools.cached_property
     def _attention(self) -> Any:
-        if self._execution.fused_attention:
+        if self.execution.fused_attention:
             return 0.0
-        length, layout = self._work.seq_len, self._layout
-        heads = max(block.attention.heads for block in self._work.blocks)
-        return layout.micro_batch_size * heads / layout.tp * (length / layout.cp) * length * self._keeping.score_bytes
+        length, layout = self.work.seq_len, self.layout
+        heads = max(block.attention.heads for block in self.work.blocks)
+        return layout.micro_batch_size * heads / layout.tp * (length / layout.cp) * length * self.keeping.score_bytes
 
     @functools.cached_property
     def _logits(self) -> Any:
         tokens = self._tokens
-        if self._keeping.piece_tokens:
-            tokens = tokens / _count_pieces(self._work.seq_len / self._layout.cp, self._keeping.piece_tokens)
-        return self._keeping.logits_bytes * tokens * self._work.vocabulary / self._layout.tp
+        if self.keeping.piece_tokens:
+            tokens = tokens / _count_pieces(self.work.seq_len / self.layout.cp, self.keeping.piece_tokens)
+        return self.keeping.logits_bytes * tokens * self.work.vocabulary / self.layout.tp
 
 
 def _find_largest(counts: list[Any]) -> Any:
@@ -293,41 +270,15 @@ def _count_pieces(length: Any, most: float) -> Any:
 # ---- state ----------------------------------------------------------------------------------------------------------
 
 
-Moments = tuple[WeightDtype, ...]
-"""Dtypes of an optimizer's state of each parameter: two for AdamW, empty for plain gradient descent."""
-
-_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES: Final[Mapping[WeightDtype, int]] = {"float32": 4, "bfloat16": 2}
 
 
-@dataclass(frozen=True)
-class State:
-    """What lives from step to step and with the gradients: bytes of one parameter.
-
-    Attributes:
-        weight_bytes: of the weights.
-        gradient_bytes: of all gradients at the end of the backward pass.
-        optimizer_bytes: moments.
-    """
-
-    weight_bytes: Numbers = 4.0
-    gradient_bytes: Numbers = 4.0
-    optimizer_bytes: Numbers = 8.0
+def count_optimizer_bytes(training: TrainingSpec) -> int:
+    """Returns the bytes of the optimizer's state of one parameter."""
+    return sum(map(DTYPE_BYTES.__getitem__, read_moments(training)))
 
 
-def build_state(training: TrainingSpec, moments: Sequence[Moments] = (), chosen: Numbers = 0) -> State:
-    """Returns the state of our own step: gradients in the weights' type, moments as requested, no other copy.
-
-    Args:
-        training: the weights, and the moments where `moments` is empty.
-        moments: dtypes of both to choose from; empty: those of `training`.
-        chosen: the index into `moments`: one, or one per candidate.
-    """
-    weight = _DTYPE_BYTES[training.weight_dtype]
-    sizes = [sum(_DTYPE_BYTES[dtype] for dtype in both) for both in moments or (read_moments(training),)]
-    return State(weight, weight, np.asarray(sizes)[np.asarray(chosen)])
-
-
-def read_moments(training: TrainingSpec) -> Moments:
+def read_moments(training: TrainingSpec) -> tuple[WeightDtype, ...]:
     """Returns the dtypes of the optimizer's moments: two for AdamW, otherwise empty."""
     if training.optimizer != "adamw":
         return ()

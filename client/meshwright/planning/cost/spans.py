@@ -1,42 +1,40 @@
-"""What each parallel axis runs over: its part inside a node or slice, and its part across the network.
+"""How a step is laid out over devices, and what each parallel axis runs over: inside a node or slice, and across.
 
-Rule: axes are split over granules and cut out of a torus as `planning.order` does for the devices of a plan, by their
-sizes alone. A plan that has an order, perhaps another one, is read by `read_spans`.
+`Layout` is a struct of arrays: one run and a million candidates are priced by the same code.
+
+Rule: axes are split over granules and cut out of a torus as `planning.device_order` does for the devices of a plan, by
+their sizes alone. A plan that has an order, perhaps another one, is read by `read_spans`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.planning.cost.collectives import (
-    Figure,
+    Numbers,
     Operation,
     Wire,
     calibrate,
     gpu_wire,
     network_wire,
-    time_all_gather,
-    time_all_gather_across,
-    time_all_reduce,
-    time_all_reduce_across,
-    time_all_to_all,
-    time_all_to_all_across,
+    time_across,
+    time_collective,
     time_permute,
     torus_wire,
 )
-from meshwright.planning.cost.layout import Layout, Numbers
-from meshwright.planning.granules import split_axes
-from meshwright.planning.importance import weigh_axes
+from meshwright.planning.granules import split_axes, weigh_axes
 from meshwright.planning.torus import AxisCut, cut_torus, find_box
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.torus import Dimension, list_dimensions
 from meshwright.wire.devices import Granule
 from meshwright.wire.mesh import Plan, PlanAxis
+from meshwright.wire.model import Remat
 
 AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
 """As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
@@ -44,18 +42,54 @@ AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
 NETWORK_BYTES_PER_S: Final = 12.5e9
 """A device's share of the network between hosts where the chip table has no figure: a NIC of 100 Gbit/s."""
 
-_INSIDE: Final[Mapping[str, Callable[[Numbers, Wire], Figure]]] = {
-    "all_reduce": time_all_reduce,
-    "all_gather": time_all_gather,
-    "reduce_scatter": time_all_gather,
-    "all_to_all": time_all_to_all,
-}
-_ACROSS: Final[Mapping[str, Callable[..., Figure]]] = {
-    "all_reduce": time_all_reduce_across,
-    "all_gather": time_all_gather_across,
-    "reduce_scatter": time_all_gather_across,
-    "all_to_all": time_all_to_all_across,
-}
+REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
+"""The values that a layout's `remat` indexes: "none", "minimal", "full"."""
+
+REMAT_NONE, REMAT_MINIMAL, REMAT_FULL = map(REMATS.index, ("none", "minimal", "full"))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the axes, and how the batch goes through them.
+
+    Attributes:
+        dp: copies of the whole model; each works on its part of the batch.
+        fsdp: parts of weights, gradients and optimizer state, gathered a layer at a time; splits the batch too.
+        tp: parts of each matmul and of the heads.
+        cp: parts of the sequence.
+        ep: parts of the experts; splits the batch too.
+        pp: pipeline stages; where they do not divide the layers, the fullest has one more than others.
+        micro_batch_size: sequences that one data-parallel part works on at a time.
+        gradient_accumulation_steps: micro-batches one after the other in a step; a pipeline's too.
+        remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).
+        optimizer_bytes: of the optimizer's state of one parameter.
+    """
+
+    dp: Numbers = 1
+    fsdp: Numbers = 1
+    tp: Numbers = 1
+    cp: Numbers = 1
+    ep: Numbers = 1
+    pp: Numbers = 1
+    micro_batch_size: Numbers = 1
+    gradient_accumulation_steps: Numbers = 1
+    remat: Numbers = REMAT_FULL
+    optimizer_bytes: Numbers = 8
+
+    @property
+    def data_parts(self) -> Numbers:
+        """Over how many parts the batch is laid."""
+        return self.dp * self.fsdp * self.ep
+
+    @property
+    def mesh_shape(self) -> dict[str, int]:
+        """Of one candidate: its axes that are larger than 1."""
+        return {axis: int(getattr(self, axis)) for axis in AXES if int(getattr(self, axis)) > 1}
+
+    def take(self, chosen: NDArray[np.bool_] | NDArray[np.int64] | int) -> Layout:
+        """Returns the candidates that a mask or indices choose; single figures stay."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Layout(**{n: v[chosen] if isinstance(v, np.ndarray) and v.ndim else v for n, v in values.items()})
 
 
 @dataclass(frozen=True)
@@ -76,11 +110,12 @@ class Span:
     def time(self, operation: Operation, byte_count: Any) -> Any:
         """Returns the seconds of a collective on this many bytes of the whole array; see `collectives`."""
         inner = calibrate(self.inner, self.family, self.platform, operation)
+        inside = time_collective(operation, byte_count, inner)
         if np.all(np.equal(self.outer.size, 1)):
-            return _INSIDE[operation](byte_count, inner)
+            return inside
         outer = calibrate(self.outer, self.family, self.platform, operation, "across")
-        across = _ACROSS[operation](byte_count, inner, outer, pipelined=self.platform == "gpu")
-        return np.where(np.equal(self.outer.size, 1), _INSIDE[operation](byte_count, inner), across)
+        across = time_across(operation, byte_count, inner, outer, pipelined=self.platform == "gpu")
+        return np.where(np.equal(self.outer.size, 1), inside, across)
 
     def send(self, byte_count: Any) -> Any:
         """Returns the seconds in which a device sends this many bytes to its neighbor on the axis."""
@@ -141,9 +176,6 @@ def lay_on_torus(
         link_bytes_per_s: one device's share of one ICI link, one way.
         across_bytes_per_s: one device's share of the network between slices, one way.
         devices_per_chip: JAX devices of a chip, which are neighbors and share its links.
-
-    Raises:
-        ValueError: the number of wraps differs from that of dimensions, or a rate is out of range.
     """
     dimensions = list_dimensions(shape[::-1], wraps[::-1], devices_per_chip)
     slice_size = math.prod(dimension.size for dimension in dimensions)
@@ -205,12 +237,7 @@ def _list_parts(axis: AxisCut, box: Sequence[Dimension], most: int) -> list[tupl
     return parts + [(1, False, 1.0)] * (most - len(parts))
 
 
-def read_spans(
-    plan: Plan,
-    names: Mapping[str, str] | None = None,
-    *,
-    pair_bytes_per_s: float | None = None,
-) -> Spans:
+def read_spans(plan: Plan, names: Mapping[str, str] | None = None, *, pair_bytes_per_s: float | None = None) -> Spans:
     """Returns the spans of a plan's axes, in its real order. An axis of `AXES` that the plan lacks has size 1.
 
     Args:

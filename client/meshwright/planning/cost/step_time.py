@@ -23,9 +23,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from meshwright.planning.cost.collectives import Operation
-from meshwright.planning.cost.layout import REMAT_FULL, REMAT_NONE, Layout, Numbers
-from meshwright.planning.cost.spans import Spans
+from meshwright.planning.cost.collectives import Numbers, Operation
+from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout, Spans
 from meshwright.planning.cost.work import Block, Repeated, Work, find_repeated
 from meshwright.topology.chips import Chip
 

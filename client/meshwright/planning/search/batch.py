@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from meshwright.planning.cost.layout import REMATS, Layout
-from meshwright.planning.cost.spans import Spans
+from meshwright.planning.cost.spans import REMATS, Layout, Spans
 from meshwright.planning.search.search import (
     Question,
     bound_schedule,

@@ -7,35 +7,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import PlanInfeasibleError
-from meshwright.planning.cost.capacity import find_capacity
-from meshwright.planning.cost.layout import REMATS, Layout
 from meshwright.planning.cost.memory import (
+    DTYPE_BYTES,
     Circumstances,
     MemoryParts,
-    Moments,
-    build_state,
-    price_memory,
+    StepMemory,
+    count_optimizer_bytes,
     read_keepings,
 )
-from meshwright.planning.cost.spans import AXES, NETWORK_BYTES_PER_S, Spans, lay_on_hosts, lay_on_torus, read_spans
+from meshwright.planning.cost.spans import (
+    AXES,
+    NETWORK_BYTES_PER_S,
+    REMATS,
+    Layout,
+    Span,
+    Spans,
+    lay_on_hosts,
+    lay_on_torus,
+    read_spans,
+)
 from meshwright.planning.cost.step_time import Execution, Machine, price_step
 from meshwright.planning.cost.work import Work, build_work
+from meshwright.planning.hardware import find_capacity
 from meshwright.planning.parallelism import SEARCH_AXES, Rule, list_divisors, list_rules
-from meshwright.planning.search.measured import Measurements
-from meshwright.planning.search.replaced import Replaced
+from meshwright.planning.search.measured import COPY_ALONE, KINDS, MATMUL_ALONE, Factor, Measurements
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.links import classify_link
 from meshwright.topology.model import Topology
 from meshwright.wire.mesh import Plan
-from meshwright.wire.model import ComputeDtype, ModelSpec, Remat, TrainingSpec
+from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 
 CONTEXT_LEAST: Final = 1024
 """Tokens of a sequence that one device keeps at least: shorter parts are all latency."""
@@ -58,14 +66,15 @@ class Bounds:
         at_most: greatest sizes.
         remats: to choose from.
         gradient_accumulation_steps: given accumulation steps; None: free.
-        moments: states of the optimizer to choose from, the preferred first; empty: that of training.
+        optimizer_bytes: states of the optimizer to choose from, bytes a parameter, the preferred first; empty: that of
+            training.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
     at_most: Mapping[str, int] = field(default_factory=dict)
     remats: tuple[Remat, ...] = REMATS
     gradient_accumulation_steps: int | None = None
-    moments: tuple[Moments, ...] = ()
+    optimizer_bytes: tuple[int, ...] = ()
 
     def allows(self, axis: str, size: int) -> bool:
         """Returns whether an axis may have this size."""
@@ -116,7 +125,9 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     rules = {axis: [rule for rule in listed if SEARCH_AXES[rule.roles[0]] == axis] for axis in AXES}
     choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
     micro_batches = list_divisors(training.global_batch_size)[:MICRO_BATCHES]
-    return Space(_add_batches(_cross(devices, choices), training.global_batch_size, bounds, micro_batches), tuple(left))
+    states = bounds.optimizer_bytes or (count_optimizer_bytes(training),)
+    layout = _add_batches(_cross(devices, choices), training.global_batch_size, bounds, micro_batches, states)
+    return Space(layout, tuple(left))
 
 
 def _choose(axis: str, sizes: list[int], rules: Sequence[Rule], bounds: Bounds, left: list[Left]) -> list[int]:
@@ -157,7 +168,9 @@ def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]
     return {name: values[is_allowed] for name, values in found.items()}
 
 
-def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_batches: Sequence[int]) -> Layout:
+def _add_batches(
+    grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_batches: Sequence[int], states: Sequence[int]
+) -> Layout:
     """Returns the layouts with each micro-batch that divides their part of the batch, each remat and each state."""
     parts = grid["dp"] * grid["fsdp"] * grid["ep"]
     is_whole = batch % parts == 0
@@ -174,12 +187,10 @@ def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_bat
         found.append(chosen)
     together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     remats = np.asarray([REMATS.index(remat) for remat in bounds.remats], dtype=np.int64)
-    moments = np.arange(len(bounds.moments) or 1)
     count = len(together["tp"])
-    whole = {name: np.repeat(values, len(remats) * len(moments)) for name, values in together.items()}
-    return Layout(
-        **whole, remat=np.tile(np.repeat(remats, len(moments)), count), moments=np.tile(moments, count * len(remats))
-    )
+    whole = {name: np.repeat(values, len(remats) * len(states)) for name, values in together.items()}
+    remat, optimizer = np.tile(np.repeat(remats, len(states)), count), np.tile(states, count * len(remats))
+    return Layout(**whole, remat=remat, optimizer_bytes=optimizer)
 
 
 @dataclass(frozen=True)
@@ -248,21 +259,66 @@ class Hardware:
         )
 
     @cached_property
-    def replaced(self) -> Replaced:
-        """The measurements that replace figures of the tables."""
-        return Replaced(self.chip, self.measured, self._lay_published)
+    def factors(self) -> tuple[Factor, ...]:
+        """The measurements beside the tables' figures, also those that no such chip can have."""
+        chip, found = self.chip, []
+        if matmul := self.measured.find("matmul", chip.dtype):
+            alone = MATMUL_ALONE[chip.platform] * chip.flops_per_s
+            expected = (chip.measured_flops_per_s or alone) / chip.jax_devices_per_chip
+            found.append(Factor(matmul, expected, chip.device_flops_per_s))
+        if copy := self.measured.find("memory_bandwidth"):
+            peak = chip.device_memory_bytes_per_s
+            found.append(Factor(copy, COPY_ALONE * peak, peak))
+        if reduced := self.measured.find("all_reduce"):
+            group = reduced.large.axis_size or 1
+            span = self._lay_published(Layout(tp=group), group)["tp"]
+            rows = (reduced.large, reduced.small) if reduced.small else (reduced.large,)
+            seconds = [float(span.time("all_reduce", row.size_bytes)) for row in rows]
+            estimated_s = seconds[0] - sum(seconds[1:])
+            expected = reduced.rate * reduced.seconds / estimated_s
+            found.append(Factor(reduced, expected, float(np.max(span.inner.bytes_per_s))))
+        return tuple(found)
 
-    def build_machine(self, dtype: ComputeDtype) -> Machine:
-        """Returns the figures of one device in a compute dtype."""
-        return self.replaced.build_machine(dtype)
+    def find_ratio(self, case: str) -> float:
+        """Returns by how much a figure differs from the tables'; 1 where it was not measured."""
+        return next((factor.ratio for factor in self.factors if factor.case == case and factor.is_taken), 1.0)
+
+    def build_machine(self) -> Machine:
+        """Returns the figures of one device."""
+        return Machine(
+            platform=self.platform,
+            flops_per_s=self.chip.device_flops_per_s * self.find_ratio("matmul"),
+            memory_bytes_per_s=self.chip.device_memory_bytes_per_s * self.find_ratio("memory_bandwidth"),
+        )
 
     def read(self, plan: Plan, names: Mapping[str, str]) -> Spans:
         """Returns the links of a plan's axes in its own order; `names`: the plan's name of each of its axes."""
-        return self.replaced.replace_wires(read_spans(plan, names, pair_bytes_per_s=self.pair_bytes_per_s))
+        return self._scale(read_spans(plan, names, pair_bytes_per_s=self.pair_bytes_per_s))
 
     def lay(self, layout: Layout) -> Spans:
         """Returns the links of the axes of each candidate."""
-        return self.replaced.replace_wires(self._lay_published(layout, self.domain))
+        return self._scale(self._lay_published(layout, self.domain))
+
+    def _scale(self, spans: Spans) -> Spans:
+        """Returns the links of axes with all rates inside the host at what was measured; latencies do not change.
+
+        All GPUs of a host have one rate: a slower link that a plan found on its axis was measured with the rest.
+        """
+        factor = next((factor for factor in self.factors if factor.case == "all_reduce" and factor.is_taken), None)
+        if factor is None:
+            return spans
+        rate = factor.ratio * factor.peak if self.platform == "gpu" else None
+        return {
+            axis: scale_inner(span, rate / np.asarray(span.inner.bytes_per_s) if rate else factor.ratio)
+            for axis, span in spans.items()
+        }
+
+    @property
+    def basis(self) -> str:
+        """The source of the constants of a step's time, with the measured figures beside the published ones."""
+        words = [KINDS[factor.case][2] for factor in self.factors if factor.is_taken]
+        basis = f"fit to published runs on {'TPUs' if self.platform == 'tpu' else 'GPUs'}"
+        return f"{basis}; measured on this host: {', '.join(words)}" if words else basis
 
     def _lay_published(self, layout: Layout, domain: int) -> Spans:
         """Returns the same at published rates; `domain`: devices that a fast network joins."""
@@ -273,6 +329,14 @@ class Hardware:
             return lay_on_torus(layout, self.chip.family, self.shape, self.wrap, link / parts, across, parts)
         inside = self.chip.scaleup_bytes_per_s or self.chip.pcie_bytes_per_s or across
         return lay_on_hosts(layout, self.chip.family, domain, inside, across, self.pair_bytes_per_s)
+
+
+def scale_inner(span: Span, ratio: Any) -> Span:
+    """Returns the span with the rates of its links inside a host or slice scaled."""
+    wire = span.inner
+    near = None if wire.neighbor_bytes_per_s is None else wire.neighbor_bytes_per_s * ratio
+    rates = {"bytes_per_s": wire.bytes_per_s * ratio, "middle_bytes_per_s": wire.middle_bytes_per_s * ratio}
+    return replace(span, inner=replace(wire, neighbor_bytes_per_s=near, **rates))
 
 
 def _find_pair_rate(topology: Topology) -> float | None:
@@ -349,7 +413,6 @@ def price(
     hardware: Hardware,
     memory_fraction: float,
     *,
-    moments: Sequence[Moments] = (),
     spans: Spans | None = None,
 ) -> Priced:
     """Returns the cost of candidates.
@@ -359,13 +422,12 @@ def price(
         model, training: the step.
         hardware: the hardware of the step.
         memory_fraction: part of a GPU's memory that the job may take.
-        moments: states of the optimizer to choose from; empty: that of `training`.
         spans: the links of the axes, where an order of devices gives them; None: from sizes alone.
     """
     work = build_work(model, training.seq_len)
     spans = hardware.lay(layout) if spans is None else spans
     execution = build_execution(training)
-    seconds = price_step(work, layout, hardware.build_machine(training.compute_dtype), spans, execution)
+    seconds = price_step(work, layout, hardware.build_machine(), spans, execution)
     shape = np.shape(layout.dp)
     parts = {
         "compute": seconds.compute_s,
@@ -374,8 +436,8 @@ def price(
         "bubble": seconds.bubble_s,
     }
     keeping = read_keepings()[hardware.platform]
-    state = build_state(training, moments, layout.moments)
-    memory = price_memory(work, layout, state, keeping, execution, read_circumstances(model, training))
+    weight_bytes, more = DTYPE_BYTES[training.weight_dtype], read_circumstances(model, training)
+    memory = StepMemory(work, layout, weight_bytes, keeping, execution, more).price()
     sizes = {part.name: getattr(memory, part.name) for part in fields(MemoryParts)}
     return Priced(
         layout=layout,
@@ -385,7 +447,7 @@ def price(
         spans=spans,
         hardware=hardware,
         work=work,
-        basis=hardware.replaced.describe_basis(training.compute_dtype),
+        basis=hardware.basis,
     )
 
 

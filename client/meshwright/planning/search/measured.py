@@ -1,27 +1,25 @@
-"""Bench results of this host in the form of the cost model: rates of the planned devices, slowest first.
+"""Bench results of this host in place of the tables' figures: three factors, of matmuls, memory and all-reduces.
 
-Rule: a bench result counts only if it covers all planned devices, and if the fixed cost of a call is a small part of
-it. A figure beyond the chip's peak is not used. Independent of the cost model: `replaced` decides which figure a result
-replaces. Imports no numpy, since the agent's own process makes measurements.
-
-These values are read of each case, by the definitions of the benches:
+A bench result counts only if it covers all planned devices and the fixed cost of a call is a small part of it; of
+several devices the slowest counts. A figure that the chip cannot have is not used. These values are read, by the
+definitions of the benches:
 
 - matmul: 2n³ FLOP of n×n×n on one device in its dtype, n of 4096 and more.
 - memory_bandwidth: S of x → −x, read and written together, on one device.
-- all_reduce, all_gather, reduce_scatter, all_to_all, permute: S × the record's busbw factor, over one group of all
-  devices that took part. Where NVLink joins some of them and not others, such a group does not represent smaller ones,
-  so it is not read.
+- all_reduce: S × the record's busbw factor, over one group of all devices that took part. Where NVLink joins some of
+  them and not others, such a group does not represent smaller ones, so it is not read.
 
-Transfers to, from and between devices by `device_put` are not read: no training step uses them. Pipeline stages send by
-a permute.
+Each scales what the tables say of such a chip by measured ÷ expected: its peak, its memory's bandwidth, and the links
+inside the host of every axis. The network between hosts is not measured here. Imports no numpy, since the agent's own
+process makes measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final
 
 from pydantic import Field
 
@@ -30,8 +28,6 @@ from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice, Wire
 from meshwright.wire.bench import BenchCase
 from meshwright.wire.cost import MeasuredFigure
-
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 
 START_S: Final = 1.3e-4
 """The fixed time of a call on the host, of any size. Source: AI-Hypercomputer/accelerator-microbenchmarks, a bfloat16
@@ -53,6 +49,24 @@ LEAST_RATIO: Final = 0.05
 """Of the published peak: a figure below is of a device that does something else, or of a bench that went wrong."""
 
 
+MATMUL_ALONE: Final = {"tpu": 0.95, "gpu": 0.8}
+"""Part of its peak that a chip reaches in a large matmul alone, where it was not measured: medians of five TPUs (XLA's
+cycles) and three GPUs (measured)."""
+
+COPY_ALONE: Final = 0.8
+"""Part of its memory's published bandwidth that a copy reaches."""
+
+LEFT_OUT: Final = "measurement_left_out"
+"""The code of the warning that a figure was not used."""
+
+KINDS: Final[dict[BenchCase, tuple[str, str, str]]] = {
+    "matmul": ("flops_per_s", "FLOP/s", "matmul"),
+    "memory_bandwidth": ("memory_bytes_per_s", "B/s", "memory bandwidth"),
+    "all_reduce": ("bus_bandwidth_bytes_per_s", "B/s", "all-reduce"),
+}
+"""Name of the rate, its unit, and what the basis of a step's time calls it."""
+
+
 class Measurement(Wire):
     """What one bench timed, without its samples; it goes from the agent to its planner."""
 
@@ -70,17 +84,19 @@ class Measurement(Wire):
     age_s: float = Field(default=0.0, description="when it was told")
 
     @property
+    def work(self) -> float:
+        """What is done in `median_s`: FLOP of a matmul, bytes of the others."""
+        return self.flop_count or self.size_bytes * (self.busbw_factor or 1.0)
+
+    @property
     def is_large(self) -> bool:
         """Whether it is of a case that plans take, and of a size that comes up to speed."""
-        match self.case:
-            case "matmul":
-                return self.flop_count >= LEAST_FLOPS
-            case "memory_bandwidth":
-                return self.size_bytes >= LEAST_MEMORY_BYTES
-            case "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all" | "permute":
-                return self.size_bytes >= LEAST_BYTES and self.axis_size == len(self.device_indices) > 1
-            case _:
-                return False
+        if self.case == "matmul":
+            return self.flop_count >= LEAST_FLOPS
+        if self.case == "memory_bandwidth":
+            return self.size_bytes >= LEAST_MEMORY_BYTES
+        is_whole = self.axis_size == len(self.device_indices) > 1
+        return self.case == "all_reduce" and self.size_bytes >= LEAST_BYTES and is_whole
 
 
 @dataclass(frozen=True)
@@ -96,72 +112,63 @@ class Timed:
         return self.large.median_s - (self.small.median_s if self.small else 0.0)
 
     @property
+    def rate(self) -> float:
+        """Work in a second."""
+        return (self.large.work - (self.small.work if self.small else 0.0)) / self.seconds
+
+    @property
     def is_long(self) -> bool:
         """Whether the fixed time of calls is a small part of it."""
         return self.seconds >= (START_S if self.small else ALONE_S)
 
-    def count(self, work: Callable[[Measurement], float]) -> float:
-        """Returns the work that the seconds are of."""
-        return work(self.large) - (work(self.small) if self.small else 0.0)
-
 
 @dataclass(frozen=True)
-class Rate:
-    """Work in a second, and the timing that it is of."""
+class Factor:
+    """A measured rate beside the tables': `default`, expected of such a chip, and its published `peak`."""
 
-    name: str
-    value: float
     timed: Timed
+    default: float
+    peak: float
 
     @property
     def case(self) -> BenchCase:
         """The bench's."""
         return self.timed.large.case
 
-    def is_plausible(self, peak: float) -> bool:
-        """Returns whether a chip of this published peak can do it."""
-        return LEAST_RATIO * peak <= self.value <= MOST_RATIO * peak
+    @property
+    def ratio(self) -> float:
+        """Measured ÷ expected."""
+        return self.timed.rate / self.default
 
-    def tell(self, default: float) -> MeasuredFigure:
+    @property
+    def is_taken(self) -> bool:
+        """Whether a chip of this published peak can do it."""
+        return LEAST_RATIO * self.peak <= self.timed.rate <= MOST_RATIO * self.peak
+
+    def to_figure(self) -> MeasuredFigure:
         """Returns the rate in the form of a plan, beside the figure that it replaces."""
         source = self.timed.large
         return MeasuredFigure(
-            name=self.name,
+            name=KINDS[self.case][0],
             case=self.case,
-            value=self.value,
-            default=default,
+            value=self.timed.rate,
+            default=self.default,
             run_id=source.run_id,
             observed_at=source.observed_at.isoformat(),
             age_s=source.age_s,
         )
 
-    def refuse(self, peak: float, default: float) -> Notice:
+    def refuse(self) -> Notice:
         """Returns the warning that it was left out."""
-        rule = f"{LEAST_RATIO:.0%} of it" if self.value < peak else f"{MOST_RATIO:g} times it"
-        side = "less than" if self.value < peak else "more than"
+        is_low = self.timed.rate < self.peak
+        rule = f"less than {LEAST_RATIO:.0%} of it" if is_low else f"more than {MOST_RATIO:g} times it"
         return Notice(
             code=LEFT_OUT,
-            message=f"{self.case} was measured at {self.value:.3g} {UNITS[self.name]} in {self.timed.large.run_id}, "
-            f"{side} {rule}, where the chip's published peak is {peak:.3g}; the tables' {default:.3g} was taken",
+            message=f"{self.case} was measured at {self.timed.rate:.3g} {KINDS[self.case][1]} in "
+            f"{self.timed.large.run_id}, {rule}, where the chip's published peak is {self.peak:.3g}; the tables' "
+            f"{self.default:.3g} was taken",
             hint="measure again while nothing else runs on the devices: POST /placement/bench",
         )
-
-
-LEFT_OUT: Final = "measurement_left_out"
-"""The code of that warning."""
-
-UNITS: Final = {"flops_per_s": "FLOP/s", "memory_bytes_per_s": "B/s", "bus_bandwidth_bytes_per_s": "B/s"}
-
-WORDS: Final[dict[BenchCase, str]] = {
-    "matmul": "matmul",
-    "memory_bandwidth": "memory bandwidth",
-    "all_reduce": "all-reduce",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "permute": "permute",
-}
-"""What the basis of a step's time calls each case."""
 
 
 @dataclass(frozen=True)
@@ -188,39 +195,19 @@ class Measurements:
         chosen = [topology.devices[place] for place in places]
         if len({(device.host, device.kind) for device in chosen}) != 1:
             return cls()
-        same = (row for row in rows if row.device_kind == chosen[0].kind)
-        singles = {"matmul", "memory_bandwidth"}
         alike = _is_joined_alike(topology, set(places))
-        kept = tuple(row for row in same if alike or row.case in singles)
-        return cls(kept, tuple(device.local_index for device in chosen))
+        same = (row for row in rows if row.device_kind == chosen[0].kind and (alike or row.case != "all_reduce"))
+        return cls(tuple(same), tuple(device.local_index for device in chosen))
 
-    def find_matmul(self, dtype: str) -> Rate | None:
-        """Returns FLOP/s of large matmuls in a dtype on the slowest device; None where a device was not measured."""
-        rows = [row for row in self.rows if row.case == "matmul" and row.dtype == dtype]
-        return self._find_slowest("flops_per_s", rows, lambda row: row.flop_count)
-
-    def find_memory(self) -> Rate | None:
-        """Returns bytes/s, read and written together, of the slowest device; None where a device was not measured."""
-        rows = [row for row in self.rows if row.case == "memory_bandwidth"]
-        return self._find_slowest("memory_bytes_per_s", rows, lambda row: float(row.size_bytes))
-
-    def find_collective(self, case: Collective) -> Rate | None:
-        """Returns the bus bandwidth over a group with all planned devices; None where there is no such group."""
-        planned = set(self.devices)
-        rows = [row for row in self.rows if row.case == case and planned <= set(row.device_indices)]
-        timed = find_newest(rows) if len(planned) > 1 else None
-        if timed is None:
-            return None
-        work = timed.count(lambda row: row.size_bytes * row.busbw_factor)
-        return Rate("bus_bandwidth_bytes_per_s", work / timed.seconds, timed)
-
-    def _find_slowest(
-        self, name: str, rows: Sequence[Measurement], work: Callable[[Measurement], float]
-    ) -> Rate | None:
-        """Returns the least rate of the devices, each by itself."""
-        each = [find_newest([row for row in rows if row.device_indices == (index,)]) for index in self.devices]
-        rates = [Rate(name, timed.count(work) / timed.seconds, timed) for timed in each if timed is not None]
-        return min(rates, key=lambda rate: rate.value) if rates and len(rates) == len(each) else None
+    def find(self, case: BenchCase, dtype: str | None = None) -> Timed | None:
+        """Returns the timing of the slowest device, or of a group with all of them; None where one was not measured."""
+        rows = [row for row in self.rows if row.case == case and dtype in (None, row.dtype)]
+        groups = [[row for row in rows if row.device_indices == (index,)] for index in self.devices]
+        if case == "all_reduce":
+            groups = [[row for row in rows if set(self.devices) <= set(row.device_indices)]]
+        timed = [found for group in groups if (found := find_newest(group))]
+        is_known = len(timed) == len(groups) and (case != "all_reduce" or len(self.devices) > 1)
+        return min(timed, key=lambda each: each.rate) if timed and is_known else None
 
 
 def find_newest(rows: Sequence[Measurement]) -> Timed | None:

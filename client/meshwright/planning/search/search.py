@@ -1,26 +1,26 @@
 """A search for the best mesh of a model: the fastest that fit, each as a whole plan, and why the others were rejected.
 
 Where nothing fits, there is no plan, and every family is reported with its reason.
+
+An audit offers the best that the devices of a given mesh could do with the same batch: a mesh that was priced by its
+sizes, is legal and fits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
-from meshwright.planning.cost.capacity import GPU_FRACTION, find_capacity, find_memory_fraction
-from meshwright.planning.cost.layout import REMATS, Layout
-from meshwright.planning.cost.memory import Moments
-from meshwright.planning.cost.memory import read_moments as read_own_moments
-from meshwright.planning.cost.spans import AXES, Spans
+from meshwright.planning.cost.memory import DTYPE_BYTES, count_optimizer_bytes, read_moments
+from meshwright.planning.cost.spans import AXES, REMATS, Layout, Spans
 from meshwright.planning.cost.step_time import find_spread
+from meshwright.planning.hardware import GPU_FRACTION, find_capacity, find_memory_fraction
 from meshwright.planning.parallelism import (
     MeshAxes,
     check_sequence,
@@ -29,19 +29,11 @@ from meshwright.planning.parallelism import (
     name_axis,
     write_values,
 )
-from meshwright.planning.search.candidates import (
-    PARTS,
-    Bounds,
-    Hardware,
-    Priced,
-    Space,
-    list_space,
-    price,
-)
+from meshwright.planning.search.candidates import PARTS, Bounds, Hardware, Priced, Space, list_space, price
 from meshwright.planning.search.measured import Measurements
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
-from meshwright.wire.cost import PlanMemory, PlanSchedule, PlanStepTime
+from meshwright.wire.cost import AuditAlternative, PlanAudit, PlanMemory, PlanSchedule, PlanStepTime
 from meshwright.wire.mesh import EQUAL_WITHIN, Plan, Plans, Rejected, SearchRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -58,7 +50,6 @@ class Question:
         hardware: the hardware of the step.
         memory_fraction: part of a GPU's memory that the job may take.
         price_per_device_hour: None: not given.
-        moments: states of the optimizer to choose from; empty: that of `training`.
     """
 
     model: ModelSpec
@@ -66,19 +57,10 @@ class Question:
     hardware: Hardware
     memory_fraction: float
     price_per_device_hour: float | None = None
-    moments: tuple[Moments, ...] = ()
 
     def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
         """Returns the cost of candidates; `spans` are the links of axes, where an order of devices gives them."""
-        return price(
-            layout,
-            self.model,
-            self.training,
-            self.hardware,
-            self.memory_fraction,
-            moments=self.moments,
-            spans=spans,
-        )
+        return price(layout, self.model, self.training, self.hardware, self.memory_fraction, spans=spans)
 
     def list_space(self, bounds: Bounds) -> Space:
         """Returns all candidates within bounds."""
@@ -102,7 +84,8 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
         "gradient_accumulation_steps": passes,
     }
     arrays = {name: np.asarray([value], dtype=np.int64) for name, value in values.items()}
-    return Layout(**arrays, remat=np.asarray([REMATS.index(training.remat)], dtype=np.int64))
+    remat, optimizer = np.asarray([REMATS.index(training.remat)]), np.asarray([count_optimizer_bytes(training)])
+    return Layout(**arrays, remat=remat, optimizer_bytes=optimizer)
 
 
 def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
@@ -115,6 +98,7 @@ def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Lay
     )
     counts, kinds = np.array([(count, REMATS.index(remat)) for count in passes for remat in remats]).T
     sizes = {axis: np.full(len(counts), int(getattr(layout, axis))) for axis in AXES}
+    sizes["optimizer_bytes"] = np.full(len(counts), layout.optimizer_bytes)
     return Layout(**sizes, micro_batch_size=share // counts, gradient_accumulation_steps=counts, remat=kinds)
 
 
@@ -131,7 +115,7 @@ def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str
         "tokens_per_s": tokens / total_s,
         "mfu": priced.work.flops_per_token * tokens / total_s / question.hardware.devices / peak,
         "largest_batch": find_largest_batch(question, layout),
-        "measured": question.hardware.replaced.list_figures(question.training.compute_dtype),
+        "measured": tuple(factor.to_figure() for factor in question.hardware.factors if factor.is_taken),
     }
     if question.price_per_device_hour is not None:
         price = question.price_per_device_hour * question.hardware.devices / 3600 * total_s
@@ -188,7 +172,9 @@ _SUMMED_OVER: Final = ("ep", "cp", "fsdp")
 def build_schedule(question: Question, layout: Layout) -> PlanSchedule:
     """Returns how the batch goes through a candidate."""
     training = question.training
-    moments = question.moments[int(layout.moments)] if question.moments else read_own_moments(training)
+    moments = read_moments(training)
+    if layout.optimizer_bytes != count_optimizer_bytes(training):  # a search chose another
+        moments = tuple(dtype for dtype, size in DTYPE_BYTES.items() if 2 * size == layout.optimizer_bytes) * 2
     first, second = (*moments, None, None)[:2]
     return PlanSchedule(
         micro_batch_size=int(layout.micro_batch_size),
@@ -216,7 +202,7 @@ def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> i
 _TRIED_AT_ONCE: Final = 16
 """Micro-batches: 2^20 is narrowed down to 1 in five rounds."""
 
-_HELD: Final = (*AXES, "remat", "moments")
+_HELD: Final = (*AXES, "remat", "optimizer_bytes")
 """Fields of a candidate that its largest batch keeps."""
 
 
@@ -285,7 +271,7 @@ def price_best(question: Question, bounds: Bounds) -> Best | None:
     priced = question.price(space.layout)
     place = choose_schedule(priced)
     chosen = priced.layout.take(place)
-    shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
+    shape = chosen.mesh_shape
     if not priced.fits[place]:
         return Best(shape, math.inf, math.inf)
     return Best(shape, float(priced.total_s[place]), float(weigh(priced)[place]))
@@ -313,12 +299,16 @@ def list_rejected(
         ordered: place → seconds of a step, for the candidates whose devices were ordered.
     """
     meshes = _stack_meshes(priced)
-    slower, larger = leaders[priced.fits[leaders]], leaders[~priced.fits[leaders]]
     told = {_name_family(meshes[place]) for place in best}
-    return (
-        *islice(_list_losers(priced, meshes, slower, best, told, ordered), FAMILIES_MOST),
-        *islice(_list_losers(priced, meshes, larger, best, told, ordered), FAMILIES_MOST),
-    )
+    found: dict[bool, list[Rejected]] = {True: [], False: []}
+    for place in map(int, leaders):
+        family, same = _name_family(meshes[place]), found[bool(priced.fits[place])]
+        if family not in told and len(same) < FAMILIES_MOST:
+            told.add(family)
+            shape = {axis: int(size) for axis, size in zip(AXES, meshes[place], strict=True) if size > 1} or {"dp": 1}
+            reason, message = _explain(priced, place, best[0] if best else None, ordered)
+            same.append(Rejected(mesh_shape=shape, reason=reason, message=message))
+    return (*found[True], *found[False])
 
 
 def _stack_meshes(priced: Priced) -> NDArray[np.int64]:
@@ -345,25 +335,6 @@ def _find_firsts(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the first place of each distinct row, ascending."""
     _, first = np.unique(rows, axis=0, return_index=True)
     return np.sort(first)
-
-
-def _list_losers(
-    priced: Priced,
-    meshes: NDArray[np.int64],
-    leaders: NDArray[np.int64],
-    best: Sequence[int],
-    told: set[tuple[str, ...]],
-    ordered: Mapping[int, float],
-) -> Iterator[Rejected]:
-    """Yields the leader of each family that was not reported yet."""
-    for place in map(int, leaders):
-        family = _name_family(meshes[place])
-        if family in told:
-            continue
-        told.add(family)
-        shape = {axis: int(size) for axis, size in zip(AXES, meshes[place], strict=True) if size > 1} or {"dp": 1}
-        reason, message = _explain(priced, place, best[0] if best else None, ordered)
-        yield Rejected(mesh_shape=shape, reason=reason, message=message)
 
 
 def _name_family(sizes: NDArray[np.int64]) -> tuple[str, ...]:
@@ -433,7 +404,6 @@ def build_question(
     *,
     memory_strategy: str | None = None,
     price_per_device_hour: float | None = None,
-    moments: tuple[Moments, ...] = (),
     measured: Measurements | None = None,
 ) -> Question:
     """Returns the question to price.
@@ -444,21 +414,16 @@ def build_question(
         devices: their number.
         memory_strategy: the part of a GPU's memory that the job takes; None: that of a training job.
         price_per_device_hour: None: not given.
-        moments: states of the optimizer to choose from; empty: that of `training`.
         measured: bench results of them, where the topology is this host's.
 
     Raises:
         PlanInfeasibleError: no figures are known for such hardware.
-        InvalidRequestError: moments of another optimizer than AdamW; or sequences are longer than the model's learned
-            positions.
+        InvalidRequestError: sequences are longer than the model's learned positions.
     """
     check_sequence(model, training)
-    if moments and training.optimizer != "adamw":
-        message = f"moment_dtypes are of AdamW's moments, and the optimizer is {training.optimizer}"
-        raise InvalidRequestError.of("moment_dtypes", message, 'leave them out, or use "optimizer": "adamw"')
     fraction = find_memory_fraction(memory_strategy, trains=True)
     hardware = Hardware.of(topology, devices, measured)
-    return Question(model, training, hardware, fraction, price_per_device_hour, moments)
+    return Question(model, training, hardware, fraction, price_per_device_hour)
 
 
 def price_plan(plan: Plan, question: Question) -> Plan:
@@ -533,25 +498,29 @@ def _order_best(
 
 def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan]) -> Plan:
     """Returns the plan of a candidate with its cost on the order of its devices."""
-    shape = {axis: int(getattr(chosen, axis)) for axis in AXES if int(getattr(chosen, axis)) > 1}
+    shape = chosen.mesh_shape
     made = lay_out(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items()))
     ordered = question.price(_keep_one(chosen), read_order(made, question.hardware))
     told = tell(question, ordered, 0, made.mesh_shape)
-    return made.model_copy(
-        update={
-            **told,
-            "warnings": (*made.warnings, *_list_notices(question, told["memory"])),
-        }
-    )
+    return made.model_copy(update={**told, "warnings": (*made.warnings, *_list_notices(question, told["memory"]))})
 
 
 def read_bounds(request: SearchRequest) -> Bounds:
-    """Returns the choices of a search: given training fields are fixed, and missing ones are free."""
+    """Returns the choices of a search: given training fields are fixed, and missing ones are free.
+
+    Raises:
+        InvalidRequestError: moments of another optimizer than AdamW.
+    """
+    optimizer = request.training.optimizer
+    if request.moment_dtypes and optimizer != "adamw":
+        message = f"moment_dtypes are of AdamW's moments, and the optimizer is {optimizer}"
+        raise InvalidRequestError.of("moment_dtypes", message, 'leave them out, or use "optimizer": "adamw"')
     free = bound_schedule(request.training)
     axes = {str(axis): size for axis, size in request.axes.items()}
     at_most = {str(axis): size for axis, size in request.at_most.items()}
     remats = tuple(dict.fromkeys(request.remat)) or free.remats
-    return Bounds(axes, at_most, remats, free.gradient_accumulation_steps, read_moments(request))
+    states = tuple(2 * DTYPE_BYTES[dtype] for dtype in dict.fromkeys(request.moment_dtypes))
+    return Bounds(axes, at_most, remats, free.gradient_accumulation_steps, states)
 
 
 def bound_schedule(training: TrainingSpec) -> Bounds:
@@ -559,11 +528,6 @@ def bound_schedule(training: TrainingSpec) -> Bounds:
     given = training.model_fields_set
     passes = training.gradient_accumulation_steps if "gradient_accumulation_steps" in given else None
     return Bounds(remats=(training.remat,) if "remat" in given else REMATS, gradient_accumulation_steps=passes)
-
-
-def read_moments(request: SearchRequest) -> tuple[Moments, ...]:
-    """Returns the states of the optimizer that a search may choose from; empty: that of `training`."""
-    return tuple(dict.fromkeys((dtype, dtype) for dtype in request.moment_dtypes))
 
 
 def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
@@ -620,7 +584,7 @@ def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
     """Returns the warnings of measured figures that are impossible for such a chip, and of a step that does not fit in
     the part of a GPU's memory that JAX takes by default."""
     hardware = question.hardware
-    measured = hardware.replaced.list_notices(question.training.compute_dtype)
+    measured = tuple(factor.refuse() for factor in hardware.factors if not factor.is_taken)
     default = find_capacity(hardware.chip, hardware.memory_bytes, GPU_FRACTION)
     if hardware.platform != "gpu" or not memory.fits or memory.per_device_bytes <= default:
         return measured
@@ -679,3 +643,47 @@ def _list_batches(devices: int, batch: int) -> list[int]:
 
 def _is_legal(question: Question, bounds: Bounds, batch: int) -> bool:
     return question.with_batch(batch).list_space(bounds).size > 0
+
+
+def audit_plan(plan: Plan, question: Question) -> PlanAudit:
+    """Returns the fastest fitting mesh of a plan's devices, or the plan's own where no mesh is faster beyond the error.
+
+    Args:
+        plan: for a given mesh, with its cost.
+        question: the question that it was priced for.
+    """
+    assert plan.step_time is not None
+    assert plan.memory is not None
+    assert plan.schedule is not None
+    priced = question.price(question.list_space(Bounds()).layout)
+    own = question.price(read_layout(plan.mesh_shape, question.training))
+    weighed_s = plan.step_time.total_s * float(weigh(own)[0] / own.total_s[0])
+    best = next((int(place) for place in list_leaders(priced)[:1] if priced.fits[place]), None)
+    shape, schedule, own_s = plan.mesh_shape, plan.schedule, plan.step_time.total_s
+    fits, total_s = plan.memory.fits is not False, own_s
+    message = f"this is the best: no other mesh that fits saves {EQUAL_WITHIN:.0%} of the step"
+    if best is None and not fits:
+        return PlanAudit(best=None)
+    if best is not None and not (fits and weigh(priced)[best] > weighed_s * (1 - EQUAL_WITHIN)):
+        total_s, layout = float(priced.total_s[best]), priced.layout.take(best)
+        shape, schedule, ratio = _name_axes(layout, plan), build_schedule(question, layout), total_s / own_s
+        than = f"{abs(ratio - 1):.0%} {'less' if ratio < 1 else 'more'}" if round(ratio, 2) != 1 else "the same"
+        mesh = " × ".join(f"{name}:{size}" for name, size in shape.items())
+        count = schedule.gradient_accumulation_steps
+        batch = f"{count} micro-batch{'es' * (count > 1)} of {schedule.micro_batch_size}"
+        more = "" if fits else "; the mesh that was given does not fit"
+        message = f"{mesh}, {batch}, remat {schedule.remat}: {total_s:.3g} s a step, {than}{more}"
+    saved = max(0.0, 1 - total_s / own_s)
+    alternative = AuditAlternative(
+        mesh_shape=shape, schedule=schedule, total_s=total_s, saved_fraction=saved, message=message
+    )
+    return PlanAudit(best=alternative)
+
+
+def _name_axes(layout: Layout, plan: Plan) -> dict[str, int]:
+    """Returns the shape of a candidate, the outermost axis first, by the plan's own names where it has them."""
+    names: dict[str, str] = {}
+    for name, size in plan.mesh_shape.items():
+        if size > 1:
+            names.setdefault(name_axis(name), name)
+    return {names.get(axis, axis): size for axis, size in (layout.mesh_shape or {"dp": 1}).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planning.cost.capacity import find_capacity
+from meshwright.planning.hardware import find_capacity
 from meshwright.topology.chips import find_chip
 
 GIB = 2**30

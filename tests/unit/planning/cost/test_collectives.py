@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,21 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planning.cost.collectives import (
-    Figure,
     Wire,
     gpu_wire,
     network_wire,
-    time_all_gather,
-    time_all_gather_across,
-    time_all_reduce,
-    time_all_reduce_across,
-    time_all_to_all,
-    time_all_to_all_across,
+    time_across,
+    time_collective,
     time_permute,
     torus_wire,
 )
 
-Timing = Callable[[Any, Wire], Figure]
+time_all_gather = partial(time_collective, "all_gather")
+time_all_gather_across = partial(time_across, "all_gather")
+time_all_reduce = partial(time_collective, "all_reduce")
+time_all_reduce_across = partial(time_across, "all_reduce")
+time_all_to_all = partial(time_collective, "all_to_all")
+time_all_to_all_across = partial(time_across, "all_to_all")
+
+Timing = Callable[[Any, Wire], Any]
 TIMINGS: tuple[Timing, ...] = (
     time_all_gather,
     time_all_reduce,
@@ -177,8 +180,3 @@ def test_over_one_node_or_one_device_a_node_only_one_stage_is_left(
         assert across(byte_count, inner, alone_out, pipelined=pipelined) == timing(byte_count, inner)
         assert across(byte_count, alone_in, outer, pipelined=pipelined) == timing(byte_count, outer)
         assert across(byte_count, inner, outer, pipelined=True) <= across(byte_count, inner, outer, pipelined=False)
-
-
-def test_a_torus_whose_lists_differ_in_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 dims, 1 wraps, 2 strides"):
-        torus_wire(LINK, (4, 4), (True,))

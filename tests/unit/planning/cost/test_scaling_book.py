@@ -7,23 +7,21 @@ What the book measured beside its theory is in `test_reached.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
-from meshwright.planning.cost.collectives import (
-    gpu_wire,
-    network_wire,
-    time_all_gather,
-    time_all_gather_across,
-    time_all_reduce,
-    time_all_to_all,
-    time_all_to_all_across,
-    torus_wire,
-)
+from meshwright.planning.cost.collectives import gpu_wire, network_wire, time_across, time_collective, torus_wire
 from meshwright.planning.models import find_preset
 from meshwright.planning.tensors import count_parameters
 from meshwright.topology.chips import Chip, find_chip
+
+time_all_gather = partial(time_collective, "all_gather")
+time_all_gather_across = partial(time_across, "all_gather")
+time_all_reduce = partial(time_collective, "all_reduce")
+time_all_to_all = partial(time_collective, "all_to_all")
+time_all_to_all_across = partial(time_across, "all_to_all")
 
 WITHIN = 0.02
 
@@ -63,9 +61,9 @@ RING = torus_wire(V4, (4,), (True,))
 PLANE = torus_wire(V4, (4, 4), (True, True))
 LINE = torus_wire(V5E, (4,), (False,))
 CORNERS = torus_wire(V5E, (4, 4), (False, False))
-NODE = gpu_wire(H100_LINKS, 8, hop_s=0)
+NODE = replace(gpu_wire(H100_LINKS, 8), hop_s=0)
 """The book's theory of GPUs leaves latency out."""
-NETWORK = network_wire(H100_NICS / 8, 32, hop_s=0)
+NETWORK = replace(network_wire(H100_NICS / 8, 32), hop_s=0)
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ COLLECTIVES = [
         "H100: 2 nodes are bound inside: 514 GB/s",
         "gpus Q4.5",
         1 / 514e9,
-        time_all_gather_across(1, NODE, network_wire(H100_NICS / 8, 2, hop_s=0)),
+        time_all_gather_across(1, NODE, replace(network_wire(H100_NICS / 8, 2), hop_s=0)),
     ),
     Case(
         "H100: all-to-all over 32 nodes, V·31 ÷ (32²·400e9)",
@@ -121,7 +119,6 @@ TRAINING = [
 
 @pytest.mark.parametrize("case", [*COLLECTIVES, *TRAINING], ids=lambda case: case.name)
 def test_an_answer_of_the_book_comes_out_within_two_percent(case: Case) -> None:
-    assert isinstance(case.ours, float | int)
     assert case.ours == pytest.approx(case.book, rel=WITHIN)
 
 

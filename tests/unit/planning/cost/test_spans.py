@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.spans import AXES, lay_on_hosts
+from meshwright.planning.cost.spans import AXES, Layout, lay_on_hosts
 from meshwright.planning.search.candidates import Hardware
 from meshwright.topology.targets import build_target
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.planning.cost.layout import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
-from meshwright.planning.cost.spans import lay_on_hosts
+from meshwright.planning.cost.spans import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout, lay_on_hosts
 from meshwright.planning.cost.step_time import LAW, Execution, Law, Machine, StepTime, find_spread, price_step
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.cost.layout import Layout
-from meshwright.planning.cost.spans import AXES, Spans, lay_on_torus, read_spans
+from meshwright.planning.cost.spans import AXES, Layout, Spans, lay_on_torus, read_spans
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.search.candidates import Hardware
 from meshwright.spec import MeshSpec

@@ -66,7 +66,7 @@ def test_where_nothing_fits_the_answer_says_what_one_sequence_a_part_needs() -> 
 
 
 @pytest.mark.parametrize(("target", "mesh", "model"), MESHES)
-@pytest.mark.parametrize("gradient_accumulation_steps", [1, 4])
+@pytest.mark.parametrize("passes", [1, 4])
 def test_the_largest_fits_and_one_more_a_part_does_not(
     target: str, mesh: dict[str, int], model: str, passes: int
 ) -> None:
@@ -82,7 +82,7 @@ def test_the_largest_fits_and_one_more_a_part_does_not(
 @given(
     case=st.sampled_from(MESHES),
     sequence=st.sampled_from([64, 96, 1000, 1024, 4096, 16384]),
-    gradient_accumulation_steps=st.sampled_from([None, 1, 2, 3]),
+    passes=st.sampled_from([None, 1, 2, 3]),
     units=st.integers(1, 400),
 )
 def test_what_is_recommended_is_whole_fits_and_is_no_more_than_asked(

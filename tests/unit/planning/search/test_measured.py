@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.search.measured import Measurement, Measurements, Rate, Timed, find_newest, pick_newest
+from meshwright.planning.search.measured import Factor, Measurement, Measurements, Timed, find_newest, pick_newest
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from tests.fakes.measured import (
@@ -27,35 +26,34 @@ def choose(rows: Sequence[Measurement], places: Sequence[int] = range(8), topolo
     return Measurements.of(rows, topology, places)
 
 
-def read_rate(rate: Rate | None) -> float:
-    assert rate is not None
-    return rate.value
+def read_rate(timed: Timed | None) -> float:
+    assert timed is not None
+    return timed.rate
 
 
 def test_two_sizes_give_the_rate_without_what_each_call_takes() -> None:
     # 8192³ takes 1.0995e12 FLOP: 2.7488 ms at 400 TFLOP/s, and 0.2 ms more that 4096³ takes as well.
     assert build_matmul(0, 4e14).median_s == pytest.approx(2.9488e-3, rel=1e-4)
-    assert read_rate(choose(build_host(4e14)).find_matmul("bfloat16")) == pytest.approx(4e14)
+    assert read_rate(choose(build_host(4e14)).find("matmul", "bfloat16")) == pytest.approx(4e14)
 
 
 def test_the_slowest_of_the_planned_devices_counts_since_all_wait_for_it() -> None:
     rows = [build_matmul(index, 4e14 if index == 5 else 6e14, n=n) for index in range(8) for n in (4096, 8192)]
-    assert read_rate(choose(rows).find_matmul("bfloat16")) == pytest.approx(4e14)
-    assert read_rate(choose(rows, (0, 1, 2, 3)).find_matmul("bfloat16")) == pytest.approx(6e14)
+    assert read_rate(choose(rows).find("matmul", "bfloat16")) == pytest.approx(4e14)
+    assert read_rate(choose(rows, (0, 1, 2, 3)).find("matmul", "bfloat16")) == pytest.approx(6e14)
 
 
-@pytest.mark.parametrize("case", FACTORS)
-def test_a_collective_over_all_planned_devices_gives_its_bus_bandwidth(case: Any) -> None:
-    rows = [build_collective(case, 3e11, size_bytes=size * MIB) for size in (16, 256)]
-    assert read_rate(choose(rows).find_collective(case)) == pytest.approx(3e11)
-    assert read_rate(choose(rows, (2, 3)).find_collective(case)) == pytest.approx(3e11)
-    assert choose(rows, (2,)).find_collective(case) is None  # one device has nobody to exchange with
+def test_an_all_reduce_over_all_planned_devices_gives_its_bus_bandwidth() -> None:
+    rows = [build_collective("all_reduce", 3e11, size_bytes=size * MIB) for size in (16, 256)]
+    assert read_rate(choose(rows).find("all_reduce")) == pytest.approx(3e11)
+    assert read_rate(choose(rows, (2, 3)).find("all_reduce")) == pytest.approx(3e11)
+    assert choose(rows, (2,)).find("all_reduce") is None  # one device has nobody to exchange with
 
 
 def test_figures_of_one_host_say_nothing_of_several() -> None:
     two = build_target("2*h100:8")
     assert choose(build_host(4e14), range(16), two) == Measurements()
-    assert choose(build_host(4e14), range(8), two).find_matmul("bfloat16") is not None
+    assert choose(build_host(4e14), range(8), two).find("matmul", "bfloat16") is not None
 
 
 def test_the_newest_run_counts_and_an_older_one_where_it_is_too_short() -> None:
@@ -83,19 +81,20 @@ rows_of_runs = st.lists(
 def test_what_is_kept_of_many_runs_gives_the_same_rates(rows: list[Measurement]) -> None:
     rows = sorted(rows, key=lambda row: row.run_id)
     whole, kept = choose(rows), choose(pick_newest(rows))
-    for case in FACTORS:
-        assert kept.find_collective(case) == whole.find_collective(case)  # type: ignore[arg-type]
-    assert len(kept.rows) <= 2 * len(FACTORS)
+    assert kept.find("all_reduce") == whole.find("all_reduce")
+    assert len(kept.rows) <= 2
 
 
 def test_what_no_such_chip_can_do_is_refused_with_both_values() -> None:
-    rate = choose(build_host(1.3e15)).find_matmul("bfloat16")
-    assert rate is not None
-    assert not rate.is_plausible(989e12)
-    assert rate.is_plausible(1.3e15 / 1.2 * 1.001)
-    assert rate.is_plausible(1.3e15 / 0.05 * 0.999)
-    assert not rate.is_plausible(1.3e15 / 0.05 * 1.001)
-    high, low = rate.refuse(989e12, 794e12).message, rate.refuse(989e14, 794e14).message
+    timed = choose(build_host(1.3e15)).find("matmul", "bfloat16")
+    assert timed is not None
+    assert not Factor(timed, 794e12, 989e12).is_taken
+    assert Factor(timed, 794e12, 1.3e15 / 1.2 * 1.001).is_taken
+    assert Factor(timed, 794e12, 1.3e15 / 0.05 * 0.999).is_taken
+    assert not Factor(timed, 794e12, 1.3e15 / 0.05 * 1.001).is_taken
+    high, low = (
+        Factor(timed, default, peak).refuse().message for default, peak in ((794e12, 989e12), (794e14, 989e14))
+    )
     assert "1.3e+15 FLOP/s in run-0001, more than 1.2 times it" in high
     assert "9.89e+14" in high
     assert "7.94e+14 was taken" in high

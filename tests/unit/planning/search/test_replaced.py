@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.planning.cost.layout import Layout
+from meshwright.planning.cost.collectives import Wire
+from meshwright.planning.cost.spans import Layout
 from meshwright.planning.cost.step_time import LAW
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.candidates import Hardware
@@ -67,7 +68,7 @@ def _ratio(flops_per_s: float) -> float:
 
 def test_memory_goes_at_the_rate_of_the_bench_and_mfu_stays_of_the_peak() -> None:
     rows = [build_memory(index, 2e12, size_bytes=size * MIB) for index in range(8) for size in (256, 1024)]
-    machine = build(rows).build_machine("bfloat16")
+    machine = build(rows).build_machine()
     assert machine.memory_bytes_per_s == pytest.approx(2e12 / 0.8)
     assert machine.flops_per_s == 989e12
     slow, fast = plan(rows), plan()
@@ -78,18 +79,16 @@ def test_memory_goes_at_the_rate_of_the_bench_and_mfu_stays_of_the_peak() -> Non
     assert slow.mfu / fast.mfu == pytest.approx(fast.step_time.total_s / slow.step_time.total_s)
 
 
-@pytest.mark.parametrize("case", FACTORS)
-def test_a_collective_is_estimated_to_take_what_it_took(case: Any) -> None:
-    spans = build(build_pair(case, 2e11)).lay(Layout(**{_AXIS[case]: 8}))
-    span, ranks = spans[_AXIS[case]], 8 if case == "all_to_all" else 1
-    if case == "permute":
-        taken = [float(span.send(size * MIB)) for size in (16, 256)]
-    else:
-        taken = [float(span.time(case, size * MIB * ranks)) for size in (16, 256)]
-    assert taken[1] - taken[0] == pytest.approx(240 * MIB * FACTORS[case] / 2e11)
+def test_an_all_reduce_is_estimated_to_take_what_it_took_and_other_collectives_go_as_it_does() -> None:
+    published, measured = build([]).lay(Layout(tp=8)), build(build_pair("all_reduce", 2e11)).lay(Layout(tp=8))
+    taken = [float(measured["tp"].time("all_reduce", size * MIB)) for size in (16, 256)]
+    assert taken[1] - taken[0] == pytest.approx(240 * MIB * FACTORS["all_reduce"] / 2e11, rel=0.05)
+    ratios = {axis: read_rate(measured[axis].inner) / read_rate(published[axis].inner) for axis in measured}
+    assert len({round(ratio, 9) for ratio in ratios.values()}) == 1
 
 
-_AXIS = {"all_reduce": "tp", "all_gather": "cp", "reduce_scatter": "fsdp", "all_to_all": "ep", "permute": "pp"}
+def read_rate(wire: Wire) -> float:
+    return float(np.asarray(wire.bytes_per_s))
 
 
 def test_a_torus_is_estimated_to_take_what_it_took(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_a_torus_is_estimated_to_take_what_it_took(tmp_path: Path) -> None:
     hardware = build(rows, slice_)
     span = hardware.lay(Layout(tp=8))["tp"]
     taken = [float(span.time("all_reduce", size * MIB)) for size in (16, 256)]
-    assert taken[1] - taken[0] == pytest.approx(240 * MIB * 1.75 / 5e10)
+    assert taken[1] - taken[0] == pytest.approx(240 * MIB * 1.75 / 5e10, rel=0.05)
     published, half = build([], slice_).lay(Layout(tp=2))["tp"].inner, hardware.lay(Layout(tp=2))["tp"].inner
     ratio = float(np.asarray(half.bytes_per_s) / np.asarray(published.bytes_per_s))
     assert float(np.asarray(half.neighbor_bytes_per_s) / np.asarray(published.neighbor_bytes_per_s)) == ratio != 1
@@ -120,7 +119,7 @@ def test_a_plan_whose_axis_has_a_slower_link_is_priced_at_what_was_measured_over
     assert float(np.asarray(span.inner.bytes_per_s)) == pytest.approx(float(np.asarray(laid.inner.bytes_per_s)))
     # The fakes' factor is that of 8 ranks, whatever the size of the group.
     taken = [float(span.time("all_reduce", size * MIB)) for size in (16, 256)]
-    assert taken[1] - taken[0] == pytest.approx(240 * MIB * 1.75 / 1.2e10)
+    assert taken[1] - taken[0] == pytest.approx(240 * MIB * 1.75 / 1.2e10, rel=0.05)
 
 
 # ---- what plans say ------------------------------------------------------------------------------------
@@ -133,9 +132,9 @@ def test_a_plan_tells_each_figure_beside_the_tables_own_with_run_and_age() -> No
     assert (figure.name, figure.case, figure.run_id, figure.age_s) == ("flops_per_s", "matmul", "run-0042", 3600.0)
     memory = [build_memory(index, 1e12, size_bytes=2048 * MIB) for index in range(8)]
     assert [each.default for each in plan(memory).measured] == [pytest.approx(0.8 * 3.35e12)]
-    (wire,) = plan(build_pair("all_gather", 2e11)).measured
+    (wire,) = plan(build_pair("all_reduce", 2e11)).measured
     # 82.2 % of 450 GB/s, and 16 to 256 MiB come up to speed by 7.26 ns for each √byte.
-    moved = [size * MIB * 0.875 for size in (16, 256)]
+    moved = [size * MIB * 1.75 for size in (16, 256)]
     taken = [part / (0.822 * 450e9) + 7.26e-9 * part**0.5 for part in moved]
     assert wire.default == pytest.approx((moved[1] - moved[0]) / (taken[1] - taken[0]))
 

@@ -36,7 +36,7 @@ def _signature(function: Any) -> list[tuple[Any, ...]]:
     parameters = inspect.signature(function).parameters.values()
     annotations = [re.sub(r"Awaitable\[None\]|None", "None", str(p.annotation)) for p in parameters]
     return [
-        (p.name, p.kind, p.default, annotation.replace("AsyncHttpClient", "HttpClient"))
+        (p.name, p.kind, p.default, annotation.replace("AsyncHttp", "Http").replace("AsyncBase", "Base"))
         for p, annotation in zip(parameters, annotations, strict=True)
     ]
 
@@ -236,6 +236,18 @@ def test_an_iterator_that_is_left_early_closes_its_stream() -> None:
 def test_a_wrong_address_is_refused_when_the_client_is_made() -> None:
     with pytest.raises(SettingsError, match="localhost:8790"):
         Client("localhost:8790")
+
+
+def test_a_given_transport_is_httpxs_own() -> None:
+    transport = FakeAgent("cpu:8").transport()
+    with Client("http://fake", transport=transport) as client:
+        assert client.devices().platform == "cpu"
+
+    async def ask_async() -> str:
+        async with AsyncClient("http://fake", transport=transport) as client:
+            return (await client.devices()).platform
+
+    assert asyncio.run(ask_async()) == "cpu"
 
 
 def test_a_given_http_client_keeps_its_address_and_stays_open() -> None:

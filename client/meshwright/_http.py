@@ -25,22 +25,34 @@ AsyncHttpClient = httpx.AsyncClient
 CONNECT_TIMEOUT_S: Final = 5.0
 
 
-def build_client(settings: Settings, timeout_s: float | None, *, max_connections: int | None = None) -> httpx.Client:
+def build_client(
+    settings: Settings,
+    timeout_s: float | None,
+    transport: httpx.BaseTransport | None = None,
+    *,
+    max_connections: int | None = None,
+) -> httpx.Client:
     """Returns a connection pool to the agent; proxies of the environment are used for remote agents only.
 
     One pool can serve many agents that are alike in socket, locality and TLS: `max_connections` is for all of them.
     """
     socket = settings.address.socket
-    transport = httpx.HTTPTransport(uds=socket, trust_env=False) if socket else None
+    if transport is None and socket:
+        transport = httpx.HTTPTransport(uds=socket, trust_env=False)
     return httpx.Client(transport=transport, **_options(settings, timeout_s, max_connections))
 
 
 def build_async_client(
-    settings: Settings, timeout_s: float | None, *, max_connections: int | None = None
+    settings: Settings,
+    timeout_s: float | None,
+    transport: httpx.AsyncBaseTransport | None = None,
+    *,
+    max_connections: int | None = None,
 ) -> httpx.AsyncClient:
     """Returns the same for asyncio."""
     socket = settings.address.socket
-    transport = httpx.AsyncHTTPTransport(uds=socket, trust_env=False) if socket else None
+    if transport is None and socket:
+        transport = httpx.AsyncHTTPTransport(uds=socket, trust_env=False)
     return httpx.AsyncClient(transport=transport, **_options(settings, timeout_s, max_connections))
 
 

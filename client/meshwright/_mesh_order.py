@@ -133,7 +133,7 @@ def _order_granule(
         return granule
     kind = granule[0].device_kind
     places = [build_place(getattr(device, "coords", None), getattr(device, "core_on_chip", None)) for device in granule]
-    grid = build_grid(places, range(len(granule)), lambda _, dimensions: find_rings(kind, dimensions))
+    grid = build_grid(places, range(len(granule)), lambda dimensions: find_rings(kind, dimensions))
     if grid is None:  # the devices do not fill a box
         order, _ = order_group(sizes, weights, _build_topology(granule), range(len(granule)))
         return [granule[rank] for rank in order]

@@ -113,7 +113,7 @@ def test_the_clients_have_these_methods(cls: type) -> None:
 
 
 def test_the_fake_is_exported_for_users_own_tests() -> None:
-    assert meshwright.testing.__all__ == ["FakeAgent", "build_devices"]
+    assert meshwright.testing.__all__ == ["FakeAgent"]
 
 
 def _modules_after(statement: str) -> set[str]:

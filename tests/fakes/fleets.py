@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 
-from meshwright.testing import build_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Devices, Granule, Link
+from tests.fakes.hosts import build_devices
 from tests.fakes.topologies import EVIDENCE, is_neighbor
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)

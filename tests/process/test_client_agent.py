@@ -20,6 +20,7 @@ from meshwright.errors import (
     UnknownHardwareError,
 )
 from meshwright.testing import FakeAgent
+from meshwright.wire.health import HealthEvent
 from tests.agents import RunningAgent
 from tests.unit.client.both import Kind, ask_async, ask_sync
 
@@ -93,7 +94,7 @@ def test_a_plan_is_loaded_by_its_fingerprint_as_a_rank_would(
     assert load_plan() == plan
 
 
-def call_everything(fake: FakeAgent, client: Client) -> None:
+def call_everything(client: Client) -> None:
     """Asks by every method of a client, with every argument that goes into a query."""
     for method in (client.alive, client.ready, client.health, client.devices, client.devices_text, client.metrics):
         method()
@@ -107,9 +108,8 @@ def call_everything(fake: FakeAgent, client: Client) -> None:
     run = client.runs(1, "succeeded").runs[0]
     assert list(client.run_events(run.id))
     client.cancel_run(client.run(run.id).id)
-    fake.change_health("driver", "unhealthy", "it hangs")
-    client.acknowledge("driver", "mended")
-    client.events("driver", after=0, limit=1, since=datetime.now(UTC))
+    client.acknowledge("worker", "mended")
+    client.events("worker", after=0, limit=1, since=datetime.now(UTC))
     next(client.follow_events(0))
     lease = client.lease([0], purpose="test")
     client.renew_lease(client.get_lease(lease.id), 60)
@@ -120,10 +120,20 @@ def call_everything(fake: FakeAgent, client: Client) -> None:
 def test_all_that_the_client_asks_stands_in_the_agents_document(agent: RunningAgent) -> None:
     paths = httpx.get(f"{agent.url}/openapi.json").json()["paths"]
     fake, replies = FakeAgent("cpu:8"), list[httpx.Response]()
-    http = fake.http_client()
-    http.event_hooks["response"].append(replies.append)
-    with Client(http_client=http) as client:
-        call_everything(fake, client)
+    event = HealthEvent(seq=1, at=datetime.now(UTC), component="worker", kind="state", state="healthy")
+    stream = httpx.Response(
+        200, headers={"content-type": "text/event-stream"}, content=f"data: {event.model_dump_json()}\n\n"
+    )
+    fake.answer("GET", "/events/stream", stream)
+    answer = fake.transport().handle_request
+
+    def record(request: httpx.Request) -> httpx.Response:
+        replies.append(answer(request))
+        replies[-1].request = request
+        return replies[-1]
+
+    with fake.client(transport=httpx.MockTransport(record)) as client:
+        call_everything(client)
     left = {(method, path) for path, operations in paths.items() for method in operations}
     for reply in replies:
         url, method = reply.request.url, reply.request.method.lower()

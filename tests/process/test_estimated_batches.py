@@ -41,7 +41,7 @@ def post(agent: RunningAgent, **fields: Any) -> httpx.Response:
 def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: RunningAgent) -> None:
     reply = post(host, **ON_V5E)
     assert reply.status_code == 200, reply.text
-    with FakeAgent().http_client() as here:
+    with httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent") as here:
         assert reply.json()["estimated"] == here.post("/batch-size", json=ON_V5E).json()["estimated"]
     assert (reply.json()["hardware_type"], reply.json()["basis"]) == ("tpu_v5e", "declared")
     assert reply.json()["compiled"] is None
@@ -81,7 +81,7 @@ def test_what_cannot_be_estimated_is_refused_with_what_works(
 
 def test_a_host_with_figures_is_estimated_on_itself(simulated: RunningAgent) -> None:
     reply = post(simulated, model="llama3.2-1b", mesh="fsdp:8").json()
-    with FakeAgent().http_client() as here:
+    with httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent") as here:
         asked = {"model": "llama3.2-1b", "mesh": "fsdp:8", "target": "h100:8"}
         known = here.post("/batch-size", json=asked).json()["estimated"]
     assert reply["estimated"] == {**known, "target": None}

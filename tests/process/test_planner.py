@@ -18,8 +18,9 @@ import httpx
 import pytest
 
 from meshwright import Client
-from meshwright.testing import FakeAgent, build_devices
+from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.fakes.hosts import build_devices
 from tests.process.living import find_children, is_alive, list_children, list_mapped_files, stopped, worker_pid
 from tests.process.polling import polling
 
@@ -83,7 +84,7 @@ def test_the_planner_goes_when_nobody_plans() -> None:
 @pytest.mark.parametrize("fields", [{}, {"include_devices": False}, {"dcn": "dp:2", "importance": {"dp": 2, "tp": 1}}])
 def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent, fields: dict[str, Any]) -> None:
     body = {"mesh": "dp:2,tp:-1", "target": "2*v5e:4x4", **fields}
-    with FakeAgent().http_client() as here:
+    with httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent") as here:
         assert ask(host, **body).text == here.post("/mesh/plan", json=body).text
 
 
@@ -101,7 +102,7 @@ def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent, fiel
     ],
 )
 def test_its_refusals_are_those_of_planning_in_this_process(host: RunningAgent, body: dict[str, Any]) -> None:
-    with FakeAgent().http_client() as here:
+    with httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent") as here:
         refused, reply = here.post("/mesh/plan", json=body), ask(host, **body)
     assert refused.headers["content-type"] == reply.headers["content-type"] == "application/problem+json"
     assert reply.status_code == refused.status_code

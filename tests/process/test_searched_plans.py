@@ -41,7 +41,7 @@ def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: Runnin
     reply = post(host, include_devices=False)
     assert reply.status_code == 200, reply.text
     asked = {"targets": ["v5e:4x4"], "model": "llama3-8b", "training": TRAINING, "include_devices": False}
-    with FakeAgent().http_client() as here:
+    with httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent") as here:
         assert reply.json() == here.post("/mesh/search", json=asked).json()
     assert len(reply.json()["plans"]) == 3
     assert not any("numpy" in line for line in Path(f"/proc/{host.pid}/maps").read_text().splitlines())

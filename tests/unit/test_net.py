@@ -63,7 +63,7 @@ def test_an_inside_is_found_wherever_it_stands() -> None:
         "import meshwright_agent",
         "def f():\n    from meshwright_agent.supervisor import process",
         "from meshwright import _calls",
-        "from meshwright.testing.agent import _ROUTES",
+        "from meshwright.testing import _ROUTES",
         "CODE = 'import sys, meshwright.planning'",
         "patch('meshwright_agent.answers.plans.LIMIT', 1)",
     ):

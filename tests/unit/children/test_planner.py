@@ -9,7 +9,6 @@ import pytest
 
 from meshwright.errors import InvalidRequestError, NotReadyError, RequestError
 from meshwright.planning.request import Inventory, answer_request
-from meshwright.testing.hardware import build_devices
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
@@ -17,6 +16,7 @@ from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright_agent.answers.plans import PlanAnswer
 from meshwright_agent.children.child import CallContext
 from meshwright_agent.children.planner import OF_THE_MODEL, parse_here, plan, write_plans
+from tests.fakes.hosts import build_devices
 from tests.fakes.measured import build_host
 
 NOTICE = Notice(code="a", message="b")

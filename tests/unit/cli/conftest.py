@@ -55,15 +55,14 @@ class CommandLine:
 
     def connect(self, url: str | None, timeout_s: float | None, max_retries: int) -> _client.Client:
         self.asked.append((url, timeout_s, max_retries))
-        pause = self.pause or self.fake.pauses_s.append
-        return _client.Client(http_client=self.fake.http_client(), max_retries=max_retries, pause=pause)
+        return self.fake.client(max_retries=max_retries, pause=self.pause or self.fake.pauses_s.append)
 
     def open_fleet(self, hosts: str | None) -> Fleet:
         return Fleet(None if hosts == "env" else hosts, connect=lambda url: self.connect(url, None, 1))
 
     def body(self, index: int = -1) -> Any:
         """What was sent in a request."""
-        return json.loads(self.fake.requests[index].body or b"null")
+        return json.loads(self.fake.requests[index].content or b"null")
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from meshwright import errors
-from meshwright.testing.runs import build_record
 from meshwright.wire.bench import BenchRecord, BenchResult, Skipped
+from tests.fakes.scripted import end_run
+from tests.fakes.stored import build_record
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -28,11 +29,22 @@ def _build_result(meshwright: CommandLine, *records: BenchRecord, **changes: Any
     )
 
 
-def _build_record(meshwright: CommandLine, **changes: Any) -> BenchRecord:
-    return build_record("all_reduce", meshwright.fake.devices, datetime.now(UTC)).model_copy(update=changes)
+def _end(meshwright: CommandLine, outcome: BenchResult | errors.ProblemError | None) -> None:
+    """Lets benches end so; None: not at all."""
+    meshwright.fake.answer("POST", "/placement/bench", end_run(outcome))
 
 
 def test_records_show_bandwidth_spread_and_whether_they_were_right(meshwright: CommandLine) -> None:
+    figures: dict[str, Any] = {
+        "device_indices": range(8),
+        "size_bytes": 2**20,
+        "p10_s": 0.9e-3,
+        "p90_s": 1.1e-3,
+        "algbw_bytes_per_s": 1.05e9,
+    }
+    reduced = build_record(axis="x", axis_size=8, busbw_factor=1.75, busbw_bytes_per_s=1.84e9, **figures)
+    multiplied = build_record(case="matmul", axis=None, axis_size=None, flops_per_s=1e12, **figures)
+    _end(meshwright, _build_result(meshwright, reduced, multiplied))
     printed = meshwright("bench", "--case", "all-reduce", "--case", "matmul")
     assert (printed.code, printed.err) == (0, "")
     rows = {line.split()[0]: line for line in printed.out.splitlines() if "MiB" in line}
@@ -84,8 +96,7 @@ def test_a_wrong_value_is_2_and_starts_nothing(meshwright: CommandLine, argument
 
 
 def test_a_wrong_result_is_1_and_says_how_many(meshwright: CommandLine) -> None:
-    wrong = _build_record(meshwright, wrong_elements=3, correct=False)
-    meshwright.fake.runs.outcome = _build_result(meshwright, wrong)
+    _end(meshwright, _build_result(meshwright, build_record(wrong_elements=3, correct=False)))
     printed = meshwright("bench")
     assert printed.code == 1
     assert "3 wrong" in printed.out
@@ -93,7 +104,7 @@ def test_a_wrong_result_is_1_and_says_how_many(meshwright: CommandLine) -> None:
 
 def test_what_was_skipped_is_told_and_nothing_measured_is_1(meshwright: CommandLine) -> None:
     skipped = Skipped(case="all_reduce", reason="one device has nobody to reduce with")
-    meshwright.fake.runs.outcome = _build_result(meshwright, skipped=(skipped,))
+    _end(meshwright, _build_result(meshwright, skipped=(skipped,)))
     printed = meshwright("bench")
     assert printed.code == 1
     assert "skipped all_reduce: one device has nobody to reduce with" in printed.out
@@ -121,7 +132,7 @@ def test_latest_with_no_records_is_1(meshwright: CommandLine) -> None:
 def test_a_run_that_failed_or_was_cancelled_is_1(
     meshwright: CommandLine, outcome: errors.ProblemError, code: int
 ) -> None:
-    meshwright.fake.runs.outcome = outcome
+    _end(meshwright, outcome)
     printed = meshwright("bench")
     assert (printed.code, printed.out) == (code, "")
     assert outcome.detail in printed.err
@@ -129,7 +140,7 @@ def test_a_run_that_failed_or_was_cancelled_is_1(
 
 
 def test_a_full_queue_is_2(meshwright: CommandLine) -> None:
-    meshwright.fake.fail_next(429, "queue_full", times=3, path="/placement/bench")
+    meshwright.fake.fail_next(errors.QueueFullError("wait"), times=3, path="/placement/bench")
     assert meshwright("bench").code == 2
 
 
@@ -137,8 +148,9 @@ def test_an_interrupt_cancels_the_run_and_is_130(meshwright: CommandLine) -> Non
     def interrupt(delay_s: float) -> None:
         raise KeyboardInterrupt
 
-    meshwright.fake.runs.held = True
+    _end(meshwright, None)
     meshwright.pause = interrupt
     printed = meshwright("bench")
     assert printed.code == 130
-    assert [run.state for run in meshwright.fake.runs.list(9, None).runs] == ["cancelled"]
+    with meshwright.fake.client() as client:
+        assert [run.state for run in client.runs().runs] == ["cancelled"]

@@ -10,8 +10,9 @@ import pytest
 
 from meshwright.cli.events import MOST, SHOWN
 from meshwright.cli.session import Session
-from meshwright.testing import FakeAgent
+from meshwright.errors import ForbiddenError
 from meshwright.wire.health import Component, Health
+from tests.fakes.scripted import RemembersHealth
 from tests.unit.cli.conftest import CommandLine
 
 pytestmark = pytest.mark.timeout(30)  # what follows, or reads page after page, may do so for ever
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.timeout(30)  # what follows, or reads page after page, 
 @pytest.fixture
 def line(meshwright: CommandLine) -> CommandLine:
     """A host whose device 1 broke and whose device 0 got hot."""
-    meshwright.fake = FakeAgent("h100:2")
+    meshwright.fake = RemembersHealth()
     meshwright.fake.change_health("device:1", "unhealthy", "XID 79: fell off the bus", action="reset it")
     meshwright.fake.change_health("device:0", "degraded", "hot")
     return meshwright
@@ -97,7 +98,7 @@ def test_following_ends_when_nobody_reads_any_more(
 
 def _make(line: CommandLine, count: int) -> None:
     """Lets device 0 fail and recover until there are so many events."""
-    line.fake = FakeAgent("h100:2")
+    line.fake = RemembersHealth()
     for number in range(count):
         line.fake.change_health("device:0", "healthy" if number % 2 else "degraded", "hot")
 
@@ -128,6 +129,7 @@ def test_following_since_a_time_leaves_out_nothing_of_a_long_history(line: Comma
 @pytest.fixture
 def by_uuid(line: CommandLine) -> CommandLine:
     """The same host as a real agent names its parts: by uuid."""
+    line.fake = RemembersHealth("h100:2")
     names = ["driver"]
     for device in line.fake.devices.devices:
         names += [f"device:{device.uuid}", f"thermal:{device.uuid}"]
@@ -170,13 +172,14 @@ def test_an_acknowledgement_clears_a_component(line: CommandLine) -> None:
     printed = line("health", "ack", "device:1", "--reason", "card was reset")
     assert (printed.code, printed.out) == (0, "device:1 healthy\n")
     assert line.body() == {"component": "device:1", "reason": "card was reset"}
+    line.fake.change_health("device:1", "healthy", kind="acknowledged")
     assert "acknowledged, healthy" in line("events", "--limit", "1").out
     assert line("health", "ack", "device:9", "--reason", "x").code == 1
     assert line("health", "ack", "device:1").code == 2
 
 
 def test_a_token_without_the_scope_is_2_with_a_hint(line: CommandLine) -> None:
-    line.fake.fail_next(403, "forbidden", detail="needs admin")
+    line.fake.fail_next(ForbiddenError("needs admin"))
     printed = line("health", "ack", "device:1", "--reason", "x")
     assert printed.code == 2
     assert "hint: use a token with a larger scope" in printed.err

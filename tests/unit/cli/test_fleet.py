@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+import httpx
 import pytest
 
 from meshwright import _client
@@ -48,7 +49,7 @@ def test_devices_shows_every_host_and_what_they_are_together(fleet: FleetLine) -
 
 
 def test_a_host_that_fails_stands_in_the_table_with_the_reason_and_makes_it_1(fleet: FleetLine) -> None:
-    fleet.fakes["http://n2:8790"].drop_next(times=2, kind="refused")
+    fleet.fakes["http://n2:8790"].fail_next(httpx.ConnectError("refused"), times=2)
     printed = fleet("devices", "--hosts", "env")
     (row,) = [row for row in rows(printed) if "http://n2:8790" in row]
     assert row[:2] == ["http://n2:8790", "unreachable"]
@@ -59,7 +60,7 @@ def test_a_host_that_fails_stands_in_the_table_with_the_reason_and_makes_it_1(fl
 
 def test_without_any_answer_the_table_stands_and_it_is_2(fleet: FleetLine) -> None:
     for fake in fleet.fakes.values():
-        fake.drop_next(times=2)
+        fake.fail_next(httpx.RemoteProtocolError("lost"), times=2)
     printed = fleet("devices", "--hosts", "env")
     assert len(rows(printed)) == 3
     assert "3 of 3 hosts of the fleet did not answer" in printed.err
@@ -88,7 +89,7 @@ def test_kinds_that_differ_are_shown_and_warned_of(fleet: FleetLine) -> None:
 
 
 def test_json_has_every_host_with_what_its_agent_said(fleet: FleetLine) -> None:
-    fleet.fakes["http://n1:8790"].drop_next(times=2)
+    fleet.fakes["http://n1:8790"].fail_next(httpx.RemoteProtocolError("lost"), times=2)
     printed = fleet("devices", "--hosts", "env", "--format=json")
     hosts = {host["url"]: host for host in printed.json["hosts"]}
     assert {host["state"] for host in hosts.values()} == {"ok", "unreachable"}
@@ -108,7 +109,7 @@ def test_a_plan_over_the_fleet_is_on_all_its_devices(fleet: FleetLine) -> None:
 def test_a_plan_that_cannot_be_is_1_and_a_fleet_that_is_not_there_2(fleet: FleetLine) -> None:
     assert fleet("plan", "--hosts", "env", "dp:64").code == 1
     for fake in fleet.fakes.values():
-        fake.drop_next(times=2)
+        fake.fail_next(httpx.RemoteProtocolError("lost"), times=2)
     assert fleet("plan", "--hosts", "env", "dp:12").code == 2
 
 

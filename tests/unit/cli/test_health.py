@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, get_args
 
+import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from meshwright.cli.health import (
     format_line,
     summarize,
 )
+from meshwright.errors import ForbiddenError, InternalError, NotReadyError
 from meshwright.testing import FakeAgent
 from meshwright.wire.health import HARDWARE, WORST_FIRST, Component, Health, State
 from meshwright_agent.health.monitor import KINDS
@@ -57,7 +59,7 @@ def test_each_state_has_the_code_of_the_style(meshwright: CommandLine, style: Fo
 
 @pytest.mark.parametrize("style", STYLES)
 def test_no_answer_has_a_code_of_its_own_in_each_style(meshwright: CommandLine, style: Format) -> None:
-    meshwright.fake.drop_next(kind="refused")
+    meshwright.fake.fail_next(httpx.ConnectError("refused"))
     printed = meshwright("health", "--format", style)
     assert printed.code == EXIT_CODES[style]["no_answer"]
     assert ("no answer" in printed.out, printed.err.startswith("error:")) == (
@@ -178,12 +180,12 @@ def test_one_line_stays_one_line(state: State, reason: str) -> None:
 
 
 def test_a_verdict_that_could_not_be_had_is_2_whatever_the_error(meshwright: CommandLine) -> None:
-    meshwright.fake.fail_next(500, "internal")
+    meshwright.fake.fail_next(InternalError("a bug"))
     assert meshwright("health").code == 2
 
 
 def test_a_refusal_is_no_verdict_and_says_why_first(meshwright: CommandLine) -> None:
-    meshwright.fake.require_token("mw_secret", scope="read")
+    meshwright.fake.fail_next(ForbiddenError("a token is needed"))
     printed = meshwright("health", "--format", "nagios")
     assert printed.code == 3
     assert printed.out.startswith("MESHWRIGHT UNKNOWN - no verdict: ")
@@ -214,8 +216,7 @@ def _drip(meshwright: CommandLine, slow: str) -> Iterator[str]:
 
     def act(heard: Heard, file: BinaryIO) -> bool:
         path = heard.line.split()[1]
-        with meshwright.fake.http_client() as client:
-            told = answer(client.get(path).content)
+        told = answer(meshwright.fake.transport().handle_request(httpx.Request("GET", f"http://a{path}")).content)
         if path != slow:
             file.write(told)
             return True
@@ -316,7 +317,7 @@ def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: Format, w
 
 @pytest.mark.parametrize("style", STYLES)
 def test_what_could_not_be_looked_at_is_unknown_and_slurm_keeps_and_says_so(h100: CommandLine, style: Format) -> None:
-    h100.fake.fail_next(503, "not_ready", path="/devices", detail="the agent is starting")
+    h100.fake.fail_next(NotReadyError("the agent is starting"), path="/devices")
     printed = h100("health", "--expect", "8*h100", "--format", style)
     assert printed.code == (0 if style == "slurm" else EXIT_CODES[style]["unknown"])
     assert "could not be looked at: the agent is starting" in " ".join(printed.out.split())

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import typer
 
+from meshwright.errors import ForbiddenError, NotFoundError
 from meshwright.testing import FakeAgent
-from meshwright.wire.leases import LeaseRequest
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -24,11 +26,22 @@ def h100(meshwright: CommandLine) -> CommandLine:
     return meshwright
 
 
-def _lease_away(line: CommandLine, **fields: object) -> str:
+def _lease_away(line: CommandLine, **fields: Any) -> str:
     """Somebody else's lease of everything; returns its id."""
-    request = LeaseRequest.model_validate({"purpose": "job 9", **fields})
-    lease_id = f"lease-{len(line.fake.leases.list().leases) + 1}"
-    return line.fake.leases.put(lease_id, request, line.fake.devices)[0].id
+    with line.fake.client() as other:
+        lease_id = f"lease-{len(other.leases().leases) + 1}"
+        return other.lease(**{"purpose": "job 9", "lease_id": lease_id, **fields}).id
+
+
+def _list_leases(line: CommandLine) -> list[str]:
+    with line.fake.client() as other:
+        return [lease.id for lease in other.leases().leases]
+
+
+def _end_lease(line: CommandLine, lease_id: str = "lease-00000001") -> None:
+    """Ends a lease as another client."""
+    with line.fake.client() as other:
+        other.end_lease(lease_id)
 
 
 def test_a_lease_says_its_id_its_devices_and_how_long(h100: CommandLine) -> None:
@@ -62,7 +75,7 @@ def test_devices_that_somebody_has_are_1_and_named_with_what_helps(h100: Command
     assert (printed.code, printed.out) == (1, "")
     assert lease_id in printed.err
     assert "job 9" in printed.err
-    assert "hint: wait until it ends" in printed.err
+    assert "hint: wait for the end of" in printed.err
 
 
 def test_leases_are_listed_renewed_and_ended(h100: CommandLine) -> None:
@@ -85,37 +98,26 @@ def test_leases_are_ended_by_what_they_are_for_and_none_is_no_failure(h100: Comm
     assert h100("lease", "list", "--purpose", "slurm job 9", "--format=json").json["leases"][0]["id"] == other
     printed = h100(*by_purpose, "--purpose", "slurm job 9")
     assert [line.split()[0] for line in printed.out.splitlines()] == [*ended, other]
-    assert [lease.id for lease in h100.fake.leases.list().leases] == [kept]
+    assert _list_leases(h100) == [kept]
     again = h100(*by_purpose)
     assert (again.code, again.out) == (0, "no leases\n")
 
 
-def test_a_lease_that_ends_while_those_of_its_purpose_are_ended_is_no_failure(
-    h100: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_ends_while_those_of_its_purpose_are_ended_is_no_failure(h100: CommandLine) -> None:
     first, second = (_lease_away(h100, devices=[each]) for each in (0, 1))
-    end = h100.fake.leases.end
-
-    def end_both(lease_id: str, owner: str) -> object:
-        ended = end(lease_id, owner)
-        monkeypatch.setattr(h100.fake.leases, "end", end)
-        end(second)
-        return ended
-
-    monkeypatch.setattr(h100.fake.leases, "end", end_both)
+    h100.fake.fail_next(NotFoundError("it has ended"), path=f"/leases/{second}")
     printed = h100("--format=json", "lease", "end", "--purpose", "job 9")
     assert (printed.code, [lease["id"] for lease in printed.json["leases"]]) == (0, [first])
-    assert h100.fake.leases.list().leases == ()
 
 
 def test_a_lease_that_is_anothers_keeps_none_of_the_others_of_its_purpose(h100: CommandLine) -> None:
     """A token that was rotated while a job ran: every prolog after it ended nothing, and reserved nothing."""
     first, second = (_lease_away(h100, devices=[each]) for each in (0, 1))
-    h100.fake.fail_next(403, "forbidden", path=f"/leases/{first}", detail=f"lease {first} was taken by slurm")
+    h100.fake.fail_next(ForbiddenError(f"lease {first} was taken by slurm"), path=f"/leases/{first}")
     printed = h100("lease", "end", "--purpose", "job 9")
     assert (printed.code, printed.out) == (1, f"{second} no longer has device 1: job 9\n")
     assert f"lease {first} was taken by slurm" in printed.err
-    assert [lease.id for lease in h100.fake.leases.list().leases] == [first]
+    assert _list_leases(h100) == [first]
 
 
 @pytest.mark.parametrize(
@@ -171,8 +173,8 @@ def _hold(line: CommandLine, code: str, *options: str) -> int:
 @pytest.mark.parametrize("code", [0, 1, 3, 255])
 def test_the_exit_code_is_the_commands_and_the_lease_is_ended(h100: CommandLine, code: int) -> None:
     assert _hold(h100, f"raise SystemExit({code})") == code
-    assert h100.fake.leases.list().leases == ()
     assert [request.method for request in h100.fake.requests] == ["PUT", "GET", "DELETE"]
+    assert _list_leases(h100) == []
 
 
 def test_the_command_knows_its_lease_and_has_it_while_it_runs(h100: CommandLine, tmp_path: Path) -> None:
@@ -189,13 +191,13 @@ def test_a_command_that_is_not_there_is_127_and_one_that_cannot_run_126(h100: Co
         printed = h100("lease", "run", "--purpose", "x", "--", command)
         assert printed.code == code
         assert command in printed.err
-        assert h100.fake.leases.list().leases == ()
+        assert _list_leases(h100) == []
 
 
 def test_without_the_lease_the_command_does_not_run(h100: CommandLine, tmp_path: Path) -> None:
     _lease_away(h100)
     assert _hold(h100, f"open({str(tmp_path / 'ran')!r}, 'w')") == 1
-    h100.fake.drop_next(kind="refused", times=9)
+    h100.fake.fail_next(httpx.ConnectError("refused"), times=9)
     assert _hold(h100, f"open({str(tmp_path / 'ran')!r}, 'w')") == 2
     assert not (tmp_path / "ran").exists()
 
@@ -214,12 +216,12 @@ def test_a_signal_is_passed_on_and_the_lease_is_ended(h100: CommandLine, tmp_pat
 
     threading.Thread(target=tell, daemon=True).start()
     assert _hold(h100, wait) == 7
-    assert h100.fake.leases.list().leases == ()
+    assert _list_leases(h100) == []
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_command_may_go_on_without_its_lease_and_that_is_said(h100: CommandLine) -> None:
-    timer = threading.Timer(0.5, lambda: h100.fake.leases.end("lease-00000001"))
+    timer = threading.Timer(0.5, lambda: _end_lease(h100))
     timer.start()
     printed = h100(
         *("lease", "run", "--purpose", "x", "--ttl", "0.6s", "--"),
@@ -240,7 +242,7 @@ def test_a_command_that_ends_before_the_loss_is_known_is_75_and_says_so(
     def take_away() -> None:
         while not up.exists():
             time.sleep(0.01)
-        h100.fake.leases.end("lease-00000001")
+        _end_lease(h100)
         go.touch()
 
     taker = threading.Thread(target=take_away, daemon=True)
@@ -251,4 +253,4 @@ def test_a_command_that_ends_before_the_loss_is_known_is_75_and_says_so(
     taker.join()
     assert printed.code == 75
     assert "the lease was lost before the command ended (exit code " in printed.err
-    assert "ended by request" in printed.err
+    assert "lease-00000001" in printed.err

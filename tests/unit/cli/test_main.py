@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from meshwright import errors
@@ -42,7 +43,7 @@ def _leaves(kind: type[errors.MeshwrightError]) -> set[type[errors.MeshwrightErr
 def test_infeasible_is_1_and_a_wrong_value_or_no_answer_2(
     meshwright: CommandLine, kind: type[errors.ProblemError], code: int
 ) -> None:
-    meshwright.fake.fail_next(kind.default_status, kind.code, times=3)
+    meshwright.fake.fail_next(kind("asked for"), times=3)
     assert meshwright("devices").code == code
 
 
@@ -51,9 +52,9 @@ def test_every_error_there_is_has_an_exit_code() -> None:
         assert any(issubclass(kind, entry) for entry, _ in EXIT_CODES)
 
 
-@pytest.mark.parametrize("kind", ["refused", "timeout", "lost"])
+@pytest.mark.parametrize("kind", [httpx.ConnectError, httpx.ReadTimeout, httpx.RemoteProtocolError])
 def test_nobody_there_is_2_with_a_hint_and_no_traceback(meshwright: CommandLine, kind: Any) -> None:
-    meshwright.fake.drop_next(kind=kind, times=3)
+    meshwright.fake.fail_next(kind("asked for"), times=3)
     printed = meshwright("devices")
     assert (printed.code, printed.out) == (2, "")
     assert printed.err.startswith("error: GET /devices")
@@ -61,7 +62,7 @@ def test_nobody_there_is_2_with_a_hint_and_no_traceback(meshwright: CommandLine,
 
 
 def test_with_json_an_error_is_a_problem_document_on_stderr(meshwright: CommandLine) -> None:
-    meshwright.fake.fail_next(422, "plan_infeasible", detail="too many", hint="use dp:2")
+    meshwright.fake.fail_next(errors.PlanInfeasibleError("too many", hint="use dp:2"))
     printed = meshwright("--format=json", "devices")
     problem = json.loads(printed.err)
     assert (printed.code, printed.out) == (1, "")
@@ -73,7 +74,7 @@ def test_with_json_an_error_is_a_problem_document_on_stderr(meshwright: CommandL
 
 
 def test_with_json_no_answer_is_a_document_too(meshwright: CommandLine) -> None:
-    meshwright.fake.drop_next(kind="refused", times=3)
+    meshwright.fake.fail_next(httpx.ConnectError("refused"), times=3)
     problem = json.loads(meshwright("devices", "--format=json").err)
     assert problem["code"] == "no_answer"
     assert "hint" not in problem["detail"]
@@ -81,7 +82,7 @@ def test_with_json_no_answer_is_a_document_too(meshwright: CommandLine) -> None:
 
 
 def test_text_of_an_agent_cannot_steer_the_terminal(meshwright: CommandLine) -> None:
-    meshwright.fake.fail_next(422, "plan_infeasible", detail="\x1b]0;pwned\x07[red]", hint="\x9b2J")
+    meshwright.fake.fail_next(errors.PlanInfeasibleError("\x1b]0;pwned\x07[red]", hint="\x9b2J"))
     printed = meshwright("devices")
     assert "[red]" in printed.err
     assert not set(printed.err) & {"\x1b", "\x07", "\x9b"}
@@ -122,7 +123,7 @@ def test_the_version_is_that_of_the_distribution(meshwright: CommandLine) -> Non
 def test_a_bug_of_the_command_is_70_with_its_traceback(
     meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meshwright.fake, "http_client", lambda: 1 / 0)
+    monkeypatch.setattr(meshwright.fake, "client", lambda **_: 1 / 0)
     printed = meshwright("devices")
     assert printed.code == 70
     assert "ZeroDivisionError" in printed.err
@@ -180,7 +181,7 @@ def test_json_is_what_the_agent_sent_with_fields_of_newer_ones_and_without_defau
     meshwright: CommandLine, command: str
 ) -> None:
     path, body = BODIES[command]
-    meshwright.fake.answer_next(200, json.dumps(body).encode(), media_type="application/json", path=path)
+    meshwright.fake.fail_next(httpx.Response(200, json=body), path=path)
     printed = meshwright(*command.split(), "--format=json")
     sent = json.loads(json.dumps(body).replace("+00:00", "Z"))
     assert (printed.json, printed.err, printed.code) == (sent, "", 0)

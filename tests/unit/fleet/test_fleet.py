@@ -9,18 +9,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+import httpx
 import pytest
 
 from meshwright import Fleet, FleetIncompleteError, FleetState, MeshSpec
 from meshwright.errors import (
     DevicesUnusedError,
+    InternalError,
     InvalidMeshError,
     InvalidRequestError,
+    NotReadyError,
     PlanInfeasibleError,
     SettingsError,
+    UnauthorizedError,
+    WorkerFailedError,
 )
-from meshwright.testing import FakeAgent, build_devices
-from meshwright.wire.health import Component, Health
+from meshwright.testing import FakeAgent
+from tests.fakes.hosts import build_devices
 from tests.unit.client.sockets import Heard, answer, serve
 from tests.unit.fleet.fakes import build_fakes
 
@@ -49,21 +54,25 @@ def test_every_host_is_asked_for_its_devices_and_their_health() -> None:
     assert state.health == dict.fromkeys(range(12), "healthy")
     assert state.notices == ()
     for fake in fakes.values():
-        assert [str(request) for request in fake.requests] == ["GET /devices", "GET /readyz", "GET /health"]
+        assert [request.url.path for request in fake.requests] == ["/devices", "/readyz", "/health"]
 
 
 @pytest.mark.parametrize(
     ("harm", "state", "words"),
     [
-        (lambda fake: fake.drop_next(kind="refused", times=2), "unreachable", "no answer from"),
-        (lambda fake: fake.drop_next(kind="timeout", times=2), "unreachable", "did not answer in time"),
-        (lambda fake: fake.drop_next(kind="lost", times=2), "unreachable", "lost"),
-        (lambda fake: fake.fail_next(503, "not_ready", times=2, hint="wait"), "not_ready", "; wait"),
-        (lambda fake: fake.fail_next(503, "not_ready", times=2), "not_ready", "asked for"),
-        (lambda fake: fake.fail_next(503, "worker_failed", times=2), "error", "asked for"),
-        (lambda fake: fake.fail_next(500, "internal", times=2), "error", "asked for"),
-        (lambda fake: fake.fail_next(401, "unauthorized"), "error", "asked for"),
-        (lambda fake: fake.answer_next(200, b"<html>"), "error", "is the address that of a meshwright agent?"),
+        (lambda fake: fake.fail_next(httpx.ConnectError("refused"), times=2), "unreachable", "no answer from"),
+        (lambda fake: fake.fail_next(httpx.ReadTimeout("timeout"), times=2), "unreachable", "did not answer in time"),
+        (lambda fake: fake.fail_next(httpx.RemoteProtocolError("lost"), times=2), "unreachable", "lost"),
+        (lambda fake: fake.fail_next(NotReadyError("asked for", hint="wait"), times=2), "not_ready", "; wait"),
+        (lambda fake: fake.fail_next(NotReadyError("asked for"), times=2), "not_ready", "asked for"),
+        (lambda fake: fake.fail_next(WorkerFailedError("asked for"), times=2), "error", "asked for"),
+        (lambda fake: fake.fail_next(InternalError("asked for"), times=2), "error", "asked for"),
+        (lambda fake: fake.fail_next(UnauthorizedError("asked for")), "error", "asked for"),
+        (
+            lambda fake: fake.fail_next(httpx.Response(200, html="<html>")),
+            "error",
+            "is the address that of a meshwright agent?",
+        ),
     ],
 )
 def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, state: str, words: str) -> None:
@@ -84,7 +93,7 @@ def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, st
 
 def test_health_that_nobody_tells_is_unknown_and_said() -> None:
     fakes = build_fakes("n0", "n1")
-    fakes[HOST_1].fail_next(500, "internal", times=2, path="/health")
+    fakes[HOST_1].fail_next(InternalError("asked for"), times=2, path="/health")
     state = look(fakes)
     assert [host.worst for host in state.hosts] == ["healthy", "unknown"]
     assert state.health == {**dict.fromkeys(range(4), "healthy"), **dict.fromkeys(range(4, 8), "unknown")}
@@ -92,18 +101,10 @@ def test_health_that_nobody_tells_is_unknown_and_said() -> None:
     assert (notice.code, notice.message.split(" ")[0]) == ("health_unknown", "n1")
 
 
-def make_ill(fake: FakeAgent, index: int) -> None:
-    device = fake.devices.devices[index]
-    name = f"device:{device.uuid or device.local_index}"
-    others = [one for one in fake.health.components if one.name != f"device:{device.local_index}"]
-    ill = Component(name=name, state="unhealthy", reason="a test")
-    fake.health = Health(state="unhealthy", components=(*others, ill))
-
-
 @pytest.mark.parametrize("what", ["cpu:4", "h100:4"])
 def test_an_ill_device_of_any_host_is_left_out(what: str) -> None:
     fakes = build_fakes("n10", "n2", what=what)
-    make_ill(fakes["http://n2:8790"], 1)
+    fakes["http://n2:8790"].change_health("device:1", "unhealthy", "a test")
     plan = ask(fakes, lambda fleet: fleet.plan("dp:7"))
     assert [(ref.host, ref.local_index) for ref in plan.devices if ref.host == "n2"] == [
         ("n2", 0),
@@ -120,7 +121,7 @@ def test_a_plan_is_made_over_all_hosts() -> None:
     assert plan.axis_types == {"dp": "explicit", "tp": "explicit"}
     assert [axis.dcn_size for axis in plan.axes] == [3, 1]
     assert [len({ref.host for ref in plan.devices[row * 4 :][:4]}) for row in range(3)] == [1, 1, 1]
-    assert not any(str(request).startswith("POST") for fake in fakes.values() for request in fake.requests)
+    assert not any(request.method == "POST" for fake in fakes.values() for request in fake.requests)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_refusals_are_those_of_the_client(question: Any, error: type[Exception])
 
 def test_all_hosts_can_be_required() -> None:
     fakes = build_fakes("n0", "n1", "n2")
-    fakes[HOST_2].drop_next(times=9)
+    fakes[HOST_2].fail_next(httpx.RemoteProtocolError("lost"), times=9)
     for question in (lambda fleet: fleet.devices(require_all=True), lambda fleet: fleet.plan("dp:8", require_all=True)):
         with pytest.raises(
             FleetIncompleteError, match=rf"1 of 3 hosts of the fleet did not answer: {HOST_2}"
@@ -154,7 +155,7 @@ def test_all_hosts_can_be_required() -> None:
 def test_without_any_host_there_is_no_topology_but_still_a_state() -> None:
     fakes = build_fakes("n0", "n1")
     for fake in fakes.values():
-        fake.drop_next(times=9, kind="refused")
+        fake.fail_next(httpx.ConnectError("refused"), times=9)
     state = look(fakes)
     assert [host.state for host in state.hosts] == ["unreachable"] * 2
     for question in (lambda: state.topology, lambda: state.notices, lambda: state.health):
@@ -232,7 +233,7 @@ def test_devices_that_were_told_in_time_count_though_health_was_not() -> None:
 
 def test_a_host_that_shuts_down_is_not_planned_with() -> None:
     fakes = build_fakes("n0", "n1")
-    fakes[HOST_1].fail_next(503, "not_ready", times=1, path="/readyz")
+    fakes[HOST_1].fail_next(NotReadyError("asked for"), times=1, path="/readyz")
     state = look(fakes)
     assert [host.state for host in state.hosts] == ["ok", "not_ready"]
     assert [notice.code for notice in state.notices] == ["hosts_missing"]
@@ -240,7 +241,7 @@ def test_a_host_that_shuts_down_is_not_planned_with() -> None:
 
 def test_a_refusal_on_a_part_of_a_fleet_names_the_hosts_that_are_missing() -> None:
     fakes = build_fakes("n0", "n1")
-    fakes[HOST_1].drop_next(times=9)
+    fakes[HOST_1].fail_next(httpx.RemoteProtocolError("lost"), times=9)
     with Fleet(list(fakes), connect=lambda url: fakes[url].client()) as fleet:
         with pytest.raises(PlanInfeasibleError) as caught:
             fleet.plan("dp:8")

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from meshwright.errors import PlanInfeasibleError, ProblemError
 from meshwright.planning.request import answer_request
-from meshwright.testing import build_devices
 from meshwright.topology.identity import check_plan
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.fleets import build_host, build_slice
+from tests.fakes.hosts import build_devices
 from tests.fakes.topologies import build_dgx1, build_mig, build_pcie, build_tpu
 
 Document = dict[str, Any]
@@ -38,7 +38,7 @@ def describe(topology: Topology) -> Document:
 
 
 WRITTEN: dict[str, list[Document]] = {
-    **{name: [build_devices(name).model_dump(mode="json")] for name in ("cpu:8", "h100:8", "v5e:8")},
+    **{name: [build_devices(name).model_dump(mode="json")] for name in ("cpu:8", "h100:8", "v5e:2x2")},
     **{
         name: [describe(build_target(name))]
         for name in ("v5p:2x2x1", "v4:4x4x8_twisted", "2*v5e:2x4", "tpu7x:2x2x1", "2*h100:4", "3*gb200:4", "v5p:4x4x4")

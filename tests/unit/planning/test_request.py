@@ -8,10 +8,10 @@ import pytest
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.request import Inventory, answer_request, find_inventory
-from meshwright.testing.hardware import build_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import PlanRequest
+from tests.fakes.hosts import build_devices
 
 NOTICE = Notice(code="simulated", message="nothing is here")
 HERE = Inventory(Topology.of(build_devices("cpu:8")), health={3: "unhealthy"}, notices=(NOTICE,))

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.testing import build_devices
 from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright_agent.settings import Settings
+from tests.fakes.hosts import build_devices
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_a_chip_that_no_table_knows_is_refused_with_near_ones() -> None:
         (None, "h100:2", True),
         ("h100", "h100:2", True),
         ("H100", "h100:2", True),
-        ("v5e", "v5e:4", True),
-        ("v5litepod", "v5e:4", True),
+        ("v5e", "v5e:2x2", True),
+        ("v5litepod", "v5e:2x2", True),
         ("cpu", "cpu:8", True),
         ("a100", "h100:2", False),
-        ("v5p", "v5e:4", False),
+        ("v5p", "v5e:2x2", False),
         ("cpu", "h100:2", False),
         ("h100", "cpu:8", False),
     ],

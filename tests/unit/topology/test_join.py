@@ -85,7 +85,10 @@ def test_two_recorded_dgx_are_sixteen_gpus_with_their_links(tmp_path: Path) -> N
     assert topology.link(0, 8) is None
 
 
-@given(st.lists(st.tuples(st.sampled_from(["cpu", "h100"]), st.integers(1, 5)), min_size=1, max_size=5), st.randoms())
+@given(
+    st.lists(st.tuples(st.sampled_from(["cpu", "h100"]), st.sampled_from([1, 2, 4])), min_size=1, max_size=5),
+    st.randoms(),
+)
 def test_every_device_and_every_link_is_there_once_and_stands_where_places_say(
     sizes: list[tuple[str, int]], chance: random.Random
 ) -> None:

@@ -7,8 +7,8 @@ import pytest
 from meshwright._verify.ask import find_hardware, read_plan
 from meshwright.errors import NotCompiledError, PlanInfeasibleError, SettingsError
 from meshwright.planning.request import answer_request
-from meshwright.testing.hardware import build_devices
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
+from tests.fakes.hosts import build_devices
 
 
 def answer(**fields: object) -> Plans:

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import httpx
+
 from meshwright import _http
 from meshwright._calls import flows
 from meshwright._calls.building import Call
@@ -31,12 +33,13 @@ class AsyncDriver(Connection):
         token: str | None = None,
         timeout: float | None = DEFAULT_TIMEOUT_S,
         max_retries: int = 2,
+        transport: httpx.AsyncBaseTransport | None = None,
         http_client: _http.AsyncHttpClient | None = None,
         pause: Callable[[float], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(base_url, token, max_retries, _http.find_address(http_client) if http_client else "")
         self._owns_http = http_client is None
-        self._http = http_client or _http.build_async_client(self._settings, timeout)
+        self._http = http_client or _http.build_async_client(self._settings, timeout, transport)
         self._pause = pause or asyncio.sleep
 
     async def __aenter__(self) -> Self:

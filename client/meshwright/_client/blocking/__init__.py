@@ -19,7 +19,8 @@ class Client(HostCalls, PlanCalls, RunCalls, LeaseCalls):
         token: sent as a bearer token; None: MESHWRIGHT_TOKEN, else the content of MESHWRIGHT_TOKEN_FILE.
         timeout: seconds that one answer may take; None waits for ever. A `http_client` keeps its own.
         max_retries: how often a request is sent again when the agent does not answer, is busy or fails.
-        http_client: a pool to send with, such as `meshwright.testing.FakeAgent().http_client()`; it is
+        transport: passed to httpx as it is, such as `httpx.MockTransport`; None: TCP, or the unix socket.
+        http_client: a pool to send with, such as an `httpx.Client`; it is
             not closed.
         pause: waits between retries, given seconds; None: `time.sleep`.
 

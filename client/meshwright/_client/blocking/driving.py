@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import httpx
+
 from meshwright import _http
 from meshwright._calls import flows
 from meshwright._calls.building import Call
@@ -32,12 +34,13 @@ class Driver(Connection):
         token: str | None = None,
         timeout: float | None = DEFAULT_TIMEOUT_S,
         max_retries: int = 2,
+        transport: httpx.BaseTransport | None = None,
         http_client: _http.HttpClient | None = None,
         pause: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__(base_url, token, max_retries, _http.find_address(http_client) if http_client else "")
         self._owns_http = http_client is None
-        self._http = http_client or _http.build_client(self._settings, timeout)
+        self._http = http_client or _http.build_client(self._settings, timeout, transport)
         self._pause = pause or time.sleep
 
     def __enter__(self) -> Self:

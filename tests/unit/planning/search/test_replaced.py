@@ -15,11 +15,11 @@ from meshwright.planning.cost.step_time import LAW
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.candidates import Hardware
 from meshwright.planning.search.measured import Measurement, Measurements
-from meshwright.testing.hardware import build_devices
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from tests.fakes.asking import ask_planner
+from tests.fakes.hosts import build_devices
 from tests.fakes.machines import plant_machine
 from tests.fakes.measured import FACTORS, MIB, build_collective, build_host, build_memory
 

@@ -38,10 +38,10 @@ from meshwright.errors import (
 from meshwright.spec import MeshSpec
 
 if TYPE_CHECKING:
-    from meshwright._calls.calls import Readiness
-    from meshwright._calls.holding import Held
-    from meshwright._calls.options import PlanOptions, SearchOptions
-    from meshwright._client import AsyncClient, Client
+    from meshwright._client.awaiting import AsyncClient
+    from meshwright._client.blocking import Client
+    from meshwright._client.holding import Held
+    from meshwright._client.requests import PlanOptions, Readiness, SearchOptions
     from meshwright._reference import load_plan
     from meshwright.fleet import Fleet, FleetState
 
@@ -85,14 +85,14 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AsyncClient": "meshwright._client",
-    "Client": "meshwright._client",
+    "AsyncClient": "meshwright._client.awaiting",
+    "Client": "meshwright._client.blocking",
     "Fleet": "meshwright.fleet",
     "FleetState": "meshwright.fleet",
-    "Held": "meshwright._calls.holding",
-    "PlanOptions": "meshwright._calls.options",
-    "SearchOptions": "meshwright._calls.options",
-    "Readiness": "meshwright._calls.calls",
+    "Held": "meshwright._client.holding",
+    "PlanOptions": "meshwright._client.requests",
+    "SearchOptions": "meshwright._client.requests",
+    "Readiness": "meshwright._client.requests",
     "load_plan": "meshwright._reference",
 }
 

@@ -17,7 +17,7 @@ from meshwright.errors import SettingsError
 from meshwright.wire.mesh import Plan, Plans
 
 if TYPE_CHECKING:
-    from meshwright._client import Client
+    from meshwright._client.blocking import Client
 
 PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes
 """A plan, the agent's whole reply (its first plan counts), the same as a mapping, or as JSON."""
@@ -53,7 +53,7 @@ def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client
         return read_plan(text, asked=repr(asked))
     if client is not None:
         return client.get_plan(asked)
-    from meshwright._client import Client
+    from meshwright._client.blocking import Client
 
     with Client() as own:
         return own.get_plan(asked)
@@ -75,6 +75,6 @@ def read_plan(plan: PlanLike, *, asked: str = "the argument") -> Plan:
         raise SettingsError(f"{asked} holds no plan: {first['msg']}; {_RULE}") from error
     if isinstance(found, Plan):
         return found
-    from meshwright._calls.calls import take_best
+    from meshwright._client.requests import take_best
 
     return take_best(found, asked=asked)

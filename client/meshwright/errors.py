@@ -32,7 +32,7 @@
         ├── RunCancelledError           run_cancelled            409   … or was cancelled
         └── InternalError               internal                 500   a bug: report it with the request id
 
-Independent of HTTP libraries: `_calls` turns a reply into these, `meshwright_agent.api.problem` these into a reply.
+Independent of HTTP libraries: `_client` turns a reply into these, `meshwright_agent.api.problem` these into a reply.
 """
 
 from __future__ import annotations

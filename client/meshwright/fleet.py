@@ -6,25 +6,36 @@ made here, not by an agent; `meshwright.mesh.build_mesh` builds their meshes in 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Literal, Self, TypedDict, Unpack
 
-from meshwright import _http
-from meshwright._calls.flows import Deadline
-from meshwright._calls.options import AxisTypesLike, DevicesLike, MemoryStrategyName
-from meshwright._calls.outcomes import build_request_model
-from meshwright._calls.settings import Settings, read_settings
-from meshwright._client import Client
-from meshwright._fleet.addresses import read_addresses
-from meshwright._fleet.look import DEFAULT_TIMEOUT_S, build_late, check_timeout, look
-from meshwright._fleet.state import FleetHost, FleetState
-from meshwright._fleet.threads import run_all
-from meshwright.errors import InvalidRequestError, RequestError
+import httpx
+from pydantic import ValidationError
+
+from meshwright._client.blocking import Client
+from meshwright._client.connection import build_client
+from meshwright._client.replies import build_deadline, count_left
+from meshwright._client.requests import AxisTypesLike, DevicesLike, MemoryStrategyName, build_request
+from meshwright._client.settings import Settings, read_settings
+from meshwright._fleet import DEFAULT_TIMEOUT_S, FleetHost, FleetState, HostState, read_addresses, run_all
+from meshwright.errors import (
+    AgentConnectionError,
+    InvalidRequestError,
+    MeshwrightError,
+    NotReadyError,
+    ProblemError,
+    RequestError,
+)
 from meshwright.spec import MeshLike, MeshSpec
+from meshwright.wire.devices import Devices
+from meshwright.wire.health import Health
 from meshwright.wire.mesh import Plan, PlanRequest
 
 __all__ = ["Fleet", "FleetHost", "FleetState"]
@@ -80,7 +91,7 @@ class Fleet:
         connect: Callable[[str], Client] | None = None,
     ) -> None:
         self._urls = read_addresses(urls, os.environ)
-        self._pools: dict[_Pool, _http.HttpClient] = {}
+        self._pools: dict[_Pool, httpx.Client] = {}
         opened = connect or functools.partial(self._open, token=token)
         self._clients = [opened(url) for url in self._urls]
 
@@ -88,7 +99,7 @@ class Fleet:
         settings = read_settings(url, token, os.environ)
         name = _name_pool(settings)
         if name not in self._pools:
-            self._pools[name] = _http.build_client(settings, DEFAULT_TIMEOUT_S, max_connections=MAX_AT_ONCE)
+            self._pools[name] = build_client(settings, DEFAULT_TIMEOUT_S, max_connections=MAX_AT_ONCE)
         return Client(url, token=token, max_retries=1, http_client=self._pools[name])
 
     def __enter__(self) -> Self:
@@ -121,18 +132,23 @@ class Fleet:
         Raises:
             FleetIncompleteError: with `require_all`, naming the hosts that did not answer.
         """
-        found: dict[int, FleetHost] = {}
-        deadline = Deadline(time.monotonic() + check_timeout(timeout_s))
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise ValueError(
+                f"timeout_s is {timeout_s}; it limits the time for all hosts; it is a finite number of seconds above "
+                f"0, such as {DEFAULT_TIMEOUT_S:g}"
+            )
+        late = f"no answer within {timeout_s:g} s"
+        hosts = {url: FleetHost(url, "unreachable", detail=late, duration_s=timeout_s) for url in self._urls}
+        found, deadline = dict(hosts), build_deadline(timeout_s)
         asks = [
-            functools.partial(self._ask, url, client, deadline, functools.partial(found.__setitem__, index))
-            for index, (url, client) in enumerate(zip(self._urls, self._clients, strict=True))
+            functools.partial(_ask_host, client, deadline, functools.partial(found.__setitem__, url), url)
+            for url, client in zip(self._urls, self._clients, strict=True)
         ]
         run_all(asks, limit_s=timeout_s, at_once=MAX_AT_ONCE)
-        return _take(self._urls, found, timeout_s, require_all)
-
-    @staticmethod
-    def _ask(url: str, client: Client, deadline: Deadline, note: Callable[[FleetHost], None]) -> None:
-        client._drive(look(url, client._link, deadline, note))
+        state = FleetState(tuple(found[url] for url in self._urls))
+        if require_all:
+            state.require_all()
+        return state
 
     def plan(self, mesh: MeshLike | MeshSpec, **options: Unpack[_PlanOptions]) -> Plan:
         """Returns the plan of a mesh such as "dp:2,tp:-1" on the hosts that answer.
@@ -167,8 +183,7 @@ class Fleet:
             detail = f"a fleet plans a mesh on the hosts that answer, and {other[0]} is not of that"
             hint = "plan on a target, such as 64*h100:8"
             raise InvalidRequestError.of(other[0], detail, hint, "not of a plan on a fleet")
-        asked = {"mesh": str(mesh) if isinstance(mesh, MeshSpec) else mesh, **options}
-        request = build_request_model(PlanRequest, asked)
+        request = build_request(PlanRequest, None, {"mesh": mesh, **options})
         state = self.devices(timeout_s=timeout_s, require_all=require_all)
         from meshwright.planning.mesh_plan import plan_mesh  # here, so that asking a fleet need not wait for numpy
 
@@ -180,9 +195,43 @@ class Fleet:
             raise
 
 
-def _take(urls: Sequence[str], found: Mapping[int, FleetHost], timeout_s: float, require_all: bool) -> FleetState:
-    hosts = [found.get(index) or build_late(url, timeout_s) for index, url in enumerate(urls)]
-    state = FleetState(tuple(hosts))
-    if require_all:
-        state.require_all()
-    return state
+def _ask_host(client: Client, deadline: float | None, note: Callable[[FleetHost], None], url: str) -> None:
+    """Records the devices of one host, then their health; or the reason why it does not answer.
+
+    A host that is not ready (it starts, shuts down, or its worker cannot start) counts as not answering. If the time
+    ends before all answers are in, the recorded part is used.
+    """
+    started_s = time.monotonic()
+    try:
+        devices = client._ask(Devices, "GET", "/devices", deadline=deadline)
+    except MeshwrightError as error:
+        if count_left(deadline):
+            note(FleetHost(url, _evaluate(error), detail=_explain(error), duration_s=time.monotonic() - started_s))
+        return
+    host = FleetHost(url, "ok", devices.host.name, duration_s=time.monotonic() - started_s, devices=devices)
+    with contextlib.suppress(MeshwrightError):
+        ready = client._send("GET", "/readyz", statuses=(200, 503), max_retries=0, deadline=deadline)
+        if ready.status_code != 200:
+            note(replace(host, state="not_ready", detail=ready.text.strip(), devices=None))
+            return
+    note(host)
+    with contextlib.suppress(MeshwrightError):  # a plan reports it: health_unknown
+        health = client._ask(Health, "GET", "/health", deadline=deadline)
+        note(replace(host, health=health, duration_s=time.monotonic() - started_s))
+
+
+def _evaluate(error: MeshwrightError) -> HostState:
+    if isinstance(error, NotReadyError):
+        return "not_ready"
+    unread = isinstance(error.__cause__, ValidationError)  # something answered, but its reply cannot be read
+    return "unreachable" if isinstance(error, AgentConnectionError) and not unread else "error"
+
+
+def _explain(error: MeshwrightError) -> str:
+    """Returns the problem and its solution in one line. Without any answer, only the first line, since a fleet has many
+    hosts."""
+    if _evaluate(error) == "unreachable":
+        return str(error).partition("\n")[0]
+    detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]
+    hint = error.hint if isinstance(error, ProblemError | AgentConnectionError) else ""
+    return f"{detail}; {hint}" if hint else detail

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from meshwright._client import AsyncClient, Client
+from meshwright import AsyncClient, Client
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
 from meshwright.errors import (
     DeviceLeasedError,

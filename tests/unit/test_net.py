@@ -62,7 +62,7 @@ def test_an_inside_is_found_wherever_it_stands() -> None:
     for source in (
         "import meshwright_agent",
         "def f():\n    from meshwright_agent.supervisor import process",
-        "from meshwright import _calls",
+        "from meshwright import _client",
         "from meshwright.testing import _ROUTES",
         "CODE = 'import sys, meshwright.planning'",
         "patch('meshwright_agent.answers.plans.LIMIT', 1)",

@@ -1,8 +1,1 @@
-"""Client and AsyncClient: the same methods over one core."""
-
-from __future__ import annotations
-
-from meshwright._client.awaiting import AsyncClient
-from meshwright._client.blocking import Client
-
-__all__ = ["AsyncClient", "Client"]
+"""The clients: `awaiting` is the source of `blocking`. `requests` and `settings` load no HTTP library."""

@@ -1,48 +1,127 @@
-"""What Client and AsyncClient share besides the core: where the agent is.
-
-Opens no connection.
-"""
+"""How the client uses httpx: pools of connections with their TLS, the token of each request, time limits."""
 
 from __future__ import annotations
 
-import os
-import warnings
+import platform
+import ssl
+from collections.abc import Generator
+from importlib import metadata
 from typing import Any, Final
 
-from meshwright import _http
-from meshwright._calls.flows import Flow, Link, Step
-from meshwright._calls.outcomes import RetryPolicy
-from meshwright._calls.settings import Settings, read_settings
+import httpx
 
-DEFAULT_TIMEOUT_S: Final = 30.0
+from meshwright._client.settings import Settings
+from meshwright.errors import SettingsError
+
+CONNECT_TIMEOUT_S: Final = 5.0
 
 
-def advance(flow: Flow[None], outcome: Any) -> Step | None:
-    """Returns the flow's next step, None at its end."""
+def build_client(
+    settings: Settings,
+    timeout_s: float | None,
+    transport: httpx.BaseTransport | None = None,
+    *,
+    max_connections: int | None = None,
+) -> httpx.Client:
+    """Returns a connection pool to the agent; proxies of the environment are used for remote agents only.
+
+    One pool can serve many agents that are alike in socket, locality and TLS: `max_connections` is for all of them.
+    """
+    if transport is None and settings.address.socket:
+        transport = httpx.HTTPTransport(uds=settings.address.socket, trust_env=False)
+    return httpx.Client(transport=transport, **_list_options(settings, timeout_s, max_connections))
+
+
+def build_async_client(
+    settings: Settings, timeout_s: float | None, transport: httpx.AsyncBaseTransport | None = None
+) -> httpx.AsyncClient:
+    """Returns the same for asyncio."""
+    if transport is None and settings.address.socket:
+        transport = httpx.AsyncHTTPTransport(uds=settings.address.socket, trust_env=False)
+    return httpx.AsyncClient(transport=transport, **_list_options(settings, timeout_s, None))
+
+
+def _list_options(settings: Settings, timeout_s: float | None, max_connections: int | None) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "base_url": settings.address.url,
+        "timeout": build_timeout(timeout_s),
+        "trust_env": not settings.address.is_local,
+        "headers": {"User-Agent": f"meshwright/{metadata.version('meshwright')} Python/{platform.python_version()}"},
+    }
+    if max_connections is not None:
+        options["limits"] = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+    if settings.address.url.startswith("https:"):
+        options["verify"] = _build_tls(settings)
+    return options
+
+
+def build_timeout(timeout_s: float | None) -> httpx.Timeout:
+    """Returns the limit of one read, and at most `CONNECT_TIMEOUT_S` for a connection; None waits for ever."""
+    return httpx.Timeout(
+        timeout_s, connect=CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
+    )
+
+
+def build_auth(settings: Settings) -> Any:
+    """Returns what adds the token to a request; without a token, the caller's own HTTP client does as it is set."""
+    return TokenAuth(settings) if settings.token or settings.token_file else httpx.USE_CLIENT_DEFAULT
+
+
+class TokenAuth(httpx.Auth):
+    """Shows the token, and where it is refused, once more the one that its file has by now."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._token = settings.token
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Yields the request, as httpx asks it to."""
+        sent = self._token
+        response = yield self._sign(request)
+        if response.status_code == 401 and (token := self._settings.read_token()) not in (None, sent):
+            self._token = token
+            yield self._sign(request)
+
+    def _sign(self, request: httpx.Request) -> httpx.Request:
+        if self._token:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+def _build_tls(settings: Settings) -> ssl.SSLContext:
     try:
-        return flow.send(outcome)
-    except StopIteration:
-        return None
+        context = ssl.create_default_context(cafile=settings.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(
+            f"MESHWRIGHT_CA_FILE names {settings.ca_file!r}, which holds no certificates ({error}); name a PEM file"
+        ) from None
+    if settings.ca_file is not None:  # which may hold only the agent's own certificate: Python's default from 3.13 on
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    cert, key = settings.client_cert_file, settings.client_key_file
+    if cert is None:
+        return context
+    try:
+        context.load_cert_chain(cert, key, password=_refuse_password)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(_explain_certificate(cert, key, error)) from None
+    return context
 
 
-class Connection:
-    """What both clients hold besides their pool: settings and retry policy."""
+def _refuse_password() -> str:
+    raise SettingsError(
+        "the key of MESHWRIGHT_CLIENT_CERT_FILE is encrypted, and nobody is there to be asked for its password; name a "
+        "key without one, readable by its owner only"
+    )
 
-    def __init__(self, base_url: str | None, token: str | None, max_retries: int, given_url: str) -> None:
-        settings = read_settings(base_url or given_url or None, token, os.environ)
-        self._shared = _http.Shared(settings)
-        self._link = Link(settings.address.shown, RetryPolicy(max_retries))
 
-    @property
-    def base_url(self) -> str:
-        """The agent's address, as a person would write it."""
-        return self._link.host
-
-    @property
-    def _settings(self) -> Settings:
-        return self._shared.settings
-
-    def _warn(self, *texts: str) -> None:
-        """Warns the caller of a context manager, at its end, of each text that is not empty."""
-        for text in filter(None, texts):
-            warnings.warn(text, UserWarning, stacklevel=4)
+def _explain_certificate(cert: str, key: str | None, error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return (
+            f"MESHWRIGHT_CLIENT_KEY_FILE {key or cert!r} is not the key of the certificate in "
+            f"MESHWRIGHT_CLIENT_CERT_FILE {cert!r}; name the two that belong together"
+        )
+    named = f"MESHWRIGHT_CLIENT_CERT_FILE {cert!r}" + (f" and MESHWRIGHT_CLIENT_KEY_FILE {key!r}" if key else "")
+    works = (
+        "name PEM files of a certificate and its key" if key else "name its key's file in MESHWRIGHT_CLIENT_KEY_FILE"
+    )
+    return f"{named} cannot be used: no certificate, or no private key, in PEM form ({error}); {works}"

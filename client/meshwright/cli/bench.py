@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 from rich.text import Text
 
-from meshwright._calls.outcomes import build_request_model
+from meshwright._client.requests import build_request
 from meshwright.cli.arguments import parse_case, parse_indices
 from meshwright.cli.files import read_request
 from meshwright.cli.output import (
@@ -27,7 +27,7 @@ from meshwright.cli.session import FAILED, OK, Session
 from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench, Skipped
 
 if TYPE_CHECKING:
-    from meshwright._client import Client
+    from meshwright import Client
 
 
 def run_bench(
@@ -69,7 +69,7 @@ def run_bench(
                 "lease": lease,
             }
             named = {name: value for name, value in options.items() if value is not None}
-            asked = build_request_model(BenchRequest, (read_request(request) if request else {}) | named)
+            asked = build_request(BenchRequest, None, (read_request(request) if request else {}) | named)
             answer = _measure(session, client, asked)
         if session.as_json:
             session.print_json(answer)

@@ -15,7 +15,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.wire.devices import Device
 
 if TYPE_CHECKING:
-    from meshwright._client import Client
+    from meshwright import Client
 
 MOST_NAMED: Final = 16
 

@@ -20,7 +20,7 @@ from meshwright.errors import NotFoundError
 from meshwright.wire.health import HealthEvent, HealthEvents
 
 if TYPE_CHECKING:
-    from meshwright._client import Client
+    from meshwright import Client
 
 MOST: Final = 1000
 """The maximum number of events of one reply."""

@@ -18,7 +18,7 @@ from meshwright.cli.session import FAILED, OK, Session
 from meshwright.errors import MeshwrightError
 
 if TYPE_CHECKING:
-    from meshwright._fleet.state import FleetHost, FleetState
+    from meshwright._fleet import FleetHost, FleetState
     from meshwright.fleet import Fleet
     from meshwright.wire.mesh import Plan, PlanRequest
 
@@ -86,7 +86,7 @@ def open_fleet(hosts: str | None) -> Fleet:
 
 def read_limit(session: Session) -> float:
     """Returns how long all hosts together may take, seconds."""
-    from meshwright._fleet.look import DEFAULT_TIMEOUT_S
+    from meshwright._fleet import DEFAULT_TIMEOUT_S
 
     return DEFAULT_TIMEOUT_S if session.options.timeout_s is None else session.options.timeout_s
 

@@ -25,7 +25,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperCommand
 
-from meshwright._fleet.threads import run_all
+from meshwright._fleet import run_all
 from meshwright.cli.arguments import parse_chips
 from meshwright.cli.output import STATE_STYLES, Column, build_table, clean, format_time, print_error, style_state
 from meshwright.cli.session import Session

@@ -16,7 +16,7 @@ from meshwright.errors import ForbiddenError, MeshwrightError, NotFoundError
 from meshwright.wire.leases import Lease
 
 if TYPE_CHECKING:
-    from meshwright._client import Client
+    from meshwright import Client
 
 ALL: Final = "all"
 LEASE_VARIABLE: Final = "MESHWRIGHT_LEASE"

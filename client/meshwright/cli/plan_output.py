@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from meshwright._calls.calls import take_best
-from meshwright._calls.settings import DEFAULT_URL
+from meshwright._client.requests import take_best
+from meshwright._client.settings import DEFAULT_URL
 from meshwright.cli.drawing import draw_mesh
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
 from meshwright.cli.request_options import Export

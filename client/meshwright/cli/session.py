@@ -21,7 +21,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from meshwright._client import Client
+    from meshwright import Client
 
 OK: Final = 0
 FAILED: Final = 1
@@ -54,7 +54,7 @@ def open_client(url: str | None, timeout_s: float | None, max_retries: int) -> C
     Raises:
         SettingsError: the address or the token cannot be used.
     """
-    from meshwright._client import Client  # here, so that --help need not wait for the HTTP library
+    from meshwright import Client  # here, so that --help need not wait for the HTTP library
 
     given: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
     return Client(url, max_retries=max_retries, **given)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from meshwright import _client
+from meshwright import Client
 from meshwright.cli import main
 from meshwright.fleet import Fleet
 from meshwright.testing import FakeAgent
@@ -53,7 +53,7 @@ class CommandLine:
         assert "Traceback" not in captured.err or code == 70
         return Printed(code, captured.out, captured.err)
 
-    def connect(self, url: str | None, timeout_s: float | None, max_retries: int) -> _client.Client:
+    def connect(self, url: str | None, timeout_s: float | None, max_retries: int) -> Client:
         self.asked.append((url, timeout_s, max_retries))
         return self.fake.client(max_retries=max_retries, pause=self.pause or self.fake.pauses_s.append)
 
@@ -76,4 +76,6 @@ def meshwright(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 def _counted_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives leases the ids lease-00000001, lease-00000002 … in place of random ones."""
     numbers = itertools.count(1)
-    monkeypatch.setattr("meshwright._calls.leases.secrets", SimpleNamespace(token_hex=lambda _: f"{next(numbers):08x}"))
+    monkeypatch.setattr(
+        "meshwright._client.requests.secrets", SimpleNamespace(token_hex=lambda _: f"{next(numbers):08x}")
+    )

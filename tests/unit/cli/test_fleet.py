@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from meshwright import _client
+from meshwright import Client
 from meshwright.testing import FakeAgent
 from tests.unit.cli.conftest import CommandLine, Printed
 from tests.unit.fleet.fakes import build_fakes
@@ -22,7 +22,7 @@ class FleetLine(CommandLine):
 
     fakes: dict[str, FakeAgent] = field(default_factory=lambda: build_fakes("n1", "n2", "n10"))
 
-    def connect(self, url: str | None, timeout_s: float | None, max_retries: int) -> _client.Client:
+    def connect(self, url: str | None, timeout_s: float | None, max_retries: int) -> Client:
         self.asked.append((url, timeout_s, max_retries))
         return self.fakes[str(url)].client(max_retries=max_retries)
 

@@ -173,7 +173,7 @@ def _hold(line: CommandLine, code: str, *options: str) -> int:
 @pytest.mark.parametrize("code", [0, 1, 3, 255])
 def test_the_exit_code_is_the_commands_and_the_lease_is_ended(h100: CommandLine, code: int) -> None:
     assert _hold(h100, f"raise SystemExit({code})") == code
-    assert [request.method for request in h100.fake.requests] == ["PUT", "GET", "DELETE"]
+    assert [request.method for request in h100.fake.requests] == ["PUT", "DELETE"]
     assert _list_leases(h100) == []
 
 

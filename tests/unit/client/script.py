@@ -1,81 +1,87 @@
-"""A scripted agent for flows: what each step answers, and a clock that only steps move."""
+"""An agent that answers from lists, and a clock that only its clients' pauses and its silence move."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
+import httpx
+import pytest
 from pydantic import BaseModel
 
-from meshwright._calls.flows import Flow, Link, Open, Pause, ReadChunk, Send, Step
-from meshwright._calls.messages import Answer, Failure, Outcome
-from meshwright._calls.outcomes import RetryPolicy
+from meshwright import Client
 from meshwright.errors import ProblemError
 from meshwright.wire.problem import build_problem
 
-T = TypeVar("T")
-STREAM = Answer(200, {"content-type": "text/event-stream; charset=utf-8"})
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+REFUSED, LOST, SILENT = httpx.ConnectError("no"), httpx.RemoteProtocolError("cut"), httpx.ReadTimeout("silence")
+Outcome = BaseModel | ProblemError | httpx.Response | BaseException
 
 
-def refuse(error: ProblemError) -> Answer:
-    return Answer(error.status, {}, build_problem(error).model_dump_json().encode())
-
-
-def say(reply: BaseModel) -> Answer:
-    return Answer(200, {}, reply.model_dump_json().encode())
-
-
-@dataclass
 class Script:
-    """An agent that answers from lists, and a clock that moves as long as its steps take."""
+    """Answers requests from `replies` and streams from `streams`, in order; records requests and pauses."""
 
-    sends: list[Outcome | BaseException] = field(default_factory=list)
-    streams: list[list[Any]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    now_s: float = 0.0
-    ping_s: float | None = None  # set: streams never end, and say "I live" so often
+    def __init__(self, *replies: Outcome, streams: Sequence[Any] = (), ping_s: float | None = None) -> None:
+        self.replies = list(replies)
+        self.streams = list(streams)
+        self.ping_s = ping_s  # set: streams never end, and say "I live" so often
+        self.requests: list[httpx.Request] = []
+        self.pauses_s: list[float] = []
+        self.now_s = 0.0
 
-    def link(self, max_retries: int = 2) -> Link:
-        return Link("http://a", RetryPolicy(max_retries, jitter=lambda: 0.0), clock=lambda: self.now_s)
+    def client(self, monkeypatch: pytest.MonkeyPatch, max_retries: int = 2) -> Client:
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, sleep=self.pause)
+        monkeypatch.setattr("meshwright._client.replies.time", clock)
+        monkeypatch.setattr("meshwright._client.blocking.time", clock)
+        monkeypatch.setattr("meshwright._client.replies.random", SimpleNamespace(random=lambda: 0.0))
+        return Client("http://a", transport=httpx.MockTransport(self._respond), max_retries=max_retries)
 
-    def run(self, flow: Flow[T]) -> T:
-        chunks: list[Any] = []
-        outcome: Any = None
-        interruption: BaseException | None = None
-        while True:
-            try:
-                step = flow.throw(interruption) if interruption else flow.send(outcome)
-            except StopIteration as stop:
-                value: T = stop.value
-                return value
-            self.steps.append(step)
-            interruption = None
-            match step:
-                case Send():
-                    outcome = self.sends.pop(0)
-                case Pause(delay_s):
-                    self.now_s += delay_s
-                    outcome = None
-                case Open():
-                    chunks = list(self.streams.pop(0)) if self.streams else []
-                    outcome = chunks.pop(0) if chunks and isinstance(chunks[0], Answer) else STREAM
-                case ReadChunk():
-                    outcome = self._read(chunks)
-            if isinstance(outcome, BaseException):
-                interruption, outcome = outcome, None
-
-    def _read(self, chunks: list[Any]) -> Any:
-        window_s = next(step.silence_s for step in reversed(self.steps) if isinstance(step, Open))
-        if self.ping_s is not None:
-            self.now_s += min(window_s, self.ping_s)
-            return b": sign of life\n\n" if self.ping_s < window_s else Failure("timeout", "silence")
-        outcome = chunks.pop(0) if chunks else None
-        self.now_s += window_s if isinstance(outcome, Failure) and outcome.kind == "timeout" else 0.0
-        return outcome
-
-    def sent(self, kind: type[Step]) -> list[Any]:
-        return [step for step in self.steps if isinstance(step, kind)]
+    def pause(self, delay_s: float) -> None:
+        self.pauses_s.append(delay_s)
+        self.now_s += delay_s
 
     @property
-    def pauses_s(self) -> list[float]:
-        return [step.delay_s for step in self.sent(Pause)]
+    def asked(self) -> list[str]:
+        return [f"{request.method} {request.url.path}" for request in self.requests]
+
+    @property
+    def polled(self) -> list[str]:
+        """What was asked but for streams."""
+        return [asked for asked in self.asked if not asked.endswith(("/events", "/stream"))]
+
+    def _respond(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        if request.headers["accept"] != "text/event-stream":
+            return _write(self.replies.pop(0))
+        found = self.streams.pop(0) if self.streams else []
+        if isinstance(found, httpx.Response):
+            return found
+        window_s = request.extensions["timeout"]["read"]
+        headers = {"content-type": "text/event-stream; charset=utf-8"}
+        return httpx.Response(200, headers=headers, content=self._read(found, window_s))
+
+    def _read(self, chunks: Sequence[Any], window_s: float) -> Iterator[bytes]:
+        for chunk in chunks:
+            if chunk is SILENT:
+                self.now_s += window_s
+            if isinstance(chunk, BaseException):
+                raise chunk
+            yield chunk
+        while self.ping_s is not None:
+            self.now_s += min(window_s, self.ping_s)
+            if self.ping_s >= window_s:
+                raise SILENT
+            yield b": sign of life\n\n"
+
+
+def _write(outcome: Outcome) -> httpx.Response:
+    match outcome:
+        case ProblemError():
+            return httpx.Response(outcome.status, content=build_problem(outcome).model_dump_json())
+        case BaseException():
+            raise outcome
+        case BaseModel():
+            return httpx.Response(200, content=outcome.model_dump_json())
+    return outcome

@@ -150,7 +150,7 @@ def test_a_token_stands_in_no_representation_error_or_log(caplog: pytest.LogCapt
     caplog.set_level(logging.DEBUG)
     told = io.StringIO()
     with fake.client(token=SECRET) as client:
-        print(client, vars(client), client._shared, client._settings, client._http, file=told)
+        print(client, vars(client), client._auth, client._http, file=told)
         kinds = (httpx.ConnectError, httpx.ReadTimeout, httpx.RemoteProtocolError)
         for broken in kinds:
             fake.fail_next(broken("broken"), times=3)

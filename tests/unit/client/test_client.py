@@ -36,7 +36,7 @@ def _signature(function: Any) -> list[tuple[Any, ...]]:
     parameters = inspect.signature(function).parameters.values()
     annotations = [re.sub(r"Awaitable\[None\]|None", "None", str(p.annotation)) for p in parameters]
     return [
-        (p.name, p.kind, p.default, annotation.replace("AsyncHttp", "Http").replace("AsyncBase", "Base"))
+        (p.name, p.kind, p.default, annotation.replace("httpx.Async", "httpx."))
         for p, annotation in zip(parameters, annotations, strict=True)
     ]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright._calls.settings import parse_address, read_settings
+from meshwright._client.settings import parse_address, read_settings
 from meshwright.errors import MeshwrightError, SettingsError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright._fleet.addresses import read_addresses, resolve_name
+from meshwright._fleet import read_addresses, resolve_name
 from meshwright.errors import SettingsError
 
 RECORDS = {"agents.svc": ["10.0.0.10", "10.0.0.9", "fd00::2", "10.0.0.9"]}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -50,20 +50,12 @@ class Settings:
     token_file: str | None = None
     """The file of the token, which may be read again; None: the token has another source."""
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers that every request carries."""
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
-
-    def read_token_again(self) -> Settings:
-        """Returns the settings with the current token of its file; the same settings where no token can be read."""
-        if self.token_file is None:
-            return self
+    def read_token(self) -> str | None:
+        """Returns the token that its file has now; None where there is no file, or no token can be read from it."""
         try:
-            token = _check_token(_read_text(self.token_file, "MESHWRIGHT_TOKEN_FILE"))
+            return _read_token(self.token_file) if self.token_file else None
         except SettingsError:
-            return self
-        return replace(self, token=token) if token else self
+            return None
 
 
 def read_settings(base_url: str | None, token: str | None, environ: Mapping[str, str]) -> Settings:
@@ -85,9 +77,8 @@ def read_settings(base_url: str | None, token: str | None, environ: Mapping[str,
         )
     said = token or environ.get("MESHWRIGHT_TOKEN")
     token_file = None if said else environ.get("MESHWRIGHT_TOKEN_FILE") or None
-    if token_file:
-        said = _read_text(token_file, "MESHWRIGHT_TOKEN_FILE")
-    return Settings(address, _check_token(said), ca_file, cert_file, key_file, token_file)
+    said = _read_token(token_file) if token_file else _check_token(said)
+    return Settings(address, said, ca_file, cert_file, key_file, token_file)
 
 
 def parse_address(text: str) -> Address:
@@ -141,6 +132,10 @@ def _read_text(path: str, variable: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{variable} names {path!r}, which cannot be read: {error}") from error
+
+
+def _read_token(path: str) -> str | None:
+    return _check_token(_read_text(path, "MESHWRIGHT_TOKEN_FILE"))
 
 
 def _check_token(token: str | None) -> str | None:

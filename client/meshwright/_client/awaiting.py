@@ -1,0 +1,917 @@
+"""AsyncClient: the agent's API for asyncio. `blocking.Client` is generated from it by tools/sync_client.py.
+
+To follow a call: `health` → `_ask` → `_send`, which sends with httpx until there is an answer, → `replies.read_reply`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import time
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
+
+import httpx
+from pydantic import BaseModel
+
+from meshwright._client.connection import build_async_client, build_auth, build_timeout
+from meshwright._client.holding import (
+    CHECK_S,
+    DEFAULT_TTL_S,
+    HOLD_TTL_S,
+    RENEW_TIMEOUT_S,
+    RENEWALS,
+    Held,
+    keep_in_task,
+)
+from meshwright._client.replies import (
+    ERRORS,
+    MIN_ANSWER_S,
+    Attempts,
+    Outcome,
+    build_deadline,
+    build_error,
+    count_left,
+    delay_retry,
+    name_failure,
+    read_known,
+    read_reply,
+    read_result,
+)
+from meshwright._client.requests import (
+    EnvironmentStrategy,
+    LeasedLike,
+    MemoryStrategyName,
+    ModelLike,
+    PlanOptions,
+    Readiness,
+    SearchOptions,
+    TrainingLike,
+    build_lease,
+    build_renewal,
+    build_request,
+    name_lease,
+    name_new_lease,
+    print_mesh,
+    print_time,
+    quote_part,
+    take_best,
+)
+from meshwright._client.settings import read_settings
+from meshwright.errors import (
+    AgentConnectionError,
+    AgentTimeoutError,
+    DeviceLeasedError,
+    MeshwrightError,
+    NotFoundError,
+    ProblemError,
+)
+from meshwright.spec import MeshLike, MeshSpec
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
+from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, Dtype, LatestBench
+from meshwright.wire.devices import Devices, Release
+from meshwright.wire.environment import Environment
+from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvent, HealthEvents
+from meshwright.wire.leases import Lease, LeaseRequest, Leases
+from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
+from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent, RunList, RunState
+from meshwright.wire.targets import Targets
+
+DEFAULT_TIMEOUT_S: Final = 30.0
+SILENCE_S: Final = 45.0
+"""A stream without data for this time is closed and opened again: three of the agent's keep-alive intervals."""
+MIN_WINDOW_S: Final = 0.2
+CANCEL_TIMEOUT_S: Final = 3.0
+SETTLE_S: Final = 0.1
+
+M = TypeVar("M", bound=BaseModel)
+E = TypeVar("E", RunEvent, HealthEvent)
+
+
+@dataclass
+class Cursor:
+    """Where a stream of events is: the number of the last one, and how the stream ended."""
+
+    after: int
+    end: Literal["ended", "silent", "broken"] = "broken"
+
+
+class AsyncClient:
+    """An agent, for asyncio. Tasks of one event loop may share one.
+
+    Args:
+        base_url: "http://host:8790", "https://…" or "unix:///path"; None: MESHWRIGHT_URL, else the default
+            port of this host.
+        token: sent as a bearer token; None: MESHWRIGHT_TOKEN, else the content of MESHWRIGHT_TOKEN_FILE.
+        timeout: seconds that one answer may take; None waits for ever. A `http_client` keeps its own.
+        max_retries: how often a request is sent again when the agent does not answer, is busy or fails.
+        transport: passed to httpx as it is, such as `httpx.MockTransport`; None: TCP, or the unix socket.
+        http_client: a pool to send with, such as `meshwright.testing.FakeAgent().async_http_client()`; it is
+            not closed.
+        pause: waits between retries, given seconds; None: `asyncio.sleep`.
+
+    Raises:
+        SettingsError: the address, the token or a file that the environment names cannot be used.
+
+    Every method raises AgentConnectionError when nobody answers, AgentTimeoutError when the answer takes too
+    long, and the class of `meshwright.errors` that the agent's problem names.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        token: str | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        max_retries: int = 2,
+        transport: httpx.AsyncBaseTransport | None = None,
+        http_client: httpx.AsyncClient | None = None,
+        pause: Callable[[float], Awaitable[None]] | None = None,
+    ) -> None:
+        given = None if http_client is None else str(http_client.base_url).rstrip("/")
+        settings = read_settings(base_url or given or None, token, os.environ)
+        self._address, self._auth = settings.address, build_auth(settings)
+        self._owns_http = http_client is None
+        self._http = http_client or build_async_client(settings, timeout, transport)
+        self._max_retries = max_retries
+        self._pause = pause or asyncio.sleep
+        self._answered: set[str] = set()
+        """The paths that this agent has answered: if it does not now, it is most likely being restarted."""
+
+    @property
+    def base_url(self) -> str:
+        """The agent's address, as a person would write it."""
+        return self._address.shown
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections; a `http_client` that was given stays open."""
+        if self._owns_http:
+            await self._http.aclose()
+
+    async def _ask(self, model: type[M], method: str, path: str, *, gone: M | None = None, **options: Any) -> M:
+        """Returns the answer as its model, or `gone` where the request is repeated after a lost answer: 404."""
+        response = await self._send(method, path, is_gone_fine=gone is not None, **options)
+        return read_reply(model, response, self.base_url) if gone is None or response.status_code != 404 else gone
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, object] | None = None,
+        body: BaseModel | None = None,
+        accept: str = "application/json",
+        statuses: Sequence[int] = (200,),
+        makes_run: bool = False,
+        is_gone_fine: bool = False,
+        max_retries: int | None = None,
+        deadline: float | None = None,
+    ) -> httpx.Response:
+        """Sends until there is an answer with one of the statuses, or a retry is useless."""
+        said = None if body is None else body.model_dump_json(exclude_unset=True)
+        attempts = Attempts(
+            self._max_retries if max_retries is None else max_retries,
+            makes_run=makes_run,
+            was_reached=bool(self._answered),
+            was_ready=path in self._answered,
+        )
+        while True:
+            outcome = await self._try(method, path, params or {}, said, accept, deadline)
+            if isinstance(outcome, httpx.Response):
+                if outcome.status_code in statuses:
+                    self._answered.add(path)
+                    return outcome
+                if is_gone_fine and attempts.is_lost and outcome.status_code == 404:
+                    return outcome
+            delay_s = attempts.find_delay(outcome)
+            if delay_s is None or delay_s >= count_left(deadline):
+                raise build_error(outcome, f"{method} {path}", self.base_url, makes_run=makes_run)
+            if delay_s:
+                await self._pause(delay_s)
+
+    async def _try(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, object],
+        body: str | None,
+        accept: str,
+        deadline: float | None,
+    ) -> Outcome:
+        """Sends once, and returns the reply, or why there is none."""
+        if self._http.is_closed:
+            hint = "make a new client, or close this one later"
+            raise AgentConnectionError(f"{method} {path}: this client has been closed", host=self.base_url, hint=hint)
+        request = self._http.build_request(
+            method,
+            self._address.url + path,
+            params={name: str(value) for name, value in params.items() if value is not None},
+            headers={"Accept": accept} if body is None else {"Accept": accept, "Content-Type": "application/json"},
+            content=body,
+            timeout=httpx.USE_CLIENT_DEFAULT
+            if deadline is None
+            else build_timeout(max(count_left(deadline), MIN_ANSWER_S)),
+        )
+        try:
+            return await self._http.send(request, auth=self._auth)
+        except ERRORS as error:
+            return error
+
+    async def _try_delete(self, path: str) -> None:
+        """Ends a run or a lease that nothing waits for any more; failures are ignored."""
+        with contextlib.suppress(MeshwrightError):
+            deadline = build_deadline(CANCEL_TIMEOUT_S)
+            await self._send("DELETE", path, statuses=(200, 202), max_retries=0, deadline=deadline)
+
+    async def _compute(
+        self,
+        model: type[M],
+        path: str,
+        request: PlanRequest | SearchRequest | BatchSizeRequest,
+        on_progress: Callable[[Progress], object] | None,
+        timeout_s: float | None,
+    ) -> M:
+        """Returns the answer, directly or (202) as the result of a run, which continues if the waiting ends early."""
+        makes_run = request.compile
+        response = await self._send("POST", path, body=request, statuses=(200, 202), makes_run=makes_run)
+        if response.status_code != 202:
+            return read_reply(model, response, self.base_url)
+        accepted = read_reply(Run, response, self.base_url)
+        run = await self.wait(accepted.id, on_progress=on_progress, timeout_s=timeout_s)
+        return read_result(model, run, self.base_url)
+
+    async def _follow(
+        self,
+        run_id: str,
+        after: int,
+        deadline: float | None = None,
+        report: Callable[[Progress | None], object] = lambda progress: None,
+    ) -> AsyncGenerator[RunEvent, None]:
+        """Yields each event of a run once and in order, until its final state.
+
+        A broken stream is opened again after the last received event. If a stream brings no event, the run itself is
+        requested. This distinguishes a broken stream from a dead agent, and reports progress if no stream works.
+        """
+        path = f"/runs/{quote_part('run_id', run_id)}"
+        cursor, fruitless = Cursor(after), 0
+        while True:
+            seen = cursor.after
+            async with contextlib.aclosing(self._listen(f"{path}/events", RunEvent, cursor, deadline)) as events:
+                async for event in events:
+                    yield event
+                    if event.type == "state" and event.state in FINAL_STATES:
+                        return
+            fruitless = 0 if cursor.after > seen else fruitless + 1
+            if not fruitless and count_left(deadline):
+                continue
+            run = await self._ask(Run, "GET", path, deadline=deadline)
+            if run.state in FINAL_STATES and (cursor.end == "ended" or fruitless > self._max_retries):
+                return
+            report(run.progress)
+            delay_s = 0.0 if cursor.end == "silent" else delay_retry(max(0, fruitless - 1))
+            await self._pause_until(deadline, delay_s, run)
+
+    async def _pause_until(self, deadline: float | None, delay_s: float, run: Run) -> None:
+        left_s = count_left(deadline)
+        if not left_s:
+            raise AgentTimeoutError(
+                f"{run.id} at {self.base_url} is still {run.state}; the time to wait for it is over",
+                host=self.base_url,
+                hint="give it a longer timeout_s",
+            )
+        if delay_s:
+            await self._pause(min(delay_s, left_s))
+
+    async def _listen(
+        self, path: str, model: type[E], cursor: Cursor, deadline: float | None = None
+    ) -> AsyncGenerator[E, None]:
+        """Yields the new events of one stream. Each is one line of data; lines end at a line feed only.
+
+        The timeout of one read can be set only when a stream is opened. To keep a deadline, the timeout is a quarter of
+        the remaining time. The stream ends as "silent" when less than the timeout remains.
+        """
+        cursor.end, rest = "broken", b""
+        if self._http.is_closed:
+            return
+        left_s = count_left(deadline)
+        window_s = min(SILENCE_S, left_s, max(left_s / 4, MIN_WINDOW_S))
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store", "Last-Event-ID": str(cursor.after)}
+        options: dict[str, Any] = {"headers": headers, "timeout": build_timeout(window_s), "auth": self._auth}
+        try:
+            async with (
+                self._http.stream("GET", self._address.url + path, **options) as response,
+                contextlib.aclosing(cast(Any, response.aiter_bytes())) as chunks,
+            ):
+                media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if response.status_code != 200 or media_type != "text/event-stream":
+                    return
+                async for chunk in chunks:
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        event = read_known(model, line.removeprefix(b"data:")) if line.startswith(b"data:") else None
+                        if event is not None and event.seq > cursor.after:
+                            cursor.after = event.seq
+                            yield event
+                    if window_s > count_left(deadline):
+                        cursor.end = "silent"
+                        return
+                cursor.end = "ended"
+        except ERRORS as error:
+            cursor.end = "silent" if name_failure(error) == "timeout" else "broken"
+
+    async def alive(self) -> bool:
+        """Returns whether an agent answers its liveness check; requests once, and raises nothing."""
+        try:
+            await self._send("GET", "/healthz", max_retries=0)
+        except (AgentConnectionError, ProblemError):
+            return False
+        return True
+
+    async def ready(self) -> Readiness:
+        """Returns whether the agent can answer plans, with one line on why; requests once."""
+        response = await self._send("GET", "/readyz", statuses=(200, 503), max_retries=0)
+        return Readiness(response.status_code == 200, response.text.strip())
+
+    async def health(self) -> Health:
+        """Returns the state of each component of the host."""
+        return await self._ask(Health, "GET", "/health")
+
+    async def events(
+        self,
+        component: str | None = None,
+        *,
+        after: int | None = None,
+        limit: int | None = None,
+        since: datetime | None = None,
+    ) -> HealthEvents:
+        """Returns the events of the host's health, oldest first.
+
+        Args:
+            component: only events of this component, such as "device:3".
+            after: only events after the event with this `seq`.
+            limit: the maximum number of events; None: the agent's limit.
+            since: only events from this time on; without a zone: UTC.
+
+        Raises:
+            InvalidRequestError: a number is out of range.
+        """
+        params = {"component": component, "after": after, "limit": limit, "since": print_time(since)}
+        return await self._ask(HealthEvents, "GET", "/events", params=params)
+
+    async def follow_events(self, after: int | None = None) -> AsyncIterator[HealthEvent]:
+        """Yields events of the host's health as they happen, from the event after `after`; None: from now on.
+
+        Never ends by itself. Connects again when the stream breaks. No event is repeated or lost.
+
+        Raises:
+            AgentConnectionError: the agent is unreachable for longer than the retries last. Continue later after the
+                last `seq`.
+        """
+        if after is None:
+            after = (await self.events(limit=1)).last_seq
+        cursor, fruitless = Cursor(after), 0
+        while True:
+            seen = cursor.after
+            async with contextlib.aclosing(self._listen("/events/stream", HealthEvent, cursor)) as events:
+                async for event in events:
+                    yield event
+            fruitless = 0 if cursor.after > seen else fruitless + 1
+            if not fruitless:
+                continue
+            history = await self.events(after=cursor.after)  # a dead agent is an error, and any proxy lets this through
+            if history.last_seq < cursor.after:  # a new history has begun, whose first events have lower numbers
+                cursor.after = 0
+                history = await self.events(after=0)
+            for event in history.events:
+                cursor.after = event.seq
+                yield event
+            if cursor.end != "silent":
+                await self._pause(delay_retry(fruitless - 1))
+
+    async def acknowledge(self, component: str, reason: str) -> Component:
+        """Reports to the agent that the faults of a component are resolved; returns the new state of the component.
+
+        Args:
+            component: its name, as in `health()`.
+            reason: the action taken, for the history.
+
+        Raises:
+            NotFoundError: there is no component with this name.
+            ForbiddenError: the token does not have the scope `admin`.
+        """
+        request = build_request(Acknowledgement, None, {"component": component, "reason": reason})
+        return await self._ask(Component, "POST", "/health/acknowledge", body=request)
+
+    async def devices(self) -> Devices:
+        """Returns the host's topology: devices, links, granules, and the facts around them."""
+        return await self._ask(Devices, "GET", "/devices")
+
+    async def devices_text(self) -> str:
+        """Returns the same as a table and a link matrix for people."""
+        return (await self._send("GET", "/devices", params={"format": "text"}, accept="text/plain")).text
+
+    async def release(self) -> Release:
+        """Makes the agent's worker release the devices; returns the processes that still use one."""
+        return await self._ask(Release, "POST", "/devices/release")
+
+    async def environment(
+        self, memory_strategy: EnvironmentStrategy | None = "balanced", memory_fraction: float | None = None
+    ) -> Environment:
+        """Returns the variables that a job on this host should start with; `memory_fraction` wins."""
+        params = {"memory_strategy": memory_strategy, "memory_fraction": memory_fraction}
+        return await self._ask(Environment, "GET", "/environment", params=params)
+
+    async def targets(self, chip: str | None = None) -> Targets:
+        """Returns the chips, hosts and slices that a plan's target may name; those of one chip, where it is given.
+
+        Raises:
+            UnknownHardwareError: the chip is in no table. The hint names similar chips.
+        """
+        return await self._ask(Targets, "GET", "/targets", params={"chip": chip})
+
+    async def metrics(self) -> str:
+        """Returns the agent's metrics in Prometheus' text format."""
+        return (await self._send("GET", "/metrics", accept="text/plain")).text
+
+    async def plan(
+        self,
+        mesh: MeshLike | MeshSpec | PlanRequest,
+        *,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[PlanOptions],
+    ) -> Plan:
+        """Returns the plan of a mesh such as "dp:2,tp:-1" on the agent's devices.
+
+        Args:
+            mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1. Or a whole
+                request, without options.
+            on_progress: called with each progress of the compile.
+            timeout_s: seconds to wait for the compile, including the queue; None: no limit.
+            **options: devices, model, training, and the contents of the answer: see `PlanOptions`.
+
+        Raises:
+            InvalidMeshError: the mesh is not valid.
+            InvalidRequestError: an option does not exist, or has the wrong type.
+            DoesNotDivideError: the mesh cannot shard the model.
+            PlanInfeasibleError: the mesh does not fit these devices. The hint has shapes that do.
+            DevicesUnusedError: the mesh would leave devices unused.
+        """
+        given = {} if isinstance(mesh, PlanRequest) else {"mesh": mesh}
+        request = build_request(PlanRequest, mesh, {**given, **options})
+        plans = await self._compute(Plans, "/mesh/plan", request, on_progress, timeout_s)
+        return take_best(plans, asked="POST /mesh/plan", host=self.base_url)
+
+    async def search(
+        self,
+        model: ModelLike | SearchRequest,
+        training: TrainingLike | None = None,
+        *,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> Plans:
+        """Returns plans of the meshes with the fastest step of a model, of those that fit, and why others were
+        rejected.
+
+        Args:
+            model: the trained model: a preset such as "llama3-70b", the content of a config.json, or dimensions. Or a
+                whole request, without training and options.
+            training: its training, such as {"global_batch_size": 64, "seq_len": 8192}.
+            on_progress: called with each progress of the compiles.
+            timeout_s: seconds to wait for them, including the queue; None: no limit.
+            **options: devices or targets, the choices, and the contents of the answer: see `SearchOptions`.
+
+        Raises:
+            InvalidRequestError: an option does not exist, or has the wrong type; or the model is not valid.
+            PlanInfeasibleError: no mesh divides model and batch; or such devices are unknown (name a target).
+        """
+        given = {} if isinstance(model, SearchRequest) else {"model": model}
+        request = build_request(SearchRequest, model, {**given, "training": training, **options})
+        return await self._compute(Plans, "/mesh/search", request, on_progress, timeout_s)
+
+    async def get_plan(self, fingerprint: str) -> Plan:
+        """Returns the stored plan with this fingerprint, so that every rank can get the same plan.
+
+        Raises:
+            NotFoundError: the agent does not have this plan.
+        """
+        path = f"/mesh/plan/{quote_part('fingerprint', fingerprint)}"
+        return take_best(await self._ask(Plans, "GET", path), asked=f"GET {path}", host=self.base_url)
+
+    async def batch_size(
+        self,
+        hardware: str | BatchSizeRequest | None = None,
+        per_device_batch_size: int | None = None,
+        *,
+        model: ModelLike | None = None,
+        training: TrainingLike | None = None,
+        mesh: MeshLike | MeshSpec | None = None,
+        target: str | None = None,
+        plan: Plan | str | None = None,
+        memory_strategy: MemoryStrategyName | None = None,
+        compile: bool = False,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+    ) -> BatchSize:
+        """Returns recommended batch sizes for `hardware` (None: the host's own), and checks a batch size of a device.
+
+        With a `model`, the answer has `estimated`: the recommended number of sequences of its step on a mesh, and why.
+        With `compile=True`, it has `compiled` instead: the largest batch of a model that fits by XLA's compiler.
+
+        Args:
+            hardware: "h100", "tpu_v5e", a JAX device kind, … Or a whole request, without other fields.
+            per_device_batch_size: is checked against the table.
+            model: the trained model, as for `plan`.
+            training: its training, such as {"seq_len": 8192}; `global_batch_size`, where given, is the limit.
+            mesh: the mesh of the training; None: the fastest that fits is searched (not with `compile`).
+            target: the hardware, as for `plan`; None: the agent's host.
+            plan: a plan that the agent stores, or its fingerprint, instead of `mesh` and `target`.
+            memory_strategy: the part of a GPU's memory that the job's JAX may take; None: 0.92 where a model is
+                trained.
+            compile: asks XLA's compiler, and waits for the result.
+            on_progress: called with each progress of the compiles.
+            timeout_s: seconds to wait for them, including the queue; None: no limit.
+
+        Raises:
+            UnknownHardwareError: the name is in no table. The hint has similar names.
+            InvalidRequestError: training, mesh or plan without a model, or the model is not valid.
+            NotFoundError: the agent does not have this plan.
+            DoesNotDivideError: the mesh cannot shard the model.
+            PlanInfeasibleError: no figures are known for such devices (name a target), or no mesh fits.
+            RunFailedError: the run failed; or the class of its problem.
+        """
+        fields = {
+            "hardware": None if isinstance(hardware, BatchSizeRequest) else hardware,
+            "per_device_batch_size": per_device_batch_size,
+            "model": model,
+            "training": training,
+            "mesh": print_mesh(mesh),
+            "target": target,
+            "plan": plan,
+            "memory_strategy": memory_strategy,
+            "compile": compile,
+        }
+        request = build_request(BatchSizeRequest, hardware, fields)
+        return await self._compute(BatchSize, "/batch-size", request, on_progress, timeout_s)
+
+    async def bench(
+        self,
+        request: BenchRequest | None = None,
+        *,
+        suite: Literal["quick", "full"] = "quick",
+        cases: Sequence[BenchCase] | None = None,
+        devices: Sequence[int] | None = None,
+        mesh: MeshLike | MeshSpec | None = None,
+        axis: str | None = None,
+        sizes_bytes: Sequence[int] | None = None,
+        matmul_size: int | None = None,
+        dtype: Dtype | None = None,
+        samples: int | None = None,
+        max_s: float | None = None,
+        lease: Lease | str | None = None,
+        on_progress: Callable[[Progress], object] | None = None,
+        on_record: Callable[[BenchRecord], object] | None = None,
+        timeout_s: float | None = None,
+    ) -> BenchResult:
+        """Runs a bench on the agent's devices, waits for it, and returns its result.
+
+        The run is cancelled when the waiting ends early: `timeout_s`, an interrupt, an error of a callback.
+
+        Args:
+            request: a whole request, without other fields.
+            suite: "quick" takes up to 20 s; "full" has more sizes and samples.
+            cases: the measured cases; None: all.
+            devices: local indices; None: all.
+            mesh: the mesh that collectives run on; None: one axis over the devices.
+            axis: the axis that they run over; None: each in turn.
+            sizes_bytes: sizes of transfers and collectives; None: the suite's.
+            matmul_size: n of the n×n×n matmul; None: the suite's.
+            dtype: None: float32 on CPU, bfloat16 elsewhere.
+            samples: their number per measurement, at least 3; None: the suite's.
+            max_s: the time limit of the run on the agent.
+            lease: the caller's own lease, whose devices may be measured.
+            on_progress: called with each progress, at once.
+            on_record: called with each record as soon as it is measured.
+            timeout_s: seconds to wait, including the queue; None: no limit.
+
+        Raises:
+            RunFailedError: the run failed; or the class of its problem, such as WorkerFailedError.
+            RunCancelledError: the run was cancelled.
+            QueueFullError: too many runs are in the queue.
+            DeviceLeasedError: another lease has the devices.
+            DeviceBusyError: another process uses them.
+            BenchTooLargeError: the bench needs more memory than the devices have.
+        """
+        run = await self.submit_bench(
+            request,
+            suite=suite,
+            cases=cases,
+            devices=devices,
+            mesh=mesh,
+            axis=axis,
+            sizes_bytes=sizes_bytes,
+            matmul_size=matmul_size,
+            dtype=dtype,
+            samples=samples,
+            max_s=max_s,
+            lease=lease,
+        )
+        try:
+            run = await self.wait(run.id, on_progress=on_progress, on_record=on_record, timeout_s=timeout_s)
+        except GeneratorExit:
+            raise  # the loop is gone: nothing can be sent any more
+        except BaseException:
+            await self._try_delete(f"/runs/{run.id}")
+            raise
+        return read_result(BenchResult, run, self.base_url)
+
+    async def submit_bench(
+        self,
+        request: BenchRequest | None = None,
+        *,
+        suite: Literal["quick", "full"] = "quick",
+        cases: Sequence[BenchCase] | None = None,
+        devices: Sequence[int] | None = None,
+        mesh: MeshLike | MeshSpec | None = None,
+        axis: str | None = None,
+        sizes_bytes: Sequence[int] | None = None,
+        matmul_size: int | None = None,
+        dtype: Dtype | None = None,
+        samples: int | None = None,
+        max_s: float | None = None,
+        lease: Lease | str | None = None,
+    ) -> Run:
+        """Queues a bench and returns its run at once; arguments and errors as for `bench`."""
+        fields = {
+            "suite": suite,
+            "cases": cases,
+            "devices": devices,
+            "mesh": print_mesh(mesh),
+            "axis": axis,
+            "sizes_bytes": sizes_bytes,
+            "matmul_size": matmul_size,
+            "dtype": dtype,
+            "samples": samples,
+            "max_s": max_s,
+            "lease": lease,
+        }
+        body = build_request(BenchRequest, request, fields)
+        return await self._ask(Run, "POST", "/placement/bench", body=body, statuses=(200, 202), makes_run=True)
+
+    async def latest_bench(self) -> LatestBench:
+        """Returns the newest record of each measurement."""
+        return await self._ask(LatestBench, "GET", "/placement/bench")
+
+    async def run(self, run_id: str) -> Run:
+        """Returns a run.
+
+        Raises:
+            NotFoundError: no run has this id.
+        """
+        return await self._ask(Run, "GET", f"/runs/{quote_part('run_id', run_id)}")
+
+    async def runs(self, limit: int | None = None, state: RunState | None = None) -> RunList:
+        """Returns the newest runs, newest first; `limit` None is the agent's limit."""
+        return await self._ask(RunList, "GET", "/runs", params={"limit": limit, "state": state})
+
+    async def run_events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:
+        """Yields a run's events from the one after `after`, as they come, until its final state.
+
+        Connects again by itself when the stream breaks; no event comes twice.
+
+        Raises:
+            NotFoundError: no run has this id.
+        """
+        async with contextlib.aclosing(self._follow(run_id, after)) as events:
+            async for event in events:
+                yield event
+
+    async def cancel_run(self, run_id: str) -> Run:
+        """Cancels a run and returns it; a finished run does not change.
+
+        Raises:
+            NotFoundError: no run has this id.
+        """
+        return await self._ask(Run, "DELETE", f"/runs/{quote_part('run_id', run_id)}", statuses=(200, 202))
+
+    async def wait(
+        self,
+        run_id: str,
+        *,
+        on_progress: Callable[[Progress], object] | None = None,
+        on_record: Callable[[BenchRecord], object] | None = None,
+        timeout_s: float | None = None,
+    ) -> Run:
+        """Returns a run once it is over, however it went; it goes on when the waiting ends early.
+
+        Raises:
+            AgentTimeoutError: it is not over after `timeout_s`.
+            NotFoundError: no run has this id.
+        """
+        last: Progress | None = None
+
+        def report(progress: Progress | None) -> None:
+            nonlocal last
+            if progress is not None and progress != last and on_progress is not None:
+                last = progress
+                on_progress(progress)
+
+        deadline = build_deadline(timeout_s)
+        async with contextlib.aclosing(self._follow(run_id, 0, deadline, report)) as events:
+            async for event in events:
+                report(event.progress)
+                record = read_known(BenchRecord, event.record)
+                if record is not None and on_record is not None:
+                    on_record(record)
+        while True:  # the last event may be there before the run itself is written
+            run = await self.run(run_id)
+            if run.state in FINAL_STATES:
+                return run
+            await self._pause_until(deadline, SETTLE_S, run)
+
+    async def lease(
+        self,
+        devices: LeasedLike = "all",
+        *,
+        purpose: str,
+        ttl_s: float = DEFAULT_TTL_S,
+        preemptible: bool = False,
+        lease_id: str | None = None,
+    ) -> Lease:
+        """Reserves devices of the host until the time is over, or the lease is ended; `hold` does that by itself.
+
+        Args:
+            devices: local indices or uuids; "all": every device of the host; {"count": 4}: so many that are well and
+                free; a plan: those that it uses.
+            purpose: what for, as others shall read it: "slurm job 4711".
+            ttl_s: seconds until the lease ends by itself.
+            preemptible: a lease that is not preemptible may take the devices over.
+            lease_id: the id of the lease, such as "slurm-4711". Where a lease of yours with this id holds these devices
+                already, it is renewed. None: an id is made, and each call makes a lease of its own.
+
+        Raises:
+            DeviceLeasedError: another lease has one of the devices, for how long; or the lease with this id has other
+                devices.
+            ForbiddenError: the lease with this id belongs to another owner.
+            InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
+                range.
+        """
+        path = name_new_lease(lease_id)
+        request = build_lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
+        return await self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
+
+    async def leases(self) -> Leases:
+        """Returns the leases that there are, oldest first."""
+        return await self._ask(Leases, "GET", "/leases")
+
+    async def get_lease(self, lease: Lease | str) -> Lease:
+        """Returns a lease, or one with this id, as it stands now.
+
+        Raises:
+            NotFoundError: it has ended, or never was.
+        """
+        return await self._ask(Lease, "GET", name_lease(lease))
+
+    async def renew_lease(self, lease: Lease | str, ttl_s: float) -> Lease:
+        """Makes a lease end `ttl_s` seconds from now, earlier or later than before; returns it.
+
+        Raises:
+            NotFoundError: it has ended, or never was.
+        """
+        return await self._renew(lease, ttl_s)
+
+    async def end_lease(self, lease: Lease | str) -> Lease:
+        """Ends a lease, and returns it as it was.
+
+        Raises:
+            NotFoundError: it has ended, or never was.
+        """
+        held = lease if isinstance(lease, Lease) else await self.get_lease(lease)
+        return await self._ask(Lease, "DELETE", name_lease(held), gone=held)
+
+    @contextlib.asynccontextmanager
+    async def hold(
+        self,
+        devices: LeasedLike = "all",
+        *,
+        purpose: str,
+        ttl_s: float = HOLD_TTL_S,
+        preemptible: bool = False,
+        wait_s: float = 0.0,
+        on_lost: Callable[[MeshwrightError], object] | None = None,
+    ) -> AsyncIterator[Held]:
+        """Leases devices for a block, keeps the lease renewed while it runs, and ends it afterwards.
+
+        A lease that is lost meanwhile (taken over, ended, or not renewed in time) does not end the block.
+        The client asks the agent every 2 s, and once more at the end of the block. Read `held.lost`, call
+        `held.check()` where the block may end, or give `on_lost`; without any of these, the end of the block emits a
+        UserWarning.
+
+        Args:
+            devices: local indices or uuids; "all": every device of the host; {"count": 4}: so many that are well and
+                free; a plan: those that it uses.
+            purpose: what for, as others shall read it.
+            ttl_s: seconds after which the lease ends when this process is gone; renewed at a third of it.
+            preemptible: a lease that is not preemptible may take the devices over.
+            wait_s: seconds to wait for devices that somebody else has leased.
+            on_lost: called with why, as soon as it is known: from a thread of the client, or by the event loop.
+
+        Raises:
+            DeviceLeasedError: somebody else has one of the devices, and has not ended after `wait_s`.
+            InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
+                range.
+        """
+        request = build_lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
+        held = Held(await self._take(name_new_lease(None), request, build_deadline(wait_s)), on_lost)
+        try:
+            async with keep_in_task(held, functools.partial(self._keep, held, ttl_s)):
+                yield held
+        finally:
+            for text in filter(None, (await self._give_back(held), held.unsaid)):
+                warnings.warn(text, UserWarning, stacklevel=3)
+
+    async def _take(self, path: str, request: LeaseRequest, deadline: float | None) -> Lease:
+        """Returns the new lease; waits for devices that another lease has."""
+        while True:
+            try:
+                return await self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
+            except DeviceLeasedError as error:
+                left_s = count_left(deadline)
+                if not left_s:
+                    raise
+                await self._pause(min(error.retry_after_s or CHECK_S, CHECK_S, left_s))
+            except (MeshwrightError, GeneratorExit):
+                raise
+            except BaseException:  # the caller was interrupted: end the lease that the agent may have made meanwhile
+                await self._try_delete(path)
+                raise
+
+    async def _renew(
+        self, lease: Lease | str, ttl_s: float, *, max_retries: int | None = None, deadline: float | None = None
+    ) -> Lease:
+        """Reads the lease first, since an ended lease must not be created again."""
+        held = await self._ask(Lease, "GET", name_lease(lease), max_retries=max_retries, deadline=deadline)
+        options: dict[str, Any] = {"statuses": (200, 201), "max_retries": max_retries, "deadline": deadline}
+        renewed: Lease = await self._ask(Lease, "PUT", name_lease(held), body=build_renewal(held, ttl_s), **options)
+        return renewed
+
+    async def _keep(self, held: Held, ttl_s: float, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Renews the lease at a third of its time, and asks for it every `CHECK_S`, until it is lost.
+
+        A failed renewal is tried again until the last granted time is over.
+        """
+        try:
+            end = time.monotonic() + held.lease.expires_in_s
+            renewal = time.monotonic() + min(ttl_s, held.lease.expires_in_s) / RENEWALS
+            while not held.is_lost:
+                await pause(min(CHECK_S, count_left(renewal)))
+                now = time.monotonic()
+                try:
+                    if now < renewal:
+                        path, deadline = name_lease(held.lease), now + CHECK_S
+                        await self._ask(Lease, "GET", path, max_retries=0, deadline=deadline)
+                        continue
+                    deadline = min(end, now + RENEW_TIMEOUT_S)
+                    held.lease = await self._renew(held.lease, ttl_s, max_retries=0, deadline=deadline)
+                    end = now + held.lease.expires_in_s
+                    renewal = now + min(ttl_s, held.lease.expires_in_s) / RENEWALS
+                except (NotFoundError, DeviceLeasedError) as error:
+                    held.lose(error)
+                except MeshwrightError as error:  # an agent that cannot be reached for a while costs no lease
+                    if not count_left(end):
+                        held.lose(error)
+                    elif now >= renewal:
+                        renewal = time.monotonic() + min(CHECK_S, count_left(end))
+        except Exception as error:  # whatever it is, the lease is not renewed any more
+            if not held.lose(MeshwrightError(f"the lease is not renewed any more: {type(error).__name__}: {error}")):
+                raise  # what was wrong was `on_lost`
+
+    async def _give_back(self, held: Held) -> str:
+        """Ends the lease; returns "", or why it remains until it expires. One that has ended meanwhile is lost."""
+        if held.is_ended:
+            return ""
+        path, deadline = name_lease(held.lease), build_deadline(CANCEL_TIMEOUT_S)
+        try:
+            await self._ask(Lease, "DELETE", path, gone=held.lease, deadline=deadline)
+        except NotFoundError as error:
+            held.lose(error, at_end=True)
+        except MeshwrightError as error:
+            return (
+                f"the lease {held.lease.id} could not be ended, and ends by itself at {held.lease.expires_at}: {error}"
+            )
+        return ""

@@ -1,0 +1,199 @@
+"""Holding a lease: when it is renewed, what a failure costs, and when it is lost; on a scripted agent."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from meshwright import Held
+from meshwright._client.holding import CHECK_S
+from meshwright.errors import (
+    AgentConnectionError,
+    DeviceLeasedError,
+    InvalidRequestError,
+    MeshwrightError,
+    NotFoundError,
+    UnauthorizedError,
+)
+from meshwright.wire.leases import Lease, LeasedDevice
+from tests.unit.client.script import LOST, NOW, REFUSED, SILENT, Script
+
+GONE = NotFoundError("it was pre-empted by a job")
+TAKEN = DeviceLeasedError("job 7 has them")
+
+
+def _lease(left_s: float = 60.0, **fields: Any) -> Lease:
+    devices = (LeasedDevice(local_index=0),)
+    named = {"id": "lease-1", "devices": devices, "purpose": "train", "preemptible": False, **fields}
+    return Lease(**named, created_at=NOW, expires_at=NOW + timedelta(seconds=left_s), expires_in_s=left_s)
+
+
+def _keep(script: Script, patch: pytest.MonkeyPatch, lease: Lease, told: list[Any] | None = None) -> Held:
+    """Keeps a lease until it is lost."""
+    held = Held(lease, None if told is None else told.append)
+    script.client(patch)._keep(held, lease.expires_in_s, script.pause)
+    return held
+
+
+def test_a_lease_is_renewed_at_a_third_of_its_time_and_the_newest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(_lease(6), _lease(6), _lease(5.7), _lease(5.7), GONE)
+    held = _keep(script, monkeypatch, _lease(6))
+    assert script.pauses_s == pytest.approx([2.0, 2.0, 1.9])
+    assert held.lease.expires_in_s == 5.7
+    assert script.asked == [*["GET /leases/lease-1", "PUT /leases/lease-1"] * 2, "GET /leases/lease-1"]
+
+
+def test_between_renewals_the_agent_is_asked_every_two_seconds_and_a_loss_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A renewal of `hold` comes every 200 s; a lease that took the devices over is another's from the start."""
+    script, told = Script(_lease(600), REFUSED, SILENT, UnauthorizedError("no"), GONE), list[MeshwrightError]()
+    held = _keep(script, monkeypatch, _lease(600), told)
+    assert set(script.asked) == {"GET /leases/lease-1"}
+    assert {request.extensions["timeout"]["read"] for request in script.requests} == {CHECK_S}
+    assert isinstance(held.lost, NotFoundError)
+    assert told == [held.lost]
+    assert script.now_s == 5 * CHECK_S
+    with pytest.raises(NotFoundError, match="pre-empted by a job"):
+        held.check()
+
+
+def test_questions_and_renewals_are_as_many_as_their_times_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(*[_lease(60)] * 40, GONE)
+    _keep(script, monkeypatch, _lease(60))
+    methods = [request.method for request in script.requests]
+    assert methods[:22] == (["GET"] * 10 + ["PUT"]) * 2
+
+
+def test_an_agent_that_is_away_for_less_than_the_lease_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = _keep(Script(*[REFUSED] * 29, _lease(), GONE), monkeypatch, _lease(60))
+    assert isinstance(held.lost, NotFoundError)  # one answer came through before its time was over
+
+
+@pytest.mark.parametrize("outcome", [REFUSED, UnauthorizedError("revoked")])
+def test_an_agent_that_is_away_until_the_end_loses_the_lease_when_its_time_is_over_and_not_before(
+    outcome: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(*[outcome] * 99)
+    held = _keep(script, monkeypatch, _lease(60))
+    assert isinstance(held.lost, AgentConnectionError | UnauthorizedError)
+    assert 60.0 <= script.now_s < 60.0 + CHECK_S
+
+
+def test_a_renewal_that_finds_the_devices_taken_loses_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = _keep(Script(_lease(6), TAKEN), monkeypatch, _lease(6))
+    assert isinstance(held.lost, DeviceLeasedError)
+
+
+def test_a_bug_loses_the_lease_and_an_error_of_the_callback_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = _keep(Script(ZeroDivisionError()), monkeypatch, _lease(60))
+    assert "not renewed any more: ZeroDivisionError" in str(held.lost)
+    with pytest.raises(ZeroDivisionError):
+        Script(GONE).client(monkeypatch)._keep(Held(_lease(), lambda why: 1 / 0), 60.0, lambda delay_s: None)
+
+
+def test_what_was_lost_stays_lost_and_is_told_once() -> None:
+    told: list[MeshwrightError] = []
+    held = Held(_lease(), told.append)
+    assert held.lose(NotFoundError("first"))
+    assert not held.lose(NotFoundError("second"))
+    assert [str(error) for error in told] == ["first"]
+
+
+def test_after_the_end_of_its_block_nothing_is_lost() -> None:
+    told: list[MeshwrightError] = []
+    held = Held(_lease(), told.append)
+    held.finish()
+    assert not held.lose(NotFoundError("ended by its own holder"))
+    assert (held.lost, told, held.unsaid) == (None, [], "")
+    held.check()
+
+
+def test_a_loss_that_nothing_asked_about_is_left_to_be_said() -> None:
+    held = Held(_lease())
+    assert held.unsaid == ""
+    held.lose(NotFoundError("it was pre-empted"))
+    assert "lease-1 (train) was lost" in held.unsaid
+    assert held.lost is not None
+    assert held.unsaid == ""  # the caller that asked knows
+
+
+# ---- taking
+
+
+def _hold(script: Script, patch: pytest.MonkeyPatch, wait_s: float) -> str:
+    patch.setattr("meshwright._client.requests.secrets.token_hex", lambda _: "1")
+    with script.client(patch).hold(purpose="train", wait_s=wait_s) as held:
+        return held.lease.id
+
+
+def test_devices_that_become_free_in_time_are_got_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(TAKEN, TAKEN, _lease(), _lease())
+    assert _hold(script, monkeypatch, 30.0) == "lease-1"
+    assert script.pauses_s == [CHECK_S, CHECK_S]
+    assert script.asked == ["PUT /leases/lease-1"] * 3 + ["DELETE /leases/lease-1"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "wait_s", "pauses_s"),
+    [
+        (TAKEN, 0.0, []),
+        (TAKEN, 5.0, [2.0, 2.0, 1.0]),
+        (InvalidRequestError("no device 9"), 30.0, []),
+    ],
+)
+def test_only_a_lease_in_the_way_is_waited_for_and_only_as_long_as_asked(
+    outcome: MeshwrightError, wait_s: float, pauses_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(*[outcome] * 9)
+    with pytest.raises(type(outcome)):
+        _hold(script, monkeypatch, wait_s)
+    assert script.pauses_s == pauses_s
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_lease_whose_taker_is_interrupted_before_the_answer_is_ended(
+    interruption: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(interruption, _lease())
+    with pytest.raises(type(interruption)):
+        _hold(script, monkeypatch, 30.0)
+    assert script.asked == ["PUT /leases/lease-1", "DELETE /leases/lease-1"]
+
+
+# ---- ending
+
+
+def test_an_end_that_finds_nothing_is_a_loss_unless_an_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    for outcomes, lost in (([_lease()], False), ([LOST, GONE], False), ([GONE], True)):
+        script, held = Script(*outcomes), Held(_lease())
+        held.finish()
+        assert script.client(monkeypatch)._give_back(held) == ""
+        assert bool(held.unsaid) == lost
+
+
+def test_a_lease_that_cannot_be_ended_is_told_with_its_own_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(*[REFUSED] * 9)
+    told = script.client(monkeypatch)._give_back(Held(_lease()))
+    assert "lease-1 could not be ended, and ends by itself at 2026-01-01" in told
+    assert script.now_s <= 3.0
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_an_end_whose_answer_was_lost_and_that_finds_nothing_then_is_an_end(
+    is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(*([_lease()] if is_named else []), LOST, GONE)
+    assert script.client(monkeypatch).end_lease("lease-1" if is_named else _lease()).id == "lease-1"
+    for outcomes in ([GONE], [REFUSED, GONE]):  # which nothing can have ended by this request
+        with pytest.raises(NotFoundError):
+            Script(*outcomes).client(monkeypatch).end_lease(_lease())
+
+
+def test_a_lease_that_has_ended_is_not_made_anew_by_a_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(GONE)
+    with pytest.raises(NotFoundError):
+        script.client(monkeypatch).renew_lease(_lease(), 60.0)
+    assert script.asked == ["GET /leases/lease-1"]

@@ -8,15 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshwright.errors import (
-    AccessError,
     AgentConnectionError,
     AgentTimeoutError,
-    BenchTooLargeError,
     ConflictError,
     DeviceBusyError,
     DeviceLeasedError,
-    DevicesUnusedError,
-    DoesNotDivideError,
     FleetIncompleteError,
     ForbiddenError,
     InvalidMeshError,
@@ -28,7 +24,6 @@ from meshwright.errors import (
     ProblemError,
     QueueFullError,
     RequestError,
-    RunCancelledError,
     RunFailedError,
     SettingsError,
     UnauthorizedError,
@@ -46,17 +41,13 @@ if TYPE_CHECKING:
     from meshwright.fleet import Fleet, FleetState
 
 __all__ = [
-    "AccessError",
     "AgentConnectionError",
     "AgentTimeoutError",
     "AsyncClient",
-    "BenchTooLargeError",
     "Client",
     "ConflictError",
     "DeviceBusyError",
     "DeviceLeasedError",
-    "DevicesUnusedError",
-    "DoesNotDivideError",
     "Fleet",
     "FleetIncompleteError",
     "FleetState",
@@ -74,7 +65,6 @@ __all__ = [
     "QueueFullError",
     "Readiness",
     "RequestError",
-    "RunCancelledError",
     "RunFailedError",
     "SearchOptions",
     "SettingsError",

@@ -1,4 +1,4 @@
-"""The errors of meshwright, grouped by what the caller can do; each code is defined here once, for agent and client.
+"""The errors of meshwright. A class is what callers catch; `CODES` has every code once, for agent and client.
 
     MeshwrightError
     ├── AgentConnectionError            no agent answered: is it running, is the address right?
@@ -9,28 +9,19 @@
     ├── SettingsError                   an address, token or plan reference that cannot be used
     └── ProblemError                    the agent (or the planner in this process) returned an error with a code
         ├── RequestError                change the request
-        │   ├── InvalidRequestError         invalid_request          422
+        │   ├── InvalidRequestError         invalid_request          422   … or bench_too_large
         │   ├── InvalidMeshError            invalid_mesh             422   also a ValueError
-        │   ├── PlanInfeasibleError         plan_infeasible          422
-        │   ├── DevicesUnusedError          devices_unused           422
-        │   ├── DoesNotDivideError          does_not_divide          422
-        │   ├── BenchTooLargeError          bench_too_large          422
+        │   ├── PlanInfeasibleError         plan_infeasible          422   … or devices_unused, does_not_divide
         │   └── UnknownHardwareError        unknown_hardware         422
-        ├── AccessError                 use a token with the scope, or the agent's own host name
-        │   ├── UnauthorizedError           unauthorized             401
-        │   └── ForbiddenError              forbidden                403, 421 to another host name
+        ├── UnauthorizedError           unauthorized             401   use a token
+        ├── ForbiddenError              forbidden                403, 421   use another token, or the host's own name
         ├── NotFoundError               not_found                404, 405   name something that exists
         ├── ConflictError               wait, or ask the owner of the lease or process
         │   ├── DeviceBusyError             device_busy              409
         │   └── DeviceLeasedError           device_leased            409
         ├── QueueFullError              queue_full               429   try again after `retry_after_s`
-        ├── UnavailableError            try again, or check the agent
-        │   ├── NotReadyError               not_ready                503
-        │   ├── WorkerFailedError           worker_failed            503
-        │   └── StoreUnavailableError       store_unavailable        503
-        ├── RunFailedError              run_failed               500   a run that was waited for did not succeed
-        ├── RunCancelledError           run_cancelled            409   … or was cancelled
-        └── InternalError               internal                 500   a bug: report it with the request id
+        ├── UnavailableError            not_ready                503   … or worker_failed, store_unavailable: try again
+        └── RunFailedError              run_failed               500   … or run_cancelled: a run gave no result
 
 Independent of HTTP libraries: `_client` turns a reply into these, `meshwright_agent.api.problem` these into a reply.
 """
@@ -38,7 +29,7 @@ Independent of HTTP libraries: `_client` turns a reply into these, `meshwright_a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Final, NamedTuple, Self
 
 
 class MeshwrightError(Exception):
@@ -106,13 +97,6 @@ class ProblemError(MeshwrightError):
     """
 
     code: str = ""
-    default_status: ClassVar[int] = 500
-    title: ClassVar[str] = "Error"
-
-    def __init_subclass__(cls, *, code: str = "", status: int = 500, title: str = "Error") -> None:
-        """Sets the code of a class; classes that only group others have no code."""
-        super().__init_subclass__()
-        cls.code, cls.default_status, cls.title = code, status, title
 
     def __init__(
         self,
@@ -128,7 +112,7 @@ class ProblemError(MeshwrightError):
         code: str | None = None,
     ) -> None:
         super().__init__(detail)
-        if code is not None:  # a code that this release does not know, from a newer agent
+        if code is not None:
             self.code = code
         self.detail = detail
         self.hint = hint
@@ -137,18 +121,24 @@ class ProblemError(MeshwrightError):
         self.retry_after_s = retry_after_s
         self.request_id = request_id
         self.host = host
-        self.status: int = self.default_status if status is None else status
+        known = CODES.get(self.code)
+        self.title: str = known.title if known else "Error"
+        self.status: int = status or (known.status if known else 500)
 
     @classmethod
-    def of(cls, field: str, detail: str, hint: str = "", message: str | None = None) -> Self:
+    def of(
+        cls, field: str, detail: str, hint: str = "", message: str | None = None, *, code: str | None = None
+    ) -> Self:
         """Returns the error of one field of a request.
 
         Args:
             field: its name in the request, such as "training.global_batch_size".
             detail, hint: as in the class.
             message: the problem of the field; None: the whole detail.
+            code: another code of the class than its usual one.
         """
-        return cls(detail, hint=hint, errors=[{"field": field, "message": detail if message is None else message}])
+        errors = [{"field": field, "message": detail if message is None else message}]
+        return cls(detail, hint=hint, errors=errors, code=code)
 
     def __str__(self) -> str:
         lines = [self.detail]
@@ -163,113 +153,114 @@ class RequestError(ProblemError):
     """The request must change before it can succeed."""
 
 
-class AccessError(ProblemError):
-    """The agent does not answer this caller."""
+class InvalidRequestError(RequestError):
+    """A field is unknown, missing or out of range; the body is too large (413) or not JSON (415)."""
+
+    code = "invalid_request"
 
 
-class UnauthorizedError(AccessError, code="unauthorized", status=401, title="A token is needed"):
+class InvalidMeshError(RequestError, ValueError):
+    """The mesh is no mesh: syntax, names, sizes."""
+
+    code = "invalid_mesh"
+
+
+class PlanInfeasibleError(RequestError, ValueError):
+    """The mesh is well formed but does not fit the devices, leaves some unused, or does not divide the model."""
+
+    code = "plan_infeasible"
+
+
+class UnknownHardwareError(RequestError, ValueError):
+    """A hardware name that no table knows."""
+
+    code = "unknown_hardware"
+
+
+class UnauthorizedError(ProblemError):
     """No token, or none that this agent knows."""
 
+    code = "unauthorized"
 
-class ForbiddenError(AccessError, code="forbidden", status=403, title="This caller may not do that"):
+
+class ForbiddenError(ProblemError):
     """The caller's scope is too small, or the request names another host (421) or comes from a page of another site."""
 
+    code = "forbidden"
 
-class NotFoundError(ProblemError, code="not_found", status=404, title="No such thing"):
+
+class NotFoundError(ProblemError):
     """No route, run, plan, lease or component has this name, or the route does not take this method (405)."""
+
+    code = "not_found"
 
 
 class ConflictError(ProblemError):
     """Another process, lease or run blocks the request."""
 
 
-class UnavailableError(ProblemError):
-    """The agent is up but cannot answer this now."""
-
-
-class InvalidRequestError(RequestError, code="invalid_request", status=422, title="The request is not valid"):
-    """A field is unknown, missing or out of range; or the body is too large (413) or not JSON (415)."""
-
-
-class InvalidMeshError(RequestError, ValueError, code="invalid_mesh", status=422, title="The mesh is not valid"):
-    """The mesh is no mesh: syntax, names, sizes."""
-
-
-class PlanInfeasibleError(
-    RequestError, ValueError, code="plan_infeasible", status=422, title="No plan is possible on these devices"
-):
-    """The mesh is well formed but cannot be laid on the devices."""
-
-
-class DevicesUnusedError(
-    RequestError, ValueError, code="devices_unused", status=422, title="The mesh leaves devices unused"
-):
-    """The mesh would silently leave devices unused."""
-
-
-class DoesNotDivideError(
-    RequestError, ValueError, code="does_not_divide", status=422, title="The mesh does not divide the model"
-):
-    """An axis of the mesh does not divide what it cuts of the model, the batch or the sequence."""
-
-
-class BenchTooLargeError(RequestError, code="bench_too_large", status=422, title="The bench does not fit in memory"):
-    """A bench asks for more memory than the device or host has."""
-
-
-class UnknownHardwareError(
-    RequestError, ValueError, code="unknown_hardware", status=422, title="The hardware is not known"
-):
-    """A hardware name that no table knows."""
-
-
-class DeviceBusyError(ConflictError, code="device_busy", status=409, title="The device is held by another process"):
+class DeviceBusyError(ConflictError):
     """Another process holds the device."""
 
+    code = "device_busy"
 
-class DeviceLeasedError(ConflictError, code="device_leased", status=409, title="The device is leased"):
+
+class DeviceLeasedError(ConflictError):
     """Somebody has reserved the device."""
 
-
-class RunCancelledError(ConflictError, code="run_cancelled", status=409, title="The run was cancelled"):
-    """The run that was waited for was cancelled."""
+    code = "device_leased"
 
 
-class QueueFullError(ProblemError, code="queue_full", status=429, title="The queue is full"):
+class QueueFullError(ProblemError):
     """Too many runs, or requests for plans, are waiting."""
 
-
-class NotReadyError(UnavailableError, code="not_ready", status=503, title="The agent is not ready yet"):
-    """The agent has not yet seen its devices, or is shutting down."""
+    code = "queue_full"
 
 
-class WorkerFailedError(UnavailableError, code="worker_failed", status=503, title="A worker failed"):
-    """The process that owns the devices, or makes plans, cannot start, died, or did not answer in time."""
+class UnavailableError(ProblemError):
+    """The agent is up but cannot answer this now: it starts or ends, or a worker or its store does not work."""
+
+    code = "not_ready"
 
 
-class StoreUnavailableError(
-    UnavailableError, code="store_unavailable", status=503, title="The agent's store does not answer"
-):
-    """The agent's database does not answer."""
+class RunFailedError(ProblemError):
+    """The run that was waited for failed, or was cancelled."""
+
+    code = "run_failed"
 
 
-class RunFailedError(ProblemError, code="run_failed", status=500, title="The run failed"):
-    """The run that was waited for failed."""
+class Code(NamedTuple):
+    """What a code means: the class that is raised for it, its HTTP status, and its title."""
+
+    error: type[ProblemError]
+    status: int
+    title: str
 
 
-class InternalError(ProblemError, code="internal", status=500, title="Internal error"):
-    """A bug of ours."""
+CODES: Final[dict[str, Code]] = {
+    "invalid_request": Code(InvalidRequestError, 422, "The request is not valid"),
+    "invalid_mesh": Code(InvalidMeshError, 422, "The mesh is not valid"),
+    "plan_infeasible": Code(PlanInfeasibleError, 422, "No plan is possible on these devices"),
+    "devices_unused": Code(PlanInfeasibleError, 422, "The mesh leaves devices unused"),
+    "does_not_divide": Code(PlanInfeasibleError, 422, "The mesh does not divide the model"),
+    "bench_too_large": Code(InvalidRequestError, 422, "The bench does not fit in memory"),
+    "unknown_hardware": Code(UnknownHardwareError, 422, "The hardware is not known"),
+    "unauthorized": Code(UnauthorizedError, 401, "A token is needed"),
+    "forbidden": Code(ForbiddenError, 403, "This caller may not do that"),
+    "not_found": Code(NotFoundError, 404, "No such thing"),
+    "device_busy": Code(DeviceBusyError, 409, "The device is held by another process"),
+    "device_leased": Code(DeviceLeasedError, 409, "The device is leased"),
+    "queue_full": Code(QueueFullError, 429, "The queue is full"),
+    "not_ready": Code(UnavailableError, 503, "The agent is not ready yet"),
+    "worker_failed": Code(UnavailableError, 503, "A worker failed"),
+    "store_unavailable": Code(UnavailableError, 503, "The agent's store does not answer"),
+    "run_failed": Code(RunFailedError, 500, "The run failed"),
+    "run_cancelled": Code(RunFailedError, 409, "The run was cancelled"),
+    "internal": Code(ProblemError, 500, "Internal error"),
+}
+"""Every problem code, for agent and client."""
 
-
-def _leaves(root: type[ProblemError]) -> list[type[ProblemError]]:
-    own = [root] if root.code else []
-    return own + [leaf for child in root.__subclasses__() for leaf in _leaves(child)]
-
-
-BY_CODE: dict[str, type[ProblemError]] = {leaf.code: leaf for leaf in _leaves(ProblemError)}
-"""Every problem code, and its class on both sides."""
-
-_BY_STATUS: dict[int, type[ProblemError]] = {
+_BY_STATUS: Final[dict[int, type[ProblemError]]] = {
     401: UnauthorizedError,
     403: ForbiddenError,
     404: NotFoundError,
@@ -282,8 +273,6 @@ _BY_STATUS: dict[int, type[ProblemError]] = {
 
 def class_for(code: str, status: int) -> type[ProblemError]:
     """Returns the error class for a problem, falling back to its status for codes of a newer agent."""
-    if code in BY_CODE:
-        return BY_CODE[code]
-    if status in _BY_STATUS:
-        return _BY_STATUS[status]
-    return RequestError if 400 <= status < 500 else ProblemError
+    if code in CODES:
+        return CODES[code].error
+    return _BY_STATUS.get(status, RequestError if 400 <= status < 500 else ProblemError)

@@ -29,9 +29,9 @@ from meshwright.errors import (
     AgentConnectionError,
     InvalidRequestError,
     MeshwrightError,
-    NotReadyError,
     ProblemError,
     RequestError,
+    UnavailableError,
 )
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.devices import Devices
@@ -176,7 +176,7 @@ class Fleet:
             InvalidRequestError: an option does not exist, or has the wrong type.
             PlanInfeasibleError: the mesh does not fit these devices, or the hosts do not form a topology: a host is
                 listed twice, platforms differ, or chips of a slice contradict each other.
-            DevicesUnusedError: the mesh would leave devices unused.
+            PlanInfeasibleError: the mesh would leave devices unused.
         """
         timeout_s, require_all = options.pop("timeout_s", DEFAULT_TIMEOUT_S), options.pop("require_all", False)
         if other := sorted(options.keys() - _PlanOptions.__annotations__):
@@ -221,7 +221,7 @@ def _ask_host(client: Client, deadline: float | None, note: Callable[[FleetHost]
 
 
 def _evaluate(error: MeshwrightError) -> HostState:
-    if isinstance(error, NotReadyError):
+    if isinstance(error, UnavailableError) and error.code == "not_ready":
         return "not_ready"
     unread = isinstance(error.__cause__, ValidationError)  # something answered, but its reply cannot be read
     return "unreachable" if isinstance(error, AgentConnectionError) and not unread else "error"

@@ -33,7 +33,7 @@ from meshwright.errors import (
     NotFoundError,
     PlanInfeasibleError,
     ProblemError,
-    RunCancelledError,
+    RunFailedError,
 )
 from meshwright.planning.batch_request import check_batch_fields, estimate_request, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
@@ -321,7 +321,7 @@ class FakeAgent:
         run = self._find_run(request, run_id)
         if run.state in FINAL_STATES:
             return run
-        problem = build_problem(RunCancelledError(f"{run_id} was cancelled: by request (DELETE)"))
+        problem = build_problem(RunFailedError(f"{run_id} was cancelled: by request (DELETE)", code="run_cancelled"))
         return run.model_copy(update={"state": "cancelled", "finished_at": self._clock(), "error": problem})
 
     # ---- leases -------------------------------------------------------------------------------------------------

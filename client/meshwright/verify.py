@@ -67,7 +67,7 @@ def verify(
         TypeError: the step or its arguments cannot be sent to another process; or `donate_argnums` is given for a
             jitted step.
         ValueError: a leaf is split over an axis that the plan does not have.
-        InternalError: a bug of Meshwright.
+        ProblemError: a bug of Meshwright.
     """
     read = read_plan(plan)
     named = pack_step(step)

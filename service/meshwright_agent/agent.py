@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
-from meshwright.errors import InvalidRequestError, StoreUnavailableError
+from meshwright.errors import InvalidRequestError
 from meshwright.wire.environment import Environment
 from meshwright.wire.health import Acknowledgement, Component
 from meshwright.wire.mesh import PlanRequest, SearchRequest
@@ -33,7 +33,7 @@ from meshwright_agent.labels import LabelFile
 from meshwright_agent.leases import LeaseRegistry, LeaseService
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store import Store
+from meshwright_agent.store import Store, StoreUnavailableError
 from meshwright_agent.supervisor.specs import (
     build_device_spec,
     build_planner_spec,

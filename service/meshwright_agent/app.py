@@ -28,7 +28,6 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.errors import (
-    InternalError,
     InvalidRequestError,
     NotFoundError,
     ProblemError,
@@ -236,7 +235,9 @@ async def _answer_bug(request: Request, error: Exception) -> Response:
     asked = f"{request.method} {request.url.path}"
     hint = "report it with the request id; the agent's log has the traceback"
     return build_response(
-        InternalError(f"{type(error).__name__} while answering {asked}; this is a bug of the agent", hint=hint)
+        ProblemError(
+            f"{type(error).__name__} while answering {asked}; this is a bug of the agent", hint=hint, code="internal"
+        )
     )
 
 

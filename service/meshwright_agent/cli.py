@@ -23,8 +23,8 @@ import typer
 from pydantic import ValidationError
 
 import meshwright_agent
-from meshwright.errors import StoreUnavailableError
 from meshwright_agent.settings import Settings
+from meshwright_agent.store import StoreUnavailableError
 
 app = typer.Typer(
     no_args_is_help=True,

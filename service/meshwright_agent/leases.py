@@ -18,20 +18,22 @@ from typing import Any, Final
 
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
-from meshwright.errors import (
-    DeviceBusyError,
-    DeviceLeasedError,
-    ForbiddenError,
-    InvalidRequestError,
-    NotFoundError,
-    StoreUnavailableError,
-)
+from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, InvalidRequestError, NotFoundError
 from meshwright.planning.device_selection import select_for_lease
 from meshwright.planning.request import Inventory
 from meshwright.wire.devices import Device, DeviceLease, Devices
 from meshwright.wire.leases import DeviceCount, Lease, LeasedDevice, LeaseRequest
 from meshwright_agent.clock import BootClock, Clock, SystemClock
-from meshwright_agent.store import HELD, LEASE, Document, Store, parse_bodies, parse_body, read_held_leases
+from meshwright_agent.store import (
+    HELD,
+    LEASE,
+    Document,
+    Store,
+    StoreUnavailableError,
+    parse_bodies,
+    parse_body,
+    read_held_leases,
+)
 
 SWEEP_S: Final = 1.0
 """Interval of the search for expired leases."""

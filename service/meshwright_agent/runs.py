@@ -20,21 +20,22 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from meshwright.errors import (
-    InternalError,
-    NotFoundError,
-    NotReadyError,
-    ProblemError,
-    QueueFullError,
-    RunCancelledError,
-    StoreUnavailableError,
-)
+from meshwright.errors import NotFoundError, ProblemError, QueueFullError, RunFailedError, UnavailableError
 from meshwright.wire.bench import BenchRecord, LatestBench
 from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Progress, Run, RunEvent, RunKind, RunState
 from meshwright_agent.clock import Clock
 from meshwright_agent.metrics import RUN_DURATION
-from meshwright_agent.store import RECORD, RUN, Document, Store, StoredEvent, parse_bodies, parse_body
+from meshwright_agent.store import (
+    RECORD,
+    RUN,
+    Document,
+    Store,
+    StoredEvent,
+    StoreUnavailableError,
+    parse_bodies,
+    parse_body,
+)
 from meshwright_agent.supervisor.supervisor import CallCancelled
 
 LaneName = Literal["device", "compiler"]
@@ -219,7 +220,7 @@ class RunQueue:
             execute: does the work of this run.
 
         Raises:
-            NotReadyError: the queue is closing.
+            UnavailableError: the queue is closing.
             QueueFullError: the lane's queue is full. `retry_after_s` is the time to wait before a retry.
             StoreUnavailableError: the run cannot be stored, so it is not executed.
         """
@@ -243,7 +244,7 @@ class RunQueue:
     def _require_room(self, lane: Lane) -> None:
         if self._is_closing.is_set():
             detail = "the agent is shutting down and takes no more runs"
-            raise NotReadyError(detail, hint="try again after its restart")
+            raise UnavailableError(detail, hint="try again after its restart")
         if len(lane.waiting) >= MAX_WAITING:
             detail = f"{len(lane.waiting)} runs wait; at most {MAX_WAITING} may, and one runs at a time"
             hint = "try again after Retry-After, or cancel a run"
@@ -395,7 +396,9 @@ class RunQueue:
         if not isinstance(error, ProblemError):
             log.error("%s failed by a bug", live.run.id, exc_info=error)
             detail = f"{type(error).__name__} while executing {live.run.id}; this is a bug of the agent"
-            error = InternalError(detail, hint="report it with the run's id; the agent's log has the traceback")
+            error = ProblemError(
+                detail, hint="report it with the run's id; the agent's log has the traceback", code="internal"
+            )
         failed = {"state": "failed", "finished_at": now, "error": build_problem(error)}
         return live.run.model_copy(update=failed)
 
@@ -478,5 +481,5 @@ def identify_record(record: BenchRecord) -> tuple[object, ...]:
 
 def _build_cancelled(run: Run, reason: str, at: datetime) -> Run:
     """Returns the cancelled run with the reason in its error."""
-    error = RunCancelledError(f"{run.id} was cancelled: {reason}", hint="submit it again")
+    error = RunFailedError(f"{run.id} was cancelled: {reason}", hint="submit it again", code="run_cancelled")
     return run.model_copy(update={"state": "cancelled", "finished_at": at, "error": build_problem(error)})

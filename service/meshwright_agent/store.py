@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from meshwright.errors import StoreUnavailableError
+from meshwright.errors import UnavailableError
 from meshwright_agent.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,12 @@ BATCH: Final = 256
 RUN, RECORD, PLAN, COMPILE, LEASE, HEALTH = "run", "record", "plan", "compile", "lease", "health"
 HELD: Final = "held"
 """The state of a lease that has not ended."""
+
+
+class StoreUnavailableError(UnavailableError):
+    """The agent's database does not answer."""
+
+    code = "store_unavailable"
 
 
 class Limit(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright.errors import BY_CODE
+from meshwright.errors import CODES
 from meshwright.testing import FakeAgent
 from meshwright.wire.problem import Problem
 from tests.agents import RunningAgent, wait_for
@@ -177,10 +177,11 @@ def test_a_callers_request_id_comes_back_and_a_wild_one_is_replaced(agent: Runni
     assert httpx.get(f"{agent.url}/health", headers={"X-Request-ID": "a b\tc"}).headers["x-request-id"] != "a b\tc"
 
 
-@pytest.mark.parametrize("code", sorted(BY_CODE))
+@pytest.mark.parametrize("code", sorted(CODES))
 def test_every_code_survives_the_way_through_http(code: str) -> None:
-    error = BY_CODE[code](
+    error = CODES[code].error(
         "what was asked",
+        code=code,
         hint="what works",
         errors=[{"field": "mesh", "message": "no"}],
         log=["last line"],
@@ -188,10 +189,10 @@ def test_every_code_survives_the_way_through_http(code: str) -> None:
     )
     fake = FakeAgent()
     fake.answer("GET", "/health", error)
-    with fake.client(max_retries=0) as client, pytest.raises(BY_CODE[code]) as caught:
+    with fake.client(max_retries=0) as client, pytest.raises(CODES[code].error) as caught:
         client.health()
     again = caught.value
-    assert type(again) is BY_CODE[code]
+    assert type(again) is CODES[code].error
     assert (again.status, again.detail, again.hint) == (error.status, error.detail, error.hint)
     assert (again.errors, again.log, again.code) == (error.errors, error.log, code)
     assert (again.retry_after_s, again.request_id, again.host) == (3.0, "fake-request", "http://fake-agent")

@@ -9,7 +9,7 @@ import random
 from datetime import timedelta
 from pathlib import Path
 
-from meshwright.errors import NotFoundError, StoreUnavailableError
+from meshwright.errors import NotFoundError
 from meshwright.wire.health import HealthEvent
 from meshwright.wire.leases import Lease, LeasedDevice
 from meshwright.wire.runs import Run
@@ -17,7 +17,17 @@ from meshwright_agent.agent import Agent
 from meshwright_agent.health.events import Fault, HealthMemory
 from meshwright_agent.leases import StoredLease, _build_document
 from meshwright_agent.settings import Settings
-from meshwright_agent.store import COMPILE, HEALTH, PLAN, RECORD, RUN, Document, Store, StoredEvent
+from meshwright_agent.store import (
+    COMPILE,
+    HEALTH,
+    PLAN,
+    RECORD,
+    RUN,
+    Document,
+    Store,
+    StoredEvent,
+    StoreUnavailableError,
+)
 from tests.fakes.stored import EPOCH, ManualBoot, ManualClock, build_event, build_plan, build_record_json, build_run
 
 NAME = "simulated.sqlite3"

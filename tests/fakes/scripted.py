@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from meshwright.errors import ProblemError, RunCancelledError
+from meshwright.errors import ProblemError
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.testing import FakeAgent
 from meshwright.topology.model import Topology
@@ -65,7 +65,7 @@ def end_run(outcome: Any, **fields: Any) -> Run:
         case None:
             return build_run(state="running", **fields)
         case ProblemError():
-            state = "cancelled" if isinstance(outcome, RunCancelledError) else "failed"
+            state = "cancelled" if outcome.code == "run_cancelled" else "failed"
             return build_run(state=state, error=build_problem(outcome), **fields)
         case _:
             return build_run(state="succeeded", result=outcome.model_dump(mode="json"), **fields)

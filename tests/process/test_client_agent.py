@@ -12,10 +12,10 @@ import pytest
 
 from meshwright import AsyncClient, Client, load_plan
 from meshwright.errors import (
-    DevicesUnusedError,
     InvalidMeshError,
     InvalidRequestError,
     NotFoundError,
+    PlanInfeasibleError,
     ProblemError,
     UnknownHardwareError,
 )
@@ -66,7 +66,7 @@ def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: st
     ("question", "error"),
     [
         (lambda c: c.plan("dp:2,dp:2"), InvalidMeshError),
-        (lambda c: c.plan("dp:2"), DevicesUnusedError),
+        (lambda c: c.plan("dp:2"), PlanInfeasibleError),
         (lambda c: c.batch_size("abacus"), UnknownHardwareError),
         (lambda c: c.run("run-none"), NotFoundError),
         (lambda c: c.run(".."), NotFoundError),

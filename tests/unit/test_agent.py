@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import NotReadyError
+from meshwright.errors import UnavailableError
 from meshwright.testing import FakeAgent
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.mesh import PlanRequest, Plans
@@ -19,6 +19,7 @@ from meshwright_agent.children.planner import parse_here
 from meshwright_agent.health.events import Standing
 from meshwright_agent.host.snapshot import JaxReport
 from meshwright_agent.settings import Settings
+from tests.fakes.codes import has_code
 from tests.fakes.stored import build_record_json
 from tests.unit.store.opening import build_closed_store
 
@@ -70,7 +71,7 @@ def test_a_plan_that_cannot_be_stored_is_answered_and_says_so(tmp_path: Path) ->
 
 def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:
     agent = Agent(Settings(cpu_devices=8, state_dir=tmp_path), build_closed_store(tmp_path), environ={})
-    with pytest.raises(NotReadyError):
+    with pytest.raises(UnavailableError, check=has_code("not_ready")):
         plan(agent, mesh="x:8")
 
 

@@ -467,9 +467,9 @@ class AsyncClient:
         Raises:
             InvalidMeshError: the mesh is not valid.
             InvalidRequestError: an option does not exist, or has the wrong type.
-            DoesNotDivideError: the mesh cannot shard the model.
+            PlanInfeasibleError: the mesh cannot shard the model.
             PlanInfeasibleError: the mesh does not fit these devices. The hint has shapes that do.
-            DevicesUnusedError: the mesh would leave devices unused.
+            PlanInfeasibleError: the mesh would leave devices unused.
         """
         given = {} if isinstance(mesh, PlanRequest) else {"mesh": mesh}
         request = build_request(PlanRequest, mesh, {**given, **options})
@@ -551,7 +551,7 @@ class AsyncClient:
             UnknownHardwareError: the name is in no table. The hint has similar names.
             InvalidRequestError: training, mesh or plan without a model, or the model is not valid.
             NotFoundError: the agent does not have this plan.
-            DoesNotDivideError: the mesh cannot shard the model.
+            PlanInfeasibleError: the mesh cannot shard the model.
             PlanInfeasibleError: no figures are known for such devices (name a target), or no mesh fits.
             RunFailedError: the run failed; or the class of its problem.
         """
@@ -610,12 +610,12 @@ class AsyncClient:
             timeout_s: seconds to wait, including the queue; None: no limit.
 
         Raises:
-            RunFailedError: the run failed; or the class of its problem, such as WorkerFailedError.
-            RunCancelledError: the run was cancelled.
+            RunFailedError: the run failed; or the class of its problem, such as UnavailableError.
+            RunFailedError: the run was cancelled.
             QueueFullError: too many runs are in the queue.
             DeviceLeasedError: another lease has the devices.
             DeviceBusyError: another process uses them.
-            BenchTooLargeError: the bench needs more memory than the devices have.
+            InvalidRequestError: the bench needs more memory than the devices have.
         """
         run = await self.submit_bench(
             request,

@@ -24,7 +24,6 @@ from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
     MeshwrightError,
-    RunCancelledError,
     RunFailedError,
     class_for,
 )
@@ -285,7 +284,7 @@ def read_result(model: type[M], run: Run, host: str) -> M:
     """Returns the result of a finished run.
 
     Raises:
-        RunCancelledError: the run was cancelled.
+        RunFailedError: the run was cancelled.
         ProblemError: the run failed: the class of its problem, or RunFailedError where it has none.
     """
     if run.state == "succeeded":
@@ -296,5 +295,5 @@ def read_result(model: type[M], run: Run, host: str) -> M:
     if run.error is not None:
         raise _build_problem_error(run.error, host, run.error.status)
     if run.state == "cancelled":
-        raise RunCancelledError(f"{run.id} was cancelled", hint="submit it again", host=host)
+        raise RunFailedError(f"{run.id} was cancelled", hint="submit it again", host=host, code="run_cancelled")
     raise RunFailedError(f"{run.id} failed and does not say why", hint="look at the agent's log", host=host)

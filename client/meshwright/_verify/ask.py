@@ -170,7 +170,7 @@ def ask_child(
     Raises:
         SettingsError, PlanInfeasibleError: the plan cannot be used.
         InvalidRequestError: the step does not exist.
-        InternalError: a bug of Meshwright.
+        ProblemError: a bug of Meshwright.
         RuntimeError: this process is the child, which imports the calling script.
     """
     if MAIN_NAME in sys.modules:

@@ -64,19 +64,20 @@ BUG: Final = 70
 INTERRUPTED: Final = 130
 """128 + SIGINT, as in a shell."""
 
-EXIT_CODES: Final[tuple[tuple[type[errors.MeshwrightError], int], ...]] = (
-    (errors.PlanInfeasibleError, FAILED),
-    (errors.DevicesUnusedError, FAILED),
-    (errors.DoesNotDivideError, FAILED),
-    (errors.BenchTooLargeError, FAILED),
-    (errors.NotFoundError, FAILED),
-    (errors.ConflictError, FAILED),
-    (errors.RunFailedError, FAILED),
-    (errors.WorkerFailedError, FAILED),
-    (errors.InternalError, FAILED),
-    (errors.MeshwrightError, NO_ANSWER),
+_FAILED: Final = (
+    errors.PlanInfeasibleError,
+    errors.NotFoundError,
+    errors.ConflictError,
+    errors.RunFailedError,
 )
-"""The first class that an error belongs to decides."""
+_FAILED_CODES: Final = frozenset({"bench_too_large", "worker_failed", "internal"})
+"""The request failed; all other errors mean a wrong value, or no answer."""
+
+
+def find_exit_code(error: errors.MeshwrightError) -> int:
+    """Returns the exit code of an error."""
+    return FAILED if isinstance(error, _FAILED) or getattr(error, "code", "") in _FAILED_CODES else NO_ANSWER
+
 
 _EPILOG: Final = f"""\
 \b
@@ -178,7 +179,7 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> in
         session.flush()
     except errors.MeshwrightError as error:
         print_error(session, error)
-        code = next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+        code = find_exit_code(error)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
-from meshwright.errors import InternalError, InvalidRequestError
+from meshwright.errors import InvalidRequestError, ProblemError
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
 
@@ -183,7 +183,7 @@ def run_child(
 
     Raises:
         InvalidRequestError: the function rejects the job.
-        InternalError: the function failed by a bug of ours; its traceback is in the error's `log`.
+        ProblemError: the function failed by a bug of ours; its traceback is in the error's `log`.
         OSError: the system cannot start a process, or has no space for temporary files.
     """
     environment = build_compile_environment(os.environ if environ is None else environ)
@@ -230,7 +230,9 @@ def _read_last(frame: Mapping[str, Any], output: IO[bytes]) -> dict[str, Any]:
             return dict(value)
         case {"type": "refused", "message": message, "hint": hint}:
             raise InvalidRequestError(message, hint=hint)
-    raise InternalError(f"the compile failed, and not by the compiler: {frame['message']}", log=_read_log(output))
+    raise ProblemError(
+        f"the compile failed, and not by the compiler: {frame['message']}", log=_read_log(output), code="internal"
+    )
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ def estimate_request(
     Raises:
         InvalidRequestError: the model or its training is not valid, the fields contradict each other, or there is
             neither hardware nor a host.
-        DoesNotDivideError, InvalidMeshError, DevicesUnusedError: the mesh does not fit this hardware, or does not
+        InvalidMeshError, PlanInfeasibleError: the mesh does not fit this hardware, or does not
             divide the model.
         PlanInfeasibleError: no figures are known of this hardware, the devices are too few, or no mesh fits.
     """
@@ -179,7 +179,7 @@ def _ask(
     """Returns the question to price: on the devices of a plan, or on all healthy devices. Leases do not matter here.
 
     Raises:
-        DoesNotDivideError: the plan's mesh does not divide the model. PlanInfeasibleError: no figures are known for
+        PlanInfeasibleError: the plan's mesh does not divide the model, or no figures are known for
         this hardware.
     """
     from meshwright.planning.search.search import build_question  # here, for its numpy

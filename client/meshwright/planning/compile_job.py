@@ -96,7 +96,7 @@ def build_job(plan: Plan, model: ModelSpec, training: TrainingSpec) -> CompileJo
 
     Raises:
         NotCompiledError: no compiler supports such hardware, or the compiled step does not support the model.
-        DoesNotDivideError: an axis does not divide its dimension.
+        PlanInfeasibleError: an axis does not divide its dimension.
         InvalidRequestError: the name of an axis does not say what it divides.
     """
     check_divides(model, training, plan.mesh_shape)
@@ -215,7 +215,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
 
     Raises:
         InvalidRequestError: the model or its training is missing or not valid.
-        DoesNotDivideError: an axis does not divide its dimension.
+        PlanInfeasibleError: an axis does not divide its dimension.
     """
     if model is None or training is None:
         raise _refuse_missing(model, '{"global_batch_size": 64}')
@@ -260,7 +260,7 @@ def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) 
     """Returns the job that finds the largest batch on a plan's mesh, or the answer that the step cannot be compiled.
 
     Raises:
-        InvalidRequestError, DoesNotDivideError: as `prepare_verify`.
+        InvalidRequestError, PlanInfeasibleError: as `prepare_verify`.
     """
     if model is None or training is None:
         raise _refuse_missing(model, '{"seq_len": 4096}')

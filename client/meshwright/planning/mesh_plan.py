@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from meshwright.errors import DevicesUnusedError, PlanInfeasibleError
+from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.device_order import AxisScore, Layout, list_edges, list_lines, score_layout, search_layout
 from meshwright.planning.device_selection import (
     Health,
@@ -321,7 +321,7 @@ def plan_mesh(
         InvalidRequestError: `dcn` or `importance` names no axis of the mesh.
         PlanInfeasibleError: more devices than there are, sizes that cannot divide them, an unknown or doubled device,
             or a split over granules that does not fit.
-        DevicesUnusedError: devices would be left unused without permission in the request.
+        PlanInfeasibleError: devices would be left unused without permission in the request.
         DeviceLeasedError: leases of others have too many of the devices.
     """
     health = health or {}
@@ -404,7 +404,7 @@ def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanR
     if not (pool.is_named or request.allow_unused):
         rule = "a plan uses all devices unless it was told otherwise"
         hint = f"{_offer(spec, there)}; or name the devices, or set allow_unused"
-        raise DevicesUnusedError.of("mesh", f"{detail}, and {rule}", hint, rule)
+        raise PlanInfeasibleError.of("mesh", f"{detail}, and {rule}", hint, rule, code="devices_unused")
     return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)
 
 

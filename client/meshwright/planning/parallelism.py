@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Final, Literal, get_args
 
-from meshwright.errors import DoesNotDivideError, InvalidRequestError
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.spec import MeshSpec
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -186,7 +186,7 @@ class Rule:
 
 
 def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[str, int]) -> None:
-    """Raises DoesNotDivideError unless a mesh cuts the model and its training into equal parts.
+    """Raises PlanInfeasibleError unless a mesh cuts the model and its training into equal parts.
 
     Tensor axes divide heads, KV heads (or are a multiple of them: the KV heads are repeated; in latent attention each
     head has its own), the intermediate sizes of dense layers, experts and shared experts, where there are any, and the
@@ -200,8 +200,8 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
     Raises:
         InvalidRequestError: an axis larger than 1 has a name without a role; an expert axis and no experts; a sequence
             longer than the learned positions.
-        DoesNotDivideError: an axis does not divide its dimension; `errors` has each case, and `legal` in it the nearest
-            sizes that do.
+        PlanInfeasibleError: an axis does not divide its dimension; `errors` has each case, and `legal` in it the
+            nearest sizes that do.
     """
     axes = MeshAxes.of(mesh_shape)
     _check_roles(model, axes)
@@ -267,7 +267,7 @@ def _check_roles(model: ModelSpec, axes: MeshAxes) -> None:
         raise _refuse_field("mesh", message, hint)
 
 
-def _refuse(broken: list[Rule], rules: list[Rule], axes: MeshAxes) -> DoesNotDivideError:
+def _refuse(broken: list[Rule], rules: list[Rule], axes: MeshAxes) -> PlanInfeasibleError:
     errors, hints = [], []
     for rule in broken:
         legal = {" × ".join(axes.find(role)): values for role, values in _find_legal(rule, rules, axes) if values}
@@ -278,7 +278,7 @@ def _refuse(broken: list[Rule], rules: list[Rule], axes: MeshAxes) -> DoesNotDiv
             hints.append(f"{rule.name} may be {rule.grow(axes.count_parts(rule.roles))}")
     more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
     hint = "; ".join(dict.fromkeys(hints)) or f"change {broken[0].name}"
-    return DoesNotDivideError(f"{errors[0]['message']}{more}", hint=hint, errors=errors)
+    return PlanInfeasibleError(f"{errors[0]['message']}{more}", hint=hint, errors=errors, code="does_not_divide")
 
 
 def _find_legal(rule: Rule, rules: list[Rule], axes: MeshAxes) -> Iterator[tuple[Role, tuple[int, ...]]]:

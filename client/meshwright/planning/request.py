@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from meshwright.errors import (
-    DevicesUnusedError,
-    DoesNotDivideError,
     InvalidRequestError,
     PlanInfeasibleError,
     RequestError,
@@ -120,8 +118,8 @@ def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None 
     Raises:
         InvalidRequestError: see `find_inventory`; a field is about a model's step, and no model is given; or the model
             is not valid.
-        InvalidMeshError, PlanInfeasibleError, DevicesUnusedError: see `plan_mesh`.
-        DoesNotDivideError: an axis does not divide its dimension of the model.
+        InvalidMeshError, PlanInfeasibleError: see `plan_mesh`.
+        PlanInfeasibleError: an axis does not divide its dimension of the model.
     """
     if isinstance(request, PlanRequest):
         return Plans(plans=(_answer_plan(request, here),))
@@ -296,10 +294,6 @@ def _is_reduced(request: SearchRequest, pool: Pool) -> bool:
 # ---- several targets ------------------------------------------------------------------------------------------------
 
 
-_OF_ONE: Final = (PlanInfeasibleError, DoesNotDivideError, DevicesUnusedError)
-"""What may be wrong with one target and not with another."""
-
-
 def _compare_targets(request: SearchRequest, prices: Mapping[str, float]) -> Plans:
     """Returns the best plan of each target, best first, and the outcome of each."""
     asked = [(target, _ask(request, target, prices)) for target in dict.fromkeys(request.targets)]
@@ -337,7 +331,7 @@ def _ask(request: SearchRequest, target: str, prices: Mapping[str, float]) -> Pl
     alone = {"targets": (target,), "price_per_device_hour": prices.get(target), "top": 1}
     try:
         return answer_request(request.model_copy(update=alone))
-    except _OF_ONE as error:
+    except PlanInfeasibleError as error:  # may be wrong with one target and not with another
         return error
 
 

@@ -17,9 +17,8 @@ from pydantic import ValidationError
 from meshwright.errors import (
     DeviceBusyError,
     NotFoundError,
-    NotReadyError,
     ProblemError,
-    WorkerFailedError,
+    UnavailableError,
 )
 from meshwright.planning.search.measured import Measurement, pick_newest
 from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult
@@ -171,7 +170,7 @@ class Benches:
                 ended.
             DeviceBusyError: another process uses such a device, or may use it.
             ForbiddenError: the lease that the request names belongs to another owner.
-            NotReadyError: the holders of the devices could not be read.
+            UnavailableError: the holders of the devices could not be read.
         """
         self._host.require_hardware("a bench")
         self._host.snapshot.require_topology()
@@ -216,7 +215,7 @@ class Benches:
         """Probes the holders of the devices, unless the last probe is recent. CPUs do not have holders.
 
         Raises:
-            NotReadyError: the probe did not answer.
+            UnavailableError: the probe did not answer.
         """
         if self._devices().platform == "cpu":
             return
@@ -228,14 +227,14 @@ class Benches:
                 detail = (
                     "who has the devices could not be looked at: the driver did not answer; a bench opens none unseen"
                 )
-                raise NotReadyError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
+                raise UnavailableError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
             self._probed_s = self._clock.monotonic()
 
     def _require_platform(self) -> None:
         """Raises unless JAX runs on this host's accelerators: it would measure the CPU under their name."""
         if mismatch := self._host.snapshot.mismatch:
             hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
-            raise WorkerFailedError(mismatch, hint=hint, log=self._device.log_tail[-LOG_LINES:])
+            raise UnavailableError(mismatch, hint=hint, log=self._device.log_tail[-LOG_LINES:], code="worker_failed")
 
     # ---- execution -------------------------------------------------------------------------------------------------
 

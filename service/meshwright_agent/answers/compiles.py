@@ -19,7 +19,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from meshwright.compiling.process import FUNCTIONS, Ended, read_default_limit_bytes, run_child
-from meshwright.errors import StoreUnavailableError, WorkerFailedError
+from meshwright.errors import UnavailableError
 from meshwright.planning.compile_job import build_unfitted
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.runs import Progress, Run
@@ -29,7 +29,7 @@ from meshwright_agent.bodies import shorten_large
 from meshwright_agent.children.compile_tasks import CompileTask, Operation
 from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store import COMPILE, Document, Store
+from meshwright_agent.store import COMPILE, Document, Store, StoreUnavailableError
 
 LASTING: Final[frozenset[VerificationStatus]] = frozenset({"verified", "does_not_fit"})
 """Statuses that are stored. The others may change: an extra may be installed, or memory added."""
@@ -91,7 +91,7 @@ class Compiles:
 
         Raises:
             QueueFullError: the queue of compiles is full.
-            StoreUnavailableError: the store does not answer; NotReadyError: the agent is shutting down.
+            StoreUnavailableError: the store does not answer; UnavailableError: the agent is shutting down.
         """
         if not answer.tasks:
             return answer
@@ -170,8 +170,8 @@ class Compiles:
             emit: receives progress.
 
         Raises:
-            WorkerFailedError: the compiler cannot be started.
-            InternalError: the compile failed by a bug in this code.
+            UnavailableError: the compiler cannot be started.
+            ProblemError: the compile failed by a bug in this code.
         """
         known = await self.recall(task)
         if known is not None:
@@ -204,7 +204,9 @@ class Compiles:
             raise
         except OSError as error:
             detail = f"the compiler could not be started: {error}"
-            raise WorkerFailedError(detail, hint="the host lacks processes, memory or files; see its log") from error
+            raise UnavailableError(
+                detail, hint="the host lacks processes, memory or files; see its log", code="worker_failed"
+            ) from error
 
     async def _find(self, task: CompileTask) -> str | None:
         try:

@@ -14,15 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from meshwright.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    NotReadyError,
-    QueueFullError,
-    RequestError,
-    StoreUnavailableError,
-    UnavailableError,
-)
+from meshwright.errors import InvalidRequestError, NotFoundError, QueueFullError, RequestError, UnavailableError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.compile_job import order_verified
@@ -35,7 +27,7 @@ from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.children.compile_tasks import CompileTask
 from meshwright_agent.children.planner import write_plans
 from meshwright_agent.host.base import AgentHost
-from meshwright_agent.store import PLAN, Document, Store
+from meshwright_agent.store import PLAN, Document, Store, StoreUnavailableError
 from meshwright_agent.supervisor.protocol import FrameError
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
@@ -153,7 +145,7 @@ class PlannerQueue:
 
         Raises:
             QueueFullError: the queue is full.
-            NotReadyError: the agent is shutting down.
+            UnavailableError: the agent is shutting down.
             InvalidRequestError: the request is larger than a frame.
             ProblemError: the request is rejected, or the planner failed.
         """
@@ -358,6 +350,6 @@ def _count_target(target: str) -> int:
         return 0
 
 
-def _build_draining() -> NotReadyError:
+def _build_draining() -> UnavailableError:
     hint = "ask again when the agent has started again"
-    return NotReadyError("the agent is shutting down and has ended its planner", hint=hint)
+    return UnavailableError("the agent is shutting down and has ended its planner", hint=hint)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.errors import BenchTooLargeError, DeviceBusyError
+from meshwright.errors import DeviceBusyError, InvalidRequestError
 from meshwright.topology.text import name_place
 from meshwright.wire.bench import BenchCase, BenchRequest
 from meshwright.wire.devices import Device, DeviceProcess, Devices
@@ -71,7 +71,7 @@ def check_bench(request: BenchRequest, devices: Devices) -> None:
     Raises:
         InvalidMeshError: the mesh is not valid.
         InvalidRequestError: a device, an axis or a mesh size does not exist.
-        BenchTooLargeError: the bench needs more memory than a device or the host has.
+        InvalidRequestError: the bench needs more memory than a device or the host has.
         DeviceBusyError: as `check_idle`.
     """
     scope = build_host_scope(request, devices)
@@ -157,7 +157,7 @@ def _check_room(demand: Demand, where: str, multiple: float, room_bytes: int | N
         f"{multiple:.3g} × S = {need_bytes} bytes on {where}; {there}"
     )
     field = "matmul_size" if demand.case == "matmul" else "sizes_bytes"
-    raise BenchTooLargeError.of(field, detail, _suggest(demand, usable / multiple))
+    raise InvalidRequestError.of(field, detail, _suggest(demand, usable / multiple), code="bench_too_large")
 
 
 def _suggest(demand: Demand, fits_bytes: float) -> str:

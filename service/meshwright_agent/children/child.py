@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from meshwright.errors import InternalError, ProblemError, RunFailedError
+from meshwright.errors import ProblemError, RunFailedError
 from meshwright_agent.supervisor.protocol import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -220,7 +220,9 @@ class _Child:
 
     def _find_handler(self, call: CallFrame) -> Handler:
         if call.op not in self._handlers:
-            raise InternalError(f"operation {call.op!r} was asked; this child knows {', '.join(self._handlers)}")
+            raise ProblemError(
+                f"operation {call.op!r} was asked; this child knows {', '.join(self._handlers)}", code="internal"
+            )
         return self._handlers[call.op]
 
     def _send(self, frame: Frame) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from meshwright.compiling.worker import lower_priority
-from meshwright.errors import InvalidRequestError, NotReadyError
+from meshwright.errors import InvalidRequestError, UnavailableError
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.measured import LEFT_OUT, Measurement
 from meshwright.topology.model import Topology
@@ -122,10 +122,10 @@ def parse_here(payload: Mapping[str, Any]) -> Inventory:
     """Returns this host from {"target": …} or {"devices": text of GET /devices}, with the other fields of an inventory.
 
     Raises:
-        NotReadyError: the input is {"problem": …}, because the agent does not know its devices.
+        UnavailableError: the input is {"problem": …}, because the agent does not know its devices.
     """
     if "problem" in payload:
-        raise NotReadyError(payload["problem"], hint="wait until GET /readyz answers 200, or name a target")
+        raise UnavailableError(payload["problem"], hint="wait until GET /readyz answers 200, or name a target")
     if "target" in payload:
         topology = build_target(payload["target"])
     else:

@@ -20,10 +20,9 @@ from typing import Any, Final
 
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
-from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import Component, HealthEvent, HealthEvents, State
 from meshwright_agent.clock import Clock
-from meshwright_agent.store import HEALTH, Document, Store, StoredEvent, parse_bodies
+from meshwright_agent.store import HEALTH, Document, Store, StoredEvent, StoreUnavailableError, parse_bodies
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from datetime import datetime
 from math import prod
 from typing import Any, Final
 
-from meshwright.errors import StoreUnavailableError
 from meshwright.topology.chips import ChipCount, find_chip
 from meshwright.wire.devices import Device, Devices
 from meshwright_agent.clock import Clock
@@ -25,7 +24,7 @@ from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.health.rules import PARTS, CardView, Finding, evaluate_card, evaluate_driver, find_worst
 from meshwright_agent.health.xid import DRIVER, KERNEL_LOG, report_kernel_log
 from meshwright_agent.settings import Settings
-from meshwright_agent.store import Store
+from meshwright_agent.store import Store, StoreUnavailableError
 from meshwright_agent.supervisor.supervisor import Supervisor
 
 

@@ -63,7 +63,7 @@ class AgentHost(ABC):
         """Returns the content of `/devices`: the host's topology with its leases.
 
         Raises:
-            NotReadyError, WorkerFailedError: neither the probe nor the worker has answered yet.
+            UnavailableError: neither the probe nor the worker has answered yet.
         """
         snapshot = self.snapshot
         snapshot.require_facts()
@@ -73,7 +73,7 @@ class AgentHost(ABC):
         """Returns the planner's topology, built once for each snapshot and set of active leases.
 
         Raises:
-            NotReadyError, WorkerFailedError: the devices are not known.
+            UnavailableError: the devices are not known.
         """
         self.snapshot.require_topology()
         key = (self.snapshot, self._leases.key())

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, get_args
 
-from meshwright.errors import NotReadyError, ProblemError, WorkerFailedError
+from meshwright.errors import ProblemError, UnavailableError
 from meshwright.wire.base import Basis, Notice
 from meshwright.wire.devices import Device, Devices, JaxView, Link, Platform, Worker
 from meshwright_agent.facts.model import CpuFacts, HostFacts, MachineFacts
@@ -118,8 +118,8 @@ class HostSnapshot:
         """Raises unless plans can be answered.
 
         Raises:
-            WorkerFailedError: the worker cannot start. The error has the last lines of its log.
-            NotReadyError: neither the probe nor JAX has listed devices yet.
+            UnavailableError: the worker cannot start. The error has the last lines of its log.
+            UnavailableError: neither the probe nor JAX has listed devices yet.
         """
         if self.knows_topology:
             return
@@ -128,9 +128,9 @@ class HostSnapshot:
             log = self.log or (self.failure.log if self.failure else ())
             hint = "run `meshwright-agent doctor` on the host; GET /health tells the state"
             detail = f"no device is known: JAX does not start: {cause}"
-            raise WorkerFailedError(detail, hint=hint, log=log[-LOG_LINES:])
+            raise UnavailableError(detail, hint=hint, log=log[-LOG_LINES:], code="worker_failed")
         detail, hint = "the agent is still looking at its devices", "wait until GET /readyz answers 200"
-        raise NotReadyError(detail, hint=hint, retry_after_s=1.0)
+        raise UnavailableError(detail, hint=hint, retry_after_s=1.0)
 
 
 def first_line(error: BaseException) -> str:

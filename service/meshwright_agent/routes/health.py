@@ -12,11 +12,11 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import AwareDatetime, BeforeValidator, Field
 from starlette.responses import PlainTextResponse, Response
 
-from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import WORST_FIRST, Acknowledgement, Component, Health, HealthEvents, State
 from meshwright_agent.auth import NEEDS_READ, Admin, Reader
 from meshwright_agent.health.events import make_sendable
 from meshwright_agent.routes.shared import MAX_SEQ, TEXT, AgentHere, AuthenticatorHere, LastEventId, Query, StrictRoute
+from meshwright_agent.store import StoreUnavailableError
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"], route_class=StrictRoute)

@@ -13,7 +13,6 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
 from starlette.responses import Response
 
-from meshwright.errors import StoreUnavailableError
 from meshwright.wire.bench import BenchRequest, LatestBench
 from meshwright.wire.runs import FINAL_STATES, Run, RunList, RunState
 from meshwright_agent.auth import NEEDS_READ, Operator, Reader, note
@@ -27,6 +26,7 @@ from meshwright_agent.routes.shared import (
     answer_run,
     owner_of,
 )
+from meshwright_agent.store import StoreUnavailableError
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["runs"], route_class=StrictRoute)

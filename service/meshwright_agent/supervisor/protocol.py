@@ -132,6 +132,7 @@ class FailureFrame(_Frame):
             log=self.log,
             retry_after_s=self.retry_after_s,
             status=self.status,
+            code=self.code or None,
         )
 
 

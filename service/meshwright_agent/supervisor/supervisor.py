@@ -5,7 +5,7 @@ frames until the answer, the deadline or a cancel. Between calls one task waits 
 exactly one coroutine reads from the child at any time. `_tear_down` ends every process that must end: it kills and
 reaps the group first, so that a device never has two owners.
 
-Every caller gets one answer: a result, the child's own error, `WorkerFailedError` or `CallCancelled`. The supervisor
+Every caller gets one answer: a result, the child's own error, `UnavailableError` or `CallCancelled`. The supervisor
 runs on the agent's event loop and never blocks it.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from meshwright.errors import MeshwrightError, ProblemError, WorkerFailedError
+from meshwright.errors import MeshwrightError, ProblemError, UnavailableError
 from meshwright.wire.devices import Worker, WorkerState
 from meshwright_agent.clock import Clock
 from meshwright_agent.supervisor.process import Child, ChildError, ChildSpec
@@ -199,7 +199,7 @@ class Supervisor:
 
         Raises:
             ProblemError: the handler raised an error of the same class. Other exceptions become a RunFailedError.
-            WorkerFailedError: the child died during the call (the log has its last lines), or the deadline passed. Or
+            UnavailableError: the child died during the call (the log has its last lines), or the deadline passed. Or
                 it cannot start or did not send hello in time (its own reason and log). Or it has crashed too often, or
                 an earlier process that may hold the devices does not end.
             CallCancelled: the call was cancelled, or the child was released or closed.
@@ -465,30 +465,32 @@ class Supervisor:
         asked = f"{work.op} was asked of {who}" if work else f"{who} was started"
         hint, log, retry_after_s = _AGAIN if work else _DOCTOR, (*child.log_tail, *why.log), self._find_pause_s()
         if why.kind == "refused":
-            return WorkerFailedError(f"{asked}; it cannot work: {why.words}", hint=hint, log=log)
+            return UnavailableError(f"{asked}; it cannot work: {why.words}", hint=hint, log=log, code="worker_failed")
         if why.kind == "lost":
             detail = f"{asked}; after {duration_s:.1f} s it {why.words} and {ending}"
-            return WorkerFailedError(detail, hint=hint, log=log, retry_after_s=retry_after_s)
+            return UnavailableError(detail, hint=hint, log=log, retry_after_s=retry_after_s, code="worker_failed")
         missed, limit_s = ("did not answer", work.deadline_s) if work else ("was not ready", self.spec.start_timeout_s)
         detail = f"{asked}; it {missed} within {limit_s:g} s and was killed"
-        return WorkerFailedError(detail, hint=hint, log=log, retry_after_s=retry_after_s)
+        return UnavailableError(detail, hint=hint, log=log, retry_after_s=retry_after_s, code="worker_failed")
 
     def _build_haunted(self) -> ProblemError:
         named = ", ".join(map(str, self._abandoned))
-        return WorkerFailedError(
+        return UnavailableError(
             f"an earlier {self.spec.name} worker (process {named}) does not end, not even by SIGKILL, and may hold the "
             "devices; no second one is started beside it",
             hint=f"the kernel holds it: cat /proc/{next(iter(self._abandoned))}/stack on the host; drain it, and "
             "reboot if nothing else helps",
             log=self._last_log,
+            code="worker_failed",
         )
 
     def _build_spent(self) -> ProblemError:
-        return WorkerFailedError(
+        return UnavailableError(
             f"the {self.spec.name} worker crashed {len(self._crashed_s)} times within {self.spec.crash_window_s:g} s "
             f"and stays down; last: {self.last_error}",
             hint=f"{_DOCTOR}; restart the agent when it is mended",
             log=self._last_log,
+            code="worker_failed",
         )
 
 

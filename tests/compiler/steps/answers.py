@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from meshwright.compiling.compilers import read_versions
 from meshwright.compiling.process import FUNCTIONS, Ended, build_aborted, run_child
-from meshwright.errors import InternalError
+from meshwright.errors import ProblemError
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.verification import Verification
 
@@ -35,7 +35,7 @@ def ask_child(step: StepName, job: CompileJob) -> Verification:
     environ = {**os.environ, "PYTHONPATH": str(_ROOT)}
     try:
         found = run_child(_FUNCTIONS[step], job.model_dump(mode="json"), limit_s=LIMIT_S, environ=environ)
-    except InternalError as error:  # the other cases of a long run are worth having
+    except ProblemError as error:  # the other cases of a long run are worth having
         return Verification(status="aborted", reason=str(error), target=job.target.name)
     if isinstance(found, Ended):
         return build_aborted(found, job.target.name)

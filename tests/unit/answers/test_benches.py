@@ -18,9 +18,8 @@ from meshwright.errors import (
     DeviceBusyError,
     DeviceLeasedError,
     ForbiddenError,
-    NotReadyError,
     RunFailedError,
-    WorkerFailedError,
+    UnavailableError,
 )
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import DeviceProcess
@@ -34,6 +33,7 @@ from meshwright_agent.leases import LeaseRegistry, Owner
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
+from tests.fakes.codes import has_code
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch
@@ -134,11 +134,11 @@ def test_who_has_a_device_is_looked_at_when_a_bench_is_asked_for(tmp_path: Path,
 
 def test_no_bench_opens_devices_that_nobody_could_look_at(tmp_path: Path, dgx: Machine) -> None:
     async def test(scene: Scene) -> None:
-        with pytest.raises(NotReadyError, match="driver did not answer"):
+        with pytest.raises(UnavailableError, match="driver did not answer", check=has_code("not_ready")):
             await scene.submit()
         assert scene.device.calls == []
 
-    run_scene(tmp_path, [look(dgx), WorkerFailedError("the probe did not answer")], [{}], test)
+    run_scene(tmp_path, [look(dgx), UnavailableError("the probe did not answer", code="worker_failed")], [{}], test)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from meshwright.compiling.worker import NICENESS
-from meshwright.errors import InternalError, StoreUnavailableError
+from meshwright.errors import ProblemError
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
@@ -33,7 +33,8 @@ from meshwright_agent.children.compile_tasks import CompileTask, Operation
 from meshwright_agent.children.planner import write_plans
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store import COMPILE, PLAN, Document, Store
+from meshwright_agent.store import COMPILE, PLAN, Document, Store, StoreUnavailableError
+from tests.fakes.codes import has_code
 from tests.fakes.compiler import FUNCTIONS
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import answering
@@ -232,7 +233,7 @@ def test_a_search_that_dies_knows_of_no_batch_that_fits(tmp_path: Path) -> None:
 
 def test_a_bug_of_ours_is_an_error_with_its_traceback(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
-        with pytest.raises(InternalError, match="KeyError") as caught:
+        with pytest.raises(ProblemError, match="KeyError", check=has_code("internal")) as caught:
             await desk.compile("raise")
         assert any("a bug of ours" in line for line in caught.value.log)
 

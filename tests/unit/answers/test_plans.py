@@ -13,12 +13,10 @@ import pytest
 from meshwright.errors import (
     InvalidRequestError,
     NotFoundError,
-    NotReadyError,
     PlanInfeasibleError,
     ProblemError,
     QueueFullError,
-    StoreUnavailableError,
-    WorkerFailedError,
+    UnavailableError,
 )
 from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
@@ -33,9 +31,10 @@ from meshwright_agent.answers.plans import (
     PlanMaker,
 )
 from meshwright_agent.children.planner import write_plans
-from meshwright_agent.store import Document
+from meshwright_agent.store import Document, StoreUnavailableError
 from meshwright_agent.supervisor.protocol import FrameError
 from meshwright_agent.supervisor.supervisor import CallCancelled
+from tests.fakes.codes import has_code
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import FakeSupervisor, answering
 
@@ -63,7 +62,7 @@ class MemoryStore:
 
 
 def hide() -> Inventory:
-    raise NotReadyError("the agent is still looking", hint="wait")
+    raise UnavailableError("the agent is still looking", hint="wait")
 
 
 def build(
@@ -173,8 +172,8 @@ def test_a_large_request_has_a_planner_of_its_own(request_: PlanRequest | Search
     ("failure", "raised"),
     [
         (PlanInfeasibleError("no", hint="other"), PlanInfeasibleError),
-        (WorkerFailedError("gone"), WorkerFailedError),
-        (CallCancelled("closing"), NotReadyError),
+        (UnavailableError("gone", code="worker_failed"), UnavailableError),
+        (CallCancelled("closing"), UnavailableError),
         (FrameError("too long"), InvalidRequestError),
     ],
 )
@@ -227,7 +226,7 @@ def test_while_the_agent_shuts_down_only_small_plans_are_made() -> None:
         await maker.answer(TARGET)
         await maker.close(10)
         assert planner.state == "stopped"
-        with pytest.raises(NotReadyError):
+        with pytest.raises(UnavailableError, check=has_code("not_ready")):
             await maker.answer(TARGET)
         assert (await maker.answer(PlanRequest(mesh="x:8"))).shown
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import BenchTooLargeError, DeviceBusyError, InvalidRequestError
+from meshwright.errors import DeviceBusyError, InvalidRequestError
 from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
 from meshwright.wire.devices import DeviceProcess, Devices, JaxView, Memory, WorkerState
 from meshwright_agent.bench.limits import (
@@ -20,6 +20,7 @@ from meshwright_agent.bench.limits import (
 )
 from meshwright_agent.bench.scope import CASES, build_scope
 from meshwright_agent.facts.model import IDLE_BYTES
+from tests.fakes.codes import has_code
 from tests.fakes.topologies import EVIDENCE
 from tests.unit.bench.hosts import GIB, build_host
 
@@ -43,13 +44,15 @@ def test_every_case_states_its_appetite() -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case != "matmul"])
 def test_an_absurd_size_is_refused_for_every_case(case: str) -> None:
     with pytest.raises(
-        BenchTooLargeError, match=rf"{case} with S = {MAX_SIZE_BYTES} bytes on .* it has {16 * GIB} bytes"
+        InvalidRequestError,
+        match=rf"{case} with S = {MAX_SIZE_BYTES} bytes on .* it has {16 * GIB} bytes",
+        check=has_code("bench_too_large"),
     ):
         check(build_host(), cases=[case], sizes_bytes=[MAX_SIZE_BYTES])
 
 
 def test_an_absurd_matmul_is_refused_with_the_largest_n_that_fits() -> None:
-    with pytest.raises(BenchTooLargeError, match="matmul") as caught:
+    with pytest.raises(InvalidRequestError, match="matmul", check=has_code("bench_too_large")) as caught:
         check(build_host(1), cases=["matmul"], matmul_size=131072)
     assert caught.value.errors[0]["field"] == "matmul_size"
     fields = json.loads("{" + str(caught.value.hint).removeprefix("use ") + "}")
@@ -69,7 +72,7 @@ def test_a_refusal_names_a_size_that_is_then_accepted(
     host = build_host(count, platform, host_bytes=room, device_bytes=room)
     try:
         check(host, cases=[case], sizes_bytes=[size])
-    except BenchTooLargeError as error:
+    except InvalidRequestError as error:
         found = re.fullmatch(r'use "sizes_bytes": \[(\d+)\]', error.hint)
         assert found
         check(host, cases=[case], sizes_bytes=[int(found[1])])
@@ -80,7 +83,7 @@ def test_more_memory_never_fits_less(size: int, room: int, case: str) -> None:
     def fits(host_bytes: int) -> bool:
         try:
             check(build_host(2, host_bytes=host_bytes), cases=[case], sizes_bytes=[size], matmul_size=256)
-        except BenchTooLargeError:
+        except InvalidRequestError:
             return False
         return True
 
@@ -90,18 +93,26 @@ def test_more_memory_never_fits_less(size: int, room: int, case: str) -> None:
 def test_virtual_devices_share_the_hosts_memory() -> None:
     one, eight = build_host(1, host_bytes=4 * GIB), build_host(8, host_bytes=4 * GIB)
     check(one, cases=["replicate"], sizes_bytes=[GIB // 2])
-    with pytest.raises(BenchTooLargeError, match="on the host"):
+    with pytest.raises(InvalidRequestError, match="on the host", check=has_code("bench_too_large")):
         check(eight, cases=["replicate"], sizes_bytes=[GIB // 2])
 
 
 def test_of_an_accelerator_what_others_hold_is_not_there_and_jaxs_limit_counts_first() -> None:
     size = {"cases": ["all_reduce"], "sizes_bytes": [2 * GIB], "devices": [0, 1]}
     used = {1: {"memory": Memory(capacity_bytes=16 * GIB, used_bytes=10 * GIB, **EVIDENCE)}}
-    with pytest.raises(BenchTooLargeError, match="on device 1; it has 6442450944 bytes"):
+    with pytest.raises(
+        InvalidRequestError,
+        match="on device 1; it has 6442450944 bytes",
+        check=has_code("bench_too_large"),
+    ):
         check(build_host(2, "gpu", changes=used), **size)
     check(build_host(3, "gpu", changes={2: used[1]}), **size)
     limited = {0: {"memory": Memory(capacity_bytes=80 * GIB, limit_bytes=5 * GIB, **EVIDENCE)}}
-    with pytest.raises(BenchTooLargeError, match="on device 0; it has 5368709120 bytes"):
+    with pytest.raises(
+        InvalidRequestError,
+        match="on device 0; it has 5368709120 bytes",
+        check=has_code("bench_too_large"),
+    ):
         check(build_host(2, "gpu", changes=limited), **size)
 
 
@@ -109,7 +120,7 @@ def test_of_an_accelerator_what_others_hold_is_not_there_and_jaxs_limit_counts_f
 def test_memory_that_nobody_has_told_is_not_assumed(platform: Any) -> None:
     host = build_host(2, platform, host_bytes=None, device_bytes=None)
     check(host, cases=["host_to_device"], sizes_bytes=[2**20])
-    with pytest.raises(BenchTooLargeError, match="its memory is not known"):
+    with pytest.raises(InvalidRequestError, match="its memory is not known", check=has_code("bench_too_large")):
         check(host, cases=["host_to_device"], sizes_bytes=[GIB])
 
 
@@ -183,7 +194,7 @@ def test_memory_of_our_own_worker_is_ours_and_that_of_a_display_is_not_there() -
         return build_host(1, "gpu", changes={0: {"memory": memory, "processes": processes}})
 
     check(host(DeviceProcess(pid=7, used_bytes=15 * GIB, own=True)), **size)
-    with pytest.raises(BenchTooLargeError, match=f"it has {GIB} bytes"):
+    with pytest.raises(InvalidRequestError, match=f"it has {GIB} bytes", check=has_code("bench_too_large")):
         check(host(), **size)
     check(host(), **{**size, "sizes_bytes": [2**20]})  # which makes the device no less idle
 

@@ -6,10 +6,11 @@ import jax
 import pytest
 
 from meshwright.compiling.compilers import read_versions
-from meshwright.errors import WorkerFailedError
+from meshwright.errors import UnavailableError
 from meshwright.wire.devices import JaxView
 from meshwright_agent.children import device
 from meshwright_agent.supervisor.supervisor import Supervisor
+from tests.fakes.codes import has_code
 from tests.unit.children.device_workers import LIMIT_S, supervise
 
 
@@ -37,7 +38,11 @@ def test_it_describes_its_devices_as_jax_does() -> None:
 
 def test_a_jax_that_cannot_start_fails_with_its_own_words_and_traceback() -> None:
     async def scenario(supervisor: Supervisor) -> None:
-        with pytest.raises(WorkerFailedError, match=r"it cannot work: RuntimeError: .*no_such_platform") as caught:
+        with pytest.raises(
+            UnavailableError,
+            match=r"it cannot work: RuntimeError: .*no_such_platform",
+            check=has_code("worker_failed"),
+        ) as caught:
             await supervisor.call("devices", {}, deadline_s=60.0)
         assert any("Traceback" in line for line in caught.value.log)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import InvalidRequestError, NotReadyError, RequestError
+from meshwright.errors import InvalidRequestError, RequestError, UnavailableError
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -16,6 +16,7 @@ from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from meshwright_agent.answers.plans import PlanAnswer
 from meshwright_agent.children.child import CallContext
 from meshwright_agent.children.planner import OF_THE_MODEL, parse_here, plan, write_plans
+from tests.fakes.codes import has_code
 from tests.fakes.hosts import build_devices
 from tests.fakes.measured import build_host
 
@@ -106,7 +107,7 @@ def test_a_simulated_host_is_told_by_its_target() -> None:
 
 
 def test_a_host_that_the_agent_does_not_know_yet_is_told_as_such() -> None:
-    with pytest.raises(NotReadyError, match="still looking"):
+    with pytest.raises(UnavailableError, match="still looking", check=has_code("not_ready")):
         ask({"problem": "the agent is still looking at its devices"})
 
 

@@ -124,9 +124,9 @@ def test_latest_with_no_records_is_1(meshwright: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [
-        (errors.WorkerFailedError("it died", log=["Fatal Python error"]), 1),
-        (errors.RunCancelledError("released"), 1),
-        (errors.WorkerFailedError("it hung"), 1),
+        (errors.UnavailableError("it died", log=["Fatal Python error"], code="worker_failed"), 1),
+        (errors.RunFailedError("released", code="run_cancelled"), 1),
+        (errors.UnavailableError("it hung", code="worker_failed"), 1),
     ],
 )
 def test_a_run_that_failed_or_was_cancelled_is_1(

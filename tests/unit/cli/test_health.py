@@ -24,7 +24,7 @@ from meshwright.cli.health import (
     format_line,
     summarize,
 )
-from meshwright.errors import ForbiddenError, InternalError, NotReadyError
+from meshwright.errors import ForbiddenError, ProblemError, UnavailableError
 from meshwright.testing import FakeAgent
 from meshwright.wire.health import HARDWARE, WORST_FIRST, Component, Health, State
 from meshwright_agent.health.monitor import KINDS
@@ -180,7 +180,7 @@ def test_one_line_stays_one_line(state: State, reason: str) -> None:
 
 
 def test_a_verdict_that_could_not_be_had_is_2_whatever_the_error(meshwright: CommandLine) -> None:
-    meshwright.fake.fail_next(InternalError("a bug"))
+    meshwright.fake.fail_next(ProblemError("a bug", code="internal"))
     assert meshwright("health").code == 2
 
 
@@ -317,7 +317,7 @@ def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: Format, w
 
 @pytest.mark.parametrize("style", STYLES)
 def test_what_could_not_be_looked_at_is_unknown_and_slurm_keeps_and_says_so(h100: CommandLine, style: Format) -> None:
-    h100.fake.fail_next(NotReadyError("the agent is starting"), path="/devices")
+    h100.fake.fail_next(UnavailableError("the agent is starting"), path="/devices")
     printed = h100("health", "--expect", "8*h100", "--format", style)
     assert printed.code == (0 if style == "slurm" else EXIT_CODES[style]["unknown"])
     assert "could not be looked at: the agent is starting" in " ".join(printed.out.split())

@@ -28,7 +28,9 @@ def test_no_runs_are_told(meshwright: CommandLine) -> None:
 
 
 def test_a_failed_run_shows_why(meshwright: CommandLine) -> None:
-    meshwright.fake.answer("POST", "/placement/bench", end_run(errors.WorkerFailedError("killed by signal 11")))
+    meshwright.fake.answer(
+        "POST", "/placement/bench", end_run(errors.UnavailableError("killed by signal 11", code="worker_failed"))
+    )
     meshwright("bench")
     assert "killed by signal 11" in meshwright("runs", "list").out
 

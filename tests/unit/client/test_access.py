@@ -11,12 +11,11 @@ import httpx
 import pytest
 
 from meshwright.errors import (
-    AccessError,
     AgentConnectionError,
     ForbiddenError,
-    NotReadyError,
     ProblemError,
     UnauthorizedError,
+    UnavailableError,
 )
 from meshwright.testing import FakeAgent
 from meshwright.wire.problem import build_problem
@@ -55,7 +54,7 @@ def test_without_a_token_the_agent_refuses_and_says_what_to_set(kind: Kind) -> N
         with pytest.raises(UnauthorizedError) as caught:
             ask(kind, fake, lambda c: c.devices(), token=token)
         assert "MESHWRIGHT_TOKEN" in caught.value.hint
-        assert isinstance(caught.value, AccessError)
+        assert isinstance(caught.value, ProblemError)
     assert ask(kind, fake, lambda c: c.devices(), token=SECRET).platform == "cpu"
     assert ask(kind, fake, lambda c: c.ready())  # needs none
 
@@ -137,7 +136,7 @@ def test_a_refresh_costs_no_retry(token_file: Path) -> None:
     fake = Guarded(f"{SECRET}-1")
     with fake.client(max_retries=1) as client:
         _rotate(fake, token_file, 1)
-        fake.fail_next(NotReadyError("wait"))
+        fake.fail_next(UnavailableError("wait"))
         assert client.devices().platform == "cpu"
     assert len(fake.tokens_sent) == 3
 

@@ -15,7 +15,7 @@ from meshwright import AsyncClient, Client
 from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
-    InternalError,
+    ProblemError,
     QueueFullError,
     SettingsError,
 )
@@ -95,7 +95,7 @@ def test_alive_raises_nothing_and_asks_once(kind: Kind) -> None:
     fake = FakeAgent()
     fake.fail_next(httpx.ConnectError("refused"))
     assert ask(kind, fake, lambda c: c.alive()) is False
-    fake.fail_next(InternalError("asked for"))
+    fake.fail_next(ProblemError("asked for", code="internal"))
     assert ask(kind, fake, lambda c: c.alive()) is False
     assert len(fake.requests) == 2
 

@@ -21,7 +21,6 @@ from meshwright.errors import (
     InvalidRequestError,
     MeshwrightError,
     NotFoundError,
-    NotReadyError,
     PlanInfeasibleError,
     ProblemError,
     QueueFullError,
@@ -39,7 +38,7 @@ from tests.unit.client.script import LOST, NOW, REFUSED, SILENT, Outcome, Script
 
 HEALTHY = Health(state="healthy", components=())
 QUEUED = Run(id="r", kind="bench", state="queued", created_at=NOW, request={})
-STARTING = NotReadyError("starting")
+STARTING = UnavailableError("starting")
 
 
 # ---- what is sent

@@ -13,9 +13,8 @@ from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
     NotFoundError,
-    RunCancelledError,
     RunFailedError,
-    WorkerFailedError,
+    UnavailableError,
 )
 from meshwright.wire.health import HealthEvent, HealthEvents
 from meshwright.wire.problem import build_problem
@@ -140,10 +139,18 @@ def _finished(run: Run) -> Script:
     ("run", "error", "said"),
     [
         (_run("failed"), RunFailedError, "does not say why"),
-        (_run("cancelled"), RunCancelledError, "was cancelled"),
+        (_run("cancelled"), RunFailedError, "was cancelled"),
         (_run("succeeded", result={"records": 3}), RunFailedError, "cannot be read"),
-        (_run("failed", error=build_problem(WorkerFailedError("it died", log=["Fatal"]))), WorkerFailedError, "died"),
-        (_run("cancelled", error=build_problem(RunCancelledError("shutting down"))), RunCancelledError, "shutting"),
+        (
+            _run("failed", error=build_problem(UnavailableError("it died", log=["Fatal"], code="worker_failed"))),
+            UnavailableError,
+            "died",
+        ),
+        (
+            _run("cancelled", error=build_problem(RunFailedError("shutting down", code="run_cancelled"))),
+            RunFailedError,
+            "shutting",
+        ),
     ],
 )
 def test_a_run_without_a_result_is_raised_as_its_own_error(run: Run, error: type[Exception], said: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import BY_CODE, DeviceLeasedError, InvalidMeshError, NotFoundError, PlanInfeasibleError
+from meshwright.errors import CODES, DeviceLeasedError, InvalidMeshError, NotFoundError, PlanInfeasibleError
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.testing import FakeAgent
 from meshwright.topology.model import Topology
@@ -62,7 +62,7 @@ def test_bad_requests_are_problems_as_from_a_real_agent(method: str, path: str, 
     assert response.headers["content-type"] == "application/problem+json"
     problem = Problem.model_validate_json(response.content)
     assert (problem.code, problem.status) == (code, response.status_code)
-    assert response.status_code == BY_CODE[code].default_status
+    assert response.status_code == CODES[code].status
 
 
 # ---- health

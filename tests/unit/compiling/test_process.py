@@ -29,9 +29,10 @@ from meshwright.compiling.process import (
     run_child,
 )
 from meshwright.compiling.worker import NICENESS, OOM_SCORE
-from meshwright.errors import InternalError, InvalidRequestError
+from meshwright.errors import InvalidRequestError, ProblemError
 from meshwright.wire.runs import Progress
 from tests.agents import wait_for
+from tests.fakes.codes import has_code
 from tests.fakes.compiler import FUNCTIONS, check_fake
 from tests.process.living import is_alive, list_children, list_own_children
 
@@ -87,7 +88,7 @@ def test_one_that_leaks_is_ended_at_its_limit() -> None:
 
 
 def test_a_bug_is_an_error_with_its_traceback_and_no_verdict() -> None:
-    with pytest.raises(InternalError, match="a bug of ours") as caught:
+    with pytest.raises(ProblemError, match="a bug of ours", check=has_code("internal")) as caught:
         run("raise")
     assert any("KeyError" in line for line in caught.value.log)
 

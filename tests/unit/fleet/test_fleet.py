@@ -14,15 +14,13 @@ import pytest
 
 from meshwright import Fleet, FleetIncompleteError, FleetState, MeshSpec
 from meshwright.errors import (
-    DevicesUnusedError,
-    InternalError,
     InvalidMeshError,
     InvalidRequestError,
-    NotReadyError,
     PlanInfeasibleError,
+    ProblemError,
     SettingsError,
     UnauthorizedError,
-    WorkerFailedError,
+    UnavailableError,
 )
 from meshwright.testing import FakeAgent
 from tests.fakes.hosts import build_devices
@@ -63,10 +61,14 @@ def test_every_host_is_asked_for_its_devices_and_their_health() -> None:
         (lambda fake: fake.fail_next(httpx.ConnectError("refused"), times=2), "unreachable", "no answer from"),
         (lambda fake: fake.fail_next(httpx.ReadTimeout("timeout"), times=2), "unreachable", "did not answer in time"),
         (lambda fake: fake.fail_next(httpx.RemoteProtocolError("lost"), times=2), "unreachable", "lost"),
-        (lambda fake: fake.fail_next(NotReadyError("asked for", hint="wait"), times=2), "not_ready", "; wait"),
-        (lambda fake: fake.fail_next(NotReadyError("asked for"), times=2), "not_ready", "asked for"),
-        (lambda fake: fake.fail_next(WorkerFailedError("asked for"), times=2), "error", "asked for"),
-        (lambda fake: fake.fail_next(InternalError("asked for"), times=2), "error", "asked for"),
+        (lambda fake: fake.fail_next(UnavailableError("asked for", hint="wait"), times=2), "not_ready", "; wait"),
+        (lambda fake: fake.fail_next(UnavailableError("asked for"), times=2), "not_ready", "asked for"),
+        (
+            lambda fake: fake.fail_next(UnavailableError("asked for", code="worker_failed"), times=2),
+            "error",
+            "asked for",
+        ),
+        (lambda fake: fake.fail_next(ProblemError("asked for", code="internal"), times=2), "error", "asked for"),
         (lambda fake: fake.fail_next(UnauthorizedError("asked for")), "error", "asked for"),
         (
             lambda fake: fake.fail_next(httpx.Response(200, html="<html>")),
@@ -93,7 +95,7 @@ def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, st
 
 def test_health_that_nobody_tells_is_unknown_and_said() -> None:
     fakes = build_fakes("n0", "n1")
-    fakes[HOST_1].fail_next(InternalError("asked for"), times=2, path="/health")
+    fakes[HOST_1].fail_next(ProblemError("asked for", code="internal"), times=2, path="/health")
     state = look(fakes)
     assert [host.worst for host in state.hosts] == ["healthy", "unknown"]
     assert state.health == {**dict.fromkeys(range(4), "healthy"), **dict.fromkeys(range(4, 8), "unknown")}
@@ -132,7 +134,7 @@ def test_a_plan_is_made_over_all_hosts() -> None:
         (lambda fleet: fleet.plan("dp:2", target="h100:8"), InvalidRequestError),
         (lambda fleet: fleet.plan("dp:2", alow_unused=True), InvalidRequestError),
         (lambda fleet: fleet.plan("dp:64"), PlanInfeasibleError),
-        (lambda fleet: fleet.plan("dp:2"), DevicesUnusedError),
+        (lambda fleet: fleet.plan("dp:2"), PlanInfeasibleError),
     ],
 )
 def test_refusals_are_those_of_the_client(question: Any, error: type[Exception]) -> None:
@@ -233,7 +235,7 @@ def test_devices_that_were_told_in_time_count_though_health_was_not() -> None:
 
 def test_a_host_that_shuts_down_is_not_planned_with() -> None:
     fakes = build_fakes("n0", "n1")
-    fakes[HOST_1].fail_next(NotReadyError("asked for"), times=1, path="/readyz")
+    fakes[HOST_1].fail_next(UnavailableError("asked for"), times=1, path="/readyz")
     state = look(fakes)
     assert [host.state for host in state.hosts] == ["ok", "not_ready"]
     assert [notice.code for notice in state.notices] == ["hosts_missing"]

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import HealthEvent
 from meshwright_agent.health import events as module
 from meshwright_agent.health.events import History
 from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.store import HEALTH, LIMITS, Document, Limit, Store
+from meshwright_agent.store import HEALTH, LIMITS, Document, Limit, Store, StoreUnavailableError
 from tests.fakes.stored import EPOCH, ManualClock
 from tests.unit.store.opening import editing, run_with_store
 

@@ -9,13 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwright.errors import StoreUnavailableError
 from meshwright.wire.health import Component
 from meshwright_agent.health import monitor as module
 from meshwright_agent.health.monitor import MIN_FREE_BYTES, StoreHealth
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.settings import Settings
-from meshwright_agent.store import Document, Store
+from meshwright_agent.store import Document, Store, StoreUnavailableError
 from tests.fakes.stored import ManualClock
 from tests.unit.store.opening import held, recover, run_with_store
 

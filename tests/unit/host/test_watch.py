@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import NotReadyError, RunFailedError, WorkerFailedError
+from meshwright.errors import RunFailedError, UnavailableError
 from meshwright.wire.devices import DeviceProcess, Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.clock import SystemClock
@@ -23,6 +23,7 @@ from meshwright_agent.host.watch import DESCRIBE_TIMEOUT_S, HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.process import ChildSpec
 from meshwright_agent.supervisor.supervisor import Answer, CallCancelled, Supervisor
+from tests.fakes.codes import has_code
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock, build_record_json
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch, refresh
@@ -30,7 +31,7 @@ from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch
 STALE_AFTER_S = 60.0
 FOREIGN = DeviceProcess(pid=4711, name="python", devices=("GPU-0",))
 OWN = DeviceProcess(pid=12, name="python", devices=("GPU-0",), own=True)
-SILENT = WorkerFailedError("the probe did not answer within 10 s\nand more words")
+SILENT = UnavailableError("the probe did not answer within 10 s\nand more words", code="worker_failed")
 
 
 @dataclass
@@ -127,7 +128,7 @@ def test_before_the_first_look_nothing_is_known_and_nothing_is_healthy(cpu: Mach
     scene = stage_cpu(cpu)
     assert not scene.watch.snapshot.knows_topology
     assert {scene.state("worker"), scene.state("driver")} == {"initializing"}
-    with pytest.raises(NotReadyError) as caught:
+    with pytest.raises(UnavailableError, check=has_code("not_ready")) as caught:
         scene.watch.snapshot.require_topology()
     assert caught.value.retry_after_s
     assert "/readyz" in caught.value.hint
@@ -196,7 +197,9 @@ def test_a_worker_that_is_up_is_not_called_well_before_it_has_said_on_which_devi
 # ---- the probe ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("silence", [SILENT, WorkerFailedError("died by signal 9"), CallCancelled("closing")])
+@pytest.mark.parametrize(
+    "silence", [SILENT, UnavailableError("died by signal 9", code="worker_failed"), CallCancelled("closing")]
+)
 def test_a_driver_that_does_not_answer_is_unknown_and_its_facts_stay_and_grow_old(
     cpu: Machine, silence: Exception
 ) -> None:
@@ -259,14 +262,14 @@ def test_nobody_looks_and_everything_becomes_unknown(cpu: Machine) -> None:
 
 
 def test_a_worker_that_cannot_start_is_unhealthy_and_the_reason_and_log_are_in_the_error(cpu: Machine) -> None:
-    scene = stage_cpu(cpu, device=WorkerFailedError("ImportError: no jaxlib"))
+    scene = stage_cpu(cpu, device=UnavailableError("ImportError: no jaxlib", code="worker_failed"))
     scene.device.state_after, scene.device.log_tail = "failed", tuple(f"line {n}" for n in range(200))
     scene.look()
     worker = scene.component("worker")
     assert worker.state == "unhealthy"
     assert (worker.permanence, "no jaxlib" in worker.reason) == ("permanent", True)
     assert "doctor" in worker.action
-    with pytest.raises(WorkerFailedError) as caught:
+    with pytest.raises(UnavailableError, check=has_code("worker_failed")) as caught:
         scene.watch.snapshot.require_topology()
     assert "no jaxlib" in caught.value.detail
     assert caught.value.log[-1] == "line 199"
@@ -276,11 +279,11 @@ def test_a_worker_that_cannot_start_is_unhealthy_and_the_reason_and_log_are_in_t
 
 @pytest.mark.parametrize("after", ["backoff", "stopped"])
 def test_a_worker_that_never_started_is_unhealthy_also_between_its_tries(cpu: Machine, after: WorkerState) -> None:
-    scene = stage_cpu(cpu, device=WorkerFailedError("died by SIGSEGV", log=("the last line",)))
+    scene = stage_cpu(cpu, device=UnavailableError("died by SIGSEGV", log=("the last line",), code="worker_failed"))
     scene.device.state_after = after
     scene.look()
     assert (scene.state("worker"), scene.component("worker").reason) == ("unhealthy", "does not start: died by SIGSEGV")
-    with pytest.raises(WorkerFailedError, match="died by SIGSEGV") as caught:
+    with pytest.raises(UnavailableError, match="died by SIGSEGV", check=has_code("worker_failed")) as caught:
         scene.watch.snapshot.require_topology()
     assert caught.value.log == ("the last line",)
 
@@ -288,7 +291,7 @@ def test_a_worker_that_never_started_is_unhealthy_also_between_its_tries(cpu: Ma
 def test_a_worker_that_died_after_it_had_answered_is_degraded(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
-    scene.device.answers = deque([WorkerFailedError("died by SIGSEGV")])
+    scene.device.answers = deque([UnavailableError("died by SIGSEGV", code="worker_failed")])
     scene.device.state_after = "backoff"
     scene.look()
     worker = scene.component("worker")
@@ -297,7 +300,7 @@ def test_a_worker_that_died_after_it_had_answered_is_degraded(cpu: Machine) -> N
 
 
 def test_a_worker_that_died_after_it_was_seen_leaves_its_view_cached_and_plans_possible(cpu: Machine) -> None:
-    scene = stage_cpu(cpu, device=[jax_of(cpu), WorkerFailedError("died by SIGSEGV")])
+    scene = stage_cpu(cpu, device=[jax_of(cpu), UnavailableError("died by SIGSEGV", code="worker_failed")])
     scene.look()
     scene.device.state_after = "backoff"
     scene.look()
@@ -463,7 +466,7 @@ def test_jax_is_not_started_on_accelerators_before_the_driver_has_answered(dgx: 
     scene = stage_dgx(dgx, probe=[SILENT, facts_of(dgx, holders=())])
     scene.look()
     assert scene.device.calls == []
-    with pytest.raises(NotReadyError):
+    with pytest.raises(UnavailableError, check=has_code("not_ready")):
         scene.watch.snapshot.require_topology()
     scene.look()
     assert len(scene.device.calls) == 1

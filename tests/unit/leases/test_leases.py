@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import (
-    DeviceBusyError,
-    DeviceLeasedError,
-    ForbiddenError,
-    InvalidRequestError,
-    NotFoundError,
-    StoreUnavailableError,
-)
+from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, InvalidRequestError, NotFoundError
 from meshwright_agent import leases as module
 from meshwright_agent.leases import Owner, read_held
+from meshwright_agent.store import StoreUnavailableError
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.unit.leases.scene import NAME, Scene, build_lease, run_scene
 from tests.unit.store.opening import editing

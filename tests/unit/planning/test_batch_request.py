@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import DoesNotDivideError, InvalidRequestError, PlanInfeasibleError, RequestError
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.batch_request import estimate_request, name_batch_hardware
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.measured import Measurement
@@ -135,7 +135,7 @@ def test_a_question_that_is_none_is_refused_by_its_field(fields: dict[str, Any],
         ({"mesh": "fsdp:8"}, RequestError, "8 would stay idle"),
         (
             {"mesh": "tp:16", "target": "v5e:4x4", "model": "gpt2", "training": {"seq_len": 1024}},
-            DoesNotDivideError,
+            PlanInfeasibleError,
             "num_attention_heads",
         ),
         ({"mesh": "fsdp:8", "target": "cpu:8"}, PlanInfeasibleError, "the devices are cpu"),

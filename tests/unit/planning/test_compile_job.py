@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
-from meshwright.errors import DoesNotDivideError, InvalidRequestError, NotCompiledError
+from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
 from meshwright.planning.compile_job import (
     build_compile_mesh,
     build_compile_target,
@@ -23,6 +23,7 @@ from meshwright.topology.targets import build_target
 from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
+from tests.fakes.codes import has_code
 from tests.unit.planning.models import PLAIN
 
 MODEL = ModelSpec(**PLAIN)
@@ -105,7 +106,11 @@ def test_a_plan_without_its_devices_is_not_compiled() -> None:
 
 
 def test_a_plan_that_does_not_divide_its_model_is_refused_before_any_compiler_is_asked() -> None:
-    with pytest.raises(DoesNotDivideError, match="tp:16 does not divide num_attention_heads 8"):
+    with pytest.raises(
+        PlanInfeasibleError,
+        match="tp:16 does not divide num_attention_heads 8",
+        check=has_code("does_not_divide"),
+    ):
         ask("v5e:4x4", "tp:16")
     with pytest.raises(InvalidRequestError, match="x:16 says nothing"):
         ask("v5e:4x4", "x:16")
@@ -163,7 +168,7 @@ def test_a_model_that_the_step_has_not_is_no_job_and_the_field_says_why() -> Non
     made = plan("v5e:4x4", "fsdp:16")
     with pytest.raises(NotCompiledError, match=r"final_logit_softcapping \(capped logits\)"):
         build_job(made, ModelSpec(**PLAIN, final_logit_softcapping=30.0), TRAINING)
-    with pytest.raises(DoesNotDivideError):
+    with pytest.raises(PlanInfeasibleError, check=has_code("does_not_divide")):
         build_job(
             made, ModelSpec.model_validate({**PLAIN, "hidden_size": 40, "final_logit_softcapping": 30.0}), TRAINING
         )

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from meshwright.errors import DoesNotDivideError, InvalidRequestError
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides, choose_near, list_divisors
 from meshwright.wire.model import ModelSpec, TrainingSpec
+from tests.fakes.codes import has_code
 from tests.unit.planning.models import models
 
 LLAMA = read_model("llama3-70b")
@@ -21,8 +22,8 @@ MIXTRAL = read_model("mixtral-8x7b")
 TRAINING = TrainingSpec(global_batch_size=64, seq_len=8192)
 
 
-def refuse(model: ModelSpec, training: TrainingSpec, mesh: dict[str, int]) -> DoesNotDivideError:
-    with pytest.raises(DoesNotDivideError) as refused:
+def refuse(model: ModelSpec, training: TrainingSpec, mesh: dict[str, int]) -> PlanInfeasibleError:
+    with pytest.raises(PlanInfeasibleError, check=has_code("does_not_divide")) as refused:
         check_divides(model, training, mesh)
     return refused.value
 
@@ -31,7 +32,7 @@ def list_wrong(model: ModelSpec, training: TrainingSpec, mesh: dict[str, int]) -
     """The messages of a mesh, none where it divides."""
     try:
         check_divides(model, training, mesh)
-    except DoesNotDivideError as refused:
+    except PlanInfeasibleError as refused:
         return [error["message"] for error in refused.errors]
     return []
 
@@ -161,7 +162,7 @@ def test_sizes_that_are_offered_really_pass(
     training = TrainingSpec(global_batch_size=batch, seq_len=sequence, gradient_accumulation_steps=accumulation)
     try:
         check_divides(model, training, mesh)
-    except DoesNotDivideError as refused:
+    except PlanInfeasibleError as refused:
         for error in refused.errors:
             for name, sizes in error["legal"].items():
                 for size in sizes:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import DevicesUnusedError, InvalidMeshError, PlanInfeasibleError, RequestError
+from meshwright.errors import InvalidMeshError, PlanInfeasibleError, RequestError
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -142,7 +142,7 @@ def test_a_mesh_that_does_not_fit_is_refused_with_shapes_that_do(mesh: str, word
 
 def test_devices_left_idle_are_refused_unless_somebody_said_so() -> None:
     cpu = MACHINES["cpu"]
-    error = refuse(DevicesUnusedError, cpu, "dp:3,tp:2")
+    error = refuse(PlanInfeasibleError, cpu, "dp:3,tp:2")
     assert "uses 6 devices; host a has 8; 2 would stay idle" in error.detail
     assert "dp:4,tp:2 or dp:-1,tp:2" in error.hint
     for more in (

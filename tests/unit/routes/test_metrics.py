@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import meshwright_agent
-from meshwright.errors import NotReadyError
+from meshwright.errors import UnavailableError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
 from meshwright_agent.health.registry import HealthRegistry
@@ -57,7 +57,7 @@ class MemoryAgent:
 
     def _see_devices(self) -> Devices:
         if self.seen is None:
-            raise NotReadyError("nothing is known yet")
+            raise UnavailableError("nothing is known yet")
         return self.seen
 
     @property

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from meshwright.errors import (
     NotFoundError,
-    NotReadyError,
     QueueFullError,
-    WorkerFailedError,
+    UnavailableError,
 )
 from meshwright.wire.runs import Run, RunKind
 from meshwright_agent.runs import LANE_OF, USUAL_RUN_S, Done, Emit, build_run_id
 from meshwright_agent.store import RUN, Document, Store, StoredEvent
 from meshwright_agent.supervisor.supervisor import CallCancelled
+from tests.fakes.codes import has_code
 from tests.fakes.stored import EPOCH, build_event, build_run
 from tests.unit.staging import Stage, play, states, until
 from tests.unit.store.opening import run_with_store
@@ -64,7 +64,9 @@ def test_runs_go_one_at_a_time_in_the_order_of_submission(tmp_path: Path) -> Non
 def test_a_problem_of_the_work_is_the_runs_error_with_its_code_and_log(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
         run_id = await stage.submit_running()
-        stage.bench.fail(run_id, WorkerFailedError("died by signal 6", hint="look at the log", log=["abort"]))
+        stage.bench.fail(
+            run_id, UnavailableError("died by signal 6", hint="look at the log", log=["abort"], code="worker_failed")
+        )
         done = await stage.ended(run_id)
         assert done.state == "failed"
         assert done.error is not None
@@ -252,7 +254,7 @@ def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_path: Pat
         if ending == "result":
             stage.bench.finish(run_id)
         else:
-            stage.bench.fail(run_id, WorkerFailedError("killed after the grace time"))
+            stage.bench.fail(run_id, UnavailableError("killed after the grace time", code="worker_failed"))
         done = await stage.ended(run_id)
         assert (done.state, done.result) == ("cancelled", None)
         assert done.error is not None
@@ -309,7 +311,7 @@ def test_closing_cancels_everything_with_the_reason_and_takes_no_more(tmp_path: 
             assert stored.state == "cancelled"
             assert "shutting down" in stored.error.detail
             assert states(await listener)[-1] == "cancelled"
-        with pytest.raises(NotReadyError):
+        with pytest.raises(UnavailableError, check=has_code("not_ready")):
             await stage.submit()
         assert not stage.queue.running
 
@@ -338,7 +340,7 @@ def test_a_submission_that_races_with_closing_is_cancelled_or_refused_but_never_
             await asyncio.sleep(0)
         await stage.queue.close("the agent is shutting down")
         answers = await asyncio.gather(*submissions, return_exceptions=True)
-        assert all(isinstance(answer, str | NotReadyError) for answer in answers)
+        assert all(isinstance(answer, str | UnavailableError) for answer in answers)
         assert {run.state for run in await stage.queue.list_runs(limit=99)} <= {"cancelled"}
 
     play(tmp_path, act)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import StoreUnavailableError
 from meshwright.wire.runs import Run, RunEvent
 from meshwright_agent.runs import Done, Emit, LiveRun
+from meshwright_agent.store import StoreUnavailableError
 from tests.fakes.stored import ManualClock, build_record_json, build_run
 from tests.unit.staging import Stage, play, states, until
 from tests.unit.store.opening import editing

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright.errors import StoreUnavailableError
-from meshwright_agent.store import Store
+from meshwright_agent.store import Store, StoreUnavailableError
 from tests.fakes.stored import ManualClock
 
 Result = TypeVar("Result")

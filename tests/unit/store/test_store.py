@@ -14,10 +14,20 @@ from typing import Any
 import pytest
 from pydantic import RootModel
 
-from meshwright.errors import StoreUnavailableError
 from meshwright_agent import store as module
 from meshwright_agent.leases import StoredLease
-from meshwright_agent.store import HELD, LEASE, PLAN, RUN, SCHEMA, Document, Limit, Store, StoredEvent
+from meshwright_agent.store import (
+    HELD,
+    LEASE,
+    PLAN,
+    RUN,
+    SCHEMA,
+    Document,
+    Limit,
+    Store,
+    StoredEvent,
+    StoreUnavailableError,
+)
 from tests.fakes.stored import ManualClock
 from tests.unit.store.opening import editing, held, opened, recover, run_with_store
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import BY_CODE, ProblemError, RequestError, RunFailedError
+from meshwright.errors import CODES, ProblemError, RequestError, RunFailedError
 from meshwright_agent.supervisor.protocol import (
     MAX_FRAME_BYTES,
     CallFrame,
@@ -128,9 +128,11 @@ def test_a_frame_over_the_limit_is_not_sent() -> None:
         format_frame(ResultFrame(1, 1, {"text": "x" * MAX_FRAME_BYTES}))
 
 
-@pytest.mark.parametrize("code", sorted(BY_CODE))
+@pytest.mark.parametrize("code", sorted(CODES))
 def test_every_problem_class_crosses_the_socket_whole(code: str) -> None:
-    error = BY_CODE[code]("asked 9, there are 8", hint="ask 8", errors=[{"field": "n", "message": "9"}], log=["a"])
+    error = CODES[code].error(
+        "asked 9, there are 8", code=code, hint="ask 8", errors=[{"field": "n", "message": "9"}], log=["a"]
+    )
     error.retry_after_s = 1.5
     back = _send(FailureFrame.of(3, 2, error)).build_error()
     assert type(back) is type(error)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import ProblemError, WorkerFailedError
+from meshwright.errors import ProblemError, UnavailableError
 from meshwright_agent.supervisor.process import Child, ChildSpec, Ending
 from meshwright_agent.supervisor.protocol import (
     CallFrame,
@@ -27,6 +27,7 @@ from meshwright_agent.supervisor.protocol import (
 )
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
+from tests.fakes.codes import has_code
 from tests.fakes.stored import ManualClock
 
 UNKILLABLE = Ending(status=None, killed=True)
@@ -156,7 +157,11 @@ def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them() -> N
         with pytest.raises(asyncio.CancelledError):
             await task
         for late in (waiting, world.call()):
-            with pytest.raises(WorkerFailedError, match=r"process 1001\) does not end"):
+            with pytest.raises(
+                UnavailableError,
+                match=r"process 1001\) does not end",
+                check=has_code("worker_failed"),
+            ):
                 await late
         assert world.supervisor.generation == 1
         world.spawn.children[0].reaped.set()
@@ -174,7 +179,7 @@ def test_abandoned_processes_use_up_the_crash_budget() -> None:
             await world.start()
             await world.supervisor.release()
         assert (world.supervisor.state, world.supervisor.abandoned_pids) == ("failed", (1001, 1002))
-        with pytest.raises(WorkerFailedError, match="could not be killed"):
+        with pytest.raises(UnavailableError, match="could not be killed", check=has_code("worker_failed")):
             await world.call()
 
     live(scenario, spawn=FakeSpawn(ending=UNKILLABLE), crash_budget=2)
@@ -197,7 +202,7 @@ def test_a_crash_says_when_to_ask_again() -> None:
         task = await world.begin()
         world.clock.advance(1.25)
         world.child.lose("closed its socket")
-        with pytest.raises(WorkerFailedError) as caught:
+        with pytest.raises(UnavailableError, check=has_code("worker_failed")) as caught:
             await task
         assert caught.value.retry_after_s == 7.0
         assert caught.value.log == ("log of generation 1",)
@@ -217,7 +222,7 @@ def test_a_start_that_takes_too_long_fails_everybody_who_waited_for_it() -> None
             world.supervisor.call("work", {}, deadline_s=30.0),
             return_exceptions=True,
         )
-        assert [type(error) for error in errors] == [WorkerFailedError, WorkerFailedError]
+        assert [type(error) for error in errors] == [UnavailableError] * 2
         assert (world.child.dump_count, world.child.stops) == (1, [False])
 
     live(scenario, spawn=FakeSpawn(says_hello=False), start_timeout_s=0.01)
@@ -295,7 +300,7 @@ def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:
     async def scenario(world: World) -> None:
         task = await world.begin()
         world.child.say(frame)
-        with pytest.raises(WorkerFailedError, match="broke the protocol"):
+        with pytest.raises(UnavailableError, match="broke the protocol", check=has_code("worker_failed")):
             await task
 
     live(scenario)
@@ -322,7 +327,7 @@ def test_a_crash_stands_until_another_child_is_ready() -> None:
         assert not supervisor.has_crashed  # its end was asked for
         task = await world.begin()
         world.child.lose("closed its socket")
-        with pytest.raises(WorkerFailedError):
+        with pytest.raises(UnavailableError, check=has_code("worker_failed")):
             await task
         await world.until(lambda: supervisor.state == "stopped")
         await supervisor.release()

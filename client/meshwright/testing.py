@@ -44,14 +44,24 @@ from meshwright.topology.targets import build_target, list_targets
 from meshwright.topology.text import format_devices
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchCase, BenchRequest, BenchResult, LatestBench, Skipped
-from meshwright.wire.devices import Cpu, Device, DeviceLease, Devices, Host, Memory, Release, Software, Worker
-from meshwright.wire.environment import Environment
+from meshwright.wire.devices import (
+    Cpu,
+    Device,
+    DeviceLease,
+    Devices,
+    Environment,
+    Host,
+    Memory,
+    Release,
+    Software,
+    Targets,
+    Worker,
+)
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents, State, find_worst_state
 from meshwright.wire.leases import LEASE_ID_PATTERN, DeviceCount, Lease, LeasedDevice, LeaseRequest, Leases
 from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, Plans, SearchRequest
 from meshwright.wire.problem import build_problem, translate_validation
 from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunList
-from meshwright.wire.targets import Targets
 from meshwright.wire.verification import Verification
 
 __all__ = ["FakeAgent"]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
 from meshwright.errors import InvalidRequestError
-from meshwright.wire.environment import Environment
+from meshwright.wire.devices import Environment
 from meshwright.wire.health import Acknowledgement, Component
 from meshwright.wire.mesh import PlanRequest, SearchRequest
 from meshwright.wire.runs import Run

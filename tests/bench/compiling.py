@@ -12,11 +12,10 @@ from typing import Final
 
 from meshwright import Client
 from meshwright.compiling.request import compile_in_child
-from meshwright.planning.compile_job import build_job
+from meshwright.planning.compile_job import CompileJob, build_job
 from meshwright.planning.models import read_model
 from meshwright.planning.request import answer_request
 from meshwright.wire.batch_size import CompiledBatch
-from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification

@@ -75,13 +75,11 @@ from meshwright.errors import (
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, Dtype, LatestBench
-from meshwright.wire.devices import Devices, Release
-from meshwright.wire.environment import Environment
+from meshwright.wire.devices import Devices, Environment, Release, Targets
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvent, HealthEvents
 from meshwright.wire.leases import Lease, LeaseRequest, Leases
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
 from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent, RunList, RunState
-from meshwright.wire.targets import Targets
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 SILENCE_S: Final = 45.0

@@ -23,12 +23,17 @@ from pydantic import Field, TypeAdapter, ValidationError
 from meshwright.compiling.compilers import explain_missing
 from meshwright.compiling.process import LIMIT_S, Ended, OnProgress, build_aborted, read_default_limit_bytes, run_child
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError, SettingsError
-from meshwright.planning.compile_job import build_compile_mesh, build_compile_target, read_capacity
+from meshwright.planning.compile_job import (
+    CompileMesh,
+    CompileTarget,
+    build_compile_mesh,
+    build_compile_target,
+    read_capacity,
+)
 from meshwright.planning.mesh_plan import list_granules
 from meshwright.topology.identity import check_plan
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Wire
-from meshwright.wire.compiling import CompileMesh, CompileTarget
 from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.verification import Verification
 

@@ -35,11 +35,9 @@ from meshwright.cli import (
     bench,
     compiling,
     devices,
-    environment,
     events,
     hardware,
     health,
-    hold,
     leases,
     plan,
     runs,
@@ -87,7 +85,7 @@ Exit codes:
        cancelled, not found, or the devices are reserved
   {NO_ANSWER}    usage, or no answer: no agent, not allowed, not ready
   {BUG}   a bug in this command
-  {hold.LEASE_LOST}   the lease was lost before the command ended (lease run)
+  {leases.LEASE_LOST}   the lease was lost before the command ended (lease run)
   {INTERRUPTED}  interrupted
 `health --format nagios|slurm` has codes of its own, `lease run` those of its command.
 
@@ -255,9 +253,9 @@ _COMMANDS: Final[dict[str, _Entry]] = {
     "lease list": _Entry(leases.list_leases, "Who has reserved which devices."),
     "lease renew": _Entry(leases.renew_lease, "Extend a lease."),
     "lease end": _Entry(leases.end_lease, "End leases."),
-    "lease run": _Entry(hold.run_leased, "Run a command while devices are reserved for it.", is_interspersed=False),
+    "lease run": _Entry(leases.run_leased, "Run a command while devices are reserved for it.", is_interspersed=False),
     "hardware": _Entry(hardware.show_hardware, "Chips, hosts and TPU slices that can be planned on."),
-    "env": _Entry(environment.show_environment, "The variables that a job should start with."),
+    "env": _Entry(devices.show_environment, "The variables that a job should start with."),
 }
 for _name, _entry in _COMMANDS.items():
     _settings = {"allow_interspersed_args": _entry.is_interspersed}

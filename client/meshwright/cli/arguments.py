@@ -1,4 +1,4 @@
-"""Arguments: parses the texts of the command line, such as times and lists, into values.
+"""Arguments: parses the texts of the command line, such as times and lists, and the JSON files that options name.
 
 Rule: an invalid text is a usage error that names the option and a value that works. Meshes are not parsed here: the
 agent parses them, so that there is one grammar.
@@ -7,12 +7,16 @@ agent parses them, so that there is one grammar.
 from __future__ import annotations
 
 import difflib
+import json
+import os
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Final, get_args
+from pathlib import Path
+from typing import Any, Final, get_args
 
 import typer
 
+from meshwright.errors import SettingsError
 from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright.wire.bench import BenchCase
 
@@ -136,3 +140,41 @@ def check_timeout(timeout_s: float | None) -> float | None:
     if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise typer.BadParameter(f"{timeout_s} is not above 0 and up to {MAX_TIMEOUT_S:.0f}; write 30")
     return timeout_s
+
+
+STDIN: Final = "-"
+
+
+def read_request(path: str) -> dict[str, Any]:
+    """Returns the JSON object that the file of --request holds, or that stdin gives where the path is "-".
+
+    Raises:
+        SettingsError: the text cannot be read, or is not a JSON object.
+    """
+    return read_object(path, "--request")
+
+
+def read_object(path: str | os.PathLike[str], option: str) -> dict[str, Any]:
+    """Returns the JSON object that a file holds, or that stdin gives where the path is "-".
+
+    Raises:
+        SettingsError: the file cannot be read, or does not hold a JSON object.
+    """
+    try:
+        found = json.loads(_read(path))
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}; name a file that is there") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{option} {path}: no JSON: {error}; it holds one object, such as {{…}}") from None
+    if not isinstance(found, dict):
+        raise SettingsError(
+            f"{option} {path}: its JSON is a {type(found).__name__}; it holds one object, such as {{…}}"
+        )
+    return found
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    if path != STDIN:
+        return Path(path).read_bytes()
+    with open(0, "rb", closefd=False) as stdin:
+        return stdin.read()

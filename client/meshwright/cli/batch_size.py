@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from meshwright.cli.compiling import judge, print_batch
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
 from meshwright.cli.progress import answer_here, follow_compile
 from meshwright.cli.request_options import (
@@ -20,7 +21,6 @@ from meshwright.cli.request_options import (
     list_fields,
 )
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.cli.verification import judge, print_batch
 from meshwright.wire.batch_size import (
     BatchSize,
     BatchSizeRequest,

@@ -9,8 +9,7 @@ import typer
 from rich.text import Text
 
 from meshwright._client.requests import build_request
-from meshwright.cli.arguments import parse_case, parse_indices
-from meshwright.cli.files import read_request
+from meshwright.cli.arguments import parse_case, parse_indices, read_request
 from meshwright.cli.output import (
     Column,
     build_table,

@@ -1,16 +1,171 @@
-"""`meshwright compile`: a step of your own, compiled for a plan's hardware in a child of this process. No agent."""
+"""`meshwright compile`, and the compiler's report: whether the step fits, the collectives of each axis, the time.
+
+Rule: only "verified" is a yes. A requested compile that did not happen, or gave no answer, is a no. The result goes to
+stdout; the compiler's own messages and warnings go to stderr. A step of one's own is compiled in a child; no agent.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from rich.text import Text
 
+from meshwright.cli.output import LOG_LINES, Column, build_table, clean, format_bytes, format_time, print_notices
 from meshwright.cli.progress import show_progress
-from meshwright.cli.session import Session
-from meshwright.cli.verification import judge, print_verification
+from meshwright.cli.session import FAILED, OK, Session
+from meshwright.wire.batch_size import CompiledBatch, TriedBatch
+from meshwright.wire.verification import MemoryParts, Verification, VerificationStatus, VerifiedCollective
+
+_VERDICTS: Final[dict[VerificationStatus, tuple[str, str]]] = {
+    "verified": ("compiled: fits", "green"),
+    "does_not_fit": ("compiled: does not fit", "bold red"),
+    "not_compiled": ("not compiled: nothing is verified", "bold yellow"),
+    "aborted": ("the compiler gave no answer: nothing is verified", "bold red"),
+}
+_UNKNOWN: Final = ("compiled: whether it fits is not known", "bold yellow")
+"""The result where the memory of a device is unknown."""
+
+
+def judge(verifications: Iterable[Verification | None]) -> int:
+    """Returns the exit code of the requested compiles: 0 only where there are reports, and all of them fit."""
+    statuses = [found.status if found else None for found in verifications]
+    return OK if statuses and all(status == "verified" for status in statuses) else FAILED
+
+
+def print_verification(session: Session, found: Verification) -> None:
+    """Prints one compile's report."""
+    session.out.print(_write_verdict(found), soft_wrap=True)
+    for line in _list_lines(found):
+        session.out.print(f"  {clean(line)}", soft_wrap=True)
+    if found.collectives:
+        session.out.print()
+        session.out.print(build_table(COLUMNS, found.collectives))
+    session.out.print()
+    print_notices(session, found.warnings)
+    _print_log(session, found)
+
+
+def print_refusal(session: Session, found: Verification) -> None:
+    """Prints on stderr why a plan was not verified, where stdout has other output; nothing where it was verified."""
+    if found.status == "verified":
+        return
+    session.err.print(_write_verdict(found), soft_wrap=True)
+    for line in filter(None, (found.reason, _build_memory(found))):
+        session.err.print(f"  {clean(line)}", soft_wrap=True)
+    _print_log(session, found)
+
+
+def _write_verdict(found: Verification) -> Text:
+    words, style = _VERDICTS[found.status]
+    if found.status == "verified" and found.capacity_bytes is None:
+        words, style = _UNKNOWN
+    return Text.assemble((words, style), clean(_describe_origin(found)))
+
+
+def _print_log(session: Session, found: Verification) -> None:
+    if found.status != "verified":
+        for line in found.log[-LOG_LINES:]:
+            session.err.print(Text("  log: ", "bold") + Text(clean(line)), soft_wrap=True)
+
+
+def print_batch(session: Session, found: CompiledBatch) -> None:
+    """Prints the largest batch that fits, and the compiles that found it."""
+    parts = found.data_parallel_size
+    if found.verification.status == "verified":
+        margin = f", {format_bytes(found.margin_bytes)} to spare" if found.margin_bytes is not None else ""
+        bound = "one more does not fit" if found.limit == "memory" else "the greatest that was looked at"
+        line = f"largest batch {found.per_replica_batch_size} × {parts} = {found.global_batch_size} sequences a step"
+        session.out.print(Text.assemble((line, "bold"), f" ({bound}{margin})"), soft_wrap=True)
+    session.out.print(f"{found.compile_count} compiles", soft_wrap=True)
+    if found.tried:
+        session.out.print()
+        session.out.print(build_table(TRIED, found.tried))
+        session.out.print()
+    print_verification(session, found.verification)
+
+
+def _describe_origin(found: Verification) -> str:
+    target = f" on {found.target}" if found.target else ""
+    took = format_time(found.compile_s)
+    when = "an earlier compile's answer" if found.stored else f"compiled in {took}" if took else ""
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    details = "; ".join(part for part in (when, versions) if part)
+    return f"{target} ({details})" if details else target
+
+
+def _list_lines(found: Verification) -> Iterator[str]:
+    if found.reason:
+        yield found.reason
+    if line := _build_memory(found):
+        yield line
+    if found.memory and (parts := _describe_parts(found.memory)):
+        yield parts
+    if found.parameter_count is not None:
+        yield f"{found.parameter_count:,} parameters"
+    if found.estimate is not None:
+        yield f"about {format_time(found.estimate.total_s)} a step by the compiler's cycles: {found.estimate.limits}"
+    elif found.estimated_step_s is not None:
+        yield f"about {format_time(found.estimated_step_s)} a step by the compiler's cycles"
+
+
+def _build_memory(found: Verification) -> str:
+    needed = found.needed_bytes if found.peak_memory_bytes is None else found.peak_memory_bytes
+    if needed is None:
+        return ""
+    word = "needs" if found.peak_memory_bytes is None else "peak"
+    if found.capacity_bytes is None:
+        return f"{word} {format_bytes(needed)} a device; how much it may use is not known"
+    margin = found.capacity_bytes - needed
+    left = f"{format_bytes(margin)} to spare" if margin >= 0 else f"{format_bytes(-margin)} too much"
+    return f"{word} {format_bytes(needed)} of {format_bytes(found.capacity_bytes)} a device: {left}"
+
+
+def _describe_parts(memory: MemoryParts) -> str:
+    """Not a sum: arguments and temporaries share memory over the program's time."""
+    parts = {
+        "arguments": memory.argument_bytes,
+        "outputs": memory.output_bytes,
+        "in the arguments' place": memory.alias_bytes,
+        "temporaries": memory.temporary_bytes,
+        "code": memory.generated_code_bytes,
+        "on the host": memory.host_temporary_bytes,
+    }
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+
+
+def _format_count(count: float) -> str:
+    return f"{count:g}"
+
+
+def _describe_strategy(found: VerifiedCollective) -> str:
+    parts = [", ".join(found.strategies)]
+    if found.colors is not None:
+        parts.append(f"{found.colors} colors")
+    return " · ".join(part for part in parts if part)
+
+
+COLUMNS: Final[tuple[Column[VerifiedCollective], ...]] = (
+    Column("axis", lambda found: found.axis),
+    Column("collective", lambda found: found.op),
+    Column("count", lambda found: _format_count(found.count), "right"),
+    Column("bytes a step", lambda found: format_bytes(found.bytes), "right"),
+    Column("group", lambda found: str(found.group_size), "right"),
+    Column("dtype", lambda found: ", ".join(found.dtypes)),
+    Column("strategy", _describe_strategy),
+    Column("async", lambda found: _format_count(found.asynchronous_count) if found.asynchronous_count else "", "right"),
+)
+
+TRIED: Final[tuple[Column[TriedBatch], ...]] = (
+    Column("batch a part", lambda tried: str(tried.per_replica_batch_size), "right"),
+    Column("fits", lambda tried: Text("yes", "green") if tried.fits else Text("no", "red")),
+    Column("peak", lambda tried: format_bytes(tried.peak_memory_bytes), "right"),
+    Column("needed", lambda tried: format_bytes(tried.needed_bytes), "right"),
+    Column("took", lambda tried: format_time(tried.compile_s), "right"),
+)
 
 PlanFileOption = Annotated[
     Path, typer.Option("--plan", metavar="FILE", help="What `meshwright plan … --save FILE` kept.")

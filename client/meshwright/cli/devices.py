@@ -1,9 +1,9 @@
-"""`meshwright devices` and `meshwright devices release`: the host's devices, and the processes that use them."""
+"""`meshwright devices`, `devices release` and `env`: the devices, who uses them, and a job's environment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 from rich.text import Text
@@ -201,3 +201,24 @@ HOLDER_COLUMNS: Final[tuple[Column[DeviceProcess], ...]] = (
     Column("devices", lambda holder: ", ".join(holder.devices)),
     Column("command", lambda holder: holder.command or ""),
 )
+
+
+def show_environment(
+    session: Session,
+    memory_strategy: Annotated[
+        Literal["conservative", "balanced", "aggressive"],
+        typer.Option(help="How much of a device's memory the job may take."),
+    ] = "balanced",
+) -> int:
+    """Print the variables that a job should start with.
+
+    As lines for a shell: eval "$(meshwright env)".
+    """
+    with session.open() as client:
+        reply = client.environment(memory_strategy)
+    if session.as_json:
+        session.print_json(reply)
+        return OK
+    session.print_lines(*reply.exports)
+    print_notices(session, reply.warnings)
+    return OK

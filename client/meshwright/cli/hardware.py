@@ -9,7 +9,7 @@ import typer
 
 from meshwright.cli.output import Column, build_table, clean, format_bytes
 from meshwright.cli.session import OK, Session
-from meshwright.wire.targets import TargetChip, TargetHost, Targets, TargetSlice
+from meshwright.wire.devices import TargetChip, TargetHost, Targets, TargetSlice
 
 
 def show_hardware(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from pydantic import ValidationError
 
-from meshwright.cli.files import read_object, read_request
+from meshwright.cli.arguments import read_object, read_request
 from meshwright.errors import RequestError
 from meshwright.wire.base import RequestPart
 from meshwright.wire.mesh import ExportName, PlanRequest

@@ -26,9 +26,9 @@ from pydantic import BeforeValidator
 
 from meshwright.compiling.process import COMPILE_ENVIRONMENT, build_compile_environment
 from meshwright.errors import NotCompiledError
+from meshwright.planning.compile_job import CompileJob, CompileTarget
 from meshwright.topology.chips import Chip, find_chip, parse_names, read_table
 from meshwright.topology.systems import find_default_count, find_domain_count
-from meshwright.wire.compiling import CompileJob, CompileTarget
 from meshwright.wire.devices import Platform
 
 

@@ -22,11 +22,11 @@ from jax.sharding import AxisType, Mesh
 
 from meshwright.compiling.compilers import build_gpu_target, explain_missing
 from meshwright.errors import NotCompiledError
+from meshwright.planning.compile_job import CompileMesh, CompileTarget
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.systems import HOST_SHAPE
 from meshwright.topology.torus import find_wraps
-from meshwright.wire.compiling import CompileMesh, CompileTarget
 
 Shape = tuple[int, ...]
 

@@ -15,9 +15,8 @@ from typing import Any, Final
 from meshwright.compiling.report import Site, describe_job, open_site, verify_step
 from meshwright.compiling.worker import Tell
 from meshwright.errors import NotCompiledError
-from meshwright.planning.compile_job import build_unfitted, count_parts
+from meshwright.planning.compile_job import CompileJob, build_unfitted, count_parts
 from meshwright.wire.batch_size import CompiledBatch, TriedBatch
-from meshwright.wire.compiling import CompileJob
 from meshwright.wire.verification import Verification
 
 

@@ -24,10 +24,10 @@ from meshwright.compiling.hlo import ProgramFacts, build_incomplete, read_progra
 from meshwright.compiling.step import BuiltStep, build_step
 from meshwright.compiling.worker import Tell
 from meshwright.errors import NotCompiledError
+from meshwright.planning.compile_job import CompileJob, CompileMesh, CompileTarget
 from meshwright.planning.hardware import find_capacity
 from meshwright.topology.chips import find_chip
 from meshwright.wire.base import Notice
-from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import MemoryParts, StepEstimate, Verification
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic import Field
 
 from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.hardware import GPU_FRACTION, find_capacity
 from meshwright.planning.models import fill_sequence_length, read_model
 from meshwright.planning.parallelism import ROLE_NAMES, MeshAxes, check_divides
+from meshwright.spec import AxisType
 from meshwright.topology.chips import Chip, find_chip
+from meshwright.wire.base import Wire
 from meshwright.wire.batch_size import CompiledBatch
-from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
-from meshwright.wire.cost import PlanSchedule
-from meshwright.wire.devices import Granule
-from meshwright.wire.mesh import Plan
+from meshwright.wire.devices import Granule, Platform
+from meshwright.wire.mesh import Plan, PlanSchedule
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
 
@@ -312,3 +314,37 @@ def count_parts(mesh_shape: Mapping[str, int]) -> int:
     """Returns over how many parts the step lays a batch."""
     axes = MeshAxes.of(mesh_shape)
     return axes.measure(axes.batch)
+
+
+class CompileTarget(Wire):
+    """Hardware that need not be here."""
+
+    platform: Platform
+    chip: str = Field(description='an alias of the chip table: "v5p", "h100"; "cpu"')
+    shape: tuple[int, ...] = Field(description="TPU: chips of a slice in x, y, z; else (devices of a granule,)")
+    granules: int = Field(default=1, description="slices, or hosts")
+    wrap: tuple[bool, ...] | None = None
+    twisted: bool = Field(default=False, description="a twisted torus")
+    name: str = Field(description="as people write it: 2*v5e:16x16")
+
+
+class CompileMesh(Wire):
+    """A mesh on the target's devices."""
+
+    shape: dict[str, int]
+    axis_types: dict[str, AxisType]
+    places: tuple[tuple[int, int], ...] = Field(
+        description="(granule, position in the granule) of each device, row-major; positions count x fastest, then y, "
+        "z, and the cores of a chip faster than all"
+    )
+
+
+class CompileJob(Wire):
+    """One step on one mesh."""
+
+    target: CompileTarget
+    mesh: CompileMesh
+    model: ModelSpec
+    training: TrainingSpec
+    capacity_bytes: int | None = Field(default=None, description="of a device; null: what the compiler says it has")
+    search: Literal["none", "largest_batch"] = "none"

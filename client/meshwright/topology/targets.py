@@ -41,8 +41,7 @@ from meshwright.topology.systems import (
     read_slices,
     refuse,
 )
-from meshwright.wire.devices import Device, Granule, Link, Memory
-from meshwright.wire.targets import TargetChip, TargetHost, Targets, TargetSlice
+from meshwright.wire.devices import Device, Granule, Link, Memory, TargetChip, TargetHost, Targets, TargetSlice
 
 CPU: Final = "cpu"
 

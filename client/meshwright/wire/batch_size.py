@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from meshwright.wire.base import Basis, Notice, Reply, RequestPart
-from meshwright.wire.cost import MeasuredFigure, PlanMemory, PlanSchedule, PlanStepTime
+from meshwright.wire.mesh import MeasuredFigure, PlanMemory, PlanSchedule, PlanStepTime
 from meshwright.wire.model import Remat, TrainingSpec
 from meshwright.wire.verification import Verification
 

@@ -11,9 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from meshwright.topology.targets import list_targets
 from meshwright.topology.text import format_devices
-from meshwright.wire.devices import Devices, Release, ReleaseRequest
-from meshwright.wire.environment import Environment
-from meshwright.wire.targets import Targets
+from meshwright.wire.devices import Devices, Environment, Release, ReleaseRequest, Targets
 from meshwright_agent.auth import NEEDS_READ, Operator
 from meshwright_agent.routes.shared import TEXT, AgentHere, Query, StrictRoute
 

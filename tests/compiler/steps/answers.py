@@ -18,7 +18,7 @@ from typing import Final, Literal
 from meshwright.compiling.compilers import read_versions
 from meshwright.compiling.process import FUNCTIONS, Ended, build_aborted, run_child
 from meshwright.errors import ProblemError
-from meshwright.wire.compiling import CompileJob
+from meshwright.planning.compile_job import CompileJob
 from meshwright.wire.verification import Verification
 
 StepName = Literal["ours", "other"]

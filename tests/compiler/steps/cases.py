@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from meshwright.planning.compile_job import build_job
+from meshwright.planning.compile_job import CompileJob, build_job
 from meshwright.planning.request import find_inventory
-from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.compiling.worker import Tell
-from meshwright.wire.compiling import CompileJob
+from meshwright.planning.compile_job import CompileJob
 from meshwright.wire.verification import Verification
 
 

@@ -37,7 +37,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 from meshwright.compiling.compilers import COMPILER_OPTIONS, build_gpu_target  # noqa: E402
-from meshwright.wire.compiling import CompileTarget  # noqa: E402
+from meshwright.planning.compile_job import CompileTarget  # noqa: E402
 
 FOLDER: Final = Path(__file__).parent
 

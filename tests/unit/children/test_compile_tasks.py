@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InvalidRequestError, ProblemError
-from meshwright.planning.compile_job import BATCH_MAX
+from meshwright.planning.compile_job import BATCH_MAX, CompileJob
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import BatchSizeRequest
-from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.verification import Verification
 from meshwright_agent.answers.plans import PlanAnswer

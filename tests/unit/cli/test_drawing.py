@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cli.drawing import draw_mesh
+from meshwright.cli.plan_output import draw_mesh
 
 
 def test_the_last_axis_runs_across_and_the_one_before_it_down() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.topology.targets import list_targets
-from meshwright.wire.targets import Targets
+from meshwright.wire.devices import Targets
 from tests.unit.cli.conftest import CommandLine
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.wire.cost import PlanMemory
-from meshwright.wire.mesh import Plan, Plans, Rejected
+from meshwright.wire.mesh import Plan, PlanMemory, Plans, Rejected
 from tests.unit.cli.conftest import CommandLine
 
 

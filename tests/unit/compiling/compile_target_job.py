@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from meshwright.compiling.devices import OpenTarget, build_mesh, open_target
 from meshwright.compiling.report import parse_out_of_memory
 from meshwright.errors import NotCompiledError
-from meshwright.wire.compiling import CompileMesh, CompileTarget
+from meshwright.planning.compile_job import CompileMesh, CompileTarget
 
 
 def answer(case: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from meshwright.compiling.request import compile_in_child
+from meshwright.planning.compile_job import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.batch_size import CompiledBatch
-from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
 

@@ -12,8 +12,8 @@ from meshwright.compiling.compilers import (
     write_topology,
 )
 from meshwright.errors import NotCompiledError
+from meshwright.planning.compile_job import CompileTarget
 from meshwright.topology.chips import Chip, find_chip, read_chips
-from meshwright.wire.compiling import CompileTarget
 
 
 def get_chip(name: str) -> Chip:

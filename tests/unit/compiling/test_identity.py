@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.compiling.compilers import build_key
-from meshwright.wire.compiling import CompileJob, CompileMesh, CompileTarget
+from meshwright.planning.compile_job import CompileJob, CompileMesh, CompileTarget
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 TARGET = CompileTarget(platform="tpu", chip="v5e", shape=(2, 2), name="v5e:2x2")

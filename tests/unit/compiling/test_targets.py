@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 from meshwright.compiling.devices import build_mesh, open_target
 from meshwright.compiling.report import read_capacity
 from meshwright.errors import NotCompiledError
-from meshwright.wire.compiling import CompileMesh, CompileTarget
+from meshwright.planning.compile_job import CompileMesh, CompileTarget
 
 TWO_HOSTS = CompileTarget(platform="cpu", chip="cpu", shape=(4,), granules=2, name="2*cpu:4")
 

@@ -9,6 +9,7 @@ import pytest
 from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
 from meshwright.planning.compile_job import (
+    CompileJob,
     build_compile_mesh,
     build_compile_target,
     build_job,
@@ -20,7 +21,6 @@ from meshwright.planning.request import answer_request
 from meshwright.topology.chips import find_chip
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
-from meshwright.wire.compiling import CompileJob
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.codes import has_code

@@ -9,6 +9,7 @@ import pytest
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.compile_job import (
     BATCH_MAX,
+    CompileJob,
     apply_schedule,
     bound_batch,
     check_axes,
@@ -17,9 +18,7 @@ from meshwright.planning.compile_job import (
 )
 from meshwright.planning.request import answer_request
 from meshwright.wire.batch_size import BatchTraining, CompiledBatch
-from meshwright.wire.compiling import CompileJob
-from meshwright.wire.cost import PlanSchedule
-from meshwright.wire.mesh import Plan, PlanRequest
+from meshwright.wire.mesh import Plan, PlanRequest, PlanSchedule
 from meshwright.wire.model import TrainingSpec
 from meshwright.wire.verification import Verification
 

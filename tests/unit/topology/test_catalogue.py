@@ -5,7 +5,7 @@ import pytest
 from meshwright.topology.chips import read_chips
 from meshwright.topology.systems import read_slices
 from meshwright.topology.targets import list_targets
-from meshwright.wire.targets import Targets
+from meshwright.wire.devices import Targets
 from tests.fakes.slices import read_named_slices
 
 ALL = list_targets()

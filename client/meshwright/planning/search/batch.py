@@ -22,7 +22,7 @@ from meshwright.planning.search.search import (
     tell,
 )
 from meshwright.wire.batch_size import EstimatedBatch, PricedBatch
-from meshwright.wire.cost import PlanMemory, PlanStepTime
+from meshwright.wire.mesh import PlanMemory, PlanStepTime
 
 NEAR_BEST: Final = 0.95
 """Part of the best tokens a second that the recommended batch reaches."""

@@ -27,7 +27,7 @@ from meshwright.topology.links import classify_link
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice, Wire
 from meshwright.wire.bench import BenchCase
-from meshwright.wire.cost import MeasuredFigure
+from meshwright.wire.mesh import MeasuredFigure
 
 START_S: Final = 1.3e-4
 """The fixed time of a call on the host, of any size. Source: AI-Hypercomputer/accelerator-microbenchmarks, a bfloat16

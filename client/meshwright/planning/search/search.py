@@ -33,8 +33,18 @@ from meshwright.planning.search.candidates import PARTS, Bounds, Hardware, Price
 from meshwright.planning.search.measured import Measurements
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
-from meshwright.wire.cost import AuditAlternative, PlanAudit, PlanMemory, PlanSchedule, PlanStepTime
-from meshwright.wire.mesh import EQUAL_WITHIN, Plan, Plans, Rejected, SearchRequest
+from meshwright.wire.mesh import (
+    EQUAL_WITHIN,
+    AuditAlternative,
+    Plan,
+    PlanAudit,
+    PlanMemory,
+    Plans,
+    PlanSchedule,
+    PlanStepTime,
+    Rejected,
+    SearchRequest,
+)
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 LARGEST_LOG2: Final = 20

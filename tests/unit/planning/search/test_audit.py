@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from meshwright.wire.cost import AuditAlternative
-from meshwright.wire.mesh import Plan
+from meshwright.wire.mesh import AuditAlternative, Plan
 from tests.fakes.asking import ask_planner
 
 Value = TypeVar("Value")

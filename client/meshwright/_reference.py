@@ -19,8 +19,8 @@ from meshwright.wire.mesh import Plan, Plans
 if TYPE_CHECKING:
     from meshwright._client.blocking import Client
 
-PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes
-"""A plan, the agent's whole reply (its first plan counts), the same as a mapping, or as JSON."""
+PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes | os.PathLike[str]
+"""A plan, the agent's whole reply (its best plan counts), the same as a mapping or JSON, or a file that holds it."""
 
 _FINGERPRINT: Final = re.compile(r"mw\d+-[0-9a-f]{16,}")
 _EITHER: Final = TypeAdapter[Plans | Plan](Plans | Plan)
@@ -44,13 +44,7 @@ def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client
     if not asked:
         raise SettingsError(f"no plan is named: give a reference, or set MESHWRIGHT_PLAN; {_RULE}")
     if not _FINGERPRINT.fullmatch(asked) or Path(asked).exists():
-        try:
-            text = Path(asked).read_bytes()
-        except (OSError, ValueError) as error:
-            raise SettingsError(
-                f"plan {asked!r} is no file that can be read ({error}) and no fingerprint; {_RULE}"
-            ) from error
-        return read_plan(text, asked=repr(asked))
+        return read_plan(Path(asked))
     if client is not None:
         return client.get_plan(asked)
     from meshwright._client.blocking import Client
@@ -59,13 +53,21 @@ def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client
         return own.get_plan(asked)
 
 
-def read_plan(plan: PlanLike, *, asked: str = "the argument") -> Plan:
-    """Returns a plan, of a whole reply the best one; `asked` names it in messages.
+def read_plan(plan: PlanLike) -> Plan:
+    """Returns a plan, of a whole reply the best one.
 
     Raises:
-        SettingsError: it is neither.
+        SettingsError: it is neither, or its file cannot be read.
         PlanInfeasibleError: it is a reply without a plan.
     """
+    asked = "the argument"
+    if isinstance(plan, os.PathLike) or (isinstance(plan, str) and not plan.lstrip().startswith(("{", "["))):
+        asked = repr(os.fspath(plan))
+        try:
+            plan = Path(plan).read_bytes()
+        except (OSError, ValueError) as error:
+            message = f"plan {asked} is no file that can be read ({error}) and no fingerprint; {_RULE}"
+            raise SettingsError(message) from error
     try:
         if isinstance(plan, str | bytes):
             plan = _EITHER.validate_json(plan)

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import jax
 
-from meshwright._verify.ask import PlanLike, Step, ask_child, find_main, pack, pack_step, read_plan, speaks_of_main
+from meshwright._reference import PlanLike, read_plan
+from meshwright._verify.ask import Step, ask_child, find_main, pack, pack_step, speaks_of_main
 from meshwright._verify.trace import Call, describe_leaves
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
@@ -49,7 +50,7 @@ def verify(
     traced, gives a report. Its `status` is "verified" only where the step compiled and fits.
 
     Args:
-        plan: the result of the agent, `load_plan` or `meshwright plan -o`: a plan, an answer, JSON, or a file.
+        plan: the result of the agent, `load_plan` or `meshwright plan --save`: a plan, an answer, JSON, or a file.
         step: a function; or its name, "module:function" or "file.py:function". A closure or lambda needs cloudpickle.
         *abstract_args: its arguments: `jax.ShapeDtypeStruct`s, arrays (only their shapes count), scalars.
         in_specs: the sharding of the arguments: a prefix of their tree, of PartitionSpecs, as in `jax.shard_map`; None:

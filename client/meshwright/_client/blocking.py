@@ -45,6 +45,7 @@ from meshwright._client.replies import (
     read_result,
 )
 from meshwright._client.requests import (
+    BenchOptions,
     EnvironmentStrategy,
     LeasedLike,
     MemoryStrategyName,
@@ -74,7 +75,7 @@ from meshwright.errors import (
 )
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
-from meshwright.wire.bench import BenchCase, BenchRecord, BenchRequest, BenchResult, Dtype, LatestBench
+from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
 from meshwright.wire.devices import Devices, Environment, Release, Targets
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvent, HealthEvents
 from meshwright.wire.leases import Lease, LeaseRequest, Leases
@@ -571,41 +572,21 @@ class Client:
         self,
         request: BenchRequest | None = None,
         *,
-        suite: Literal["quick", "full"] = "quick",
-        cases: Sequence[BenchCase] | None = None,
-        devices: Sequence[int] | None = None,
-        mesh: MeshLike | MeshSpec | None = None,
-        axis: str | None = None,
-        sizes_bytes: Sequence[int] | None = None,
-        matmul_size: int | None = None,
-        dtype: Dtype | None = None,
-        samples: int | None = None,
-        max_s: float | None = None,
-        lease: Lease | str | None = None,
         on_progress: Callable[[Progress], object] | None = None,
         on_record: Callable[[BenchRecord], object] | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[BenchOptions],
     ) -> BenchResult:
         """Runs a bench on the agent's devices, waits for it, and returns its result.
 
         The run is cancelled when the waiting ends early: `timeout_s`, an interrupt, an error of a callback.
 
         Args:
-            request: a whole request, without other fields.
-            suite: "quick" takes up to 20 s; "full" has more sizes and samples.
-            cases: the measured cases; None: all.
-            devices: local indices; None: all.
-            mesh: the mesh that collectives run on; None: one axis over the devices.
-            axis: the axis that they run over; None: each in turn.
-            sizes_bytes: sizes of transfers and collectives; None: the suite's.
-            matmul_size: n of the n×n×n matmul; None: the suite's.
-            dtype: None: float32 on CPU, bfloat16 elsewhere.
-            samples: their number per measurement, at least 3; None: the suite's.
-            max_s: the time limit of the run on the agent.
-            lease: the caller's own lease, whose devices may be measured.
+            request: a whole request, without options.
             on_progress: called with each progress, at once.
             on_record: called with each record as soon as it is measured.
             timeout_s: seconds to wait, including the queue; None: no limit.
+            **options: what is measured, and how: see `BenchOptions`.
 
         Raises:
             RunFailedError: the run failed; or the class of its problem, such as UnavailableError.
@@ -615,20 +596,7 @@ class Client:
             DeviceBusyError: another process uses them.
             InvalidRequestError: the bench needs more memory than the devices have.
         """
-        run = self.submit_bench(
-            request,
-            suite=suite,
-            cases=cases,
-            devices=devices,
-            mesh=mesh,
-            axis=axis,
-            sizes_bytes=sizes_bytes,
-            matmul_size=matmul_size,
-            dtype=dtype,
-            samples=samples,
-            max_s=max_s,
-            lease=lease,
-        )
+        run = self.submit_bench(request, **options)
         try:
             run = self.wait(run.id, on_progress=on_progress, on_record=on_record, timeout_s=timeout_s)
         except GeneratorExit:
@@ -641,34 +609,10 @@ class Client:
     def submit_bench(
         self,
         request: BenchRequest | None = None,
-        *,
-        suite: Literal["quick", "full"] = "quick",
-        cases: Sequence[BenchCase] | None = None,
-        devices: Sequence[int] | None = None,
-        mesh: MeshLike | MeshSpec | None = None,
-        axis: str | None = None,
-        sizes_bytes: Sequence[int] | None = None,
-        matmul_size: int | None = None,
-        dtype: Dtype | None = None,
-        samples: int | None = None,
-        max_s: float | None = None,
-        lease: Lease | str | None = None,
+        **options: Unpack[BenchOptions],
     ) -> Run:
         """Queues a bench and returns its run at once; arguments and errors as for `bench`."""
-        fields = {
-            "suite": suite,
-            "cases": cases,
-            "devices": devices,
-            "mesh": print_mesh(mesh),
-            "axis": axis,
-            "sizes_bytes": sizes_bytes,
-            "matmul_size": matmul_size,
-            "dtype": dtype,
-            "samples": samples,
-            "max_s": max_s,
-            "lease": lease,
-        }
-        body = build_request(BenchRequest, request, fields)
+        body = build_request(BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
         return self._ask(Run, "POST", "/placement/bench", body=body, statuses=(200, 202), makes_run=True)
 
     def latest_bench(self) -> LatestBench:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import RequestPart
+from meshwright.wire.bench import BenchCase, Dtype
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest
 from meshwright.wire.mesh import DeviceSelection, Plan, Plans, Rejected, SearchAxis
@@ -95,6 +96,36 @@ class PlanOptions(_MeshOptions, total=False):
     audit: bool
 
 
+class BenchOptions(TypedDict, total=False):
+    """Optional settings of a bench.
+
+    Attributes:
+        suite: "quick" (the default) takes up to 20 s; "full" has more sizes and samples.
+        cases: the measured cases; None: all.
+        devices: local indices; None: all.
+        mesh: the mesh that collectives run on; None: one axis over the devices.
+        axis: the axis that they run over; None: each in turn.
+        sizes_bytes: sizes of transfers and collectives; None: the suite's.
+        matmul_size: n of the n×n×n matmul; None: the suite's.
+        dtype: None: float32 on CPU, bfloat16 elsewhere.
+        samples: their number per measurement, at least 3; None: the suite's.
+        max_s: the time limit of the run on the agent.
+        lease: the caller's own lease, whose devices may be measured.
+    """
+
+    suite: Literal["quick", "full"]
+    cases: Sequence[BenchCase] | None
+    devices: Sequence[int] | None
+    mesh: MeshLike | MeshSpec | None
+    axis: str | None
+    sizes_bytes: Sequence[int] | None
+    matmul_size: int | None
+    dtype: Dtype | None
+    samples: int | None
+    max_s: float | None
+    lease: Lease | str | None
+
+
 class SearchOptions(_MeshOptions, total=False):
     """Optional settings of a search only, besides its model and training.
 
@@ -137,12 +168,12 @@ def build_request(model: type[M], given: object, fields: Mapping[str, Any]) -> M
     Raises:
         InvalidRequestError: a field is wrong (one entry for each, in the agent's format), or stands beside a request.
     """
-    said = {name: _write_field(value) for name, value in fields.items() if value is not None}
+    values = {name: _write_field(value) for name, value in fields.items() if value is not None}
     if isinstance(given, model):
         first = next(
             (
                 name
-                for name, value in said.items()
+                for name, value in values.items()
                 if name not in model.model_fields or value != model.model_fields[name].default
             ),
             None,
@@ -155,7 +186,7 @@ def build_request(model: type[M], given: object, fields: Mapping[str, Any]) -> M
             )
         return given
     try:
-        return model(**said)
+        return model(**values)
     except ValidationError as error:
         raise translate_validation(error.errors()) from error
 

@@ -10,19 +10,19 @@ import base64
 import functools
 import importlib
 import io
-import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
+from meshwright._reference import PlanLike, read_plan
 from meshwright.compiling.compilers import explain_missing
 from meshwright.compiling.process import LIMIT_S, Ended, OnProgress, build_aborted, read_default_limit_bytes, run_child
-from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError, SettingsError
+from meshwright.errors import InvalidRequestError, NotCompiledError, SettingsError
 from meshwright.planning.compile_job import (
     CompileMesh,
     CompileTarget,
@@ -34,7 +34,7 @@ from meshwright.planning.mesh_plan import list_granules
 from meshwright.topology.identity import check_plan
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Wire
-from meshwright.wire.mesh import Plan, Plans
+from meshwright.wire.mesh import Plan
 from meshwright.wire.verification import Verification
 
 MAIN_NAME: Final = "__meshwright_main__"
@@ -62,48 +62,6 @@ class StepJob(Wire):
     call: str | None = Field(default=None, description="base64 pickle of a Call; null: the step is a builder")
     main: Step | None = Field(default=None, description="what `__main__` is in the parent, where pickles speak of it")
     config: dict[str, Any] = Field(default_factory=dict, description="of jax, as the parent has it")
-
-
-PlanLike = Plan | Plans | Mapping[str, Any] | str | bytes | os.PathLike[str]
-"""A plan, an agent's whole answer (its first plan counts), the same as a mapping or JSON, or a file that holds it."""
-
-_EITHER: Final = TypeAdapter[Plans | Plan](Plans | Plan)
-_RULE: Final = "give what Client().plan() returns, its JSON, or a file: `meshwright plan … --save plan.json`"
-
-
-def read_plan(plan: PlanLike) -> Plan:
-    """Returns the plan.
-
-    Raises:
-        SettingsError: the plan is not valid, or its file cannot be read.
-        PlanInfeasibleError: the answer does not contain a plan.
-    """
-    found = plan if isinstance(plan, Plan | Plans) else _parse(plan)
-    if isinstance(found, Plan):
-        return found
-    if not found.plans:
-        reasons = "; ".join(rejected.message for rejected in found.rejected) or "no reason was given"
-        raise PlanInfeasibleError(f"the answer holds no plan: {reasons}", hint="ask for another mesh")
-    return found.plans[0]
-
-
-def _parse(plan: Mapping[str, Any] | str | bytes | os.PathLike[str]) -> Plan | Plans:
-    try:
-        if isinstance(plan, Mapping):
-            return _EITHER.validate_python(plan)
-        return _EITHER.validate_json(_read(plan))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise SettingsError(f"this is no plan: {first['msg']}; {_RULE}") from error
-
-
-def _read(plan: str | bytes | os.PathLike[str]) -> str | bytes:
-    if isinstance(plan, bytes) or (isinstance(plan, str) and plan.lstrip().startswith("{")):
-        return plan
-    try:
-        return Path(plan).read_bytes()
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"plan {os.fspath(plan)!r} is no file that can be read ({error}); {_RULE}") from error
 
 
 def find_hardware(plan: Plan, target: str | None) -> tuple[CompileTarget, CompileMesh, int | None]:

@@ -18,7 +18,6 @@ from meshwright.cli.request_options import (
     SeqOption,
     TargetOption,
     build_request,
-    list_fields,
 )
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.wire.batch_size import (
@@ -91,7 +90,7 @@ def show_batch_size(
 
 def _ask(session: Session, request: BatchSizeRequest) -> BatchSize:
     with follow_compile(session) as on_progress, session.open() as client:
-        return client.batch_size(**list_fields(request), on_progress=on_progress, timeout_s=session.options.timeout_s)
+        return client.batch_size(request, on_progress=on_progress, timeout_s=session.options.timeout_s)
 
 
 def _answer_here(session: Session, request: BatchSizeRequest) -> BatchSize:

@@ -85,7 +85,7 @@ def judge(records: Iterable[BenchRecord]) -> int:
 
 def _measure(session: Session, client: Client, asked: BenchRequest) -> BenchResult:
     with show_progress(session) as on_progress:
-        return client.bench(**asked.model_dump(), on_progress=on_progress)
+        return client.bench(asked, on_progress=on_progress)
 
 
 def _print_records(session: Session, answer: BenchResult | LatestBench) -> None:

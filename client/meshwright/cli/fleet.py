@@ -13,7 +13,6 @@ import typer
 from rich.text import Text
 
 from meshwright.cli.output import Column, build_table, clean, format_time, print_notices, style_state
-from meshwright.cli.request_options import list_fields
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.errors import MeshwrightError
 
@@ -73,7 +72,8 @@ def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> 
         MeshwrightError: as `Fleet.plan`.
     """
     with open_fleet(hosts) as fleet:
-        plan: Plan = fleet.plan(**list_fields(request), timeout_s=read_limit(session))
+        fields = {name: getattr(request, name) for name in request.model_fields_set}
+        plan: Plan = fleet.plan(**fields, timeout_s=read_limit(session))
     return plan
 
 

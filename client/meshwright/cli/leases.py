@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 import typer
 
 from meshwright.cli.arguments import choose_devices, parse_duration
-from meshwright.cli.output import Column, build_table, clean, format_time, print_error
+from meshwright.cli.output import Column, build_table, clean, format_time, print_error, print_warning
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.errors import ForbiddenError, MeshwrightError, NotFoundError
 from meshwright.wire.leases import Lease
+from meshwright.wire.mesh import PlanRequest, SearchRequest
 
 if TYPE_CHECKING:
-    from meshwright import Client
+    from meshwright import Client, Held
 
 
-import signal
-import subprocess
-from types import FrameType
-from typing import TYPE_CHECKING
-
-from meshwright.cli.output import print_warning
-
-if TYPE_CHECKING:
-    from meshwright import Held
-
+R = TypeVar("R", PlanRequest, SearchRequest)
 ALL: Final = "all"
 LEASE_VARIABLE: Final = "MESHWRIGHT_LEASE"
 """Holds the id of the lease that a command runs under."""
 
 
-def add_own_lease(fields: dict[str, Any]) -> None:
-    """Adds the lease that this command runs under to a request without a lease."""
-    if own := os.environ.get(LEASE_VARIABLE):
-        fields.setdefault("lease", own)
+def add_own_lease(request: R) -> R:
+    """Returns the request with the lease that this command runs under, unless it names a lease."""
+    own = os.environ.get(LEASE_VARIABLE)
+    return request.model_copy(update={"lease": own}) if own and request.lease is None else request
 
 
 PurposeOption = Annotated[

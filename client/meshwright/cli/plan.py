@@ -27,7 +27,6 @@ from meshwright.cli.request_options import (
     TargetOption,
     build_request,
     list_exports,
-    list_fields,
 )
 from meshwright.cli.session import Session
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
@@ -99,9 +98,8 @@ def _frame(plan: Plan) -> Plans:
 
 def _ask(session: Session, request: PlanRequest) -> tuple[Plan, str]:
     """Returns the agent's answer, and its address."""
-    fields = list_fields(request)
     if not (request.target or request.topology):
-        add_own_lease(fields)
+        request = add_own_lease(request)
     with session.open() as client, follow_compile(session) as on_progress:
-        plan = client.plan(**fields, on_progress=on_progress, timeout_s=session.options.timeout_s)
+        plan = client.plan(request, on_progress=on_progress, timeout_s=session.options.timeout_s)
         return plan, client.base_url

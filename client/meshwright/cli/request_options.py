@@ -113,11 +113,6 @@ def _name_options(error: RequestError, trained: Mapping[str, object]) -> Request
     return error
 
 
-def list_fields(request: RequestPart) -> dict[str, Any]:
-    """Returns the fields that a request sets, as arguments of a method of `Client`."""
-    return {name: getattr(request, name) for name in request.model_fields_set}
-
-
 def parse_model(text: str) -> str | dict[str, Any]:
     """Returns the model of --model: the content of a file or of inline JSON; else the text, which names a preset.
 

@@ -32,7 +32,6 @@ from meshwright.cli.request_options import (
     SeqOption,
     build_request,
     list_exports,
-    list_fields,
 )
 from meshwright.cli.session import FAILED, Session
 from meshwright.errors import PlanInfeasibleError
@@ -90,12 +89,11 @@ def search_mesh(
     if offline:
         plans = answer_plans_here(session, asked)
     else:
-        fields = list_fields(asked)
         if not (asked.targets or asked.topology):
-            add_own_lease(fields)
+            asked = add_own_lease(asked)
         with session.open() as client:
             with follow_compile(session) as on_progress:
-                plans = client.search(**fields, on_progress=on_progress, timeout_s=session.options.timeout_s)
+                plans = client.search(asked, on_progress=on_progress, timeout_s=session.options.timeout_s)
             say = replace(say, url=client.base_url)
     return _print_found(session, plans, say, is_explained=explain)
 

@@ -264,7 +264,7 @@ def test_the_first_time_a_run_answers_and_the_second_time_the_store(tmp_path: Pa
     async def act(desk: Desk) -> None:
         run = await desk.ask()
         assert isinstance(run, Run)
-        assert (run.kind, run.request["compile"], run.request["training"]["remat"]) == ("plan", "compile", "full")
+        assert (run.kind, run.request["compile"], run.request["training"]["remat"]) == ("plan", True, "full")
         done = await desk.ended(run)
         assert (done.state, done.generation) == ("succeeded", 1)
         said = Plans.model_validate(done.result).plans[0].verification

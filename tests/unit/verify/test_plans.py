@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright._verify.ask import find_hardware, read_plan
+from meshwright._reference import read_plan
+from meshwright._verify.ask import find_hardware
 from meshwright.errors import NotCompiledError, PlanInfeasibleError, SettingsError
 from meshwright.planning.request import answer_request
 from meshwright.wire.mesh import Plan, PlanRequest, Plans

@@ -64,7 +64,6 @@ def build_record(**fields: Any) -> BenchRecord:
         "observed_at": EPOCH,
         "age_s": 0.0,
         "case": "all_reduce",
-        "name": "all_reduce_jax_psum",
         "description": "psum over dp",
         "device_indices": (0, 1),
         "axis": "dp",

@@ -82,7 +82,6 @@ class BenchRecord(Evidence):
     """One measurement: all samples, median, p10, p90, and whether the result was right."""
 
     case: BenchCase
-    name: str = Field(description='e.g. "host_to_device_jax_device_put"')
     description: str
     device_indices: tuple[int, ...] = Field(description="local indices that took part")
     axis: str | None = None

@@ -29,7 +29,7 @@ def make_record(
     **fields: Any,
 ) -> BenchRecord:
     """`duration_s` for each of three samples; `fields` are the trial's."""
-    made = {"name": f"{case}_jax_test", "description": case, "dtype": "float32", "prepare": NoSubject, **fields}
+    made = {"description": case, "dtype": "float32", "prepare": NoSubject, **fields}
     trial = Trial(case=case, device_indices=devices, size_bytes=size, **made)
     at = AT + timedelta(seconds=size % 7)
     common = {"host": "a", "device_kind": "cpu"}

@@ -85,7 +85,6 @@ class Kind:
         begins_with_part: each rank begins with S/n instead of S.
     """
 
-    name: str
     description: str
     ops: tuple[str, ...]
     run: Callable[[jax.Array, str, int], jax.Array]
@@ -100,7 +99,6 @@ def _most(count: int) -> float:
 
 KINDS: Final[dict[BenchCase, Kind]] = {
     "all_reduce": Kind(
-        name="all_reduce_jax_psum",
         description="jax.lax.psum; S is the buffer on each rank",
         ops=("all-reduce",),
         run=lambda block, axis, _: jax.lax.psum(block, axis),
@@ -108,7 +106,6 @@ KINDS: Final[dict[BenchCase, Kind]] = {
         factor=lambda count: 2 * _most(count),
     ),
     "all_gather": Kind(
-        name="all_gather_jax_all_gather",
         description="jax.lax.all_gather; S is what each rank has in the end",
         ops=("all-gather",),
         run=lambda block, axis, _: jax.lax.all_gather(block, axis, axis=1, tiled=True),
@@ -117,7 +114,6 @@ KINDS: Final[dict[BenchCase, Kind]] = {
         begins_with_part=True,
     ),
     "reduce_scatter": Kind(
-        name="reduce_scatter_jax_psum_scatter",
         description="jax.lax.psum_scatter; S is what each rank begins with",
         ops=("reduce-scatter", "all-reduce-scatter", "all-reduce"),
         run=lambda block, axis, _: jax.lax.psum_scatter(block, axis, scatter_dimension=1, tiled=True),
@@ -125,7 +121,6 @@ KINDS: Final[dict[BenchCase, Kind]] = {
         factor=_most,
     ),
     "all_to_all": Kind(
-        name="all_to_all_jax_all_to_all",
         description="jax.lax.all_to_all; S is the buffer on each rank",
         ops=("all-to-all",),
         run=lambda block, axis, _: jax.lax.all_to_all(block, axis, split_axis=1, concat_axis=1, tiled=True),
@@ -135,7 +130,6 @@ KINDS: Final[dict[BenchCase, Kind]] = {
         factor=_most,
     ),
     "permute": Kind(
-        name="permute_jax_ppermute",
         description="jax.lax.ppermute, each rank to the next around the ring; S is the buffer on each rank",
         ops=("collective-permute",),
         run=_permute,
@@ -152,7 +146,6 @@ def list_collective(case: BenchCase, scope: Scope, stage: Stage) -> Iterator[Tri
         for size in round_sizes(scope.sizes_bytes, sizes[axis] * stage.item_bytes):
             yield Trial(
                 case=case,
-                name=kind.name,
                 description=kind.description,
                 device_indices=scope.devices,
                 dtype=stage.dtype,

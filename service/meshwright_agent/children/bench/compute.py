@@ -35,7 +35,6 @@ def list_matmul(scope: Scope, stage: Stage) -> Iterator[Trial]:
         for index in scope.singles:
             yield Trial(
                 case="matmul",
-                name="matmul_jax_numpy_matmul",
                 description=f"jax.numpy.matmul of {n}×{n} by {n}×{n}; S is the three matrices",
                 device_indices=(index,),
                 dtype=stage.dtype,
@@ -51,7 +50,6 @@ def list_memory_bandwidth(scope: Scope, stage: Stage) -> Iterator[Trial]:
         for index in scope.singles:
             yield Trial(
                 case="memory_bandwidth",
-                name="memory_bandwidth_jax_negate_in_place",
                 description="x → −x in place on an array of S/2 bytes; S is what is read and what is written",
                 device_indices=(index,),
                 dtype=stage.dtype,

@@ -212,7 +212,6 @@ class Trial:
     """
 
     case: BenchCase
-    name: str
     description: str
     device_indices: tuple[int, ...]
     dtype: str
@@ -240,7 +239,6 @@ def build_record(
     busbw = None if algbw is None or trial.busbw_factor is None else algbw * trial.busbw_factor
     return BenchRecord(
         case=trial.case,
-        name=trial.name,
         description=trial.description,
         device_indices=trial.device_indices,
         axis=trial.axis,

@@ -41,25 +41,24 @@ def list_host_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial per device and size."""
     text = "jax.device_put of a NumPy array onto one device"
     places = [(index,) for index in scope.singles]
-    yield from _list_each("host_to_device", "jax_device_put", text, Put, scope, stage, places)
+    yield from _list_each("host_to_device", text, Put, scope, stage, places)
 
 
 def list_device_to_host(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial per device and size."""
     text = "numpy.asarray of an array on one device, each time one that was not yet read"
     places = [(index,) for index in scope.singles]
-    yield from _list_each("device_to_host", "numpy_asarray", text, Fetch, scope, stage, places)
+    yield from _list_each("device_to_host", text, Fetch, scope, stage, places)
 
 
 def list_device_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial per pair and size."""
     text = "jax.device_put of an array on the first device onto the second"
-    yield from _list_each("device_to_device", "jax_device_put", text, Move, scope, stage, scope.pairs)
+    yield from _list_each("device_to_device", text, Move, scope, stage, scope.pairs)
 
 
 def _list_each(
     case: BenchCase,
-    call: str,
     description: str,
     subject: Callable[..., Subject],
     scope: Scope,
@@ -71,7 +70,6 @@ def _list_each(
         for indices in places:
             yield Trial(
                 case=case,
-                name=f"{case}_{call}",
                 description=description,
                 device_indices=indices,
                 dtype=stage.dtype,
@@ -100,7 +98,6 @@ def _list_spread(
     for size in round_sizes(scope.sizes_bytes, stage.item_bytes, parts=parts):
         yield Trial(
             case=case,
-            name=f"{case}_jax_device_put",
             description=description,
             device_indices=scope.devices,
             dtype=stage.dtype,

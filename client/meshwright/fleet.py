@@ -23,7 +23,7 @@ from meshwright._client.blocking import Client
 from meshwright._client.connection import build_client
 from meshwright._client.replies import build_deadline, count_left
 from meshwright._client.requests import AxisTypesLike, DevicesLike, MemoryStrategyName, build_request
-from meshwright._client.settings import Settings, read_settings
+from meshwright._client.settings import ClientSettings, read_settings
 from meshwright._fleet import DEFAULT_TIMEOUT_S, FleetHost, FleetState, HostState, read_addresses, run_all
 from meshwright.errors import (
     AgentConnectionError,
@@ -48,7 +48,7 @@ _Pool = tuple[str | None, bool, bool]
 """(unix socket, is this host, has TLS): hosts that are alike in these share connections and their settings."""
 
 
-def _name_pool(settings: Settings) -> _Pool:
+def _name_pool(settings: ClientSettings) -> _Pool:
     address = settings.address
     return address.socket, address.is_local, address.url.startswith("https:")
 

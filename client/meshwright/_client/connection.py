@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import httpx
 
-from meshwright._client.settings import Settings
+from meshwright._client.settings import ClientSettings
 from meshwright.errors import SettingsError
 
 CONNECT_TIMEOUT_S: Final = 5.0
 
 
 def build_client(
-    settings: Settings,
+    settings: ClientSettings,
     timeout_s: float | None,
     transport: httpx.BaseTransport | None = None,
     *,
@@ -33,7 +33,7 @@ def build_client(
 
 
 def build_async_client(
-    settings: Settings, timeout_s: float | None, transport: httpx.AsyncBaseTransport | None = None
+    settings: ClientSettings, timeout_s: float | None, transport: httpx.AsyncBaseTransport | None = None
 ) -> httpx.AsyncClient:
     """Returns the same for asyncio."""
     if transport is None and settings.address.socket:
@@ -41,7 +41,7 @@ def build_async_client(
     return httpx.AsyncClient(transport=transport, **_list_options(settings, timeout_s, None))
 
 
-def _list_options(settings: Settings, timeout_s: float | None, max_connections: int | None) -> dict[str, Any]:
+def _list_options(settings: ClientSettings, timeout_s: float | None, max_connections: int | None) -> dict[str, Any]:
     options: dict[str, Any] = {
         "base_url": settings.address.url,
         "timeout": build_timeout(timeout_s),
@@ -62,7 +62,7 @@ def build_timeout(timeout_s: float | None) -> httpx.Timeout:
     )
 
 
-def build_auth(settings: Settings) -> Any:
+def build_auth(settings: ClientSettings) -> Any:
     """Returns what adds the token to a request; without a token, the caller's own HTTP client does as it is set."""
     return TokenAuth(settings) if settings.token or settings.token_file else httpx.USE_CLIENT_DEFAULT
 
@@ -70,7 +70,7 @@ def build_auth(settings: Settings) -> Any:
 class TokenAuth(httpx.Auth):
     """Shows the token, and where it is refused, once more the one that its file has by now."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._token = settings.token
 
@@ -88,7 +88,7 @@ class TokenAuth(httpx.Auth):
         return request
 
 
-def _build_tls(settings: Settings) -> ssl.SSLContext:
+def _build_tls(settings: ClientSettings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
     except (OSError, ssl.SSLError) as error:

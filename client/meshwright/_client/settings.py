@@ -39,7 +39,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClientSettings:
     """All that a connection needs besides the requests."""
 
     address: Address
@@ -58,7 +58,7 @@ class Settings:
             return None
 
 
-def read_settings(base_url: str | None, token: str | None, environ: Mapping[str, str]) -> Settings:
+def read_settings(base_url: str | None, token: str | None, environ: Mapping[str, str]) -> ClientSettings:
     """Returns the settings: arguments first, then MESHWRIGHT_URL, _TOKEN, _TOKEN_FILE, and the files for TLS.
 
     Without an address, the unix socket of this host's agent is used if it exists, otherwise loopback.
@@ -78,7 +78,7 @@ def read_settings(base_url: str | None, token: str | None, environ: Mapping[str,
     said = token or environ.get("MESHWRIGHT_TOKEN")
     token_file = None if said else environ.get("MESHWRIGHT_TOKEN_FILE") or None
     said = _read_token(token_file) if token_file else _check_token(said)
-    return Settings(address, said, ca_file, cert_file, key_file, token_file)
+    return ClientSettings(address, said, ca_file, cert_file, key_file, token_file)
 
 
 def parse_address(text: str) -> Address:

@@ -35,7 +35,7 @@ from meshwright.wire.verification import Verification
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ArgumentLeaf:
     """An array without its values. `spec` None: the caller does not say how it is split."""
 
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Call:
 
 
 def describe_leaves(tree: Any, specs: Any, axes: Mapping[str, int]) -> Any:
-    """Returns the tree with each array as a Leaf.
+    """Returns the tree with each array as an ArgumentLeaf.
 
     Args:
         tree: arrays, `jax.ShapeDtypeStruct`s, scalars and other values.
@@ -98,7 +98,7 @@ def _describe(path: str, leaf: Any, spec: PartitionSpec | None, axes: Mapping[st
         spec = sharding.spec
     if spec is not None:
         _check_spec(path, spec, axes)
-    return Leaf(tuple(leaf.shape), leaf.dtype, spec)
+    return ArgumentLeaf(tuple(leaf.shape), leaf.dtype, spec)
 
 
 def _check_mesh(path: str, found: Mapping[str, int], axes: Mapping[str, int]) -> None:
@@ -119,21 +119,21 @@ def _check_spec(path: str, spec: PartitionSpec, axes: Mapping[str, int]) -> None
 
 
 def place_leaves(tree: Any, mesh: Mesh) -> Any:
-    """Returns the tree with each Leaf as a `jax.ShapeDtypeStruct` on the mesh; without a spec, whole on each device."""
+    """Returns the tree with each leaf as a `jax.ShapeDtypeStruct` on the mesh; without a spec, whole on each device."""
 
     def place(leaf: Any) -> Any:
-        if not isinstance(leaf, Leaf):
+        if not isinstance(leaf, ArgumentLeaf):
             return leaf
         sharding = NamedSharding(mesh, PartitionSpec() if leaf.spec is None else leaf.spec)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree.map(place, tree, is_leaf=lambda value: isinstance(value, Leaf))
+    return jax.tree.map(place, tree, is_leaf=lambda value: isinstance(value, ArgumentLeaf))
 
 
 def count_split(tree: Any) -> tuple[int, int]:
     """Returns how many arrays there are, and how many of them are split over some axis."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, Leaf))
-    arrays = [leaf for leaf in leaves if isinstance(leaf, Leaf)]
+    leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, ArgumentLeaf))
+    arrays = [leaf for leaf in leaves if isinstance(leaf, ArgumentLeaf)]
     return len(arrays), sum(any(entry is not None for entry in leaf.spec or ()) for leaf in arrays)
 
 

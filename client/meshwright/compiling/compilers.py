@@ -222,7 +222,7 @@ Instructions"; openxla/xla, xla/backends/gpu/target_config/specs (7.0, 8.0, 8.6,
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuSpec:
     """Facts of a card that are neither in the chip table nor in its compute capability: a row of `cards.csv`.
 
     Source: what drivers report, as openxla/xla records it in xla/backends/gpu/target_config/specs at 4336d12 and
@@ -245,7 +245,7 @@ class Card:
     clock_hz: float
 
 
-CARDS: Final = {card.name: card for card in read_table("meshwright.compiling", "cards.csv", Card)}
+CARDS: Final = {card.name: card for card in read_table("meshwright.compiling", "cards.csv", GpuSpec)}
 
 COMPILER_OPTIONS: Final[Mapping[str, str | bool | int]] = {"xla_gpu_autotune_level": 0}
 """Autotuning runs kernels, and there is no device to run them on."""

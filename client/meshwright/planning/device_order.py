@@ -380,7 +380,7 @@ def _list_gaps(line: Sequence[int], dimension: Dimension) -> Iterator[tuple[int,
 
 
 @dataclass(frozen=True)
-class Layout:
+class DeviceOrder:
     """Devices in mesh order, and the cost of the order.
 
     Attributes:
@@ -403,7 +403,7 @@ def search_layout(
     indices: Sequence[int],
     *,
     dcn: tuple[int, ...] | None = None,
-) -> Layout:
+) -> DeviceOrder:
     """Returns the order of these devices on a mesh.
 
     Args:
@@ -415,13 +415,13 @@ def search_layout(
     """
     plain = tuple(indices)
     if topology.is_uniform:
-        return Layout(plain, None, "uniform", is_regular=True)
+        return DeviceOrder(plain, None, "uniform", is_regular=True)
     groups = topology.group(plain)
     grid = read_grid(topology, plain) if len(groups) == 1 else None
     if grid is not None and not topology.find_granule(topology.devices[plain[0]].granule).twisted:
         cut = cut_torus(sizes, grid.dimensions, weights.inside)
         assert cut is not None, "split, a torus takes every mesh of its size"
-        return Layout(list_grid(cut, grid), score_cut(cut, topology, plain[0], weights), "torus", is_regular=True)
+        return DeviceOrder(list_grid(cut, grid), score_cut(cut, topology, plain[0], weights), "torus", is_regular=True)
     methods: list[str] = []
 
     def order_one(inner: tuple[int, ...], counted: Weights, members: Sequence[int]) -> Sequence[int]:
@@ -430,14 +430,14 @@ def search_layout(
         return order
 
     order = order_granules(sizes, weights, groups, order_one, dcn)
-    return Layout(order, score_order(order, sizes, weights, topology), methods[0])
+    return DeviceOrder(order, score_order(order, sizes, weights, topology), methods[0])
 
 
-def score_layout(sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int]) -> Layout:
+def score_layout(sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int]) -> DeviceOrder:
     """Returns a given order unchanged, with its score."""
     if topology.is_uniform:
-        return Layout(tuple(order), None, "given", is_regular=True)
-    return Layout(tuple(order), score_order(order, sizes, weights, topology), "given")
+        return DeviceOrder(tuple(order), None, "given", is_regular=True)
+    return DeviceOrder(tuple(order), score_order(order, sizes, weights, topology), "given")
 
 
 def order_group(

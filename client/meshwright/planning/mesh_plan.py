@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from meshwright.errors import PlanInfeasibleError
-from meshwright.planning.device_order import AxisScore, Layout, list_edges, list_lines, score_layout, search_layout
+from meshwright.planning.device_order import AxisScore, DeviceOrder, list_edges, list_lines, score_layout, search_layout
 from meshwright.planning.device_selection import (
     Health,
     Pool,
@@ -43,7 +43,7 @@ Lines = tuple[tuple[int, ...], ...]
 """The devices along an axis, one tuple for each place on the other axes."""
 
 
-def build_axes(spec: MeshSpec, topology: Topology, layout: Layout) -> tuple[PlanAxis, ...]:
+def build_axes(spec: MeshSpec, topology: Topology, layout: DeviceOrder) -> tuple[PlanAxis, ...]:
     """Returns the links of each axis."""
     scores = layout.score.axes if layout.score else (AxisScore(),) * len(spec.sizes)
     return tuple(
@@ -52,7 +52,7 @@ def build_axes(spec: MeshSpec, topology: Topology, layout: Layout) -> tuple[Plan
     )
 
 
-def _list_some(sizes: Sequence[int], axis: int, layout: Layout) -> Lines:
+def _list_some(sizes: Sequence[int], axis: int, layout: DeviceOrder) -> Lines:
     """Returns the lines that have to be inspected: one where all are alike."""
     if not layout.is_regular:
         return list_lines(sizes, axis, layout.order)
@@ -408,7 +408,7 @@ def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanR
     return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)
 
 
-def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, request: PlanRequest) -> Layout:
+def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, request: PlanRequest) -> DeviceOrder:
     count = spec.device_count
     if request.device_order == "given":
         return score_layout(spec.sizes, weights, topology, pool.indices[:count])
@@ -417,7 +417,7 @@ def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, r
 
 def _search(
     spec: MeshSpec, weights: Weights, topology: Topology, pool: Sequence[int], asked: str | Mapping[str, int] | None
-) -> Layout:
+) -> DeviceOrder:
     """Returns the best layout on devices of the pool: of the sets that may be taken, the one with the best score."""
     found, refused = [], []
     for chosen in list_packings(topology, pool, spec.device_count):
@@ -433,7 +433,7 @@ def _search(
 
 
 def _find_better(
-    spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, layout: Layout, request: PlanRequest
+    spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, layout: DeviceOrder, request: PlanRequest
 ) -> tuple[int, ...] | None:
     """Returns a clearly cheaper order of free devices, the same or others; None where there is none."""
     is_chosen = pool.is_named and not pool.is_counted
@@ -458,7 +458,7 @@ def _build_plan(
     spec: MeshSpec,
     axis_types: tuple[AxisType, ...],
     topology: Topology,
-    layout: Layout,
+    layout: DeviceOrder,
     request: PlanRequest,
     target: str | None,
     notices: tuple[Notice, ...],
@@ -502,7 +502,7 @@ def _build_granule(granule: Granule, topology: Topology, used: tuple[int, ...] |
     return granule.model_copy(update=found)
 
 
-def _build_score(layout: Layout) -> PlanScore:
+def _build_score(layout: DeviceOrder) -> PlanScore:
     if layout.score is None:
         return PlanScore(method=layout.method)
     score = layout.score

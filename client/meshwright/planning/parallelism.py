@@ -145,7 +145,7 @@ MOST_OFFERED: Final = 4
 
 
 @dataclass(frozen=True)
-class Rule:
+class AxisRule:
     """What the axes of some roles divide together.
 
     Attributes:
@@ -223,19 +223,19 @@ def check_sequence(model: ModelSpec, training: TrainingSpec) -> None:
         raise _refuse_field("training.seq_len", message, f"use {longest} or less")
 
 
-def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[Rule, ...]:
+def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[AxisRule, ...]:
     """Returns the sizes that axes of each role must divide: the rules of a check, and of a search (`search.space`)."""
-    pairs = Rule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True)
+    pairs = AxisRule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True)
     return (
-        Rule(("tensor",), "num_attention_heads", model.num_attention_heads),
+        AxisRule(("tensor",), "num_attention_heads", model.num_attention_heads),
         *(() if model.is_latent else (pairs,)),
-        *(Rule(("tensor",), name, size) for name, size in _list_inner_sizes(model).items()),
-        Rule(("tensor",), "vocab_size", model.vocab_size, can_grow=True),
-        Rule(("expert",), "num_experts", model.num_experts or 1),
-        Rule(("context",), "seq_len", training.seq_len, can_grow=True),
-        Rule(("pipeline",), "num_hidden_layers", model.num_hidden_layers, may_differ=True),
-        Rule(("fsdp",), "hidden_size", model.hidden_size),
-        Rule(
+        *(AxisRule(("tensor",), name, size) for name, size in _list_inner_sizes(model).items()),
+        AxisRule(("tensor",), "vocab_size", model.vocab_size, can_grow=True),
+        AxisRule(("expert",), "num_experts", model.num_experts or 1),
+        AxisRule(("context",), "seq_len", training.seq_len, can_grow=True),
+        AxisRule(("pipeline",), "num_hidden_layers", model.num_hidden_layers, may_differ=True),
+        AxisRule(("fsdp",), "hidden_size", model.hidden_size),
+        AxisRule(
             BATCH_ROLES,
             "global_batch_size",
             training.global_batch_size,
@@ -267,7 +267,7 @@ def _check_roles(model: ModelSpec, axes: MeshAxes) -> None:
         raise _refuse_field("mesh", message, hint)
 
 
-def _refuse(broken: list[Rule], rules: list[Rule], axes: MeshAxes) -> PlanInfeasibleError:
+def _refuse(broken: list[AxisRule], rules: list[AxisRule], axes: MeshAxes) -> PlanInfeasibleError:
     errors, hints = [], []
     for rule in broken:
         legal = {" × ".join(axes.find(role)): values for role, values in _find_legal(rule, rules, axes) if values}
@@ -281,7 +281,7 @@ def _refuse(broken: list[Rule], rules: list[Rule], axes: MeshAxes) -> PlanInfeas
     return PlanInfeasibleError(f"{errors[0]['message']}{more}", hint=hint, errors=errors, code="does_not_divide")
 
 
-def _find_legal(rule: Rule, rules: list[Rule], axes: MeshAxes) -> Iterator[tuple[Role, tuple[int, ...]]]:
+def _find_legal(rule: AxisRule, rules: list[AxisRule], axes: MeshAxes) -> Iterator[tuple[Role, tuple[int, ...]]]:
     """Yields for each role that can mend a rule the sizes that do, and that break no other rule.
 
     The other axes stay as they are; a rule that they break without this role is theirs to mend.
@@ -296,7 +296,7 @@ def _find_legal(rule: Rule, rules: list[Rule], axes: MeshAxes) -> Iterator[tuple
         yield role, choose_near(fits, axes.count_parts((role,)), most=MOST_OFFERED)
 
 
-def _write_message(rule: Rule, axes: MeshAxes) -> str:
+def _write_message(rule: AxisRule, axes: MeshAxes) -> str:
     times = f"gradient_accumulation_steps {rule.times}" if rule.times > 1 else ""
     said = " × ".join(filter(None, (axes.write(axes.find(*rule.roles)), times)))
     product = f" = {axes.count_parts(rule.roles) * rule.times}" if " × " in said else ""

@@ -101,7 +101,7 @@ _FOLD: Final = (0, 1, 3, 2)
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisPart:
     """The part of a dimension that an axis has: `size` places, `stride` apart.
 
     `folded`: the outer half of a ring of four that two axes share, laid out 0 1 3 2, so that both step to neighbors.
@@ -134,7 +134,7 @@ class AxisCut:
         colors: the number of colors of XLA's collectives.
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[AxisPart, ...] = ()
     step: float = 0.0
     links: float = 0.0
     colors: int = 0
@@ -240,7 +240,7 @@ def _build_axis(factors: Sequence[int], left: Sequence[int], dimensions: Sequenc
         if factor > 1:
             stride = dimension.size // there
             folded = dimension.is_ring and dimension.size == len(_FOLD) and factor == stride == 2
-            parts.append(Part(number, factor, stride, folded))
+            parts.append(AxisPart(number, factor, stride, folded))
     parts.sort(key=lambda part: _rank(part, dimensions), reverse=True)
     steps = [part.measure_step(dimensions) for part in parts]
     ways = [2 if part.is_closed(dimensions) else 1 for part in parts]
@@ -253,7 +253,7 @@ def _build_axis(factors: Sequence[int], left: Sequence[int], dimensions: Sequenc
     )
 
 
-def _rank(part: Part, dimensions: Sequence[Dimension]) -> tuple[bool, bool, float, int]:
+def _rank(part: AxisPart, dimensions: Sequence[Dimension]) -> tuple[bool, bool, float, int]:
     """Returns the key whose maximum is the slowest part: preferably one along which an axis can return to its start."""
     return part.size % 2 == 0, part.is_closed(dimensions), part.measure_step(dimensions), -part.dimension
 
@@ -299,7 +299,7 @@ def _fold(places: Sequence[int], folded: set[int], dimensions: Sequence[Dimensio
     return [moved[place] for place in places]
 
 
-def _list_line(parts: Sequence[Part], strides: Sequence[int], dimensions: Sequence[Dimension]) -> list[int]:
+def _list_line(parts: Sequence[AxisPart], strides: Sequence[int], dimensions: Sequence[Dimension]) -> list[int]:
     """Returns the offsets of an axis's places, the last part fastest."""
     steps = [[step * part.stride * strides[part.dimension] for step in range(part.size)] for part in parts]
     if len(parts) < 2 or parts[0].size % 2 or parts[0].is_closed(dimensions):

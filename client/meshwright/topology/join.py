@@ -37,7 +37,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Part:
+class GranulePart:
     """What one reply has of one granule, in the order of its positions.
 
     Attributes:
@@ -81,7 +81,7 @@ class JoinedGranule:
     notices: tuple[Notice, ...] = ()
 
 
-def join_slice(parts: Sequence[Part]) -> JoinedGranule:
+def join_slice(parts: Sequence[GranulePart]) -> JoinedGranule:
     """Returns one slice from the parts that its hosts are.
 
     Raises:
@@ -100,7 +100,7 @@ def join_slice(parts: Sequence[Part]) -> JoinedGranule:
     return JoinedGranule(granule, ordered, notices)
 
 
-def _join_blind(name: str, said: Coords | None, parts: Sequence[Part], seats: Sequence[Seat]) -> JoinedGranule:
+def _join_blind(name: str, said: Coords | None, parts: Sequence[GranulePart], seats: Sequence[Seat]) -> JoinedGranule:
     """Returns a slice in which some chips have no known coordinates, in the order of its processes."""
     blind = [seat for seat in seats if seat.device.coords is None]
     fields = {"device_count": len(seats), **_describe_torus(said, parts, seats)}
@@ -118,7 +118,7 @@ def _by_process(seat: Seat) -> tuple[int, int, int]:
     return seat.device.process_index or 0, seat.reply, seat.device.position
 
 
-def _read_shape(name: str, parts: Sequence[Part]) -> Coords | None:
+def _read_shape(name: str, parts: Sequence[GranulePart]) -> Coords | None:
     shapes = {part.granule.shape: part for part in parts if part.granule.shape is not None}
     if len(shapes) > 1:
         said = ", ".join(f"{_write_shape(s)} ({part.seats[0].device.host})" for s, part in shapes.items() if s)
@@ -129,7 +129,7 @@ def _read_shape(name: str, parts: Sequence[Part]) -> Coords | None:
     return next(iter(shapes), None)
 
 
-def _find_box(seats: Sequence[Seat], parts: Sequence[Part]) -> Coords | None:
+def _find_box(seats: Sequence[Seat], parts: Sequence[GranulePart]) -> Coords | None:
     """Returns the shape of several hosts whose chips fill a box, where no host reports other hosts; otherwise None."""
     places = {seat.device.coords for seat in seats if seat.device.coords}
     if len(parts) < 2 or any(part.knows_others for part in parts) or len({len(place) for place in places}) != 1:
@@ -138,7 +138,7 @@ def _find_box(seats: Sequence[Seat], parts: Sequence[Part]) -> Coords | None:
     return shape if len(places) == math.prod(shape) else None
 
 
-def _describe_torus(shape: Coords | None, parts: Sequence[Part], seats: Sequence[Seat]) -> dict[str, Any]:
+def _describe_torus(shape: Coords | None, parts: Sequence[GranulePart], seats: Sequence[Seat]) -> dict[str, Any]:
     if shape is None:
         return {}
     twisted = any(part.granule.twisted for part in parts)
@@ -146,7 +146,7 @@ def _describe_torus(shape: Coords | None, parts: Sequence[Part], seats: Sequence
     return {"shape": shape, "wrap": _read_wrap(parts) or ruled, "twisted": twisted}
 
 
-def _read_wrap(parts: Sequence[Part]) -> tuple[bool, ...] | None:
+def _read_wrap(parts: Sequence[GranulePart]) -> tuple[bool, ...] | None:
     wraps = {part.granule.wrap: part for part in parts if part.granule.wrap is not None}
     if len(wraps) > 1:
         said = ", ".join(f"{_write_wrap(wrap)} ({part.seats[0].device.host})" for wrap, part in wraps.items() if wrap)
@@ -411,7 +411,7 @@ def _write_label(index: int, labels: Sequence[str], alike: Sequence[tuple[int, s
     return f"@{labels[index]}" if labels else f"#{[entry[0] for entry in alike].index(index) + 1}"
 
 
-def _list_parts(index: int, reply: Devices, names: Names) -> list[Part]:
+def _list_parts(index: int, reply: Devices, names: Names) -> list[GranulePart]:
     seats = [
         Seat(index, place, device.model_copy(update={"host": names[index, device.host]}))
         for place, device in enumerate(reply.devices)
@@ -419,7 +419,7 @@ def _list_parts(index: int, reply: Devices, names: Names) -> list[Part]:
     knows_others = any(notice.code == _SLICE_IN_PART for notice in reply.warnings)
     of_granule = _group(seats, lambda seat: seat.device.granule)
     return [
-        Part(
+        GranulePart(
             _rename(granule, index, names),
             tuple(sorted(of_granule[granule.ordinal], key=lambda seat: seat.device.position)),
             knows_others,
@@ -434,7 +434,7 @@ def _rename(granule: Granule, index: int, names: Names) -> Granule:
     return granule.model_copy(update={"name": names.get((index, granule.name), granule.name)})
 
 
-def _group_slices(parts: Sequence[Part]) -> list[list[Part]]:
+def _group_slices(parts: Sequence[GranulePart]) -> list[list[GranulePart]]:
     """Returns the parts of each slice, in the order of their hosts.
 
     By the slice's index and name; parts without a name are one slice where one of them is open, else each is its own.

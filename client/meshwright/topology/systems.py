@@ -41,7 +41,7 @@ XGMI: Final = "XGMI"
 
 
 @dataclass(frozen=True)
-class Wire:
+class HostLink:
     """The link between two GPUs of a host, by their places. `bytes_per_s`: one way; None: not known."""
 
     a: int
@@ -52,7 +52,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Machine:
+class GpuHost:
     """One form of host: `gpu_count` GPUs of a chip."""
 
     chip: Chip
@@ -60,18 +60,18 @@ class Machine:
     form: Form
 
     @cached_property
-    def wires(self) -> tuple[Wire, ...]:
+    def wires(self) -> tuple[HostLink, ...]:
         """The links of one host, each pair once."""
         return tuple(self._build_wire(a, b) for a, b in combinations(range(self.gpu_count), 2))
 
-    def _build_wire(self, a: int, b: int) -> Wire:
+    def _build_wire(self, a: int, b: int) -> HostLink:
         kind = _find_kind(self.form.wiring, a, b, self.gpu_count)
         if kind == XGMI:
-            return Wire(a, b, kind, 1, self.chip.link_bytes_per_s)
+            return HostLink(a, b, kind, 1, self.chip.link_bytes_per_s)
         if not kind.startswith("NV"):
-            return Wire(a, b, kind, None, None)
+            return HostLink(a, b, kind, None, None)
         count = int(kind.removeprefix("NV"))
-        return Wire(a, b, kind, count, count * (self.chip.link_bytes_per_s or NVLINK_BYTES_PER_S))
+        return HostLink(a, b, kind, count, count * (self.chip.link_bytes_per_s or NVLINK_BYTES_PER_S))
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ _DEFAULT_COUNT: Final = 8
 """GPUs of a host where only the chip is named."""
 
 
-def find_machine(chip: Chip, count: int) -> Machine | None:
+def find_machine(chip: Chip, count: int) -> GpuHost | None:
     """Returns the host with `count` of these GPUs; None where no host has that number."""
     for form in read_forms():
         if chip.aliases[0] in form.chips and count in form.counts:
-            return Machine(chip, count, form)
+            return GpuHost(chip, count, form)
     return None
 
 

@@ -25,9 +25,9 @@ from meshwright.topology.model import MAX_DEVICE_COUNT, Topology
 from meshwright.topology.systems import (
     HOST_SHAPE,
     RULES,
-    Machine,
+    GpuHost,
+    HostLink,
     Slice,
-    Wire,
     build_slice,
     check_twist,
     find_default_count,
@@ -47,7 +47,7 @@ CPU: Final = "cpu"
 
 _NEAR_COUNT: Final = 3
 
-Hardware = Slice | Machine | int
+Hardware = Slice | GpuHost | int
 """The hardware of one granule: a slice, a host of GPUs, or a number of CPU devices."""
 
 
@@ -78,7 +78,7 @@ def _write_one(asked: TargetSpec, hardware: Hardware) -> TargetSpec:
     match hardware:
         case Slice():
             return TargetSpec(hardware.chip.aliases[0], hardware.shape, twisted=asked.twisted or None)
-        case Machine():
+        case GpuHost():
             return TargetSpec(hardware.chip.aliases[0], (hardware.gpu_count,))
     return TargetSpec(CPU, (hardware,))
 
@@ -132,7 +132,7 @@ def _take_named(spec: TargetSpec, named: Slice) -> Slice:
     return named
 
 
-def _find_machine(spec: TargetSpec, chip: Chip) -> tuple[Machine, int]:
+def _find_machine(spec: TargetSpec, chip: Chip) -> tuple[GpuHost, int]:
     count, granules = spec.shape[0] if spec.shape else find_default_count(chip), spec.granules
     usual = find_default_count(chip)
     if usual < count <= (find_domain_count(chip) or 0) and count % usual == 0:
@@ -288,8 +288,8 @@ def _build_slice(slice_: Slice, ordinal: int, *, is_twisted: bool) -> Granule:
     )
 
 
-def _build_devices(host: Machine | int, ordinal: int, declared: Declared) -> Iterator[Device]:
-    chip = host.chip if isinstance(host, Machine) else None
+def _build_devices(host: GpuHost | int, ordinal: int, declared: Declared) -> Iterator[Device]:
+    chip = host.chip if isinstance(host, GpuHost) else None
     count = count_devices(host)
     memory = Memory(capacity_bytes=chip.device_memory_bytes, **declared) if chip else None
     for place in range(count):
@@ -307,9 +307,9 @@ def _build_devices(host: Machine | int, ordinal: int, declared: Declared) -> Ite
         )
 
 
-def _build_links(host: Machine | int, ordinal: int, declared: Declared) -> Iterator[Link]:
+def _build_links(host: GpuHost | int, ordinal: int, declared: Declared) -> Iterator[Link]:
     first = ordinal * count_devices(host)
-    for wire in host.wires if isinstance(host, Machine) else _list_cpu_wires(host):
+    for wire in host.wires if isinstance(host, GpuHost) else _list_cpu_wires(host):
         yield Link(
             a=first + wire.a,
             b=first + wire.b,
@@ -320,15 +320,15 @@ def _build_links(host: Machine | int, ordinal: int, declared: Declared) -> Itera
         )
 
 
-def _list_cpu_wires(count: int) -> Iterator[Wire]:
+def _list_cpu_wires(count: int) -> Iterator[HostLink]:
     if count <= MOST_LINKED_CPUS:
         for a, b in combinations(range(count), 2):
-            yield Wire(a, b, HOST, None, None)
+            yield HostLink(a, b, HOST, None, None)
 
 
-def _build_host(host: Machine | int, ordinal: int, count: int) -> Granule:
+def _build_host(host: GpuHost | int, ordinal: int, count: int) -> Granule:
     """Returns one of several hosts as a granule; hosts are spread evenly over the least number of NVLink domains."""
-    most = host.form.domain_hosts if isinstance(host, Machine) else 1
+    most = host.form.domain_hosts if isinstance(host, GpuHost) else 1
     domains = -(-count // most)
     return Granule(
         ordinal=ordinal,
@@ -419,7 +419,7 @@ def _show_chip(chip: Chip) -> TargetChip:
     )
 
 
-def _show_machine(machine: Machine) -> TargetHost:
+def _show_machine(machine: GpuHost) -> TargetHost:
     return TargetHost(
         target=f"{machine.chip.aliases[0]}:{machine.gpu_count}",
         device_count=machine.gpu_count,

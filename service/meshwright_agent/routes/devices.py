@@ -13,12 +13,12 @@ from meshwright.topology.targets import list_targets
 from meshwright.topology.text import format_devices
 from meshwright.wire.devices import Devices, Environment, Release, ReleaseRequest, Targets
 from meshwright_agent.auth import NEEDS_READ, Operator
-from meshwright_agent.routes.shared import TEXT, AgentHere, Query, StrictRoute
+from meshwright_agent.routes.shared import TEXT, AgentHere, QueryParameters, StrictRoute
 
 router = APIRouter(tags=["devices"], route_class=StrictRoute)
 
 
-class FormatQuery(Query):
+class FormatQuery(QueryParameters):
     """The query of a route that also answers text."""
 
     form: Literal["json", "text"] = Field(default="json", alias="format", description="text: for a terminal")
@@ -33,7 +33,7 @@ class EnvironmentQuery(FormatQuery):
     )
 
 
-class TargetsQuery(Query):
+class TargetsQuery(QueryParameters):
     """The query of `GET /targets`."""
 
     chip: str | None = Field(default=None, max_length=80, description="one chip by any of its names")

@@ -15,7 +15,15 @@ from starlette.responses import PlainTextResponse, Response
 from meshwright.wire.health import WORST_FIRST, Acknowledgement, Component, Health, HealthEvents, State
 from meshwright_agent.auth import NEEDS_READ, Admin, Reader
 from meshwright_agent.health.events import make_sendable
-from meshwright_agent.routes.shared import MAX_SEQ, TEXT, AgentHere, AuthenticatorHere, LastEventId, Query, StrictRoute
+from meshwright_agent.routes.shared import (
+    MAX_SEQ,
+    TEXT,
+    AgentHere,
+    AuthenticatorHere,
+    LastEventId,
+    QueryParameters,
+    StrictRoute,
+)
 from meshwright_agent.store import StoreUnavailableError
 
 log = logging.getLogger(__name__)
@@ -45,7 +53,7 @@ def shorten_line(text: str) -> str:
     return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 3].rstrip()}..."
 
 
-class HealthQuery(Query):
+class HealthQuery(QueryParameters):
     """The query of `GET /health`."""
 
     form: Literal["json", "text"] = Field(default="json", alias="format", description="text: worst first, for people")
@@ -96,7 +104,7 @@ def _refuse_number(value: object) -> object:
     return value
 
 
-class EventsQuery(Query):
+class EventsQuery(QueryParameters):
     """The query of `GET /events/stream`."""
 
     component: str | None = Field(default=None, min_length=1, max_length=200, description="of this component alone")

@@ -14,14 +14,14 @@ from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.runs import Run
 from meshwright_agent.answers.plans import PlanAnswer
 from meshwright_agent.auth import NEEDS_READ, SAME_SITE
-from meshwright_agent.routes.shared import ACCEPTED, AgentHere, Query, StrictRoute, answer_run
+from meshwright_agent.routes.shared import ACCEPTED, AgentHere, QueryParameters, StrictRoute, answer_run
 
 router = APIRouter(tags=["mesh"], route_class=StrictRoute)
 
 _DETECT: Final = BatchSizeRequest()
 
 
-class PlanQuery(Query):
+class PlanQuery(QueryParameters):
     """The query of `GET /mesh/plan`; everything else goes by POST."""
 
     mesh: str = Field(description='"dp:2,tp:4"; one size may be -1', examples=["dp:2,tp:-1"])
@@ -82,7 +82,7 @@ async def get_plan(agent: AgentHere, fingerprint: Annotated[str, Path(max_length
 # ---- batch sizes ----------------------------------------------------------------------------------------------------
 
 
-class BatchSizeQuery(Query):
+class BatchSizeQuery(QueryParameters):
     """The query of `GET /batch-size`; everything else goes by POST."""
 
     hardware: str | None = Field(default=None, max_length=128)

@@ -21,7 +21,7 @@ from meshwright_agent.routes.shared import (
     AgentHere,
     AuthenticatorHere,
     LastEventId,
-    Query,
+    QueryParameters,
     StrictRoute,
     answer_run,
     owner_of,
@@ -35,14 +35,14 @@ RunId = Annotated[str, Path(max_length=128)]
 _QUICK: Final = BenchRequest()
 
 
-class RunsQuery(Query):
+class RunsQuery(QueryParameters):
     """The query of `GET /runs`."""
 
     limit: int = Field(default=50, ge=1, le=1000)
     state: RunState | None = None
 
 
-class RunEventsQuery(Query):
+class RunEventsQuery(QueryParameters):
     """The query of `GET /runs/{run_id}/events`."""
 
     after: int = Field(default=0, ge=0, le=MAX_SEQ, description="only events after this seq")

@@ -23,7 +23,7 @@ TEXT: Final[dict[str, Any]] = {"text/plain": {"schema": {"type": "string"}}}
 """Documentation of a text answer: `responses={200: {"content": TEXT}}`."""
 
 
-class Query(BaseModel):
+class QueryParameters(BaseModel):
     """The parameters of a route; an unknown one is refused, since it may be mistyped."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

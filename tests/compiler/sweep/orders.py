@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import numpy as np
 from jax.experimental import mesh_utils
 
-from meshwright.planning.device_order import Layout, Score, score_order, search_layout
+from meshwright.planning.device_order import DeviceOrder, Score, score_order, search_layout
 from meshwright.planning.granules import Weights, weigh_positions
 from meshwright.topology.links import price_hop
 from meshwright.topology.model import Topology
@@ -43,7 +43,7 @@ class Planner(Protocol):
         indices: Sequence[int],
         *,
         dcn: tuple[int, ...] | None = None,
-    ) -> Layout: ...
+    ) -> DeviceOrder: ...
 
 
 class Fault(NamedTuple):

@@ -21,7 +21,7 @@ from meshwright.compiling.step.layers import (
     send_tokens,
     to_experts,
 )
-from meshwright.compiling.step.sharding import Layout
+from meshwright.compiling.step.sharding import StepSharding
 from meshwright.planning.parallelism import MeshAxes
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN
@@ -112,7 +112,7 @@ def test_places_are_the_average_times_the_factor_and_never_more_than_tokens(
 def test_places_move_to_the_devices_of_their_experts_and_back() -> None:
     shape = {"fsdp": 2, "ep": 4}
     mesh = jax.make_mesh((2, 4), ("fsdp", "ep"), axis_types=(AxisType.Auto,) * 2)
-    layout = Layout(mesh, MeshAxes.of(shape))
+    layout = StepSharding(mesh, MeshAxes.of(shape))
     dealt = jnp.arange(8.0 * 4 * 3 * 2).reshape(8, 1, 4, 3, 2)
     there = jax.jit(lambda value: to_experts(layout, value))(dealt)
     back = jax.jit(lambda value: from_experts(layout, value))(there)

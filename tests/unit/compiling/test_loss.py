@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
-from meshwright.compiling.step.sharding import Layout
+from meshwright.compiling.step.sharding import StepSharding
 from meshwright.compiling.step.train import PIECE, count_pieces, measure_loss
 from meshwright.planning.parallelism import MeshAxes
 from tests.unit.compiling.traced import list_shapes
@@ -18,9 +18,9 @@ from tests.unit.compiling.traced import list_shapes
 HIDDEN, VOCABULARY = 8, 32
 
 
-def build_layout(**shape: int) -> Layout:
+def build_layout(**shape: int) -> StepSharding:
     mesh = jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
-    return Layout(mesh, MeshAxes.of(shape))
+    return StepSharding(mesh, MeshAxes.of(shape))
 
 
 def draw(length: int, batch: int = 2) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from meshwright.compiling.step.sharding import Tensor, build_tensors, walk_tensors
+from meshwright.compiling.step.sharding import ShardedTensor, build_tensors, walk_tensors
 from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import check_axes, find_inexpressible
 from meshwright.planning.models import Preset, read_presets
@@ -83,7 +83,7 @@ def fit_model(model: ModelSpec, mesh: dict[str, int]) -> ModelSpec:
     return ModelSpec.model_validate(model.model_dump() | grown | (EXPERTS | {"mlp_bias": False} if has_none else {}))
 
 
-def check_places(tensor: Tensor, mesh: dict[str, int]) -> None:
+def check_places(tensor: ShardedTensor, mesh: dict[str, int]) -> None:
     """Asserts that both places divide the shape, name each axis once, and differ by what is gathered alone."""
     for spec in (tensor.stored, tensor.used):
         assert len(spec) <= len(tensor.shape)
@@ -103,10 +103,10 @@ def list_axes(spec: PartitionSpec) -> Iterator[tuple[str, ...]]:
         yield () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
 
 
-def find(model: dict[str, Any], name: str, **mesh: int) -> Tensor:
+def find(model: dict[str, Any], name: str, **mesh: int) -> ShardedTensor:
     """Returns one tensor of a layer, or one outside of them."""
     tensors = build_tensors(ModelSpec(**model), MeshAxes.of(mesh), scanned=False)
-    tensor: Tensor = tensors.get(name) or tensors["layers"][0][name]
+    tensor: ShardedTensor = tensors.get(name) or tensors["layers"][0][name]
     return tensor
 
 

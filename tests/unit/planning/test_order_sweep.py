@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.planning.device_order import Layout, score_order, search_layout
+from meshwright.planning.device_order import DeviceOrder, score_order, search_layout
 from meshwright.planning.granules import weigh_positions
 from meshwright.topology.links import price_hop
 from tests.compiler.sweep.__main__ import report
@@ -97,38 +97,38 @@ def test_on_several_slices_ours_is_never_worse_for_the_same_split() -> None:
 # ---- what must be caught --------------------------------------------------------------------------------------------
 
 
-def change(edit: Callable[[Layout], Layout]) -> Planner:
+def change(edit: Callable[[DeviceOrder], DeviceOrder]) -> Planner:
     """Returns our planner with something done to what it found."""
 
-    def plan(*arguments: Any, **more: Any) -> Layout:
+    def plan(*arguments: Any, **more: Any) -> DeviceOrder:
         return edit(search_layout(*arguments, **more))
 
     return plan
 
 
-def shuffle(layout: Layout) -> Layout:
+def shuffle(layout: DeviceOrder) -> DeviceOrder:
     return replace(layout, order=tuple(random.Random(0).sample(layout.order, len(layout.order))))
 
 
-def swap_two(layout: Layout) -> Layout:
+def swap_two(layout: DeviceOrder) -> DeviceOrder:
     first, *middle, last = layout.order
     return replace(layout, order=(last, *middle, first))
 
 
-def double_one(layout: Layout) -> Layout:
+def double_one(layout: DeviceOrder) -> DeviceOrder:
     return replace(layout, order=(layout.order[1], *layout.order[1:]))
 
 
-def drop_one(layout: Layout) -> Layout:
+def drop_one(layout: DeviceOrder) -> DeviceOrder:
     return replace(layout, order=layout.order[1:])
 
 
-def praise(layout: Layout) -> Layout:
+def praise(layout: DeviceOrder) -> DeviceOrder:
     assert layout.score
     return replace(layout, score=replace(layout.score, cost=layout.score.cost / 2))
 
 
-def fail(layout: Layout) -> Layout:
+def fail(layout: DeviceOrder) -> DeviceOrder:
     raise RuntimeError("none found")
 
 
@@ -144,7 +144,7 @@ def fail(layout: Layout) -> Layout:
     ],
 )
 def test_a_broken_order_is_caught(
-    edit: Callable[[Layout], Layout], rules: set[Rule], capsys: pytest.CaptureFixture[str]
+    edit: Callable[[DeviceOrder], DeviceOrder], rules: set[Rule], capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = compare_case(CUBE, Ground.of(CUBE.target, CUBE.slice), change(edit))
     assert {fault.rule for fault in row.faults} == rules
@@ -153,7 +153,7 @@ def test_a_broken_order_is_caught(
 
 
 def test_too_many_orders_that_are_worse_are_caught() -> None:
-    def plan(*arguments: Any, **more: Any) -> Layout:
+    def plan(*arguments: Any, **more: Any) -> DeviceOrder:
         return shuffle(search_layout(*arguments, **more))
 
     row = replace(compare_case(CUBE, Ground.of(CUBE.target, CUBE.slice), plan), faults=())

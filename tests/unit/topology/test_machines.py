@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.topology.chips import find_chip, read_chips
 from meshwright.topology.systems import (
-    Machine,
+    GpuHost,
     find_machine,
     list_counts,
 )
@@ -16,7 +16,7 @@ GPUS = [chip for chip in read_chips() if chip.platform == "gpu"]
 FORMS = [(chip.aliases[0], count) for chip in GPUS for count in list_counts(chip)]
 
 
-def machine(alias: str, count: int) -> Machine:
+def machine(alias: str, count: int) -> GpuHost:
     chip = find_chip(alias)
     found = find_machine(chip, count) if chip else None
     assert found

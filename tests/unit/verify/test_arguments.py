@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright._verify.trace import Leaf, count_split, describe_leaves, place_leaves
+from meshwright._verify.trace import ArgumentLeaf, count_split, describe_leaves, place_leaves
 
 P = PartitionSpec
 AXES = {"dp": 2, "tp": 4}
@@ -29,7 +29,7 @@ def make_mesh(**axes: int) -> Mesh:
 def test_arrays_become_shapes_and_all_else_stays() -> None:
     tree = {"a": np.ones((2, 3), np.int8), "b": jnp.ones(4), "n": 3, "none": None, "word": "x"}
     described = describe_leaves(tree, None, AXES)
-    assert described["a"] == Leaf((2, 3), np.dtype("int8"), None)
+    assert described["a"] == ArgumentLeaf((2, 3), np.dtype("int8"), None)
     assert described["b"].shape == (4,)
     assert (described["n"], described["none"], described["word"]) == (3, None, "x")
 
@@ -38,7 +38,7 @@ def test_specs_are_a_prefix_and_win_over_a_leafs_own_sharding() -> None:
     own = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(make_mesh(dp=2, tp=4), P("tp")))
     tree = (State(own, own), own, {"x": own})
     described = describe_leaves(tree, (P("dp"), None, {"x": P()}), AXES)
-    assert described[0] == State(*[Leaf((8, 8), jnp.dtype("float32"), P("dp"))] * 2)
+    assert described[0] == State(*[ArgumentLeaf((8, 8), jnp.dtype("float32"), P("dp"))] * 2)
     assert described[1].spec == P("tp")
     assert described[2]["x"].spec == P()
     assert count_split(described) == (4, 3)
@@ -87,7 +87,7 @@ TREES = st.recursive(
 @given(tree=TREES)
 def test_the_structure_is_that_of_the_arguments(tree: Any) -> None:
     described = describe_leaves(tree, None, AXES)
-    marked = jax.tree.structure(described, is_leaf=lambda value: isinstance(value, Leaf))
+    marked = jax.tree.structure(described, is_leaf=lambda value: isinstance(value, ArgumentLeaf))
     assert marked == jax.tree.structure(tree)
     arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)]
     assert count_split(described) == (len(arrays), 0)

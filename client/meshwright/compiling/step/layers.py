@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from meshwright.compiling.step.sharding import EXPERT_MATMUL, Layout, Tensor, Tensors, build_spec, keep
+from meshwright.compiling.step.sharding import EXPERT_MATMUL, ShardedTensor, StepSharding, Tensors, build_spec, keep
 from meshwright.planning.parallelism import Axes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -156,7 +156,7 @@ _attend_blocks.defvjp(_attend_forward, _attend_backward)
 _BATCH, _SEQUENCE, _HIDDEN = range(3)
 
 
-def look_up(weight: Array, tokens: Array, tensor: Tensor, layout: Layout, dtype: Any) -> Array:
+def look_up(weight: Array, tokens: Array, tensor: ShardedTensor, layout: StepSharding, dtype: Any) -> Array:
     """Returns the rows [batch, sequence, hidden] of the table [vocabulary, hidden], hidden as its columns are used."""
     used = _list_axes(tensor.used[1])
 
@@ -175,7 +175,7 @@ def look_up(weight: Array, tokens: Array, tensor: Tensor, layout: Layout, dtype:
     return find(weight, tokens)
 
 
-def _add_rows(gradient: Array, tokens: Array, tensor: Tensor, layout: Layout) -> Array:
+def _add_rows(gradient: Array, tokens: Array, tensor: ShardedTensor, layout: StepSharding) -> Array:
     """Returns the table's gradient [vocabulary, hidden], where the table is stored."""
     batch, context = layout.axes.batch, layout.axes.context
     used = _list_axes(tensor.used[1])
@@ -274,14 +274,14 @@ def receive_tokens(results: Array, deal: Deal) -> Array:
     return jax.vmap(jax.vmap(pick))(results, deal.expert, deal.place, deal.weight)
 
 
-def to_experts(layout: Layout, dealt: Array) -> Array:
+def to_experts(layout: StepSharding, dealt: Array) -> Array:
     """Returns places [rows, shards, experts, places, hidden] moved to the devices that have their experts."""
     axes = layout.axes
     dealt = layout.put(dealt, axes.batch, axes.context, None, None, None)
     return layout.put(dealt, axes.find("data", "fsdp"), axes.context, axes.expert, None, None)
 
 
-def from_experts(layout: Layout, results: Array) -> Array:
+def from_experts(layout: StepSharding, results: Array) -> Array:
     """Returns the results moved back to the devices of their tokens."""
     axes = layout.axes
     results = layout.put(results, axes.find("data", "fsdp"), axes.context, axes.expert, None, None)
@@ -297,7 +297,7 @@ ROPE_BASE = 10_000.0
 class Decoder:
     """The layers of one model on one mesh."""
 
-    def __init__(self, model: ModelSpec, training: TrainingSpec, layout: Layout, layer: Tensors) -> None:
+    def __init__(self, model: ModelSpec, training: TrainingSpec, layout: StepSharding, layer: Tensors) -> None:
         self._model = model
         self._training = training
         self._layout = layout
@@ -454,7 +454,9 @@ def rotate(value: Array) -> Array:
     return turned.astype(value.dtype)
 
 
-def build_residual(tokens: Array, weights: dict[str, Any], decoder: Decoder, layout: Layout, outer: Tensors) -> Array:
+def build_residual(
+    tokens: Array, weights: dict[str, Any], decoder: Decoder, layout: StepSharding, outer: Tensors
+) -> Array:
     """Returns the embedded tokens [batch, sequence, hidden]."""
     dtype = decoder.dtype
     with jax.named_scope("embedding"):

@@ -24,8 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.planning.parallelism import Axes, MeshAxes
-from meshwright.planning.tensors import Tensor as ModelTensor
-from meshwright.planning.tensors import list_tensors
+from meshwright.planning.tensors import Tensor, list_tensors
 from meshwright.wire.model import ModelSpec
 
 
@@ -35,7 +34,7 @@ def build_spec(*dimensions: Axes | None) -> PartitionSpec:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class ShardedTensor:
     """One trained tensor on a mesh.
 
     Attributes:
@@ -55,7 +54,7 @@ class Tensor:
 
 
 Tensors = dict[str, Any]
-"""Name → Tensor, or a dict of them, or for layers that are not scanned a tuple of dicts."""
+"""Name → ShardedTensor, or a dict of them, or for layers that are not scanned a tuple of dicts."""
 
 
 def build_tensors(model: ModelSpec, axes: MeshAxes, *, scanned: bool) -> Tensors:
@@ -66,18 +65,18 @@ def build_tensors(model: ModelSpec, axes: MeshAxes, *, scanned: bool) -> Tensors
     return {**_place(tensors.outer, axes), "layers": layers if scanned else (layers,) * layer.count}
 
 
-def _place(tensors: Iterable[ModelTensor], axes: MeshAxes, stack: tuple[int, ...] = ()) -> Tensors:
+def _place(tensors: Iterable[Tensor], axes: MeshAxes, stack: tuple[int, ...] = ()) -> Tensors:
     """Returns tensors on a mesh, by name; `stack`: a first dimension that no axis cuts."""
     placed = {}
     for tensor in tensors:
         stored, used = (build_spec(*(None for _ in stack), *place) for place in tensor.place(axes))
-        placed[tensor.name] = Tensor((*stack, *tensor.shape), stored, used)
+        placed[tensor.name] = ShardedTensor((*stack, *tensor.shape), stored, used)
     return placed
 
 
-def walk_tensors(tensors: Tensors | tuple[Tensors, ...] | Tensor) -> Iterator[Tensor]:
+def walk_tensors(tensors: Tensors | tuple[Tensors, ...] | ShardedTensor) -> Iterator[ShardedTensor]:
     """Yields every tensor."""
-    if isinstance(tensors, Tensor):
+    if isinstance(tensors, ShardedTensor):
         yield tensors
         return
     for child in tensors.values() if isinstance(tensors, dict) else tensors:
@@ -97,7 +96,7 @@ EXPERT_MATMUL: Final = "expert_matmul"
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepSharding:
     """A mesh and its axes by role."""
 
     mesh: Mesh
@@ -107,7 +106,7 @@ class Layout:
         """Returns the array, each dimension over these axes."""
         return pin(value, NamedSharding(self.mesh, build_spec(*dimensions)))
 
-    def gather(self, weight: Array, tensor: Tensor, dtype: Any) -> Array:
+    def gather(self, weight: Array, tensor: ShardedTensor, dtype: Any) -> Array:
         """Returns a weight in the form of a matmul: in `dtype`, gathered over fsdp. Its gradient is scattered."""
         if tensor.stored == tensor.used:
             return weight.astype(dtype)
@@ -122,7 +121,7 @@ class Layout:
         """Returns an activation moved from here to there; its gradient is moved back, not summed where it is."""
         return _spread(value, self.shard(build_spec(*here)), self.shard(build_spec(*there)))
 
-    def store(self, tensor: Tensor) -> NamedSharding:
+    def store(self, tensor: ShardedTensor) -> NamedSharding:
         """Returns where a tensor lies between its uses."""
         return NamedSharding(self.mesh, tensor.stored)
 

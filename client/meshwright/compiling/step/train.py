@@ -27,8 +27,8 @@ from jax.sharding import Mesh
 from meshwright.compiling.step.layers import Decoder, build_residual, normalise
 from meshwright.compiling.step.sharding import (
     EXPERT_MATMUL,
-    Layout,
-    Tensor,
+    ShardedTensor,
+    StepSharding,
     Tensors,
     build_spec,
     build_tensors,
@@ -45,7 +45,7 @@ PIECE: Final = 1024
 """Positions of each device's sequence whose logits exist at one time."""
 
 
-def measure_loss(hidden: Array, targets: Array, head: Array, layout: Layout) -> Array:
+def measure_loss(hidden: Array, targets: Array, head: Array, layout: StepSharding) -> Array:
     """Returns the mean cross-entropy in nats.
 
     Args:
@@ -69,7 +69,7 @@ def count_pieces(length: int) -> int:
     return next(count for count in range(math.ceil(length / PIECE), length + 1) if length % count == 0)
 
 
-def _loop(head: Array, parts: tuple[Array, Array], layout: Layout) -> Array:
+def _loop(head: Array, parts: tuple[Array, Array], layout: StepSharding) -> Array:
     if len(parts[0]) == 1:
         return _add_loss(head, (parts[0][0], parts[1][0]), layout)
 
@@ -80,7 +80,7 @@ def _loop(head: Array, parts: tuple[Array, Array], layout: Layout) -> Array:
     return jax.lax.scan(step, jnp.zeros((), jnp.float32), parts)[0]
 
 
-def _cut(value: Array, shards: int, pieces: int, layout: Layout) -> Array:
+def _cut(value: Array, shards: int, pieces: int, layout: StepSharding) -> Array:
     """Returns [pieces, batch, shards, positions, …]: each piece has a part of every context shard."""
     batch, length, *rest = value.shape
     split = value.reshape(batch, shards, pieces, length // shards // pieces, *rest)
@@ -88,7 +88,7 @@ def _cut(value: Array, shards: int, pieces: int, layout: Layout) -> Array:
     return layout.put(moved, None, layout.axes.batch, layout.axes.context, None, *(None for _ in rest))
 
 
-def _add_loss(head: Array, part: tuple[Array, Array], layout: Layout) -> Array:
+def _add_loss(head: Array, part: tuple[Array, Array], layout: StepSharding) -> Array:
     """Returns the sum over one piece: hidden [batch, shards, positions, hidden] and its targets."""
     hidden, targets = part
     axes = layout.axes
@@ -187,7 +187,7 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltSte
     """
     check_expressible(model, training.seq_len)
     check_axes(dict(mesh.shape))
-    layout = Layout(mesh, MeshAxes.of(dict(mesh.shape)))
+    layout = StepSharding(mesh, MeshAxes.of(dict(mesh.shape)))
     tensors = build_tensors(model, layout.axes, scanned=training.scan_layers)
     forward = _Forward(model, training, layout, tensors)
 
@@ -199,7 +199,7 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltSte
     return BuiltStep(step, arguments, (0,), sum(tensor.size for tensor in walk_tensors(tensors)))
 
 
-def _describe_state(tensors: Tensors, training: TrainingSpec, layout: Layout) -> dict[str, Tree]:
+def _describe_state(tensors: Tensors, training: TrainingSpec, layout: StepSharding) -> dict[str, Tree]:
     def describe(dtype: str | None) -> Tree:
         kind = jnp.dtype(dtype or training.weight_dtype)
         return jax.tree.map(
@@ -211,7 +211,7 @@ def _describe_state(tensors: Tensors, training: TrainingSpec, layout: Layout) ->
     return {"count": count, "weights": describe(None), **moments}
 
 
-def _describe_batch(training: TrainingSpec, layout: Layout) -> dict[str, jax.ShapeDtypeStruct]:
+def _describe_batch(training: TrainingSpec, layout: StepSharding) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns tokens and targets [accumulated parts, batch, sequence]."""
     parts = training.gradient_accumulation_steps
     shape = (parts, training.global_batch_size // parts, training.seq_len)
@@ -243,7 +243,7 @@ def _differentiate(
 class _Forward:
     """The forward pass of one model on one mesh."""
 
-    def __init__(self, model: ModelSpec, training: TrainingSpec, layout: Layout, tensors: Tensors) -> None:
+    def __init__(self, model: ModelSpec, training: TrainingSpec, layout: StepSharding, tensors: Tensors) -> None:
         self._model = model
         self._training = training
         self._layout = layout
@@ -284,7 +284,7 @@ def _take_layer(layers: Tensors | tuple[Tensors, ...]) -> Tensors:
     if isinstance(layers, tuple):
         return layers[0]
     return {
-        name: Tensor(tensor.shape[1:], build_spec(*tensor.stored[1:]), build_spec(*tensor.used[1:]))
+        name: ShardedTensor(tensor.shape[1:], build_spec(*tensor.stored[1:]), build_spec(*tensor.used[1:]))
         for name, tensor in layers.items()
     }
 

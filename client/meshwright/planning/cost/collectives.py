@@ -1,7 +1,7 @@
 """The time of a collective: its bytes over the links of its group, and its steps.
 
 A time is the start of the collective, its steps, and its bytes over the links that it uses at once. Figures in, seconds
-out, each one number or an array over candidates. Independent of chips and meshes: `Wire` has all figures. The real
+out, each one number or an array over candidates. Independent of chips and meshes: `AxisLinks` has all figures. The real
 rates of wires are in `reached.csv`. A collective of no bytes, or over a group of one device, takes exactly 0 s.
 
 Source: jax-ml/scaling-book at 0819a7d8, sharding.md (torus), and at 1a55377a, gpus.md (switches, several nodes).
@@ -36,7 +36,7 @@ NETWORK_HOP_S: Final = 8.5e-6
 
 
 @dataclass(frozen=True)
-class Wire:
+class AxisLinks:
     """The links between the devices of one mesh axis's group.
 
     Attributes:
@@ -82,7 +82,7 @@ class Wire:
         return np.where(self.is_ring, 2 * (size // 2), size - 1) / size
 
 
-def time_collective(operation: Operation, byte_count: Any, wire: Wire) -> Any:
+def time_collective(operation: Operation, byte_count: Any, wire: AxisLinks) -> Any:
     """Returns the seconds of a collective.
 
     - all-gather, reduce-scatter: round rings V ÷ W with W both ways and all wrapped dimensions together, whatever the
@@ -109,7 +109,7 @@ def time_collective(operation: Operation, byte_count: Any, wire: Wire) -> Any:
     return _time(wire, ways * byte_count * wire.gathered_ratio, ways * np.asarray(wire.hops))
 
 
-def time_permute(byte_count: Any, wire: Wire) -> Any:
+def time_permute(byte_count: Any, wire: AxisLinks) -> Any:
     """Returns the seconds in which every device sends to the next one: a ring's shift, or from one stage to the next.
 
     Args:
@@ -122,7 +122,9 @@ def time_permute(byte_count: Any, wire: Wire) -> Any:
     return _time(replace(wire, bytes_per_s=rate, hides_latency=False), byte_count, wire.neighbor_hops)
 
 
-def time_across(operation: Operation, byte_count: Any, inner: Wire, outer: Wire, *, pipelined: bool = True) -> Any:
+def time_across(
+    operation: Operation, byte_count: Any, inner: AxisLinks, outer: AxisLinks, *, pipelined: bool = True
+) -> Any:
     """Returns the seconds of a collective over several nodes.
 
     Devices of the same place in each node gather, or reduce, across, each its 1 ÷ g of the array; the node does the
@@ -151,7 +153,7 @@ def torus_wire(
     wraps: Sequence[Any],
     *,
     strides: Sequence[Numbers] | None = None,
-) -> Wire:
+) -> AxisLinks:
     """Returns the wire of a group that fills these dimensions of a torus.
 
     A ring gives a device two links at once, a line one (its ends have no more); all dimensions are used together.
@@ -177,7 +179,7 @@ def torus_wire(
     halves = (length // 2) * (length - length // 2)
     middle = rate * size / length * (length**2 / np.maximum(4 * halves, 1))
     far = np.max(np.where(is_wide, stride, 1), axis=0)
-    return Wire(
+    return AxisLinks(
         size=size,
         bytes_per_s=np.where(size > 1, np.sum(np.where(is_wide, rate, 0), axis=0), link),
         middle_bytes_per_s=np.min(np.where(is_wide, middle, np.inf), axis=0),
@@ -190,7 +192,7 @@ def torus_wire(
     )
 
 
-def gpu_wire(bytes_per_s: Numbers, size: Numbers, *, pair_bytes_per_s: float | None = None) -> Wire:
+def gpu_wire(bytes_per_s: Numbers, size: Numbers, *, pair_bytes_per_s: float | None = None) -> AxisLinks:
     """Returns the wire of the GPUs of a host, or of an NVLink domain, with a ring of n − 1 steps.
 
     Behind switches each GPU has all its links to any other. Without switches it has only its links to the n − 1 others
@@ -206,13 +208,13 @@ def gpu_wire(bytes_per_s: Numbers, size: Numbers, *, pair_bytes_per_s: float | N
     """
     hops = np.asarray(size) - 1
     if pair_bytes_per_s is None:
-        return Wire(size=size, bytes_per_s=bytes_per_s, hops=hops, hop_s=NVLINK_HOP_S)
+        return AxisLinks(size=size, bytes_per_s=bytes_per_s, hops=hops, hop_s=NVLINK_HOP_S)
     joined = np.minimum(bytes_per_s, pair_bytes_per_s * np.maximum(1, hops))
     nearest = np.minimum(bytes_per_s, pair_bytes_per_s)
-    return Wire(size=size, bytes_per_s=joined, neighbor_bytes_per_s=nearest, hops=hops, hop_s=NVLINK_HOP_S)
+    return AxisLinks(size=size, bytes_per_s=joined, neighbor_bytes_per_s=nearest, hops=hops, hop_s=NVLINK_HOP_S)
 
 
-def network_wire(bytes_per_s: Numbers, size: Numbers) -> Wire:
+def network_wire(bytes_per_s: Numbers, size: Numbers) -> AxisLinks:
     """Returns the wire between devices of different hosts or slices: a non-blocking network, by a tree of ⌈log₂ n⌉.
 
     Args:
@@ -222,10 +224,10 @@ def network_wire(bytes_per_s: Numbers, size: Numbers) -> Wire:
     Source: gpus.md, "Beyond the node level" (fat tree); NCCL's latency, src/graph/tuning.cc: 2·log₂(nodes) steps of an
     all-reduce.
     """
-    return Wire(size=size, bytes_per_s=bytes_per_s, hops=np.ceil(np.log2(size)), hop_s=NETWORK_HOP_S)
+    return AxisLinks(size=size, bytes_per_s=bytes_per_s, hops=np.ceil(np.log2(size)), hop_s=NETWORK_HOP_S)
 
 
-def _time(wire: Wire, moved_bytes: Any, hops: Any) -> Any:
+def _time(wire: AxisLinks, moved_bytes: Any, hops: Any) -> Any:
     """Returns the seconds in which these bytes come into a device, in this number of steps."""
     carried_s = moved_bytes / (np.asarray(wire.bytes_per_s) * np.asarray(wire.reached_ratio))
     carried_s = carried_s + np.asarray(wire.ramp_s_per_root_byte) * np.sqrt(moved_bytes)
@@ -245,7 +247,7 @@ class Reached:
     Attributes:
         family: a chip's hardware type ("a100"), or a platform ("gpu", "tpu") for all others.
         reached_ratio: part of the chip's published rate, one way, of all links that it uses.
-        start_s, hop_s, ramp_s_per_root_byte: as in `Wire`; None: not known.
+        start_s, hop_s, ramp_s_per_root_byte: as in `AxisLinks`; None: not known.
         source: where it comes from.
     """
 
@@ -260,7 +262,7 @@ class Reached:
     ramp_s_per_root_byte: float | None = None
 
 
-def calibrate(wire: Wire, family: str, platform: str, operation: Operation, place: Place = "inside") -> Wire:
+def calibrate(wire: AxisLinks, family: str, platform: str, operation: Operation, place: Place = "inside") -> AxisLinks:
     """Returns the wire with the table's calibration for each of its group sizes; it keeps the published rates.
 
     Uses the row of the largest group that is no larger, otherwise that of the smallest group.

@@ -30,7 +30,7 @@ from meshwright.wire.model import TrainingSpec, WeightDtype
 
 
 @dataclass(frozen=True)
-class MemoryParts:
+class MemoryUse:
     """Bytes of the fullest device, by purpose; parts add up to `total_bytes`.
 
     Attributes:
@@ -74,7 +74,7 @@ class Circumstances:
     is_in_order: bool = True
 
 
-_PARTS: Final = tuple(part.name for part in fields(MemoryParts))
+_PARTS: Final = tuple(part.name for part in fields(MemoryUse))
 
 Place = Literal["first", "inner", "last"]
 """Of a pipeline's stages: the first has the embedding, the last the head; without a pipeline each has all."""
@@ -102,14 +102,14 @@ class StepMemory:
     execution: Execution = field(default_factory=Execution)
     more: Circumstances = field(default_factory=Circumstances)
 
-    def price(self) -> MemoryParts:
+    def price(self) -> MemoryUse:
         """Returns the bytes of the fullest device."""
         stages = self.price_stages()
         totals = np.stack(np.broadcast_arrays(*(np.asarray(stage.total_bytes, float) for stage in stages)))
         fullest = totals.argmax(axis=0)
-        return MemoryParts(**{name: np.choose(fullest, [getattr(stage, name) for stage in stages]) for name in _PARTS})
+        return MemoryUse(**{name: np.choose(fullest, [getattr(stage, name) for stage in stages]) for name in _PARTS})
 
-    def price_stages(self) -> tuple[MemoryParts, ...]:
+    def price_stages(self) -> tuple[MemoryUse, ...]:
         """Returns the bytes of a device of the first stage, of one further in, and of the last."""
         return tuple(map(self.price_stage, _PLACES_OF_STAGES))
 
@@ -117,13 +117,13 @@ class StepMemory:
     def _tokens(self) -> Any:
         return self.layout.micro_batch_size * (self.work.seq_len / self.layout.cp)
 
-    def price_stage(self, place: Place) -> MemoryParts:
+    def price_stage(self, place: Place) -> MemoryUse:
         """Returns the parts of one kind of stage."""
         layers = self._count_layers(place)
         dense, experts = self._count_parameters(place, layers)
         held = self._count_held(dense, experts)
         again = np.where(self._is_added, self.keeping.accumulated, 0.0)
-        return MemoryParts(
+        return MemoryUse(
             parameters=held * self.weight_bytes,
             gradients=held * self.weight_bytes * (1 + again),
             optimizer=held * self.layout.optimizer_bytes,

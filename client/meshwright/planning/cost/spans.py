@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planning.cost.collectives import (
+    AxisLinks,
     Numbers,
     Operation,
-    Wire,
     calibrate,
     gpu_wire,
     network_wire,
@@ -102,8 +102,8 @@ class Span:
         family, platform: the key of the measured rates (`reached.csv`).
     """
 
-    inner: Wire
-    outer: Wire
+    inner: AxisLinks
+    outer: AxisLinks
     family: str
     platform: Literal["gpu", "tpu"]
 

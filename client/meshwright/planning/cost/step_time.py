@@ -57,7 +57,7 @@ LAW: Final = Law()
 
 
 @dataclass(frozen=True)
-class Machine:
+class DeviceRates:
     """One device: its peak in 16 bits, and its memory's bandwidth; as published, or as measured beside that."""
 
     platform: str
@@ -103,7 +103,7 @@ class StepTime:
 def price_step(
     work: Work,
     layout: Layout,
-    machine: Machine,
+    machine: DeviceRates,
     spans: Spans,
     execution: Execution,
     law: Law = LAW,
@@ -127,7 +127,7 @@ def price_step(
 class _Pricing:
     work: Work
     layout: Layout
-    machine: Machine
+    machine: DeviceRates
     spans: Spans
     execution: Execution
     law: Law

@@ -27,7 +27,7 @@ Cut = Literal["outputs", "inputs", "tokens"]
 
 
 @dataclass(frozen=True)
-class Matmul:
+class MatmulShape:
     """Tokens [M, inputs] × weight [inputs, outputs]."""
 
     inputs: int
@@ -50,7 +50,7 @@ class Experts:
 
     count: int
     chosen: int
-    matmuls: tuple[Matmul, ...]
+    matmuls: tuple[MatmulShape, ...]
     parameters: int
 
 
@@ -89,7 +89,7 @@ class Block:
     """
 
     count: int
-    matmuls: tuple[Matmul, ...]
+    matmuls: tuple[MatmulShape, ...]
     attention: Attention
     experts: Experts | None
     other_parameters: int
@@ -135,7 +135,7 @@ class Work:
     vocabulary: int
     seq_len: int
     blocks: tuple[Block, ...]
-    head: Matmul
+    head: MatmulShape
     embedding_parameters: int
     is_tied: bool
     is_parallel: bool = False
@@ -172,7 +172,7 @@ def build_work(model: ModelSpec, seq_len: int) -> Work:
         vocabulary=model.vocab_size,
         seq_len=seq_len,
         blocks=tuple(_build_block(model, layer, attention) for layer in tensors.layers),
-        head=Matmul(model.hidden_size, model.vocab_size, "outputs"),
+        head=MatmulShape(model.hidden_size, model.vocab_size, "outputs"),
         embedding_parameters=tensors.measure("embedding"),
         is_tied=model.tie_word_embeddings,
         is_parallel=model.use_parallel_residual,
@@ -197,11 +197,11 @@ def _build_block(model: ModelSpec, layer: LayerTensors, attention: Attention) ->
     return Block(layer.count, matmuls, attention, experts, others, chosen * model.expert_size + model.shared_size)
 
 
-def _list_matmuls(layer: LayerTensors, *parts: Part) -> Iterator[Matmul]:
+def _list_matmuls(layer: LayerTensors, *parts: Part) -> Iterator[MatmulShape]:
     """Yields the matmuls of a layer; matrices that follow each other and have the same input are multiplied at once."""
     matrices = (tensor for tensor in layer.tensors if tensor.part in parts and tensor.is_matrix)
     for (inputs, cut), joined in groupby(matrices, lambda tensor: (tensor.shape[-2], _find_cut(tensor))):
-        yield Matmul(inputs, sum(tensor.shape[-1] for tensor in joined), cut)
+        yield MatmulShape(inputs, sum(tensor.shape[-1] for tensor in joined), cut)
 
 
 def _find_cut(tensor: Tensor) -> Cut:
@@ -276,5 +276,5 @@ def _weigh(block: Block) -> dict[Output, int]:
     }
 
 
-def _count(matmuls: tuple[Matmul, ...]) -> int:
+def _count(matmuls: tuple[MatmulShape, ...]) -> int:
     return sum(matmul.parameters for matmul in matmuls)

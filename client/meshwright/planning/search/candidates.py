@@ -1,6 +1,6 @@
 """The candidates of a search: all meshes that divide model, batch and devices equally, and the cost of each.
 
-Rule: a candidate is legal before it is priced, by the same rule of divisibility as a given mesh.
+AxisRule: a candidate is legal before it is priced, by the same rule of divisibility as a given mesh.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.cost.memory import (
     DTYPE_BYTES,
     Circumstances,
-    MemoryParts,
+    MemoryUse,
     StepMemory,
     count_optimizer_bytes,
     read_keepings,
@@ -34,10 +34,10 @@ from meshwright.planning.cost.spans import (
     lay_on_torus,
     read_spans,
 )
-from meshwright.planning.cost.step_time import Execution, Machine, price_step
+from meshwright.planning.cost.step_time import DeviceRates, Execution, price_step
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.hardware import find_capacity
-from meshwright.planning.parallelism import SEARCH_AXES, Rule, list_divisors, list_rules
+from meshwright.planning.parallelism import SEARCH_AXES, AxisRule, list_divisors, list_rules
 from meshwright.planning.search.measured import COPY_ALONE, KINDS, MATMUL_ALONE, Factor, Measurements
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.links import classify_link
@@ -130,7 +130,7 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     return Space(layout, tuple(left))
 
 
-def _choose(axis: str, sizes: list[int], rules: Sequence[Rule], bounds: Bounds, left: list[Left]) -> list[int]:
+def _choose(axis: str, sizes: list[int], rules: Sequence[AxisRule], bounds: Bounds, left: list[Left]) -> list[int]:
     """Returns the sizes that an axis may have; adds to `left` those that only a rule keeps out."""
     kept = []
     for size in sizes:
@@ -144,7 +144,7 @@ def _choose(axis: str, sizes: list[int], rules: Sequence[Rule], bounds: Bounds, 
     return kept
 
 
-def _is_wasteful(axis: str, size: int, rules: Sequence[Rule]) -> bool:
+def _is_wasteful(axis: str, size: int, rules: Sequence[AxisRule]) -> bool:
     """Returns whether parts are too small, or too unequal, for any mesh of them to be the best."""
     whole = rules[0].size if rules else 1
     if axis == "pp":
@@ -283,9 +283,9 @@ class Hardware:
         """Returns by how much a figure differs from the tables'; 1 where it was not measured."""
         return next((factor.ratio for factor in self.factors if factor.case == case and factor.is_taken), 1.0)
 
-    def build_machine(self) -> Machine:
+    def build_machine(self) -> DeviceRates:
         """Returns the figures of one device."""
-        return Machine(
+        return DeviceRates(
             platform=self.platform,
             flops_per_s=self.chip.device_flops_per_s * self.find_ratio("matmul"),
             memory_bytes_per_s=self.chip.device_memory_bytes_per_s * self.find_ratio("memory_bandwidth"),
@@ -438,7 +438,7 @@ def price(
     keeping = read_keepings()[hardware.platform]
     weight_bytes, more = DTYPE_BYTES[training.weight_dtype], read_circumstances(model, training)
     memory = StepMemory(work, layout, weight_bytes, keeping, execution, more).price()
-    sizes = {part.name: getattr(memory, part.name) for part in fields(MemoryParts)}
+    sizes = {part.name: getattr(memory, part.name) for part in fields(MemoryUse)}
     return Priced(
         layout=layout,
         parts={name: np.broadcast_to(np.asarray(parts[name], dtype=np.float64), shape) for name in PARTS},

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planning.cost.collectives import (
-    Wire,
+    AxisLinks,
     gpu_wire,
     network_wire,
     time_across,
@@ -32,7 +32,7 @@ time_all_reduce_across = partial(time_across, "all_reduce")
 time_all_to_all = partial(time_collective, "all_to_all")
 time_all_to_all_across = partial(time_across, "all_to_all")
 
-Timing = Callable[[Any, Wire], Any]
+Timing = Callable[[Any, AxisLinks], Any]
 TIMINGS: tuple[Timing, ...] = (
     time_all_gather,
     time_all_reduce,
@@ -47,7 +47,7 @@ BYTES = st.floats(1, 1e12)
 
 
 @st.composite
-def wires(draw: st.DrawFn) -> Wire:
+def wires(draw: st.DrawFn) -> AxisLinks:
     """A torus, switches, or a network, with any latencies."""
     size, kind = draw(SIZES), draw(st.sampled_from([gpu_wire, network_wire, None]))
     dims = draw(st.lists(SIZES, min_size=1, max_size=3))
@@ -63,7 +63,7 @@ def wires(draw: st.DrawFn) -> Wire:
 @given(wires(), BYTES, st.floats(1, 100))
 @pytest.mark.parametrize("timing", TIMINGS)
 def test_more_bytes_and_slower_wires_are_never_faster(
-    timing: Timing, wire: Wire, byte_count: float, factor: float
+    timing: Timing, wire: AxisLinks, byte_count: float, factor: float
 ) -> None:
     known = timing(byte_count, wire)
     assert timing(byte_count * factor, wire) >= known
@@ -75,13 +75,13 @@ def test_more_bytes_and_slower_wires_are_never_faster(
 
 
 @given(wires(), BYTES)
-def test_an_all_reduce_is_twice_an_all_gather_but_for_its_start(wire: Wire, byte_count: float) -> None:
+def test_an_all_reduce_is_twice_an_all_gather_but_for_its_start(wire: AxisLinks, byte_count: float) -> None:
     plain = replace(wire, start_s=0.0, ramp_s_per_root_byte=0.0)
     assert time_all_reduce(byte_count, plain) == pytest.approx(2 * time_all_gather(byte_count, plain))
 
 
 @given(wires(), BYTES)
-def test_no_device_gets_all_other_parts_faster_than_its_links_carry_them(wire: Wire, byte_count: float) -> None:
+def test_no_device_gets_all_other_parts_faster_than_its_links_carry_them(wire: AxisLinks, byte_count: float) -> None:
     least = byte_count * (wire.size - 1) / wire.size / wire.bytes_per_s
     assert time_all_gather(byte_count, wire) >= least * (1 - 1e-9)
     assert time_all_to_all(byte_count, wire) >= least / wire.size * (1 - 1e-9)
@@ -172,7 +172,7 @@ def test_a_network_takes_as_many_steps_as_a_tree_has_levels() -> None:
 
 @given(wires(), wires(), BYTES, st.booleans())
 def test_over_one_node_or_one_device_a_node_only_one_stage_is_left(
-    inner: Wire, outer: Wire, byte_count: float, pipelined: bool
+    inner: AxisLinks, outer: AxisLinks, byte_count: float, pipelined: bool
 ) -> None:
     alone_in, alone_out = replace(inner, size=1), replace(outer, size=1)
     flat = (time_all_gather, time_all_reduce, time_all_to_all)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwright.planning.cost.memory import (
     Circumstances,
     Keeping,
-    MemoryParts,
+    MemoryUse,
     StepMemory,
     read_keepings,
 )
@@ -28,7 +28,7 @@ LLAMA_PARAMETERS = 6_738_415_616 - 4096
 """Published, without the norm behind all layers, which `Work` leaves out."""
 
 
-def price(work: Work = LLAMA, keeping: Keeping = XLA, **axes: Any) -> MemoryParts:
+def price(work: Work = LLAMA, keeping: Keeping = XLA, **axes: Any) -> MemoryUse:
     """Returns the parts of a step with these axes."""
     return StepMemory(work, Layout(**axes), 4, keeping).price()
 
@@ -112,7 +112,7 @@ def test_many_candidates_are_priced_as_one_by_one(rows: list[tuple[int, ...]]) -
     for place, row in enumerate(rows):
         axes: dict[str, Any] = dict(zip(names, row, strict=True))
         alone = price(**axes, gradient_accumulation_steps=4)
-        for part in fields(MemoryParts):
+        for part in fields(MemoryUse):
             values = np.broadcast_to(getattr(together, part.name), len(rows))
             assert values[place] == pytest.approx(getattr(alone, part.name)), part.name
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout, lay_on_hosts
-from meshwright.planning.cost.step_time import LAW, Execution, Law, Machine, StepTime, find_spread, price_step
+from meshwright.planning.cost.step_time import LAW, DeviceRates, Execution, Law, StepTime, find_spread, price_step
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
 from meshwright.topology.chips import find_chip
 
 PEAK, MEMORY = 312e12, 2e12
-MACHINE = Machine("gpu", PEAK, MEMORY)
+MACHINE = DeviceRates("gpu", PEAK, MEMORY)
 WORK = build_work(read_model("llama2-7b"), 4096)
 SPARSE = build_work(read_model("qwen3-30b-a3b"), 4096)
 BARE = Law(1.0, float("inf"), {"gpu": 1.0}, experts=1.0)
@@ -26,7 +26,9 @@ HEAD = 2 * WORK.head.parameters * 4096 / PEAK
 """Forward seconds of a sequence on one device."""
 
 
-def price(layout: Layout, *, law: Law = BARE, work: Any = WORK, machine: Machine = MACHINE, **does: Any) -> StepTime:
+def price(
+    layout: Layout, *, law: Law = BARE, work: Any = WORK, machine: DeviceRates = MACHINE, **does: Any
+) -> StepTime:
     spans = lay_on_hosts(layout, "a100", 8, 3e11, 25e9)
     return price_step(work, layout, machine, spans, Execution(**does), law)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.errors import NotCompiledError
-from meshwright.planning.cost.work import Matmul, build_work
+from meshwright.planning.cost.work import MatmulShape, build_work
 from meshwright.planning.models import read_model, read_presets
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
@@ -49,10 +49,10 @@ def test_a_dense_layer_has_its_four_matmuls() -> None:
 
     assert block.count == 3
     assert block.matmuls == (
-        Matmul(64, 64 + 2 * 32, "outputs"),
-        Matmul(64, 64, "inputs"),
-        Matmul(64, 512, "outputs"),
-        Matmul(256, 64, "inputs"),
+        MatmulShape(64, 64 + 2 * 32, "outputs"),
+        MatmulShape(64, 64, "inputs"),
+        MatmulShape(64, 512, "outputs"),
+        MatmulShape(256, 64, "inputs"),
     )
     assert block.attention.context == 4.5
     assert block.flops_per_token == 2 * (64 * 128 + 64 * 64 + 64 * 512 + 256 * 64) + 2 * 4 * 32 * 4.5
@@ -100,7 +100,7 @@ def test_experts_are_apart_from_what_every_token_goes_through() -> None:
     assert sparse.experts is not None
     assert (sparse.experts.count, sparse.experts.chosen) == (8, 2)
     assert sparse.expert_parameters == 8 * 3 * 64 * 32
-    assert sparse.matmuls[2:] == (Matmul(64, 64, "outputs"), Matmul(32, 64, "inputs"))
+    assert sparse.matmuls[2:] == (MatmulShape(64, 64, "outputs"), MatmulShape(32, 64, "inputs"))
     assert sparse.inner == 3 * 32
 
 
@@ -110,6 +110,6 @@ def test_latent_attention_goes_through_narrow_matrices() -> None:
 
     assert (dense.count, sparse.count) == (3, 58)
     assert [matmul.cut for matmul in dense.matmuls[:5]] == ["tokens", "outputs", "tokens", "outputs", "inputs"]
-    assert dense.matmuls[0] == Matmul(7168, 1536, "tokens")
+    assert dense.matmuls[0] == MatmulShape(7168, 1536, "tokens")
     assert dense.attention.query_size == 192
     assert dense.attention.value_size == 128

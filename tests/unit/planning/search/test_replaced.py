@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.planning.cost.collectives import Wire
+from meshwright.planning.cost.collectives import AxisLinks
 from meshwright.planning.cost.spans import Layout
 from meshwright.planning.cost.step_time import LAW
 from meshwright.planning.request import Inventory, answer_request
@@ -87,7 +87,7 @@ def test_an_all_reduce_is_estimated_to_take_what_it_took_and_other_collectives_g
     assert len({round(ratio, 9) for ratio in ratios.values()}) == 1
 
 
-def read_rate(wire: Wire) -> float:
+def read_rate(wire: AxisLinks) -> float:
     return float(np.asarray(wire.bytes_per_s))
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshwright._client.awaiting import AsyncClient
     from meshwright._client.blocking import Client
     from meshwright._client.holding import Held
-    from meshwright._client.requests import PlanOptions, Readiness, SearchOptions
+    from meshwright._client.requests import BenchOptions, PlanOptions, Readiness, SearchOptions
     from meshwright._reference import load_plan
     from meshwright.fleet import Fleet, FleetState
 
@@ -44,6 +44,7 @@ __all__ = [
     "AgentConnectionError",
     "AgentTimeoutError",
     "AsyncClient",
+    "BenchOptions",
     "Client",
     "ConflictError",
     "DeviceBusyError",
@@ -76,6 +77,7 @@ __all__ = [
 
 _LAZY = {
     "AsyncClient": "meshwright._client.awaiting",
+    "BenchOptions": "meshwright._client.requests",
     "Client": "meshwright._client.blocking",
     "Fleet": "meshwright.fleet",
     "FleetState": "meshwright.fleet",

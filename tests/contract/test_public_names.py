@@ -16,6 +16,7 @@ PUBLIC = {
     "AgentConnectionError",
     "AgentTimeoutError",
     "AsyncClient",
+    "BenchOptions",
     "InvalidRequestError",
     "Client",
     "ConflictError",

@@ -181,7 +181,7 @@ class AsyncClient:
         deadline: float | None = None,
     ) -> httpx.Response:
         """Sends until there is an answer with one of the statuses, or a retry is useless."""
-        said = None if body is None else body.model_dump_json(exclude_unset=True)
+        content = None if body is None else body.model_dump_json(exclude_unset=True)
         attempts = Attempts(
             self._max_retries if max_retries is None else max_retries,
             makes_run=makes_run,
@@ -189,7 +189,7 @@ class AsyncClient:
             was_ready=path in self._answered,
         )
         while True:
-            outcome = await self._try(method, path, params or {}, said, accept, deadline)
+            outcome = await self._try(method, path, params or {}, content, accept, deadline)
             if isinstance(outcome, httpx.Response):
                 if outcome.status_code in statuses:
                     self._answered.add(path)

@@ -53,7 +53,7 @@ def build_mesh(plan: PlanLike, devices: Sequence[Any] | None = None, *, timeout_
     own default differs between its versions.
 
     Args:
-        plan: from the agent or from `plan_mesh`.
+        plan: from the agent or from `plan_mesh`; or a file that holds it.
         devices: the devices that may be used, in any order; None means `jax.devices()`. Each process reports its own.
         timeout_s: how long to wait for the other processes, including the start of JAX's backend.
 

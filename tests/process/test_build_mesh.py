@@ -88,7 +88,7 @@ def test_two_processes_build_planned_meshes_and_refuse_wrong_ones_together(tmp_p
         10: "with other devices",
         11: "uses all 16 devices",
         12: "is for 8 gpu devices",
-        13: "holds no plan",
+        13: "is no file that can be read",
     }
     for step, words in refused.items():
         for answers in (first, second):

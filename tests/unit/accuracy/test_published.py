@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,8 @@ def test_every_run_has_its_source_and_a_batch_that_its_mesh_divides() -> None:
     assert len(read_runs()) == 43
     for run in read_runs():
         assert run.source
-        assert int(run.layout.devices) == run.devices
+        sizes = (getattr(run.layout, axis) for axis in ("dp", "fsdp", "tp", "cp", "ep", "pp"))
+        assert math.prod(map(int, sizes)) == run.devices
 
 
 @pytest.mark.parametrize("left_out", FOLDS)

@@ -77,7 +77,7 @@ def test_what_needs_hardware_is_refused_and_no_child_is_started(tmp_path: Path) 
         asyncio.run(agent.benches.submit(BenchRequest(), by=Owner()))
     assert caught.value.hint
     answer = asyncio.run(agent.host.release())
-    assert (answer.released, answer.held, answer.killed) == (True, (), False)
+    assert (answer.released, answer.holders, answer.worker_killed) == (True, (), False)
     assert (agent.device.generation, agent.probe.generation) == (0, 0)
 
 

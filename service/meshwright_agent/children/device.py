@@ -47,7 +47,7 @@ def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]
 
 
 def read_device(device: Any) -> dict[str, Any]:
-    """Returns one `jax.Device` with `JaxView`'s fields and what identifies it. Fields that the platform does not have are None."""
+    """Returns one `jax.Device`: `JaxView`'s fields, and what identifies it. A field that the platform lacks is None."""
     from meshwright._jax_devices import describe_device
 
     described = describe_device(device)

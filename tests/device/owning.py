@@ -146,7 +146,7 @@ def _release(bed: Bed, agent: RunningAgent, before: Any, name: str, killed: bool
         name, duration_s, duration_s <= RELEASE_LIMIT_S and answer["released"], "s", f"≤ {RELEASE_LIMIT_S:g} s", note
     )
     if killed is not None:
-        yield Finding(f"{name}: it had to be killed", answer["killed"], answer["killed"] is killed, rule=str(killed))
+        yield Finding(f"{name}: it had to be killed", answer["worker_killed"], answer["killed"] is killed, rule=str(killed))
     if pid is not None:
         yield Finding(f"{name}: process gone", not is_alive(pid), not is_alive(pid), rule="True")
     if bed.is_gpu:
@@ -182,8 +182,8 @@ def check_owners(bed: Bed) -> Iterator[Finding]:
             yield Finding("/devices: its container", seen.get("container"), note="none is right outside one")
             yield Finding("/devices: it is not ours", seen.get("own") is False, seen.get("own") is False, rule="True")
             answer, duration_s = release(agent)
-            held = any(each["pid"] == pid for each in answer["held"] or ())
-            yield Finding("a release names it", held, held, rule="True", note=f"{duration_s:.2f} s")
+            is_held = any(each["pid"] == pid for each in answer["holders"] or ())
+            yield Finding("a release names it", is_held, is_held, rule="True", note=f"{duration_s:.2f} s")
 
 
 def check_lease(bed: Bed) -> Iterator[Finding]:

@@ -118,10 +118,10 @@ def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, lo
         for _ in range(2):
             answer = await scene.release()
             duration_s.append(answer.duration_s)
-            assert (answer.released, answer.killed, answer.worker.state) == (False, True, "stopping")
-            assert answer.held is not None
-            assert [holder.pid for holder in answer.held] == pids
-            assert answer.held[-1].own
+            assert (answer.released, answer.worker_killed, answer.worker.state) == (False, True, "stopping")
+            assert answer.holders is not None
+            assert [holder.pid for holder in answer.holders] == pids
+            assert answer.holders[-1].own
         assert BOUND_S - ANSWER_S - PROBE_S <= min(duration_s) <= BOUND_S
         ended.set()
         assert (await scene.release()).released
@@ -130,19 +130,19 @@ def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, lo
 
 
 @pytest.mark.parametrize(
-    ("look", "held", "unseen"),
+    ("look", "holders", "unknown"),
     [
-        ({"holders": None}, None, "hidden"),
-        (CallCancelled("the probe was ended"), None, "late"),
+        ({"holders": None}, None, "no_permission"),
+        (CallCancelled("the probe was ended"), None, "driver_timeout"),
         ({"holders": []}, (), None),
     ],
 )
 def test_a_release_says_why_nobody_could_look(
-    tmp_path: Path, look: Reply, held: tuple[()] | None, unseen: str | None
+    tmp_path: Path, look: Reply, holders: tuple[()] | None, unknown: str | None
 ) -> None:
     async def test(scene: Scene) -> None:
         answer = await scene.release()
-        assert (answer.held, answer.unseen) == (held, unseen)
+        assert (answer.holders, answer.holders_unknown) == (holders, unknown)
 
     run_scene(tmp_path, test, look=look)
 
@@ -158,7 +158,7 @@ def test_after_a_worker_has_ended_hidden_holders_are_looked_at_again_until_its_m
         answer = await scene.release()
         assert answer.duration_s <= BOUND_S
         assert len(scene.probe.calls) > 1
-        assert (answer.held, answer.unseen) == (((), None) if is_cleared else (None, "hidden"))
+        assert (answer.holders, answer.holders_unknown) == (((), None) if is_cleared else (None, "no_permission"))
 
     run_scene(tmp_path, test, look={"holders": None})
 
@@ -166,7 +166,7 @@ def test_after_a_worker_has_ended_hidden_holders_are_looked_at_again_until_its_m
 def test_where_no_worker_was_hidden_holders_are_asked_for_once(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         answer = await scene.release()
-        assert (answer.held, answer.unseen, len(scene.probe.calls)) == (None, "hidden", 1)
+        assert (answer.holders, answer.holders_unknown, len(scene.probe.calls)) == (None, "no_permission", 1)
 
     run_scene(tmp_path, test, look={"holders": None})
 
@@ -176,7 +176,7 @@ def test_a_second_look_that_nobody_answers_takes_nothing_back_of_the_first(tmp_p
         await scene.start()
         scene.probe.answers.append(CallCancelled("the probe was ended"))
         answer = await scene.release()
-        assert (answer.held, answer.unseen, len(scene.probe.calls)) == (None, "hidden", 2)
+        assert (answer.holders, answer.holders_unknown, len(scene.probe.calls)) == (None, "no_permission", 2)
 
     run_scene(tmp_path, test, look={"holders": None})
 
@@ -195,7 +195,7 @@ def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_pa
 
         scene.probe.call = end_meanwhile  # type: ignore[method-assign]
         answer = await scene.release()
-        assert (answer.released, [holder.pid for holder in answer.held or ()]) == (True, [4711])
+        assert (answer.released, [holder.pid for holder in answer.holders or ()]) == (True, [4711])
 
     run_scene(tmp_path, test, look={"holders": [SEEN, OWN]})
 
@@ -205,7 +205,7 @@ def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path
         await scene.start()
         for _ in range(2):
             answer = await scene.release()
-            assert (answer.released, [holder.pid for holder in answer.held or ()]) == (False, [1001])
+            assert (answer.released, [holder.pid for holder in answer.holders or ()]) == (False, [1001])
         with pytest.raises(DeviceBusyError, match="process 1001, does not let go"):
             await scene.watch().preempt((), "a lease")
 

@@ -146,7 +146,8 @@ def _release(bed: Bed, agent: RunningAgent, before: Any, name: str, killed: bool
         name, duration_s, duration_s <= RELEASE_LIMIT_S and answer["released"], "s", f"≤ {RELEASE_LIMIT_S:g} s", note
     )
     if killed is not None:
-        yield Finding(f"{name}: it had to be killed", answer["worker_killed"], answer["killed"] is killed, rule=str(killed))
+        was_killed = answer["worker_killed"]
+        yield Finding(f"{name}: it had to be killed", was_killed, was_killed is killed, rule=str(killed))
     if pid is not None:
         yield Finding(f"{name}: process gone", not is_alive(pid), not is_alive(pid), rule="True")
     if bed.is_gpu:

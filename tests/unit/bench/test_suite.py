@@ -49,7 +49,7 @@ class Run:
         bench = Bench(scope, stage, self.updates.append, self.check, timetable)
         bench.run(
             [
-                Trial(case, "n", "d", (0,), "float32", 64 * (place + 1), prepare)
+                Trial(case, "d", (0,), "float32", 64 * (place + 1), prepare)
                 for place, prepare in enumerate(prepares)
             ]
         )

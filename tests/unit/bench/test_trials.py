@@ -50,5 +50,5 @@ def test_a_result_is_right_if_no_element_is_wrong_and_the_collective_was_there(
 def test_a_trial_is_named_for_people_by_size_devices_and_axis() -> None:
     from meshwright_agent.children.bench.measure import Trial
 
-    trial = Trial("permute", "p", "p", (0, 1), "float32", 64, NoSubject, axis="dp", axis_size=2)
+    trial = Trial("permute", "p", (0, 1), "float32", 64, NoSubject, axis="dp", axis_size=2)
     assert trial.label == "64 bytes on device 0, 1 over dp:2"

@@ -9,7 +9,7 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.process.slice_environment import needs_tpu_compiler
 from tests.unit.compiling.step_jobs import CPU, V5E, build_job, fit, verify
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]  # seven compiles: 208 s beside other tests
 
 WIDE = ModelSpec(vocab_size=512, hidden_size=2048, intermediate_size=16384, num_hidden_layers=1, num_attention_heads=16)
 SMALL = ModelSpec(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)

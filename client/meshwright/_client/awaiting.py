@@ -118,8 +118,8 @@ class AsyncClient:
     Raises:
         SettingsError: the address, the token or a file that the environment names cannot be used.
 
-    Every method raises AgentConnectionError when nobody answers, AgentTimeoutError when the answer takes too
-    long, and the class of `meshwright.errors` that the agent's problem names.
+    Every method raises AgentConnectionError when no agent answers, AgentTimeoutError when the answer takes
+    too long, and the class of `meshwright.errors` that the agent's problem names.
     """
 
     def __init__(
@@ -466,9 +466,8 @@ class AsyncClient:
         Raises:
             InvalidMeshError: the mesh is not valid.
             InvalidRequestError: an option does not exist, or has the wrong type.
-            PlanInfeasibleError: the mesh cannot shard the model.
-            PlanInfeasibleError: the mesh does not fit these devices. The hint has shapes that do.
-            PlanInfeasibleError: the mesh would leave devices unused.
+            PlanInfeasibleError: the mesh cannot shard the model, does not fit these devices, or would leave some unused;
+                the `code` tells which. The hint has shapes that work.
         """
         given = {} if isinstance(mesh, PlanRequest) else {"mesh": mesh}
         request = build_request(PlanRequest, mesh, {**given, **options})
@@ -589,8 +588,7 @@ class AsyncClient:
             **options: what is measured, and how: see `BenchOptions`.
 
         Raises:
-            RunFailedError: the run failed; or the class of its problem, such as UnavailableError.
-            RunFailedError: the run was cancelled.
+            RunFailedError: the run failed, or was cancelled; or the class of its problem, such as UnavailableError.
             QueueFullError: too many runs are in the queue.
             DeviceLeasedError: another lease has the devices.
             DeviceBusyError: another process uses them.
@@ -770,11 +768,11 @@ class AsyncClient:
             purpose: what for, as others shall read it.
             ttl_s: seconds after which the lease ends when this process is gone; renewed at a third of it.
             preemptible: a lease that is not preemptible may take the devices over.
-            wait_s: seconds to wait for devices that somebody else has leased.
+            wait_s: seconds to wait for devices that another owner has leased.
             on_lost: called with why, as soon as it is known: from a thread of the client, or by the event loop.
 
         Raises:
-            DeviceLeasedError: somebody else has one of the devices, and has not ended after `wait_s`.
+            DeviceLeasedError: another owner has one of the devices, and the lease has not ended after `wait_s`.
             InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
                 range.
         """

@@ -109,7 +109,7 @@ def _build_tls(settings: ClientSettings) -> ssl.SSLContext:
 
 def _refuse_password() -> str:
     raise SettingsError(
-        "the key of MESHWRIGHT_CLIENT_CERT_FILE is encrypted, and nobody is there to be asked for its password; name a "
+        "the key of MESHWRIGHT_CLIENT_CERT_FILE is encrypted, and the client cannot ask for its password; name a "
         "key without one, readable by its owner only"
     )
 

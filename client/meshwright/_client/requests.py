@@ -249,10 +249,10 @@ def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
         PlanInfeasibleError: there is no plan. The error says why each mesh was rejected.
     """
     if not plans.plans:
-        told = [f"{_write_shape(each)} {each.message}" for each in plans.rejected[:REASONS_MOST]]
-        told += [each.message for each in plans.comparison if each.message]
-        reasons = "; ".join([*told, *(notice.message for notice in plans.warnings)]) or "no reason was given"
-        raise PlanInfeasibleError(f"{asked}: no plan is possible: {reasons}", host=host)
+        reasons = [f"{_write_shape(each)} {each.message}" for each in plans.rejected[:REASONS_MOST]]
+        reasons += [each.message for each in plans.comparison if each.message]
+        text = "; ".join([*reasons, *(notice.message for notice in plans.warnings)]) or "no reason was given"
+        raise PlanInfeasibleError(f"{asked}: no plan is possible: {text}", host=host)
     best = plans.plans[0]
     return best.model_copy(update={"warnings": (*best.warnings, *plans.warnings)}) if plans.warnings else best
 

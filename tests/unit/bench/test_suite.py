@@ -48,10 +48,7 @@ class Run:
         timetable = Timetable.start(self.clock, self.limit_s)
         bench = Bench(scope, stage, self.updates.append, self.check, timetable)
         bench.run(
-            [
-                Trial(case, "d", (0,), "float32", 64 * (place + 1), prepare)
-                for place, prepare in enumerate(prepares)
-            ]
+            [Trial(case, "d", (0,), "float32", 64 * (place + 1), prepare) for place, prepare in enumerate(prepares)]
         )
         return bench
 

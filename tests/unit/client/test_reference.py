@@ -9,7 +9,7 @@ import pytest
 import meshwright
 from meshwright import NotFoundError, SettingsError, load_plan
 from meshwright.testing import FakeAgent
-from meshwright.wire.mesh import Plan
+from meshwright.wire.mesh import Plan, Plans
 
 
 @pytest.fixture
@@ -31,6 +31,14 @@ def _write(folder: Path, text: str) -> Path:
 
 def test_a_file_with_a_plan_is_that_plan(plan: Plan, tmp_path: Path) -> None:
     assert load_plan(_write(tmp_path, plan.model_dump_json())) == plan
+
+
+def test_of_a_reply_with_several_plans_the_first_is_taken_for_it_is_the_best(
+    plan: Plan, fake: FakeAgent, tmp_path: Path
+) -> None:
+    with fake.client() as client:
+        other = client.plan("dp:8")
+    assert load_plan(_write(tmp_path, Plans(plans=(plan, other)).model_dump_json())) == plan
 
 
 def test_the_variable_is_used_when_no_reference_is_given(

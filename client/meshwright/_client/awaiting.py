@@ -466,7 +466,7 @@ class AsyncClient:
         Raises:
             InvalidMeshError: the mesh is not valid.
             InvalidRequestError: an option does not exist, or has the wrong type.
-            PlanInfeasibleError: the mesh cannot shard the model, does not fit these devices, or would leave some unused;
+            PlanInfeasibleError: the mesh cannot shard the model, does not fit these devices, or leaves some unused;
                 the `code` tells which. The hint has shapes that work.
         """
         given = {} if isinstance(mesh, PlanRequest) else {"mesh": mesh}

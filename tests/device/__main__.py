@@ -36,7 +36,7 @@ from tests.device.owning import (
 )
 from tests.device.record import PAGE, Done, Finding, Record, read_record, write_page
 from tests.device.speed import check_speed
-from tests.device.training import check_step
+from tests.device.training import check_batch, check_step
 from tests.documents import ROOT
 
 
@@ -61,6 +61,7 @@ CHECKS: Final = {
     "health": Check(check_health),
     "speed": Check(check_speed, 240.0),
     "step": Check(check_step, 500.0),
+    "batch": Check(check_batch, 400.0),
     "idle": Check(check_idle, on_cpu=False),
     "hold": Check(check_hold, on_cpu=False),
 }

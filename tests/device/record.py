@@ -7,7 +7,7 @@ that was done twice the newer counts. `ok` is None for a figure that nothing is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,6 @@ from tests.documents import ROOT
 
 PAGE: Final = ROOT / "docs/how-to/check-a-card.md"
 BEGIN, END = "<!-- device: written by python -m tests.device --write -->", "<!-- /device -->"
-_VERDICT: Final = {True: "holds", False: "**does not hold**", None: ""}
 
 
 @dataclass(frozen=True)
@@ -144,30 +143,19 @@ def format_value(finding: Finding) -> str:
 
 
 def format_page(record: Record) -> str:
-    """Returns the record as Markdown: the machine, and a table of each check."""
+    """Returns the record as Markdown: the machine, and a row for each check."""
     machine = "; ".join(f"{name} {value}" for name, value in record.run.items())
-    wrong = [f for one in record.checks.values() for f in one.findings if f.ok is False]
-    failed = [name for name, one in record.checks.items() if one.done.state not in {"done", "skipped"}]
-    skipped = [name for name, one in record.checks.items() if one.done.state == "skipped"]
-    verdict = f"{len(wrong)} finding(s) do not hold, {len(failed)} check(s) failed, {len(skipped)} skipped."
-    parts = [machine, verdict, *(_format_check(name, one) for name, one in record.checks.items())]
-    return "\n\n".join(parts) + "\n"
+    rows = "\n".join(_format_check(name, one) for name, one in record.checks.items())
+    return f"{machine}\n\n| check | took | holds | does not hold |\n|---|---|---|---|\n{rows}\n"
 
 
 def _format_check(name: str, checked: Checked) -> str:
-    done = checked.done
-    head = f"### {name}\n\n{done.state.capitalize()} in {done.duration_s:.1f} s. {_cell(done.reason)}".rstrip()
-    if not checked.findings:
-        return head
-    return f"{head}\n\n| what | found | asked | | beside |\n|---|---|---|---|---|\n" + "\n".join(
-        _rows(checked.findings)
-    )
-
-
-def _rows(findings: Iterable[Finding]) -> Iterable[str]:
-    for f in findings:
-        cells = (f.name, format_value(f), f.rule, _VERDICT[f.ok], f.note)
-        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    asked = [finding for finding in checked.findings if finding.ok is not None]
+    wrong = [f"{each.name}: {format_value(each)}, not {each.rule}" for each in asked if not each.ok]
+    if checked.done.state != "done":
+        wrong.append(f"{checked.done.state}: {checked.done.reason}")
+    holds = f"{sum(finding.ok is True for finding in asked)} of {len(asked)}"
+    return f"| `{name}` | {checked.done.duration_s:.0f} s | {holds} | {_cell('; '.join(wrong))} |"
 
 
 def _cell(text: str) -> str:

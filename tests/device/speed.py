@@ -10,12 +10,14 @@ from typing import Any, Final
 from meshwright.topology.chips import Chip, find_chip
 from tests.device.bed import Bed
 from tests.device.record import Finding
-from tests.process.living import await_end, submit
+from tests.process.living import ask, await_end, submit
 
 RUNS: Final = 3
 LEAST_RATIO: Final = 0.5
 MOST_RATIO: Final = 1.0
 SPREAD_RATIO: Final = 0.1
+OF_CARD: Final = ("matmul", "memory_bandwidth")
+"""Cases that the host's pageable memory has no part in."""
 
 _FULL: Final[dict[str, Any]] = {
     "suite": "full",
@@ -44,11 +46,13 @@ def check_speed(bed: Bed) -> Iterator[Finding]:
                 best[record["case"]] = max(best.get(record["case"], (0.0, "")), (rate, _describe(record)))
             for skipped in run["result"]["skipped"] if ok else ():
                 yield Finding(f"bench {number} skipped {skipped['case']}", skipped["reason"])
+        stats = (ask(agent, "/devices")["devices"][0]["jax"] or {}).get("memory_stats") or {}
+        yield Finding("arrays at most", stats.get("peak_bytes_in_use"), unit="B", note="JAX's peak_bytes_in_use")
     yield Finding("wrong elements", wrong, wrong == 0, rule="0", note=f"of {sum(map(len, medians.values()))} records")
     yield from compare_peaks(best, find_chip(kind))
     for (case, size_bytes), found in medians.items():
         spread = (max(found) - min(found)) / statistics.median(found)
-        big = size_bytes == max(size for name, size in medians if name == case)
+        big = case in OF_CARD and size_bytes == max(size for name, size in medians if name == case)
         rule, ok = (f"≤ {SPREAD_RATIO:.0%}", spread <= SPREAD_RATIO) if big and bed.is_gpu else ("", None)
         note = f"of {len(found)} medians of about {statistics.median(found):.3g} s"
         yield Finding(f"spread of {case}, S = {size_bytes >> 10} KiB", spread, ok, "ratio", rule, note)

@@ -1,7 +1,8 @@
 """A plan's step, run for real: `python -m tests.device.step FILE`, the job as JSON; answers with one line of JSON.
 
 Rule: the plan's environment is set before jax is imported, its mesh is made by the library as a trainer makes it, and
-the step is the very one that the compiler was asked about.
+the step is the very one that the compiler was asked about; with "attention": "cudnn" it has the attention that trainers
+use on NVIDIA's cards instead, whose speed the plan is about.
 """
 
 from __future__ import annotations
@@ -26,7 +27,21 @@ def main() -> None:
     plan = Plan.model_validate(job["plan"])
     os.environ.update(plan.environment)
     model, training = ModelSpec.model_validate(job["model"]), TrainingSpec.model_validate(job["training"])
+    if job["attention"] == "cudnn":
+        from meshwright.compiling.step import layers
+
+        layers.attend = attend_by_cudnn
     print(json.dumps(run_steps(plan, model, training, job["steps"])), flush=True)
+
+
+def attend_by_cudnn(query: Any, key: Any, value: Any, *, blocked: bool) -> Any:
+    """Returns what the step's own `attend` does, by cuDNN's fused kernel."""
+    import jax
+
+    assert blocked
+    flat = query.reshape(*query.shape[:2], -1, query.shape[-1])
+    mixed = jax.nn.dot_product_attention(flat, key, value, is_causal=True, implementation="cudnn")
+    return mixed.reshape(query.shape)
 
 
 def run_steps(plan: Plan, model: ModelSpec, training: TrainingSpec, count: int) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from meshwright_agent.facts.model import build_json
 from tests.device.__main__ import CHECKS, Check, main, run_check
 from tests.device.bed import Bed
 from tests.device.facts import compare_cards
-from tests.device.record import Finding, Record, read_record
+from tests.device.record import PAGE, Finding, Record, format_page, read_record
 from tests.device.smi import SmiCard, parse_smi
-from tests.device.training import compare_step
+from tests.device.training import compare_step, compare_time
 from tests.fakes.machines import Machine, plant_machine
 
 pytestmark = pytest.mark.exhaustive
@@ -132,8 +132,14 @@ def test_a_step_is_held_against_what_was_said_of_it() -> None:
         "it: memory by compile-only ÷ measured",
         "it: memory by the card's own compile ÷ measured",
         "it: memory by the plan ÷ measured",
-        "it: step time by the plan ÷ measured",
     ]
+    assert wrong(list(compare_time("it", plan, ran))) == []
+    assert wrong(list(compare_time("it", plan, worse))) == ["it: step time by the plan ÷ measured"]
+
+
+def test_the_page_shows_the_record_of_the_newest_card() -> None:
+    record = read_record(Path(__file__).with_name("h100.jsonl"))
+    assert format_page(record) in PAGE.read_text(), "python -m tests.device --from tests/device/h100.jsonl --write"
 
 
 def find_one(_bed: Bed) -> Iterator[Finding]:

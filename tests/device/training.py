@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from meshwright import Client
 from meshwright.compiling.request import compile_in_child
-from meshwright.planning.compile_job import build_job
+from meshwright.planning.compile_job import apply_schedule, build_job
 from meshwright.planning.models import read_model
 from meshwright.wire.mesh import Plan
 from meshwright.wire.model import TrainingSpec
@@ -60,15 +60,62 @@ def check_step(bed: Bed) -> Iterator[Finding]:
             training = {**training, "global_batch_size": batch}
             plan = client.plan("dp:-1", model=named, training=training)
             release(agent)
-        spec = TrainingSpec(**training)
+        spec = apply_schedule(TrainingSpec(**training), plan.schedule)
         found = compile_in_child(build_job(plan, model, spec), limit_s=LIMIT_S)
         assert isinstance(found, Verification)
         what = f"{named if isinstance(named, str) else 'a small model'}, {batch} × {spec.seq_len} tokens"
         yield Finding(
             f"{what}: compile-only", found.status, found.status == "verified", rule="verified", note=found.reason or ""
         )
-        job = {"plan": plan.model_dump(mode="json"), "model": model.model_dump(mode="json"), "training": training}
-        yield from compare_step(what, plan, found, run_job({**job, "steps": 10}))
+        job = {
+            "plan": plan.model_dump(mode="json"),
+            "model": model.model_dump(mode="json"),
+            "training": spec.model_dump(mode="json", exclude_none=True),
+            "steps": 10,
+        }
+        yield from compare_step(what, plan, found, run_job({**job, "attention": "own"}))
+        if bed.is_gpu:
+            yield from compare_time(what, plan, run_job({**job, "attention": "cudnn"}))
+
+
+def check_batch(bed: Bed) -> Iterator[Finding]:
+    """The largest batch by the compiler trains, within the memory that was said; one more does not fit, it says."""
+    named, training = CASES[bed.platform][-1]
+    training = {"seq_len": training["seq_len"], **({} if bed.is_gpu else {"global_batch_size": 8})}
+    with bed.start_agent() as agent, Client(agent.url, timeout=60) as client:
+        least = {**training, "global_batch_size": len(client.devices().devices)}
+        plan = client.plan(
+            "dp:-1", model=named, training=least
+        )  # whose environment has the memory that a compile counts on
+        found = client.batch_size(
+            model=named, training=training, mesh="dp:-1", compile=True, timeout_s=LIMIT_S
+        ).compiled
+        release(agent)
+    assert found is not None
+    batch = found.global_batch_size or 0
+    yield Finding("largest batch", batch, bool(batch), rule="1 or more", note=f"{found.compile_count} compiles")
+    job = {
+        "plan": plan.model_dump(mode="json"),
+        "model": read_model(named).model_dump(mode="json"),
+        "attention": "own",
+        "steps": 2,
+    }
+    ran = run_job({**job, "training": {**training, "global_batch_size": batch}})
+    said_bytes, peak = found.verification.peak_memory_bytes, ran["peak_bytes"]
+    yield build_step_finding("largest batch: step", ran)
+    if said_bytes and peak:
+        ratio, (low, high) = said_bytes / peak, MEMORY_RATIOS
+        yield Finding(
+            "memory by compile-only ÷ measured", ratio, low <= ratio <= high, "ratio", f"{low:.0%} to {high:.0%}"
+        )
+    if bed.is_gpu:
+        more = {**training, "global_batch_size": batch + found.data_parallel_size}
+        try:
+            run_job({**job, "training": more})
+            after = "it ran"
+        except AssertionError as error:
+            after = "out of memory" if "RESOURCE_EXHAUSTED" in str(error) else str(error)[:200]
+        yield Finding("one sequence more on each device", after, note="does not fit, by the compiler")
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
@@ -90,9 +137,7 @@ def compare_step(what: str, plan: Plan, found: Verification, ran: dict[str, Any]
     yield Finding(f"{what}: the plan's mesh", same, same, rule="has the plan's fingerprint")
     falls = ran["is_finite"] and ran["losses"][-1] < ran["losses"][0]
     yield Finding(f"{what}: loss", ran["losses"][-1], falls, "", "falls", f"from {ran['losses'][0]:.4g}")
-    step_s = statistics.median(ran["steps_s"])
-    spread = f"{min(ran['steps_s']):.4g} to {max(ran['steps_s']):.4g} s, compiled in {ran['compile_s']:.1f} s"
-    yield Finding(f"{what}: step", step_s, unit="s", note=f"{spread}, {ran['device']}, jax {ran['jax']}")
+    yield build_step_finding(f"{what}: step", ran)
     peak, low, high = ran["peak_bytes"], *MEMORY_RATIOS
     yield Finding(f"{what}: memory at most", peak, unit="B", note="JAX's peak_bytes_in_use")
     said: list[tuple[str, int | None]] = [
@@ -108,10 +153,23 @@ def compare_step(what: str, plan: Plan, found: Verification, ran: dict[str, Any]
             )
         elif said_bytes:
             yield Finding(f"{what}: memory by {who}", said_bytes, unit="B")
-    if plan.step_time is not None:
-        told = plan.step_time
-        inside = told.low_s is None or told.high_s is None or told.low_s <= step_s <= told.high_s
-        rule = f"within {told.low_s:.4g} to {told.high_s:.4g} s" if told.low_s and told.high_s else ""
-        yield Finding(f"{what}: step time by the plan ÷ measured", told.total_s / step_s, inside, "ratio", rule)
     if found.estimated_step_s is not None:
-        yield Finding(f"{what}: step time by the compiler ÷ measured", found.estimated_step_s / step_s, unit="ratio")
+        ratio = found.estimated_step_s / statistics.median(ran["steps_s"])
+        yield Finding(f"{what}: step time by the compiler ÷ measured", ratio, unit="ratio")
+
+
+def compare_time(what: str, plan: Plan, ran: dict[str, Any]) -> Iterator[Finding]:
+    """Yields the time of a step with the attention of NVIDIA's library beside the plan's."""
+    yield build_step_finding(f"{what}: step with cuDNN's attention", ran)
+    yield Finding(f"{what}: memory with cuDNN's attention", ran["peak_bytes"], unit="B")
+    told, step_s = plan.step_time, statistics.median(ran["steps_s"])
+    if told is not None and told.low_s is not None and told.high_s is not None:
+        inside, rule = told.low_s <= step_s <= told.high_s, f"within {told.low_s:.4g} to {told.high_s:.4g} s"
+        yield Finding(f"{what}: step time by the plan ÷ measured", told.total_s / step_s, inside, "ratio", rule)
+
+
+def build_step_finding(name: str, ran: dict[str, Any]) -> Finding:
+    """Returns the median of the steps, with their spread."""
+    spread = f"{min(ran['steps_s']):.4g} to {max(ran['steps_s']):.4g} s, compiled in {ran['compile_s']:.1f} s"
+    note = f"{spread}, {ran['device']}, jax {ran['jax']}"
+    return Finding(name, statistics.median(ran["steps_s"]), unit="s", note=note)

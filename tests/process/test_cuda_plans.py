@@ -41,9 +41,7 @@ def test_the_readmes_70b_on_512_h100_fits_and_communicates_as_counted_by_hand_on
         *mesh, "--model", "llama3-70b", "--global-batch-size", str(ROWS), "--seq-len", str(SEQUENCE)
     )
     assert (status, found["status"], found["parameter_count"]) == (0, "verified", PARAMETERS)
-    assert found["capacity_bytes"] == int(
-        81_559 * 2**20 * 0.92
-    )  # JAX's own largest share, as a plan for a model takes it
+    assert found["capacity_bytes"] == int((81_559 - 768) * 2**20 * 0.92)  # of what CUDA offers, a plan's share
     state_bytes = 3 * 4 * PARAMETERS / 512
     assert state_bytes < found["memory"]["argument_bytes"] < 1.02 * state_bytes
     assert state_bytes < found["peak_memory_bytes"] < found["capacity_bytes"]
@@ -64,5 +62,5 @@ def test_what_needs_more_than_the_jobs_share_of_a_gpu_does_not_fit_and_exits_1_o
     options = ("fsdp:8,tp:8", "--target", "8*h100:8", "--model", "llama3-70b", "--seq-len", "8192")
     status, found = run_plan(*options, "--global-batch-size", "512")
     assert (status, found["status"]) == (1, "does_not_fit")
-    assert found["needed_bytes"] == found["peak_memory_bytes"] > found["capacity_bytes"]
+    assert found["needed_bytes"] == math.ceil(1.04 * found["peak_memory_bytes"]) > found["capacity_bytes"]
     assert f"{found['needed_bytes']:,}" in found["reason"]

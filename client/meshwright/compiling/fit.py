@@ -135,7 +135,7 @@ def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
         return Attempt(size, done.fits, report.peak_memory_bytes or report.needed_bytes, fixed)
 
     greatest = job.training.global_batch_size // (parts * unit)
-    search_largest(attempt, greatest, site.capacity_bytes)
+    search_largest(attempt, greatest, site.peak_limit_bytes)
     batch = max((each.per_replica_batch_size for each in tried if each.fits), default=0)
     best = found.get(batch) or found[min(found)]
     has_margin = batch and best.capacity_bytes is not None and best.peak_memory_bytes is not None

@@ -266,7 +266,8 @@ def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) 
     """
     if model is None or training is None:
         raise _refuse_missing(model, '{"seq_len": 4096}')
-    found = prepare_verify(plan, model, bound_batch(training, plan.mesh_shape))
+    bound = bound_batch(apply_schedule(training, plan.schedule), plan.mesh_shape)
+    found = prepare_verify(plan, model, bound)
     if isinstance(found, CompileJob):
         return found.model_copy(update={"search": "largest_batch"})
     return build_unfitted(count_parts(plan.mesh_shape), found)

@@ -117,6 +117,14 @@ def _refuse(name: str) -> UnknownHardwareError:
 GPU_FRACTION: Final = 0.75
 """The part of a GPU's memory that JAX takes by default. Source: docs.jax.dev, "GPU memory allocation"."""
 
+GPU_RESERVED_BYTES: Final = 768 * 2**20
+"""What NVIDIA's driver keeps of the memory that nvidia-smi tells: CUDA, and so JAX, takes its part of the rest.
+
+Seen: 480 MiB of an H100 (driver 580: nvidia-smi's "reserved", and JAX's limit), 550 of another
+(vllm-project/vllm#27508), 768 of an A100 80GB (levihsu/OOTDiffusion#235), 420 of an A100 40GB
+(raoyongming/DenseCLIP#52).
+"""
+
 TRAINING_FRACTION: Final = 0.92
 """The part of a GPU's memory that a training job takes if it is alone on its GPUs; the rest is for the driver, CUDA's
 context and NCCL. Assumed: people start JAX with 0.9 to 0.95."""
@@ -144,4 +152,4 @@ def find_capacity(chip: Chip, memory_bytes: int | None = None, fraction: float |
     """
     if chip.platform == "tpu":
         return chip.usable_bytes or chip.device_memory_bytes
-    return int((memory_bytes or chip.device_memory_bytes) * (fraction or GPU_FRACTION))
+    return int(((memory_bytes or chip.device_memory_bytes) - GPU_RESERVED_BYTES) * (fraction or GPU_FRACTION))

@@ -77,7 +77,10 @@ class Verification(Reply):
     target: str | None = None
     peak_memory_bytes: int | None = Field(default=None, description="most that a device holds at one time")
     capacity_bytes: int | None = Field(default=None, description="that a job may use on a device")
-    needed_bytes: int | None = Field(default=None, description="does_not_fit: what the compiler says it needs")
+    needed_bytes: int | None = Field(
+        default=None,
+        description="does_not_fit: what it needs; on GPUs 1.04 of the peak, as a card's own compile may need more",
+    )
     memory: MemoryParts | None = None
     collectives: tuple[VerifiedCollective, ...] = ()
     estimated_step_s: float | None = None

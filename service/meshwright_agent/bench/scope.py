@@ -50,7 +50,8 @@ DEFAULTS: Final[dict[tuple[str, bool], Defaults]] = {
         (64 * KIB, MIB, 16 * MIB, 256 * MIB), (256 * MIB, 1024 * MIB), (4096, 8192, 16384), samples=30, limit_s=300.0
     ),
 }
-"""Defaults by suite and by whether the platform is CPU. The quick suite uses at most 512 MiB per device."""
+"""Defaults by suite and by whether the platform is CPU. The quick suite's own arrays take
+at most 512 MiB of a device; on an H100, XLA's search for kernels took as much again."""
 
 
 @dataclass(frozen=True)

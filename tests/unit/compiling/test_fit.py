@@ -82,11 +82,3 @@ def test_the_capacity_that_is_given_bounds_the_batch_where_the_compiler_knows_no
     found = fit(job.model_copy(update={"capacity_bytes": bytes_of_five}))
     assert (found.per_replica_batch_size, found.limit, found.margin_bytes) == (5, "memory", 0)
     assert found.compile_count <= 2 + STALLED
-
-
-def test_fewer_sequences_than_parts_are_not_compiled_and_the_least_is_named() -> None:
-    found = fit(build_job(CPU, {"fsdp": 4}, SMALL, TrainingSpec(global_batch_size=3, seq_len=16)))
-    assert (found.per_replica_batch_size, found.compile_count) == (None, 0)
-    assert found.verification.status == "not_compiled"
-    assert "3 is less than one sequence for each of 4 data-parallel parts" in str(found.verification.reason)
-    assert "4 is the least" in str(found.verification.reason)

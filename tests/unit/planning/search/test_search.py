@@ -175,7 +175,7 @@ def test_a_plan_for_a_host_goes_by_the_memory_of_its_own_devices() -> None:
     request = PlanRequest.model_validate({"mesh": "fsdp:8", "model": "llama3-8b", "training": TRAINING})
     plan = answer_request(request, Inventory(host)).plans[0]
     assert plan.memory is not None
-    assert plan.memory.capacity_bytes == read_capacity(plan) == int(0.92 * 20 * 2**30)
+    assert plan.memory.capacity_bytes == read_capacity(plan) == int(0.92 * (20 * 2**30 - 768 * 2**20))
 
 
 def test_losers_are_told_with_the_part_that_cost_them_most() -> None:
@@ -275,7 +275,7 @@ def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mes
         ("llama2-13b", "v5p:4x4x4", (256, 4096), {"fsdp": 64}),
         ("gpt2", "h100:8", (512, 1024), {"dp": 8}),
         ("llama3-70b", "8*h100:8", (256, 8192), {"fsdp": 64}),
-        ("mixtral-8x7b", "8*h100:8", (1024, 4096), {"fsdp": 32, "ep": 2}),
+        ("mixtral-8x7b", "8*h100:8", (1024, 4096), {"fsdp": 16, "ep": 4}),
         ("llama3-8b", "64*gb200:4", (512, 8192), {"fsdp": 256}),  # four domains of 64 GPUs
     ],
 )

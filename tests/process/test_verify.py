@@ -222,3 +222,22 @@ def test_on_a_tpu_that_is_not_here_the_compiler_says_what_fits() -> None:
     assert found.needed_bytes is not None
     assert found.capacity_bytes is not None
     assert found.needed_bytes > found.capacity_bytes > 15 * 2**30
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("step", "untold"),
+    [
+        ("build_splash_attention", ("their time (splash_mha_fwd",)),
+        ("build_ring_all_gather", ("their time", "what they send between devices")),
+    ],
+)
+def test_of_jaxs_own_kernels_the_report_says_what_the_compiler_does_not_tell(
+    step: str, untold: tuple[str, ...]
+) -> None:
+    found = verify(make_plan("v5e:2x2"), f"{MODULE}:{step}")
+    assert (found.status, found.collectives) == ("verified", ())
+    (kernels,) = found.warnings
+    assert kernels.code == "custom_kernels"
+    assert all(words in kernels.message for words in untold)
+    assert ("send" in kernels.message) == ("send" in " ".join(untold))

@@ -44,6 +44,27 @@ def build_huge(mesh: Mesh) -> Any:
     return jax.jit(lambda a, b: a @ b), (huge, huge)
 
 
+def build_splash_attention(mesh: Mesh) -> Any:
+    """JAX's own fused attention for TPUs, with its gradients: batch over dp, 8 heads over tp."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+
+    heads, length = 8 // mesh.shape["tp"], 1024
+    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((length, length))] * heads)
+    attend = jax.vmap(splash_attention_kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=1))
+    spec = P("dp", "tp")
+    on_mesh = jax.shard_map(attend, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
+    part = jax.ShapeDtypeStruct((4, 8, length, 128), jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+    return jax.jit(jax.grad(lambda q, k, v: on_mesh(q, k, v).astype(jnp.float32).sum(), (0, 1, 2))), (part,) * 3
+
+
+def build_ring_all_gather(mesh: Mesh) -> Any:
+    """JAX's own ring collective: a kernel that sends by itself."""
+    from jax.experimental.pallas.ops.tpu.all_gather import all_gather
+
+    part = jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=NamedSharding(mesh, P("tp")))
+    return jax.jit(lambda x: all_gather(x, mesh=mesh, axis_name="tp")), (part,)
+
+
 def build_wrong(mesh: Mesh) -> Any:
     return jitted
 

@@ -150,7 +150,10 @@ def test_a_program_with_a_pallas_kernel_is_read_to_its_end(path: Path) -> None:
     # Keys and values go round a ring of 4, each 4 heads × 1024 × 128. The text of the kernel has lines of its own.
     assert (ring.axis, ring.op, ring.count, ring.group_size) == ("cp", "collective-permute", 8, 4)
     assert ring.bytes == 8 * 4 * 1024 * 128 * BF16
-    assert facts.notices == ()
+    (kernels,) = facts.notices
+    assert kernels.code == "custom_kernels"
+    assert "does not tell their time (splash_mha_" in kernels.message
+    assert "send" not in kernels.message
 
 
 @pytest.mark.parametrize("path", list_recorded("windowed-16"))

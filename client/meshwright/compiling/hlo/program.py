@@ -12,7 +12,7 @@ Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (sizes); programs of libtpu 0.0.42
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -46,6 +46,7 @@ _TRANSFERS: Final[Mapping[str, CollectiveOp]] = {
 }
 """libtpu's names for transfers between slices."""
 
+_TPU_KERNEL: Final = "tpu_custom_call"
 _CHAIN_START: Final = "AsyncCollectiveStart"
 _IDLE_CALLS: Final = ("PrepareAsyncCall", "AllocateBuffer")
 _WORK: Final = frozenset({"fusion", "dot", "convolution", "custom-call", "while", "call", "conditional", "sort"})
@@ -97,6 +98,7 @@ def read_program(
     parts = [part for place in executed if (part := reader.read_collective(place))]
     if unknown := (*module.unknown, *dict.fromkeys(reader.unknown)):
         notices.append(build_incomplete(_describe_unknown(unknown)))
+    notices.extend(describe_kernels(executed))
     return ProgramFacts(
         collectives=merge_parts(parts),
         estimate=build_estimate(executed, clock_hz) if platform == "tpu" and clock_hz else None,
@@ -117,6 +119,22 @@ def build_incomplete(reason: str) -> Notice:
     message = f"this report is incomplete: {reason}"
     hint = "a newer version of meshwright may know the output of this compiler"
     return Notice(code="program_incomplete", message=message, hint=hint)
+
+
+def describe_kernels(executed: Iterable[Executed]) -> Iterator[Notice]:
+    """Yields the warning that a TPU program has kernels of its own (Pallas), of which the compiler says little."""
+    calls = [place.instruction for place in executed if place.instruction.message.custom_call_target == _TPU_KERNEL]
+    silent = [call for call in calls if read_cycles(call) is None]
+    sending = [call for call in calls if call.backend_config.get("custom_call_config", {}).get("has_communication")]
+    lacks = {"their time": silent, "what they send between devices": sending}
+    if said := [f"{what} ({_name_kernels(kernels)})" for what, kernels in lacks.items() if kernels]:
+        message = f"the step has custom kernels, and the compiler does not tell {' and '.join(said)}"
+        yield Notice(code="custom_kernels", message=message, hint="time the step on the hardware itself")
+
+
+def _name_kernels(calls: Sequence[Instruction]) -> str:
+    names = list(dict.fromkeys(call.name.rpartition(".")[0] or call.name for call in calls))
+    return ", ".join(names[:UNKNOWN_COUNT]) + (", …" if len(names) > UNKNOWN_COUNT else "")
 
 
 def build_estimate(executed: Iterable[Executed], clock_hz: float) -> StepEstimate | None:

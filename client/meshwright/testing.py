@@ -522,7 +522,7 @@ def _build_devices(target: str, host: str, now: datetime) -> Devices:
 
     return Devices(
         host=Host(name=host, boot_id=f"{mark}-0000-4000-8000-000000000000", **seen),
-        cpu=Cpu(**seen),
+        cpu=Cpu(),
         numa_nodes=(),
         software=Software(agent="0.0.0", python="3.13.0", jax="0.10.0", jaxlib="0.10.0", **seen),
         platform=topology.platform,

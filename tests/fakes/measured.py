@@ -58,7 +58,9 @@ def build_bench_record(row: Measurement, **fields: Any) -> BenchRecord:
         name: getattr(row, name) for name in ("case", "dtype", "device_indices", "axis_size", "size_bytes", "median_s")
     }
     known |= {"axis": None if row.axis_size is None else "x", "name": row.case, "observed_at": row.observed_at}
-    known |= {"flops_per_s": row.flop_count / row.median_s or None, "busbw_factor": row.busbw_factor or None}
+    algbw = row.size_bytes / row.median_s
+    known |= {"flops_per_s": row.flop_count / row.median_s or None, "algbw_bytes_per_s": algbw}
+    known |= {"busbw_bytes_per_s": row.busbw_factor * algbw or None}
     known |= {"samples_s": (row.median_s,) * 3, "p10_s": row.median_s, "p90_s": row.median_s}
     return build_record(**{**known, "detail": {"device_kind": row.device_kind}, **fields})
 

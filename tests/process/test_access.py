@@ -100,6 +100,26 @@ def test_insecure_is_taken_at_its_word_and_warned_of(tmp_path: Path) -> None:
 # ---- tokens and scopes -----------------------------------------------------------------------------------------------
 
 
+def test_a_token_that_the_command_makes_is_taken_by_the_running_agent_and_expires(guarded: Guarded) -> None:
+    command = [sys.executable, "-m", "meshwright_agent", "token", "new", "--scope", "operate"]
+    made, short = (
+        subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=True)
+        for more in (("prolog",), ("visitor", "--expires", "3s"))
+    )
+    assert made.stdout.strip() not in made.stderr, "the token file has no secret"
+    with guarded.token_file.open("a") as file:
+        file.write(made.stderr + short.stderr)
+
+    def ask(printed: str) -> int:
+        headers = _bearer(printed.strip())
+        return httpx.post(f"{guarded.agent.url}/devices/release", headers=headers, timeout=60).status_code
+
+    wait_for(lambda: ask(made.stdout) == 200, guarded.agent, limit_s=10)
+    wait_for(lambda: ask(short.stdout) == 401, guarded.agent, limit_s=10)
+    assert ask(made.stdout) == 200
+    assert ask("mw_no_such_token") == 401
+
+
 @pytest.mark.parametrize("path", ["/devices", "/", "/docs", "/metrics", "/openapi.json", "/runs", "/health"])
 def test_everything_but_the_probes_needs_a_token(guarded: Guarded, path: str) -> None:
     refused = guarded.ask("GET", path, None)

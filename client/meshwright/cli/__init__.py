@@ -51,9 +51,11 @@ from meshwright.cli.session import (
     NO_ANSWER,
     OK,
     UNWRITABLE,
+    LateError,
     Options,
     Session,
     drop_stdout,
+    limit_time,
     open_missing_streams,
 )
 
@@ -99,7 +101,7 @@ _Timeout = Annotated[
         "--timeout",
         metavar="S",
         callback=check_timeout,
-        help="Response timeout in seconds, and the limit of a compile; of health and several hosts of all.",
+        help="Seconds for the whole command; an agent's compile goes on. lease run: for each reply.",
     ),
 ]
 _Format = Annotated[
@@ -204,8 +206,15 @@ def _bind(run: _Command) -> Callable[..., None]:
         if arguments.get("form") == "json":
             own = replace(own, form="json")
         session = Session(context.obj.merge(own))
+        limit_s = None if run is leases.run_leased else session.options.timeout_s
         try:
-            raise typer.Exit(_carry_out(run, session, arguments))
+            with limit_time(limit_s):
+                code = _carry_out(run, session, arguments)
+            raise typer.Exit(code)
+        except LateError:
+            late = errors.AgentTimeoutError(f"not done within {limit_s:g} s", hint="give it longer (--timeout)")
+            print_error(session, late)
+            raise typer.Exit(NO_ANSWER) from None
         except (typer.Exit, typer.BadParameter):  # typer's to end with
             raise
         except KeyboardInterrupt:

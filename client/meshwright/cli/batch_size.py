@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from meshwright.cli.compiling import judge, print_batch
-from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
+from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_notices
 from meshwright.cli.progress import answer_here, follow_compile
 from meshwright.cli.request_options import (
     CompileOption,
@@ -136,13 +136,8 @@ def _print_roofline(session: Session, roofline: Roofline | None) -> None:
     if roofline is None:
         session.out.print("roofline: no figure of this hardware is known")
         return
-    peak, memory = (
-        format_rate(roofline.peak_flops_per_s, "FLOP/s"),
-        format_rate(roofline.memory_bytes_per_s, "B/s"),
-    )
     session.out.print(
-        f"roofline ({clean(roofline.dtype)}): {roofline.critical_batch_tokens:.0f} tokens a device, "
-        f"{peak} over {memory}\n"
+        f"roofline: {roofline.critical_batch_tokens:.0f} tokens a device\n"
         f"  {clean(roofline.derivation)}\n  source: {clean(roofline.source)}",
         soft_wrap=True,
     )

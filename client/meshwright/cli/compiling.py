@@ -106,10 +106,9 @@ def _list_lines(found: Verification) -> Iterator[str]:
         yield parts
     if found.parameter_count is not None:
         yield f"{found.parameter_count:,} parameters"
-    if found.estimate is not None:
-        yield f"about {format_time(found.estimate.total_s)} a step by the compiler's cycles: {found.estimate.limits}"
-    elif found.estimated_step_s is not None:
-        yield f"about {format_time(found.estimated_step_s)} a step by the compiler's cycles"
+    if found.estimated_step_s is not None:
+        step = format_time(found.estimated_step_s)
+        yield f"about {step} a step by the compiler's cycles, without collectives and waiting"
 
 
 def _build_memory(found: Verification) -> str:
@@ -131,8 +130,6 @@ def _describe_parts(memory: MemoryParts) -> str:
         "outputs": memory.output_bytes,
         "in the arguments' place": memory.alias_bytes,
         "temporaries": memory.temporary_bytes,
-        "code": memory.generated_code_bytes,
-        "on the host": memory.host_temporary_bytes,
     }
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -113,6 +114,34 @@ class Session:
         """Flushes stdout's buffer."""
         with _outlive(1):
             sys.stdout.flush()
+
+
+class LateError(BaseException):
+    """The command took longer than its --timeout."""
+
+
+GRACE_S: Final = 0.5
+"""From the limit until a command is ended that did not end by itself: a wait of its own says what goes on."""
+
+
+@contextlib.contextmanager
+def limit_time(limit_s: float | None) -> Iterator[None]:
+    """Raises LateError in the block where that takes longer; None: no limit. For the main thread."""
+    if limit_s is None:
+        yield
+        return
+
+    def end(*_signal: object) -> None:
+        raise LateError
+
+    handler = signal.signal(signal.SIGALRM, end)
+    outer_s, _ = signal.setitimer(signal.ITIMER_REAL, limit_s + GRACE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, outer_s)
 
 
 def open_missing_streams() -> None:

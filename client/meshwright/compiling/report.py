@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh
 
 from meshwright.compiling.compilers import build_key, read_versions
 from meshwright.compiling.devices import OpenTarget, build_mesh, open_target
-from meshwright.compiling.hlo import ProgramFacts, build_incomplete, read_program
+from meshwright.compiling.hlo import ProgramFacts, StepEstimate, build_incomplete, read_program
 from meshwright.compiling.step import BuiltStep, build_step
 from meshwright.compiling.worker import Tell
 from meshwright.errors import NotCompiledError
@@ -30,7 +30,7 @@ from meshwright.planning.hardware import find_capacity
 from meshwright.topology.chips import find_chip
 from meshwright.wire.base import Notice
 from meshwright.wire.model import ModelSpec, TrainingSpec
-from meshwright.wire.verification import MemoryParts, StepEstimate, Verification
+from meshwright.wire.verification import MemoryParts, Verification
 
 STAGES: Final = 4
 LOG_LINES: Final = 40
@@ -112,24 +112,17 @@ def verify_step(site: Site, job: CompileJob, training: TrainingSpec, tell: Tell)
     tell("tracing the step", 1, STAGES)
     built = build_step(job.model, training, site.automatic)
     lowered = lower_step(built)
-    found = report_lowered(lowered, site, tell)
-    told: dict[str, Any] = {"parameter_count": built.parameter_count}
-    if found.estimate is not None and training.attention == "flash":
-        estimate = _fuse_attention(found.estimate, job, training)
-        told |= {"estimate": estimate, "estimated_step_s": estimate.total_s}
-    return found.model_copy(update=told)
+    found = report_lowered(lowered, site, tell, attention_s=_price_attention(job, training))
+    return found.model_copy(update={"parameter_count": built.parameter_count})
 
 
-def _fuse_attention(estimate: StepEstimate, job: CompileJob, training: TrainingSpec) -> StepEstimate:
-    """Returns the estimate with attention priced as the fused kernel that a trainer would run."""
-    chip = find_chip(job.target.chip)
+def _price_attention(job: CompileJob, training: TrainingSpec) -> float | None:
+    """Returns the time of the fused kernel that a trainer would run for attention in blocks."""
+    chip = find_chip(job.target.chip) if training.attention == "flash" else None
     if chip is None:
-        return estimate
-    flops_per_s = chip.device_flops_per_s
-    price_s = price_attention(job.model, training, device_count=len(job.mesh.places), flops_per_s=flops_per_s)
-    total_s = estimate.total_s - estimate.attention_s + price_s
-    limits = f"attention in blocks is priced as a fused kernel at {EFFICIENCY_RATIO:.0%} of peak; {estimate.limits}"
-    return estimate.model_copy(update={"total_s": total_s, "flash_s": price_s, "limits": limits})
+        return None
+    count, flops_per_s = len(job.mesh.places), chip.device_flops_per_s
+    return price_attention(job.model, training, device_count=count, flops_per_s=flops_per_s)
 
 
 def lower_step(built: BuiltStep) -> Any:
@@ -145,13 +138,14 @@ def lower_step(built: BuiltStep) -> Any:
         raise NotCompiledError(f"the step cannot be traced with these sizes: {words}; use smaller ones") from error
 
 
-def report_lowered(lowered: Any, site: Site, tell: Tell) -> Verification:
+def report_lowered(lowered: Any, site: Site, tell: Tell, *, attention_s: float | None = None) -> Verification:
     """Returns the report of a lowered step.
 
     Args:
         lowered: `jax.stages.Lowered`, of a step whose arguments are on the site's mesh.
         site: the target of the compile.
         tell: receives the progress.
+        attention_s: seconds that stand for those of the compiled attention; None: these stay.
     """
     tell(f"compiling for {site.mesh.size} devices", 2, STAGES)
     began_s = time.monotonic()
@@ -164,7 +158,11 @@ def report_lowered(lowered: Any, site: Site, tell: Tell) -> Verification:
     lines = _read_stderr(start_byte)
     compile_s = time.monotonic() - began_s
     tell("reading the program", 3, STAGES)
-    found = _report_refusal(refusal, lines, site) if compiled is None else _report_program(compiled, lines, site)
+    found = (
+        _report_refusal(refusal, lines, site)
+        if compiled is None
+        else _report_program(compiled, lines, site, attention_s)
+    )
     return found.model_copy(update={"compile_s": compile_s})
 
 
@@ -186,7 +184,7 @@ def _report_refusal(refusal: str, lines: Sequence[str], site: Site) -> Verificat
     )
 
 
-def _report_program(compiled: Any, lines: Sequence[str], site: Site) -> Verification:
+def _report_program(compiled: Any, lines: Sequence[str], site: Site, attention_s: float | None) -> Verification:
     memory = compiled.memory_analysis()
     peak_bytes = read_peak_bytes(memory, site.opened.target.platform)
     program = _read_program(compiled, site)
@@ -204,14 +202,18 @@ def _report_program(compiled: Any, lines: Sequence[str], site: Site) -> Verifica
             output_bytes=memory.output_size_in_bytes,
             temporary_bytes=memory.temp_size_in_bytes,
             alias_bytes=memory.alias_size_in_bytes,
-            generated_code_bytes=memory.generated_code_size_in_bytes,
-            host_temporary_bytes=memory.host_temp_size_in_bytes,
         ),
         collectives=program.collectives,
-        estimate=program.estimate,
-        estimated_step_s=program.estimate.total_s if program.estimate else None,
+        estimated_step_s=estimate_step(program.estimate, attention_s),
         warnings=(*read_diagnostics(lines), *program.notices),
     )
+
+
+def estimate_step(estimate: StepEstimate | None, attention_s: float | None) -> float | None:
+    """Returns the time of a step, with `attention_s` in the place of the compiled attention's, where it is given."""
+    if estimate is None:
+        return None
+    return estimate.total_s if attention_s is None else estimate.total_s - estimate.attention_s + attention_s
 
 
 def _read_program(compiled: Any, site: Site) -> ProgramFacts:

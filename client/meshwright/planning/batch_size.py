@@ -119,9 +119,6 @@ def build_roofline(chip: Chip) -> Roofline:
     """Returns where a 16-bit matmul stops being bound by memory on one JAX device of this chip, and why."""
     return Roofline(
         critical_batch_tokens=chip.critical_batch_tokens,
-        peak_flops_per_s=chip.device_flops_per_s,
-        memory_bytes_per_s=chip.device_memory_bytes_per_s,
-        dtype=chip.dtype,
         derivation=_write_derivation(chip),
         source=f"{chip.source}; formula: jax-ml/scaling-book, roofline.md",
     )

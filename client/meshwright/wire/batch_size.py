@@ -69,9 +69,6 @@ class Roofline(Reply):
     """Where a matmul stops being bound by memory: peak FLOP/s ÷ memory bytes/s, in tokens per device."""
 
     critical_batch_tokens: float
-    peak_flops_per_s: float
-    memory_bytes_per_s: float
-    dtype: str
     derivation: str = Field(description="the division, written out")
     source: str = Field(description="where both figures come from")
 

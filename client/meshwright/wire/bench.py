@@ -93,7 +93,6 @@ class BenchRecord(Evidence):
     p10_s: float
     p90_s: float
     algbw_bytes_per_s: float | None = None
-    busbw_factor: float | None = None
     busbw_bytes_per_s: float | None = None
     flops_per_s: float | None = None
     wrong_elements: int = Field(description="elements that differ from what they should be; as nccl-tests checks")

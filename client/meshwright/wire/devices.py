@@ -60,7 +60,6 @@ class JaxView(Evidence):
     """What only JAX says of the device: as `jax.devices()` shows it in the agent's worker."""
 
     id: int = Field(description="jax.Device.id in the worker; other processes number differently")
-    kind: str
     local_hardware_id: int | None = None
     memory_stats: dict[str, int] | None = None
     generation: int = Field(description="which worker, counted from 1, saw this; 0: one before the agent's restart")
@@ -156,8 +155,8 @@ class Granule(Reply):
     )
 
 
-class NumaNode(Evidence):
-    """One NUMA node of the host."""
+class NumaNode(Reply):
+    """One NUMA node, seen with `host`."""
 
     node: int
     cpus: str = Field(description='as the kernel lists them: "0-15,32-47"')
@@ -167,8 +166,8 @@ class NumaNode(Evidence):
     )
 
 
-class Cpu(Evidence):
-    """The host's processors and memory."""
+class Cpu(Reply):
+    """The host's processors and memory, seen with `host`."""
 
     model: str | None = None
     architecture: str | None = None

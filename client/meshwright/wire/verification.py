@@ -50,22 +50,6 @@ class MemoryParts(Reply):
     output_bytes: int | None = None
     temporary_bytes: int | None = None
     alias_bytes: int | None = Field(default=None, description="outputs that stand where donated arguments stood")
-    generated_code_bytes: int | None = None
-    host_temporary_bytes: int | None = None
-
-
-class StepEstimate(Reply):
-    """The compiler's own cycle estimates, added up with the trips of loops. TPU only."""
-
-    total_s: float
-    attention_s: float = Field(
-        default=0.0, description="part of it inside attention in blocks, as the compiler tells it"
-    )
-    flash_s: float | None = Field(
-        default=None, description="what a fused kernel would take for it, at half of peak: stands for it in total_s"
-    )
-    clock_hz: float
-    limits: str = Field(description="what the figure leaves out")
 
 
 class Verification(Reply):
@@ -83,8 +67,9 @@ class Verification(Reply):
     )
     memory: MemoryParts | None = None
     collectives: tuple[VerifiedCollective, ...] = ()
-    estimated_step_s: float | None = None
-    estimate: StepEstimate | None = None
+    estimated_step_s: float | None = Field(
+        default=None, description="TPU: by the compiler's cycles, without collectives and waiting (docs, Verification)"
+    )
     parameter_count: int | None = Field(default=None, description="of the step that was compiled")
     compile_s: float | None = None
     versions: dict[str, str] = Field(default_factory=dict, description="jax, jaxlib, libtpu or the CUDA plugin")

@@ -91,7 +91,7 @@ def _build(run_id: str, record: BenchRecord, device_kind: str) -> Measurement:
         **record.model_dump(include=_SAME_FIELDS),
         device_kind=str(record.detail.get("device_kind", device_kind)),
         flop_count=(record.flops_per_s or 0.0) * record.median_s,
-        busbw_factor=record.busbw_factor or 0.0,
+        busbw_factor=(record.busbw_bytes_per_s or 0.0) / (record.algbw_bytes_per_s or 1.0),
         run_id=run_id,
     )
 

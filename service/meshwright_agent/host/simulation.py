@@ -121,7 +121,7 @@ def build_simulated(target: str, worker: Worker, at: datetime) -> Devices:
     hint = "for tests of schedulers; ask a real host's agent before a job"
     return Devices(
         host=Host(name=platform.node() or "localhost", **declared),
-        cpu=Cpu(**declared),
+        cpu=Cpu(),
         numa_nodes=(),
         software=Software(agent=meshwright_agent.__version__, python=platform.python_version(), **declared),
         platform=topology.platform,

@@ -36,8 +36,8 @@ def build_devices(snapshot: HostSnapshot, now: datetime) -> Devices:
     del cpu["memory_limit_bytes"]
     return Devices(
         host=Host(**machine, **view.passive),
-        cpu=Cpu(**cpu, **view.passive),
-        numa_nodes=tuple(NumaNode(**vars(node), **view.passive) for node in view.facts.numa_nodes),
+        cpu=Cpu(**cpu),
+        numa_nodes=tuple(NumaNode(**vars(node)) for node in view.facts.numa_nodes),
         software=build_software(view),
         platform=platform,
         worker=snapshot.worker,

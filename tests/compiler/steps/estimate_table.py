@@ -25,7 +25,6 @@ _COLUMNS: Final = (
     "published s",
     "compiler s",
     "error",
-    "attention s",
     "peak GiB",
     "compile s",
 )
@@ -85,14 +84,12 @@ def _list_cells(row: Row) -> tuple[str, ...]:
         remat,
     )
     if answer is None:
-        return (*head, measured, "not asked", "–", "–", "–", "–")
-    estimate = answer.estimate
+        return (*head, measured, "not asked", "–", "–", "–")
     return (
         *head,
         measured,
         _write(answer.estimated_step_s, ".2f") if answer.status == "verified" else answer.status.replace("_", " "),
         _write(row.error, "+.1%"),
-        _write(None if estimate is None else estimate.attention_s, ".2f"),
         _write(answer.peak_memory_bytes and answer.peak_memory_bytes / GIB, ".1f"),
         _write(answer.compile_s, ".0f"),
     )

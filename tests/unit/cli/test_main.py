@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -82,6 +86,24 @@ def test_text_of_an_agent_cannot_steer_the_terminal(meshwright: CommandLine) -> 
     printed = meshwright("devices")
     assert "[red]" in printed.err
     assert not set(printed.err) & {"\x1b", "\x07", "\x9b"}
+
+
+def test_the_time_limit_is_of_the_whole_command_even_where_an_answer_drips() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                for _ in range(100):
+                    connection.send(b"H")
+                    time.sleep(0.1)
+
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", "from meshwright.cli import main; main()", "devices", "--url", url]
+        done = subprocess.run([*command, "--timeout", "0.5"], capture_output=True, text=True, timeout=8, check=False)
+    assert done.returncode == 2
+    assert "not done within 0.5 s" in done.stderr
 
 
 @pytest.mark.parametrize("timeout_s", ["0", "nan", "inf", "soon"])

@@ -235,8 +235,7 @@ def test_the_estimate_adds_cycles_of_what_runs_and_nothing_inside_fusions(maker:
     # Forward 11,968 cycles, gradient 10,168, update 12,989: the program's three; the all-reduce between has none.
     assert estimate is not None
     assert estimate.total_s == pytest.approx((11_968 + 10_168 + 12_989) / 1e9)
-    assert (estimate.attention_s, estimate.clock_hz) == (0, 1e9)
-    assert "collectives" in estimate.limits
+    assert estimate.attention_s == 0
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.hlo.gz")), ids=lambda path: path.name)

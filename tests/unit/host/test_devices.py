@@ -52,7 +52,7 @@ def test_ages_count_from_each_observation_and_are_never_negative(read_s: float, 
     at = {"facts_at": NOW + timedelta(seconds=read_s)}
     seen = show(None, JaxReport(jax, NOW - timedelta(seconds=jax_s)), **at)
     assert seen.devices[0].age_s == pytest.approx(jax_s, abs=1e-5)
-    assert seen.cpu.age_s == 0
+    assert seen.host.age_s == 0
 
 
 def test_a_platform_of_jax_that_is_none_of_ours_is_left_out_with_a_warning(tmp_path: Path) -> None:

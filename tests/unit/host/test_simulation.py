@@ -37,9 +37,7 @@ def test_a_simulated_host_lists_the_devices_of_all_its_hosts_as_declared(tmp_pat
         (f"host-{host}", index) for host in range(2) for index in range(8)
     ]
     assert [granule.name for granule in devices.granules] == ["host-0", "host-1"]
-    assert {fact.basis for fact in (devices.host, devices.cpu, devices.software, *devices.devices, *devices.links)} == {
-        "declared"
-    }
+    assert {fact.basis for fact in (devices.host, devices.software, *devices.devices, *devices.links)} == {"declared"}
     assert [notice.code for notice in devices.warnings] == ["simulated"]
     assert devices.worker.state == "stopped"
 

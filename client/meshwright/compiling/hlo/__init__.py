@@ -3,6 +3,6 @@
 Pure: independent of jax and of the origin of a program.
 """
 
-from meshwright.compiling.hlo.program import ProgramFacts, build_incomplete, read_program
+from meshwright.compiling.hlo.program import ProgramFacts, StepEstimate, build_incomplete, read_program
 
-__all__ = ["ProgramFacts", "build_incomplete", "read_program"]
+__all__ = ["ProgramFacts", "StepEstimate", "build_incomplete", "read_program"]

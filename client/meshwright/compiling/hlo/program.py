@@ -20,13 +20,7 @@ from meshwright.compiling.hlo.execution import Executed, walk_executed
 from meshwright.compiling.hlo.groups import Groups, MeshIds, join_pairs, parse_target, read_groups, write_lists
 from meshwright.compiling.hlo.module import COLLECTIVES, ArrayShape, Instruction, parse_module
 from meshwright.wire.base import Notice
-from meshwright.wire.verification import UNKNOWN_AXIS, CollectiveOp, StepEstimate, VerifiedCollective
-
-LIMITS: Final = (
-    "the compiler's own cycle estimates of fusions, one after the other, at the nominal clock. Left out: collectives "
-    "(as if all were hidden behind compute), waiting for other devices and for input, custom kernels without an "
-    "estimate, and what SparseCores and prefetches do beside"
-)
+from meshwright.wire.verification import UNKNOWN_AXIS, CollectiveOp, VerifiedCollective
 
 UNKNOWN_COUNT: Final = 5
 """The maximum number of listed unknowns of a program."""
@@ -50,6 +44,22 @@ _TPU_KERNEL: Final = "tpu_custom_call"
 _CHAIN_START: Final = "AsyncCollectiveStart"
 _IDLE_CALLS: Final = ("PrepareAsyncCall", "AllocateBuffer")
 _WORK: Final = frozenset({"fusion", "dot", "convolution", "custom-call", "while", "call", "conditional", "sort"})
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """The compiler's own cycle estimates of fusions, one after the other, at the nominal clock.
+
+    Left out: collectives (as if all were hidden behind compute), waiting for other devices and for input, custom
+    kernels without an estimate, and what SparseCores and prefetches do beside.
+
+    Attributes:
+        total_s: with the trips of loops.
+        attention_s: part of it inside attention.
+    """
+
+    total_s: float
+    attention_s: float
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,7 @@ def build_estimate(executed: Iterable[Executed], clock_hz: float) -> StepEstimat
             attention += cycles * place.times * ("attention" in place.instruction.op_name)
     if not total:
         return None
-    return StepEstimate(total_s=total / clock_hz, attention_s=attention / clock_hz, clock_hz=clock_hz, limits=LIMITS)
+    return StepEstimate(total_s=total / clock_hz, attention_s=attention / clock_hz)
 
 
 def read_cycles(instruction: Instruction) -> int | None:

@@ -250,7 +250,6 @@ def build_record(
         p10_s=p10_s,
         p90_s=p90_s,
         algbw_bytes_per_s=algbw,
-        busbw_factor=trial.busbw_factor,
         busbw_bytes_per_s=busbw,
         flops_per_s=trial.flops / median_s if trial.flops else None,
         wrong_elements=outcome.wrong_elements,

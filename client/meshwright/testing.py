@@ -38,7 +38,7 @@ from meshwright.errors import (
 from meshwright.planning.batch_request import check_batch_fields, estimate_request, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.compile_job import build_unfitted
-from meshwright.planning.request import Inventory, answer_request
+from meshwright.planning.request import Inventory, answer_request, list_kept
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target, list_targets
 from meshwright.topology.text import format_devices
@@ -260,7 +260,7 @@ class FakeAgent:
         plans = answer_request(asked, here)
         whole = asked.model_copy(update={"include_devices": True})
         stored = plans if asked.include_devices else answer_request(whole, here)
-        self._plans |= {plan.fingerprint: plan for plan in stored.plans}
+        self._plans |= {plan.fingerprint: plan for plan in list_kept(asked, stored)}
         if not asked.compile:
             return plans
         marked = (plan.model_copy(update={"verification": _NOT_COMPILED}) for plan in plans.plans)

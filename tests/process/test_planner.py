@@ -54,9 +54,8 @@ def find_planner(agent: RunningAgent) -> int:
 @pytest.mark.exhaustive
 def test_plans_on_9000_chips_are_not_felt_by_those_who_ask_whether_the_agent_lives(host: RunningAgent) -> None:
     with polling(host, every_s=0.005) as duration_s:
-        replies = [ask(host, mesh=mesh, target=LARGE) for mesh in (*MESHES, *MESHES)]
+        replies = [ask(host, mesh=mesh, target=LARGE, include_devices=False) for mesh in (*MESHES, *MESHES)]
     assert [reply.status_code for reply in replies] == [200] * len(replies)
-    assert len(replies[0].json()["plans"][0]["devices"]) == 8960
     assert len(duration_s) > 20
     assert max(duration_s) < POLL_LIMIT_S
     assert not {path for path in list_mapped_files(host.pid) if HEAVY_FILE.search(path)}
@@ -99,6 +98,7 @@ def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent, fiel
         {"mesh": "dp:8", "target": "v5e:2x4", "dcn": "zz:2"},
         {"mesh": "dp:8", "target": "v5e:2x4", "topology": []},
         {"mesh": "dp:8", "topology": []},
+        {"mesh": "dp:8960", "target": LARGE},
     ],
 )
 def test_its_refusals_are_those_of_planning_in_this_process(host: RunningAgent, body: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meshwright.errors import (
     InvalidRequestError,
@@ -135,6 +135,25 @@ def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None 
         raise _refuse("model", str(error), hint, str(error).rpartition("; ")[2]) from error
     filled = request.model_copy(update={"training": fill_sequence_length(model, request.training)})
     return _Search(filled, model, inventory, prices.get(target or "")).answer()
+
+
+LISTED_MAX: Final = 4096
+"""Devices that an agent lists in a plan: more take megabytes."""
+
+
+def list_kept(request: PlanRequest | SearchRequest, plans: Plans) -> list[Plan]:
+    """Returns the plans that an agent stores of an answer with devices: those whose devices it lists.
+
+    Raises:
+        InvalidRequestError: the request wants more devices listed than an agent lists.
+    """
+    made = (*plans.plans, *(plans.fallback.plans if plans.fallback else ()))
+    most = max((len(plan.devices) for plan in made), default=0)
+    if request.include_devices and most > LISTED_MAX:
+        detail = f"the plan has {most:,} devices, and an agent lists at most {LISTED_MAX:,}"
+        hint = "set include_devices to false, or plan here: `meshwright plan --offline`"
+        raise _refuse("include_devices", detail, hint)
+    return [plan for plan in made if len(plan.devices) <= LISTED_MAX]
 
 
 # ---- a mesh that is given -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from meshwright.compiling.worker import lower_priority
 from meshwright.errors import InvalidRequestError, UnavailableError
-from meshwright.planning.request import Inventory, answer_request
+from meshwright.planning.request import Inventory, answer_request, list_kept
 from meshwright.planning.search.measured import LEFT_OUT, Measurement
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -159,7 +159,7 @@ def write_plans(request: PlanRequest | SearchRequest, here: Inventory | None) ->
         ProblemError: the request is rejected.
     """
     plans = answer_request(request.model_copy(update={"include_devices": True}), here)
-    kept = [_forget_model(each) for each in (*plans.plans, *(plans.fallback.plans if plans.fallback else ()))]
+    kept = [_forget_model(each) for each in list_kept(request, plans)]
     shown = plans.plans if request.include_devices else tuple(map(_leave_out, plans.plans))
     written: dict[str, Any] = {
         "frame": _write_frame(request, plans),

@@ -1,12 +1,12 @@
 """The time of a step: a law with two constants, for XLA as JAX runs it.
 
     T = slowdown · (M + 2·A) / peak · (1/efficiency + peak/memory/intensity)
-        + exposed · (FSDP + TP + DP + CP) + EP + PP + scores / memory
+        + exposed · (FSDP + TP + DP + CP) + EP + PP + (scores + update) / memory
 
 M: matmul FLOPs that are executed, with those that remat repeats; A: attention's, which runs at half of the matmuls'
 efficiency, backward 2.5 × forward. The efficiency of matmuls falls where a chip has more FLOP/s for each byte/s of its
 memory; a new chip needs its peak and its bandwidth, and nothing else. A third of the collectives' time is exposed, and
-all of the gradients' time across the network.
+all of the gradients' time across the network. The optimizer's update reads and writes the state once.
 
 The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to five on
 GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run tests pp,
@@ -72,10 +72,12 @@ class Execution:
     Attributes:
         fused_attention: scores never lie in memory, and half of a causal matrix is skipped.
         value_bytes: of one weight as it is gathered, and of one gradient as it is summed.
+        update_bytes: the optimizer's traffic for one parameter: weight, gradient and moments in, all but gradient out.
     """
 
     fused_attention: bool = True
     value_bytes: float = 2.0
+    update_bytes: float = 28.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class StepTime:
     """Seconds of one step; parts add up to `total_s`.
 
     Attributes:
-        compute_s: matmuls and attention, without the part that remat repeats.
+        compute_s: matmuls and attention, without the part that remat repeats; and the optimizer's update.
         remat_s: computed again in the backward pass.
         communication_s: by axis, the exposed time.
         bubble_s: devices wait for the pipeline to fill and to empty.
@@ -153,7 +155,7 @@ class _Pricing:
         }
         stage: Any = compute + again + sum(inside.values())
         return StepTime(
-            compute_s=passes * compute,
+            compute_s=passes * compute + self._time_update(),
             remat_s=passes * again,
             communication_s={axis: passes * seconds for axis, seconds in inside.items()}
             | {"dp": self._time_gradients()},
@@ -208,6 +210,17 @@ class _Pricing:
         """Which part of attention is computed again: of minimal remat all, since no matmul makes its result."""
         remat = np.asarray(self.layout.remat)
         return np.where(remat == REMAT_FULL, self.repeated.attention, np.where(remat == REMAT_NONE, 0.0, 1.0))
+
+    def _time_update(self) -> Any:
+        """Returns the time of the optimizer, which memory bounds: a device updates the state that it holds."""
+        dense, experts = self._count_parameters()
+        held = (dense + experts) / (self.layout.pp * self.layout.tp * self.layout.fsdp)
+        return held * self.execution.update_bytes / self.machine.memory_bytes_per_s
+
+    def _count_parameters(self) -> tuple[Any, Any]:
+        """Returns those that all expert parts hold, and those of one part's experts."""
+        experts = sum(block.count * block.expert_parameters for block in self.work.blocks)
+        return self.work.parameters - experts, experts / self.layout.ep
 
     # ---- collectives -------------------------------------------------------------------------------------
 
@@ -273,9 +286,8 @@ class _Pricing:
 
         Gradients of experts are summed over copies of the experts; all others also over the expert axis.
         """
-        layout, blocks = self.layout, self.work.blocks
-        dense = self.work.parameters - sum(block.count * block.expert_parameters for block in blocks)
-        experts = sum(block.count * block.expert_parameters for block in blocks) / layout.ep
+        layout = self.layout
+        dense, experts = self._count_parameters()
         cut = layout.pp * layout.tp * layout.fsdp / self.execution.value_bytes
         summed = {"dp": (dense + experts) / cut, "ep": dense / cut}
         return sum(

@@ -464,4 +464,8 @@ def read_circumstances(model: ModelSpec, training: TrainingSpec) -> Circumstance
 
 def build_execution(training: TrainingSpec) -> Execution:
     """Returns how our own step goes: weights and gradients are sent in the compute dtype."""
-    return Execution(training.attention == "flash", 4.0 if training.compute_dtype == "float32" else 2.0)
+    return Execution(
+        fused_attention=training.attention == "flash",
+        value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
+        update_bytes=3.0 * DTYPE_BYTES[training.weight_dtype] + 2.0 * count_optimizer_bytes(training),
+    )

@@ -30,7 +30,7 @@ def price(
     layout: Layout, *, law: Law = BARE, work: Any = WORK, machine: DeviceRates = MACHINE, **does: Any
 ) -> StepTime:
     spans = lay_on_hosts(layout, "a100", 8, 3e11, 25e9)
-    return price_step(work, layout, machine, spans, Execution(**does), law)
+    return price_step(work, layout, machine, spans, Execution(**{"update_bytes": 0.0, **does}), law)
 
 
 def test_a_device_alone_computes_three_times_its_matmuls_and_three_and_a_half_times_its_attention() -> None:
@@ -51,6 +51,13 @@ def test_a_chip_with_more_flops_for_each_byte_reaches_less_of_them() -> None:
     one, other = (price(Layout(), law=LAW, machine=replace(MACHINE, memory_bytes_per_s=rate)) for rate in (2e12, 1e12))
     ratio = (1 / LAW.efficiency + PEAK / 1e12 / LAW.intensity) / (1 / LAW.efficiency + PEAK / 2e12 / LAW.intensity)
     assert float(other.compute_s / one.compute_s) == pytest.approx(ratio)
+
+
+def test_the_optimizer_reads_and_writes_the_state_that_a_device_holds() -> None:
+    split = Layout(dp=2, fsdp=4, tp=2, gradient_accumulation_steps=8)
+    plain, adamw = price(split), price(split, update_bytes=28.0)
+    assert float(adamw.compute_s - plain.compute_s) == pytest.approx(WORK.parameters / 8 * 28 / MEMORY)
+    assert adamw.total_s - plain.total_s == pytest.approx(adamw.compute_s - plain.compute_s)
 
 
 def test_scores_that_lie_in_memory_take_their_traffic_and_the_whole_square() -> None:

@@ -45,9 +45,9 @@ def test_a_small_model_needs_several_sequences_a_device_for_the_optimizer_and_th
     assert [row.global_batch_size for row in found.batches] == [8, 16, 32, 64, 128, 256, 512]
     rates = [row.tokens_per_s for row in found.batches]
     assert rates == sorted(rates)
-    assert found.recommended == 64
-    assert rates[2] < NEAR_BEST * rates[-1] <= rates[3]
-    assert found.message.startswith("64 sequences a step on dp:8, 8 for each of 8 data-parallel parts: the least with")
+    assert found.recommended == 128
+    assert rates[3] < NEAR_BEST * rates[-1] <= rates[4]
+    assert found.message.startswith("128 sequences a step on dp:8, 16 for each of 8 data-parallel parts: the least")
     assert (found.limit, "compute takes" in found.message) == ("compute", True)
 
 

@@ -56,9 +56,9 @@ def build_pair(case: str, busbw: float, **fields: Any) -> list[Measurement]:
 def test_a_matmul_at_half_the_rate_makes_compute_twice_as_long() -> None:
     fast, slow = plan(build_host(6e14)), plan(build_host(3e14))
     lost = 1 / LAW.efficiency, 989e12 / 3.35e12 / LAW.intensity
-    # At half the peak a matmul waits half as much for the memory.
+    # At half the peak a matmul waits half as much for the memory; the optimizer, 0.2 % of the step, takes as long.
     assert read_compute(slow) / read_compute(fast) == pytest.approx(
-        2 * (lost[0] + lost[1] * _ratio(3e14)) / (lost[0] + lost[1] * _ratio(6e14)), rel=1e-3
+        2 * (lost[0] + lost[1] * _ratio(3e14)) / (lost[0] + lost[1] * _ratio(6e14)), rel=3e-3
     )
 
 

@@ -180,7 +180,7 @@ def test_a_release_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None
         await_state(agent, "driver", "unknown", limit_s=30)
         answer = release(agent)
         assert answer["released"]
-        assert answer["holders"] is None  # nobody could look
+        assert answer["holders"] is None  # not known
         assert answer["cancelled_runs"] == [run_id]
         assert read_worker(agent)["state"] == "stopped"
 

@@ -193,7 +193,7 @@ def _print_release(session: Session, reply: Release) -> None:
 _HOLDERS_UNKNOWN: Final[dict[HoldersUnknown | None, str]] = {
     "driver_timeout": "the driver did not answer in time",
     "no_permission": "the agent may not look into all processes of the host (runbook: Rights)",
-    None: "nobody could look",
+    None: "the agent did not look",
 }
 HOLDER_COLUMNS: Final[tuple[Column[DeviceProcess], ...]] = (
     Column("still held by", lambda holder: f"{holder.pid}{' (agent)' if holder.own else ''}"),

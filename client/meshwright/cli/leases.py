@@ -80,14 +80,14 @@ def create_lease(
     ] = None,
     id_only: Annotated[bool, typer.Option("--id-only", help="Print its id, and nothing else.")] = False,
 ) -> int:
-    """Reserve devices: no bench of the agent takes them, and nobody else gets a lease on them.
+    """Reserve devices: the agent's benches leave them alone, and no other lease gets them.
 
     It keeps away whoever asks the agent, not a process that never does. Benches and preemptible leases give way, unless
     this lease is preemptible itself.
 
     --plan reserves the devices of a plan. If another client reserved one of them since, the exit code is 1.
 
-    Exit codes: 0 reserved · 1 somebody else has one of the devices · 2 usage, or no answer.
+    Exit codes: 0 reserved · 1 another lease has one of the devices · 2 usage, or no answer.
     """
     from meshwright._reference import load_plan  # here, so that --help need not wait for the HTTP library
 
@@ -276,7 +276,7 @@ def run_leased(
     The command gets the lease's id in MESHWRIGHT_LEASE. Signals are passed on to it.
 
     Exit codes: the command's; 128 + n, where signal n ended it · 75 the lease was lost before the command ended: run it
-    again · 1 somebody else has one of the devices · 2 usage, or no answer · 126, 127 the command cannot be run, is not
+    again · 1 another lease has one of the devices · 2 usage, or no answer · 126, 127 the command cannot be run, is not
     there.
     """
     ttl_s = parse_duration(ttl, "--ttl")

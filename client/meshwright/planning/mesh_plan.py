@@ -173,7 +173,7 @@ def _describe_states(topology: Topology, used: Sequence[int], health: Health, le
     if unseen := [index for index in used if _is_unseen(topology.devices[index], lease)]:
         yield Notice(
             code="holders_unknown",
-            message=f"nobody could look who holds device {topology.describe(unseen)}: it may be taken",
+            message=f"it cannot be seen who holds device {topology.describe(unseen)}: it may be taken",
             hint="let the agent look into all processes (root or CAP_SYS_PTRACE; in a pod hostPID), or reserve the "
             "devices with a lease and give it as `lease`",
         )

@@ -113,7 +113,7 @@ class Device(Evidence):
     memory: Memory | None = None
     jax: JaxView | None = Field(default=None, description="null while no worker has looked")
     processes: tuple[DeviceProcess, ...] | None = Field(default=None, description="who holds it; null: could not look")
-    lease: DeviceLease | None = Field(default=None, description="who has reserved it; null: nobody")
+    lease: DeviceLease | None = Field(default=None, description="who has reserved it; null: no lease")
     attributes: dict[str, str | int | bool] = Field(
         default_factory=dict, description="names as Kubernetes' DRA drivers use them: productName, architecture, …"
     )

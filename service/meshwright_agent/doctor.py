@@ -206,11 +206,8 @@ def _check_probe(here: Surroundings) -> CheckResult | None:
         return CheckResult("wrong", "probe", f"driver, sysfs or /proc did not answer: {here.facts_error}", fix)
     if here.facts.problems:
         return CheckResult("note", "probe", "; ".join(problem.text for problem in here.facts.problems))
-    return CheckResult(
-        "ok",
-        "probe",
-        f"{here.gpu_count} GPUs, {here.tpu_count} TPU chips, {here.facts.cpu.threads} CPU threads",
-    )
+    gpus = f"{here.gpu_count} GPU{'s' * (here.gpu_count != 1)}"
+    return CheckResult("ok", "probe", f"{gpus}, {here.tpu_count} TPU chips, {here.facts.cpu.threads} CPU threads")
 
 
 def _check_driver_library(here: Surroundings) -> CheckResult | None:
@@ -297,7 +294,8 @@ def _check_worker(here: Surroundings) -> CheckResult | None:
         fix = "fix what is WRONG above; if nothing is, run: python -c 'import jax; print(jax.devices())'"
         cause = _find_cause(here.jax_error, here.jax_log)
         return CheckResult("wrong", "device worker", f"JAX does not start: {cause}", fix, here.jax_log[-LOG_LINES:])
-    found = f"JAX sees {len(here.jax['devices'])} {here.jax['platform']} devices"
+    count = len(here.jax["devices"])
+    found = f"JAX sees {count} {here.jax['platform']} device{'s' * (count != 1)}"
     expected = here.gpu_count or here.tpu_count
     if expected and here.jax["platform"] == "cpu" and not here.settings.cpu_devices:
         return CheckResult(

@@ -84,8 +84,9 @@ def describe_host(reply: Devices) -> list[Text]:
     memory = f"{used} {format_bytes(cpu.memory_bytes)} memory".strip() if cpu.memory_bytes is not None else ""
     state = Text.assemble("worker ", style_state(worker.state), f", generation {worker.generation}")
     declared = "declared: none was looked at" if is_declared(reply) else None
+    count = f"{len(reply.devices)} {reply.platform} device{'s' * (len(reply.devices) != 1)}"
     lines = [
-        Text(_join(host.name, f"{len(reply.devices)} {reply.platform} devices", declared, host.container), "bold"),
+        Text(_join(host.name, count, declared, host.container), "bold"),
         Text(_join(cpu.model or cpu.architecture, threads, memory)),
         Text(_join(*(f"{name} {version}" for name, version in versions.items() if version))),
         state.append(clean(f", pid {worker.pid}") if worker.pid else ""),

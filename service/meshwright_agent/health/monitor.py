@@ -283,7 +283,8 @@ class InventoryCheck:
             return Finding("unhealthy", reason, _ACTION, "permanent")
         if not cards:
             return None
-        return Finding("healthy", f"{here} devices are here{counted}, and none is missing of those that were seen")
+        these = "1 device is" if here == 1 else f"{here} devices are"
+        return Finding("healthy", f"{these} here{counted}, and none is missing of those that were seen")
 
 
 def _count_slice_chips(facts: HostFacts) -> int:

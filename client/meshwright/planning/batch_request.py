@@ -25,7 +25,7 @@ from meshwright.wire.mesh import Plan, PlanRequest, SearchRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
-    from meshwright.planning.search.search import Question
+    from meshwright.planning.search.candidates import Question
 
 _refuse = InvalidRequestError.of
 

@@ -40,7 +40,7 @@ from meshwright.wire.mesh import (
 from meshwright.wire.model import ModelFacts, ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
-    from meshwright.planning.search.search import Question
+    from meshwright.planning.search.candidates import Question
 
 _refuse = InvalidRequestError.of
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.topology.chips import read_table
+from meshwright.topology.chips import Chip, read_table
 
 Numbers = int | float | NDArray[Any]
 """One figure, or one a candidate."""
@@ -262,19 +262,18 @@ class Reached:
     ramp_s_per_root_byte: float | None = None
 
 
-def calibrate(wire: AxisLinks, family: str, platform: str, operation: Operation, place: Place = "inside") -> AxisLinks:
+def calibrate(wire: AxisLinks, chip: Chip, operation: Operation, place: Place = "inside") -> AxisLinks:
     """Returns the wire with the table's calibration for each of its group sizes; it keeps the published rates.
 
     Uses the row of the largest group that is no larger, otherwise that of the smallest group.
 
     Args:
         wire: with published rates.
-        family: of the chip, a value of `HardwareType`, such as "a100".
-        platform: "gpu" or "tpu": its row is used where the family has none.
+        chip: the row of its family is used, or that of its platform.
         operation: which collective; one without a row uses that of the all-reduce.
         place: inside a node or slice, or across.
     """
-    rows = find_reached(family, platform, operation, place)
+    rows = find_reached(chip.family, chip.platform, operation, place)
     sizes = np.asarray([row.size for row in rows])
     chosen = np.maximum(np.searchsorted(sizes, np.asarray(wire.size), side="right") - 1, 0)
     figures: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,28 +99,27 @@ class Span:
     Attributes:
         inner: among the devices of a group that share a node or slice.
         outer: among nodes or slices; of size 1 where a group stays in one.
-        family, platform: the key of the measured rates (`reached.csv`).
+        chip: its family, or platform, has measured rates (`reached.csv`).
     """
 
     inner: AxisLinks
     outer: AxisLinks
-    family: str
-    platform: Literal["gpu", "tpu"]
+    chip: Chip
 
     def time(self, operation: Operation, byte_count: Any) -> Any:
         """Returns the seconds of a collective on this many bytes of the whole array; see `collectives`."""
-        inner = calibrate(self.inner, self.family, self.platform, operation)
+        inner = calibrate(self.inner, self.chip, operation)
         inside = time_collective(operation, byte_count, inner)
         if np.all(np.equal(self.outer.size, 1)):
             return inside
-        outer = calibrate(self.outer, self.family, self.platform, operation, "across")
-        across = time_across(operation, byte_count, inner, outer, pipelined=self.platform == "gpu")
+        outer = calibrate(self.outer, self.chip, operation, "across")
+        across = time_across(operation, byte_count, inner, outer, pipelined=self.chip.platform == "gpu")
         return np.where(np.equal(self.outer.size, 1), inside, across)
 
     def send(self, byte_count: Any) -> Any:
         """Returns the seconds in which a device sends this many bytes to its neighbor on the axis."""
-        inner = time_permute(byte_count, calibrate(self.inner, self.family, self.platform, "all_gather"))
-        outer = time_permute(byte_count, calibrate(self.outer, self.family, self.platform, "all_gather", "across"))
+        inner = time_permute(byte_count, calibrate(self.inner, self.chip, "all_gather"))
+        outer = time_permute(byte_count, calibrate(self.outer, self.chip, "all_gather", "across"))
         return np.maximum(inner, outer)
 
 
@@ -128,22 +127,13 @@ Spans = Mapping[str, Span]
 """By axis: each of `AXES`."""
 
 
-def lay_on_hosts(
-    layout: Layout,
-    family: str,
-    host_size: int,
-    inside_bytes_per_s: float,
-    across_bytes_per_s: float,
-    pair_bytes_per_s: float | None = None,
-) -> Spans:
+def lay_on_hosts(layout: Layout, chip: Chip, host_size: int, pair_bytes_per_s: float | None = None) -> Spans:
     """Returns the spans of the axes on hosts of GPUs.
 
     Args:
         layout: sizes of the axes.
-        family: of the chip.
+        chip: has the rates.
         host_size: GPUs joined by NVLink or PCIe: of a host, or of an NVLink domain over several.
-        inside_bytes_per_s: of one GPU to the others of its host, one way.
-        across_bytes_per_s: one GPU's share of the network, one way.
         pair_bytes_per_s: of one GPU to one other of its host, one way; None: its whole rate, as behind a switch.
     """
     rows = _Rows(layout)
@@ -152,32 +142,39 @@ def lay_on_hosts(
     for axis, name in enumerate(AXES):
         outer = rows.spread([split[axis] for split in splits])
         held = np.asarray(getattr(layout, name), dtype=np.float64) / outer
-        inner = gpu_wire(inside_bytes_per_s, held, pair_bytes_per_s=pair_bytes_per_s)
-        spans[name] = Span(inner, network_wire(across_bytes_per_s, outer), family, "gpu")
+        spans[name] = _join_hosts(chip, held, outer, pair_bytes_per_s)
     return spans
 
 
-def lay_on_torus(
-    layout: Layout,
-    family: str,
-    shape: Sequence[int],
-    wraps: Sequence[bool],
-    link_bytes_per_s: float,
-    across_bytes_per_s: float,
-    devices_per_chip: int = 1,
-) -> Spans:
+def _join_hosts(
+    chip: Chip, inside: Numbers, hosts: Numbers, pair_bytes_per_s: float | None, most_bytes_per_s: float = math.inf
+) -> Span:
+    """Returns the links of an axis over GPUs; `most_bytes_per_s`: what a link inside a host has at most."""
+    rate = chip.scaleup_bytes_per_s or chip.pcie_bytes_per_s or _share_network(chip)
+    inner = gpu_wire(min(rate, most_bytes_per_s), inside, pair_bytes_per_s=pair_bytes_per_s)
+    return Span(inner, network_wire(_share_network(chip), hosts), chip)
+
+
+def _share_network(chip: Chip) -> float:
+    """Returns one device's share of the network between hosts or slices, one way."""
+    return (chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S) / chip.jax_devices_per_chip
+
+
+def _share_link(chip: Chip) -> float:
+    """Returns one device's share of an ICI link, one way; the devices of a chip are neighbors and share its links."""
+    return (chip.link_bytes_per_s or 0.0) / chip.jax_devices_per_chip
+
+
+def lay_on_torus(layout: Layout, chip: Chip, shape: Sequence[int], wraps: Sequence[bool]) -> Spans:
     """Returns the spans of the axes on TPU slices; fewer devices than a slice has form a box in it.
 
     Args:
         layout: sizes of the axes.
-        family: of the chip.
+        chip: has the rates.
         shape: of one slice, in chips: x, y, z.
         wraps: which of its dimensions close to rings.
-        link_bytes_per_s: one device's share of one ICI link, one way.
-        across_bytes_per_s: one device's share of the network between slices, one way.
-        devices_per_chip: JAX devices of a chip, which are neighbors and share its links.
     """
-    dimensions = list_dimensions(shape[::-1], wraps[::-1], devices_per_chip)
+    dimensions = list_dimensions(shape[::-1], wraps[::-1], chip.jax_devices_per_chip)
     slice_size = math.prod(dimension.size for dimension in dimensions)
     rows = _Rows(layout)
     splits = [_split(sizes, slice_size) for sizes in rows.sizes]
@@ -190,8 +187,8 @@ def lay_on_torus(
             [rows.spread([part[place][field] for part in parts]) for place in range(most)] for field in range(3)
         )
         outer = rows.spread([split[axis] for split in splits])
-        inner = torus_wire(link_bytes_per_s, dims, rings, strides=strides)
-        spans[name] = Span(inner, network_wire(across_bytes_per_s, outer), family, "tpu")
+        inner = torus_wire(_share_link(chip), dims, rings, strides=strides)
+        spans[name] = Span(inner, network_wire(_share_network(chip), outer), chip)
     return spans
 
 
@@ -263,19 +260,13 @@ def read_spans(plan: Plan, names: Mapping[str, str] | None = None, *, pair_bytes
 
 def _read_host_span(axis: PlanAxis, chip: Chip, pair_bytes_per_s: float | None) -> Span:
     """Returns the wires of one axis over GPUs: from the plan's links between neighbors without a common NVLink."""
-    inside = axis.size // axis.dcn_size
-    across = chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S
-    rate = chip.scaleup_bytes_per_s or chip.pcie_bytes_per_s or across
-    if axis.link in ("pcie", "host") and axis.bandwidth_bytes_per_s:
-        rate = min(rate, axis.bandwidth_bytes_per_s)
-    inner = gpu_wire(rate, inside, pair_bytes_per_s=pair_bytes_per_s)
-    return Span(inner, network_wire(across, axis.dcn_size), chip.family, "gpu")
+    most = (axis.bandwidth_bytes_per_s if axis.link in ("pcie", "host") else None) or math.inf
+    return _join_hosts(chip, axis.size // axis.dcn_size, axis.dcn_size, pair_bytes_per_s, most)
 
 
 def _read_torus_span(axis: PlanAxis, granule: Granule, chip: Chip) -> Span:
     """Returns the wires of one axis: with the links of its devices in the plan, and rings where the axis closes."""
-    inside, shared = axis.size // axis.dcn_size, chip.jax_devices_per_chip
-    link = (chip.link_bytes_per_s or 0.0) / shared
+    inside, link = axis.size // axis.dcn_size, _share_link(chip)
     dims = [*(axis.group_shape or ()), 1]
     dims[-1] = max(1, inside // math.prod(dims))
     closed = [whole == part for whole, part in zip(granule.shape or (), dims, strict=False)]
@@ -286,5 +277,4 @@ def _read_torus_span(axis: PlanAxis, granule: Granule, chip: Chip) -> Span:
         more = link * axis.links / float(np.asarray(inner.bytes_per_s))
         middle = np.asarray(inner.middle_bytes_per_s) * more
         inner = replace(inner, bytes_per_s=link * axis.links, middle_bytes_per_s=middle)
-    across = (chip.scaleout_bytes_per_s or link) / shared
-    return Span(inner, network_wire(across, axis.dcn_size), chip.family, "tpu")
+    return Span(inner, network_wire(_share_network(chip), axis.dcn_size), chip)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from meshwright.planning.cost.spans import REMATS, Layout, Spans
+from meshwright.planning.search.candidates import Question
 from meshwright.planning.search.search import (
-    Question,
     bound_schedule,
     choose_schedule,
     find_largest_batch,
@@ -43,7 +43,7 @@ def estimate_batch(
         spans: the spans of the axes, where an order of devices gives them; None: from sizes alone.
         target: repeated in the answer.
     """
-    layout = read_layout(mesh_shape, question.training).take(0)
+    layout = read_layout(mesh_shape, question.training)
     parts, passes = int(layout.data_parts), int(layout.gradient_accumulation_steps)
     unit = parts * passes
     largest = _find_largest(question, layout)

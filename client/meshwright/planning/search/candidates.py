@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -18,14 +18,12 @@ from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.cost.memory import (
     DTYPE_BYTES,
     Circumstances,
-    MemoryUse,
     StepMemory,
     count_optimizer_bytes,
     read_keepings,
 )
 from meshwright.planning.cost.spans import (
     AXES,
-    NETWORK_BYTES_PER_S,
     REMATS,
     Layout,
     Span,
@@ -322,13 +320,9 @@ class Hardware:
 
     def _lay_published(self, layout: Layout, domain: int) -> Spans:
         """Returns the same at published rates; `domain`: devices that a fast network joins."""
-        parts = self.chip.jax_devices_per_chip
-        across = (self.chip.scaleout_bytes_per_s or NETWORK_BYTES_PER_S) / parts
         if self.platform == "tpu":
-            link = self.chip.link_bytes_per_s or 0.0
-            return lay_on_torus(layout, self.chip.family, self.shape, self.wrap, link / parts, across, parts)
-        inside = self.chip.scaleup_bytes_per_s or self.chip.pcie_bytes_per_s or across
-        return lay_on_hosts(layout, self.chip.family, domain, inside, across, self.pair_bytes_per_s)
+            return lay_on_torus(layout, self.chip, self.shape, self.wrap)
+        return lay_on_hosts(layout, self.chip, domain, self.pair_bytes_per_s)
 
 
 def scale_inner(span: Span, ratio: Any) -> Span:
@@ -370,7 +364,6 @@ class Priced:
         spans: the links of the axes.
         hardware: the hardware that was priced.
         work: the model.
-        basis: the source of the constants.
     """
 
     layout: Layout
@@ -380,7 +373,6 @@ class Priced:
     spans: Spans
     hardware: Hardware
     work: Work
-    basis: str
 
     @cached_property
     def total_s(self) -> Floats:
@@ -406,49 +398,47 @@ class Priced:
         return "dcn" if outer > 1 else {"tpu": "ici", "gpu": "nvlink"}[self.hardware.platform]
 
 
-def price(
-    layout: Layout,
-    model: ModelSpec,
-    training: TrainingSpec,
-    hardware: Hardware,
-    memory_fraction: float,
-    *,
-    spans: Spans | None = None,
-) -> Priced:
-    """Returns the cost of candidates.
+@dataclass(frozen=True)
+class Question:
+    """The step and the hardware to price.
 
-    Args:
-        layout: the candidates: arrays of one length.
+    Attributes:
         model, training: the step.
         hardware: the hardware of the step.
         memory_fraction: part of a GPU's memory that the job may take.
-        spans: the links of the axes, where an order of devices gives them; None: from sizes alone.
+        price_per_device_hour: None: not given.
     """
-    work = build_work(model, training.seq_len)
-    spans = hardware.lay(layout) if spans is None else spans
-    execution = build_execution(training)
-    seconds = price_step(work, layout, hardware.build_machine(), spans, execution)
-    shape = np.shape(layout.dp)
-    parts = {
-        "compute": seconds.compute_s,
-        "remat": seconds.remat_s,
-        **seconds.communication_s,
-        "bubble": seconds.bubble_s,
-    }
-    keeping = read_keepings()[hardware.platform]
-    weight_bytes, more = DTYPE_BYTES[training.weight_dtype], read_circumstances(model, training)
-    memory = StepMemory(work, layout, weight_bytes, keeping, execution, more).price()
-    sizes = {part.name: getattr(memory, part.name) for part in fields(MemoryUse)}
-    return Priced(
-        layout=layout,
-        parts={name: np.broadcast_to(np.asarray(parts[name], dtype=np.float64), shape) for name in PARTS},
-        memory={name: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for name, size in sizes.items()},
-        capacity_bytes=find_capacity(hardware.chip, hardware.memory_bytes, memory_fraction),
-        spans=spans,
-        hardware=hardware,
-        work=work,
-        basis=hardware.basis,
-    )
+
+    model: ModelSpec
+    training: TrainingSpec
+    hardware: Hardware
+    memory_fraction: float
+    price_per_device_hour: float | None = None
+
+    def list_space(self, bounds: Bounds) -> Space:
+        """Returns all candidates within bounds."""
+        return list_space(self.hardware.devices, self.model, self.training, bounds)
+
+    def with_batch(self, global_batch_size: int) -> Question:
+        """Returns the question for another batch."""
+        return replace(self, training=self.training.model_copy(update={"global_batch_size": global_batch_size}))
+
+    def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
+        """Returns the cost of candidates; `spans` are the links of axes, where an order of devices gives them."""
+        training, hardware = self.training, self.hardware
+        work, execution = build_work(self.model, training.seq_len), build_execution(training)
+        spans = hardware.lay(layout) if spans is None else spans
+        time = price_step(work, layout, hardware.build_machine(), spans, execution)
+        more, keeping = read_circumstances(self.model, training), read_keepings()[hardware.platform]
+        memory = StepMemory(work, layout, DTYPE_BYTES[training.weight_dtype], keeping, execution, more).price()
+        shape = np.broadcast_shapes((1,), *map(np.shape, vars(layout).values()))
+
+        def spread(figures: Mapping[str, Any]) -> dict[str, Floats]:
+            return {name: np.broadcast_to(np.asarray(each, dtype=np.float64), shape) for name, each in figures.items()}
+
+        parts = {"compute": time.compute_s, "remat": time.remat_s, **time.communication_s, "bubble": time.bubble_s}
+        capacity = find_capacity(hardware.chip, hardware.memory_bytes, self.memory_fraction)
+        return Priced(layout, spread(parts), spread(vars(memory)), capacity, spans, hardware, work)
 
 
 def read_circumstances(model: ModelSpec, training: TrainingSpec) -> Circumstances:

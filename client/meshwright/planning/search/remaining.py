@@ -13,7 +13,8 @@ from typing import Final
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.device_selection import Pool
 from meshwright.planning.parallelism import choose_near
-from meshwright.planning.search.search import Question, price_best, read_bounds, search_plans
+from meshwright.planning.search.candidates import Question
+from meshwright.planning.search.search import price_best, read_bounds, search_plans
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, Plans, SearchRequest

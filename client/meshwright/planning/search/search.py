@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +29,7 @@ from meshwright.planning.parallelism import (
     name_axis,
     write_values,
 )
-from meshwright.planning.search.candidates import PARTS, Bounds, Hardware, Priced, Space, list_space, price
+from meshwright.planning.search.candidates import PARTS, Bounds, Hardware, Priced, Question, Space
 from meshwright.planning.search.measured import Measurements
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
@@ -51,65 +51,28 @@ LARGEST_LOG2: Final = 20
 """A micro-batch of 2^20 sequences is the largest that is tried."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """The step and the hardware to price.
-
-    Attributes:
-        model, training: the step.
-        hardware: the hardware of the step.
-        memory_fraction: part of a GPU's memory that the job may take.
-        price_per_device_hour: None: not given.
-    """
-
-    model: ModelSpec
-    training: TrainingSpec
-    hardware: Hardware
-    memory_fraction: float
-    price_per_device_hour: float | None = None
-
-    def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
-        """Returns the cost of candidates; `spans` are the links of axes, where an order of devices gives them."""
-        return price(layout, self.model, self.training, self.hardware, self.memory_fraction, spans=spans)
-
-    def list_space(self, bounds: Bounds) -> Space:
-        """Returns all candidates within bounds."""
-        return list_space(self.hardware.devices, self.model, self.training, bounds)
-
-    def with_batch(self, global_batch_size: int) -> Question:
-        """Returns the question for another batch."""
-        return replace(self, training=self.training.model_copy(update={"global_batch_size": global_batch_size}))
-
-
 def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
     """Returns a mesh and its training as a layout of one candidate; unknown names count as data."""
     sizes = dict.fromkeys(AXES, 1)
     for name, size in mesh_shape.items():
         sizes[name_axis(name)] *= size
     passes = training.gradient_accumulation_steps
-    parts = sizes["dp"] * sizes["fsdp"] * sizes["ep"]
-    values = {
-        **sizes,
-        "micro_batch_size": training.global_batch_size // parts // passes,
-        "gradient_accumulation_steps": passes,
-    }
-    arrays = {name: np.asarray([value], dtype=np.int64) for name, value in values.items()}
-    remat, optimizer = np.asarray([REMATS.index(training.remat)]), np.asarray([count_optimizer_bytes(training)])
-    return Layout(**arrays, remat=remat, optimizer_bytes=optimizer)
+    micro = training.global_batch_size // (sizes["dp"] * sizes["fsdp"] * sizes["ep"]) // passes
+    remat, states = REMATS.index(training.remat), count_optimizer_bytes(training)
+    return Layout(
+        **sizes, micro_batch_size=micro, gradient_accumulation_steps=passes, remat=remat, optimizer_bytes=states
+    )
 
 
 def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
     """Returns a mesh with all accumulation steps and remats that training leaves free, as candidates."""
-    layout, given = read_layout(mesh_shape, training).take(0), training.model_fields_set
-    share = int(layout.micro_batch_size) * int(layout.gradient_accumulation_steps)
+    layout, given = read_layout(mesh_shape, training), training.model_fields_set
+    steps = int(layout.gradient_accumulation_steps)
+    share = int(layout.micro_batch_size) * steps
     remats = [training.remat] if "remat" in given else REMATS
-    passes = (
-        [int(layout.gradient_accumulation_steps)] if "gradient_accumulation_steps" in given else list_divisors(share)
-    )
+    passes = [steps] if "gradient_accumulation_steps" in given else list_divisors(share)
     counts, kinds = np.array([(count, REMATS.index(remat)) for count in passes for remat in remats]).T
-    sizes = {axis: np.full(len(counts), int(getattr(layout, axis))) for axis in AXES}
-    sizes["optimizer_bytes"] = np.full(len(counts), layout.optimizer_bytes)
-    return Layout(**sizes, micro_batch_size=share // counts, gradient_accumulation_steps=counts, remat=kinds)
+    return replace(layout, micro_batch_size=share // counts, gradient_accumulation_steps=counts, remat=kinds)
 
 
 def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
@@ -155,7 +118,7 @@ def _build_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) 
         remat_s=parts["remat"],
         communication_s=_name_parts(parts, mesh_shape),
         bubble_s=parts["bubble"],
-        basis=f"{priced.basis}; interval: {reason}",
+        basis=f"{priced.hardware.basis}; interval: {reason}",
     )
 
 
@@ -204,24 +167,13 @@ def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> i
     while width > 1:
         width //= _TRIED_AT_ONCE
         tried = low + width * np.arange(1, _TRIED_AT_ONCE + 1, dtype=np.int64)
-        fitting = tried[_fits(question, layout, tried, passes)]
-        low = int(fitting.max()) if len(fitting) else low
+        fits = question.price(replace(layout, micro_batch_size=tried, gradient_accumulation_steps=passes)).fits
+        low = int(tried[fits].max(initial=low))
     return low * int(layout.data_parts) * passes or None
 
 
 _TRIED_AT_ONCE: Final = 16
 """Micro-batches: 2^20 is narrowed down to 1 in five rounds."""
-
-_HELD: Final = (*AXES, "remat", "optimizer_bytes")
-"""Fields of a candidate that its largest batch keeps."""
-
-
-def _fits(question: Question, layout: Layout, micro: Any, passes: int) -> Any:
-    fields = {name: np.full(len(micro), int(getattr(layout, name))) for name in _HELD}
-    return question.price(
-        Layout(**fields, micro_batch_size=micro, gradient_accumulation_steps=np.full(len(micro), passes))
-    ).fits
-
 
 REASONS: Final = {"pp": "bubble", "bubble": "bubble", "remat": "compute", "compute": "compute"}
 """Part of a step → the reason of a family that lost by it; axes are reported by their wires."""
@@ -510,7 +462,7 @@ def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan])
     """Returns the plan of a candidate with its cost on the order of its devices."""
     shape = chosen.mesh_shape
     made = lay_out(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items()))
-    ordered = question.price(_keep_one(chosen), read_order(made, question.hardware))
+    ordered = question.price(chosen, read_order(made, question.hardware))
     told = tell(question, ordered, 0, made.mesh_shape)
     return made.model_copy(update={**told, "warnings": (*made.warnings, *_list_notices(question, told["memory"]))})
 
@@ -549,11 +501,6 @@ def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
             return None
         names[axis] = name
     return hardware.read(plan, names)
-
-
-def _keep_one(layout: Layout) -> Layout:
-    """Returns one candidate as arrays of length 1, the form of several candidates."""
-    return Layout(**{field.name: np.atleast_1d(getattr(layout, field.name)) for field in fields(layout)})
 
 
 def _read_total(plan: Plan) -> float:

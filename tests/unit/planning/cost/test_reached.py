@@ -19,11 +19,13 @@ from meshwright.planning.cost.collectives import (
     time_collective,
 )
 from meshwright.planning.hardware import HardwareType
+from meshwright.topology.chips import read_chips
 
 time_all_gather = partial(time_collective, "all_gather")
 time_all_reduce = partial(time_collective, "all_reduce")
 time_all_reduce_across = partial(time_across, "all_reduce")
 
+CHIPS = {chip.family: chip for chip in read_chips()}
 NOMINAL = {"a100": 3e11, "v100": 1.5e11}
 
 CURVES = list(csv.DictReader((Path(__file__).parent / "allreduce.csv").read_text().splitlines()))
@@ -34,7 +36,7 @@ github.com/VIA-Research/vTrain, 15 of 512 odd sizes each."""
 def read_errors(family: str, *, least_mebibytes: int = 0) -> list[float]:
     rows = [row for row in CURVES if row["family"] == family and int(row["mebibytes"]) >= least_mebibytes]
     sizes = np.array([int(row["size"]) for row in rows])
-    wire = calibrate(gpu_wire(NOMINAL[family], sizes), family, "gpu", "all_reduce")
+    wire = calibrate(gpu_wire(NOMINAL[family], sizes), CHIPS[family], "all_reduce")
     times = time_all_reduce(np.array([int(row["mebibytes"]) << 20 for row in rows]), wire)
     return list(np.abs(times / np.array([float(row["time_s"]) for row in rows]) - 1))
 
@@ -53,15 +55,15 @@ def test_an_h100_has_what_others_measured_of_it() -> None:
     """Its row has the peak of long messages alone; both figures are of gpus.md, measured."""
     node = gpu_wire(4.5e11, 8)
     reduced = 8192 * 3584 * 2
-    rate = reduced / time_all_reduce(reduced, calibrate(node, "h100", "gpu", "all_reduce"))
+    rate = reduced / time_all_reduce(reduced, calibrate(node, CHIPS["h100"], "all_reduce"))
     assert rate == pytest.approx(150e9, rel=0.03)
-    gathered = time_all_gather(4096 * 65536 * 2, calibrate(node, "h100", "gpu", "all_gather"))
+    gathered = time_all_gather(4096 * 65536 * 2, calibrate(node, CHIPS["h100"], "all_gather"))
     assert gathered == pytest.approx(1.5e-3, rel=0.05)
 
 
 def test_many_a100_nodes_have_nearly_what_nvidia_measures() -> None:
-    node = calibrate(gpu_wire(3e11, 8), "a100", "gpu", "all_reduce")
-    across = calibrate(network_wire(2.5e10, 128), "a100", "gpu", "all_reduce", "across")
+    node = calibrate(gpu_wire(3e11, 8), CHIPS["a100"], "all_reduce")
+    across = calibrate(network_wire(2.5e10, 128), CHIPS["a100"], "all_reduce", "across")
     bus_bytes_per_s = 2 * 8e9 / time_all_reduce_across(8e9, node, across)
     assert bus_bytes_per_s == pytest.approx(192e9, rel=0.03)
 

@@ -6,13 +6,14 @@ import pytest
 
 from meshwright.planning.cost.spans import AXES, Layout, lay_on_hosts
 from meshwright.planning.search.candidates import Hardware
+from meshwright.topology.chips import read_chips
 from meshwright.topology.targets import build_target
 
-INSIDE, ACROSS = 3e11, 25e9
+A100 = next(chip for chip in read_chips() if "a100" in chip.aliases)
 
 
 def lay(**axes: int) -> dict[str, tuple[float, float]]:
-    spans = lay_on_hosts(Layout(**axes), "a100", 8, INSIDE, ACROSS)
+    spans = lay_on_hosts(Layout(**axes), A100, 8)
     return {axis: (float(spans[axis].inner.size), float(spans[axis].outer.size)) for axis in AXES}
 
 

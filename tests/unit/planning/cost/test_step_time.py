@@ -12,8 +12,9 @@ from meshwright.planning.cost.spans import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE
 from meshwright.planning.cost.step_time import LAW, DeviceRates, Execution, Law, StepTime, find_spread, price_step
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
-from meshwright.topology.chips import find_chip
+from meshwright.topology.chips import find_chip, read_chips
 
+A100 = next(chip for chip in read_chips() if "a100" in chip.aliases)
 PEAK, MEMORY = 312e12, 2e12
 MACHINE = DeviceRates("gpu", PEAK, MEMORY)
 WORK = build_work(read_model("llama2-7b"), 4096)
@@ -29,7 +30,7 @@ HEAD = 2 * WORK.head.parameters * 4096 / PEAK
 def price(
     layout: Layout, *, law: Law = BARE, work: Any = WORK, machine: DeviceRates = MACHINE, **does: Any
 ) -> StepTime:
-    spans = lay_on_hosts(layout, "a100", 8, 3e11, 25e9)
+    spans = lay_on_hosts(layout, A100, 8)
     return price_step(work, layout, machine, spans, Execution(**{"update_bytes": 0.0, **does}), law)
 
 
@@ -73,7 +74,7 @@ def test_a_third_of_what_runs_inside_a_host_is_waited_for_and_all_gradients_betw
         (Layout(dp=8), "dp", "all_reduce"),
         (Layout(dp=16), "dp", "all_reduce"),
     ):
-        step, spans = price(layout), lay_on_hosts(layout, "a100", 8, 3e11, 25e9)
+        step, spans = price(layout), lay_on_hosts(layout, A100, 8)
         parameters = WORK.parameters * 2
         if operation is None:
             moved = 2 * spans[axis].time("all_gather", parameters) + spans[axis].time("reduce_scatter", parameters)

@@ -46,9 +46,7 @@ def lay(target: str, layout: Layout) -> Spans:
     assert chip is not None
     assert granule.shape is not None
     assert granule.wrap is not None
-    parts = chip.jax_devices_per_chip
-    link, across = (chip.link_bytes_per_s or 0) / parts, (chip.scaleout_bytes_per_s or 0) / parts
-    return lay_on_torus(layout, chip.family, granule.shape, granule.wrap, link, across, parts)
+    return lay_on_torus(layout, chip, granule.shape, granule.wrap)
 
 
 def rate(spans: Spans, axis: str) -> float:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from meshwright.planning.models import read_model
 from meshwright.planning.search.batch import NEAR_BEST, estimate_batch
-from meshwright.planning.search.search import Question, build_question, read_layout
+from meshwright.planning.search.candidates import Question
+from meshwright.planning.search.search import build_question, read_layout
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import EstimatedBatch
 from meshwright.wire.model import TrainingSpec

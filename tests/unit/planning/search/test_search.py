@@ -15,8 +15,8 @@ from meshwright.planning.compile_job import read_capacity
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request
-from meshwright.planning.search.candidates import Bounds
-from meshwright.planning.search.search import Question, build_question
+from meshwright.planning.search.candidates import Bounds, Question
+from meshwright.planning.search.search import build_question
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import EQUAL_WITHIN, Plan, PlanRequest, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec

@@ -187,10 +187,9 @@ class Pool:
         is_named: the request gives which or how many, so other devices are left unused on purpose.
         alternatives: devices for a faster order: healthy, free, and not excluded, in plain order.
         left_out: existing devices that were not taken because they are unhealthy.
-        held: healthy devices that were not taken because another process uses them exclusively, or a lease that is not
-            the request's.
         is_counted: the request gives how many, and not which.
-        leased: those of `held` that a lease covers.
+        leased, taken: healthy devices that were left out because a lease covers them that is not the request's, or
+            another process uses them exclusively.
         why_held: the users of held devices, as the end of an error: ", and device 0 is held by …"; empty where no
             device is held.
     """
@@ -200,9 +199,9 @@ class Pool:
     alternatives: tuple[int, ...] = ()
     left_out: tuple[int, ...] = ()
     notices: tuple[Notice, ...] = ()
-    held: tuple[int, ...] = ()
     is_counted: bool = False
     leased: tuple[int, ...] = ()
+    taken: tuple[int, ...] = ()
     why_held: str = ""
 
     @property
@@ -240,9 +239,8 @@ def select_devices(
             return _choose(asked, topology, usable, left_out, health, lease)
         case _:
             named = _find_all(asked, topology, "devices")
-            free, _ = _part_held(topology, usable, lease)
-            busy = {*usable} - {*free} | {*find_foreign(topology, free)}
-            busy -= set(named)
+            _, leased, taken = _part_held(topology, usable, lease)
+            busy = {*leased, *taken, *find_foreign(topology, usable)} - {*named}
             return Pool(named, True, tuple(index for index in usable if index not in busy))
 
 
@@ -319,34 +317,33 @@ def _choose(
 ) -> Pool:
     count = asked.count if asked else None
     excluded = set(_find_all(asked.exclude, topology, "devices.exclude") if asked and asked.exclude else ())
-    candidates, held = _part_held(topology, [index for index in usable if index not in excluded], lease)
-    why = _describe_why(topology, held, lease)
+    candidates, leased, taken = _part_held(topology, [index for index in usable if index not in excluded], lease)
+    holders = name_leases(topology, leased), name_holders(topology, taken)
+    words = ", ".join(filter(None, holders)).replace("; ", ", ")
+    why = f", and {words}" if words else ""
     notices = _describe_left_out(topology, [index for index in left_out if index not in excluded], health)
-    leased = find_leased(topology, held, lease)
+    is_named = bool(excluded) or lease not in (None, ANY_LEASE)
+    free = Pool(candidates, is_named, candidates, left_out, notices, leased=leased, taken=taken, why_held=why)
     if count is None and (candidates or not leased):
-        notices += _describe_held(topology, held, lease)
-        is_named = bool(excluded) or lease not in (None, ANY_LEASE)
-        return Pool(candidates, is_named, candidates, left_out, notices, held, leased=leased, why_held=why)
-    if count is None or count > len(candidates):
+        return replace(free, notices=(*notices, *_describe_held(*holders)))
+    if (count or 1) > len(candidates):
         if (count or 1) <= len(candidates) + len(leased):
-            words = f"devices asks for {count or 'what is free'}" if asked else "a plan needs at least one device"
+            request = f"devices asks for {count or 'what is free'}" if asked else "a plan needs at least one device"
             works = f"ask for {len(candidates)} or fewer" if candidates else ""
-            field = "devices.count" if asked else "devices"
-            raise refuse_leased(words, topology, leased, why, works, field=field)
+            raise refuse_leased(request, topology, leased, why, works, field="devices.count" if asked else "devices")
         most = len(candidates) or len(leased)
         raise refuse(
-            f"devices asks for {count}; {name_hosts(topology)} {len(topology.devices)}, of which "
-            f"{len(excluded)} are "
-            f"excluded and {len(set(left_out) - excluded)} are not well{why}; "
-            f"only what is left can be taken",
+            f"devices asks for {count}; {name_hosts(topology)} {len(topology.devices)}, of which {len(excluded)} are "
+            f"excluded and {len(set(left_out) - excluded)} are not well{why}; only what is left can be taken",
             f"ask for {most} or fewer" if most else "exclude fewer devices, or name them one by one",
             "devices.count",
         )
+    count = count or 1
     busy = {index for index in find_foreign(topology, candidates) if not _is_own(topology, index, lease)}
-    free = tuple(index for index in candidates if index not in busy)
-    pool = free if len(free) >= count else candidates
+    idle = tuple(index for index in candidates if index not in busy)
+    pool = idle if len(idle) >= count else candidates
     chosen = pack_devices(topology, pool, count)
-    return Pool(chosen, True, pool, left_out, notices, held, is_counted=True, leased=leased, why_held=why)
+    return replace(free, indices=chosen, is_named=True, alternatives=pool, is_counted=True)
 
 
 def select_for_lease(count: int, topology: Topology, health: Health, *, is_preemptible: bool) -> tuple[int, ...]:
@@ -409,21 +406,16 @@ def _is_own(topology: Topology, index: int, lease: str | None) -> bool:
     return lease is not None and cover is not None and cover.id == lease
 
 
-def _describe_why(topology: Topology, held: Sequence[int], lease: str | None) -> str:
-    """Returns how a refusal goes on about devices that others have: ", and device 0 is held by …"."""
-    leased = find_leased(topology, held, lease)
-    taken = [index for index in held if index not in leased]
-    words = "; ".join(filter(None, (name_leases(topology, leased), name_holders(topology, taken))))
-    return f", and {words.replace('; ', ', ')}" if words else ""
-
-
 def _part_held(
     topology: Topology, indices: Sequence[int], lease: str | None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the devices that a job could open, and those that another process or lease has to itself."""
-    own = {index for index in indices if _is_own(topology, index, lease)}
-    taken = {*find_taken(topology, indices), *find_leased(topology, indices, lease)} - own
-    return tuple(i for i in indices if i not in taken), tuple(i for i in indices if i in taken)
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Returns the devices that a job could open, those that others lease, and those that another process has to
+    itself."""
+    leased = find_leased(topology, indices, lease)
+    others = [index for index in indices if index not in leased and not _is_own(topology, index, lease)]
+    taken = find_taken(topology, others)
+    held = {*leased, *taken}
+    return tuple(index for index in indices if index not in held), leased, taken
 
 
 def _find_all(names: Names, topology: Topology, field: str) -> tuple[int, ...]:
@@ -484,16 +476,12 @@ def _describe_left_out(topology: Topology, left_out: Sequence[int], health: Heal
     return (Notice(code="devices_left_out", message=message, hint=hint),)
 
 
-def _describe_held(topology: Topology, held: Sequence[int], lease: str | None) -> tuple[Notice, ...]:
-    leased = find_leased(topology, held, lease)
-    taken = [index for index in held if index not in leased]
-    notices = []
+def _describe_held(leased: str, taken: str) -> Iterator[Notice]:
+    """Yields the warnings of devices that leases, or processes, keep from the plan."""
+    wholly = "name a device in `devices` to plan on it all the same"
     if leased:
-        message = f"{name_leases(topology, leased)}: left out"
-        hint = "give the `lease` that the job has; name a device in `devices` to plan on it all the same"
-        notices.append(Notice(code="devices_left_out", message=message, hint=hint))
+        hint = f"give the `lease` that the job has; {wholly}"
+        yield Notice(code="devices_left_out", message=f"{leased}: left out", hint=hint)
     if taken:
-        message = f"{name_holders(topology, taken)}: left out, since one process at a time can use it"
-        hint = "end that process; name a device in `devices` to plan on it all the same"
-        notices.append(Notice(code="devices_left_out", message=message, hint=hint))
-    return tuple(notices)
+        message = f"{taken}: left out, since one process at a time can use it"
+        yield Notice(code="devices_left_out", message=message, hint=f"end that process; {wholly}")

@@ -6,6 +6,7 @@ Uses only the topology and the chip table; a figure that neither has is null.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -132,164 +133,6 @@ def _measure_shape(topology: Topology, lines: Lines) -> tuple[int, ...] | None:
     return shapes.pop() if len(shapes) == 1 else None
 
 
-def build_notices(
-    spec: MeshSpec,
-    topology: Topology,
-    order: Sequence[int],
-    *,
-    health: Health,
-    better: Sequence[int] | None = None,
-    is_split: bool = False,
-    lease: str | None = None,
-) -> tuple[Notice, ...]:
-    """Returns the warnings about the devices of a plan, and about their order where `better` is one that costs less;
-    `is_split`: the request gives the split of axes over granules; `lease`: the job's lease."""
-    planned = set(order)
-    used = [index for index in topology.order if index in planned]
-    notices = [*_describe_states(topology, used, health, lease), *_describe_parts(spec, topology, used)]
-    if better is not None:
-        notices += _describe_slow(spec, topology, order, better, is_split=is_split)
-    return tuple(notices)
-
-
-def _describe_states(topology: Topology, used: Sequence[int], health: Health, lease: str | None) -> Iterator[Notice]:
-    """Warns of devices that are not healthy, or that others have; also of those that are assumed to be free because
-    their processes are unknown. A target has no processes, and the job's reserved devices belong to the job."""
-    for state in sorted({"unhealthy", "degraded"} & set(health.values()), reverse=True):
-        if found := [index for index in used if health.get(index) == state]:
-            message = f"device {topology.describe(found)} is {state}"
-            hint = "see GET /health for the reason; leave devices out with devices.exclude"
-            yield Notice(code=f"devices_{state}", message=message, hint=hint)
-    if prohibited := [index for index in used if topology.devices[index].compute_mode == "prohibited"]:
-        message = f"device {topology.describe(prohibited)} is closed to all processes"
-        hint = "nvidia-smi -c DEFAULT on the host, or leave devices out with devices.exclude"
-        yield Notice(code="devices_prohibited", message=message, hint=hint)
-    if leased := find_leased(topology, used, lease):
-        hint = "wait until it ends (GET /leases), give the job's own `lease`, or choose with devices.count"
-        yield Notice(code="devices_leased", message=name_leases(topology, leased), hint=hint)
-    if held := find_foreign(topology, used):
-        hint = "wait for it, or choose among free devices with devices.count"
-        yield Notice(code="devices_shared", message=name_holders(topology, held), hint=hint)
-    if unseen := [index for index in used if _is_unseen(topology.devices[index], lease)]:
-        yield Notice(
-            code="holders_unknown",
-            message=f"it cannot be seen who holds device {topology.describe(unseen)}: it may be taken",
-            hint="let the agent look into all processes (root or CAP_SYS_PTRACE; in a pod hostPID), or reserve the "
-            "devices with a lease and give it as `lease`",
-        )
-
-
-def _is_unseen(device: Device, lease: str | None) -> bool:
-    is_of_job = lease is not None and device.lease is not None and device.lease.id == lease
-    return device.processes is None and device.basis != "declared" and not is_of_job
-
-
-def _describe_parts(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
-    """Warns of devices that are parts of a GPU, that differ, or that hosts have in different numbers."""
-    if instances := [index for index in used if topology.devices[index].mig]:
-        message = f"device {topology.describe(instances)} is a MIG instance: a part of a GPU, without NVLink"
-        if len(used) > 1:
-            message += "; a process can use one instance only, so a mesh of several needs a process for each"
-        yield Notice(code="mig_instances", message=message, hint="plan on whole GPUs, or on one instance")
-    kinds = sorted({topology.devices[index].kind for index in used})
-    if len(kinds) > 1:
-        message = f"the mesh joins {len(kinds)} kinds: {', '.join(kinds)}; the slowest sets the pace"
-        yield Notice(code="devices_differ", message=message, hint="name devices of one kind in `devices`")
-    counts = [len(group) for group in topology.group(used)]
-    if len(set(counts)) > 1:
-        told = ", ".join(map(str, counts[:NAMES_SHOWN])) + (", …" if len(counts) > NAMES_SHOWN else "")
-        yield Notice(
-            code="granules_uneven",
-            message=f"mesh {spec} lies on {len(counts)} granules (slices, or hosts) with {told} of its devices: some "
-            f"groups of an axis cross them and others do not",
-            hint="choose as many devices on each, by name or by devices.exclude",
-        )
-    if found := find_differing(topology, used):
-        name, values = found
-        told = "; ".join(f"{host}: {value or 'unset'}" for host, value in list(values.items())[:NAMES_SHOWN])
-        more = f"; … ({len(values) - NAMES_SHOWN} more)" if len(values) > NAMES_SHOWN else ""
-        message = f"hosts need different values of {name}, which `environment` leaves out: {told}{more}"
-        hint = f"start the process of each host with its own {name}"
-        yield Notice(code="environment_differs", message=message, hint=hint)
-
-
-def _describe_slow(
-    spec: MeshSpec, topology: Topology, order: Sequence[int], better: Sequence[int], *, is_split: bool
-) -> Iterator[Notice]:
-    planned = set(order)
-    others = [index for index in better if index not in planned]
-    name = f"name devices {topology.describe(sorted(better))}"
-    choose = name if len(better) <= NAMES_SHOWN else f'choose them by number: devices {{"count": {len(better)}}}'
-    hint = "leave dcn out" if is_split else 'use device_order "planned"'
-    for axis, (name, _) in enumerate(spec):
-        ours, theirs = (_find_slowest(spec, topology, axis, devices) for devices in (order, better))
-        if ours and theirs and ours[0] > theirs[0]:
-            yield Notice(
-                code="slow_link",
-                message=f"axis {name} runs over {_name_edge(topology, *ours[1])}; "
-                f"it could do with {_name_edge(topology, *theirs[1])}",
-                hint=choose if others else hint,
-            )
-
-
-def warn_crossing(spec: MeshSpec, topology: Topology, used: Sequence[int]) -> Iterator[Notice]:
-    """Warns of an axis that crosses granules while one with less traffic stays inside: the order of the axes or their
-    sizes make it so.
-
-    Args:
-        spec: the mesh.
-        topology: has the devices.
-        used: the devices of the mesh.
-    """
-    counts = [len(group) for group in topology.group(used)]
-    split = split_axes(spec.sizes, len(counts)) if len(set(counts)) == 1 else None
-    if split is None or len(counts) == 1:
-        return
-    traffic = weigh_axes(spec.names, spec.sizes).inside
-    inside = [axis for axis, size in enumerate(spec.sizes) if split[axis] < size]
-    for axis in sorted(range(len(spec.sizes)), key=traffic.__getitem__, reverse=True):
-        lighter = [other for other in inside if traffic[other] < traffic[axis]]
-        if split[axis] == 1 or not lighter:
-            continue
-        name, kind = spec.names[axis], topology.find_granule(topology.devices[used[0]].granule).kind
-        turned = MeshSpec(tuple(spec.axes[place] for place in sorted(range(len(traffic)), key=traffic.__getitem__)))
-        shapes = [turned, *search_shapes(spec, spec.device_count, most=16)]
-        better = [shape for shape in shapes if _count_crossed(shape, name, len(counts)) < split[axis]]
-        yield Notice(
-            code="slow_link",
-            message=f"axis {name} crosses {split[axis]} {kind}s, while axis {spec.names[lighter[0]]}, which has less "
-            f"traffic, stays inside; granules are spread over the outermost axes first",
-            hint=f"use {better[0]}" if better else f"choose sizes whose outer axes take all {len(counts)} {kind}s",
-        )
-        return
-
-
-def _count_crossed(spec: MeshSpec, name: str, granule_count: int) -> int:
-    """Returns over how many granules the groups of an axis go."""
-    split = split_axes(spec.sizes, granule_count)
-    return granule_count if split is None else split[spec.names.index(name)]
-
-
-def _find_slowest(
-    spec: MeshSpec, topology: Topology, axis: int, order: Sequence[int]
-) -> tuple[float, tuple[int, int]] | None:
-    """Returns the cost and the devices of the slowest edge along an axis, on a torus without the way back to the start;
-    None for an axis without edges."""
-    lines = list_lines(spec.sizes, axis, order)
-    edges = [edge for line in lines for edge in (pairwise(line) if topology.platform == "tpu" else list_edges(line))]
-    costs = ((round(price_pair(topology, *edge), 6), edge) for edge in edges)
-    return max(costs, key=lambda cost: cost[0], default=None)
-
-
-def _name_edge(topology: Topology, a: int, b: int) -> str:
-    if not topology.is_joined(a, b):
-        kind = topology.find_granule(topology.places[a][0]).kind
-        return f"the network between {kind}s (devices {topology.describe((a, b))})"
-    link, hops = topology.link(a, b), topology.hops(a, b)
-    way = f"{hops} ICI hops" if hops is not None else link.kind if link else "no direct link"
-    return f"{way} (devices {topology.describe((a, b))})"
-
-
 SCORE_UNIT: Final = (
     "time of a byte over PCIe 4.0 x16; an axis counts 4 times the next one in rank (64 between granules)"
 )
@@ -324,56 +167,232 @@ def plan_mesh(
         PlanInfeasibleError: devices would be left unused without permission in the request.
         DeviceLeasedError: leases of others have too many of the devices.
     """
-    health = health or {}
     asked = MeshSpec.parse(request.mesh)
     axis_types = parse_axis_types(request.axis_types, asked.names)
     importance = check_importance(request.importance, asked.names)
-    pool = select_devices(request.devices, topology, health, request.lease)
+    pool = select_devices(request.devices, topology, health or {}, request.lease)
     spec = _resolve(asked, pool, topology)
-    unused = _check_unused(spec, pool, topology, request)
-    weights = weigh_axes(spec.names, spec.sizes, importance)
-    layout = _lay_out(spec, weights, pool, topology, request)
-    better = _find_better(spec, weights, pool, topology, layout, request)
-    found = build_notices(
-        spec,
-        topology,
-        layout.order,
-        health=health,
-        better=better,
-        is_split=request.dcn is not None,
-        lease=request.lease,
-    )
-    is_ours = request.dcn is None and importance is None and request.device_order == "planned"
-    crossing = warn_crossing(spec, topology, layout.order) if is_ours else ()
-    told = (*notices, *pool.notices, *unused, *found, *crossing)
-    return _build_plan(spec, axis_types, topology, layout, request, target, told)
+    planner = _Planner(request, topology, health or {}, pool, spec, weigh_axes(spec.names, spec.sizes, importance))
+    unused, layout = planner.check_unused(), planner.lay_out()
+    warnings = (*notices, *pool.notices, *unused, *planner.build_notices(layout))
+    return planner.build_plan(axis_types, layout, target, warnings)
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """A mesh without -1 on the devices that it may use."""
+
+    request: PlanRequest
+    topology: Topology
+    health: Health
+    pool: Pool
+    spec: MeshSpec
+    weights: Weights
+
+    def check_unused(self) -> tuple[Notice, ...]:
+        """Returns the warning of unused devices; raises PlanInfeasibleError where the request does not allow them."""
+        spec, pool, there = self.spec, self.pool, len(self.pool.indices)
+        if spec.device_count == there:
+            return ()
+        detail = f"mesh {spec} uses {spec.device_count} devices; {_describe_there(pool, self.topology)}; "
+        detail += f"{there - spec.device_count} would stay idle"
+        if not (pool.is_named or self.request.allow_unused):
+            rule = "a plan uses all devices unless it was told otherwise"
+            hint = f"{_offer(spec, there)}; or name the devices, or set allow_unused"
+            raise PlanInfeasibleError.of("mesh", f"{detail}, and {rule}", hint, rule, code="devices_unused")
+        return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)
+
+    def lay_out(self) -> DeviceOrder:
+        """Returns the order of the devices that is asked for, or the best."""
+        if self.request.device_order == "given":
+            order = self.pool.indices[: self.spec.device_count]
+            return score_layout(self.spec.sizes, self.weights, self.topology, order)
+        return self._search(sort_plain(self.topology, self.pool.choice), self.request.dcn)
+
+    def _search(self, pool: Sequence[int], asked: str | Mapping[str, int] | None) -> DeviceOrder:
+        """Returns the best layout on devices of the pool: of the sets that may be taken, the one with the best
+        score."""
+        spec, topology = self.spec, self.topology
+        found, refused = [], []
+        for chosen in list_packings(topology, pool, spec.device_count):
+            try:
+                dcn = None if asked is None else read_dcn(asked, spec, list(map(len, topology.group(chosen))))
+            except PlanInfeasibleError as error:
+                refused.append(error)
+                continue
+            found.append(search_layout(spec.sizes, self.weights, topology, chosen, dcn=dcn))
+        if not found:
+            raise refused[0]
+        return min(found, key=lambda layout: layout.score.key if layout.score else ())
+
+    def _find_better(self, layout: DeviceOrder) -> tuple[int, ...] | None:
+        """Returns a clearly cheaper order of free devices, the same or others; None where there is none."""
+        pool, request = self.pool, self.request
+        is_chosen = pool.is_named and not pool.is_counted
+        is_free = request.device_order == "planned" and request.dcn is None and not is_chosen
+        if layout.score is None or is_free or len(pool.alternatives) < self.spec.device_count:
+            return None
+        found = self._search(pool.alternatives, None)
+        return found.order if found.score and _is_clearly_better(found.score.key, layout.score.key) else None
+
+    def build_plan(
+        self, axis_types: tuple[AxisType, ...], layout: DeviceOrder, target: str | None, warnings: tuple[Notice, ...]
+    ) -> Plan:
+        """Returns the plan of a layout."""
+        spec, topology, request, order = self.spec, self.topology, self.request, layout.order
+        name = fingerprint(spec.axes, axis_types, list(map(topology.places.__getitem__, order)))
+        fraction = find_memory_fraction(request.memory_strategy, trains=request.model is not None)
+        environment = build_job_environment(topology, order, fraction)
+        return Plan(
+            fingerprint=name,
+            mesh_shape=dict(spec.axes),
+            axis_types=dict(zip(spec.names, axis_types, strict=True)),
+            platform=topology.platform,
+            devices=tuple(topology.references[index] for index in order) if request.include_devices else (),
+            granules=list_granules(topology, order, is_listed=request.include_devices),
+            axes=build_axes(spec, topology, layout),
+            score=_build_score(layout),
+            target=target,
+            environment=environment,
+            code=write_code(spec, axis_types, topology, order, environment=environment, fingerprint=name),
+            warnings=warnings,
+        )
+
+    # ---- warnings --------------------------------------------------------------------------------------
+
+    def build_notices(self, layout: DeviceOrder) -> Iterator[Notice]:
+        """Yields the warnings about the devices of a layout, and about their order."""
+        planned, request = set(layout.order), self.request
+        used = [index for index in self.topology.order if index in planned]
+        yield from self._describe_states(used)
+        yield from self._describe_parts(used)
+        if better := self._find_better(layout):
+            yield from self._describe_slow(layout.order, better)
+        if request.dcn is None and request.importance is None and request.device_order == "planned":
+            yield from self._describe_crossing(layout.order)
+
+    def _describe_states(self, used: Sequence[int]) -> Iterator[Notice]:
+        """Warns of devices that are not healthy, or that others have; also of those that are assumed to be free because
+        their processes are unknown. A target has no processes, and the job's reserved devices belong to the job."""
+        topology, health, lease = self.topology, self.health, self.request.lease
+        for state in sorted({"unhealthy", "degraded"} & set(health.values()), reverse=True):
+            if found := [index for index in used if health.get(index) == state]:
+                message = f"device {topology.describe(found)} is {state}"
+                hint = "see GET /health for the reason; leave devices out with devices.exclude"
+                yield Notice(code=f"devices_{state}", message=message, hint=hint)
+        if prohibited := [index for index in used if topology.devices[index].compute_mode == "prohibited"]:
+            message = f"device {topology.describe(prohibited)} is closed to all processes"
+            hint = "nvidia-smi -c DEFAULT on the host, or leave devices out with devices.exclude"
+            yield Notice(code="devices_prohibited", message=message, hint=hint)
+        if leased := find_leased(topology, used, lease):
+            hint = "wait until it ends (GET /leases), give the job's own `lease`, or choose with devices.count"
+            yield Notice(code="devices_leased", message=name_leases(topology, leased), hint=hint)
+        if held := find_foreign(topology, used):
+            hint = "wait for it, or choose among free devices with devices.count"
+            yield Notice(code="devices_shared", message=name_holders(topology, held), hint=hint)
+        if unseen := [index for index in used if _is_unseen(topology.devices[index], lease)]:
+            yield Notice(
+                code="holders_unknown",
+                message=f"it cannot be seen who holds device {topology.describe(unseen)}: it may be taken",
+                hint="let the agent look into all processes (root or CAP_SYS_PTRACE; in a pod hostPID), or reserve the "
+                "devices with a lease and give it as `lease`",
+            )
+
+    def _describe_parts(self, used: Sequence[int]) -> Iterator[Notice]:
+        """Warns of devices that are parts of a GPU, that differ, or that hosts have in different numbers."""
+        topology = self.topology
+        if instances := [index for index in used if topology.devices[index].mig]:
+            message = f"device {topology.describe(instances)} is a MIG instance: a part of a GPU, without NVLink"
+            if len(used) > 1:
+                message += "; a process can use one instance only, so a mesh of several needs a process for each"
+            yield Notice(code="mig_instances", message=message, hint="plan on whole GPUs, or on one instance")
+        kinds = sorted({topology.devices[index].kind for index in used})
+        if len(kinds) > 1:
+            message = f"the mesh joins {len(kinds)} kinds: {', '.join(kinds)}; the slowest sets the pace"
+            yield Notice(code="devices_differ", message=message, hint="name devices of one kind in `devices`")
+        counts = [len(group) for group in topology.group(used)]
+        if len(set(counts)) > 1:
+            told = ", ".join(map(str, counts[:NAMES_SHOWN])) + (", …" if len(counts) > NAMES_SHOWN else "")
+            yield Notice(
+                code="granules_uneven",
+                message=f"mesh {self.spec} lies on {len(counts)} granules (slices, or hosts) with {told} of its "
+                f"devices: some groups of an axis cross them and others do not",
+                hint="choose as many devices on each, by name or by devices.exclude",
+            )
+        if found := find_differing(topology, used):
+            name, values = found
+            told = "; ".join(f"{host}: {value or 'unset'}" for host, value in list(values.items())[:NAMES_SHOWN])
+            more = f"; … ({len(values) - NAMES_SHOWN} more)" if len(values) > NAMES_SHOWN else ""
+            message = f"hosts need different values of {name}, which `environment` leaves out: {told}{more}"
+            hint = f"start the process of each host with its own {name}"
+            yield Notice(code="environment_differs", message=message, hint=hint)
+
+    def _describe_slow(self, order: Sequence[int], better: Sequence[int]) -> Iterator[Notice]:
+        topology = self.topology
+        planned = set(order)
+        others = [index for index in better if index not in planned]
+        name = f"name devices {topology.describe(sorted(better))}"
+        choose = name if len(better) <= NAMES_SHOWN else f'choose them by number: devices {{"count": {len(better)}}}'
+        hint = "leave dcn out" if self.request.dcn is not None else 'use device_order "planned"'
+        for axis, (name, _) in enumerate(self.spec):
+            ours, theirs = (self._find_slowest(axis, devices) for devices in (order, better))
+            if ours and theirs and ours[0] > theirs[0]:
+                yield Notice(
+                    code="slow_link",
+                    message=f"axis {name} runs over {_name_edge(topology, *ours[1])}; "
+                    f"it could do with {_name_edge(topology, *theirs[1])}",
+                    hint=choose if others else hint,
+                )
+
+    def _describe_crossing(self, used: Sequence[int]) -> Iterator[Notice]:
+        """Warns of an axis that crosses granules while one with less traffic stays inside: the order of the axes or
+        their sizes make it so."""
+        spec, topology = self.spec, self.topology
+        counts = [len(group) for group in topology.group(used)]
+        split = split_axes(spec.sizes, len(counts)) if len(set(counts)) == 1 else None
+        if split is None or len(counts) == 1:
+            return
+        traffic = weigh_axes(spec.names, spec.sizes).inside
+        inside = [axis for axis, size in enumerate(spec.sizes) if split[axis] < size]
+        for axis in sorted(range(len(spec.sizes)), key=traffic.__getitem__, reverse=True):
+            lighter = [other for other in inside if traffic[other] < traffic[axis]]
+            if split[axis] == 1 or not lighter:
+                continue
+            name, kind = spec.names[axis], topology.find_granule(topology.devices[used[0]].granule).kind
+            turned = MeshSpec(tuple(spec.axes[place] for place in sorted(range(len(traffic)), key=traffic.__getitem__)))
+            shapes = [turned, *search_shapes(spec, spec.device_count, most=16)]
+            better = [shape for shape in shapes if _count_crossed(shape, name, len(counts)) < split[axis]]
+            yield Notice(
+                code="slow_link",
+                message=f"axis {name} crosses {split[axis]} {kind}s, while axis {spec.names[lighter[0]]}, which has "
+                f"less traffic, stays inside; granules are spread over the outermost axes first",
+                hint=f"use {better[0]}" if better else f"choose sizes whose outer axes take all {len(counts)} {kind}s",
+            )
+            return
+
+    def _find_slowest(self, axis: int, order: Sequence[int]) -> tuple[float, tuple[int, int]] | None:
+        """Returns the cost and the devices of the slowest edge along an axis, on a torus without the way back to the
+        start; None for an axis without edges."""
+        pair = pairwise if self.topology.platform == "tpu" else list_edges
+        edges = [edge for line in list_lines(self.spec.sizes, axis, order) for edge in pair(line)]
+        costs = ((round(price_pair(self.topology, *edge), 6), edge) for edge in edges)
+        return max(costs, key=lambda cost: cost[0], default=None)
 
 
 def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
     """Returns the mesh without -1, that the pool has enough devices for."""
-    count = len(pool.indices)
-    needed = asked.device_count
-    if -1 in asked.sizes and needed <= count and count % needed:
+    count, needed = len(pool.indices), asked.device_count
+    if needed <= count and not (-1 in asked.sizes and count % needed):
+        return asked.resolve(count)
+    works, there = _offer(asked, count), _describe_there(pool, topology)
+    if needed <= count:
         free = asked.names[asked.sizes.index(-1)]
-        raise refuse(
-            f"mesh {asked}: {_describe_there(pool, topology)}; the sizes beside {free} make {needed}, and the "
-            f"rest of the "
-            f"devices fills an axis only if the others divide them",
-            _offer(asked, count),
-            "mesh",
-        )
-    if count < needed <= count + len(pool.leased):
-        words = f"mesh {asked} needs {'at least ' if -1 in asked.sizes else ''}{needed} devices"
-        raise refuse_leased(words, topology, pool.leased, pool.why_held, _offer(asked, count), field="mesh")
-    if needed > count:
-        raise refuse(
-            f"mesh {asked} needs {'at least ' if -1 in asked.sizes else ''}{needed} devices; "
-            f"{_describe_there(pool, topology)}; "
-            f"the product of the sizes cannot be more",
-            _offer(asked, count),
-            "mesh",
-        )
-    return asked.resolve(count)
+        found = f"{there}; the sizes beside {free} make {needed}, and the rest of the devices fills an axis only if the"
+        raise refuse(f"mesh {asked}: {found} others divide them", works, "mesh")
+    words = f"mesh {asked} needs {'at least ' if -1 in asked.sizes else ''}{needed} devices"
+    if needed <= count + len(pool.leased):
+        raise refuse_leased(words, topology, pool.leased, pool.why_held, works, field="mesh")
+    raise refuse(f"{words}; {there}; the product of the sizes cannot be more", works, "mesh")
 
 
 def _describe_there(pool: Pool, topology: Topology) -> str:
@@ -385,63 +404,13 @@ def _describe_there(pool: Pool, topology: Topology) -> str:
 
 
 def _offer(asked: MeshSpec, count: int) -> str:
-    shapes = [str(shape) for shape in search_shapes(asked, count)]
-    if -1 not in asked.sizes and shapes:
-        (name, _), *rest = search_shapes(asked, count)[0].axes
-        shapes = [shapes[0], str(MeshSpec(((name, -1), *rest)))] if count > 1 else shapes
-    return (
-        f"use {' or '.join(dict.fromkeys(shapes))}"
-        if shapes
-        else "no device is left to plan on; GET /health and GET /devices say why"
-    )
-
-
-def _check_unused(spec: MeshSpec, pool: Pool, topology: Topology, request: PlanRequest) -> tuple[Notice, ...]:
-    needed, there = spec.device_count, len(pool.indices)
-    if needed == there:
-        return ()
-    detail = f"mesh {spec} uses {needed} devices; {_describe_there(pool, topology)}; {there - needed} would stay idle"
-    if not (pool.is_named or request.allow_unused):
-        rule = "a plan uses all devices unless it was told otherwise"
-        hint = f"{_offer(spec, there)}; or name the devices, or set allow_unused"
-        raise PlanInfeasibleError.of("mesh", f"{detail}, and {rule}", hint, rule, code="devices_unused")
-    return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)
-
-
-def _lay_out(spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, request: PlanRequest) -> DeviceOrder:
-    count = spec.device_count
-    if request.device_order == "given":
-        return score_layout(spec.sizes, weights, topology, pool.indices[:count])
-    return _search(spec, weights, topology, sort_plain(topology, pool.choice), request.dcn)
-
-
-def _search(
-    spec: MeshSpec, weights: Weights, topology: Topology, pool: Sequence[int], asked: str | Mapping[str, int] | None
-) -> DeviceOrder:
-    """Returns the best layout on devices of the pool: of the sets that may be taken, the one with the best score."""
-    found, refused = [], []
-    for chosen in list_packings(topology, pool, spec.device_count):
-        try:
-            dcn = None if asked is None else read_dcn(asked, spec, list(map(len, topology.group(chosen))))
-        except PlanInfeasibleError as error:
-            refused.append(error)
-            continue
-        found.append(search_layout(spec.sizes, weights, topology, chosen, dcn=dcn))
-    if not found:
-        raise refused[0]
-    return min(found, key=lambda layout: layout.score.key if layout.score else ())
-
-
-def _find_better(
-    spec: MeshSpec, weights: Weights, pool: Pool, topology: Topology, layout: DeviceOrder, request: PlanRequest
-) -> tuple[int, ...] | None:
-    """Returns a clearly cheaper order of free devices, the same or others; None where there is none."""
-    is_chosen = pool.is_named and not pool.is_counted
-    is_free = request.device_order == "planned" and request.dcn is None and not is_chosen
-    if layout.score is None or is_free or len(pool.alternatives) < spec.device_count:
-        return None
-    found = _search(spec, weights, topology, pool.alternatives, None)
-    return found.order if found.score and _is_clearly_better(found.score.key, layout.score.key) else None
+    shapes = search_shapes(asked, count)
+    if not shapes:
+        return "no device is left to plan on; GET /health and GET /devices say why"
+    if -1 not in asked.sizes and count > 1:
+        (name, _), *rest = shapes[0].axes
+        shapes = (shapes[0], MeshSpec(((name, -1), *rest)))
+    return f"use {' or '.join(dict.fromkeys(map(str, shapes)))}"
 
 
 def _is_clearly_better(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -454,34 +423,24 @@ def _is_clearly_better(one: Sequence[float], other: Sequence[float]) -> bool:
     return False
 
 
-def _build_plan(
-    spec: MeshSpec,
-    axis_types: tuple[AxisType, ...],
-    topology: Topology,
-    layout: DeviceOrder,
-    request: PlanRequest,
-    target: str | None,
-    notices: tuple[Notice, ...],
-) -> Plan:
-    order = layout.order
-    name = fingerprint(spec.axes, axis_types, list(map(topology.places.__getitem__, order)))
-    fraction = find_memory_fraction(request.memory_strategy, trains=request.model is not None)
-    environment = build_job_environment(topology, order, fraction)
-    code = write_code(spec, axis_types, topology, order, environment=environment, fingerprint=name)
-    return Plan(
-        fingerprint=name,
-        mesh_shape=dict(spec.axes),
-        axis_types=dict(zip(spec.names, axis_types, strict=True)),
-        platform=topology.platform,
-        devices=tuple(topology.references[index] for index in order) if request.include_devices else (),
-        granules=list_granules(topology, order, is_listed=request.include_devices),
-        axes=build_axes(spec, topology, layout),
-        score=_build_score(layout),
-        target=target,
-        environment=environment,
-        code=code,
-        warnings=notices,
-    )
+def _is_unseen(device: Device, lease: str | None) -> bool:
+    is_of_job = lease is not None and device.lease is not None and device.lease.id == lease
+    return device.processes is None and device.basis != "declared" and not is_of_job
+
+
+def _count_crossed(spec: MeshSpec, name: str, granule_count: int) -> int:
+    """Returns over how many granules the groups of an axis go."""
+    split = split_axes(spec.sizes, granule_count)
+    return granule_count if split is None else split[spec.names.index(name)]
+
+
+def _name_edge(topology: Topology, a: int, b: int) -> str:
+    if not topology.is_joined(a, b):
+        kind = topology.find_granule(topology.places[a][0]).kind
+        return f"the network between {kind}s (devices {topology.describe((a, b))})"
+    link, hops = topology.link(a, b), topology.hops(a, b)
+    way = f"{hops} ICI hops" if hops is not None else link.kind if link else "no direct link"
+    return f"{way} (devices {topology.describe((a, b))})"
 
 
 def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: bool = False) -> tuple[Granule, ...]:

@@ -303,7 +303,7 @@ def _is_reduced(request: SearchRequest, pool: Pool) -> bool:
     """Returns whether devices are missing that the request did not count out: failed, held, or excluded."""
     match request.devices:
         case None:
-            return bool(pool.left_out or pool.held)
+            return bool(pool.left_out or pool.leased or pool.taken)
         case DeviceSelection():
             return request.devices.count is None
         case _:

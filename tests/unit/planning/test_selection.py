@@ -31,7 +31,7 @@ def test_a_device_that_another_process_has_to_itself_is_left_out_and_told_once(
     machine: Topology, asked: DeviceSelection | None
 ) -> None:
     pool = select_devices(asked, machine, {})
-    assert pool.held == (0, 3)
+    assert pool.taken == (0, 3)
     assert not {0, 3} & {*pool.indices, *pool.alternatives}
     assert len(pool.indices) == (6 if asked is None else 5)
     assert [notice.code for notice in pool.notices] == ["devices_left_out"]

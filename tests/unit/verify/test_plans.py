@@ -7,6 +7,7 @@ import pytest
 from meshwright._reference import read_plan
 from meshwright._verify.ask import find_hardware
 from meshwright.errors import NotCompiledError, PlanInfeasibleError, SettingsError
+from meshwright.planning.hardware import GPU_RESERVED_BYTES
 from meshwright.planning.request import answer_request
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
 from tests.fakes.hosts import build_devices
@@ -44,7 +45,7 @@ def test_a_gpu_has_the_memory_that_the_plans_job_may_take(strategy: str, fractio
     target, mesh, capacity_bytes = find_hardware(answer(memory_strategy=strategy).plans[0], None)
     assert (target.name, target.platform, target.granules, target.shape) == ("2*h100:8", "gpu", 2, (8,))
     assert mesh.shape == {"dp": 2, "tp": 8}
-    assert capacity_bytes == int(81_559 * 2**20 * fraction)
+    assert capacity_bytes == int((81_559 * 2**20 - GPU_RESERVED_BYTES) * fraction)
 
 
 def test_a_tpu_has_what_its_compiler_says() -> None:
@@ -61,7 +62,8 @@ def test_a_plan_on_a_cpu_host_needs_no_target() -> None:
 def test_a_plan_of_a_host_says_its_hardware_itself() -> None:
     plan = on_host("h100:8")
     assert find_hardware(plan, None)[:2] == find_hardware(plan, "h100:8")[:2]
-    assert find_hardware(plan, None)[2] == int((plan.granules[0].device_memory_bytes or 0) * 0.75)
+    there = plan.granules[0].device_memory_bytes or 0
+    assert find_hardware(plan, None)[2] == int((there - GPU_RESERVED_BYTES) * 0.75)
 
 
 def test_a_plan_of_an_older_release_wants_its_hardware_named() -> None:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from meshwright.planning.cost.memory import DTYPE_BYTES, StepMemory, count_optimizer_bytes, read_keepings
+from meshwright.planning.cost.memory import StepMemory, count_optimizer_bytes
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import find_role
-from meshwright.planning.search.candidates import build_execution, read_circumstances
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 from tests.compiler.steps.cases import DENSE, EXPERTS, LARGE, OLDER, SMALL, Case
@@ -132,8 +131,4 @@ def price_peak(peak: Peak) -> float:
     model, training = peak.case.model, peak.case.training
     work, layout = build_work(model, training.seq_len), peak.layout
     layout = replace(layout, optimizer_bytes=count_optimizer_bytes(training))
-    more, execution = read_circumstances(model, training), build_execution(training)
-    parts = StepMemory(
-        work, layout, DTYPE_BYTES[training.weight_dtype], read_keepings()[peak.platform], execution, more
-    ).price()
-    return float(parts.total_bytes)
+    return float(StepMemory.of(work, layout, model, training, peak.platform).price().total_bytes)

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from meshwright.planning.models import read_model
 from meshwright.planning.request import Inventory, answer_request
-from meshwright.planning.search.candidates import list_space
-from meshwright.planning.search.search import build_question, list_leaders, list_rejected, read_bounds
+from meshwright.planning.search.candidates import Question, list_space
+from meshwright.planning.search.search import list_leaders, list_rejected, read_bounds
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import SearchRequest
@@ -95,7 +95,7 @@ def build_request(
 def measure_search(request: SearchRequest, topology: Topology) -> tuple[int, float]:
     """Returns how many candidates there are, and the median seconds to list, price and rank them."""
     model, bounds, devices = read_model(request.model), read_bounds(request), len(topology.devices)
-    question = build_question(model, request.training, topology, devices, memory_strategy=request.memory_strategy)
+    question = Question.of(model, request.training, topology, devices, memory_strategy=request.memory_strategy)
 
     def search() -> int:
         space = list_space(devices, question.model, question.training, bounds)

@@ -15,8 +15,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.resources import files
 from string import Template
@@ -65,12 +65,7 @@ _PTXAS_PLACES: Final = ("/usr/local/cuda/bin", "/opt/cuda/bin")
 
 
 def explain_missing(
-    platform: Platform,
-    versions: Mapping[str, str] | None = None,
-    *,
-    chip: str | None = None,
-    path: str | None = None,
-    requirements: Sequence[str] | None = None,
+    platform: Platform, versions: Mapping[str, str] | None = None, *, chip: str | None = None
 ) -> str | None:
     """Returns why no compiler for a platform is installed, ending in "; pip install …"; None where it is installed.
 
@@ -78,8 +73,6 @@ def explain_missing(
         platform: of the target.
         versions: as `read_versions` returns them; None: the installed versions.
         chip: of the chip table; None: any.
-        path: search path of programs, as in PATH; None: this process's PATH, and the further folders that XLA searches.
-        requirements: of jax, as its metadata has them; None: of the jax that is installed.
     """
     if platform == "gpu" and chip and (reason := _explain_card(chip)):
         return reason
@@ -94,19 +87,19 @@ def explain_missing(
         missing = " or ".join(needed.distributions)
         return f"no compiler for {platform.upper()} targets is installed ({missing} is missing); {install}"
     if platform == "tpu":
-        return _explain_libtpu(found, requires("jax") or () if requirements is None else requirements)
+        return _explain_libtpu(found)
     if platform == "gpu":
-        return _explain_cuda(found, here, chip, path, install)
+        return _explain_cuda(found, here, chip, install)
     return None
 
 
-def _explain_libtpu(versions: Mapping[str, str], requirements: Sequence[str]) -> str | None:
+def _explain_libtpu(versions: Mapping[str, str]) -> str | None:
     """Returns why libtpu is not the one that jaxlib was built with.
 
     Source: the requirement of the extra `tpu` in the metadata of jax: `libtpu==0.0.42.*; extra == "tpu"`. With another
     libtpu some programs do not compile: libtpu 0.0.51 and jaxlib 0.10.2 refuse collectives of TPU7x.
     """
-    lines = (line.partition(";")[0].partition("==") for line in requirements)
+    lines = (line.partition(";")[0].partition("==") for line in requires("jax") or ())
     wanted = next((rest.strip() for name, equals, rest in lines if equals and name.strip() == "libtpu"), "*")
     if f"{versions['libtpu']}.".startswith(wanted.removesuffix("*")):
         return None
@@ -117,7 +110,7 @@ def _explain_libtpu(versions: Mapping[str, str], requirements: Sequence[str]) ->
 
 
 def _explain_cuda(
-    versions: Mapping[str, str], plugins: Mapping[str, str], chip: str | None, path: str | None, install: str
+    versions: Mapping[str, str], plugins: Mapping[str, str], chip: str | None, install: str
 ) -> str | None:
     if versions["jaxlib"] not in plugins.values():
         listed = ", ".join(f"{name} {version}" for name, version in plugins.items())
@@ -128,7 +121,7 @@ def _explain_cuda(
             f"CUDA 13 does not compile for {card.name}, only for capability 7.5 and later; "
             "pip install 'meshwright[compile-cuda12]', without jax-cuda13-plugin"
         )
-    places = os.pathsep.join((os.environ.get("PATH", os.defpath), *_PTXAS_PLACES)) if path is None else path
+    places = os.pathsep.join((os.environ.get("PATH", os.defpath), *_PTXAS_PLACES))
     if not any("nvcc" in name for name in versions) and not shutil.which("ptxas", path=places):
         return f"XLA's CUDA compiler needs NVIDIA's assembler, ptxas, which is not installed; {install}"
     return None
@@ -150,21 +143,18 @@ def read_versions(platform: Platform) -> dict[str, str]:
     return {name: known for name in names if (known := _read_version(name)) is not None}
 
 
-def build_key(job: CompileJob, fingerprint: str | None = None, environment: Mapping[str, str] | None = None) -> str:
+def build_key(job: CompileJob) -> str:
     """Returns the cache key of the answer to a job: equal for equal jobs, and versions of compilers and meshwright.
 
     Args:
         job: its target and its model are keyed by content, not by name.
-        fingerprint: of the other compiled code, such as the user's own step.
-        environment: the environment with the compiler flags; None: this process's.
     """
-    flags = os.environ if environment is None else environment
+    flags = build_compile_environment(os.environ)
     content = {
         "job": job.model_dump(mode="json", exclude={"target": {"name"}, "model": {"name"}}),
         "axes": list(job.mesh.shape.items()),  # their order counts
-        "fingerprint": fingerprint,
         "versions": read_versions(job.target.platform),
-        "flags": {name: value for name, value in build_compile_environment(flags).items() if value and _matters(name)},
+        "flags": {name: value for name, value in flags.items() if value and _matters(name)},
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return KEY_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -251,23 +241,9 @@ COMPILER_OPTIONS: Final[Mapping[str, str | bool | int]] = {"xla_gpu_autotune_lev
 """Autotuning runs kernels, and there is no device to run them on."""
 
 
-@dataclass(frozen=True)
-class GpuTarget:
-    """What `get_topology_desc(platform="cuda", …)` is given.
-
-    Attributes:
-        topology: "<partitions>x<hosts of one>x<GPUs of a host>"; NVLink joins the GPUs of a partition.
-        target_config: the card, as text.
-        compiler_options: for `.compile(compiler_options=…)`.
-    """
-
-    topology: str
-    target_config: str
-    compiler_options: Mapping[str, str | bool | int] = field(default_factory=lambda: dict(COMPILER_OPTIONS))
-
-
-def build_gpu_target(target: CompileTarget) -> GpuTarget:
-    """Returns the description of a target for XLA's CUDA compiler.
+def describe_gpus(target: CompileTarget) -> dict[str, str]:
+    """Returns a target as `get_topology_desc(platform="cuda", …)` takes it for XLA's CUDA compiler: the `topology` and
+    the `target_config`, the card as text.
 
     Raises:
         NotCompiledError: the card is AMD's, or its figures are not known here.
@@ -275,7 +251,8 @@ def build_gpu_target(target: CompileTarget) -> GpuTarget:
     chip = find_chip(target.chip)
     if (reason := _explain_card(target.chip)) or chip is None:
         raise NotCompiledError(f"{target.name}: {reason}")
-    return GpuTarget(write_topology(chip, target.shape[0], target.granules), write_config(chip))
+    topology = write_topology(chip, target.shape[0], target.granules)
+    return {"topology": topology, "target_config": write_config(chip)}
 
 
 def _explain_card(name: str) -> str | None:
@@ -297,9 +274,10 @@ def _list() -> str:
 
 
 def write_topology(chip: Chip, gpu_count: int, host_count: int) -> str:
-    """Returns the shape "<partitions>x<hosts>x<GPUs>" of hosts that fill NVLink domains one after the other.
+    """Returns "<partitions>x<hosts of one>x<GPUs of a host>"; NVLink joins the GPUs of a partition.
 
-    Partitions are alike: of hosts that fill no whole number of domains, it has the largest that divide them.
+    Hosts fill NVLink domains one after the other. Partitions are alike: of hosts that fill no whole number of domains,
+    it has the largest that divide them.
     """
     domain = (find_domain_count(chip) or 0) // find_default_count(chip) or 1
     hosts = host_count if host_count <= domain else math.gcd(host_count, domain)

@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from meshwright.compiling.compilers import build_gpu_target, explain_missing
+from meshwright.compiling.compilers import COMPILER_OPTIONS, describe_gpus, explain_missing
 from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import CompileMesh, CompileTarget
 from meshwright.targets import write_shape
@@ -221,15 +221,12 @@ def _shorten(error: Exception) -> str:
 
 
 def _open_gpu(target: CompileTarget) -> OpenTarget:
-    described = build_gpu_target(target)
+    described = describe_gpus(target)
     try:
-        devices: list[Any] = topologies.get_topology_desc(
-            platform="cuda", topology=described.topology, target_config=described.target_config
-        ).devices
+        devices: list[Any] = topologies.get_topology_desc(platform="cuda", **described).devices
     except (NotImplementedError, RuntimeError) as error:
         raise NotCompiledError(f"XLA's CUDA compiler takes no {target.name}: {_shorten(error)}") from error
-    options = dict(described.compiler_options)
-    return OpenTarget(target, _split(devices, target), devices[0].device_kind, compiler_options=options)
+    return OpenTarget(target, _split(devices, target), devices[0].device_kind, dict(COMPILER_OPTIONS))
 
 
 def _open_cpu(target: CompileTarget) -> OpenTarget:

@@ -11,7 +11,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -121,8 +122,8 @@ def _price_attention(job: CompileJob, training: TrainingSpec) -> float | None:
     chip = find_chip(job.target.chip) if training.attention == "flash" else None
     if chip is None:
         return None
-    count, flops_per_s = len(job.mesh.places), chip.device_flops_per_s
-    return price_attention(job.model, training, device_count=count, flops_per_s=flops_per_s)
+    flops = count_attention_flops(job.model, training) / len(job.mesh.places)
+    return flops / (chip.device_flops_per_s * EFFICIENCY_RATIO)
 
 
 def lower_step(built: BuiltStep) -> Any:
@@ -338,22 +339,11 @@ def read_diagnostics(lines: Sequence[str]) -> tuple[Notice, ...]:
     `involuntary_rematerialization`: a tensor is gathered whole on every device to be resharded. `memory_not_reduced`:
     the GPU compiler could not reduce the program's memory as it intended, and compiled it anyway.
     """
-    told: dict[str, tuple[Notice, int]] = {}
-    for line in lines:
-        for notice in _read_line(line):
-            first, count = told.get(notice.message, (notice, 0))
-            told[notice.message] = (first, count + 1)
-    return tuple(_count(notice, count) for notice, count in told.values())
-
-
-def _read_line(line: str) -> Iterator[Notice]:
-    for reader in _READERS:
-        if notice := reader(line):
-            yield notice
-
-
-def _count(notice: Notice, count: int) -> Notice:
-    return notice if count == 1 else notice.model_copy(update={"message": f"{notice.message} ({count} times)"})
+    told = Counter(notice for line in lines for notice in (_read_remat(line), _read_memory(line)) if notice)
+    return tuple(
+        notice if count == 1 else notice.model_copy(update={"message": f"{notice.message} ({count} times)"})
+        for notice, count in told.items()
+    )
 
 
 def _read_remat(line: str) -> Notice | None:
@@ -394,9 +384,6 @@ def _read_memory(line: str) -> Notice | None:
     )
 
 
-_READERS: Final[Sequence[Callable[[str], Notice | None]]] = (_read_remat, _read_memory)
-
-
 # ---- attention as a fused kernel ------------------------------------------------------------------------------------
 
 EFFICIENCY_RATIO: Final = 0.5
@@ -418,8 +405,3 @@ def count_attention_flops(model: ModelSpec, training: TrainingSpec) -> float:
     pairs = training.global_batch_size * training.seq_len**2
     width = model.num_attention_heads * model.head_size
     return _PASSES[training.remat] * 2.0 * pairs * width * model.num_hidden_layers
-
-
-def price_attention(model: ModelSpec, training: TrainingSpec, *, device_count: int, flops_per_s: float) -> float:
-    """Returns the seconds of a step that fused attention takes, spread evenly over devices of this peak."""
-    return count_attention_flops(model, training) / device_count / (flops_per_s * EFFICIENCY_RATIO)

@@ -103,8 +103,10 @@ def answer_plans(
     kept = {} if request.include_devices else {"devices": ()}
     verified = []
     for plan in plans.plans:
-        job = prepare_verify(plan, request.model, request.training)
-        answer = job if isinstance(job, Verification) else _verify(job, limits or Limits(), on_progress)
+        answer: CompileJob | Verification | CompiledBatch = prepare_verify(plan, request.model, request.training)
+        if isinstance(job := answer, CompileJob):
+            answer = compile_in_child(job, on_progress=on_progress, **(limits or Limits()).arguments)
+            answer = answer.model_copy(update={"key": getattr(answer, "key", None) or build_key(job)})
         verified.append(plan.model_copy(update={"verification": answer, **kept}))
     order = order_verified([plan.verification.status for plan in verified if plan.verification])
     return plans.model_copy(update={"plans": tuple(verified[place] for place in order)})
@@ -129,9 +131,8 @@ def answer_batch(
         raise _refuse("hardware", "no hardware is named and no agent is asked", "name hardware=h100 or target=8*h100:8")
     reply = answer_batch_size(named, platform=None, kind=named.hardware, basis="declared")
     if not request.compile:
-        return (
-            reply if request.model is None else reply.model_copy(update={"estimated": estimate_request(request, here)})
-        )
+        estimated = None if request.model is None else estimate_request(request, here)
+        return reply.model_copy(update={"estimated": estimated})
     return reply.model_copy(update={"compiled": _fit(request, here, limits or Limits(), on_progress)})
 
 
@@ -148,9 +149,3 @@ def _fit(
         return job
     found = compile_in_child(job, operation="fit", on_progress=on_progress, **limits.arguments)
     return found if isinstance(found, CompiledBatch) else build_unfitted(count_parts(plan.mesh_shape), found)
-
-
-def _verify(job: CompileJob, limits: Limits, on_progress: OnProgress | None) -> Verification:
-    found = compile_in_child(job, on_progress=on_progress, **limits.arguments)
-    assert isinstance(found, Verification)
-    return found.model_copy(update={"key": found.key or build_key(job)})

@@ -81,15 +81,11 @@ def check_batch_hardware(request: BatchSizeRequest, chip: str | None, there: str
         return
     named, real = find_chip(request.hardware), find_chip(chip)
     is_same = parse_hardware(request.hardware) is parse_hardware(chip)
-    if is_same and (named == real or named is None or _is_family(request.hardware)):
+    is_family = request.hardware.strip().lower().replace("-", "_") in {each.value for each in HardwareType}
+    if is_same and (named == real or named is None or is_family):  # a family may be of several chips
         return
     message = f"hardware {request.hardware!r} stands beside {there}, which is {chip}"
     raise _refuse("hardware", message, "leave out hardware, or name a target of it")
-
-
-def _is_family(name: str) -> bool:
-    """Returns whether a hardware type is named, which may be of several chips."""
-    return name.strip().lower().replace("-", "_") in {each.value for each in HardwareType}
 
 
 def name_batch_hardware(request: BatchSizeRequest) -> BatchSizeRequest:
@@ -182,22 +178,13 @@ def _ask(
         PlanInfeasibleError: the plan's mesh does not divide the model, or no figures are known for
         this hardware.
     """
-    from meshwright.planning.search.search import build_question  # here, for its numpy
-
     if plan is None:
         count = len(inventory.select(lease=ANY_LEASE).indices)
     else:
         check_divides(model, training, plan.mesh_shape)
         count = math.prod(plan.mesh_shape.values())
     try:
-        return build_question(
-            model,
-            training,
-            inventory.topology,
-            count,
-            memory_strategy=request.memory_strategy,
-            measured=inventory.measure(lease=ANY_LEASE),
-        )
+        return inventory.ask(model, training, count, request)
     except PlanInfeasibleError as error:
         message = f"no batch can be estimated for a model here: {error.errors[0]['message']}"
         hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh and "compile": true'
@@ -226,7 +213,11 @@ def _estimate_searched(
 ) -> EstimatedBatch:
     """Returns the estimate for the fastest mesh that fits the requested batch, or the least multiple of the devices
     near the best tokens/s."""
-    batch = training.global_batch_size or _find_first_batch(request, model, training, inventory)
+    from meshwright.planning.search.batch import find_first_batch  # here, for its numpy
+
+    devices = len(inventory.select(lease=ANY_LEASE).indices)
+    bound = bound_batch(training, {"fsdp": devices})
+    batch = training.global_batch_size or find_first_batch(_ask(request, model, bound, inventory), devices)
     given = {**training.model_dump(exclude_unset=True, exclude_none=True), "global_batch_size": batch}
     plan = _search(request, TrainingSpec.model_validate(given), inventory)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
@@ -248,12 +239,3 @@ def _search(request: BatchSizeRequest, training: TrainingSpec, inventory: Invent
     needs = [each.message for each in plans.rejected if each.reason == "memory"]
     detail = "; ".join([notice.message, *needs[:1]])
     raise PlanInfeasibleError.of("training", detail, notice.hint.partition(";")[0], notice.message)
-
-
-def _find_first_batch(
-    request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, inventory: Inventory
-) -> int:
-    from meshwright.planning.search.batch import find_first_batch  # here, for its numpy
-
-    devices = len(inventory.select(lease=ANY_LEASE).indices)
-    return find_first_batch(_ask(request, model, bound_batch(training, {"fsdp": devices}), inventory), devices)

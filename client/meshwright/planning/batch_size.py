@@ -101,7 +101,8 @@ def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: 
         hardware_type, chip = parse_hardware(request.hardware), find_chip(request.hardware)
     else:
         hardware_type = detect_hardware(platform or "", kind or "")
-        chip = _find_detected_chip(hardware_type, kind or "")
+        found = find_chip(kind or "")
+        chip = found if found and found.family == hardware_type.value else None
     row = recommend_batch_size(hardware_type)
     asked, batch = request.hardware or kind or "no device", request.per_device_batch_size
     return BatchSize(
@@ -122,11 +123,6 @@ def build_roofline(chip: Chip) -> Roofline:
         derivation=_write_derivation(chip),
         source=f"{chip.source}; formula: jax-ml/scaling-book, roofline.md",
     )
-
-
-def _find_detected_chip(hardware_type: HardwareType, kind: str) -> Chip | None:
-    chip = find_chip(kind)
-    return chip if chip and chip.family == hardware_type.value else None
 
 
 def _evaluate(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:

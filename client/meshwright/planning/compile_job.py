@@ -18,10 +18,11 @@ from meshwright.planning.hardware import GPU_FRACTION, find_capacity
 from meshwright.planning.models import fill_sequence_length, read_model
 from meshwright.planning.parallelism import ROLE_NAMES, MeshAxes, check_divides
 from meshwright.spec import AxisType
+from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.base import Wire
 from meshwright.wire.batch_size import CompiledBatch
-from meshwright.wire.devices import Granule, Platform
+from meshwright.wire.devices import Platform
 from meshwright.wire.mesh import Plan, PlanSchedule
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
@@ -119,12 +120,21 @@ def build_compile_target(plan: Plan) -> CompileTarget:
         NotCompiledError: its devices are of several kinds or of an unknown kind; slices lack a shape or chips, or
             differ; or the plan, of an older release, lacks the hardware.
     """
-    if plan.platform == "cpu":
-        return _build_target(plan, "cpu", (max(granule.device_count for granule in plan.granules),))
-    chip = _find_chip(plan)
-    if plan.platform == "tpu":
-        return _build_target(plan, chip.aliases[0], _find_shape(plan, chip))
-    return _build_target(plan, chip.aliases[0], (max(granule.device_count for granule in plan.granules),))
+    chip = None if plan.platform == "cpu" else _find_chip(plan)
+    shape: tuple[int, ...] = (max(granule.device_count for granule in plan.granules),)
+    if chip is not None and chip.platform == "tpu":
+        shape = _find_shape(plan, chip)
+    name, first, count = chip.aliases[0] if chip else "cpu", plan.granules[0], len(plan.granules)
+    written = f"{count}*" * (count > 1) + f"{name}:{write_shape(shape)}" + "_twisted" * first.twisted
+    return CompileTarget(
+        platform=plan.platform,
+        chip=name,
+        shape=shape,
+        granules=count,
+        wrap=first.wrap,
+        twisted=first.twisted,
+        name=plan.target or written,
+    )
 
 
 def _find_chip(plan: Plan) -> Chip:
@@ -139,32 +149,14 @@ def _find_chip(plan: Plan) -> Chip:
 
 
 def _find_shape(plan: Plan, chip: Chip) -> tuple[int, ...]:
-    first, *others = plan.granules
-    if first.shape is None or any(_describe(granule) != _describe(first) for granule in others):
+    first = plan.granules[0]
+    if first.shape is None or len({(granule.shape, granule.wrap, granule.twisted) for granule in plan.granules}) > 1:
         raise NotCompiledError(f"the slices have no shape, or not the same one, and compilers know them by it; {_WAY}")
     whole = math.prod(first.shape) * chip.jax_devices_per_chip
     if any(granule.device_count != whole for granule in plan.granules):
-        shape = "x".join(map(str, first.shape))
-        raise NotCompiledError(f"a slice of {shape} chips has {whole} devices, and one here lacks some; {_WAY}")
+        words = f"a slice of {write_shape(first.shape)} chips has {whole} devices, and one here lacks some"
+        raise NotCompiledError(f"{words}; {_WAY}")
     return first.shape
-
-
-def _describe(granule: Granule) -> tuple[object, ...]:
-    return granule.shape, granule.wrap, granule.twisted
-
-
-def _build_target(plan: Plan, chip: str, shape: tuple[int, ...]) -> CompileTarget:
-    first, count = plan.granules[0], len(plan.granules)
-    written = f"{count}*" * (count > 1) + f"{chip}:{'x'.join(map(str, shape))}" + "_twisted" * first.twisted
-    return CompileTarget(
-        platform=plan.platform,
-        chip=chip,
-        shape=shape,
-        granules=count,
-        wrap=first.wrap,
-        twisted=first.twisted,
-        name=plan.target or written,
-    )
 
 
 def build_compile_mesh(plan: Plan) -> CompileMesh:
@@ -206,6 +198,8 @@ def read_memory_fraction(plan: Plan) -> float:
     return float(text) if text else GPU_FRACTION
 
 
+_refuse = InvalidRequestError.of
+
 Model = str | dict[str, Any]
 
 BATCH_MAX: Final = 2**24
@@ -234,10 +228,7 @@ def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> Tra
     """Returns the training of a plan, with the gradient accumulation, remat and moments that a search chose."""
     if schedule is None:
         return training
-    chosen: dict[str, Any] = {
-        "gradient_accumulation_steps": schedule.gradient_accumulation_steps,
-        "remat": schedule.remat,
-    }
+    chosen = schedule.model_dump(include={"gradient_accumulation_steps", "remat"})
     for name in ("first_moment_dtype", "second_moment_dtype"):
         dtype = getattr(schedule, name)
         if dtype not in (None, getattr(training, name) or training.weight_dtype):
@@ -255,7 +246,7 @@ def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:
     missing = "model" if model is None else "training"
     detail = f"compile is true and {missing} is not given; what is compiled is a training step"
     hint = f'give both: "model": "llama3-8b", "training": {training}'
-    return InvalidRequestError.of(missing, detail, hint)
+    return _refuse(missing, detail, hint)
 
 
 def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | CompiledBatch:
@@ -284,19 +275,13 @@ def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> Traini
     unit, greatest = parts * passes, fields.get("global_batch_size", BATCH_MAX)
     if unit > BATCH_MAX:
         detail = f"gradient_accumulation_steps {passes} × {parts} data-parallel parts need a batch of {unit} sequences"
-        rule = f"{detail}; the greatest is {BATCH_MAX}"
-        raise _refuse(
-            "gradient_accumulation_steps", rule, f"use gradient_accumulation_steps {BATCH_MAX // parts} or less"
-        )
+        hint = f"use gradient_accumulation_steps {BATCH_MAX // parts} or less"
+        raise _refuse("training.gradient_accumulation_steps", f"{detail}; the greatest is {BATCH_MAX}", hint)
     if greatest < unit:
         detail = f"global_batch_size {greatest} is less than one sequence for each of {parts} data-parallel parts"
         passed = f" in each of {passes} micro-batches" if passes > 1 else ""
-        raise _refuse("global_batch_size", detail + passed, f"use {unit} or more, or name none")
+        raise _refuse("training.global_batch_size", detail + passed, f"use {unit} or more, or name none")
     return TrainingSpec.model_validate({**fields, "global_batch_size": greatest // unit * unit})
-
-
-def _refuse(field: str, detail: str, hint: str) -> InvalidRequestError:
-    return InvalidRequestError.of(f"training.{field}", detail, hint)
 
 
 def build_unfitted(data_parallel_size: int, verification: Verification) -> CompiledBatch:

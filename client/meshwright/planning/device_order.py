@@ -130,11 +130,10 @@ def search_order(sizes: tuple[int, ...], costs: Costs, weights: tuple[float, ...
 def _find_twins(costs: Costs) -> tuple[tuple[int, ...], ...]:
     """Returns, per device, the lower-numbered devices with the same costs to all others."""
     everyone = range(len(costs))
-
-    def is_twin(a: int, b: int) -> bool:
-        return all(costs[a][x] == costs[b][x] for x in everyone if x not in (a, b))
-
-    return tuple(tuple(a for a in range(b) if is_twin(a, b)) for b in everyone)
+    return tuple(
+        tuple(a for a in range(b) if all(costs[a][x] == costs[b][x] for x in everyone if x not in (a, b)))
+        for b in everyone
+    )
 
 
 def search_subset(count: int, costs: Costs) -> tuple[int, ...]:

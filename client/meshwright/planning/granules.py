@@ -74,15 +74,11 @@ def weigh_axes(names: Sequence[str], sizes: Sequence[int], importance: Mapping[s
         most = max((importance[names[axis]] for axis in wide), default=0.0) or 1.0
         given = tuple(importance[name] / most if size > 1 else 0.0 for name, size in zip(names, sizes, strict=True))
         return Weights(given, given, tuple(sorted(range(len(names)), key=lambda axis: importance[names[axis]])))
-    ranks = {axis: _rank(names[axis]) for axis in wide}
+    roles = {axis: find_role(names[axis]) for axis in wide}
+    ranks = {axis: UNKNOWN_RANK if role is None else _RANKS[role] for axis, role in roles.items()}
     ladder = sorted(wide, key=lambda axis: (ranks[axis], axis), reverse=True)
     crossing = max(CROSSING_RATIO, float(max(sizes, default=1)))
     return Weights(_weigh(ladder, len(sizes), RANK_RATIO), _weigh(ladder, len(sizes), crossing))
-
-
-def _rank(name: str) -> int:
-    role = find_role(name)
-    return UNKNOWN_RANK if role is None else _RANKS[role]
 
 
 def _weigh(ladder: Sequence[int], count: int, ratio: float) -> tuple[float, ...]:

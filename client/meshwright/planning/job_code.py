@@ -115,9 +115,11 @@ def write_code(
     """
     starts = [f"#   {name}={value!r}" for name, value in environment.items()]
     head = [f"# Mesh {spec}, plan {fingerprint}. Start one process on each host with:", *starts]
-    if len(order) > LISTED_COUNT_MAX or _spans_processes(topology, order):
+    granules = {topology.places[index][0] for index in order}  # of several, processes must agree on the places
+    if len(order) > LISTED_COUNT_MAX or len(granules) > 1:
         return "\n".join([*head, *_BUILD, ""])
-    lookup = _look_up_chips if _has_chips(topology, order) else _look_up_numbers
+    is_tpu = topology.platform == "tpu" and all(topology.devices[index].coords for index in order)
+    lookup = _look_up_chips if is_tpu else _look_up_numbers
     types = ", ".join(f"AxisType.{kind.capitalize()}" for kind in axis_types) + "," * (len(axis_types) == 1)
     return "\n".join(
         [
@@ -149,16 +151,6 @@ _BUILD: Final = (
     "",
     "mesh = build_mesh(plan)",
 )
-
-
-def _spans_processes(topology: Topology, order: Sequence[int]) -> bool:
-    """True where several processes must agree on the places of devices, and no coordinates give them."""
-    granules = {topology.places[index][0] for index in order}
-    return len(granules) > 1
-
-
-def _has_chips(topology: Topology, order: Sequence[int]) -> bool:
-    return topology.platform == "tpu" and all(topology.devices[index].coords for index in order)
 
 
 def _look_up_chips(topology: Topology, order: Sequence[int]) -> list[str]:
@@ -211,14 +203,10 @@ class Setting:
         return cls(plan, model, apply_schedule(training, plan.schedule), MeshAxes.of(plan.mesh_shape))
 
     @property
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches one after the other in a step."""
-        return self.training.gradient_accumulation_steps
-
-    @property
     def micro_batch_size(self) -> int:
         """Sequences that one data-parallel part works on at a time."""
-        return self.training.global_batch_size // self.axes.measure(self.axes.batch) // self.gradient_accumulation_steps
+        share = self.training.global_batch_size // self.axes.measure(self.axes.batch)
+        return share // self.training.gradient_accumulation_steps
 
 
 def refuse(export: ExportName, message: str, hint: str) -> InvalidRequestError:
@@ -256,7 +244,8 @@ def write_jax(setting: Setting) -> str:
         "",
         *_write_weights(setting),
         "",
-        *_write_batch(setting),
+        "# Tokens and targets [MICRO_BATCHES, GLOBAL_BATCH // MICRO_BATCHES, SEQUENCE_LENGTH].",
+        f"BATCH = {write_spec(((), setting.axes.batch, setting.axes.context))}",
         "",
         "",
         "def shard(specs):",
@@ -289,7 +278,7 @@ def _write_schedule(setting: Setting) -> list[str]:
     return [
         f"# How {setting.model.name or 'the model'!r} is trained on it.",
         f"GLOBAL_BATCH = {training.global_batch_size}  # sequences in one step of the optimizer",
-        f"MICRO_BATCHES = {setting.gradient_accumulation_steps}  # micro-batches, one after the other",
+        f"MICRO_BATCHES = {training.gradient_accumulation_steps}  # micro-batches, one after the other",
         f"MICRO_BATCH = {setting.micro_batch_size}  # sequences of one data-parallel part in a pass",
         f"SEQUENCE_LENGTH = {training.seq_len}",
         f"WEIGHT_DTYPE, COMPUTE_DTYPE = {training.weight_dtype!r}, {training.compute_dtype!r}",
@@ -336,11 +325,6 @@ def _write_entries(tensors: Iterable[Tensor], axes: MeshAxes, stack: tuple[int, 
         stored, _ = tensor.place(axes)
         spec = write_spec((*(() for _ in stack), *stored))
         yield f'    "{tensor.name}": {spec},  # {[*stack, *tensor.shape]}'
-
-
-def _write_batch(setting: Setting) -> list[str]:
-    spec = write_spec(((), setting.axes.batch, setting.axes.context))
-    return ["# Tokens and targets [MICRO_BATCHES, GLOBAL_BATCH // MICRO_BATCHES, SEQUENCE_LENGTH].", f"BATCH = {spec}"]
 
 
 def write_spec(dimensions: tuple[Axes, ...]) -> str:

@@ -7,7 +7,7 @@ targets are answered independently. Independent of HTTP and processes; imports n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ from meshwright.errors import (
     PlanInfeasibleError,
     RequestError,
 )
-from meshwright.planning.device_selection import Names, Pool, select_devices
+from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, select_devices
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
 from meshwright.planning.parallelism import check_divides, find_role
@@ -26,6 +26,7 @@ from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target, read_target
 from meshwright.wire.base import Notice
+from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import (
     UNKNOWN_TARGET,
@@ -68,11 +69,33 @@ class Inventory:
         """Returns the devices that a request selects; errors as of `select_devices`."""
         return select_devices(devices, self.topology, self.health, lease)
 
-    def measure(self, devices: Names | DeviceSelection | None = None, lease: str | None = None) -> Measurements | None:
-        """Returns the measurements of these devices; None if there are none."""
-        if not self.measured:
-            return None
-        return Measurements.of(self.measured, self.topology, self.select(devices, lease).indices)
+    def ask(
+        self,
+        model: ModelSpec,
+        training: TrainingSpec,
+        count: int,
+        request: PlanRequest | SearchRequest | BatchSizeRequest,
+        price_per_device_hour: float | None = None,
+    ) -> Question:
+        """Returns the question to price on `count` devices, with what was measured of those that a request selects;
+        leases do not matter to the batch of a step.
+
+        Raises:
+            PlanInfeasibleError: no figures are known for such hardware.
+            InvalidRequestError: sequences are longer than the model's learned positions.
+        """
+        from meshwright.planning.search.candidates import Question  # here, for its numpy
+
+        measured = None
+        if self.measured:
+            if isinstance(request, BatchSizeRequest):
+                pool = self.select(lease=ANY_LEASE)
+            else:
+                pool = self.select(request.devices, request.lease)
+            measured = Measurements.of(self.measured, self.topology, pool.indices)
+        return Question.of(
+            model, training, self.topology, count, request.memory_strategy, measured, price_per_device_hour
+        )
 
     def lay_out(self, request: PlanRequest) -> Plan:
         """Returns the plan of a mesh; errors as of `plan_mesh`."""
@@ -172,7 +195,10 @@ def _answer_plan(request: PlanRequest, here: Inventory | None) -> Plan:
         return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
     if request.training is not None:
         request = request.model_copy(update={"training": fill_sequence_length(model, request.training)})
-    training = request.training or _build_dividing(plan)
+    training = request.training
+    if training is None:  # a batch and sequences that any mesh of these axes divides
+        lengths = (size for name, size in plan.mesh_shape.items() if find_role(name) == "context")
+        training = TrainingSpec(global_batch_size=math.prod(plan.mesh_shape.values()), seq_len=math.prod(lengths))
     check_divides(model, training, plan.mesh_shape)
     priced = plan if request.training is None else _price(plan, request, model, inventory)
     return _finish(priced, model, training, request.exports)
@@ -191,26 +217,13 @@ def _check_model(request: PlanRequest) -> None:
             raise _refuse(name, detail, 'add "model": "llama3-8b", "training": {"global_batch_size": 64}')
 
 
-def _build_dividing(plan: Plan) -> TrainingSpec:
-    """Returns a batch and sequences that any mesh of these axes divides, for a request that gives neither."""
-    cut = {name: size for name, size in plan.mesh_shape.items() if find_role(name) == "context"}
-    return TrainingSpec(global_batch_size=math.prod(plan.mesh_shape.values()), seq_len=math.prod(cut.values()))
-
-
 def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Inventory) -> Plan:
     """Returns the plan with the cost of its step, where figures are known for such hardware."""
-    from meshwright.planning.search.search import build_question, price_plan  # here, for its numpy
+    from meshwright.planning.search.search import audit_plan, price_plan  # here, for its numpy
 
     assert request.training is not None
     try:
-        question = build_question(
-            model,
-            request.training,
-            inventory.topology,
-            math.prod(plan.mesh_shape.values()),
-            memory_strategy=request.memory_strategy,
-            measured=inventory.measure(request.devices, request.lease),
-        )
+        question = inventory.ask(model, request.training, math.prod(plan.mesh_shape.values()), request)
     except PlanInfeasibleError as error:
         if plan.platform == "cpu" and not request.audit:
             return plan  # has no price, and its compiler reports the memory
@@ -218,11 +231,7 @@ def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Invent
         notice = Notice(code="not_priced", message=message, hint="plan on a target, such as v5p:4x4x4")
         return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
     priced = price_plan(plan, question)
-    if not request.audit:
-        return priced
-    from meshwright.planning.search.search import audit_plan
-
-    return priced.model_copy(update={"audit": audit_plan(priced, question)})
+    return priced.model_copy(update={"audit": audit_plan(priced, question)}) if request.audit else priced
 
 
 def _finish(plan: Plan, model: ModelSpec, training: TrainingSpec, exports: tuple[ExportName, ...]) -> Plan:
@@ -269,17 +278,7 @@ class _Search:
 
     def ask(self, devices: int) -> Question:
         """Returns the question for this number of devices."""
-        from meshwright.planning.search.search import build_question
-
-        return build_question(
-            self.model,
-            self.request.training,
-            self.inventory.topology,
-            devices,
-            memory_strategy=self.request.memory_strategy,
-            price_per_device_hour=self.price,
-            measured=self.inventory.measure(self.request.devices, self.request.lease),
-        )
+        return self.inventory.ask(self.model, self.request.training, devices, self.request, self.price)
 
     def lay_out(self, mesh: str, devices: DeviceSelection | None = None) -> Plan:
         """Returns the plan of a mesh on the request's devices, or on others."""
@@ -318,7 +317,8 @@ def _compare_targets(request: SearchRequest, prices: Mapping[str, float]) -> Pla
     asked = [(target, _ask(request, target, prices)) for target in dict.fromkeys(request.targets)]
     answers = {target: found for target, found in asked if isinstance(found, Plans)}
     made = {target: found.plans[0] for target, found in answers.items() if found.plans}
-    order = sorted(made, key=_sort_by(tuple(made.values()), made))
+    is_priced = all(plan.price_per_million_tokens is not None for plan in made.values())
+    order = sorted(made, key=lambda target: _rank(made[target], is_priced))
     best = made[order[0]] if order else None
     lost = [_compare(target, found, best) for target, found in asked if target not in made]
     return Plans(
@@ -354,14 +354,9 @@ def _ask(request: SearchRequest, target: str, prices: Mapping[str, float]) -> Pl
         return error
 
 
-def _sort_by(plans: tuple[Plan, ...], made: Mapping[str, Plan]) -> Callable[[str], float]:
-    if plans and all(plan.price_per_million_tokens is not None for plan in plans):
-        return lambda target: made[target].price_per_million_tokens or 0.0
-    return lambda target: _read_step(made[target])
-
-
-def _read_step(plan: Plan) -> float:
-    return plan.step_time.total_s if plan.step_time else 0.0
+def _rank(plan: Plan, is_priced: bool) -> float:
+    """Returns what plans are sorted by: the price of tokens, or the time of a step."""
+    return (plan.price_per_million_tokens if is_priced else plan.step_time and plan.step_time.total_s) or 0.0
 
 
 def _compare(target: str, found: Plans | RequestError, best: Plan | None) -> ComparedTarget:

@@ -241,7 +241,8 @@ def _build_axis(factors: Sequence[int], left: Sequence[int], dimensions: Sequenc
             stride = dimension.size // there
             folded = dimension.is_ring and dimension.size == len(_FOLD) and factor == stride == 2
             parts.append(AxisPart(number, factor, stride, folded))
-    parts.sort(key=lambda part: _rank(part, dimensions), reverse=True)
+    # the slowest part first: preferably one along which an axis can return to its start
+    parts.sort(key=lambda p: (p.size % 2, not p.is_closed(dimensions), -p.measure_step(dimensions), p.dimension))
     steps = [part.measure_step(dimensions) for part in parts]
     ways = [2 if part.is_closed(dimensions) else 1 for part in parts]
     count = math.prod(factors)
@@ -251,11 +252,6 @@ def _build_axis(factors: Sequence[int], left: Sequence[int], dimensions: Sequenc
         links=sum(way / step for way, step in zip(ways, steps, strict=True)),
         colors=count_colors(find_whole(factors, dimensions, count), dimensions, count),
     )
-
-
-def _rank(part: AxisPart, dimensions: Sequence[Dimension]) -> tuple[bool, bool, float, int]:
-    """Returns the key whose maximum is the slowest part: preferably one along which an axis can return to its start."""
-    return part.size % 2 == 0, part.is_closed(dimensions), part.measure_step(dimensions), -part.dimension
 
 
 def find_box(count: int, dimensions: tuple[Dimension, ...]) -> tuple[Dimension, ...]:

@@ -12,10 +12,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import product
 from typing import Any, Final, TypeVar
 
 from meshwright.errors import PlanInfeasibleError
+from meshwright.targets import write_shape
 from meshwright.topology.identity import shorten
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import find_wraps
@@ -92,12 +93,13 @@ def join_slice(parts: Sequence[GranulePart]) -> JoinedGranule:
     said = _read_shape(name, parts)
     if any(seat.device.coords is None for seat in seats):
         return _join_blind(name, said, parts, seats)
-    ordered = tuple(sorted(seats, key=lambda seat: canonical_key(seat.device)))
+    ordered = tuple(
+        sorted(seats, key=lambda seat: (*reversed(seat.device.coords or ()), seat.device.core_on_chip or 0))
+    )
     shape = said or _find_box(ordered, parts)
     fields = {"name": name, "device_count": len(seats), **_describe_torus(shape, parts, ordered)}
     granule = parts[0].granule.model_copy(update=fields)
-    notices = _describe_missing(name, said, ordered) + _describe_shape(name, said, shape, len(parts), ordered)
-    return JoinedGranule(granule, ordered, notices)
+    return JoinedGranule(granule, ordered, tuple(_describe_slice(name, said, shape, len(parts), ordered)))
 
 
 def _join_blind(name: str, said: Coords | None, parts: Sequence[GranulePart], seats: Sequence[Seat]) -> JoinedGranule:
@@ -106,22 +108,14 @@ def _join_blind(name: str, said: Coords | None, parts: Sequence[GranulePart], se
     fields = {"device_count": len(seats), **_describe_torus(said, parts, seats)}
     granule = parts[0].granule.model_copy(update=fields)
     told = (_describe_blind(name, blind),) if len(parts) > 1 else ()
-    return JoinedGranule(granule, tuple(sorted(seats, key=_by_process)), told)
-
-
-def canonical_key(device: Device) -> tuple[int, ...]:
-    """Returns the sort key of the canonical order in a slice: z, y, x, core."""
-    return (*reversed(device.coords or ()), device.core_on_chip or 0)
-
-
-def _by_process(seat: Seat) -> tuple[int, int, int]:
-    return seat.device.process_index or 0, seat.reply, seat.device.position
+    ranked = sorted(seats, key=lambda seat: (seat.device.process_index or 0, seat.reply, seat.device.position))
+    return JoinedGranule(granule, tuple(ranked), told)
 
 
 def _read_shape(name: str, parts: Sequence[GranulePart]) -> Coords | None:
     shapes = {part.granule.shape: part for part in parts if part.granule.shape is not None}
     if len(shapes) > 1:
-        said = ", ".join(f"{_write_shape(s)} ({part.seats[0].device.host})" for s, part in shapes.items() if s)
+        said = ", ".join(f"{write_shape(s)} ({part.seats[0].device.host})" for s, part in shapes.items() if s)
         raise refuse(
             f"the hosts of slice {name} say that its shape is {said}; a slice has one shape",
             "hosts of different slices need different TPU_NAME; else look at TPU_TOPOLOGY on these hosts",
@@ -149,7 +143,9 @@ def _describe_torus(shape: Coords | None, parts: Sequence[GranulePart], seats: S
 def _read_wrap(parts: Sequence[GranulePart]) -> tuple[bool, ...] | None:
     wraps = {part.granule.wrap: part for part in parts if part.granule.wrap is not None}
     if len(wraps) > 1:
-        said = ", ".join(f"{_write_wrap(wrap)} ({part.seats[0].device.host})" for wrap, part in wraps.items() if wrap)
+        said = ", ".join(
+            f"{','.join(map(str, wrap)).lower()} ({part.seats[0].device.host})" for wrap, part in wraps.items() if wrap
+        )
         raise refuse(
             f"the hosts of slice {parts[0].granule.name} say of its dimensions {said}; a slice closes to rings in one "
             f"way",
@@ -158,49 +154,31 @@ def _read_wrap(parts: Sequence[GranulePart]) -> tuple[bool, ...] | None:
     return next(iter(wraps), None)
 
 
-def _write_wrap(wrap: Sequence[bool]) -> str:
-    return ",".join(str(flag).lower() for flag in wrap)
-
-
-def _list_places(shape: Coords) -> Iterator[Coords]:
-    """Yields all places of a slice, x fastest."""
-    return (place[::-1] for place in product(*(range(size) for size in reversed(shape))))
-
-
 # ---- reports ----
 
 
-def _describe_missing(name: str, shape: Coords | None, seats: Sequence[Seat]) -> tuple[Notice, ...]:
-    if shape is None:
-        return ()
+def _describe_slice(
+    name: str, said: Coords | None, shape: Coords | None, part_count: int, seats: Sequence[Seat]
+) -> Iterator[Notice]:
+    """Warns of chips that are missing in a shape that a host states, and of several hosts that state none."""
+    if said is None and part_count > 1:
+        taken = (
+            f"they fill {write_shape(shape)}, which is taken for its shape" if shape else "wrap-around is not assumed"
+        )
+        message = f"no host says the shape of slice {name}; {len(seats)} devices of it are here, and {taken}"
+        yield Notice(code="slice_shape_unknown", message=message, hint="set TPU_TOPOLOGY for the agents, such as 4x4x4")
     cores = Counter(seat.device.coords or () for seat in seats)
     most = max(cores.values())
-    there = sum(count == most for count in cores.values())
-    missing_count = math.prod(shape) - there
-    if not missing_count:
-        return ()
-    missing = (place for place in _list_places(shape) if cores[place] < most)
-    shown = ", ".join(_write_place(place) for place in islice(missing, NAMES_SHOWN))
-    more = f", and {missing_count - NAMES_SHOWN} more" if missing_count > NAMES_SHOWN else ""
-    return (
-        Notice(
+    places = (place[::-1] for place in product(*(range(size) for size in reversed(said or (0,)))))
+    missing = [f"({','.join(map(str, place))})" for place in places if cores[place] < most]
+    if said and missing:
+        whole = math.prod(said)
+        yield Notice(
             code="chips_missing",
-            message=f"slice {name} has {math.prod(shape)} chips ({_write_shape(shape)}), and {there} of them are here; "
-            f"missing: {shown}{more}",
+            message=f"slice {name} has {whole} chips ({write_shape(said)}), and {whole - len(missing)} of them are "
+            f"here; missing: {shorten(missing, NAMES_SHOWN)}",
             hint="the plan leaves them out; ask the agents of all its hosts to plan on the whole slice",
-        ),
-    )
-
-
-def _describe_shape(
-    name: str, said: Coords | None, shape: Coords | None, part_count: int, seats: Sequence[Seat]
-) -> tuple[Notice, ...]:
-    if said is not None or part_count < 2:
-        return ()
-    taken = f"they fill {_write_shape(shape)}, which is taken for its shape" if shape else "wrap-around is not assumed"
-    message = f"no host says the shape of slice {name}; {len(seats)} devices of it are here, and {taken}"
-    hint = "set TPU_TOPOLOGY for the agents, such as 4x4x4"
-    return (Notice(code="slice_shape_unknown", message=message, hint=hint),)
+        )
 
 
 def _describe_blind(name: str, blind: Sequence[Seat]) -> Notice:
@@ -211,14 +189,6 @@ def _describe_blind(name: str, blind: Sequence[Seat]) -> Notice:
         f"its devices are ordered by host",
         hint="let each agent's JAX look at its chips once (POST /devices/release frees them again)",
     )
-
-
-def _write_shape(shape: Coords) -> str:
-    return "x".join(map(str, shape))
-
-
-def _write_place(place: Coords) -> str:
-    return f"({','.join(map(str, place))})"
 
 
 def refuse(detail: str, hint: str) -> PlanInfeasibleError:
@@ -420,7 +390,7 @@ def _list_parts(index: int, reply: Devices, names: Names) -> list[GranulePart]:
     of_granule = _group(seats, lambda seat: seat.device.granule)
     return [
         GranulePart(
-            _rename(granule, index, names),
+            granule.model_copy(update={"name": names.get((index, granule.name), granule.name)}),
             tuple(sorted(of_granule[granule.ordinal], key=lambda seat: seat.device.position)),
             knows_others,
             is_named=granule.name not in {reply.host.name, *_list_names(reply)},
@@ -428,10 +398,6 @@ def _list_parts(index: int, reply: Devices, names: Names) -> list[GranulePart]:
         for granule in reply.granules
         if granule.ordinal in of_granule
     ]
-
-
-def _rename(granule: Granule, index: int, names: Names) -> Granule:
-    return granule.model_copy(update={"name": names.get((index, granule.name), granule.name)})
 
 
 def _group_slices(parts: Sequence[GranulePart]) -> list[list[GranulePart]]:

@@ -8,7 +8,7 @@ of `nvidia-smi topo -m`, for TPUs and CPUs as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from meshwright.topology.chips import find_chip
@@ -16,7 +16,7 @@ from meshwright.topology.model import ICI, Topology
 from meshwright.wire.devices import Device, Devices, Granule, Link, NumaNode
 
 XGMI: Final = "XGMI"
-"""AMD's link between the GPUs of a host."""
+"""AMD's link between the GPUs of a host, as `rocm-smi --showtopo` names it."""
 
 LinkClass = Literal["ici", "nvlink", "xgmi", "pcie", "host", "dcn"]
 """The kind of a mesh axis's links, as in a plan."""
@@ -152,7 +152,12 @@ def format_links(devices: Devices) -> list[str]:
 
     Ends with the larger unit of the host: an NVLink domain, a slice's shape.
     """
-    parts = [_format_pairs(devices), format_distances(devices.numa_nodes), format_granules(devices.granules)]
+    pairs = format_pairs(devices, MOST_IN_MATRIX, _list_table) or ["links: none known"]
+    return join_parts(pairs, format_distances(devices.numa_nodes), format_granules(devices.granules))
+
+
+def join_parts(*parts: Sequence[str]) -> list[str]:
+    """Returns the lines of all parts, with an empty line between two."""
     return [line for part in parts if part for line in ("", *part)][1:]
 
 
@@ -164,13 +169,25 @@ def format_distances(nodes: Sequence[NumaNode]) -> list[str]:
     return [f"NUMA{node} to memory of each node: {' '.join(map(str, row))} (10 is its own)" for node, row in rows]
 
 
-def _format_pairs(devices: Devices) -> list[str]:
-    if len(devices.devices) > MOST_IN_MATRIX:
+Cells = Sequence[Sequence[str]]
+
+
+def format_pairs(devices: Devices, most: int, list_table: Callable[[Devices, Cells], list[list[str]]]) -> list[str]:
+    """Returns the matrix of at most so many devices, and its legend; empty where nothing is known of any two.
+
+    Args:
+        devices: the devices.
+        most: of more devices, how many links of each kind there are.
+        list_table: the rows of the matrix: a heading, then each device's name, its cells, and further facts.
+    """
+    if len(devices.devices) > most:
         return count_links(devices)
     cells = build_cells(devices)
     if not is_known(cells):
-        return ["links: none known"]
-    return [*_format_matrix(devices, cells), "", *format_legend(devices, cells)]
+        return []
+    table = list_table(devices, cells)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [*(_join(row, widths, len(cells)) for row in table), "", *format_legend(devices, cells)]
 
 
 def is_known(cells: Iterable[Sequence[str]]) -> bool:
@@ -202,14 +219,13 @@ def name_device(device: Device, *, is_several: bool = False) -> str:
     return f"{'MIG' if device.mig else device.platform.upper()}{device.local_index}"
 
 
-def _format_matrix(devices: Devices, cells: Sequence[Sequence[str]]) -> list[str]:
+def _list_table(devices: Devices, cells: Cells) -> list[list[str]]:
     is_several = len({device.host for device in devices.devices}) > 1
     names = [name_device(device, is_several=is_several) for device in devices.devices]
     table = [["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))]
-    if devices.platform != "cpu" and any(device.numa_node is not None for device in devices.devices):
-        table = [[*row, *more] for row, more in zip(table, _list_affinities(devices), strict=True)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [_join(row, widths, len(names)) for row in table]
+    if devices.platform == "cpu" or all(device.numa_node is None for device in devices.devices):
+        return table
+    return [[*row, *more] for row, more in zip(table, _list_affinities(devices), strict=True)]
 
 
 def _join(row: Sequence[str], widths: Sequence[int], count: int) -> str:

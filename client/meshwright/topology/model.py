@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
+from meshwright.targets import write_shape
 from meshwright.topology.identity import Position, write_chip
 from meshwright.wire.devices import Device, Devices, Granule, Link, Platform
 from meshwright.wire.mesh import DeviceRef
@@ -118,7 +119,7 @@ def check_granules(devices: Sequence[Device], granules: Sequence[Granule]) -> No
         _check_torus(granule)
         left -= _count_places(granule, members.get(granule.ordinal, ()))
         if left < 0:
-            there = f"the shape {write_sizes(granule.shape)}" if granule.shape else "chips that are far apart"
+            there = f"the shape {write_shape(granule.shape)}" if granule.shape else "chips that are far apart"
             raise ValueError(
                 f"granule {granule.name} has {there}, and with it there are more than {MAX_DEVICE_COUNT:,} places for "
                 f"devices; all granules have at most so many together, as 14 slices of 16x20x28 do"
@@ -170,17 +171,17 @@ def _check_torus(granule: Granule) -> None:
         return
     if not 1 <= len(shape) <= MAX_DIMENSION_COUNT or min(shape) < 1:
         raise ValueError(
-            f"granule {granule.name} has the shape {write_sizes(shape) or '[]'}; a slice has 1 to "
+            f"granule {granule.name} has the shape {write_shape(shape) or '[]'}; a slice has 1 to "
             f"{MAX_DIMENSION_COUNT} dimensions of 1 chip or more, such as 2x2x1"
         )
     if wrap is not None and len(wrap) != len(shape):
         raise ValueError(
-            f"granule {granule.name} has the shape {write_sizes(shape)} and says of {len(wrap)} dimensions whether "
+            f"granule {granule.name} has the shape {write_shape(shape)} and says of {len(wrap)} dimensions whether "
             f"they close to rings; wrap is one true or false for each of the {len(shape)}"
         )
     if granule.twisted and not (can_twist(shape) and all(wrap or (True,))):
         raise ValueError(
-            f"granule {granule.name} is said to be a twisted torus of {write_sizes(shape)} with wrap "
+            f"granule {granule.name} is said to be a twisted torus of {write_shape(shape)} with wrap "
             f"{'not said' if wrap is None else wrap}; only a closed k×k×2k or k×2k×2k is twisted, such as 4x4x8"
         )
 
@@ -200,7 +201,7 @@ def _count_places(granule: Granule, devices: Sequence[Device]) -> int:
             f"granule {granule.name} has chips with {length} coordinates; a chip has 1 to {MAX_DIMENSION_COUNT}, such "
             f"as (0,0,0)"
         )
-    whole = f"the shape {write_sizes(granule.shape)}" if granule.shape else f"chips with {length} coordinates"
+    whole = f"the shape {write_shape(granule.shape)}" if granule.shape else f"chips with {length} coordinates"
     first: dict[tuple[int, ...], Device] = {}
     for device in seeing:
         coords, core = device.coords or (), device.core_on_chip or 0
@@ -223,11 +224,6 @@ def _count_places(granule: Granule, devices: Sequence[Device]) -> int:
             )
     highest: tuple[int, ...] = tuple(map(max, zip(*first, strict=True)))
     return math.prod(granule.shape or (top + 1 for top in highest[:-1])) * (highest[-1] + 1)
-
-
-def write_sizes(shape: Sequence[int] | None) -> str:
-    """Returns a shape as people write it: 4x4x8."""
-    return "x".join(map(str, shape or ()))
 
 
 ICI: Final = "ICI"
@@ -425,16 +421,9 @@ class Topology:
         return tuple((device.granule, device.position) for device in self.devices)
 
     @cached_property
-    def whole_slices(self) -> Mapping[int, tuple[int, ...]]:
-        """Granule → its devices in plain order, for complete slices whose chips are numbered by x, y, z, core."""
-        members: dict[int, list[int]] = defaultdict(list)
-        for index in self.order:
-            members[self.devices[index].granule].append(index)
-        return {
-            granule.ordinal: tuple(members[granule.ordinal])
-            for granule in self.granules
-            if granule.shape and _is_counted([self.devices[i] for i in members[granule.ordinal]], granule.shape)
-        }
+    def grids(self) -> dict[tuple[int, ...], Any]:
+        """What `torus.read_grid` has found, by devices."""
+        return {}
 
     def describe(self, indices: Iterable[int]) -> str:
         """Returns devices as people name them, the first of many: "0, 1, 5", or of several hosts "a/0, b/1"."""
@@ -443,17 +432,6 @@ class Topology:
         names = [f"{device.host}/{device.local_index}" if many else str(device.local_index) for device in chosen]
         more = f", … ({len(names) - NAMES_SHOWN} more)" if len(names) > NAMES_SHOWN else ""
         return ", ".join(names[:NAMES_SHOWN]) + more
-
-
-def _is_counted(devices: Sequence[Device], shape: Sequence[int]) -> bool:
-    """True where devices fill a slice of this shape in canonical order: cores fastest, then x."""
-    cores, rest = divmod(len(devices), math.prod(shape))
-    if rest or not cores:
-        return False
-    chips = (coords[::-1] for coords in product(*(range(size) for size in reversed(shape))))
-    return all(
-        device.coords == chip for device, chip in zip(devices, (c for c in chips for _ in range(cores)), strict=True)
-    )
 
 
 def _describe_doubled(devices: tuple[Device, ...]) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
@@ -32,12 +32,9 @@ from pydantic import BeforeValidator
 from meshwright.errors import PlanInfeasibleError
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, Names, find_chip, parse_names, read_table
-from meshwright.topology.links import NVLINK_BYTES_PER_S
+from meshwright.topology.links import NVLINK_BYTES_PER_S, XGMI
 from meshwright.topology.model import can_twist
 from meshwright.topology.torus import find_wraps
-
-XGMI: Final = "XGMI"
-"""AMD's link between GPUs, as `rocm-smi --showtopo` names it."""
 
 
 @dataclass(frozen=True)
@@ -385,11 +382,7 @@ def _round(size: int) -> tuple[int, ...]:
 def _measure(one: Shape, other: Shape) -> tuple[float, float, Shape]:
     """Returns how far two shapes are apart; the shape itself breaks ties."""
     chips = abs(math.log(math.prod(one) / math.prod(other)))
-    return round(chips, 6), math.dist(*_pad(one, other)), one
-
-
-def _pad(one: Shape, other: Shape) -> tuple[Sequence[int], Sequence[int]]:
-    return sorted((*one, 1, 1)[:3]), sorted((*other, 1, 1)[:3])
+    return round(chips, 6), math.dist(sorted((*one, 1, 1)[:3]), sorted((*other, 1, 1)[:3])), one
 
 
 def check_twist(slice_: Slice, *, asked: str) -> None:

@@ -309,7 +309,9 @@ def _build_devices(host: GpuHost | int, ordinal: int, declared: Declared) -> Ite
 
 def _build_links(host: GpuHost | int, ordinal: int, declared: Declared) -> Iterator[Link]:
     first = ordinal * count_devices(host)
-    for wire in host.wires if isinstance(host, GpuHost) else _list_cpu_wires(host):
+    pairs = combinations(range(host if isinstance(host, int) and host <= MOST_LINKED_CPUS else 0), 2)
+    wires = host.wires if isinstance(host, GpuHost) else [HostLink(a, b, HOST, None, None) for a, b in pairs]
+    for wire in wires:
         yield Link(
             a=first + wire.a,
             b=first + wire.b,
@@ -318,12 +320,6 @@ def _build_links(host: GpuHost | int, ordinal: int, declared: Declared) -> Itera
             bandwidth_bytes_per_s=wire.bytes_per_s,
             **declared,
         )
-
-
-def _list_cpu_wires(count: int) -> Iterator[HostLink]:
-    if count <= MOST_LINKED_CPUS:
-        for a, b in combinations(range(count), 2):
-            yield HostLink(a, b, HOST, None, None)
 
 
 def _build_host(host: GpuHost | int, ordinal: int, count: int) -> Granule:
@@ -375,17 +371,13 @@ def _find_name(asked: str) -> str:
         return CPU
     found = find_chip(asked)
     if found is None:
-        near = _find_near(asked.strip().lower())
+        word = asked.strip().lower()
+        named, similar = find_slice(word), find_near(word)
+        near = [named.chip.aliases[0]] if named else [each for each in similar if find_chip(each) or each == CPU]
         detail = f"chip {asked[:80]!r} is in no table; known chips are {', '.join(list_chips())}"
         hint = f"did you mean {' or '.join(near)}?" if near else "leave the name out to see all"
         raise UnknownHardwareError.of("chip", detail, hint)
     return found.aliases[0]
-
-
-def _find_near(name: str) -> list[str]:
-    """Returns chips with a similar name; for a slice name, its chip."""
-    named = find_slice(name)
-    return [named.chip.aliases[0]] if named else [near for near in find_near(name) if find_chip(near) or near == CPU]
 
 
 @functools.cache
@@ -432,16 +424,5 @@ def _show_machine(machine: GpuHost) -> TargetHost:
 
 def _show_slice(slice_: Slice) -> TargetSlice:
     chip = slice_.chip.aliases[0]
-    return TargetSlice(
-        name=slice_.name,
-        aliases=slice_.aliases,
-        chip=chip,
-        target=f"{chip}:{write_shape(slice_.shape)}",
-        shape=slice_.shape,
-        wrap=slice_.wrap,
-        can_twist=slice_.can_twist,
-        chip_count=slice_.chip_count,
-        device_count=slice_.device_count,
-        host_count=slice_.host_count,
-        host_shape=slice_.host_shape,
-    )
+    own = {"chip": chip, "target": f"{chip}:{write_shape(slice_.shape)}"}
+    return TargetSlice(**own, **{name: getattr(slice_, name) for name in TargetSlice.model_fields if name not in own})

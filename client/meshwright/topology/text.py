@@ -7,10 +7,10 @@ Prints only facts of the reply.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from meshwright.topology.links import build_cells, count_links, format_granules, format_legend, is_known
+from meshwright.topology.links import Cells, format_granules, format_pairs, join_parts
 from meshwright.wire.devices import Device, DeviceProcess, Devices
 
 WIDTH: Final = 100
@@ -23,16 +23,15 @@ CONTAINER_SHOWN: Final = 12
 Cell = Callable[[Device], str]
 
 
-def format_devices(devices: Devices, *, links: bool = True) -> str:
-    """Returns the host, one line a device, the link matrix (unless `links` is false) and the warnings.
+def format_devices(devices: Devices) -> str:
+    """Returns the host, one line a device, the link matrix and the warnings.
 
     Columns and lines without known values are left out. Ends with a line feed.
     """
-    parts = [_format_head(devices), _format_rows(devices.devices)]
-    if links:
-        parts += [_format_links(devices), format_granules(devices.granules)]
-    parts.append(_format_warnings(devices))
-    lines = [line for part in parts if part for line in ("", *part)][1:]
+    is_shown = devices.links or len(devices.devices) <= MOST_IN_MATRIX
+    pairs = format_pairs(devices, MOST_IN_MATRIX, _list_table) if is_shown else []
+    rows, granules = _format_rows(devices.devices), format_granules(devices.granules)
+    lines = join_parts(_format_head(devices), rows, pairs, granules, _format_warnings(devices))
     return "".join(f"{clip(line)}\n" for line in lines)
 
 
@@ -56,52 +55,26 @@ def format_age(age_s: float) -> str:
 
 
 def _format_head(devices: Devices) -> list[str]:
-    host, cpu, software = devices.host, devices.cpu, devices.software
-    driver = software.driver and f"{software.driver} (CUDA {software.cuda_driver or '?'})"
-    facts = [
-        ("", "declared: no device of these was looked at" if is_declared(devices) else ""),
-        ("host", _join(host.name, host.operating_system, _label("kernel", host.kernel), host.container)),
-        ("cpu", _join(cpu.model, _format_memory(devices), *_count_processors(devices))),
-        ("driver", driver or ""),
-        ("jax", _join(software.jax or "not seen yet", _format_worker(devices), _format_seen(devices))),
-    ]
-    return [f"{name:<8}{text}" for name, text in facts if text]
+    host, cpu, software, worker = devices.host, devices.cpu, devices.software, devices.worker
+    counts = {"socket": cpu.sockets, "core": cpu.cores, "thread": cpu.threads}
+    parts = [f"{number} {name}{'s' * (number != 1)}" for name, number in counts.items() if number is not None]
+    if cpu.usable_threads not in (None, cpu.threads):
+        parts.append(f"{cpu.usable_threads} usable")
+    memory = None if cpu.memory_bytes is None else f"{format_gib(cpu.memory_bytes)} GiB"
+    state = f"worker {worker.state}" + (f", generation {worker.generation}" if worker.generation else "")
+    seen = next((f"{each.basis}, seen {format_age(each.age_s)} ago" for d in devices.devices if (each := d.jax)), None)
+    facts = {
+        "": "declared: no device of these was looked at" if is_declared(devices) else "",
+        "host": _join(host.name, host.operating_system, host.kernel and f"kernel {host.kernel}", host.container),
+        "cpu": _join(cpu.model, memory, *parts),
+        "driver": software.driver and f"{software.driver} (CUDA {software.cuda_driver or '?'})",
+        "jax": _join(software.jax or "not seen yet", state, seen),
+    }
+    return [f"{name:<8}{text}" for name, text in facts.items() if text]
 
 
 def _join(*parts: str | None) -> str:
     return " · ".join(part for part in parts if part)
-
-
-def _label(name: str, value: object) -> str | None:
-    return None if value is None else f"{name} {value}"
-
-
-def _count_processors(devices: Devices) -> Iterable[str | None]:
-    cpu = devices.cpu
-    yield _count(cpu.sockets, "socket")
-    yield _count(cpu.cores, "core")
-    yield _count(cpu.threads, "thread")
-    if cpu.usable_threads is not None and cpu.usable_threads != cpu.threads:
-        yield f"{cpu.usable_threads} usable"
-
-
-def _count(number: int | None, name: str) -> str | None:
-    return None if number is None else f"{number} {name}{'' if number == 1 else 's'}"
-
-
-def _format_memory(devices: Devices) -> str | None:
-    total = devices.cpu.memory_bytes
-    return None if total is None else f"{format_gib(total)} GiB"
-
-
-def _format_worker(devices: Devices) -> str:
-    worker = devices.worker
-    return f"worker {worker.state}" + (f", generation {worker.generation}" if worker.generation else "")
-
-
-def _format_seen(devices: Devices) -> str | None:
-    seen = next((device.jax for device in devices.devices if device.jax is not None), None)
-    return None if seen is None else f"{seen.basis}, seen {format_age(seen.age_s)} ago"
 
 
 def _format_rows(devices: Sequence[Device]) -> list[str]:
@@ -129,10 +102,6 @@ def is_declared(devices: Devices) -> bool:
     return bool(devices.devices) and all(device.basis == "declared" for device in devices.devices)
 
 
-def _show_kind(device: Device) -> str:
-    return f"{describe_kind(device).removeprefix('NVIDIA ')}{' (virtual)' if device.virtual else ''}"
-
-
 def describe_kind(device: Device) -> str:
     """Returns the product's name; of a MIG instance with its profile and the card that it is a part of."""
     if device.mig is None:
@@ -155,10 +124,6 @@ def _show_coords(device: Device) -> str:
         return ""
     core = f" core {device.core_on_chip}" if device.core_on_chip else ""
     return f"({','.join(map(str, device.coords))}){core}"
-
-
-def _show_mode(device: Device) -> str:
-    return "" if device.compute_mode in {None, "default"} else str(device.compute_mode)
 
 
 def _show_processes(device: Device) -> str:
@@ -193,38 +158,26 @@ def describe_lease(device: Device) -> str:
 
 
 _CELLS: Final[tuple[Cell, ...]] = (
-    _show_kind,
+    lambda device: f"{describe_kind(device).removeprefix('NVIDIA ')}{' (virtual)' * device.virtual}",
     _show_coords,
     lambda device: device.pci_bus_id or "",
     lambda device: "" if device.numa_node is None else f"NUMA {device.numa_node}",
     _show_memory,
-    _show_mode,
+    lambda device: "" if device.compute_mode in {None, "default"} else str(device.compute_mode),
     lambda device: "" if device.jax is None else f"jax {device.jax.id}",
     # one cell, so that the lease of one device does not push the processes of the others off the screen
     lambda device: " | ".join(filter(None, (describe_lease(device), _show_processes(device)))),
 )
 
 
-def _format_links(devices: Devices) -> list[str]:
-    if len(devices.devices) > MOST_IN_MATRIX:
-        return count_links(devices) if devices.links else []
-    cells = build_cells(devices)
-    if not is_known(cells):
-        return []
-    return [*_format_matrix(devices, cells), "", *format_legend(devices, cells)]
-
-
-def _format_matrix(devices: Devices, cells: Sequence[Sequence[str]]) -> list[str]:
+def _list_table(devices: Devices, cells: Cells) -> list[list[str]]:
     """Returns the narrow matrix: 16 devices by their numbers fit into `WIDTH`."""
     names = [str(device.local_index) for device in devices.devices]
-    nodes = ["" if device.numa_node is None else str(device.numa_node) for device in devices.devices]
     width = max(len(text) for row in (names, *cells) for text in row)
-    head = " " * 4 + " ".join(f"{name:^{width}}" for name in names) + ("  NUMA" if any(nodes) else "")
-    rows = (
-        f"{name:>3} " + " ".join(f"{text:^{width}}" for text in row) + f"  {node:^4}"
-        for name, row, node in zip(names, cells, nodes, strict=True)
-    )
-    return [head.rstrip(), *(row.rstrip() for row in rows)]
+    heads = ["   ", *(f"{name:>3}" for name in names)]
+    table = [[head, *(f"{text:^{width}}" for text in row)] for head, row in zip(heads, (names, *cells), strict=True)]
+    nodes = ["" if device.numa_node is None else str(device.numa_node) for device in devices.devices]
+    return [[*row, f"{node:^4}"] for row, node in zip(table, ("NUMA", *nodes), strict=True)] if any(nodes) else table
 
 
 def _format_warnings(devices: Devices) -> list[str]:

@@ -86,19 +86,14 @@ def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
     """
     if topology.platform != "tpu" or not indices:
         return None
-    granule = topology.places[indices[0]][0]
-    if tuple(indices) == topology.whole_slices.get(granule):
-        return _read_whole(topology, topology.find_granule(granule), tuple(indices))
-    chosen = [topology.devices[index] for index in indices]
-    places = [build_place(device.coords, device.core_on_chip, device.granule) for device in chosen]
-    return build_grid(places, indices, lambda sizes: _read_wraps(topology, granule, sizes))
-
-
-def _read_whole(topology: Topology, granule: Granule, members: tuple[int, ...]) -> Grid:
-    """Returns the grid of a complete slice, without reading each of its devices."""
-    sizes = (granule.shape or ())[::-1]
-    rings = _read_wraps(topology, granule.ordinal, sizes)
-    return _build_grid((*sizes, len(members) // math.prod(sizes)), rings, members)
+    members, granule = tuple(indices), topology.places[indices[0]][0]
+    if members not in topology.grids:
+        chosen = [topology.devices[index] for index in members]
+        places = [build_place(device.coords, device.core_on_chip, device.granule) for device in chosen]
+        found = build_grid(places, members, lambda sizes: _read_wraps(topology, granule, sizes))
+        topology.grids[members] = found
+    grid: Grid | None = topology.grids[members]
+    return grid
 
 
 def build_place(coords: Sequence[int] | None, core: int | None, granule: int = 0) -> Place | None:
@@ -125,13 +120,8 @@ def build_grid(
     if low[0] != high[0] or math.prod(sizes) != len(known) or not _fill(known, low, sizes):
         return None
     _, *chips, cores = sizes
-    rings = find_rings(tuple(chips))
-    return _build_grid((*chips, cores), rings, tuple(there[place] for place in known))
-
-
-def _build_grid(sizes: Sequence[int], rings: Sequence[bool], members: tuple[int, ...]) -> Grid:
-    *chips, cores = sizes
-    return Grid(list_dimensions(chips, rings, cores), members)
+    dimensions = list_dimensions(chips, find_rings(tuple(chips)), cores)
+    return Grid(dimensions, tuple(there[place] for place in known))
 
 
 def list_dimensions(chips: Sequence[int], rings: Sequence[bool], cores: int) -> tuple[Dimension, ...]:

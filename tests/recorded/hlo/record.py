@@ -36,7 +36,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import AxisType, Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from meshwright.compiling.compilers import COMPILER_OPTIONS, build_gpu_target  # noqa: E402
+from meshwright.compiling.compilers import COMPILER_OPTIONS, describe_gpus  # noqa: E402
 from meshwright.planning.compile_job import CompileTarget  # noqa: E402
 
 FOLDER: Final = Path(__file__).parent
@@ -309,8 +309,8 @@ def list_devices(target: str) -> list[Any]:
 
 
 def _describe_gpus(name: str, chip: str, count: int) -> Any:
-    told = build_gpu_target(CompileTarget(platform="gpu", chip=chip, shape=(count,), name=name))
-    return topologies.get_topology_desc(platform="cuda", topology=told.topology, target_config=told.target_config)
+    told = describe_gpus(CompileTarget(platform="gpu", chip=chip, shape=(count,), name=name))
+    return topologies.get_topology_desc(platform="cuda", **told)
 
 
 def compile_program(program: Program) -> bytes:

@@ -51,10 +51,12 @@ def test_a_missing_compiler_is_named_with_the_line_that_adds_it(
         ("0.0.51", None, True),
     ],
 )
-def test_a_libtpu_of_another_release_is_explained(installed: str, wanted: str | None, matches: bool) -> None:
-    lines = () if wanted is None else ("numpy>=2", f'libtpu=={wanted}; extra == "tpu"')
-    versions = {"jax": "1", "jaxlib": "1", "libtpu": installed}
-    reason = explain_missing("tpu", versions, requirements=lines)
+def test_a_libtpu_of_another_release_is_explained(
+    installed: str, wanted: str | None, matches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [] if wanted is None else ["numpy>=2", f'libtpu=={wanted}; extra == "tpu"']
+    monkeypatch.setattr(compilers, "requires", lambda name: lines)
+    reason = explain_missing("tpu", {"jax": "1", "jaxlib": "1", "libtpu": installed})
     assert (reason is None) == matches
     if reason is not None:
         assert f"libtpu {installed} is here with jaxlib 1" in reason
@@ -65,12 +67,13 @@ def test_the_libtpu_that_is_here_is_the_one_that_jax_wants() -> None:
     assert explain_missing("tpu") is None
 
 
-def test_an_assembler_of_the_machines_will_do(tmp_path: Path) -> None:
+def test_an_assembler_of_the_machines_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilers, "_PTXAS_PLACES", (str(tmp_path),))
     bare = {name: CUDA_12[name] for name in ("jax", "jaxlib", "jax-cuda12-plugin")}
-    reason = explain_missing("gpu", bare, path=str(tmp_path)) or ""
+    reason = explain_missing("gpu", bare) or ""
     assert "ptxas, which is not installed; pip install 'meshwright[compile-cuda]'" in reason
     (tmp_path / "ptxas").touch(mode=0o755)
-    assert explain_missing("gpu", bare, path=str(tmp_path)) is None
+    assert explain_missing("gpu", bare) is None
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 from meshwright.compiling.compilers import (
     CARDS,
     MULTIPROCESSORS,
-    build_gpu_target,
+    describe_gpus,
     write_config,
-    write_topology,
 )
 from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import CompileTarget
@@ -62,8 +61,7 @@ def test_only_cards_with_instructions_of_their_own_are_accelerated() -> None:
     ],
 )
 def test_a_partition_is_what_nvlink_joins(chip: str, count: int, hosts: int, topology: str) -> None:
-    assert write_topology(get_chip(chip), count, hosts) == topology
-    assert build_gpu_target(write_target(chip, count, hosts)).topology == topology
+    assert describe_gpus(write_target(chip, count, hosts))["topology"] == topology
 
 
 @pytest.mark.parametrize(
@@ -71,4 +69,4 @@ def test_a_partition_is_what_nvlink_joins(chip: str, count: int, hosts: int, top
 )
 def test_other_cards_are_not_compiled(chip: str, words: str) -> None:
     with pytest.raises(NotCompiledError, match=words):
-        build_gpu_target(write_target(chip))
+        describe_gpus(write_target(chip))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from meshwright.compiling.report import EFFICIENCY_RATIO, count_attention_flops, price_attention
+from meshwright.compiling.report import count_attention_flops
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.unit.planning.models import PLAIN
 
@@ -16,9 +14,3 @@ def test_flops_are_those_of_the_worked_example() -> None:
     # Scores and values: 2 matmuls of 2·S²·h, half of it masked; the backward pass has 5 matmuls for these 2.
     forward = 2 * 2 * 2048**2 * 128 / 2
     assert count_attention_flops(MODEL, TRAINING) == forward * (1 + 5 / 2)
-
-
-def test_the_price_is_spread_over_devices_that_reach_half_of_their_peak() -> None:
-    flops = count_attention_flops(MODEL, TRAINING)
-    assert EFFICIENCY_RATIO == 0.5
-    assert price_attention(MODEL, TRAINING, device_count=4, flops_per_s=1e12) == pytest.approx(flops / 4 / 0.5e12)

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from meshwright.compiling.step.sharding import ShardedTensor, build_tensors, walk_tensors
+from meshwright.compiling.step.sharding import ShardedTensor, build_tensors
 from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import check_axes, find_inexpressible
 from meshwright.planning.models import Preset, read_presets
@@ -40,7 +41,8 @@ EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_inte
 
 
 def count_elements(model: ModelSpec, *, scanned: bool, mesh: dict[str, int] | None = None) -> int:
-    return sum(tensor.size for tensor in walk_tensors(build_tensors(model, MeshAxes.of(mesh or {}), scanned=scanned)))
+    tensors = jax.tree.leaves(build_tensors(model, MeshAxes.of(mesh or {}), scanned=scanned))
+    return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
 @pytest.mark.parametrize("preset", COMPILED)
@@ -62,7 +64,7 @@ def test_where_a_mesh_divides_a_model_every_tensor_is_divided_evenly(
 ) -> None:
     fitting = fit_model(model, mesh)
     check_divides(fitting, TrainingSpec(global_batch_size=math.prod(mesh.values()), seq_len=LENGTH), mesh)
-    for tensor in walk_tensors(build_tensors(fitting, MeshAxes.of(mesh), scanned=scanned)):
+    for tensor in jax.tree.leaves(build_tensors(fitting, MeshAxes.of(mesh), scanned=scanned)):
         check_places(tensor, mesh)
 
 

@@ -17,12 +17,6 @@ def test_no_line_of_a_recorded_machine_is_wider_than_a_terminal(name: str, tmp_p
     assert [line for line in lines if line != line.rstrip()] == []
 
 
-def test_without_links_there_is_no_matrix(tmp_path: Path) -> None:
-    text = format_devices(plant_machine("dgx-h100", tmp_path).view(), links=False)
-    assert "NV18" not in text
-    assert "[7]" in text
-
-
 def test_links_of_more_devices_than_fit_are_counted() -> None:
     text = format_devices(show(None, cpu_devices=40))
     assert "links   780 × HOST (between 40 devices)" in text

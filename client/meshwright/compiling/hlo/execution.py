@@ -56,7 +56,8 @@ def walk_executed(module: Module, tell: Callable[[Notice], None]) -> Iterator[Ex
         module: the program.
         tell: receives the codes of unknowns: `loop_trips_unknown`, `branch_assumed`.
     """
-    yield from _Walk(module, tell).visit(build_main(module), 1.0, False, False, None)
+    main = Frame(module, module.main, lambda _, __: None)  # the program's arguments are not known
+    yield from _Walk(module, tell).visit(main, 1.0)
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,37 @@ class Frame:
             return None
         if instruction.opcode in _SAME:
             return self.resolve(instruction.operands[0], depth + 1)
-        rule = _RULES.get(instruction.opcode)
-        return rule(self, instruction, depth + 1) if rule else None
+        depth, message = depth + 1, instruction.message
+        match instruction.opcode:
+            case "constant":
+                literal = message.literal
+                numbers = [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
+                return _Number(numbers[0]) if len(numbers) == 1 else None
+            case "parameter":
+                return self.parameter(message.parameter_number, depth)
+            case "get-tuple-element":
+                whole = self.resolve(instruction.operands[0], depth)
+                return whole.element(message.tuple_index, depth) if isinstance(whole, _Tuple) else None
+            case "tuple":
+                return _Tuple(lambda index, depth: self.resolve(instruction.operands[index], depth + 1))
+            case "add" | "subtract":
+                return self._resolve_sum(instruction, depth)
+            case "fusion" | "call" if instruction.called:
+                called = self.module.computations.get(instruction.called[0])
+                return self.enter(instruction, called).resolve(called.root, depth) if called else None
+            case "while":
+                return _Tuple(Loop(self, instruction).find_kept)
+        return None
+
+    def _resolve_sum(self, instruction: Instruction, depth: int) -> _Value:
+        left, right = (self.resolve(operand, depth) for operand in instruction.operands)
+        if not isinstance(left, _Number) or not isinstance(right, _Number):
+            return None
+        if instruction.opcode == "subtract":
+            return _Number(left.offset - right.offset, left.index) if right.index is None else None
+        if left.index is not None and right.index is not None:
+            return None
+        return _Number(left.offset + right.offset, left.index if right.index is None else right.index)
 
     def enter(self, instruction: Instruction, called: Computation) -> Frame:
         """Returns the frame of a computation that an instruction calls with its operands."""
@@ -184,7 +214,7 @@ class Loop:
     @cached_property
     def body(self) -> Frame:
         """The frame of its body, in which unchanged elements have their values from before the loop."""
-        return Frame(self.frame.module, self._body, lambda _, __: _Tuple(self._find_kept))
+        return Frame(self.frame.module, self._body, lambda _, __: _Tuple(self.find_kept))
 
     @cached_property
     def trips(self) -> int | None:
@@ -211,10 +241,11 @@ class Loop:
 
     def _settle(self, number: _Number) -> _Number:
         """Returns the number itself, where it is an element that the loop does not change."""
-        kept = self._find_kept(number.index, 0) if number.index is not None else None
+        kept = self.find_kept(number.index, 0) if number.index is not None else None
         return _Number(kept.offset + number.offset) if isinstance(kept, _Number) and kept.index is None else number
 
-    def _find_kept(self, index: int, depth: int) -> _Value:
+    def find_kept(self, index: int, depth: int) -> _Value:
+        """Returns the value from before the loop of an element that the loop does not change."""
         return self._start(index, depth) if self._step(index) == 0 else None
 
     def _step(self, index: int) -> int | None:
@@ -237,11 +268,6 @@ class Loop:
     @property
     def _condition(self) -> Computation:
         return self.frame.module.computations[self.instruction.called[1]]
-
-
-def build_main(module: Module) -> Frame:
-    """Returns the frame of the whole program, whose arguments are unknown."""
-    return Frame(module, module.main, lambda _, __: None)
 
 
 def _find_comparison(frame: Frame) -> tuple[_Number, str, _Number] | None:
@@ -269,55 +295,3 @@ def _count_trips(start: int, end: int, step: int, direction: str) -> int | None:
     if direction not in ("LT", "LE") or (distance > 0 > step):
         return None
     return max(0, -(-distance // step)) if distance > 0 else 0
-
-
-def _resolve_constant(_: Frame, instruction: Instruction, __: int) -> _Value:
-    literal = instruction.message.literal
-    numbers = [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
-    return _Number(numbers[0]) if len(numbers) == 1 else None
-
-
-def _resolve_parameter(frame: Frame, instruction: Instruction, depth: int) -> _Value:
-    return frame.parameter(instruction.message.parameter_number, depth)
-
-
-def _resolve_element(frame: Frame, instruction: Instruction, depth: int) -> _Value:
-    whole = frame.resolve(instruction.operands[0], depth)
-    return whole.element(instruction.message.tuple_index, depth) if isinstance(whole, _Tuple) else None
-
-
-def _resolve_tuple(frame: Frame, instruction: Instruction, _: int) -> _Value:
-    return _Tuple(lambda index, depth: frame.resolve(instruction.operands[index], depth + 1))
-
-
-def _resolve_sum(frame: Frame, instruction: Instruction, depth: int) -> _Value:
-    left, right = (frame.resolve(operand, depth) for operand in instruction.operands)
-    if not isinstance(left, _Number) or not isinstance(right, _Number):
-        return None
-    if instruction.opcode == "subtract":
-        return _Number(left.offset - right.offset, left.index) if right.index is None else None
-    if left.index is not None and right.index is not None:
-        return None
-    return _Number(left.offset + right.offset, left.index if right.index is None else right.index)
-
-
-def _resolve_call(frame: Frame, instruction: Instruction, depth: int) -> _Value:
-    called = frame.module.computations.get(instruction.called[0]) if instruction.called else None
-    return frame.enter(instruction, called).resolve(called.root, depth) if called else None
-
-
-def _resolve_loop(frame: Frame, instruction: Instruction, _: int) -> _Value:
-    return _Tuple(Loop(frame, instruction)._find_kept)
-
-
-_RULES: Final[Mapping[str, Callable[[Frame, Instruction, int], _Value]]] = {
-    "constant": _resolve_constant,
-    "parameter": _resolve_parameter,
-    "get-tuple-element": _resolve_element,
-    "tuple": _resolve_tuple,
-    "add": _resolve_sum,
-    "subtract": _resolve_sum,
-    "fusion": _resolve_call,
-    "call": _resolve_call,
-    "while": _resolve_loop,
-}

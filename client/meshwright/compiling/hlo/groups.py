@@ -105,33 +105,23 @@ class MeshIds:
         """Devices of the mesh."""
         return math.prod(self.shape.values())
 
-    def name_axes(self, groups: Iterable[Sequence[int]]) -> str:
-        """Returns the axes that groups of a program's ids run over: "tp", "dp,fsdp"; "?" where the groups match no
-        axes."""
+    def name_axes(self, groups: Iterable[Sequence[int]], *, are_moves: bool = False) -> str:
+        """Returns the axes that groups of a program's ids run over: "tp", "dp,fsdp"; "?" where they match no axes.
+
+        Args:
+            groups: of ids.
+            are_moves: each is a pair of (source, target), which may move along several axes at once.
+        """
         varying: set[int] = set()
         try:
             for group in groups:
                 coordinates = [self._coordinates[self._place(device)] for device in group]
                 counts = [len(set(along)) for along in zip(*coordinates, strict=True)]
-                if math.prod(counts) != len(group):
+                if not are_moves and math.prod(counts) != len(group):
                     return UNKNOWN_AXIS
                 varying.update(axis for axis, count in enumerate(counts) if count > 1)
         except (LookupError, ValueError):
             return UNKNOWN_AXIS
-        return self._join(varying)
-
-    def name_moves(self, pairs: Iterable[tuple[int, int]]) -> str:
-        """Returns the axes along which pairs of (source, target) send; "?" where an id is of no place."""
-        varying: set[int] = set()
-        try:
-            for pair in pairs:
-                source, target = (self._coordinates[self._place(device)] for device in pair)
-                varying.update(axis for axis, (a, b) in enumerate(zip(source, target, strict=True)) if a != b)
-        except (LookupError, ValueError):
-            return UNKNOWN_AXIS
-        return self._join(varying)
-
-    def _join(self, varying: set[int]) -> str:
         return ",".join(name for axis, name in enumerate(self.shape) if axis in varying) or UNKNOWN_AXIS
 
     def _place(self, device: int) -> int:

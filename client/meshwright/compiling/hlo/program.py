@@ -226,7 +226,9 @@ class CollectiveReader:
         written = write_lists(listed)
         size = max(map(len, join_pairs(pairs)))
         sending = len({source for source, _ in pairs}) / self.ids.device_count
-        return self._build(executed, "collective-permute", self.ids.name_moves(pairs), written, size, sending)
+        return self._build(
+            executed, "collective-permute", self.ids.name_axes(pairs, are_moves=True), written, size, sending
+        )
 
     def _read_send(self, executed: Executed) -> VerifiedCollective | None:
         attributes = executed.instruction.attributes
@@ -240,7 +242,9 @@ class CollectiveReader:
         numbers = [int(number) for number in re.findall(r"\d+", written)]
         pairs = [pair for pair in zip(numbers[::2], numbers[1::2], strict=True) if pair[0] != pair[1]]
         size = max(map(len, join_pairs(pairs)))
-        return self._build(executed, op, self.ids.name_moves(pairs), written, size, len(pairs) / self.ids.place_count)
+        return self._build(
+            executed, op, self.ids.name_axes(pairs, are_moves=True), written, size, len(pairs) / self.ids.place_count
+        )
 
     def _build(
         self, executed: Executed, op: CollectiveOp, axis: str, written: str, size: int, taking_part: float
@@ -337,15 +341,10 @@ def _is_overlapped(executed: Executed) -> bool:
     for later in computation.order[computation.places[key] + 1 :]:
         if key in later.operands and later.opcode.endswith("-done"):
             return False
-        if later.opcode in _WORK and not _is_idle(later):
+        is_idle = any(name in later.message.custom_call_target for name in _IDLE_CALLS)
+        if later.opcode in _WORK and not is_idle:
             return True
     return False
-
-
-def _is_idle(instruction: Instruction) -> bool:
-    return instruction.opcode == "custom-call" and any(
-        name in instruction.message.custom_call_target for name in _IDLE_CALLS
-    )
 
 
 def _read_algorithm(executed: Executed) -> tuple[str | None, int | None, int | None]:
@@ -356,19 +355,15 @@ def _read_algorithm(executed: Executed) -> tuple[str | None, int | None, int | N
 
 
 def read_algorithm(config: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
-    """Returns (strategy, colors, phases) of a collective's `backend_config`, each None where it is missing."""
+    """Returns (strategy, colors, phases) of a collective's `backend_config`, each None where it is missing; of a
+    TensorCore's algorithm without a strategy, its emitter."""
     if told := config.get("collective_algorithm_config"):
-        return _read_told(told)
+        debug, strategy = str(told.get("debug", "")), str(told.get("strategy") or told.get("emitter") or "")
+        colors, phases = _choose_count(debug, r"\bcolors:(\d+)", min), _choose_count(debug, r"\bphases:(\d+)", max)
+        return strategy or None, colors, phases
     if offload := config.get("collective_offload_config"):
         return _read_offload(offload)
     return None, None, None
-
-
-def _read_told(told: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
-    """Reads the algorithm of a TensorCore; where it has no strategy, its emitter."""
-    debug = str(told.get("debug", ""))
-    strategy = str(told.get("strategy") or told.get("emitter") or "")
-    return strategy or None, _choose_count(debug, r"\bcolors:(\d+)", min), _choose_count(debug, r"\bphases:(\d+)", max)
 
 
 def _choose_count(debug: str, pattern: str, choose: Callable[[Iterable[int]], int]) -> int | None:

@@ -13,8 +13,7 @@ what it keeps a part of.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -47,11 +46,6 @@ class ShardedTensor:
     stored: PartitionSpec
     used: PartitionSpec
 
-    @property
-    def size(self) -> int:
-        """Elements."""
-        return math.prod(self.shape)
-
 
 Tensors = dict[str, Any]
 """Name → ShardedTensor, or a dict of them, or for layers that are not scanned a tuple of dicts."""
@@ -72,15 +66,6 @@ def _place(tensors: Iterable[Tensor], axes: MeshAxes, stack: tuple[int, ...] = (
         stored, used = (build_spec(*(None for _ in stack), *place) for place in tensor.place(axes))
         placed[tensor.name] = ShardedTensor((*stack, *tensor.shape), stored, used)
     return placed
-
-
-def walk_tensors(tensors: Tensors | tuple[Tensors, ...] | ShardedTensor) -> Iterator[ShardedTensor]:
-    """Yields every tensor."""
-    if isinstance(tensors, ShardedTensor):
-        yield tensors
-        return
-    for child in tensors.values() if isinstance(tensors, dict) else tensors:
-        yield from walk_tensors(child)
 
 
 Array = jax.Array

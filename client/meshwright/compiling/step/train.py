@@ -33,7 +33,6 @@ from meshwright.compiling.step.sharding import (
     build_spec,
     build_tensors,
     pin,
-    walk_tensors,
 )
 from meshwright.planning.compile_job import check_axes, check_expressible
 from meshwright.planning.parallelism import MeshAxes
@@ -124,8 +123,7 @@ def update_weights(state: dict[str, Tree], gradients: Tree) -> dict[str, Tree]:
         clip = measure_clip(gradients)
         count = state["count"] + 1
         if "first_moment" not in state:
-            moved = jax.tree.map(partial(_descend, clip), state["weights"], gradients)
-            return {"count": count, "weights": moved}
+            return {"count": count, "weights": jax.tree.map(partial(_descend, clip), state["weights"], gradients)}
         return {"count": count, **_apply_adamw(state, gradients, clip, count)}
 
 
@@ -196,7 +194,7 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltSte
         return update_weights(state, gradients), loss
 
     arguments = (_describe_state(tensors, training, layout), _describe_batch(training, layout))
-    return BuiltStep(step, arguments, (0,), sum(tensor.size for tensor in walk_tensors(tensors)))
+    return BuiltStep(step, arguments, (0,), sum(math.prod(tensor.shape) for tensor in jax.tree.leaves(tensors)))
 
 
 def _describe_state(tensors: Tensors, training: TrainingSpec, layout: StepSharding) -> dict[str, Tree]:

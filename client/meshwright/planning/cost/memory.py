@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, cast, get_args
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from meshwright.planning.cost.spans import REMATS, Layout
 from meshwright.planning.cost.step_time import ELEMENT_BYTES, Execution
 from meshwright.planning.cost.work import Block, Work
 from meshwright.topology.chips import read_cells
-from meshwright.wire.model import TrainingSpec, WeightDtype
+from meshwright.wire.model import ModelSpec, TrainingSpec, WeightDtype
 
 
 @dataclass(frozen=True)
@@ -56,30 +56,11 @@ class MemoryUse:
     @property
     def total_bytes(self) -> Any:
         """All parts: a figure, or one a candidate."""
-        return sum(getattr(self, part.name) for part in fields(self))
+        return sum(vars(self).values())
 
-
-@dataclass(frozen=True)
-class Circumstances:
-    """What else a step's bytes depend on.
-
-    Attributes:
-        capacity_factor: places in an expert ÷ tokens that it gets on average.
-        whole_parameters: of the embedding, those that no axis cuts: learned positions, in our own step.
-        is_in_order: blocks follow each other, as dense layers before mixtures of experts; False: they alternate.
-    """
-
-    capacity_factor: Numbers = 1.25
-    whole_parameters: Numbers = 0
-    is_in_order: bool = True
-
-
-_PARTS: Final = tuple(part.name for part in fields(MemoryUse))
 
 Place = Literal["first", "inner", "last"]
 """Of a pipeline's stages: the first has the embedding, the last the head; without a pipeline each has all."""
-
-_PLACES_OF_STAGES: Final[tuple[Place, ...]] = ("first", "inner", "last")
 
 
 @dataclass(frozen=True)
@@ -92,7 +73,9 @@ class StepMemory:
         weight_bytes: of one parameter, and of its gradient, which has the weight's type.
         keeping: of the platform.
         execution: how attention is computed.
-        more: further settings.
+        capacity_factor: places in an expert ÷ tokens that it gets on average.
+        whole_parameters: of the embedding, those that no axis cuts.
+        is_in_order: blocks follow each other, as dense layers before mixtures of experts; False: they alternate.
     """
 
     work: Work
@@ -100,18 +83,32 @@ class StepMemory:
     weight_bytes: int
     keeping: Keeping
     execution: Execution = field(default_factory=Execution)
-    more: Circumstances = field(default_factory=Circumstances)
+    capacity_factor: Numbers = 1.25
+    whole_parameters: Numbers = 0
+    is_in_order: bool = True
+
+    @classmethod
+    def of(cls, work: Work, layout: Layout, model: ModelSpec, training: TrainingSpec, platform: str) -> StepMemory:
+        """Returns that of our own step, in which each device has learned positions as a whole."""
+        learned = (model.max_position_embeddings or 0) * model.hidden_size if model.positions == "learned" else 0
+        # a few dense layers come before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
+        is_in_order = not 0 < model.expert_layer_count <= model.dense_layer_count
+        weight_bytes, keeping = DTYPE_BYTES[training.weight_dtype], read_keepings()[platform]
+        execution = build_execution(training)
+        return cls(work, layout, weight_bytes, keeping, execution, training.capacity_factor, learned, is_in_order)
 
     def price(self) -> MemoryUse:
         """Returns the bytes of the fullest device."""
         stages = self.price_stages()
         totals = np.stack(np.broadcast_arrays(*(np.asarray(stage.total_bytes, float) for stage in stages)))
         fullest = totals.argmax(axis=0)
-        return MemoryUse(**{name: np.choose(fullest, [getattr(stage, name) for stage in stages]) for name in _PARTS})
+        return MemoryUse(
+            **{name: np.choose(fullest, [vars(stage)[name] for stage in stages]) for name in vars(stages[0])}
+        )
 
     def price_stages(self) -> tuple[MemoryUse, ...]:
         """Returns the bytes of a device of the first stage, of one further in, and of the last."""
-        return tuple(map(self.price_stage, _PLACES_OF_STAGES))
+        return tuple(map(self.price_stage, get_args(Place)))
 
     @property
     def _tokens(self) -> Any:
@@ -123,11 +120,12 @@ class StepMemory:
         dense, experts = self._count_parameters(place, layers)
         held = self._count_held(dense, experts)
         again = np.where(self._is_added, self.keeping.accumulated, 0.0)
+        kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
         return MemoryUse(
             parameters=held * self.weight_bytes,
             gradients=held * self.weight_bytes * (1 + again),
             optimizer=held * self.layout.optimizer_bytes,
-            activations=self._price_activations(place, layers),
+            activations=ELEMENT_BYTES * self._tokens * kept * self._count_in_flight(place),
             layer=self._layer,
             attention=self._attention,
             dispatch=self._dispatch,
@@ -142,7 +140,7 @@ class StepMemory:
         whole, stages = self.work.layers, np.asarray(self.layout.pp)
         held = np.ceil(whole / stages)
         counts = [block.count for block in self.work.blocks]
-        if not self.more.is_in_order:
+        if not self.is_in_order:
             return [held / whole * count for count in counts]
         begin = {"first": 0.0 * held, "inner": np.where(stages > 2, held, 0.0), "last": whole - held}[place]
         before = np.cumsum([0, *counts[:-1]])
@@ -183,7 +181,7 @@ class StepMemory:
         """Returns the parameters that a device has between their uses; fsdp cuts them, with context and expert axes."""
         layout = self.layout
         is_cut = np.asarray(layout.fsdp) > 1
-        whole = np.minimum(self.more.whole_parameters, dense)
+        whole = np.minimum(self.whole_parameters, dense)
         over_dense = layout.tp * layout.fsdp * np.where(is_cut, layout.cp * layout.ep, 1)
         over_experts = layout.tp * layout.ep * layout.fsdp * np.where(is_cut, layout.cp, 1)
         return (dense - whole) / over_dense + whole + experts / over_experts
@@ -197,10 +195,6 @@ class StepMemory:
 
     # ---- activations -----------------------------------------------------------------------------------
 
-    def _price_activations(self, place: Place, layers: list[Any]) -> Any:
-        kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
-        return ELEMENT_BYTES * self._tokens * kept * self._count_in_flight(place)
-
     @functools.cached_property
     def _kept(self) -> list[Any]:
         """Elements a token that a layer of each block keeps, by remat."""
@@ -211,8 +205,8 @@ class StepMemory:
 
     @functools.cached_property
     def _counts(self) -> list[dict[str, Any]]:
-        places = self.more.capacity_factor
-        return [list_counts(block, self.work, self.layout, self.execution, places) for block in self.work.blocks]
+        work, layout, places = self.work, self.layout, self.capacity_factor
+        return [list_counts(block, work, layout, self.execution, places) for block in work.blocks]
 
     def _count(self, remat: str, leave_out: Collection[str] = ()) -> list[Any]:
         """Returns the elements a token that a layer of each block holds, but for some counts."""
@@ -284,6 +278,15 @@ def read_moments(training: TrainingSpec) -> tuple[WeightDtype, ...]:
         return ()
     asked = (training.first_moment_dtype, training.second_moment_dtype)
     return tuple(dtype or training.weight_dtype for dtype in asked)
+
+
+def build_execution(training: TrainingSpec) -> Execution:
+    """Returns how our own step goes: weights and gradients are sent in the compute dtype."""
+    return Execution(
+        fused_attention=training.attention == "flash",
+        value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
+        update_bytes=3.0 * DTYPE_BYTES[training.weight_dtype] + 2.0 * count_optimizer_bytes(training),
+    )
 
 
 # ---- saved activations of a layer

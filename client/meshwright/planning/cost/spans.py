@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -88,8 +88,7 @@ class Layout:
 
     def take(self, chosen: NDArray[np.bool_] | NDArray[np.int64] | int) -> Layout:
         """Returns the candidates that a mask or indices choose; single figures stay."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Layout(**{n: v[chosen] if isinstance(v, np.ndarray) and v.ndim else v for n, v in values.items()})
+        return Layout(**{n: v[chosen] if isinstance(v, np.ndarray) and v.ndim else v for n, v in vars(self).items()})
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _measure_domain(granule: Granule) -> int:
 
 def _list_batch(setting: Setting) -> dict[str, str]:
     """Returns batch and accumulation steps; for a pipeline, the steps are its micro-batches."""
-    stages, passes = setting.axes.measure(setting.axes.find("pipeline")), setting.gradient_accumulation_steps
+    stages, passes = setting.axes.measure(setting.axes.find("pipeline")), setting.training.gradient_accumulation_steps
     length = {"max_target_length": str(setting.training.seq_len)}
     if stages == 1:
         batch = _write_batch(setting, passes)

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.cost.memory import (
-    DTYPE_BYTES,
-    Circumstances,
     StepMemory,
+    build_execution,
     count_optimizer_bytes,
-    read_keepings,
 )
 from meshwright.planning.cost.spans import (
     AXES,
@@ -32,10 +30,10 @@ from meshwright.planning.cost.spans import (
     lay_on_torus,
     read_spans,
 )
-from meshwright.planning.cost.step_time import DeviceRates, Execution, price_step
+from meshwright.planning.cost.step_time import DeviceRates, price_step
 from meshwright.planning.cost.work import Work, build_work
-from meshwright.planning.hardware import find_capacity
-from meshwright.planning.parallelism import SEARCH_AXES, AxisRule, list_divisors, list_rules
+from meshwright.planning.hardware import find_capacity, find_memory_fraction
+from meshwright.planning.parallelism import SEARCH_AXES, AxisRule, check_sequence, list_divisors, list_rules
 from meshwright.planning.search.measured import COPY_ALONE, KINDS, MATMUL_ALONE, Factor, Measurements
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.links import classify_link
@@ -415,6 +413,36 @@ class Question:
     memory_fraction: float
     price_per_device_hour: float | None = None
 
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        training: TrainingSpec,
+        topology: Topology,
+        devices: int,
+        memory_strategy: str | None = None,
+        measured: Measurements | None = None,
+        price_per_device_hour: float | None = None,
+    ) -> Question:
+        """Returns the question for `devices` devices of a topology.
+
+        Args:
+            model, training: the step.
+            topology: the hardware of the step.
+            devices: their number.
+            memory_strategy: the part of a GPU's memory that the job takes; None: that of a training job.
+            measured: bench results of them, where the topology is this host's.
+            price_per_device_hour: None: not given.
+
+        Raises:
+            PlanInfeasibleError: no figures are known for such hardware.
+            InvalidRequestError: sequences are longer than the model's learned positions.
+        """
+        check_sequence(model, training)
+        hardware = Hardware.of(topology, devices, measured)
+        fraction = find_memory_fraction(memory_strategy, trains=True)
+        return cls(model, training, hardware, fraction, price_per_device_hour)
+
     def list_space(self, bounds: Bounds) -> Space:
         """Returns all candidates within bounds."""
         return list_space(self.hardware.devices, self.model, self.training, bounds)
@@ -429,8 +457,7 @@ class Question:
         work, execution = build_work(self.model, training.seq_len), build_execution(training)
         spans = hardware.lay(layout) if spans is None else spans
         time = price_step(work, layout, hardware.build_machine(), spans, execution)
-        more, keeping = read_circumstances(self.model, training), read_keepings()[hardware.platform]
-        memory = StepMemory(work, layout, DTYPE_BYTES[training.weight_dtype], keeping, execution, more).price()
+        memory = StepMemory.of(work, layout, self.model, training, hardware.platform).price()
         shape = np.broadcast_shapes((1,), *map(np.shape, vars(layout).values()))
 
         def spread(figures: Mapping[str, Any]) -> dict[str, Floats]:
@@ -439,23 +466,3 @@ class Question:
         parts = {"compute": time.compute_s, "remat": time.remat_s, **time.communication_s, "bubble": time.bubble_s}
         capacity = find_capacity(hardware.chip, hardware.memory_bytes, self.memory_fraction)
         return Priced(layout, spread(parts), spread(vars(memory)), capacity, spans, hardware, work)
-
-
-def read_circumstances(model: ModelSpec, training: TrainingSpec) -> Circumstances:
-    """Returns further inputs of our own step's memory: learned positions are whole on each device."""
-    learned = (model.max_position_embeddings or 0) * model.hidden_size if model.positions == "learned" else 0
-    return Circumstances(
-        capacity_factor=training.capacity_factor,
-        whole_parameters=learned,
-        # a few dense layers come before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
-        is_in_order=not 0 < model.expert_layer_count <= model.dense_layer_count,
-    )
-
-
-def build_execution(training: TrainingSpec) -> Execution:
-    """Returns how our own step goes: weights and gradients are sent in the compute dtype."""
-    return Execution(
-        fused_attention=training.attention == "flash",
-        value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
-        update_bytes=3.0 * DTYPE_BYTES[training.weight_dtype] + 2.0 * count_optimizer_bytes(training),
-    )

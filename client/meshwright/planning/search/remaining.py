@@ -49,7 +49,8 @@ def find_fallback(
         plans = search_remaining(request, topology, kept, ask, lay_out)
     except PlanInfeasibleError as error:
         return Fallback(lost=name, plans=(), message=error.detail)
-    message = _tell(name, best, plans, len(kept) - _count_used(plans))
+    used = math.prod(plans.plans[0].mesh_shape.values()) if plans.plans else 0
+    message = _tell(name, best, plans, len(kept) - used)
     return Fallback(lost=name, plans=plans.plans[:1], message=message)
 
 
@@ -119,10 +120,6 @@ def _name_lost(topology: Topology, groups: Sequence[Sequence[int]]) -> str:
     hosts = {topology.devices[index].host for index in groups[-1]}
     kind = "slice" if topology.platform == "tpu" else "host" if len(hosts) == 1 else "NVLink domain"
     return f"{'an' if kind == 'NVLink domain' else 'a'} {kind} of {len(groups[-1])} devices"
-
-
-def _count_used(plans: Plans) -> int:
-    return math.prod(plans.plans[0].mesh_shape.values()) if plans.plans else 0
 
 
 def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:

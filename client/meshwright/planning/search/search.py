@@ -20,18 +20,15 @@ from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.cost.memory import DTYPE_BYTES, count_optimizer_bytes, read_moments
 from meshwright.planning.cost.spans import AXES, REMATS, Layout, Spans
 from meshwright.planning.cost.step_time import find_spread
-from meshwright.planning.hardware import GPU_FRACTION, find_capacity, find_memory_fraction
+from meshwright.planning.hardware import GPU_FRACTION, find_capacity
 from meshwright.planning.parallelism import (
     MeshAxes,
-    check_sequence,
     choose_near,
     list_divisors,
     name_axis,
     write_values,
 )
 from meshwright.planning.search.candidates import PARTS, Bounds, Hardware, Priced, Question, Space
-from meshwright.planning.search.measured import Measurements
-from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import (
     EQUAL_WITHIN,
@@ -45,7 +42,7 @@ from meshwright.wire.mesh import (
     Rejected,
     SearchRequest,
 )
-from meshwright.wire.model import ModelSpec, TrainingSpec
+from meshwright.wire.model import TrainingSpec
 
 LARGEST_LOG2: Final = 20
 """A micro-batch of 2^20 sequences is the largest that is tried."""
@@ -246,7 +243,8 @@ def list_leaders(priced: Priced) -> NDArray[np.int64]:
     then with the fewest of pp, cp and tp, then with the fewest axes.
     """
     order = _order(priced)
-    return order[_find_firsts(_stack_meshes(priced)[order])]
+    _, first = np.unique(_stack_meshes(priced)[order], axis=0, return_index=True)
+    return order[np.sort(first)]
 
 
 def list_rejected(
@@ -291,12 +289,6 @@ def _order(priced: Priced) -> NDArray[np.int64]:
 
 _EXTRA: Final = ("pp", "cp", "tp")
 """Axes that people use only where a mesh without them is slower."""
-
-
-def _find_firsts(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the first place of each distinct row, ascending."""
-    _, first = np.unique(rows, axis=0, return_index=True)
-    return np.sort(first)
 
 
 def _name_family(sizes: NDArray[np.int64]) -> tuple[str, ...]:
@@ -356,36 +348,6 @@ SPARE_DEVICES_MOST: Final = 4096
 
 LEFT_MOST: Final = 6
 """The maximum number of reported sizes that do not divide the model."""
-
-
-def build_question(
-    model: ModelSpec,
-    training: TrainingSpec,
-    topology: Topology,
-    devices: int,
-    *,
-    memory_strategy: str | None = None,
-    price_per_device_hour: float | None = None,
-    measured: Measurements | None = None,
-) -> Question:
-    """Returns the question to price.
-
-    Args:
-        model, training: the step.
-        topology: the hardware of the step.
-        devices: their number.
-        memory_strategy: the part of a GPU's memory that the job takes; None: that of a training job.
-        price_per_device_hour: None: not given.
-        measured: bench results of them, where the topology is this host's.
-
-    Raises:
-        PlanInfeasibleError: no figures are known for such hardware.
-        InvalidRequestError: sequences are longer than the model's learned positions.
-    """
-    check_sequence(model, training)
-    fraction = find_memory_fraction(memory_strategy, trains=True)
-    hardware = Hardware.of(topology, devices, measured)
-    return Question(model, training, hardware, fraction, price_per_device_hour)
 
 
 def price_plan(plan: Plan, question: Question) -> Plan:
@@ -575,7 +537,9 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
         f"no mesh of {devices} devices cuts this model and a global_batch_size of {batch} into equal parts within what "
         f"the search may choose{f' ({rules})' if rules else ''}"
     )
-    batches = choose_near([size for size in _list_batches(devices, batch) if _is_legal(question, bounds, size)], batch)
+    least = {-(-batch // parts) * parts for parts in list_divisors(devices)}  # that data-parallel parts divide
+    legal = [size for size in sorted(least) if question.with_batch(size).list_space(bounds).size]
+    batches = choose_near(legal, batch)
     hint = f"use a global_batch_size of {write_values(batches)}" if batches else "leave more axes free"
     return PlanInfeasibleError.of("training.global_batch_size", detail, hint)
 
@@ -591,15 +555,6 @@ def _find_wrong_axes(devices: int, bounds: Bounds, space: Space) -> str:
         return f"{said} does not divide {devices} devices"
     is_whole = len(bounds.axes) == len(AXES) and product != devices
     return f"{said} are {product} devices of {devices}, and no axis is free" if is_whole else ""
-
-
-def _list_batches(devices: int, batch: int) -> list[int]:
-    """Returns the least batches, from the requested one on, that each number of data-parallel parts divides."""
-    return sorted({-(-batch // parts) * parts for parts in list_divisors(devices)})
-
-
-def _is_legal(question: Question, bounds: Bounds, batch: int) -> bool:
-    return question.with_batch(batch).list_space(bounds).size > 0
 
 
 def audit_plan(plan: Plan, question: Question) -> PlanAudit:

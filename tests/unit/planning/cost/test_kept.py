@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 from meshwright.compiling.step import build_step
-from meshwright.planning.cost.memory import Circumstances, StepMemory, read_keepings
+from meshwright.planning.cost.memory import StepMemory, read_keepings
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import build_work
@@ -80,7 +80,7 @@ def test_kept_activations_are_those_that_jax_stacks(name: str, remat: str, atten
         4,
         read_keepings()["tpu"],
         Execution(fused_attention=attention == "flash"),
-        Circumstances(capacity_factor=1.25),
+        capacity_factor=1.25,
     ).price()
     # A router's scores and places are not counted; of gelu jax 0.12 keeps one tensor less than 0.10.
     spare = LAYERS * BATCH * LENGTH * 1504 * 2 if (name, remat) == ("gpt", "none") else 0

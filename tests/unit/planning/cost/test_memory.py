@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planning.cost.memory import (
-    Circumstances,
     Keeping,
     MemoryUse,
     StepMemory,
@@ -64,8 +63,7 @@ def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
     assert last.parameters == 4 * (9 * each + work.head.parameters)
     ends = dense.count * dense.dense_parameters + work.embedding_parameters
     assert first.parameters == 4 * ((9 - dense.count) * each + ends)
-    more = Circumstances(is_in_order=False)
-    mixed = StepMemory(work, Layout(pp=3, gradient_accumulation_steps=8), 4, XLA, more=more).price_stages()
+    mixed = StepMemory(work, Layout(pp=3, gradient_accumulation_steps=8), 4, XLA, is_in_order=False).price_stages()
     assert mixed[2].parameters < last.parameters
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright.planning.models import read_model
 from meshwright.planning.search.batch import NEAR_BEST, estimate_batch
 from meshwright.planning.search.candidates import Question
-from meshwright.planning.search.search import build_question, read_layout
+from meshwright.planning.search.search import read_layout
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import EstimatedBatch
 from meshwright.wire.model import TrainingSpec
@@ -29,7 +29,7 @@ MESHES: list[tuple[str, dict[str, int], str]] = [
 
 def ask(target: str, model: str, **training: Any) -> Question:
     topology = build_target(target)
-    return build_question(read_model(model), TrainingSpec(**training), topology, len(topology.devices))
+    return Question.of(read_model(model), TrainingSpec(**training), topology, len(topology.devices))
 
 
 def estimate(target: str, mesh: dict[str, int], model: str = "llama3-8b", **training: Any) -> EstimatedBatch:

@@ -16,7 +16,6 @@ from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.candidates import Bounds, Question
-from meshwright.planning.search.search import build_question
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import EQUAL_WITHIN, Plan, PlanRequest, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec
@@ -323,7 +322,7 @@ def test_more_devices_and_more_memory_are_never_slower(model: str, targets: tupl
     steps = []
     for target in targets:
         topology = build_target(target)
-        steps.append(find_fastest(build_question(read_model(model), training, topology, len(topology.devices))))
+        steps.append(find_fastest(Question.of(read_model(model), training, topology, len(topology.devices))))
     assert steps == sorted(steps, reverse=True)
     assert math.isfinite(steps[-1])
 
@@ -331,7 +330,7 @@ def test_more_devices_and_more_memory_are_never_slower(model: str, targets: tupl
 @pytest.mark.parametrize("target", ["4*h100:8", "v5p:4x4x4"])
 def test_faster_links_are_never_slower(target: str) -> None:
     training, topology = TrainingSpec(global_batch_size=512, seq_len=4096), build_target(target)
-    question = build_question(read_model("llama3-70b"), training, topology, len(topology.devices))
+    question = Question.of(read_model("llama3-70b"), training, topology, len(topology.devices))
     chip = question.hardware.chip
     rates = ("link_bytes_per_s", "scaleup_bytes_per_s", "scaleout_bytes_per_s")
     for name in rates:

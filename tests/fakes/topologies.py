@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from itertools import combinations, product
 from typing import Any
 
+from meshwright.planning.granules import Weights, weigh_axes
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, DeviceProcess, Granule, Link, Mig
 
@@ -188,3 +189,8 @@ def join_topologies(*parts: Topology) -> Topology:
         links += [link.model_copy(update={"a": link.a + start, "b": link.b + start}) for link in part.links]
         granules += [granule.model_copy(update={"ordinal": granule.ordinal + first}) for granule in part.granules]
     return Topology(tuple(devices), tuple(links), tuple(granules))
+
+
+def weigh_positions(sizes: Sequence[int]) -> Weights:
+    """Returns the weights of axes of which only the order is known."""
+    return weigh_axes([""] * len(sizes), sizes)

@@ -89,16 +89,13 @@ def _move(plan: Plan, mesh: CompileMesh, target: str) -> Plan:
     topology = build_target(target)
     counts = Counter(device.granule for device in topology.devices)
     if topology.platform != plan.platform or any(place >= counts[granule] for granule, place in mesh.places):
+        count = len(plan.granules)
+        there = f"{len(plan.devices)} {plan.platform} devices of {count} granule{'s' * (count != 1)}"
         raise SettingsError(
-            f"the plan stands on {_describe(plan)}; target {target} is {len(counts)} granules of {counts[0]} "
+            f"the plan stands on {there}; target {target} is {len(counts)} granules of {counts[0]} "
             f"{topology.platform} devices; name hardware that has them all"
         )
     return plan.model_copy(update={"target": target, "granules": list_granules(topology)})
-
-
-def _describe(plan: Plan) -> str:
-    granules = f"{len(plan.granules)} granules" if len(plan.granules) != 1 else "1 granule"
-    return f"{len(plan.devices)} {plan.platform} devices of {granules}"
 
 
 def parse_step(text: str) -> Step:

@@ -185,7 +185,8 @@ def load_step(step: Step, main: Step | None) -> Any:
     try:
         found = functools.reduce(getattr, step.name.split("."), module)
     except AttributeError as error:
-        names = ", ".join(sorted(name for name, value in vars(module).items() if _is_own(value, module))[:8])
+        own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module.__name__]
+        names = ", ".join(sorted(own)[:8])
         raise _refuse(f"step {step}: {step.where} has no {step.name}; it has {names or 'no function'}") from error
     if not callable(found):
         raise _refuse(f"step {step} is a {type(found).__name__}; a step is a function")
@@ -227,10 +228,6 @@ def _load_file(path: Path) -> ModuleType:
     with watch(f"{path} does not import"):
         loader.exec_module(module)
     return module
-
-
-def _is_own(value: object, module: ModuleType) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
 def _refuse(detail: str) -> InvalidRequestError:

@@ -165,13 +165,7 @@ def _refuse_part(opened: OpenTarget, what: str, rule: str, use: str) -> NotCompi
 
 
 def _open_tpu(target: CompileTarget) -> OpenTarget:
-    chip = _find_chip(target)
-    devices = sorted(_describe_slices(target, chip), key=_place)
-    return OpenTarget(target, _split(devices, target), devices[0].device_kind, clock_hz=chip.clock_hz)
-
-
-def _describe_slices(target: CompileTarget, chip: Chip) -> list[Any]:
-    extent = _extend(target.shape)
+    chip, extent = _find_chip(target), _extend(target.shape)
     name = f"{chip.aliases[0]}:{write_shape(_cut(extent, chip))}{'_twisted' if target.twisted else ''}"
     options: dict[str, Any] = {
         "chips_per_host_bounds": tuple(map(math.gcd, extent, HOST_SHAPE)),
@@ -180,11 +174,13 @@ def _describe_slices(target: CompileTarget, chip: Chip) -> list[Any]:
         **({"num_slices": target.granules} if target.granules > 1 else {}),
     }
     try:
-        return list(topologies.get_topology_desc(name, platform="tpu", **options).devices)
+        found: list[Any] = list(topologies.get_topology_desc(name, platform="tpu", **options).devices)
     except RuntimeError as error:  # JaxRuntimeError: INVALID_ARGUMENT
         raise NotCompiledError(
             f"libtpu has no slice for {target.name}: {_shorten(error)}; use one that it has, such as v5e:2x2"
         ) from error
+    devices = sorted(found, key=lambda d: (getattr(d, "slice_index", None) or 0, *reversed(d.coords), d.core_on_chip))
+    return OpenTarget(target, _split(devices, target), devices[0].device_kind, clock_hz=chip.clock_hz)
 
 
 def _find_chip(target: CompileTarget) -> Chip:
@@ -210,10 +206,6 @@ def _read_wrap(target: CompileTarget) -> tuple[bool, ...]:
     if target.wrap is not None:
         return (*target.wrap, False, False)[:3]
     return find_wraps(_find_chip(target).kinds[0], _extend(target.shape))
-
-
-def _place(device: Any) -> tuple[int, ...]:
-    return getattr(device, "slice_index", None) or 0, *reversed(device.coords), device.core_on_chip
 
 
 def _shorten(error: Exception) -> str:

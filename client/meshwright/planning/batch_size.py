@@ -105,13 +105,18 @@ def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: 
         chip = found if found and found.family == hardware_type.value else None
     row = recommend_batch_size(hardware_type)
     asked, batch = request.hardware or kind or "no device", request.per_device_batch_size
+    validation = None
+    if batch is not None:
+        level, message = _evaluate(hardware_type, batch)
+        is_valid = level != "below_minimum"
+        validation = BatchSizeValidation(per_device_batch_size=batch, valid=is_valid, level=level, message=message)
     return BatchSize(
         hardware_type=hardware_type.value,
         chip=chip.name if chip else None,
         basis=basis if request.hardware is None else "declared",
         table=BatchSizeTable(**asdict(row)),
         roofline=build_roofline(chip) if chip else None,
-        validation=None if batch is None else _build_validation(hardware_type, batch),
+        validation=validation,
         warnings=tuple(_find_warnings(hardware_type, chip, row, asked)),
     )
 
@@ -137,13 +142,6 @@ def _evaluate(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:
     else:
         level, place, rule = "ok", f"at or above the critical {row.critical_batch_size}", ""
     return level, f"batch size {size} is {place} for {hardware_type.value}{rule}"
-
-
-def _build_validation(hardware_type: HardwareType, batch: int) -> BatchSizeValidation:
-    level, message = _evaluate(hardware_type, batch)
-    return BatchSizeValidation(
-        per_device_batch_size=batch, valid=level != "below_minimum", level=level, message=message
-    )
 
 
 def _find_warnings(

@@ -231,9 +231,10 @@ def select_devices(
             "a mesh needs devices; this host has none that jax can use", "see GET /health for the reason", "mesh"
         )
     there = topology.order if lease in (None, ANY_LEASE) else _list_of_lease(topology, lease)
-    usable = tuple(index for index in there if is_usable(topology, index, health))
-    well = set(usable)
-    left_out = tuple(index for index in there if index not in well)
+    prohibited = {index for index in there if topology.devices[index].compute_mode == "prohibited"}
+    ill = prohibited | {index for index in there if health.get(index) == "unhealthy"}
+    left_out = tuple(index for index in there if index in ill)
+    usable = tuple(index for index in there if index not in ill)
     match asked:
         case None | DeviceSelection():
             return _choose(asked, topology, usable, left_out, health, lease)
@@ -242,12 +243,6 @@ def select_devices(
             _, leased, taken = _part_held(topology, usable, lease)
             busy = {*leased, *taken, *find_foreign(topology, usable)} - {*named}
             return Pool(named, True, tuple(index for index in usable if index not in busy))
-
-
-def is_usable(topology: Topology, index: int, health: Health) -> bool:
-    """True unless the device is unhealthy, or its driver forbids computing on it."""
-    device = topology.devices[index]
-    return health.get(index) != "unhealthy" and device.compute_mode != "prohibited"
 
 
 def find_foreign(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:

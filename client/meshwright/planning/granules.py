@@ -105,11 +105,6 @@ def check_importance(importance: Mapping[str, float] | None, names: Sequence[str
     return importance
 
 
-def weigh_positions(sizes: Sequence[int]) -> Weights:
-    """Returns the weight of each axis where only the order of axes is known."""
-    return weigh_axes([""] * len(sizes), sizes)
-
-
 Member = TypeVar("Member")
 
 OrderOne = Callable[[tuple[int, ...], Weights, Sequence[Member]], Sequence[Member]]

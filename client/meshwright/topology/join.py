@@ -244,7 +244,7 @@ def join_devices(replies: Sequence[Devices], *, labels: Sequence[str] = ()) -> J
     slices = [join_slice(group) for group in _group_slices([part for part in parts if part.granule.kind == "slice"])]
     granules = sorted([*hosts, *slices], key=_granule_key)
     topology, places = _assemble(replies, granules)
-    notices = [*_describe_hosts(replies, names), *_describe_kinds(topology)]
+    notices = list(_describe_hosts(replies, names, topology))
     notices += (notice for one in granules for notice in one.notices)
     notices += _carry_warnings(replies, names)
     return Joined(topology, tuple(notices), places)
@@ -456,7 +456,7 @@ def _assemble(
 # ---- reports ----
 
 
-def _describe_hosts(replies: Sequence[Devices], names: Names) -> Iterator[Notice]:
+def _describe_hosts(replies: Sequence[Devices], names: Names, topology: Topology) -> Iterator[Notice]:
     renamed = _group((entry for entry in names.items() if entry[0][1] != entry[1]), lambda entry: entry[0][1])
     for name, found in renamed.items():
         message = f"{len(found)} hosts are called {name}; here they are {shorten([new for _, new in found])}"
@@ -472,6 +472,13 @@ def _describe_hosts(replies: Sequence[Devices], names: Names) -> Iterator[Notice
         message = f"{shorten(empty)} ha{'s' if len(empty) == 1 else 've'} no device that jax can use"
         hint = "its GET /devices and GET /health say why"
         yield Notice(code="hosts_without_devices", message=message, hint=hint)
+    kinds = _group(topology.devices, lambda device: device.kind)
+    if len(kinds) > 1 and len(topology.hosts) > 1:
+        hosts = {kind: list(dict.fromkeys(device.host for device in found)) for kind, found in kinds.items()}
+        said = "; ".join(f"{kind} on {shorten(found)}" for kind, found in sorted(hosts.items(), key=str))
+        message = f"the hosts have devices of {len(kinds)} kinds: {said}"
+        hint = "a mesh over all of them goes at the pace of the slowest; name devices of one kind in `devices`"
+        yield Notice(code="hosts_differ", message=message, hint=hint)
 
 
 def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
@@ -484,19 +491,4 @@ def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
             told.setdefault(notice, []).append(names.get((index, reply.host.name), reply.host.name))
     return [
         notice.model_copy(update={"message": f"{shorten(hosts)}: {notice.message}"}) for notice, hosts in told.items()
-    ]
-
-
-def _describe_kinds(topology: Topology) -> list[Notice]:
-    kinds = _group(topology.devices, lambda device: device.kind)
-    if len(kinds) < 2 or len(topology.hosts) < 2:
-        return []
-    hosts = {kind: list(dict.fromkeys(device.host for device in found)) for kind, found in kinds.items()}
-    said = "; ".join(f"{kind} on {shorten(found)}" for kind, found in sorted(hosts.items(), key=str))
-    return [
-        Notice(
-            code="hosts_differ",
-            message=f"the hosts have devices of {len(kinds)} kinds: {said}",
-            hint="a mesh over all of them goes at the pace of the slowest; name devices of one kind in `devices`",
-        )
     ]

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from meshwright.topology.chips import find_chip
 from meshwright.topology.model import ICI, Topology
-from meshwright.wire.devices import Device, Devices, Granule, Link, NumaNode
+from meshwright.wire.devices import Devices, Granule, Link, NumaNode
 
 XGMI: Final = "XGMI"
 """AMD's link between the GPUs of a host, as `rocm-smi --showtopo` names it."""
@@ -212,16 +212,12 @@ def _name_cell(link: Link | None, topology: Topology | None, a: int, b: int) -> 
     return link.kind if link else NONE
 
 
-def name_device(device: Device, *, is_several: bool = False) -> str:
-    """Returns a device's name in the matrix: "GPU0", "MIG3", "TPU7", "CPU1"; of several hosts "host-3/0"."""
-    if is_several:
-        return f"{device.host}/{device.local_index}"
-    return f"{'MIG' if device.mig else device.platform.upper()}{device.local_index}"
-
-
 def _list_table(devices: Devices, cells: Cells) -> list[list[str]]:
     is_several = len({device.host for device in devices.devices}) > 1
-    names = [name_device(device, is_several=is_several) for device in devices.devices]
+    names = [
+        f"{f'{d.host}/' if is_several else 'MIG' if d.mig else d.platform.upper()}{d.local_index}"
+        for d in devices.devices
+    ]
     table = [["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))]
     if devices.platform == "cpu" or all(device.numa_node is None for device in devices.devices):
         return table

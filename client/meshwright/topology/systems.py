@@ -326,11 +326,6 @@ def _by_name() -> Mapping[str, Slice]:
     return {name: each for each in read_slices() for name in (each.name, *each.aliases)}
 
 
-@functools.cache
-def _by_shape() -> Mapping[tuple[str, Shape], Slice]:
-    return {(each.chip.family, each.shape): each for each in read_slices()}
-
-
 def list_names() -> tuple[str, ...]:
     """Returns every name of a slice, in the order of the table."""
     return tuple(_by_name())
@@ -361,8 +356,8 @@ def build_slice(chip: Chip, shape: Shape, *, asked: str) -> Slice:
             f"target {asked}: {chip.name} has no slice of {write_shape(shape)} chips; its slices are {rule.text}",
             f"use {', '.join(near)}",
         )
-    named = _by_shape().get((chip.family, shape))
-    return named or Slice(chip, shape)
+    named = (each for each in read_slices() if (each.chip.family, each.shape) == (chip.family, shape))
+    return next(named, Slice(chip, shape))
 
 
 def suggest_shapes(chip: Chip, shape: Shape) -> tuple[Shape, ...]:

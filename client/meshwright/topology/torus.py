@@ -15,7 +15,6 @@ from typing import Final
 from meshwright.topology.chips import find_chip
 from meshwright.topology.links import SAME_CHIP_FACTOR
 from meshwright.topology.model import ICI, Topology
-from meshwright.wire.devices import Granule
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,9 @@ def build_grid(
     known = sorted(there)
     low, high = known[0], known[-1]
     sizes = tuple(b - a + 1 for a, b in zip(low, high, strict=True))
-    if low[0] != high[0] or math.prod(sizes) != len(known) or not _fill(known, low, sizes):
+    columns = list(zip(*known, strict=True))
+    is_filled = tuple(map(min, columns)) == low and tuple(map(max, columns)) == high
+    if low[0] != high[0] or math.prod(sizes) != len(known) or not is_filled:
         return None
     _, *chips, cores = sizes
     dimensions = list_dimensions(chips, find_rings(tuple(chips)), cores)
@@ -136,29 +137,17 @@ def list_dimensions(chips: Sequence[int], rings: Sequence[bool], cores: int) -> 
     return tuple(each for each in (*dimensions, Dimension(cores, step=SAME_CHIP_FACTOR)) if each.size > 1)
 
 
-def _fill(known: Sequence[Place], low: Place, sizes: Place) -> bool:
-    """Returns whether the distinct places fill a box with the same number of places."""
-    columns = zip(*known, strict=True)
-    return all(min(c) == a and max(c) == a + size - 1 for c, a, size in zip(columns, low, sizes, strict=True))
-
-
 def _read_wraps(topology: Topology, ordinal: int, sizes: Place) -> tuple[bool, ...]:
     """Returns which dimensions (outermost first) are rings: by the granule, or by the kind's rule."""
     told = topology.find_granule(ordinal)
     if told.shape and told.wrap:
-        return tuple(
-            wraps and size == whole
-            for wraps, size, whole in zip(_find_straight(told)[::-1], sizes, told.shape[::-1], strict=True)
-        )
+        # of a twisted torus only the long rings come out where they went in
+        sides = zip(told.wrap[::-1], sizes, told.shape[::-1], strict=True)
+        most = max(told.shape) if told.twisted else 0
+        return tuple(wraps and size == whole >= most for wraps, size, whole in sides)
     if any(link.kind == ICI for link in topology.links):
         return (False,) * len(sizes)
     return find_rings(topology.devices[0].kind, sizes)
-
-
-def _find_straight(granule: Granule) -> tuple[bool, ...]:
-    """Returns which dimensions close to rings that come out where they went in: of a twisted torus, the long ones."""
-    shape, wrap = granule.shape or (), granule.wrap or ()
-    return tuple(ring and not (granule.twisted and size < max(shape)) for size, ring in zip(shape, wrap, strict=True))
 
 
 def find_dimensions(topology: Topology, indices: Iterable[int]) -> tuple[Dimension, ...]:

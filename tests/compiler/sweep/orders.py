@@ -16,13 +16,14 @@ import numpy as np
 from jax.experimental import mesh_utils
 
 from meshwright.planning.device_order import DeviceOrder, Score, score_order, search_layout
-from meshwright.planning.granules import Weights, weigh_positions
+from meshwright.planning.granules import Weights
 from meshwright.topology.links import price_hop
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from tests.compiler.sweep.cases import Case
 from tests.compiler.sweep.measure import Array, Places, measure_score, measure_steps
 from tests.fakes.slices import NamedSlice
+from tests.fakes.topologies import weigh_positions
 
 NOT_ONCE: Final = "devices not once each"
 

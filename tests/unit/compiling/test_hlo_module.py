@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxlib import _hlo
 
 from meshwright.compiling.hlo import ProgramFacts, read_program
-from meshwright.compiling.hlo.execution import Loop, build_main
+from meshwright.compiling.hlo.execution import Frame, Loop
 from meshwright.compiling.hlo.module import DTYPES, ArrayShape, count_bits, parse_module
 from tests.unit.compiling.hlo_text import build_module, serialize_text
 
@@ -81,7 +81,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {{
 def count_trips(text: str) -> int | None:
     module = parse_module(serialize_text(text))
     (loop,) = (each for each in module.main.order if each.opcode == "while")
-    return Loop(build_main(module), loop).trips
+    return Loop(Frame(module, module.main, lambda _, __: None), loop).trips
 
 
 def read_text(

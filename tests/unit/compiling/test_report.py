@@ -7,7 +7,7 @@ import os
 import pytest
 
 from meshwright.compiling.hlo import StepEstimate
-from meshwright.compiling.report import STAGES, estimate_step, price_attention
+from meshwright.compiling.report import EFFICIENCY_RATIO, STAGES, count_attention_flops, estimate_step
 from meshwright.compiling.request import compile_in_child
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec, TrainingSpec
@@ -110,7 +110,7 @@ def test_the_estimate_of_attention_in_blocks_is_that_of_a_fused_kernel() -> None
     training = TrainingSpec(global_batch_size=4, seq_len=1024)
     # 3 layers, 4 heads of 32, 1 sequence of 1024 a device, at half of 197 TFLOP/s; forward, again, backward.
     flops = 4.5 * 2 * 1024**2 * 128 * 3
-    fused_s = price_attention(MODEL, training, device_count=4, flops_per_s=197e12)
+    fused_s = count_attention_flops(MODEL, training) / 4 / (197e12 * EFFICIENCY_RATIO)
     assert fused_s == pytest.approx(flops / (197e12 / 2), rel=0.01)
     compiled = StepEstimate(total_s=1.0, attention_s=0.25)
     assert estimate_step(compiled, fused_s) == 0.75 + fused_s

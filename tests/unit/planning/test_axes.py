@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from meshwright.planning.device_order import score_layout
-from meshwright.planning.granules import weigh_positions
 from meshwright.planning.mesh_plan import build_axes, plan_mesh
 from meshwright.spec import MeshSpec
 from meshwright.topology.chips import find_chip
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanAxis, PlanRequest
-from tests.fakes.topologies import build_cpu, build_tpu, change_device, drop_devices
+from tests.fakes.topologies import build_tpu, change_device, drop_devices, weigh_positions
 
 
 def plan_axes(target: str | Topology, mesh: str, **more: Any) -> dict[str, PlanAxis]:
@@ -141,15 +140,3 @@ def test_hosts_of_an_nvlink_domain_whose_links_have_no_rate_have_none() -> None:
     blind = Topology(made.devices, links, made.granules)
     axis = plan_axes(blind, "tp:8")["tp"]
     assert (axis.link, axis.bandwidth_bytes_per_s, axis.basis) == ("nvlink", None, None)
-
-
-def test_an_axis_of_size_1_runs_over_nothing() -> None:
-    for topology in (build_target("v5e:2x4"), build_cpu(8), build_target("2*h100:4")):
-        axis = plan_axes(topology, "pp:1,dp:8")["pp"]
-        assert axis == PlanAxis(name="pp", size=1)
-
-
-def test_a_given_order_tells_its_longest_step() -> None:
-    axis = plan_axes("v5e:4x4", "tp:4", devices=[f"host-{host}/0" for host in (0, 3, 1, 2)], device_order="given")["tp"]
-    assert (axis.max_hops, axis.rings) == (4, 0)
-    assert axis.group_shape == (2, 2, 1)

@@ -65,11 +65,6 @@ def test_what_is_wrong_with_one_target_stands_beside_the_others() -> None:
     assert "use h100:8" in found.comparison[2].message
 
 
-def test_a_target_that_stands_twice_is_compared_once() -> None:
-    found = ask("v5e:2x2", "v5e:2x2", model="llama3-70b")
-    assert [(each.target, each.reason) for each in found.comparison] == [("v5e:2x2", "nothing_fits")]
-
-
 def test_the_fallback_is_that_of_the_best() -> None:
     found = ask("h100:8", "4*h100:8", fallback=True)
     assert [plan.target for plan in found.plans] == ["4*h100:8", "h100:8"]

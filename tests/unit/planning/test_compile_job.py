@@ -10,7 +10,6 @@ from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
 from meshwright.planning.compile_job import (
     CompileJob,
-    build_compile_mesh,
     build_compile_target,
     build_job,
     read_capacity,
@@ -100,11 +99,6 @@ def test_hardware_that_no_compiler_knows_is_refused_with_what_to_do_instead(
     assert "plan on a target instead, such as v5p:4x4x4" in str(refused.value)
 
 
-def test_a_plan_without_its_devices_is_not_compiled() -> None:
-    with pytest.raises(NotCompiledError, match="include_devices"):
-        ask("v5e:4x4", "fsdp:16", include_devices=False)
-
-
 def test_a_plan_that_does_not_divide_its_model_is_refused_before_any_compiler_is_asked() -> None:
     with pytest.raises(
         PlanInfeasibleError,
@@ -117,15 +111,6 @@ def test_a_plan_that_does_not_divide_its_model_is_refused_before_any_compiler_is
 
 
 # ---- the mesh and the memory ----------------------------------------------------------------------------------------
-
-
-def test_the_mesh_names_every_device_by_granule_and_position_in_its_own_order() -> None:
-    made = plan("2*h100:4", "dp:2,tp:4", axis_types={"dp": "explicit", "tp": "auto"})
-    mesh = build_compile_mesh(made)
-    assert mesh.shape == {"dp": 2, "tp": 4}
-    assert mesh.axis_types == {"dp": "explicit", "tp": "auto"}
-    assert mesh.places == tuple((device.granule, device.position) for device in made.devices)
-    assert sorted(mesh.places) == [(granule, position) for granule in (0, 1) for position in range(4)]
 
 
 @pytest.mark.parametrize(("strategy", "fraction"), [(None, 0.75), ("aggressive", 0.9), ("conservative", 0.6)])

@@ -6,8 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.granules import read_dcn
@@ -64,29 +62,6 @@ def test_a_split_that_does_not_fit_is_refused_with_one_that_does(asked: str, gra
     assert f"together they multiply to {granules}" in error.errors[0]["message"]
     offered = error.hint.removeprefix("use dcn ").removesuffix(", or leave it out")
     assert math.prod(read_dcn(offered, SPEC, [24] * granules)) == granules
-
-
-def test_granules_of_different_sizes_are_not_split() -> None:
-    error = refuse(PlanInfeasibleError, "dp:2", [8, 16])
-    assert "they have 8, 16 devices; a split needs as many in each" in error.detail
-    assert error.hint == "leave dcn out, or choose devices of equal granules in `devices`"
-
-
-PARTS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3)
-
-
-@given(PARTS, st.data())
-def test_a_written_split_is_read_back_with_and_without_its_rest(
-    parts: list[tuple[int, int]], data: st.DataObject
-) -> None:
-    names = "abc"[: len(parts)]
-    spec = MeshSpec(tuple((name, outer * inner) for name, (outer, inner) in zip(names, parts, strict=True)))
-    split = tuple(outer for outer, _ in parts)
-    granules = [math.prod(inner for _, inner in parts)] * math.prod(split)
-    asked = dict(zip(names, split, strict=True))
-    assert read_dcn(asked, spec, granules) == split
-    free = data.draw(st.sampled_from(names))
-    assert read_dcn({**asked, free: -1}, spec, granules) == split
 
 
 # ---- in a plan ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.models import read_model
-from meshwright.planning.parallelism import check_divides, choose_near, list_divisors
+from meshwright.planning.parallelism import check_divides, list_divisors
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.codes import has_code
 from tests.unit.planning.models import models
@@ -196,17 +195,3 @@ def test_it_passes_exactly_where_everything_divides(model: ModelSpec, mesh: dict
         )
     )
     assert (not list_wrong(model, training, mesh)) == divides
-
-
-@given(st.integers(1, 5000))
-def test_the_divisors_are_all_and_ascending(number: int) -> None:
-    assert list_divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
-
-
-@given(st.sets(st.integers(1, 500), max_size=20), st.integers(1, 500), st.integers(1, 5))
-def test_the_nearest_are_chosen_by_ratio(values: set[int], asked: int, most: int) -> None:
-    chosen = choose_near(values, asked, most=most)
-    left = values - set(chosen) - {asked}
-    assert len(chosen) == min(most, len(values - {asked}))
-    furthest = max((abs(math.log(value / asked)) for value in chosen), default=0.0)
-    assert all(abs(math.log(value / asked)) >= furthest - 1e-8 for value in left)

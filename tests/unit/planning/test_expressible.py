@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
 
 from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import check_expressible, find_inexpressible
 from meshwright.planning.models import read_model, read_presets
 from meshwright.wire.model import ModelSpec
-from tests.unit.planning.models import PLAIN, models
+from tests.unit.planning.models import PLAIN
 
 MIXTURE: dict[str, Any] = {**PLAIN, "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1}
 LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
@@ -49,25 +48,6 @@ def test_what_the_step_has_not_is_named_by_its_field(fields: dict[str, Any], nam
     assert list_fields(model) == [named]
     with pytest.raises(NotCompiledError, match=rf"the model has {named} \("):
         check_expressible(model, LENGTH)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"sliding_window": LENGTH},
-        {"attention_chunk_size": LENGTH},
-        {"sliding_window": 2, "num_window_layers": 0},
-        {"qk_norm_scale": "all_heads"},
-        {"max_position_embeddings": 8},
-    ],
-)
-def test_what_is_there_and_says_nothing_of_this_step_is_compiled(fields: dict[str, Any]) -> None:
-    check_expressible(ModelSpec(**PLAIN, **fields), LENGTH)
-
-
-@given(models())
-def test_every_model_of_the_kind_that_the_step_has_is_compiled(model: ModelSpec) -> None:
-    check_expressible(model, LENGTH)
 
 
 def test_of_the_presets_these_are_compiled() -> None:

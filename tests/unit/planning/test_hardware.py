@@ -63,11 +63,6 @@ def test_an_accelerator_that_no_row_is_for_is_unknown(platform: str, kind: str) 
     assert detect_hardware(platform, kind) is HardwareType.UNKNOWN
 
 
-@given(st.text(max_size=40), st.text(max_size=40))
-def test_whatever_a_driver_says_something_is_detected(platform: str, kind: str) -> None:
-    assert detect_hardware(platform, kind) in HardwareType
-
-
 @given(chips)
 def test_each_chip_belongs_to_a_hardware_type_by_all_its_names(chip: Chip) -> None:
     for kind in chip.kinds:
@@ -87,10 +82,3 @@ def test_an_unknown_name_is_refused_with_near_ones(name: str, near: str) -> None
     assert repr(name) in caught.value.detail
     assert near in caught.value.hint
     assert caught.value.errors[0]["field"] == "hardware"
-
-
-@pytest.mark.parametrize("name", ["", "xyzzy", "NVIDIA H800 PCIe", "gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
-def test_a_name_that_no_table_knows_is_refused_and_not_guessed(name: str) -> None:
-    with pytest.raises(UnknownHardwareError, match="in no table") as caught:
-        parse_hardware(name)
-    assert '"unknown"' in caught.value.hint

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.granules import (
-    CROSSING_RATIO,
-    RANK_RATIO,
     Weights,
     check_importance,
     weigh_axes,
-    weigh_positions,
 )
-
-RANKS = [
-    ["tp", "tensor", "model", "mp", "mdl", "tensor_transpose", "tensor_sequence", "autoregressive"],
-    ["sp", "cp", "sequence", "seq", "context", "context_autoregressive"],
-    ["ep", "expert", "experts"],
-    ["fsdp", "fsdp_transpose", "shard", "zero"],
-    ["dp", "data", "replica", "batch"],
-    ["pp", "pipe", "pipeline", "stage"],
-]
-"""Names that mean the same kind of axis, most traffic first."""
 
 
 def weigh(*names: str, sizes: tuple[int, ...] | None = None) -> Weights:
     return weigh_axes(names, sizes or (2,) * len(names))
-
-
-@pytest.mark.parametrize(("more", "less"), list(pairwise(RANKS)))
-def test_axes_rank_by_their_names_wherever_they_stand(more: list[str], less: list[str]) -> None:
-    for one in more:
-        for other in less:
-            assert weigh(one, other) == Weights((1, 1 / 4), (1, 1 / 64))
-            assert weigh(other, one) == Weights((1 / 4, 1), (1 / 64, 1))
-
-
-def test_the_ratio_between_granules_is_as_much_as_the_largest_axis() -> None:
-    assert weigh("dp", "fsdp", sizes=(2, 64)).crossing == (1 / 64, 1)
-    assert weigh("dp", "fsdp", sizes=(2, 256)) == Weights((1 / 4, 1), (1 / 256, 1))
-    assert weigh("dp", "fsdp", "tp", sizes=(2, 1024, 4)).crossing == (1 / 1024**2, 1 / 1024, 1)
 
 
 @pytest.mark.parametrize("name", ["x", "fsdp2", "tp1", "mytensor", "", "größe"])
@@ -62,29 +33,7 @@ def test_unknown_names_change_nothing_between_known_ones(names: list[str], unkno
     assert sorted(range(6), key=lambda place: joined[place]) == ranked
 
 
-def test_the_worked_examples() -> None:
-    assert weigh_axes(("tp", "dp"), (8, 4)).inside == (1, 1 / 4)
-    assert weigh_axes(("x", "y"), (8, 4)).inside == (1 / 4, 1)
-
-
-SIZES = st.lists(st.integers(1, 9), max_size=6).map(tuple)
-
-
-@given(SIZES)
-def test_inner_axes_count_more_each_by_the_ratio_and_those_of_size_1_nothing(sizes: tuple[int, ...]) -> None:
-    found = weigh_positions(sizes)
-    for weights, ratio in zip((found.inside, found.crossing), (RANK_RATIO, CROSSING_RATIO), strict=True):
-        assert [weight > 0 for weight in weights] == [size > 1 for size in sizes]
-        wide = [weight for weight in weights if weight]
-        assert wide == [ratio**-step for step in reversed(range(len(wide)))]
-
-
 # ---- as given -------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_given_counts_rather_than_names_and_alike_inside_and_between_granules() -> None:
-    found = weigh_axes(("tp", "dp", "pp"), (2, 2, 2), {"tp": 1e9, "dp": 4e9, "pp": 0})
-    assert found == Weights((1 / 4, 1, 0), (1 / 4, 1, 0), turns=(2, 0, 1))
 
 
 @given(st.lists(st.just(0.0) | st.floats(1e-6, 1e12), min_size=1, max_size=5), st.sampled_from([0.5, 2.0, 1024.0]))

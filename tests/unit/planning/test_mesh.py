@@ -85,26 +85,6 @@ def test_the_plan_of_a_machine_does_not_depend_on_the_order_of_its_description(o
         assert plan(shuffled, "dp:2,tp:4") == plan(machine, "dp:2,tp:4")
 
 
-def test_anything_that_makes_another_mesh_makes_another_fingerprint() -> None:
-    cpu = MACHINES["cpu"]
-    made = [
-        plan(cpu, "dp:2,tp:4"),
-        plan(cpu, "dp:4,tp:2"),
-        plan(cpu, "tp:2,dp:4"),
-        plan(cpu, "dp:8"),
-        plan(cpu, "dp:2,tp:4", axis_types="explicit"),
-        plan(cpu, "dp:2,tp:4", axis_types=("auto", "manual")),
-        plan(cpu, "dp:2,tp:4", devices=[1, 0, 2, 3, 4, 5, 6, 7], device_order="given"),
-        plan(cpu, "dp:2,tp:2", devices=[0, 1, 2, 3]),
-        plan(cpu, "dp:2,tp:2", devices=[4, 5, 6, 7]),
-    ]
-    assert len({each.fingerprint for each in made}) == len(made)
-
-
-def test_a_fingerprint_is_the_same_on_a_host_of_another_name() -> None:
-    assert plan(build_cpu(8, host="b"), "dp:8").fingerprint == plan(MACHINES["cpu"], "dp:8").fingerprint
-
-
 def test_axis_types_are_always_told_and_auto_unless_asked() -> None:
     assert plan(MACHINES["cpu"], "dp:2,tp:4").axis_types == {"dp": "auto", "tp": "auto"}
     assert plan(MACHINES["cpu"], "dp:2,tp:4", axis_types={"tp": "Explicit"}).axis_types == {
@@ -196,26 +176,6 @@ def test_given_order_is_kept_and_warned_of_where_another_one_is_faster() -> None
     assert (planned.score.cost or 9) < (made.score.cost or 0)
 
 
-def test_axes_tell_the_slowest_link_the_hops_and_the_extent() -> None:
-    inner = plan(MACHINES["v5e"], "dp:2,tp:4").axes[1]
-    assert (inner.link, inner.group_shape, inner.max_hops, inner.rings) == ("ici", (1, 4), 1, 0)
-    assert (inner.links, inner.dcn_size) == (1.0, 1)
-    assert plan(MACHINES["v5e"], "dp:4,tp:2").axes[1].rings == 1
-    nvlink = plan(MACHINES["dgx h100"], "dp:8").axes[0]
-    assert (nvlink.link, nvlink.bandwidth_bytes_per_s, nvlink.basis) == ("nvlink", 450e9, "declared")
-    assert (nvlink.max_hops, nvlink.rings, nvlink.group_shape) == (None, None, None)
-    pcie = plan(MACHINES["pcie"], "dp:2,tp:2,pp:1").axes
-    assert [axis.link for axis in pcie] == ["pcie", "pcie", None]
-    assert pcie[0].bandwidth_bytes_per_s is None
-    assert plan(MACHINES["cpu"], "dp:8").axes[0].link == "host"
-
-
-def test_an_open_line_of_chips_closes_no_ring() -> None:
-    line = plan(MACHINES["v5e"], "dp:4", devices=[0, 2, 4, 6], device_order="given").axes[0]
-    assert (line.group_shape, line.max_hops, line.rings) == ((1, 4), 1, 0)
-    assert plan(build_tpu((1, 4), wrap=True), "dp:4").axes[0].rings == 2
-
-
 def test_unhealthy_devices_are_left_out_unless_named() -> None:
     health = {1: "unhealthy", 2: "degraded", 3: "unknown", 4: "initializing"}
     made = plan(MACHINES["cpu"], "dp:7", health=health)
@@ -264,33 +224,9 @@ def test_two_nodes_of_memory_keep_the_inner_axis_inside_one() -> None:
     assert nodes in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
 
 
-def test_a_host_with_very_many_devices_is_planned_in_plain_order() -> None:
-    made = plan(build_cpu(300, with_links=False), "dp:-1,tp:4")
-    assert made.mesh_shape == {"dp": 75, "tp": 4}
-    assert indices(made) == list(range(300))
-
-
 # ---- several granules -----------------------------------------------------------------------------------------------
 
 UNEVEN = join_topologies(build_target("v5e:4x4"), build_target("v5e:2x4"))
-
-
-@pytest.mark.parametrize(
-    ("target", "mesh", "dcn_sizes"),
-    [
-        ("2*v5e:4x4", "dp:4,tp:8", [2, 1]),
-        ("4*v5e:2x2", "dp:2,fsdp:2,tp:4", [2, 2, 1]),
-        ("11*v5e:2x2", "dp:11,tp:4", [11, 1]),
-        ("3*h100:8", "dp:3,tp:8", [3, 1]),
-        ("8*h100:8", "dp:4,fsdp:2,tp:8", [4, 2, 1]),
-        ("2*h100:8", "tp:16", [2]),
-        ("2*tpu7x:2x2x1", "dp:2,tp:8", [2, 1]),
-    ],
-)
-def test_outer_axes_cross_between_granules(target: str, mesh: str, dcn_sizes: list[int]) -> None:
-    made = plan(build_target(target), mesh)
-    assert [axis.dcn_size for axis in made.axes] == dcn_sizes
-    assert len({(ref.granule, ref.position) for ref in made.devices}) == math.prod(made.mesh_shape.values())
 
 
 @pytest.mark.parametrize(
@@ -387,23 +323,6 @@ def test_a_slice_with_failed_chips_is_planned_on_around_them(holes: set[int], me
 
 
 # ---- the score ------------------------------------------------------------------------------------------------------
-
-
-def test_the_score_says_how_it_was_found_and_its_longest_step() -> None:
-    score = plan(build_target("v5e:8x8"), "dp:4,tp:16").score
-    assert score is not None
-    assert (score.method, score.crossing, score.max_hops) == ("torus", 0, 2)
-    assert score.unit.startswith("time of a byte over PCIe 4.0 x16")
-
-
-def test_a_given_order_is_measured_and_a_better_one_is_named() -> None:
-    topology = build_target("v5e:4x4")
-    names = [f"host-{host}/{place}" for host in range(4) for place in range(4)]
-    made = plan(topology, "x:16", devices=names, device_order="given")
-    assert made.score is not None
-    assert (made.score.method, made.score.max_hops) == ("given", 4)
-    assert codes(made) == ["slow_link"]
-    assert made.warnings[0].hint == 'use device_order "planned"'
 
 
 # ---- every refusal names something that works -----------------------------------------------------------------------

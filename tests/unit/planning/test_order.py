@@ -9,46 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planning.device_order import order_group, score_layout, score_order, search_layout
-from meshwright.planning.granules import weigh_positions
-from meshwright.planning.mesh_plan import plan_mesh
+from meshwright.planning.device_order import score_order, search_layout
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import PlanRequest
 from tests.fakes.topologies import (
     build_cpu,
     build_dgx1,
     build_pcie,
     build_tpu,
-    change_device,
     drop_devices,
     join_topologies,
+    weigh_positions,
 )
-
-MACHINES = [
-    (build_tpu((2, 4, 1)), (2, 4)),
-    (build_tpu((2, 4, 1)), (4, 2)),
-    (build_tpu((2, 2, 1), kind="TPU7x", cores=2), (4, 2)),
-    (build_tpu((4, 4, 1)), (2, 8)),
-    (build_tpu((4, 4, 4), kind="TPU v5", wrap=True), (8, 8)),
-    (build_pcie(), (2, 2)),
-    (build_cpu(8), (2, 4)),
-    (build_target("v4:4x4x8_twisted"), (8, 16)),
-    (build_target("3*v5e:4x4"), (3, 16)),
-    (build_target("4*h100:8"), (8, 4)),
-]
-
-
-@pytest.mark.parametrize(("topology", "sizes"), MACHINES)
-def test_a_plan_has_the_order_that_is_found_and_its_measured_score(topology: Topology, sizes: tuple[int, ...]) -> None:
-    weights = weigh_positions(sizes)
-    found = search_layout(sizes, weights, topology, topology.order)
-    plan = plan_mesh(PlanRequest(mesh=list(zip("ab", sizes, strict=True))), topology)
-    assert [topology.references[index] for index in found.order] == list(plan.devices)
-    assert sorted(found.order) == list(range(len(topology.devices)))
-    if found.score:
-        measured = score_order(found.order, sizes, weights, topology)
-        assert measured.key == pytest.approx(found.score.key)
 
 
 @pytest.mark.parametrize(
@@ -121,37 +93,9 @@ def test_on_a_small_slice_nothing_is_better_than_what_is_found() -> None:
         assert found.score.key == pytest.approx(best)
 
 
-def test_a_split_over_granules_is_kept() -> None:
-    topology = build_target("2*v5e:4x4")
-    weights = weigh_positions((4, 8))
-    free = search_layout((4, 8), weights, topology, topology.order)
-    bound = search_layout((4, 8), weights, topology, topology.order, dcn=(1, 2))
-    assert free.score is not None
-    assert bound.score is not None
-    assert [axis.granules for axis in free.score.axes] == [2, 1]
-    assert [axis.granules for axis in bound.score.axes] == [1, 2]
-    assert free.score.key < bound.score.key
-
-
 def test_uneven_granules_are_joined_in_blocks_of_one_size() -> None:
     topology = join_topologies(build_target("v5e:4x4"), build_target("v5e:2x4"))
     found = search_layout((3, 8), weigh_positions((3, 8)), topology, topology.order)
     assert found.score is not None
     assert [axis.granules for axis in found.score.axes] == [2, 1], "no inner line leaves its slice"
     assert sorted(found.order) == list(range(24))
-
-
-def test_a_given_order_is_measured_and_not_changed() -> None:
-    topology = build_tpu((4, 4, 1))
-    order = tuple(reversed(topology.order))
-    found = score_layout((4, 4), weigh_positions((4, 4)), topology, order)
-    assert found.order == order
-    assert found.method == "given"
-    assert found.score is not None
-    assert score_layout((8,), weigh_positions((8,)), build_cpu(8), range(8)).score is None
-
-
-def test_devices_without_coordinates_stay_as_they_are_where_there_are_many() -> None:
-    named = change_device(build_tpu((16, 16, 1), with_links=False), 0, coords=None)
-    order, method = order_group((16, 16), weigh_positions((16, 16)), named, named.order)
-    assert (order, method) == (named.order, "plain")

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
-import numpy as np
 import pytest
 
-from meshwright.planning.device_order import DeviceOrder, score_order, search_layout
-from meshwright.planning.granules import weigh_positions
-from meshwright.topology.links import price_hop
-from tests.compiler.sweep.__main__ import report
 from tests.compiler.sweep.cases import (
     Case,
-    count_factorings,
     find_generation,
-    list_cases,
-    list_factorings,
     list_several,
 )
-from tests.compiler.sweep.measure import Places, measure_score, measure_steps
 from tests.compiler.sweep.orders import (
     Cost,
-    Ground,
-    Planner,
     Row,
-    Rule,
-    compare_case,
     compare_cases,
 )
 from tests.compiler.sweep.table import list_complaints
@@ -62,7 +43,6 @@ SAMPLE: dict[str, list[tuple[int, ...]]] = {
 
 CASES = [Case(NAMED[name], sizes) for name, meshes in SAMPLE.items() for sizes in meshes]
 ODD = Case(NAMED["v5p-896"], (56, 8))
-CUBE = Case(NAMED["v5p-128"], (4, 16))
 GOOD, BAD = Cost(1.0, 1), Cost(2.0, 2)
 
 
@@ -97,131 +77,7 @@ def test_on_several_slices_ours_is_never_worse_for_the_same_split() -> None:
 # ---- what must be caught --------------------------------------------------------------------------------------------
 
 
-def change(edit: Callable[[DeviceOrder], DeviceOrder]) -> Planner:
-    """Returns our planner with something done to what it found."""
-
-    def plan(*arguments: Any, **more: Any) -> DeviceOrder:
-        return edit(search_layout(*arguments, **more))
-
-    return plan
-
-
-def shuffle(layout: DeviceOrder) -> DeviceOrder:
-    return replace(layout, order=tuple(random.Random(0).sample(layout.order, len(layout.order))))
-
-
-def swap_two(layout: DeviceOrder) -> DeviceOrder:
-    first, *middle, last = layout.order
-    return replace(layout, order=(last, *middle, first))
-
-
-def double_one(layout: DeviceOrder) -> DeviceOrder:
-    return replace(layout, order=(layout.order[1], *layout.order[1:]))
-
-
-def drop_one(layout: DeviceOrder) -> DeviceOrder:
-    return replace(layout, order=layout.order[1:])
-
-
-def praise(layout: DeviceOrder) -> DeviceOrder:
-    assert layout.score
-    return replace(layout, score=replace(layout.score, cost=layout.score.cost / 2))
-
-
-def fail(layout: DeviceOrder) -> DeviceOrder:
-    raise RuntimeError("none found")
-
-
-@pytest.mark.parametrize(
-    ("edit", "rules"),
-    [
-        (shuffle, {"told"}),
-        (swap_two, {"told"}),
-        (double_one, {"once"}),
-        (drop_one, {"once"}),
-        (praise, {"told"}),
-        (fail, {"raises"}),
-    ],
-)
-def test_a_broken_order_is_caught(
-    edit: Callable[[DeviceOrder], DeviceOrder], rules: set[Rule], capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = compare_case(CUBE, Ground.of(CUBE.target, CUBE.slice), change(edit))
-    assert {fault.rule for fault in row.faults} == rules
-    assert report([row], "table") == 1
-    assert f"broken: v5p-128 mesh 4×16: {min(fault.rule for fault in row.faults)}" in capsys.readouterr().err
-
-
-def test_too_many_orders_that_are_worse_are_caught() -> None:
-    def plan(*arguments: Any, **more: Any) -> DeviceOrder:
-        return shuffle(search_layout(*arguments, **more))
-
-    row = replace(compare_case(CUBE, Ground.of(CUBE.target, CUBE.slice), plan), faults=())
-    assert row.is_worse
-    assert list_complaints([row]) == ["worse than JAX's on 1 of 1 meshes; at most 0.5% may be"]
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "is_no_worse"),
-    [
-        (GOOD, BAD, True),
-        (GOOD, GOOD, True),
-        (BAD, GOOD, False),
-        (Cost(1.0, 2), GOOD, False),
-        (Cost(2.0, 1), GOOD, False),
-    ],
-)
-def test_an_order_is_worse_by_either_figure(ours: Cost, theirs: Cost, is_no_worse: bool) -> None:
-    assert ours.is_no_worse(theirs) == is_no_worse
-
-
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
-def test_steps_are_counted_round_a_ring_and_cores_are_half_a_hop_apart() -> None:
-    row = np.array([[x, 0, 0] for x in range(16)])
-    ring = Places(row, np.zeros(16, int), np.zeros(16, int), (16, 1, 1), (True, False, False))
-    line = replace(ring, wrap=(False, False, False))
-    turned = np.array([15, *range(15)])
-    assert measure_steps(ring, np.arange(16), (16,)) == measure_steps(ring, turned, (16,)) == [(1, 1.0)]
-    assert measure_steps(line, turned, (16,)) == [(15, 15.0)]
-    assert measure_steps(ring, np.arange(16), (4, 4)) == [(4, 4.0), (1, 1.0)]
-    pairs = replace(ring, coords=row // 2, cores=np.arange(16) % 2)
-    assert measure_steps(pairs, np.arange(16), (8, 2)) == [(1, 1.0), (0, 0.5)]
-    assert measure_steps(pairs, np.arange(16), (16,)) == [(1, 1.5)]
-
-
-def test_a_step_to_another_slice_is_no_hop() -> None:
-    coords = np.array([[x, 0, 0] for x in (0, 3, 0, 1)])
-    places = Places(coords, np.zeros(4, int), np.array([0, 0, 1, 1]), (4, 1, 1), (False,) * 3)
-    assert measure_steps(places, np.arange(4), (2, 2)) == [(0, 0.0), (3, 3.0)]
-    assert measure_steps(places, np.array([0, 2, 1, 3]), (2, 2)) == [(3, 3.0), (0, 0.0)]
-
-
-@pytest.mark.parametrize("name", ["v4-128", "v5e-128", "v6e-64", "v5p-384", "tpu7x-64", "tpu7x-128"])
-def test_the_score_of_any_order_is_the_planner_s_score_of_every_device(name: str) -> None:
-    ground = Ground.of(name, NAMED[name])
-    draw = random.Random(name)
-    count = len(ground.devices)
-    for sizes in draw.sample(list_factorings(count), 4):
-        found = search_layout(sizes, weigh_positions(sizes), ground.topology, ground.topology.order).order
-        for order in (found, tuple(range(count)), found[3:] + found[:3], tuple(draw.sample(range(count), count))):
-            weights = weigh_positions(sizes)
-            expected = score_order(order, sizes, weights, ground.topology)
-            hop = price_hop(ground.topology, 0)
-            assert measure_score(ground.places, np.array(order), sizes, weights, hop) == expected
-            assert max(hops for hops, _ in measure_steps(ground.places, np.array(order), sizes)) == expected.hops
-
-
 # ---- the cases ------------------------------------------------------------------------------------------------------
-
-
-def test_every_named_slice_has_cases_and_a_sample_depends_on_the_seed_alone() -> None:
-    every, some = list_cases(per_slice=0), list_cases(per_slice=5)
-    assert len(every) == len(some) == 223
-    assert sum(map(len, every)) == count_factorings()
-    assert all(math.prod(case.sizes) == case.slice.device_count for cases in some for case in cases)
-    assert [len(cases) for cases in some] == [min(5, len(cases)) for cases in every]
-    assert list_cases(per_slice=5) == some
-    assert list_cases(per_slice=5, seed=1) != some
-    assert list_cases([NAMED["v5p-896"]], per_slice=5) == [cases for cases in some if cases[0].target == "v5p-896"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planning.device_selection import list_packings, pack_devices, sort_plain
+from meshwright.planning.device_selection import pack_devices, sort_plain
 from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -105,22 +105,6 @@ def test_the_smallest_slice_that_is_enough_is_taken_else_the_largest_first(count
 # ---- sets to choose from --------------------------------------------------------------------------------------------
 
 
-@given(draw_pools())
-def test_of_the_sets_to_choose_from_the_packed_one_is_first_and_the_others_are_even(
-    case: tuple[Topology, tuple[int, ...], int],
-) -> None:
-    topology, pool, count = case
-    first, *others = list_packings(topology, pool, count)
-    assert first == pack_devices(topology, pool, count)
-    for chosen in others:
-        assert len(set(chosen)) == count
-        assert set(chosen) <= set(pool)
-        assert chosen == sort_plain(topology, chosen)
-        shares = count_by(topology, chosen).values()
-        assert len(set(shares)) == 1
-        assert len(shares) >= max(2, len(count_by(topology, first)))
-
-
 # ---- inside a host --------------------------------------------------------------------------------------------------
 
 
@@ -205,11 +189,6 @@ def test_a_free_box_is_found_wherever_there_is_one(data: st.DataObject) -> None:
         ways = [sum(size - 1 / size for size in shape) for shape, _ in free]
         ours = measure_box(topology, sorted(chosen))
         assert sum(size - 1 / size for size in ours) == pytest.approx(min(ways))
-
-
-def test_a_large_slice_without_room_for_a_box_gives_what_comes_first() -> None:
-    topology = build_target("v5e:16x16")
-    assert pack_devices(topology, topology.order, 127) == topology.order[:127]
 
 
 def test_the_cores_of_a_chip_are_taken_together() -> None:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise, product
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.planning.device_order import (
-    AxisScore,
-    Score,
     count_links,
-    list_edges,
-    list_lines,
     score_cut,
     score_order,
     search_layout,
 )
-from meshwright.planning.granules import Weights, interleave_granules, weigh_positions
-from meshwright.planning.torus import cut_torus, list_grid, price_axis
+from meshwright.planning.granules import Weights, interleave_granules
+from meshwright.planning.torus import cut_torus, list_grid
 from meshwright.topology.links import PCIE_4_X16_BYTES_PER_S, price_crossing, price_hop, price_link
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.topology.torus import Dimension, Grid, read_grid
-from tests.fakes.topologies import build_dgx1, build_tpu, change_device
+from tests.fakes.topologies import build_dgx1, build_tpu, change_device, weigh_positions
 
 Sizes = tuple[int, ...]
 
@@ -144,54 +137,6 @@ LINE4, RING4, RING8, PAIR, CORES = (
     Dimension(2, step=0.5),
 )
 
-WORKED = [
-    ([0, 1, 2, 3], LINE4, 1),
-    ([1, 2], LINE4, 1),
-    ([0, 1, 2, 3], RING4, 2),
-    ([0, 1], RING4, 1),
-    ([0, 3], RING4, 1),
-    ([0, 3], LINE4, 1 / 3),
-    ([0, 2], LINE4, 1 / 2),
-    ([0, 2], RING4, 1),
-    ([0, 2, 4, 6], RING8, 1),
-    ([0, 4], RING8, 1 / 2),
-    ([0, 1, 2], RING4, 3 / 2),
-    ([0, 1, 3], RING8, 1 / 2),
-    ([0, 3, 6], RING8, 2 / 3),
-    ([0, 1], PAIR, 1),
-    ([0, 1], CORES, 2),
-    ([2], RING4, 0),
-]
-
-
-@pytest.mark.parametrize(("line", "dimension", "links"), WORKED)
-def test_a_link_counts_one_over_its_hops(line: list[int], dimension: Dimension, links: float) -> None:
-    assert count_links([(place,) for place in line], (dimension,)) == pytest.approx(links)
-
-
-BOXES = [
-    (((0, 1), (0, 1)), (LINE4, LINE4), 2),
-    (((0, 1, 2, 3), (0, 1)), (RING4, RING4), 3),
-    (((0, 1, 2, 3), (0, 1, 2, 3)), (RING4, RING4), 4),
-    (((0, 2), (0, 1)), (LINE4, LINE4), 3 / 2),
-    (((0, 1), (0, 1)), (LINE4, CORES), 3),
-    (((0, 1), (0, 1), (0, 1)), (LINE4, LINE4, LINE4), 3),
-    (((0,), (1, 2)), (RING4, LINE4), 1),
-]
-
-
-@pytest.mark.parametrize(("ranges", "dimensions", "links"), BOXES)
-def test_the_dimensions_of_a_box_add_up(
-    ranges: tuple[tuple[int, ...], ...], dimensions: tuple[Dimension, ...], links: float
-) -> None:
-    assert count_links(list(product(*ranges)), dimensions) == pytest.approx(links)
-
-
-def test_the_device_with_the_fewest_links_counts() -> None:
-    corner = [(0, 0), (0, 1), (1, 0)]
-    assert count_links(corner, (LINE4, LINE4)) == 1
-    assert count_links([*corner, (3, 3)], (LINE4, LINE4)) == 0
-
 
 def test_a_group_without_straight_neighbors_shares_the_links_of_the_way_between() -> None:
     diagonal = [(0, 0), (1, 1), (2, 2), (3, 3)]
@@ -201,16 +146,6 @@ def test_a_group_without_straight_neighbors_shares_the_links_of_the_way_between(
     inner = score_order(order, (4, 4), weigh_positions((4, 4)), topology).axes[1]
     assert (inner.links, inner.step) == (0, 4)
     assert inner.cost == pytest.approx(price_hop(topology, 0) * (4 + 4))
-
-
-@pytest.mark.parametrize(
-    ("step", "links", "colors", "cost"),
-    [(0.0, 0.0, 0, 0), (1.0, 2.0, 4, 1.5), (1.0, 4.0, 2, 1.5), (1.0, 4.0, 1, 2), (2.0, 0.5, 2, 4), (2.0, 0.0, 2, 4)],
-)
-def test_an_axis_costs_its_longest_step_and_one_over_the_links_that_are_used(
-    step: float, links: float, colors: int, cost: float
-) -> None:
-    assert price_axis(step, links, colors) == pytest.approx(cost)
 
 
 def test_devices_without_coordinates_are_priced_by_their_links() -> None:
@@ -252,12 +187,6 @@ def test_a_group_sends_its_share_over_the_devices_that_it_has_in_each_host(sizes
     assert price_crossing(topology, 0) == pytest.approx(PCIE_4_X16_BYTES_PER_S / 50e9)
 
 
-def test_groups_with_uneven_shares_count_by_the_smallest() -> None:
-    topology = build_target("2*h100:4")
-    found = score_order([0, 1, 2, 4], (4,), weigh_positions((4,)), topology)
-    assert found.axes[0].crossing == pytest.approx(1 / 2 / 1 * price_crossing(topology, 0))
-
-
 @pytest.mark.parametrize(("target", "granules"), [("gb200:72", 1), ("18*gb200:4", 1), ("36*gb200:4", 2)])
 def test_within_an_nvlink_domain_nothing_crosses(target: str, granules: int) -> None:
     topology = build_target(target)
@@ -269,34 +198,3 @@ def test_within_an_nvlink_domain_nothing_crosses(target: str, granules: int) -> 
 
 
 # ---- the parts ------------------------------------------------------------------------------------------------------
-
-
-def test_crossing_comes_before_cost_and_cost_before_hops() -> None:
-    cheap, dear = Score((), 0.0, 5, 2.0), Score((), 1.0, 1, 1.0)
-    assert cheap.key < dear.key
-    assert Score((), 0.0, 1, 2.0).key < cheap.key
-
-
-def test_an_axis_counts_by_its_weight_and_hops_by_the_longest() -> None:
-    axes = [AxisScore(crossing=1.0, cost=2.0, step=3.5), AxisScore(crossing=4.0, cost=8.0, step=0.5), AxisScore()]
-    found = Score.of(axes, Weights((1.0, 0.25, 1.0), (0.5, 0.125, 1.0)))
-    assert (found.crossing, found.cost, found.hops) == (1.0, 4.0, 3)
-    assert [axis.hops for axis in axes] == [3, 0, None], "two cores of a chip are no hop apart"
-    assert Score.of([AxisScore()], Weights((0.0,), (0.0,))).hops is None
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_the_lines_of_each_axis_hold_every_device_once(sizes: list[int]) -> None:
-    order = list(range(math.prod(sizes)))
-    for axis, size in enumerate(sizes):
-        lines = list_lines(sizes, axis, order)
-        assert {len(line) for line in lines} == {size}
-        assert sorted(index for line in lines for index in line) == order
-        stride = math.prod(sizes[axis + 1 :])
-        assert all(b - a == stride for line in lines for a, b in pairwise(line))
-
-
-def test_a_ring_joins_last_and_first_but_for_pairs() -> None:
-    assert list_edges([4, 5, 6]) == [(4, 5), (5, 6), (6, 4)]
-    assert list_edges([4, 5]) == [(4, 5)]
-    assert list_edges([4]) == []

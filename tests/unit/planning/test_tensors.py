@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 
 from meshwright.planning.models import read_model
-from meshwright.planning.tensors import count_parameters, list_tensors
+from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN, described_models, models
 
@@ -35,26 +34,6 @@ def test_a_token_goes_through_the_experts_that_it_chose_and_all_that_are_no_expe
     assert count.active - count.parts["router"] == count_parameters(only).total - count_parameters(only).parts["router"]
 
 
-@given(described_models())
-def test_a_layer_of_each_kind_is_listed_once_with_its_count(model: ModelSpec) -> None:
-    layers = list_tensors(model).layers
-    with_experts = (model.num_expert_layers or model.num_hidden_layers) if model.num_experts else 0
-    counts = {True: with_experts, False: model.num_hidden_layers - with_experts}
-    assert [(layer.has_experts, layer.count) for layer in layers] == [
-        (k, counts[k]) for k in (False, True) if counts[k]
-    ]
-    more = list_tensors(model.model_copy(update={"num_hidden_layers": 2 * model.num_hidden_layers}))
-    assert all(layer.tensors in [other.tensors for other in more.layers] for layer in layers)
-
-
-@given(models() | described_models())
-def test_tensors_have_names_of_their_own_and_a_role_for_each_dimension(model: ModelSpec) -> None:
-    tensors = list_tensors(model)
-    for each in (tensors.outer, *(layer.tensors for layer in tensors.layers)):
-        assert len({tensor.name for tensor in each}) == len(each)
-        assert all(len(tensor.roles) == len(tensor.shape) for tensor in each)
-
-
 def test_layers_are_never_walked_through() -> None:
     windows = {"sliding_window": 8, "num_window_layers": 2**39}
     huge = ModelSpec.model_validate({**PLAIN, **windows, "num_hidden_layers": 2**40})
@@ -77,8 +56,3 @@ def test_what_deepseek_v3s_checkpoint_has_beside_what_is_trained_is_its_correcti
     corrections = model.expert_layer_count * (model.num_experts or 0)
     # huggingface.co/deepseek-ai/DeepSeek-V3, without the module that predicts a second token
     assert count_parameters(model).total + corrections == 671_026_419_200
-
-
-@pytest.mark.parametrize("kind", ["embedding", "attention", "mlp", "norms", "head"])
-def test_a_plain_model_has_each_part(kind: str) -> None:
-    assert count_parameters(ModelSpec(**PLAIN)).parts[kind] > 0

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.granules import weigh_positions
 from meshwright.planning.torus import Cut, cut_torus, find_box, list_torus_places
 from meshwright.topology.torus import Dimension
+from tests.fakes.topologies import weigh_positions
 
 RING4, RING16, LINE8 = Dimension(4, is_ring=True), Dimension(16, is_ring=True), Dimension(8)
 
@@ -123,12 +123,6 @@ def test_the_box_of_a_part_of_a_torus_has_the_most_links() -> None:
     assert math.prod(dimension.size for dimension in find_box(1, torus)) == 1
 
 
-def test_two_axes_on_a_ring_of_four_both_step_to_neighbors() -> None:
-    found = cut((2, 2), (RING4,))
-    assert read_steps(found) == (1, 1)
-    assert list_torus_places(found, (RING4,)) == [0, 1, 3, 2]
-
-
 CLOSED = [
     ((16,), (Dimension(4), Dimension(4))),
     ((8,), (Dimension(2), Dimension(4))),
@@ -149,11 +143,3 @@ def test_an_axis_comes_back_to_its_start_where_it_can(
 def test_a_mesh_of_another_size_is_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match="holds 6 devices, the torus has 64"):
         cut((2, 3), (LINE8, LINE8))
-
-
-def test_all_places_of_a_snake_are_neighbors() -> None:
-    found = cut((64,), (RING4,) * 3)
-    places = list_torus_places(found, (RING4,) * 3)
-    corners = list(product(range(4), repeat=3))
-    steps = [sum(x != y for x, y in zip(corners[a], corners[b], strict=True)) for a, b in pairwise(places)]
-    assert set(steps) == {1}

@@ -4,7 +4,6 @@ import csv
 import json
 import random
 from collections import Counter
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.topology import chips as chips_module
-from meshwright.topology.chips import Chip, Names, find_chip, read_chips, read_table
+from meshwright.topology.chips import Chip, find_chip, read_chips
 
 LINES = (files("meshwright.topology") / "chips.csv").read_text(encoding="utf-8").splitlines()
 
@@ -150,27 +148,3 @@ def test_all_links_together_are_the_scale_up_bandwidth(chip: Chip) -> None:
         assert known == (None, None, None)
     else:
         assert chip.link_bytes_per_s * chip.link_count == pytest.approx(chip.scaleup_bytes_per_s)  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
-class Row:
-    name: str
-    words: Names = ()
-    figure: float | None = None
-
-
-def read_text(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Row, ...]:
-    (tmp_path / "table.csv").write_text(text)
-    monkeypatch.setattr(chips_module, "files", lambda package: tmp_path)
-    return read_table("here", "table.csv", Row)
-
-
-def test_an_empty_cell_of_a_table_is_the_fields_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = read_text("name,words,figure,notes\na,x|y,,z\nb,,1e3,\n", tmp_path, monkeypatch)
-    assert rows == (Row("a", ("x", "y")), Row("b", (), 1000.0))
-
-
-@pytest.mark.parametrize("text", ["name,figure\na,fast\n", "figure\n1\n", "name,figure\n,1\n"])
-def test_a_cell_that_is_no_such_value_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"name|figure"):
-        read_text(text, tmp_path, monkeypatch)

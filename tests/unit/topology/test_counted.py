@@ -48,12 +48,6 @@ def test_a_device_is_known_by_any_name_of_its_chip(chip: str | None, host: str, 
     assert {ChipCount(1, chip).is_of(device.kind) for device in build_devices(host).devices} == {is_of}
 
 
-@given(st.integers(1, 99999), st.sampled_from([None, "h100", "v5e", "l40s"]))
-def test_what_is_printed_is_read_again(count: int, chip: str | None) -> None:
-    written = str(ChipCount(count, chip))
-    assert str(parse_chip_count(written)) == written
-
-
 @given(st.text(max_size=40))
 def test_any_text_is_a_count_or_a_value_error(text: str) -> None:
     try:

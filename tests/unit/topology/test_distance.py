@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.topology.model import Coords, can_twist, find_distance
@@ -80,46 +80,6 @@ def test_hops_on_a_twisted_torus_are_those_of_the_shortest_way_from_any_chip(sha
     starts = [(0, 0, 0), tuple(size - 1 for size in shape), (1, 0, shape[2] // 2)]
     for start in starts:
         assert {chip: distance(start, chip) for chip in list_chips(shape)} == walk(links, start)
-
-
-@pytest.mark.parametrize("shape", TWISTED)
-@given(data=st.data())
-@settings(max_examples=20)
-def test_the_way_back_is_as_long(shape: Coords, data: st.DataObject) -> None:
-    distance = find_distance(shape, (True,) * 3, twisted=True)
-    a, b, c = (data.draw(st.sampled_from(list_chips(shape))) for _ in range(3))
-    assert distance(a, b) == distance(b, a)
-    assert (distance(a, b) == 0) == (a == b)
-    assert distance(a, c) <= distance(a, b) + distance(b, c)
-
-
-DIAMETERS = [((4, 4, 8), 8, 6), ((4, 8, 8), 10, 6), ((8, 8, 16), 16, 12)]
-
-
-@pytest.mark.parametrize(("shape", "plain", "twisted"), DIAMETERS)
-def test_a_twist_shortens_the_longest_way(shape: Coords, plain: int, twisted: int) -> None:
-    origin, wrap = (0, 0, 0), (True,) * 3
-    for is_twisted, longest in ((False, plain), (True, twisted)):
-        distance = find_distance(shape, wrap, twisted=is_twisted)
-        assert max(distance(origin, chip) for chip in list_chips(shape)) == longest
-
-
-@pytest.mark.parametrize(
-    ("shape", "offsets"),
-    [
-        ((4, 4, 8), ((4, 0, 4), (0, 4, 4), (0, 0, 8))),
-        ((4, 8, 8), ((4, 4, 4), (0, 8, 0), (0, 0, 8))),
-        ((8, 4, 4), ((8, 0, 0), (4, 4, 0), (4, 0, 4))),
-    ],
-)
-def test_a_step_beyond_a_short_end_comes_out_half_a_long_way_on(shape: Coords, offsets: tuple[Coords, ...]) -> None:
-    assert can_twist(shape)
-    distance = find_distance(shape, (True,) * 3, twisted=True)
-    for axis, offset in enumerate(offsets):
-        last = tuple(size - 1 if place == axis else 0 for place, size in enumerate(shape))
-        step = tuple(value + (place == axis) for place, value in enumerate(last))
-        beyond = tuple((a - b) % size for a, b, size in zip(step, offset, shape, strict=True))
-        assert distance(last, beyond) == 1
 
 
 @pytest.mark.parametrize(

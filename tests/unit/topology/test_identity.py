@@ -48,8 +48,3 @@ def test_devices_that_no_plan_told_about_stand_in_canonical_order() -> None:
     ]
     seen = [JobDevice(0, i, "h", "gpu", uuid=f"GPU-{i}", host_position=p) for i, p in enumerate((5, 2))]
     assert number_devices(seen) == {(0, 0): (0, 5), (0, 1): (0, 2)}
-
-
-def test_what_a_process_says_about_a_device_survives_json() -> None:
-    for device in (*tpu_job(build_tpu((2, 2)), [3]), *cpu_job(1)):
-        assert JobDevice.from_json(device.to_json()) == device

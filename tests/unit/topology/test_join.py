@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import PlanInfeasibleError
-from meshwright.topology.join import Joined, join_devices, natural_key
+from meshwright.topology.join import Joined, join_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices, Granule
 from tests.fakes.fleets import AT, build_host, build_slice
@@ -105,14 +105,6 @@ def test_every_device_and_every_link_is_there_once_and_stands_where_places_say(
         moved |= {(places[link.a], places[link.b], link.kind) for link in reply.links}
     assert {(link.a, link.b, link.kind) for link in joined.topology.links} == moved
     assert len(joined.topology.links) == len(moved)
-
-
-@given(st.permutations(["n1", "n2", "n10", "m"]))
-def test_the_order_in_which_hosts_answered_changes_nothing(order: list[str]) -> None:
-    assert (
-        join_devices([build_host(n) for n in order]).topology
-        == join_devices([build_host(n) for n in sorted(order)]).topology
-    )
 
 
 def test_hosts_of_one_name_are_told_apart_by_number_or_by_label() -> None:
@@ -389,10 +381,3 @@ def test_hosts_of_a_slice_that_contradict_each_other_are_refused(case: str) -> N
 
 
 # ---- names ----
-
-
-@given(st.lists(st.text("ab0129-", max_size=6), unique=True))
-def test_the_natural_order_tells_all_names_apart_and_can_sort_them(names: list[str]) -> None:
-    ordered = sorted(names, key=natural_key)
-    assert len({natural_key(name) for name in names}) == len(names)
-    assert sorted(ordered[::-2] + ordered[-2::-2], key=natural_key) == ordered

@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from meshwright.topology.links import build_cells, format_links, is_known
+from meshwright.topology.links import build_cells, format_links
 from meshwright.topology.targets import build_target
 from meshwright.wire.devices import Devices
 from tests.fakes.hosts import build_devices
@@ -49,22 +47,6 @@ def test_links_of_more_devices_are_counted_by_kind() -> None:
     seen = change(build_devices("h100:8"), devices=many.devices, links=many.links)
     assert format_links(seen) == ["links   252 × NV18 (between 72 devices)"]
     assert format_links(change(seen, links=())) == ["links   none listed (between 72 devices)"]
-
-
-@given(st.sampled_from([1, 2, 4, 8]), st.randoms(use_true_random=False))
-def test_a_cell_says_what_the_reply_lists_whichever_way_round_a_link_is(count: int, random: Any) -> None:
-    devices = build_devices(f"h100:{count}")
-    links = [
-        link.model_copy(update={"a": link.b, "b": link.a, "kind": random.choice(["NV2", "SYS", "PIX"])})
-        for link in devices.links
-        if random.random() < 0.7
-    ]
-    cells = build_cells(change(devices, links=tuple(links)))
-    listed = {frozenset((link.a, link.b)): link.kind for link in links}
-    for a in range(count):
-        for b in range(count):
-            assert cells[a][b] == ("X" if a == b else listed.get(frozenset((a, b)), "-"))
-    assert is_known(cells) == bool(links)
 
 
 def test_numa_nodes_say_how_far_their_memories_are(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from tests.fakes.topologies import (
     build_dgx_h100,
     build_mig,
     build_tpu,
-    change_device,
 )
 
 
@@ -30,17 +29,3 @@ def test_a_machine_is_uniform_when_every_pair_is_joined_alike() -> None:
     assert not build_dgx1().is_uniform
     assert not build_tpu((2, 2)).is_uniform
     assert not build_mig(3).is_uniform
-
-
-@pytest.mark.parametrize("with_links", [True, False])
-def test_hops_are_counted_along_coordinates(with_links: bool) -> None:
-    slice_ = build_tpu((2, 4), with_links=with_links)
-    assert [slice_.hops(0, other) for other in range(8)] == [0, 1, 1, 2, 2, 3, 3, 4]
-    assert build_dgx1().hops(0, 1) is None
-
-
-def test_a_tpu_without_coordinates_and_links_knows_no_hops() -> None:
-    blind = build_tpu((2, 1), with_links=False)
-    for index in (0, 1):
-        blind = change_device(blind, index, coords=None)
-    assert blind.hops(0, 1) is None

@@ -10,11 +10,10 @@ from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.targets import TargetSpec
 from meshwright.topology.chips import read_chips
 from meshwright.topology.model import MAX_DEVICE_COUNT
-from meshwright.topology.systems import list_names, read_slices
+from meshwright.topology.systems import list_names
 from meshwright.topology.targets import (
     count_devices,
     find_hardware,
-    find_near,
     list_chips,
     read_target,
 )
@@ -63,12 +62,6 @@ def test_every_known_name_is_a_target_and_reading_it_again_changes_nothing(name:
     assert count_devices(find_hardware(spec)) * granules <= MAX_DEVICE_COUNT
 
 
-@pytest.mark.parametrize("each", read_slices(), ids=lambda each: each.name)
-def test_a_slices_shape_means_the_slice(each: object) -> None:
-    spec = read_target(each.name)  # type: ignore[attr-defined]
-    assert find_hardware(spec) == each
-
-
 @pytest.mark.parametrize(
     ("asked", "rule", "works"),
     [
@@ -110,11 +103,6 @@ def test_a_target_that_is_refused_is_refused_as_infeasible(chip: str, shape: tup
     with contextlib.suppress(PlanInfeasibleError):
         spec = read_target(TargetSpec(chip, shape, granules))
     assert spec is None or read_target(str(spec)) == spec
-
-
-@given(st.text(max_size=30))
-def test_near_names_of_any_text_are_known_names(text: str) -> None:
-    assert set(find_near(text)) <= set(NAMES)
 
 
 def test_the_largest_target_is_taken() -> None:

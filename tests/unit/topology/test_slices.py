@@ -16,7 +16,6 @@ from meshwright.topology.systems import (
     is_legal,
     list_names,
     read_slices,
-    suggest_shapes,
 )
 from tests.fakes.slices import NamedSlice, read_named_slices
 
@@ -27,10 +26,6 @@ def tpu(name: str) -> Chip:
     chip = find_chip(name)
     assert chip
     return chip
-
-
-def test_all_223_names_are_there() -> None:
-    assert len(read_named_slices()) == 223
 
 
 @pytest.mark.parametrize("named", read_named_slices(), ids=lambda named: named.name)
@@ -96,15 +91,6 @@ def test_an_illegal_slice_is_refused_with_the_rule_and_the_nearest(
     assert "its slices are " in caught.value.detail
     assert suggested in caught.value.hint
     assert [entry["field"] for entry in caught.value.errors] == ["target"]
-
-
-@given(st.sampled_from(TPUS), st.lists(st.integers(1, 10**6), min_size=1, max_size=3).map(tuple))
-def test_what_is_suggested_is_legal_and_there_is_always_something(chip: Chip, shape: tuple[int, ...]) -> None:
-    suggested = suggest_shapes(chip, shape)
-    assert suggested
-    assert all(is_legal(chip, each) for each in suggested)
-    if is_legal(chip, shape):
-        assert suggested[0] == shape
 
 
 @given(st.sampled_from(TPUS), st.data())

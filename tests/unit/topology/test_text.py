@@ -3,10 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from meshwright.topology.text import WIDTH, clip, format_age, format_devices
+from meshwright.topology.text import WIDTH, format_devices
 from tests.fakes.machines import NAMES, plant_machine, show
 
 
@@ -35,22 +33,3 @@ def test_what_nobody_knows_has_no_column_and_holders_that_could_not_be_seen_are_
     ]
     unseen = seen.model_copy(update={"devices": (seen.devices[0].model_copy(update={"processes": None}),)})
     assert "[0] cpu | holders unknown" in format_devices(unseen)
-
-
-@given(st.text(max_size=250))
-@example("x" * 101)
-@example("x" * 100 + "   ")
-def test_a_clipped_line_fits_and_one_that_fits_is_kept(line: str) -> None:
-    assert len(clip(line)) <= WIDTH
-    assert clip(line) == line.rstrip() or clip(line).endswith("…")
-
-
-@given(st.floats(0, 1e8))
-@example(90.0)
-@example(5000.0)
-@example(100000.0)
-def test_ages_have_one_unit_that_people_know(a: float) -> None:
-    number, unit = format_age(a).split()
-    length_s = {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
-    assert abs(int(number) * length_s - a) <= length_s / 2 + 1e-6
-    assert int(number) >= 2 or unit == "s"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.topology.links import SAME_CHIP_FACTOR
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Dimension, find_wraps, read_grid
 from meshwright.wire.devices import Granule
@@ -30,19 +29,6 @@ def test_a_generation_closes_its_own_dimensions_to_rings(
     kind: str, shape: tuple[int, ...], wraps: tuple[bool, ...]
 ) -> None:
     assert find_wraps(kind, shape) == wraps
-
-
-@pytest.mark.parametrize(("is_ring", "hops"), [(False, [0, 1, 2, 3, 4, 5]), (True, [0, 1, 2, 3, 2, 1])])
-def test_on_a_ring_the_shorter_way_counts(is_ring: bool, hops: list[int]) -> None:
-    assert [Dimension(6, is_ring).measure(steps) for steps in range(6)] == hops
-
-
-def test_a_slice_fills_its_box_row_major_over_z_y_x_and_cores() -> None:
-    topology = build_tpu((2, 3, 4), kind="TPU v4", cores=2, with_links=False)
-    grid = read_grid(topology, list(reversed(range(48))))
-    assert grid is not None
-    assert grid.dimensions == (Dimension(4), Dimension(3), Dimension(2), Dimension(2, step=SAME_CHIP_FACTOR))
-    assert grid.members == tuple(range(48))
 
 
 def test_dimensions_of_length_one_are_left_out_and_a_part_of_a_slice_is_a_box_too() -> None:

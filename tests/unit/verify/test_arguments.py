@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright._verify.trace import ArgumentLeaf, count_split, describe_leaves, place_leaves
@@ -53,12 +51,6 @@ def test_placed_leaves_lie_on_the_mesh_and_whole_where_nothing_is_said() -> None
     assert scalar == 2.0
 
 
-def test_a_key_keeps_its_dtype() -> None:
-    key = jax.random.key(0)
-    (placed,) = place_leaves(describe_leaves((key,), None, AXES), make_mesh(dp=2, tp=4))
-    assert placed.dtype == key.dtype
-
-
 def test_an_axis_that_the_plan_does_not_have_names_the_leaf() -> None:
     with pytest.raises(ValueError, match=r"leaf \[0\]\['w'\] is split over the axis 'ep'; the plan has dp, tp"):
         describe_leaves(({"w": np.ones(4)},), P(("dp", "ep")), AXES)
@@ -75,19 +67,3 @@ def test_a_mesh_that_is_not_the_plans_names_the_leaf(axes: dict[str, int]) -> No
 def test_specs_that_are_no_prefix_are_refused(specs: Any) -> None:
     with pytest.raises(ValueError, match="in_specs is no prefix of the arguments"):
         describe_leaves((np.ones(2), np.ones(2)), specs, AXES)
-
-
-LEAVES = st.one_of(st.integers(0, 9), st.builds(lambda n: np.zeros(n), st.integers(1, 4)), st.none())
-TREES = st.recursive(
-    LEAVES, lambda part: st.one_of(st.lists(part, max_size=3), st.dictionaries(st.sampled_from("abc"), part))
-)
-
-
-@settings(max_examples=50)
-@given(tree=TREES)
-def test_the_structure_is_that_of_the_arguments(tree: Any) -> None:
-    described = describe_leaves(tree, None, AXES)
-    marked = jax.tree.structure(described, is_leaf=lambda value: isinstance(value, ArgumentLeaf))
-    assert marked == jax.tree.structure(tree)
-    arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)]
-    assert count_split(described) == (len(arrays), 0)

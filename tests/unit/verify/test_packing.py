@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -122,9 +121,3 @@ def test_a_module_that_fails_is_the_users_error(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(StepError, match=f"{name} does not import"):
         load_step(Step(kind="module", where=name, name="f"), None)
-
-
-def test_a_bug_under_watch_is_not_hidden_twice() -> None:
-    inner: Callable[[], StepError] = lambda: StepError("inner", ("log",))  # noqa: E731
-    with pytest.raises(StepError, match=r"^inner$"), watch("outer"):
-        raise inner()

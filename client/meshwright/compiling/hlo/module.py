@@ -273,7 +273,9 @@ def _list_unknown(module: Any) -> Iterator[str]:
 def _list_unknown_of(instruction: Any) -> Iterator[str]:
     opcode = instruction.opcode
     kind = opcode.removesuffix("-start").removesuffix("-done")
-    calls, sends = bool(instruction.called_computation_ids), _has_groups(instruction)
+    listed = any(instruction.HasField(name) for name in ("device_list", "iota", "mesh"))
+    sends = listed or bool(instruction.replica_groups or instruction.source_target_pairs)
+    calls = bool(instruction.called_computation_ids)
     if calls and opcode not in _CALLERS | _APPLIERS:
         yield f"what {opcode} ({instruction.name}) calls"
     if sends and kind not in COLLECTIVES:
@@ -284,8 +286,3 @@ def _list_unknown_of(instruction: Any) -> Iterator[str]:
         yield f"fields {numbers} of {opcode} ({instruction.name})"
     if any(array.dtype == "?" for array in _list_arrays(instruction.shape)):
         yield f"a data type of {opcode} ({instruction.name})"
-
-
-def _has_groups(instruction: Any) -> bool:
-    listed = instruction.replica_groups or instruction.source_target_pairs
-    return bool(listed) or any(instruction.HasField(name) for name in ("device_list", "iota", "mesh"))

@@ -106,10 +106,6 @@ class StepSharding:
         """Returns an activation moved from here to there; its gradient is moved back, not summed where it is."""
         return _spread(value, self.shard(build_spec(*here)), self.shard(build_spec(*there)))
 
-    def store(self, tensor: ShardedTensor) -> NamedSharding:
-        """Returns where a tensor lies between its uses."""
-        return NamedSharding(self.mesh, tensor.stored)
-
     def shard(self, spec: PartitionSpec) -> NamedSharding:
         """Returns a sharding on this mesh."""
         return NamedSharding(self.mesh, spec)

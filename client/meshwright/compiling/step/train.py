@@ -201,7 +201,7 @@ def _describe_state(tensors: Tensors, training: TrainingSpec, layout: StepShardi
     def describe(dtype: str | None) -> Tree:
         kind = jnp.dtype(dtype or training.weight_dtype)
         return jax.tree.map(
-            lambda tensor: jax.ShapeDtypeStruct(tensor.shape, kind, sharding=layout.store(tensor)), tensors
+            lambda tensor: jax.ShapeDtypeStruct(tensor.shape, kind, sharding=layout.shard(tensor.stored)), tensors
         )
 
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.shard(build_spec()))
@@ -258,7 +258,7 @@ class _Forward:
 
     def store(self, values: Tree) -> Tree:
         """Returns values like the weights, each where its weight lies between steps."""
-        return jax.tree.map(lambda tensor, value: pin(value, self._layout.store(tensor)), self._tensors, values)
+        return jax.tree.map(lambda tensor, value: pin(value, self._layout.shard(tensor.stored)), self._tensors, values)
 
     def _run_layers(self, residual: Array, layers: Tree) -> Array:
         apply = _remember(self._decoder.apply, self._training)

@@ -165,8 +165,8 @@ class Work:
 
 def build_work(model: ModelSpec, seq_len: int) -> Work:
     """Returns the computation of a model on sequences of this number of tokens."""
-    tensors = list_tensors(model)
-    attention = _build_attention(model, seq_len)
+    tensors, attention = list_tensors(model), _build_attention(model, seq_len)
+    last: tuple[Output, ...] = ("mlp_out", "attention_out")
     return Work(
         hidden=model.hidden_size,
         vocabulary=model.vocab_size,
@@ -176,14 +176,8 @@ def build_work(model: ModelSpec, seq_len: int) -> Work:
         embedding_parameters=tensors.measure("embedding"),
         is_tied=model.tie_word_embeddings,
         is_parallel=model.use_parallel_residual,
-        unneeded=_list_unneeded(model),
+        unneeded=frozenset(last[: 0 if model.post_feedforward_norm else 1 + model.use_parallel_residual]),
     )
-
-
-def _list_unneeded(model: ModelSpec) -> frozenset[Output]:
-    if model.post_feedforward_norm:
-        return frozenset()
-    return frozenset({"mlp_out", "attention_out"}) if model.use_parallel_residual else frozenset({"mlp_out"})
 
 
 def _build_block(model: ModelSpec, layer: LayerTensors, attention: Attention) -> Block:

@@ -56,7 +56,11 @@ def estimate_batch(
     step: PlanStepTime = told["step_time"]
     limit, share = find_largest_part(step)
     shape = " × ".join(f"{name}:{size}" for name, size in mesh_shape.items())
-    message = _describe_nothing_fits(parts, told["memory"])
+    memory: PlanMemory = told["memory"]
+    message = (
+        f"nothing fits: one sequence for each of {parts} data-parallel part{'s' * (parts > 1)} needs about "
+        f"{memory.per_device_bytes / 2**30:.1f} GiB of a device's {(memory.capacity_bytes or 0) / 2**30:.1f}"
+    )
     if chosen:
         message = (
             f"{chosen} sequences a step on {shape}, {chosen // parts} for each of {parts} data-parallel part"
@@ -72,7 +76,7 @@ def estimate_batch(
         per_replica_batch_size=chosen and chosen // parts,
         limit=limit if chosen else "memory",
         batches=tuple(_build_row(batch, costs[batch]) for batch in batches),
-        memory=told["memory"],
+        memory=memory,
         measured=told["measured"],
         **({name: told[name] for name in _OF_A_STEP} if chosen else {}),
         message=message,
@@ -140,9 +144,3 @@ def _build_row(batch: int, told: Mapping[str, Any]) -> PricedBatch:
         remat=told["schedule"].remat,
         limit=find_largest_part(told["step_time"])[0],
     )
-
-
-def _describe_nothing_fits(parts: int, memory: PlanMemory) -> str:
-    needed, there = memory.per_device_bytes / 2**30, (memory.capacity_bytes or 0) / 2**30
-    each = f"one sequence for each of {parts} data-parallel part{'s' * (parts > 1)}"
-    return f"nothing fits: {each} needs about {needed:.1f} GiB of a device's {there:.1f}"

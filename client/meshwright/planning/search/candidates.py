@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,11 +214,6 @@ class Hardware:
     measured: Measurements = field(default_factory=Measurements)
     pair_bytes_per_s: float | None = None
 
-    @property
-    def platform(self) -> Literal["gpu", "tpu"]:
-        """Of the chip."""
-        return self.chip.platform
-
     @classmethod
     def of(cls, topology: Topology, devices: int, measured: Measurements | None = None) -> Hardware:
         """Returns the facts of `devices` devices of a topology.
@@ -282,7 +277,7 @@ class Hardware:
     def build_machine(self) -> DeviceRates:
         """Returns the figures of one device."""
         return DeviceRates(
-            platform=self.platform,
+            platform=self.chip.platform,
             flops_per_s=self.chip.device_flops_per_s * self.find_ratio("matmul"),
             memory_bytes_per_s=self.chip.device_memory_bytes_per_s * self.find_ratio("memory_bandwidth"),
         )
@@ -303,7 +298,7 @@ class Hardware:
         factor = next((factor for factor in self.factors if factor.case == "all_reduce" and factor.is_taken), None)
         if factor is None:
             return spans
-        rate = factor.ratio * factor.peak if self.platform == "gpu" else None
+        rate = factor.ratio * factor.peak if self.chip.platform == "gpu" else None
         return {
             axis: scale_inner(span, rate / np.asarray(span.inner.bytes_per_s) if rate else factor.ratio)
             for axis, span in spans.items()
@@ -313,12 +308,12 @@ class Hardware:
     def basis(self) -> str:
         """The source of the constants of a step's time, with the measured figures beside the published ones."""
         words = [KINDS[factor.case][2] for factor in self.factors if factor.is_taken]
-        basis = f"fit to published runs on {'TPUs' if self.platform == 'tpu' else 'GPUs'}"
+        basis = f"fit to published runs on {'TPUs' if self.chip.platform == 'tpu' else 'GPUs'}"
         return f"{basis}; measured on this host: {', '.join(words)}" if words else basis
 
     def _lay_published(self, layout: Layout, domain: int) -> Spans:
         """Returns the same at published rates; `domain`: devices that a fast network joins."""
-        if self.platform == "tpu":
+        if self.chip.platform == "tpu":
             return lay_on_torus(layout, self.chip, self.shape, self.wrap)
         return lay_on_hosts(layout, self.chip, domain, self.pair_bytes_per_s)
 
@@ -393,7 +388,7 @@ class Priced:
         if span is None:
             return part
         outer = np.broadcast_to(np.asarray(span.outer.size), self.total_s.shape)[place]
-        return "dcn" if outer > 1 else {"tpu": "ici", "gpu": "nvlink"}[self.hardware.platform]
+        return "dcn" if outer > 1 else {"tpu": "ici", "gpu": "nvlink"}[self.hardware.chip.platform]
 
 
 @dataclass(frozen=True)
@@ -457,7 +452,7 @@ class Question:
         work, execution = build_work(self.model, training.seq_len), build_execution(training)
         spans = hardware.lay(layout) if spans is None else spans
         time = price_step(work, layout, hardware.build_machine(), spans, execution)
-        memory = StepMemory.of(work, layout, self.model, training, hardware.platform).price()
+        memory = StepMemory.of(work, layout, self.model, training, hardware.chip.platform).price()
         shape = np.broadcast_shapes((1,), *map(np.shape, vars(layout).values()))
 
         def spread(figures: Mapping[str, Any]) -> dict[str, Floats]:

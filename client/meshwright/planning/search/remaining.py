@@ -74,8 +74,10 @@ def search_remaining(
     if not found:
         raise _refuse(request, len(kept))
     count = min(found, key=lambda each: found[each])
-    selection = DeviceSelection(count=count, exclude=_name_others(topology, kept))
-
+    gone = set(topology.order) - set(kept)
+    others = [topology.devices[index] for index in topology.order if index in gone]
+    names = tuple(device.uuid or f"{device.host}/{device.local_index}" for device in others)
+    selection = DeviceSelection(count=count, exclude=names)
     plans = search_plans(request, ask(count), lambda mesh: lay_out(mesh, selection))
     idle = len(kept) - count
     if not idle:
@@ -105,13 +107,6 @@ def _find_batch(request: SearchRequest, question: Question) -> str:
         return f"with a global_batch_size of {near} not all {devices} would work either"
     seconds = best.seconds / near * batch
     return f"with a global_batch_size of {near} all {devices} work, {seconds:.3g} s for as many sequences"
-
-
-def _name_others(topology: Topology, kept: Sequence[int]) -> tuple[str, ...]:
-    """Returns the devices that are not left, as a selection excludes them."""
-    left = set(kept)
-    others = [topology.devices[index] for index in topology.order if index not in left]
-    return tuple(device.uuid or f"{device.host}/{device.local_index}" for device in others)
 
 
 def _name_lost(topology: Topology, groups: Sequence[Sequence[int]]) -> str:

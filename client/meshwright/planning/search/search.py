@@ -197,7 +197,7 @@ def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
     layout, spans, sequence = priced.layout, priced.spans, priced.work.seq_len
     found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
     found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
-    if priced.hardware.platform == "gpu":
+    if priced.hardware.chip.platform == "gpu":
         found["tp on GPUs"] = np.asarray(layout.tp) > 1
     found["pp"] = np.asarray(layout.pp) > 1
     return {words: np.broadcast_to(each, priced.total_s.shape) for words, each in found.items()}
@@ -505,7 +505,7 @@ def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
     hardware = question.hardware
     measured = tuple(factor.refuse() for factor in hardware.factors if not factor.is_taken)
     default = find_capacity(hardware.chip, hardware.memory_bytes, GPU_FRACTION)
-    if hardware.platform != "gpu" or not memory.fits or memory.per_device_bytes <= default:
+    if hardware.chip.platform != "gpu" or not memory.fits or memory.per_device_bytes <= default:
         return measured
     message = (
         f"the step needs {memory.per_device_bytes / 2**30:.1f} GiB of a device; JAX's default, {GPU_FRACTION} of its "

@@ -7,14 +7,6 @@ import pytest
 from meshwright.planning.cost.work import build_work, find_repeated
 from meshwright.planning.models import read_model
 
-LLAMA = build_work(read_model("llama3-70b"), 8192)
-
-
-def test_jax_does_not_repeat_the_last_matmul_so_keeping_it_gains_nothing() -> None:
-    last, whole = 28672 * 8192, 8192 * 10240 + 8192 * 8192 + 3 * 28672 * 8192
-    assert find_repeated(LLAMA).matmuls == pytest.approx(1 - last / whole)
-    assert find_repeated(LLAMA, ("mlp_out",)) == find_repeated(LLAMA)
-
 
 def test_what_is_added_to_the_stream_is_not_needed_unless_it_is_normalized_first() -> None:
     shape = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}

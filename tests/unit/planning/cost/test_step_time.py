@@ -84,12 +84,6 @@ def test_a_third_of_what_runs_inside_a_host_is_waited_for_and_all_gradients_betw
         assert float(step.communication_s[axis]) == pytest.approx(part * float(moved), rel=0.12)
 
 
-def test_tensor_parallel_blocks_send_half_as_much_where_they_are_side_by_side() -> None:
-    layout = Layout(tp=8, remat=REMAT_NONE)
-    one, both = price(layout, work=replace(WORK, is_parallel=True)), price(layout)
-    assert float(both.communication_s["tp"]) == pytest.approx(2 * float(one.communication_s["tp"]))
-
-
 def test_a_pipeline_waits_for_its_stages() -> None:
     """(p − 1) ÷ m of the steady part: Narayanan et al., arXiv:2104.04473, section 2.2."""
     step = price(Layout(pp=4, gradient_accumulation_steps=8))
@@ -103,17 +97,6 @@ def test_experts_take_their_tokens_from_all_devices_and_longer_than_other_matmul
     alike, slower = (price(Layout(), work=SPARSE, law=replace(BARE, experts=each)).compute_s for each in (1.0, 2.0))
     routed = sum(block.count * block.expert_parameters_per_token for block in SPARSE.blocks)
     assert float(slower - alike) == pytest.approx(3 * 2 * routed * 4096 / PEAK)
-
-
-def test_candidates_are_priced_as_each_of_them() -> None:
-    axes = [(1, 8, 4), (2, 4, 2), (8, 1, 1), (4, 2, 8)]
-    tensor, data, micro = (np.array(column) for column in zip(*axes, strict=True))
-    together = price(Layout(tp=tensor, dp=data, micro_batch_size=micro, gradient_accumulation_steps=2), law=LAW)
-    alone = [
-        price(Layout(tp=t, dp=d, micro_batch_size=m, gradient_accumulation_steps=2), law=LAW).total_s
-        for t, d, m in axes
-    ]
-    assert together.total_s == pytest.approx(np.array(alone, float))
 
 
 @pytest.mark.parametrize(

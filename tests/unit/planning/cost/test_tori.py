@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshwright.planning.cost.spans import AXES, Layout, Spans, lay_on_torus, read_spans
 from meshwright.planning.mesh_plan import plan_mesh
@@ -69,17 +67,6 @@ def test_fewer_devices_than_a_slice_has_stand_in_a_box_of_it() -> None:
     assert float(np.squeeze(lay("v5p:4x4x4", Layout(tp=7))["tp"].inner.size)) == 7
 
 
-def test_what_does_not_fit_a_slice_goes_over_the_least_number_of_equal_ones() -> None:
-    spans = lay("v5p:4x4x4", Layout(tp=4, fsdp=16, dp=3))
-    assert [float(np.squeeze(spans[axis].outer.size)) for axis in AXES] == [1, 3, 1, 1, 1, 1]
-
-
-@given(st.lists(st.sampled_from([1, 2, 3, 4, 8, 16, 32]), min_size=6, max_size=6), st.sampled_from(["v5p", "tpu7x"]))
-def test_every_axis_is_laid_out_whole(sizes: list[int], chip: str) -> None:
-    spans = lay(f"{chip}:4x8x8", Layout(**dict(zip(AXES, sizes, strict=True))))
-    assert [float(np.squeeze(spans[axis].inner.size * spans[axis].outer.size)) for axis in AXES] == sizes
-
-
 def test_candidates_are_laid_as_each_alone() -> None:
     sizes = [(1, 64), (4, 16), (8, 8), (64, 1)]
     arrays = Layout(tp=np.array([tp for tp, _ in sizes]), fsdp=np.array([fsdp for _, fsdp in sizes]))
@@ -141,8 +128,3 @@ def test_axes_are_found_by_the_names_that_the_plan_has() -> None:
     plain = read_spans(plan("v5p:4x4x4", "fsdp:16,tp:4"))
     assert rate(named, "tp") == rate(plain, "tp")
     assert named["fsdp"].inner.size == 16
-
-
-def test_an_axis_that_a_plan_has_not_is_one_device() -> None:
-    spans = read_spans(plan("v5e:4x4", "fsdp:16"))
-    assert spans["tp"].inner.size == spans["tp"].outer.size == 1

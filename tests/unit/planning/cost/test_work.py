@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.errors import NotCompiledError
-from meshwright.planning.cost.work import MatmulShape, build_work
+from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model, read_presets
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
@@ -44,20 +44,6 @@ def test_every_preset_has_the_parameters_that_are_counted() -> None:
         assert work.layers == model.num_hidden_layers, model.name
 
 
-def test_a_dense_layer_has_its_four_matmuls() -> None:
-    (block,) = build_work(DENSE, 8).blocks
-
-    assert block.count == 3
-    assert block.matmuls == (
-        MatmulShape(64, 64 + 2 * 32, "outputs"),
-        MatmulShape(64, 64, "inputs"),
-        MatmulShape(64, 512, "outputs"),
-        MatmulShape(256, 64, "inputs"),
-    )
-    assert block.attention.context == 4.5
-    assert block.flops_per_token == 2 * (64 * 128 + 64 * 64 + 64 * 512 + 256 * 64) + 2 * 4 * 32 * 4.5
-
-
 def test_gpt_has_six_flops_a_parameter_and_causal_attention() -> None:
     work = build_work(read_model("llama2-7b"), 4096)
     weights = work.parameters - work.embedding_parameters - 32 * 2 * 4096
@@ -81,35 +67,3 @@ def test_windows_leave_keys_out(fields: dict[str, int], length: int, context: fl
 
     assert block.attention.context == pytest.approx(context)
     assert block.attention.length == length
-
-
-def test_experts_are_apart_from_what_every_token_goes_through() -> None:
-    model = DENSE.model_copy(
-        update={
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "num_shared_experts": 1,
-            "num_expert_layers": 2,
-        }
-    )
-    dense, sparse = build_work(model, 8).blocks
-
-    assert (dense.count, dense.experts) == (1, None)
-    assert sparse.count == 2
-    assert sparse.experts is not None
-    assert (sparse.experts.count, sparse.experts.chosen) == (8, 2)
-    assert sparse.expert_parameters == 8 * 3 * 64 * 32
-    assert sparse.matmuls[2:] == (MatmulShape(64, 64, "outputs"), MatmulShape(32, 64, "inputs"))
-    assert sparse.inner == 3 * 32
-
-
-def test_latent_attention_goes_through_narrow_matrices() -> None:
-    work = build_work(read_model("deepseek3-671b"), 4096)
-    dense, sparse = work.blocks
-
-    assert (dense.count, sparse.count) == (3, 58)
-    assert [matmul.cut for matmul in dense.matmuls[:5]] == ["tokens", "outputs", "tokens", "outputs", "inputs"]
-    assert dense.matmuls[0] == MatmulShape(7168, 1536, "tokens")
-    assert dense.attention.query_size == 192
-    assert dense.attention.value_size == 128

@@ -105,13 +105,6 @@ def test_a_mesh_over_several_hosts_binds_its_plan() -> None:
     assert text.index("import jax") < text.index("jax.checkpoint_policies")
 
 
-def test_a_pipeline_is_refused_with_what_says_it() -> None:
-    with pytest.raises(InvalidRequestError, match="pp:4 is a pipeline") as refused:
-        export("jax", mesh="pp:4,dp:2")
-    assert refused.value.errors[0]["field"] == "exports"
-    assert "maxtext" in refused.value.hint
-
-
 def test_a_model_that_the_step_has_not_is_refused_by_its_field() -> None:
     with pytest.raises(InvalidRequestError, match="use_parallel_residual"):
         export("jax", mesh="dp:8", model={**TINY, "use_parallel_residual": True})

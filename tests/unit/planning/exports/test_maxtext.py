@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.exports.maxtext import read_known
 from meshwright.planning.models import find_preset
 from tests.unit.planning.exports.asking import EXPERTS, TINY, export
 
@@ -42,12 +41,6 @@ def test_axes_are_split_into_parts_inside_and_across_hosts() -> None:
         "ici_fsdp_parallelism": "1",
         "ici_tensor_parallelism": "8",
     }
-
-
-def test_slices_are_across_and_two_axes_of_one_kind_multiply() -> None:
-    flags = read_flags(export("maxtext", **{**LLAMA, "target": "2*v5e:4x8"}, mesh="replica:2,data:4,model:8"))
-    assert (flags["dcn_data_parallelism"], flags["ici_data_parallelism"]) == ("2", "4")
-    assert (flags["ici_tensor_parallelism"], flags["hardware"]) == ("8", "tpu")
 
 
 def test_a_batch_that_no_float_holds_is_rounded_so_that_none_is_lost() -> None:
@@ -103,16 +96,6 @@ def test_experts_have_as_many_places_as_the_compiled_step() -> None:
     assert flags["ici_expert_parallelism"] == "4"
 
 
-def test_numbers_and_kernels_are_said() -> None:
-    training = {"seq_len": 64, "global_batch_size": 16, "weight_dtype": "bfloat16", "optimizer": "sgd"}
-    flags = read_flags(export("maxtext", mesh="dp:8", training={**training, "attention": "xla", "scan_layers": False}))
-    assert (flags["dtype"], flags["weight_dtype"], flags["grad_dtype"]) == ("bfloat16", "bfloat16", "bfloat16")
-    assert (flags["opt_type"], flags["attention"], flags["scan_layers"]) == ("sgd", "dot_product", "false")
-    assert flags["hardware"] == "cpu"
-    assert "mu_dtype" not in flags
-    assert read_flags(export("maxtext", mesh="fsdp:64", **LLAMA))["attention"] == "cudnn_flash_te"
-
-
 def test_what_no_flag_says_is_a_comment() -> None:
     training = {"remat": "none", "first_moment_dtype": "bfloat16", "second_moment_dtype": "bfloat16"}
     text = export("maxtext", mesh="dp:8", training=training)
@@ -144,12 +127,6 @@ def test_a_padded_vocabulary_is_told() -> None:
     training = {"seq_len": 1024, "global_batch_size": 64}
     notes = read_notes(export("maxtext", mesh="fsdp:64", model="gemma-2b", target="v5e:8x8", training=training))
     assert "a vocabulary of 256000; MaxText's gemma-2b has 256128" in notes
-
-
-def test_every_known_name_is_a_preset_of_ours() -> None:
-    presets = {name: find_preset(name) for name in read_known()}
-    assert [name for name, preset in presets.items() if preset is None or preset.name != name] == []
-    assert len(presets) > 60
 
 
 MIXED = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (0, 3)]

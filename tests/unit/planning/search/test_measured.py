@@ -50,12 +50,6 @@ def test_an_all_reduce_over_all_planned_devices_gives_its_bus_bandwidth() -> Non
     assert choose(rows, (2,)).find("all_reduce") is None  # one device has nobody to exchange with
 
 
-def test_figures_of_one_host_say_nothing_of_several() -> None:
-    two = build_target("2*h100:8")
-    assert choose(build_host(4e14), range(16), two) == Measurements()
-    assert choose(build_host(4e14), range(8), two).find("matmul", "bfloat16") is not None
-
-
 def test_the_newest_run_counts_and_an_older_one_where_it_is_too_short() -> None:
     older = build_collective("all_reduce", 3e11, run_id="run-0001")
     newer = build_collective("all_reduce", 2e11, run_id="run-0002")

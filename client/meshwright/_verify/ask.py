@@ -134,10 +134,8 @@ def ask_child(
         RuntimeError: this process is the child, which imports the calling script.
     """
     if MAIN_NAME in sys.modules:
-        raise RuntimeError(
-            "verify was called while the compiling process imports the script; put what the script does under "
-            "`if __name__ == '__main__':`"
-        )
+        rule = "put what the script does under `if __name__ == '__main__':`"
+        raise RuntimeError(f"verify was called while the compiling process imports the script; {rule}")
     read = read_plan(plan)
     try:
         hardware, mesh, capacity_bytes = find_hardware(read, target)

@@ -70,10 +70,8 @@ def describe_leaves(tree: Any, specs: Any, axes: Mapping[str, int]) -> Any:
             jax.tree.map(lambda spec, part: jax.tree.map(lambda _: _Spec(spec), part), specs, tree, is_leaf=_is_spec)
         )
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"in_specs is no prefix of the arguments ({str(error).splitlines()[0]}); give one PartitionSpec an "
-            "argument, or one for all, such as (P('fsdp'), P('dp'))"
-        ) from error
+        rule = "give one PartitionSpec an argument, or one for all, such as (P('fsdp'), P('dp'))"
+        raise ValueError(f"in_specs is no prefix of the arguments ({str(error).splitlines()[0]}); {rule}") from error
     leaves = [_describe(keystr(path), leaf, spec.value, axes) for (path, leaf), spec in zip(flat, spread, strict=True)]
     return structure.unflatten(leaves)
 

@@ -441,12 +441,9 @@ def _find(name: int | str, topology: Topology, field: str) -> int:
         return found[0]
     there = topology.describe(topology.order)
     if not found:
-        raise refuse(
-            f"{field} names {repr(name)[:80]}; {name_hosts(topology)} devices {there}; "
-            f"a device is named by its local index, host/index, uuid or PCI bus id",
-            f"use one of {there}, or a uuid from GET /devices",
-            field,
-        )
+        rule = "a device is named by its local index, host/index, uuid or PCI bus id"
+        hint = f"use one of {there}, or a uuid from GET /devices"
+        raise refuse(f"{field} names {repr(name)[:80]}; {name_hosts(topology)} devices {there}; {rule}", hint, field)
     raise refuse(
         f"{field} names {repr(name)[:80]}, which {len(found)} devices share "
         f"({topology.describe(found)}); "

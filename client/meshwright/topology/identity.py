@@ -163,10 +163,8 @@ def check_plan(plan: Plan) -> tuple[DeviceRef, ...]:
     """
     refs, axes = plan.devices, read_axes(plan)
     if not refs:
-        raise _refuse(
-            f"plan {plan.fingerprint} comes without its devices; a mesh needs them",
-            f"ask with include_devices=true, or fetch GET /mesh/plan/{plan.fingerprint}",
-        )
+        hint = f"ask with include_devices=true, or fetch GET /mesh/plan/{plan.fingerprint}"
+        raise _refuse(f"plan {plan.fingerprint} comes without its devices; a mesh needs them", hint)
     wanted = math.prod(size for _, size in axes)
     if len(refs) != wanted or set(plan.axis_types) != set(plan.mesh_shape):
         raise _corrupt(plan, f"it has {len(refs)} devices and {len(plan.axis_types)} axis types for {axes}")

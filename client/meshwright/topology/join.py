@@ -116,10 +116,8 @@ def _read_shape(name: str, parts: Sequence[GranulePart]) -> Coords | None:
     shapes = {part.granule.shape: part for part in parts if part.granule.shape is not None}
     if len(shapes) > 1:
         said = ", ".join(f"{write_shape(s)} ({part.seats[0].device.host})" for s, part in shapes.items() if s)
-        raise refuse(
-            f"the hosts of slice {name} say that its shape is {said}; a slice has one shape",
-            "hosts of different slices need different TPU_NAME; else look at TPU_TOPOLOGY on these hosts",
-        )
+        hint = "hosts of different slices need different TPU_NAME; else look at TPU_TOPOLOGY on these hosts"
+        raise refuse(f"the hosts of slice {name} say that its shape is {said}; a slice has one shape", hint)
     return next(iter(shapes), None)
 
 
@@ -146,11 +144,9 @@ def _read_wrap(parts: Sequence[GranulePart]) -> tuple[bool, ...] | None:
         said = ", ".join(
             f"{','.join(map(str, wrap)).lower()} ({part.seats[0].device.host})" for wrap, part in wraps.items() if wrap
         )
-        raise refuse(
-            f"the hosts of slice {parts[0].granule.name} say of its dimensions {said}; a slice closes to rings in one "
-            f"way",
-            "look at TPU_TOPOLOGY_WRAP on these hosts",
-        )
+        rule = "a slice closes to rings in one way"
+        hint = "look at TPU_TOPOLOGY_WRAP on these hosts"
+        raise refuse(f"the hosts of slice {parts[0].granule.name} say of its dimensions {said}; {rule}", hint)
     return next(iter(wraps), None)
 
 

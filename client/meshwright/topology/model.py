@@ -130,19 +130,15 @@ def _check_ordinals(granules: Sequence[Granule]) -> None:
     ordinals = Counter(granule.ordinal for granule in granules)
     if len(ordinals) < len(granules):
         doubled = next(ordinal for ordinal, count in ordinals.items() if count > 1)
-        raise ValueError(
-            f"granule {doubled} stands {ordinals[doubled]} times among {len(granules)} granules; each "
-            f"has an ordinal of its own, such as 0, 1, …"
-        )
+        rule = "each has an ordinal of its own, such as 0, 1, …"
+        raise ValueError(f"granule {doubled} stands {ordinals[doubled]} times among {len(granules)} granules; {rule}")
 
 
 def _check_strangers(members: Iterable[int], granules: Sequence[Granule]) -> None:
     strangers = set(members) - {granule.ordinal for granule in granules}
     if strangers:
-        raise ValueError(
-            f"devices stand in granule {min(strangers)}; the topology lists {len(granules)} granules, "
-            f"and every device must stand in one of them"
-        )
+        rule = f"the topology lists {len(granules)} granules, and every device must stand in one of them"
+        raise ValueError(f"devices stand in granule {min(strangers)}; {rule}")
 
 
 def _check_platforms(devices: Sequence[Device]) -> None:
@@ -164,16 +160,12 @@ def _check_torus(granule: Granule) -> None:
     shape, wrap = granule.shape, granule.wrap
     if shape is None:
         if granule.twisted or wrap is not None:
-            raise ValueError(
-                f"granule {granule.name} says how its dimensions close to rings, and no shape; wrap and twisted are "
-                f"those of a shape, such as 4x4x8"
-            )
+            rule = "wrap and twisted are those of a shape, such as 4x4x8"
+            raise ValueError(f"granule {granule.name} says how its dimensions close to rings, and no shape; {rule}")
         return
     if not 1 <= len(shape) <= MAX_DIMENSION_COUNT or min(shape) < 1:
-        raise ValueError(
-            f"granule {granule.name} has the shape {write_shape(shape) or '[]'}; a slice has 1 to "
-            f"{MAX_DIMENSION_COUNT} dimensions of 1 chip or more, such as 2x2x1"
-        )
+        rule = f"a slice has 1 to {MAX_DIMENSION_COUNT} dimensions of 1 chip or more, such as 2x2x1"
+        raise ValueError(f"granule {granule.name} has the shape {write_shape(shape) or '[]'}; {rule}")
     if wrap is not None and len(wrap) != len(shape):
         raise ValueError(
             f"granule {granule.name} has the shape {write_shape(shape)} and says of {len(wrap)} dimensions whether "
@@ -197,10 +189,8 @@ def _count_places(granule: Granule, devices: Sequence[Device]) -> int:
         return math.prod(granule.shape or (0,))
     length = len(granule.shape or seeing[0].coords or ())
     if not 1 <= length <= MAX_DIMENSION_COUNT:
-        raise ValueError(
-            f"granule {granule.name} has chips with {length} coordinates; a chip has 1 to {MAX_DIMENSION_COUNT}, such "
-            f"as (0,0,0)"
-        )
+        rule = f"a chip has 1 to {MAX_DIMENSION_COUNT}, such as (0,0,0)"
+        raise ValueError(f"granule {granule.name} has chips with {length} coordinates; {rule}")
     whole = f"the shape {write_shape(granule.shape)}" if granule.shape else f"chips with {length} coordinates"
     first: dict[tuple[int, ...], Device] = {}
     for device in seeing:
@@ -218,10 +208,8 @@ def _count_places(granule: Granule, devices: Sequence[Device]) -> int:
         other = first.setdefault((*coords, core), device)
         if other is not device:
             pair = " and ".join(f"{each.host}/{each.local_index}" for each in (other, device))
-            raise ValueError(
-                f"granule {granule.name} has two devices at {write_chip(coords, core)}, {pair}; at one place of a "
-                f"slice there is one device"
-            )
+            rule = "at one place of a slice there is one device"
+            raise ValueError(f"granule {granule.name} has two devices at {write_chip(coords, core)}, {pair}; {rule}")
     highest: tuple[int, ...] = tuple(map(max, zip(*first, strict=True)))
     return math.prod(granule.shape or (top + 1 for top in highest[:-1])) * (highest[-1] + 1)
 

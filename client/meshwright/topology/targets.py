@@ -66,10 +66,9 @@ def read_target(target: str | TargetSpec) -> TargetSpec:
     one, count = _write_one(asked, hardware), count_devices(hardware)
     most = MAX_DEVICE_COUNT // count
     if granules > most:
-        raise refuse(
-            f"target {asked} has {count * granules:,} devices; a target has at most {MAX_DEVICE_COUNT:,}",
-            f"use {replace(one, granules=most) if most else replace(one, shape=(MAX_DEVICE_COUNT,))}",
-        )
+        rule = f"a target has at most {MAX_DEVICE_COUNT:,}"
+        hint = f"use {replace(one, granules=most) if most else replace(one, shape=(MAX_DEVICE_COUNT,))}"
+        raise refuse(f"target {asked} has {count * granules:,} devices; {rule}", hint)
     return replace(one, granules=granules)
 
 
@@ -103,11 +102,9 @@ def _find(spec: TargetSpec) -> tuple[Hardware, int]:
     if chip is None and spec.chip != CPU:
         raise _refuse_unknown(spec)
     if spec.twisted is not None or len(spec.shape) > 1:
-        raise refuse(
-            f"target {spec}: only TPU slices have shapes of several dimensions and twists; "
-            f"of GPUs and CPUs a target says how many a host has",
-            f"write {spec.chip}:{find_default_count(chip) if chip else 8}",
-        )
+        rule = "of GPUs and CPUs a target says how many a host has"
+        hint = f"write {spec.chip}:{find_default_count(chip) if chip else 8}"
+        raise refuse(f"target {spec}: only TPU slices have shapes of several dimensions and twists; {rule}", hint)
     return (spec.shape[0] if spec.shape else 1, spec.granules) if chip is None else _find_machine(spec, chip)
 
 

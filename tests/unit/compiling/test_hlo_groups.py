@@ -120,7 +120,7 @@ def test_pairs_are_of_the_axes_along_which_they_go() -> None:
     ids = MeshIds({"dp": 2, "tp": 4}, 8)
     ring = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)]
 
-    assert ids.name_moves(ring) == "tp"
+    assert ids.name_axes(ring, are_moves=True) == "tp"
     assert ids.name_moves([(0, 4), (4, 0)]) == "dp"
     assert ids.name_moves([(0, 5), (5, 0)]) == "dp,tp"
     assert ids.name_moves([(0, 8)]) == "?"

@@ -179,10 +179,8 @@ def parse_module(serialized: bytes) -> Module:
     try:
         message.ParseFromString(serialized)
     except DecodeError as error:
-        raise ValueError(
-            f"{len(serialized)} bytes are not the protobuf of an HLO module: {error}; give what "
-            "hlo_modules()[0].as_serialized_hlo_module_proto() returns"
-        ) from error
+        rule = "give what hlo_modules()[0].as_serialized_hlo_module_proto() returns"
+        raise ValueError(f"{len(serialized)} bytes are not the protobuf of an HLO module: {error}; {rule}") from error
     assigned = message.device_assignment
     device_count = assigned.replica_count * assigned.computation_count
     if not device_count:

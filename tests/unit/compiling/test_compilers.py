@@ -69,6 +69,7 @@ def test_the_libtpu_that_is_here_is_the_one_that_jax_wants() -> None:
 
 def test_an_assembler_of_the_machines_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(compilers, "_PTXAS_PLACES", ())
     bare = {name: CUDA_12[name] for name in ("jax", "jaxlib", "jax-cuda12-plugin")}
     reason = explain_missing("gpu", bare) or ""
     assert "ptxas, which is not installed; pip install 'meshwright[compile-cuda]'" in reason

@@ -121,9 +121,9 @@ def test_pairs_are_of_the_axes_along_which_they_go() -> None:
     ring = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)]
 
     assert ids.name_axes(ring, are_moves=True) == "tp"
-    assert ids.name_moves([(0, 4), (4, 0)]) == "dp"
-    assert ids.name_moves([(0, 5), (5, 0)]) == "dp,tp"
-    assert ids.name_moves([(0, 8)]) == "?"
+    assert ids.name_axes([(0, 4), (4, 0)], are_moves=True) == "dp"
+    assert ids.name_axes([(0, 5), (5, 0)], are_moves=True) == "dp,tp"
+    assert ids.name_axes([(0, 8)], are_moves=True) == "?"
 
 
 def test_ids_of_slices_are_places_of_their_granules() -> None:

@@ -126,19 +126,6 @@ def test_collectives_run_over_each_axis_of_the_mesh_and_stand_in_the_compiled_te
         )
 
 
-def test_the_compiled_collective_moves_s_as_nccl_tests_counts_it(eight: Any) -> None:
-    for record in eight["quick"][0].records:
-        if record.collective:
-            parts = 8 if record.case == "reduce_scatter" else 1
-            assert record.collective.bytes == record.size_bytes // parts, record
-
-
-def test_a_matmul_counts_a_multiplication_and_an_addition_each(eight: Any) -> None:
-    [record] = of_case(eight["quick"][0], "matmul")
-    assert record.flops_per_s * record.median_s == pytest.approx(2 * record.detail["n"] ** 3)
-    assert record.size_bytes == 3 * 4 * record.detail["n"] ** 2
-
-
 def test_collectives_of_the_smallest_size_still_give_each_rank_an_element(eight: Any) -> None:
     result, _ = eight["tiny"]
     assert {record.axis for record in result.records} == {"a", "b", "c", None}
@@ -164,12 +151,6 @@ def test_bytes_really_move(eight: Any, case: str) -> None:
     for name in ("quick", "mesh"):
         for record in of_case(eight[name][0], case):
             assert record.detail["shared_parts"] == 0
-
-
-def test_what_lands_is_told_beside_what_is_sent(eight: Any) -> None:
-    [replicated], [sharded] = (of_case(eight["quick"][0], case) for case in ("replicate", "shard_batch"))
-    assert replicated.detail["landed_bytes"] == 8 * replicated.size_bytes
-    assert sharded.detail["landed_bytes"] == sharded.size_bytes
 
 
 def test_each_trial_is_announced_and_each_record_told_as_soon_as_it_is_there(eight: Any) -> None:
@@ -224,15 +205,6 @@ def test_memory_bandwidth_and_matmul_are_within_a_wide_factor_of_numpys(one: Any
     print(f"matmul {matmul.flops_per_s:.3g} FLOP/s, NumPy {numpy_matmul:.3g} FLOP/s")
     assert 1 / 20 < memory.algbw_bytes_per_s / numpy_copy < 20
     assert 1 / 20 < matmul.flops_per_s / numpy_matmul < 20
-
-
-def test_transfers_are_not_faster_than_memory(one: Any) -> None:
-    """The host's memory is the device's: an array cannot be copied faster than it can be read and written."""
-    result, numpy_copy, _ = one
-    fastest = numpy_copy + max(record.algbw_bytes_per_s for record in of_case(result, "memory_bandwidth"))
-    for case in ("host_to_device", "device_to_host", "replicate", "shard_batch"):
-        for record in of_case(result, case):
-            assert record.algbw_bytes_per_s < 5 * fastest, record
 
 
 def test_wrong_results_and_missing_collectives_are_found() -> None:

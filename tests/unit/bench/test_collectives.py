@@ -37,16 +37,6 @@ def test_what_is_expected_follows_the_definition(case: str, size: int, chunk: in
     assert KINDS[case].expect(group).tolist() == write_out(case, begins, rank)  # type: ignore[index]
 
 
-@given(case=st.sampled_from(sorted(COLLECTIVE_CASES)), size=st.integers(2, 8))
-def test_ranks_differ_in_what_they_must_end_with_unless_all_end_alike(case: str, size: int) -> None:
-    tiles = [build_tile(seed, 31) for seed in range(size)]
-    ends = {
-        KINDS[case].expect(Group(tiles, rank, 64 * size, np.dtype(np.float32))).tobytes()  # type: ignore[index]
-        for rank in range(size)
-    }
-    assert len(ends) == (1 if case in {"all_reduce", "all_gather"} else size)
-
-
 @pytest.mark.parametrize(
     ("case", "factors"),
     [
@@ -59,7 +49,3 @@ def test_ranks_differ_in_what_they_must_end_with_unless_all_end_alike(case: str,
 )
 def test_bus_factors_are_those_of_nccl_tests(case: str, factors: dict[int, float]) -> None:
     assert {count: KINDS[case].factor(count) for count in factors} == factors  # type: ignore[index]
-
-
-def test_every_collective_case_has_its_kind() -> None:
-    assert set(KINDS) == COLLECTIVE_CASES

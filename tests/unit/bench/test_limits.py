@@ -14,11 +14,9 @@ from meshwright.errors import DeviceBusyError, InvalidRequestError
 from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
 from meshwright.wire.devices import DeviceProcess, Devices, JaxView, Memory, WorkerState
 from meshwright_agent.bench.limits import (
-    APPETITES,
     check_bench,
-    list_demands,
 )
-from meshwright_agent.bench.scope import CASES, build_scope
+from meshwright_agent.bench.scope import CASES
 from meshwright_agent.facts.model import IDLE_BYTES
 from tests.fakes.codes import has_code
 from tests.fakes.topologies import EVIDENCE
@@ -27,18 +25,6 @@ from tests.unit.bench.hosts import GIB, build_host
 
 def check(host: Devices, **fields: Any) -> None:
     check_bench(BenchRequest.model_validate(fields), host)
-
-
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-@pytest.mark.parametrize("suite", ["quick", "full"])
-def test_both_suites_fit_on_usual_hosts(platform: Any, suite: str) -> None:
-    check(build_host(platform=platform, device_bytes=16 * GIB), suite=suite)
-
-
-def test_every_case_states_its_appetite() -> None:
-    assert set(APPETITES) == set(CASES)
-    scope = build_scope(BenchRequest(), platform="cpu", indices=range(8))
-    assert [demand.case for demand in list_demands(scope)] == list(CASES)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "matmul"])
@@ -78,18 +64,6 @@ def test_a_refusal_names_a_size_that_is_then_accepted(
         check(host, cases=[case], sizes_bytes=[int(found[1])])
 
 
-@given(st.integers(4, 2**36), st.integers(2**20, 2**38), st.sampled_from(CASES))
-def test_more_memory_never_fits_less(size: int, room: int, case: str) -> None:
-    def fits(host_bytes: int) -> bool:
-        try:
-            check(build_host(2, host_bytes=host_bytes), cases=[case], sizes_bytes=[size], matmul_size=256)
-        except InvalidRequestError:
-            return False
-        return True
-
-    assert fits(room) <= fits(2 * room)
-
-
 def test_virtual_devices_share_the_hosts_memory() -> None:
     one, eight = build_host(1, host_bytes=4 * GIB), build_host(8, host_bytes=4 * GIB)
     check(one, cases=["replicate"], sizes_bytes=[GIB // 2])
@@ -122,11 +96,6 @@ def test_memory_that_nobody_has_told_is_not_assumed(platform: Any) -> None:
     check(host, cases=["host_to_device"], sizes_bytes=[2**20])
     with pytest.raises(InvalidRequestError, match="its memory is not known", check=has_code("bench_too_large")):
         check(host, cases=["host_to_device"], sizes_bytes=[GIB])
-
-
-def test_what_the_scope_refuses_is_refused_here() -> None:
-    with pytest.raises(InvalidRequestError, match="device 8 is not there"):
-        check(build_host(8), devices=[8])
 
 
 def hold(*, own: bool = False) -> dict[str, Any]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from meshwright.errors import InvalidMeshError, InvalidRequestError
+from meshwright.errors import InvalidRequestError
 from meshwright.wire.bench import BenchRequest
 from meshwright_agent.bench.scope import CASES, Scope, build_scope
 
@@ -42,18 +38,6 @@ def test_the_first_virtual_cpu_device_stands_for_all_unless_devices_are_named_or
     assert (named.devices, named.singles, named.pairs) == ((3, 1), (3, 1), ((3, 1), (1, 3)))
     assert scope(suite="full").singles == tuple(range(8))
     assert scope(platform="gpu").singles == tuple(range(8))
-
-
-@given(st.integers(2, 9))
-def test_pairs_are_a_ring_in_the_quick_suite_and_all_in_the_full_one(count: int) -> None:
-    ring = scope(count, platform="gpu").pairs
-    assert sorted(a for a, _ in ring) == sorted(b for _, b in ring) == list(range(count))
-    assert all(b == (a + 1) % count for a, b in ring)
-    assert set(scope(count, suite="full").pairs) == set(permutations(range(count), 2))
-
-
-def test_one_device_has_no_pairs() -> None:
-    assert scope(1).pairs == scope(1, suite="full").pairs == ()
 
 
 def test_what_is_named_replaces_the_suites_choice_and_stands_once() -> None:
@@ -91,18 +75,3 @@ def test_what_is_not_there_is_refused_with_the_field_and_a_value_that_works(
         scope(**fields)
     assert caught.value.errors[0]["field"] == field
     assert caught.value.hint
-
-
-def test_a_mesh_that_is_no_mesh_is_refused_as_such() -> None:
-    with pytest.raises(InvalidMeshError):
-        scope(mesh="dp:-1,tp:-1")
-
-
-@given(st.integers(1, 16), st.lists(st.integers(-2, 20), min_size=1, max_size=6))
-def test_devices_are_taken_as_named_or_refused(count: int, named: list[int]) -> None:
-    good = len(set(named)) == len(named) and all(0 <= index < count for index in named)
-    try:
-        assert scope(count, devices=named).devices == tuple(named)
-        assert good
-    except InvalidRequestError:
-        assert not good

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
 import jax
@@ -13,19 +12,15 @@ from hypothesis import strategies as st
 
 from meshwright.topology.identity import VisibleGpu
 from meshwright.wire.bench import BenchRequest
-from meshwright.wire.devices import parse_platform
 from meshwright_agent.bench.scope import build_scope
 from meshwright_agent.children.bench.measure import (
-    Stage,
     build_tile,
     count_shared,
     expand_tile,
     follow_plan,
     move_off_alignment,
     order_devices,
-    read_devices,
 )
-from meshwright_agent.clock import SystemClock
 from tests.fakes.jax_devices import build_tpus
 
 
@@ -43,18 +38,6 @@ class FakeDevice:
 def test_the_fake_has_members_of_a_real_device_only() -> None:
     real = jax.local_devices()[0]
     assert all(hasattr(real, name) for name in ("platform", "id", "local_hardware_id"))
-
-
-@pytest.mark.parametrize(
-    ("name", "platform"), [("cuda", "gpu"), ("rocm", "gpu"), ("gpu", "gpu"), ("tpu", "tpu"), ("cpu", "cpu")]
-)
-def test_platforms_have_the_wires_names(name: str, platform: str) -> None:
-    assert parse_platform(name) == platform
-
-
-def test_cpu_devices_are_in_jaxs_order() -> None:
-    devices = [FakeDevice("cpu", id=i) for i in (0, 1, 2)]
-    assert order_devices(devices, None) == (dict(enumerate(devices)), ())
 
 
 @given(st.permutations([(x, y, 0, core) for x in range(2) for y in range(2) for core in range(2)]))
@@ -90,28 +73,6 @@ def test_gpus_that_cannot_be_told_apart_are_in_jaxs_order_and_that_is_said(visib
     found, [notice] = order_devices(devices, visible)
     assert found == dict(enumerate(devices))
     assert notice.code == "device_order_assumed"
-
-
-def test_the_devices_of_this_process_are_found() -> None:
-    found, notices = read_devices(os.environ)
-    assert list(found.values()) == jax.local_devices()
-    assert notices == ()
-
-
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
-def test_an_element_has_the_bytes_of_its_dtype(dtype: str, size: int) -> None:
-    stage = Stage(read_devices()[0], "cpu", dtype, SystemClock())
-    assert (stage.item_bytes, stage.numpy_dtype.name) == (size, dtype)
-
-
-def test_a_time_ends_when_the_result_is_there() -> None:
-    stage = Stage(read_devices()[0], "cpu", "float32", SystemClock())
-    matrix = jax.numpy.ones((700, 700))
-    power = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: jax.numpy.matmul(y, x) / 700, x))
-    power(matrix).block_until_ready()
-    until_there = min(stage.time(lambda: power(matrix))[0] for _ in range(3))
-    until_ready = min(stage.time(lambda: power(matrix).block_until_ready())[0] for _ in range(3))
-    assert 0.3 * until_ready < until_there
 
 
 def test_an_array_off_alignment_is_copied_and_an_aligned_one_would_be_shared() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import pytest
 
 from meshwright.wire.bench import BenchCase, BenchRequest
-from meshwright_agent.bench.scope import CASES, build_scope
+from meshwright_agent.bench.scope import build_scope
 from meshwright_agent.children.bench.measure import Outcome, Stage, Subject, Timetable, Trial, read_devices
-from meshwright_agent.children.bench.suite import LISTERS, Bench, format_labels
+from meshwright_agent.children.bench.suite import Bench
 from tests.unit.bench.test_timing import HandClock
 
 
@@ -61,10 +61,6 @@ def fail(error: BaseException) -> Callable[[], Subject]:
         raise error
 
     return prepare
-
-
-def test_every_case_has_its_lister() -> None:
-    assert set(LISTERS) == set(CASES) == set(get_args(BenchCase))
 
 
 @pytest.mark.parametrize(
@@ -126,14 +122,6 @@ def test_after_the_time_limit_nothing_is_begun_and_all_of_it_is_named_once() -> 
     assert skipped.reason.endswith("; and 3 more)")
 
 
-def test_progress_counts_trials_and_ends_at_the_total() -> None:
-    run = Run()
-    run.start(run.steady(), fail(MemoryError()))
-    steps = [(update["done"], update["total"]) for update in run.updates if "record" not in update]
-    assert steps == [(0, 2), (1, 2), (2, 2)]
-    assert run.updates[-1]["message"] == "1 measured, 1 not"
-
-
 def test_a_cancel_ends_the_run_where_it_is() -> None:
     calls = []
 
@@ -146,16 +134,3 @@ def test_a_cancel_ends_the_run_where_it_is() -> None:
     with pytest.raises(KeyboardInterrupt):
         run.start(run.steady())
     assert [update for update in run.updates if "record" in update] == []
-
-
-def test_a_cancel_before_a_trial_prepares_nothing_more() -> None:
-    def check() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Run(check=check).start(fail(AssertionError("prepared")))
-
-
-def test_labels_that_say_nothing_are_left_out() -> None:
-    assert format_labels([""]) == ""
-    assert format_labels(["a", "b"]) == " (not measured: a; b)"

@@ -92,19 +92,6 @@ def test_what_cannot_be_sampled_three_times_in_time_is_refused_with_the_reason(s
         Timetable(clock, limit_s, 100.0 + limit_s * (1 - RESERVE_RATIO)).check_fits(sample_s / 2)
 
 
-def test_every_call_is_preceded_by_a_check_and_what_it_raises_ends_the_measurement() -> None:
-    clock = HandClock()
-    work = Work(clock, [1.0])
-
-    def check() -> None:
-        if work.calls == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure_samples(work, count=100, until_s=1e9, timetable=Timetable.start(clock, 1e9), check=check)
-    assert work.calls == 5
-
-
 def test_trials_share_what_is_left_in_equal_parts_and_none_begins_after_the_end() -> None:
     clock = HandClock()
     timetable = Timetable.start(clock, 100.0)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.wire.bench import BenchRecord, Collective
+from meshwright.wire.bench import Collective
 from meshwright_agent.children.bench.measure import Outcome
-from tests.unit.bench.records import AT, NoSubject, make_collective, make_record
+from tests.unit.bench.records import make_collective, make_record
 
 
 @given(st.integers(1, 2**40), st.floats(1e-6, 1e3), st.floats(0.1, 2))
@@ -25,17 +25,6 @@ def test_a_matmul_states_its_flops_and_no_bandwidth() -> None:
     assert (record.algbw_bytes_per_s, record.busbw_bytes_per_s) == (None, None)
 
 
-def test_a_transfer_has_no_busbw() -> None:
-    assert make_record("host_to_device", (0,)).busbw_bytes_per_s is None
-
-
-def test_a_record_is_measured_evidence_and_survives_json() -> None:
-    record = make_record("replicate", (0, 1), size=7)
-    assert (record.basis, record.observed_at, record.age_s) == ("measured", AT, 0.0)
-    assert record.detail == {"warmup_count": 2, "host": "a", "device_kind": "cpu"}
-    assert BenchRecord.model_validate_json(record.model_dump_json()) == record
-
-
 @pytest.mark.parametrize(
     ("wrong_elements", "count", "correct"),
     [(0, None, True), (1, None, False), (0, 1, True), (0, 0, False), (2, 1, False)],
@@ -45,10 +34,3 @@ def test_a_result_is_right_if_no_element_is_wrong_and_the_collective_was_there(
 ) -> None:
     seen = None if count is None else Collective(op="all-reduce", count=count, bytes=4)
     assert Outcome(wrong_elements, collective=seen).correct is correct
-
-
-def test_a_trial_is_named_for_people_by_size_devices_and_axis() -> None:
-    from meshwright_agent.children.bench.measure import Trial
-
-    trial = Trial("permute", "p", (0, 1), "float32", 64, NoSubject, axis="dp", axis_size=2)
-    assert trial.label == "64 bytes on device 0, 1 over dp:2"

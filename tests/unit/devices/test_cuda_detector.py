@@ -78,14 +78,6 @@ def test_eight_gpus_are_told_with_all_that_nvml_says(detect: Detect) -> None:
     )
 
 
-def test_nvml_is_shut_down_after_each_read(detect: Detect) -> None:
-    nvml = FakeNvml(load("dgx-h100"))
-    detect(nvml)
-    assert not nvml.is_open
-    detect(nvml)
-    assert (nvml.is_open, nvml.read_count) == (False, 2)
-
-
 @pytest.mark.parametrize(
     ("visible", "count"),
     [
@@ -175,11 +167,3 @@ def test_without_nvml_the_kernel_modules_files_tell_cards_and_driver(tmp_path: P
         supports_bfloat16=True,
         device_kinds=("NVIDIA H100 80GB HBM3",),
     )
-
-
-def test_the_kernel_modules_files_are_read_with_cuda_visible_devices(tmp_path: Path, detect: Detect) -> None:
-    assert detect(None, {"CUDA_VISIBLE_DEVICES": "1"}, plant_proc(tmp_path)).device_count == 1
-
-
-def test_this_machine_can_be_asked() -> None:
-    assert CUDADetector().detect_capabilities().device_type is DeviceType.GPU

@@ -11,7 +11,6 @@ import pytest
 
 from meshwright import devices
 from meshwright.devices import (
-    CPUDetector,
     DeviceCapabilities,
     DeviceConfiguration,
     DeviceManager,
@@ -107,21 +106,6 @@ def test_what_is_set_on_a_configuration_after_it_was_applied_is_not_in_force(
     assert {"Memory Strategy: aggressive", "Memory Fraction: 0.9", f"Not In Force: {FRACTION}"} <= set(lines)
 
 
-def test_a_configuration_is_taken_by_position_and_a_detector_after_it() -> None:
-    config, detector = DeviceConfiguration(), Stated(H100)
-    manager = DeviceManager(config, detector)
-    assert manager.config is config
-    assert manager.detector is detector
-    assert detector.calls == 0
-
-
-def test_the_detector_is_the_one_that_the_capabilities_come_from() -> None:
-    manager = DeviceManager()
-    assert isinstance(manager.detector, CPUDetector)
-    assert manager.detector is manager.detector
-    assert manager.detector.detect_capabilities().device_type is manager.capabilities.device_type is DeviceType.CPU
-
-
 def test_a_configuration_that_was_spoiled_is_refused_at_its_next_use() -> None:
     config = DeviceConfiguration()
     manager = DeviceManager(config)
@@ -130,12 +114,6 @@ def test_a_configuration_that_was_spoiled_is_refused_at_its_next_use() -> None:
         DeviceManager(config)
     with pytest.raises(ValueError, match="memory_fraction is 2"):
         manager.get_device_info()
-
-
-def test_a_preference_that_is_set_later_counts_at_the_next_question() -> None:
-    manager = DeviceManager()
-    manager.config.platform_priority = ["cpu"]
-    assert manager.jax_manager.platform_priority == ["cpu"]
 
 
 def test_a_callers_detector_has_the_word_and_is_asked_once() -> None:
@@ -218,23 +196,6 @@ def test_a_model_has_no_negative_number_of_parameters() -> None:
 # ---- one manager for all of the process ----
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (DeviceConfiguration(MemoryStrategy.AGGRESSIVE), rf"{FRACTION}=0\.9 \(it has 0\.75\)"),
-        (DeviceConfiguration(platform_priority=["cpu"]), r"platform_priority=cpu \(it has none\)"),
-    ],
-)
-def test_another_configuration_is_warned_of_and_the_manager_stays(
-    config: DeviceConfiguration, words: str, new_process: None
-) -> None:
-    manager = get_device_manager()
-    with pytest.warns(RuntimeWarning, match=words) as caught:
-        assert get_device_manager(config) is manager
-    assert "force_reinit=True" in str(caught[0].message)
-    assert caught[0].filename == __file__
-
-
 @pytest.mark.filterwarnings("ignore:could not take effect")
 def test_a_configuration_that_was_changed_since_is_another_one(new_process: None) -> None:
     config = DeviceConfiguration()
@@ -245,30 +206,6 @@ def test_a_configuration_that_was_changed_since_is_another_one(new_process: None
     new = get_device_manager(config, force_reinit=True)
     assert new is not manager
     assert get_device_manager() is new
-
-
-def test_a_manager_that_could_not_be_made_leaves_the_old_one(new_process: None) -> None:
-    manager = get_device_manager()
-    wrong = DeviceConfiguration()
-    wrong.memory_fraction = 2.0
-    with pytest.raises(ValueError, match="memory_fraction is 2"):
-        get_device_manager(wrong, force_reinit=True)
-    assert get_device_manager() is manager
-
-
-@pytest.mark.filterwarnings("ignore:could not take effect")
-def test_a_strategy_replaces_the_manager_only_if_it_is_another_one(new_process: None) -> None:
-    first = get_device_manager(DeviceConfiguration(platform_priority=["cpu"]))
-    assert configure_for_generative_models(MemoryStrategy.BALANCED) is first
-    second = configure_for_generative_models(MemoryStrategy.AGGRESSIVE)
-    assert second is not first
-    assert second is get_device_manager()
-    assert (second.config.memory_strategy, second.config.platform_priority) == (MemoryStrategy.AGGRESSIVE, ["cpu"])
-
-
-def test_a_custom_strategy_needs_a_fraction(new_process: None) -> None:
-    with pytest.raises(ValueError, match="memory_strategy is custom"):
-        configure_for_generative_models(MemoryStrategy.CUSTOM)
 
 
 # ---- what is in force ----

@@ -14,12 +14,6 @@ GPU_HOST = build_host(gpu=2, cpu=1)
 TPU_HOST = build_host(cpu=1, tpu=4)
 
 
-def test_devices_are_listed_by_platform() -> None:
-    manager = JAXDeviceManager(devices=GPU_HOST)
-    assert (len(manager.devices), len(manager.gpu_devices), len(manager.cpu_devices)) == (3, 2, 1)
-    assert len(JAXDeviceManager(devices=TPU_HOST).tpu_devices) == 4
-
-
 @pytest.mark.parametrize(
     ("priority", "devices", "expected"),
     [
@@ -64,12 +58,6 @@ def test_writing_to_the_source_later_does_not_change_the_shards() -> None:
     shard.block_until_ready()
     data[:] = 7
     assert not np.asarray(shard).any()
-
-
-def test_arrays_of_jax_are_dealt_out_too() -> None:
-    data = jax.numpy.arange(6).reshape(3, 2)
-    shards = JAXDeviceManager().distribute_data(data, jax.devices()[:2])
-    assert [shard.tolist() for shard in shards] == [[[0, 1], [2, 3]], [[4, 5]]]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pynvml
 import pytest
 
 from meshwright import _host_devices
@@ -137,7 +136,3 @@ def test_jaxs_plugins_are_found_by_entry_point(tmp_path: Path, monkeypatch: pyte
     assert _host_devices._read_cuda_plugins() == {}
     monkeypatch.syspath_prepend(str(tmp_path))
     assert _host_devices._read_cuda_plugins() == {13: "0.12.0"}
-
-
-def test_nvmls_errors_are_those_of_pynvml() -> None:
-    assert FakeNvml.NVMLError is pynvml.NVMLError

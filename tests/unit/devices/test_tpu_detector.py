@@ -9,7 +9,6 @@ import pytest
 
 from meshwright import _host_devices
 from meshwright.devices import DeviceCapabilities, DeviceType, TPUDetector
-from meshwright.topology.chips import find_chip
 from tests.fakes.tree import RECORDED, plant
 
 Detect = Callable[..., DeviceCapabilities]
@@ -112,23 +111,3 @@ def test_a_chip_of_a_larger_slice_can_be_joined_to_others(
 ) -> None:
     plant_chips(tmp_path, "0x0063")
     assert detect(environ).supports_distributed is is_part
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("v2-8", "TPU v2"),
-        ("v5litepod-16", "TPU v5 lite"),
-        ("v5p-8", "TPU v5"),
-        ("v6e-4", "TPU v6 lite"),
-        ("tpu7x-8", "TPU7x"),
-        ("v9-8", None),
-    ],
-)
-def test_accelerator_types_mean_kinds_of_the_chip_table(
-    text: str, kind: str | None, tmp_path: Path, detect: Detect
-) -> None:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/accel0").write_text("")
-    assert detect({"TPU_ACCELERATOR_TYPE": text}).device_kinds == ((kind,) if kind else ())
-    assert (kind is None) == (find_chip(kind or "") is None)

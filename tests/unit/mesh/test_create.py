@@ -6,15 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import AxisType
 
 from meshwright._mesh_order import NUM_SLICES
 from meshwright.mesh import (
-    DEFAULT_NAMED_SHARDING_STG,
-    DEFAULT_SHARDING_STG,
-    create_cpu_mesh,
     create_mesh,
     parse_mesh_from_string,
 )
@@ -25,13 +21,6 @@ def test_defaults_give_all_devices_to_fsdp() -> None:
     mesh = create_mesh()
     assert dict(mesh.shape) == {"dp": 1, "fsdp": 8, "ep": 1, "tp": 1, "sp": 1}
     assert list(mesh.devices.flat) == jax.devices()
-
-
-def test_the_defaults_have_eformers_names() -> None:
-    assert DEFAULT_SHARDING_STG == (1, -1, 1, 1, 1)
-    assert DEFAULT_NAMED_SHARDING_STG == ("dp", "fsdp", "ep", "tp", "sp")
-    assert create_mesh() is create_mesh(DEFAULT_SHARDING_STG, DEFAULT_NAMED_SHARDING_STG)
-    assert create_cpu_mesh() is create_cpu_mesh(DEFAULT_SHARDING_STG, DEFAULT_NAMED_SHARDING_STG)
 
 
 @pytest.mark.parametrize("use_jax", [False, True])
@@ -129,11 +118,6 @@ def test_axis_types_are_one_for_all_or_one_an_axis(types: Any, expected: tuple[A
     assert create_mesh((2, 4), ("a", "b"), axis_types=types).axis_types == expected
 
 
-def test_numpy_integers_are_integers() -> None:
-    sizes: Any = [np.int64(2), np.int32(-1)]
-    assert create_mesh(sizes, ("a", "b")).devices.shape == (2, 4)
-
-
 NAMED = [
     ("dp:2,tp:4", {"dp": 2, "tp": 4}),
     (" dp : 2 , tp : -1 ", {"dp": 2, "tp": 4}),
@@ -175,13 +159,6 @@ def test_the_offending_piece_of_a_text_is_named(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         parse_mesh_from_string(text, ("dp", "tp"))
     assert "use '" in str(caught.value)
-
-
-def test_a_mesh_has_the_order_of_its_text() -> None:
-    mesh = parse_mesh_from_string("tp:4,dp:2", ("dp", "tp"))
-    assert mesh.axis_names == ("tp", "dp")
-    assert mesh is create_mesh((4, 2), ("tp", "dp"))
-    assert dict(parse_mesh_from_string("2,-1", ("dp", "tp")).shape) == {"dp": 2, "tp": 4}
 
 
 def test_an_uneven_mesh_is_told_at_the_line_that_asks() -> None:

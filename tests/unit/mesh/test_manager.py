@@ -49,12 +49,6 @@ def test_named_meshes_have_their_shapes() -> None:
     assert manager.get_mesh_info(hybrid) == {"total_devices": 8, "axes": {"data": 2, "model": 4}}
 
 
-def test_its_list_is_its_own() -> None:
-    manager = DeviceMeshManager()
-    manager.devices.clear()
-    assert manager.num_devices == 8
-
-
 @pytest.mark.parametrize(
     ("shape", "error", "words"),
     [

@@ -37,12 +37,6 @@ def test_slices_are_granules_and_else_processes(devices: list[Any], slices: str,
     assert [device for granule in granules for device in granule] == devices
 
 
-def test_granules_stand_by_key_or_as_they_come() -> None:
-    devices = build_cpus(3, 2)[::-1]
-    assert [granule[0].process_index for granule in group_devices(devices)] == [0, 1, 2]
-    assert [granule[0].process_index for granule in group_devices(devices, is_sorted=False)] == [2, 1, 0]
-
-
 @pytest.mark.parametrize("told", ["3", "0", "-2", "two", "16"])
 def test_a_number_of_slices_that_cannot_be_is_refused(told: str) -> None:
     with pytest.raises(ValueError, match=f"MEGASCALE_NUM_SLICES is '{told}'; the job has 8 devices"):
@@ -66,11 +60,6 @@ def test_the_rest_of_a_split_over_granules_is_filled_in(dcn: Any, same: tuple[in
 def test_a_split_that_does_not_fit_is_refused_with_one_that_does(dcn: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"dcn_mesh_dims is .* for mesh .*; there are 2 granules .*use \(2, 1\)"):
         order_of(build_gpus(2, 8), (4, 4), dcn=dcn)
-
-
-def test_a_split_must_divide_its_axis() -> None:
-    with pytest.raises(ValueError, match=r"each divides its axis.*use \(1, 2\)"):
-        order_of(build_gpus(2, 6), (3, 4), dcn=(2, 1))
 
 
 def order_of(devices: list[Any], sizes: tuple[int, ...], **more: Any) -> np.ndarray[Any, Any]:

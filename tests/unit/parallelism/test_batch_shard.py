@@ -54,20 +54,6 @@ def test_a_process_with_adjacent_coordinates_has_the_index_of_their_place(
     assert [answer[process] for process in range(shard_count)] == [(shard, shard_count) for shard in shards]
 
 
-@given(layout=layouts(), seed=st.randoms(use_true_random=False))
-def test_one_coordinate_more_or_less_makes_a_layout_uneven(
-    layout: tuple[dict[int, list[int]], list[list[int]]], seed: Any
-) -> None:
-    coverage, shards = layout
-    count = sum(map(len, shards))
-    process = seed.choice(sorted(coverage))
-    without = {**coverage, process: coverage[process][1:]}
-    beyond = {**coverage, process: [*coverage[process], count]}
-    for wrong in (without, beyond):
-        with pytest.raises(ValueError, match="uneven"):
-            shard_processes(wrong, count)
-
-
 @pytest.mark.parametrize(
     ("coverage", "count", "said"),
     [

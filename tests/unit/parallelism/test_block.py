@@ -105,21 +105,6 @@ def test_an_unknown_key_is_named_with_those_near_to_it(key: object, near: str) -
     assert "data, tensor, domain" in str(caught.value)
 
 
-@given(block=BLOCKS)
-def test_reading_what_was_read_changes_nothing(block: dict[str, Any]) -> None:
-    parsed = parse_parallelism_conf(nest(block))
-    assert parse_parallelism_conf(nest(parsed)) == parsed
-    written = {key: str(value) for key, value in block.items()}
-    assert parse_parallelism_conf(nest(written)) == parsed
-
-
-@given(block=BLOCKS, replicas=st.integers(1, 10_000))
-def test_replicas_times_degrees_are_all_ranks(block: dict[str, Any], replicas: int) -> None:
-    world_size = replicas * block.get("tensor", 1) * block.get("domain", 1)
-    assert dp_world_size(block, world_size) == replicas
-    assert dp_world_size(parse_parallelism_conf(nest(block)), world_size) == replicas
-
-
 @given(block=BLOCKS, world_size=st.integers(1, 5000))
 def test_ranks_that_the_degrees_do_not_divide_are_refused_with_a_number_that_works(
     block: dict[str, Any], world_size: int

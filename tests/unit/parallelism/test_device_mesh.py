@@ -84,20 +84,6 @@ def find_coordinates(mesh: Mesh | None, world_size: int) -> list[int]:
     return [int(np.argwhere(mesh.devices == device)[0][0]) for device in jax.devices()[:world_size]]
 
 
-def test_a_missing_key_counts_as_its_default() -> None:
-    mesh, _ = build_device_mesh({"tensor": "4"}, "cpu")
-    assert mesh is not None
-    assert dict(mesh.shape) == {"dp": 2, "tp": 4}
-
-
-def test_a_line_computes_like_any_mesh() -> None:
-    _, lines = build("fsdp2", 2, 2)
-    spread = jax.device_put(
-        np.arange(6.0).reshape(2, 3), jax.NamedSharding(lines["tp"], jax.sharding.PartitionSpec("tp"))
-    )
-    assert float(jax.jit(lambda x: x.sum())(spread)) == 15.0
-
-
 @pytest.mark.parametrize("device", ["cuda", "gpu", "tpu", "cuda:0"])
 def test_a_backend_that_is_not_here_is_an_error_that_names_those_that_are(device: str) -> None:
     with pytest.raises(RuntimeError, match=rf"{device}.*cpu \(8 devices\)"):

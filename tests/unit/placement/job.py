@@ -67,31 +67,8 @@ def split_doubles() -> Any:
     return [str(placed["x"].dtype), read_parts(placed["x"]), str(placed["n"].dtype), read_parts(placed["n"])]
 
 
-def split_a_local_array() -> Any:
-    return read_parts(distribute_batch(jax.device_put(ROWS, jax.local_devices()[1]), make_sharding("data")))
-
-
-def split_keys() -> Any:
-    keys = jax.random.split(jax.random.key(0), 4)
-    placed = distribute_batch(keys, make_sharding("data"))
-    rank, own = jax.process_index(), np.asarray(jax.random.key_data(keys), np.float64)
-    return read_parts(placed) == [[own[2 * rank + part].tolist()] for part in range(2)]
-
-
 def split_what_does_not_divide() -> Any:
     return read_parts(distribute_batch({"x": ROWS[:6]}, make_sharding("data")))
-
-
-def split_under_a_transfer_guard() -> Any:
-    with jax.transfer_guard("disallow"):
-        placed = distribute_batch(ROWS, make_sharding("data"))
-    return read_parts(placed)
-
-
-def split_a_batch() -> Any:
-    batch = {"x": ROWS.reshape(2, 4), "step": 7}
-    placed = DevicePlacement().shard_batch_dim(batch, make_sharding().mesh, batch_axis=-1)
-    return [read_parts(placed["x"]), read_parts(placed["step"]), float(jax.jit(jnp.nansum)(placed["x"]))]
 
 
 def replicate() -> Any:
@@ -101,16 +78,8 @@ def replicate() -> Any:
     return [read_parts(placed["x"]), read_parts(placed["local"]), len(placed["key"].sharding.device_set)]
 
 
-def replicate_again_what_is_global() -> Any:
-    return read_parts(DevicePlacement().replicate_across_devices(distribute_batch(ROWS, make_sharding("data"))))
-
-
 def replicate_what_differs() -> Any:
     return read_parts(DevicePlacement().replicate_across_devices({"x": ROWS + jax.process_index()}))
-
-
-def replicate_what_has_other_names() -> Any:
-    return read_parts(DevicePlacement().replicate_across_devices({f"x{jax.process_index()}": ROWS}))
 
 
 def replicate_alone() -> Any:
@@ -118,12 +87,6 @@ def replicate_alone() -> Any:
     if jax.process_index() == 0:
         return []
     return read_parts(DevicePlacement().replicate_across_devices(ROWS[1:3], jax.local_devices()))
-
-
-def prefetch() -> Any:
-    batches = ({"x": ROWS + number} for number in range(3))
-    total = jax.jit(jnp.nansum)
-    return [float(total(batch["x"])) for batch in prefetch_to_device(batches, make_sharding("data"))]
 
 
 # ---- what the processes compare ----
@@ -146,19 +109,11 @@ def set_limits(**limits: float) -> Iterator[None]:
             setattr(_batch_comparison, name, value)
 
 
-def pass_own_rows_as_the_batch() -> Any:
-    return read_parts(distribute_batch(make_rows(4), make_sharding("data")))
-
-
 def pass_own_rows_twice() -> Any:
     """What was refused is refused again, and then goes as what it is."""
     said = [run(lambda: DevicePlacement().shard_batch_dim(make_rows(8), make_sharding().mesh)) for _ in range(2)]
     placed = DevicePlacement().shard_batch_dim(make_rows(8), make_sharding().mesh, process_local=True)
     return [said, list(placed.shape), read_parts(placed)]
-
-
-def prefetch_own_rows_as_the_batch() -> Any:
-    return [read_parts(batch) for batch in prefetch_to_device([make_rows(4)], make_sharding("data"))]
 
 
 def pass_other_shapes() -> Any:
@@ -208,13 +163,6 @@ def split_own_rows() -> Any:
         "keys": [part == own[at].tolist() for at, (part,) in enumerate(read_parts(placed["keys"]))],
         "total": float(jax.jit(jnp.sum)(placed["x"])),
     }
-
-
-def split_own_columns() -> Any:
-    placed = DevicePlacement().shard_batch_dim(
-        make_rows(2)[:, :4], make_sharding().mesh, batch_axis=-1, process_local=True
-    )
-    return [list(placed.shape), read_parts(placed)]
 
 
 def split_own_rows_that_do_not_divide() -> Any:
@@ -303,19 +251,6 @@ def pass_in_other_orders_from_threads() -> Any:
     return [name[:4], found[0], found[1]]
 
 
-def pass_the_same_kind_from_two_threads() -> Any:
-    """The main thread and another one, of which each process has another one first."""
-    there, batches = make_sharding("data"), [np.full((4, 10), at, np.float32) for at in range(2)]
-    with ThreadPoolExecutor(1) as pool:
-
-        def place(at: int) -> Any:
-            time.sleep(0.5 if at == jax.process_index() else 0)
-            return read_parts(distribute_batch(batches[at], there))[0][0][0]
-
-        other = pool.submit(place, 0)
-        return [place(1), other.result()]
-
-
 def close_while_it_waits() -> Any:
     """Closing a prefetcher whose thread waits for a process that never comes is no wait."""
     batches = prefetch_to_device([np.ones((4, 11))], make_sharding("data"))
@@ -330,15 +265,13 @@ def close_while_it_waits() -> Any:
 
 
 TASKS: list[Callable[[], Any]] = [
-    tell_devices, place_by_default, place_on_another_processs_device, split, split_doubles, split_a_local_array,
-    split_keys, split_what_does_not_divide, split_under_a_transfer_guard, split_a_batch, replicate,
-    replicate_again_what_is_global, replicate_what_differs, replicate_what_has_other_names, replicate_alone, prefetch,
-    pass_own_rows_as_the_batch, pass_own_rows_twice, prefetch_own_rows_as_the_batch, pass_other_shapes,
-    prefetch_other_shapes, pass_what_the_other_does_not, name_process_local_in_one_only, split_own_rows,
-    split_own_columns, split_own_rows_that_do_not_divide, pass_other_steps_beside_own_rows,
+    tell_devices, place_by_default, place_on_another_processs_device, split, split_doubles,
+    split_what_does_not_divide, replicate, replicate_what_differs, replicate_alone, pass_own_rows_twice,
+    pass_other_shapes, prefetch_other_shapes, pass_what_the_other_does_not, name_process_local_in_one_only,
+    split_own_rows, split_own_rows_that_do_not_divide, pass_other_steps_beside_own_rows,
     pass_other_rows_where_both_cover_the_same, place_in_this_process_only, place_where_this_process_has_no_device,
     count_exchanges, pass_again_what_the_other_missed, prefetch_twice_at_once, pass_in_other_orders_from_threads,
-    pass_the_same_kind_from_two_threads, close_while_it_waits,
+    close_while_it_waits,
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.placement import DevicePlacement, _copy_for_host, _is_host_memory, distribute_batch, place_on_device
+from meshwright.placement import DevicePlacement, distribute_batch, place_on_device
 from tests.unit.placement.buffers import make_aligned, shares_memory
 
 
@@ -296,43 +296,6 @@ def test_jax_would_share_an_aligned_arrays_memory_and_we_do_not(target: Any) -> 
     assert not shares_memory(placed, host)
     host[:] = 7
     assert np.all(np.asarray(placed) == 0)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_, jnp.bfloat16, np.complex64], ids=str)
-def test_what_goes_to_host_memory_is_copied_once_for_jax_takes_the_copy(dtype: Any) -> None:
-    host = np.ones((3, 50), dtype)[:, ::2]
-    copy = _copy_for_host(host, jax.devices()[0])
-    assert copy.dtype == host.dtype
-    assert np.array_equal(copy, host)
-    assert not np.shares_memory(copy, host)
-    assert shares_memory(jax.device_put(copy, jax.devices()[0]), copy)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A device by its platform; or a sharding over such a device, which says a kind of memory."""
-
-    platform: str
-    memory_kind: str | None = None
-
-    @property
-    def device_set(self) -> set[Place]:
-        return {self}
-
-
-@pytest.mark.parametrize(
-    ("there", "expected"),
-    [
-        (Place("cpu", "device"), True),
-        (Place("cpu"), True),
-        (Place("gpu", "device"), False),
-        (Place("tpu"), False),
-        (Place("gpu", "pinned_host"), True),
-        (Place("tpu", "unpinned_host"), True),
-    ],
-)
-def test_host_memory_is_a_cpus_and_what_an_accelerator_calls_so(there: Any, expected: bool) -> None:
-    assert _is_host_memory(there) is expected
 
 
 @jax.tree_util.register_dataclass

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright._prefetch import _SETTINGS, _Feed
+from meshwright._prefetch import _SETTINGS
 from meshwright.placement import DevicePlacement, Prefetcher, prefetch_to_device
 from tests.agents import wait_for
 from tests.unit.placement.buffers import make_aligned, shares_memory
@@ -271,19 +271,6 @@ def test_a_prefetcher_that_nobody_holds_stops_its_source(how: str) -> None:
     assert {source.closed_in} == source.threads
 
 
-def test_the_end_of_a_with_block_closes_also_when_it_is_left_by_an_error() -> None:
-    source = Source()
-
-    def train() -> float:
-        with prefetch_to_device(iter(source)) as batches:
-            return 1 / int(next(batches)[0])
-
-    with pytest.raises(ZeroDivisionError):
-        train()
-    assert source.closed_in is not None
-    assert list_threads() == []
-
-
 @pytest.mark.parametrize("late", ["batch", "error"])
 def test_a_source_that_does_not_come_back_is_left_with_a_warning_and_closed_when_it_does(late: str) -> None:
     release, closed = threading.Event(), threading.Event()
@@ -472,50 +459,3 @@ def test_the_callers_mesh_and_context_variables_hold_in_the_source() -> None:
     variable.reset(token)
     assert list(batches) == []
     assert seen == [(mesh, "inside")]
-
-
-def make_feed(**given: Any) -> _Feed:
-    defaults = {"source": iter([1]), "place": lambda batch: batch, "buffer_size": 1, "run_as_caller": run}
-    return _Feed(**{**defaults, "stop_placing": lambda: None, **given})
-
-
-def run(work: Callable[[], None]) -> None:
-    work()
-
-
-def test_a_thread_that_cannot_take_the_settings_says_so_to_the_consumer() -> None:
-    feed = make_feed(run_as_caller=lambda work: explode())
-    with pytest.raises(LookupError):
-        feed.take()
-    with pytest.raises(StopIteration):
-        feed.take()
-
-
-def test_a_thread_that_cannot_start_is_an_error_each_time_and_closing_is_none() -> None:
-    batches = prefetch_to_device([1, 2])
-    before = threading.stack_size(1 << 46)
-    try:
-        for _ in range(2):
-            with pytest.raises((RuntimeError, MemoryError)):
-                next(batches)
-    finally:
-        threading.stack_size(before)
-    assert next(batches) == 1
-    batches.close()
-
-
-def test_what_closing_an_abandoned_source_raises_is_told_by_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", lambda said: told.append(said.exc_type))
-
-    def source() -> Iterator[Any]:
-        try:
-            yield from count()
-        finally:
-            explode()
-
-    for _ in prefetch_to_device(source()):
-        break
-    wait_for(lambda: told, limit_s=LIMIT_S)
-    wait_for(lambda: not list_threads(), limit_s=LIMIT_S)
-    assert told == [LookupError]

@@ -36,23 +36,9 @@ def test_the_default_device_is_this_processs_own_and_all_devices_are_told(answer
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("task", ["split", "split_a_local_array", "split_under_a_transfer_guard"])
-def test_each_process_puts_its_own_part_of_the_global_value_nan_included(answers: Any, task: str, rank: int) -> None:
-    assert answers[rank][task] == own_rows(rank)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_dtypes_are_those_that_one_process_would_get(answers: Any, rank: int) -> None:
+def test_each_process_puts_its_own_part_of_the_global_value_nan_included(answers: Any, rank: int) -> None:
+    assert answers[rank]["split"] == own_rows(rank)
     assert answers[rank]["split_doubles"] == ["float32", own_rows(rank), "int32", [3, 3]]
-    assert answers[rank]["split_keys"] is True
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_dimension_is_split_over_processes_and_computed_on(answers: Any, rank: int) -> None:
-    columns = [[[ROWS[column], ROWS[4 + column]]] for column in range(4)]
-    parts = [[[value] for value in columns[2 * rank + part][0]] for part in range(2)]
-    assert answers[rank]["split_a_batch"] == [parts, [7, 7], 28.0]
-    assert answers[rank]["prefetch"] == [28.0, 35.0, 42.0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -64,13 +50,11 @@ def test_what_does_not_divide_over_all_processes_is_refused(answers: Any, rank: 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_equal_values_are_whole_on_every_device_of_every_process(answers: Any, rank: int) -> None:
     assert answers[rank]["replicate"] == [[ROWS] * 2, [list(np.arange(3))] * 2, 4]
-    assert answers[rank]["replicate_again_what_is_global"] == [ROWS] * 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("task", ["replicate_what_differs", "replicate_what_has_other_names"])
-def test_copies_that_would_differ_are_refused_in_every_process(answers: Any, task: str, rank: int) -> None:
-    refused = answers[rank][task]
+def test_copies_that_would_differ_are_refused_in_every_process(answers: Any, rank: int) -> None:
+    refused = answers[rank]["replicate_what_differs"]
     assert "the processes of this job hold different values: [1] not that of process 0" in refused
     assert "broadcast_one_to_all" in refused
 
@@ -83,9 +67,9 @@ def test_devices_of_one_process_concern_only_that_one(answers: Any) -> None:
 # ---- the whole batch or a part of it ----
 
 
-def make_rows(rank: int, rows: int, columns: int = 5) -> list[list[float]]:
+def make_rows(rank: int, rows: int) -> list[list[float]]:
     """What `make_rows` of the job gives a process."""
-    return [[1000.0 * rank + 5 * row + column for column in range(columns)] for row in range(rows)]
+    return [[1000.0 * rank + 5 * row + column for column in range(5)] for row in range(rows)]
 
 
 def halve(rows: list[Any]) -> list[list[Any]]:
@@ -93,18 +77,12 @@ def halve(rows: list[Any]) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("task", ["pass_own_rows_as_the_batch", "prefetch_own_rows_as_the_batch"])
-def test_own_rows_passed_as_the_global_batch_are_refused_in_every_process(answers: Any, task: str, rank: int) -> None:
-    refused = answers[rank][task]
-    assert refused.startswith("ValueError: the processes pass different batches: process 1 passes other values than")
-    assert "float32[4, 5]" in refused
-    assert "use process_local=True where each process passes its own rows" in refused
-
-
-@pytest.mark.parametrize("rank", [0, 1])
 def test_what_was_refused_is_refused_again_and_goes_as_what_it_is(answers: Any, rank: int) -> None:
     refused, shape, parts = answers[rank]["pass_own_rows_twice"]
-    assert [said.split(":")[0] for said in refused] == ["ValueError"] * 2
+    words = "ValueError: the processes pass different batches: process 1 passes other values than"
+    assert [said.startswith(words) for said in refused] == [True] * 2
+    assert "float32[8, 5]" in refused[0]
+    assert "use process_local=True where each process passes its own rows" in refused[0]
     assert shape == [16, 5]
     assert parts == halve(make_rows(rank, 8))
 
@@ -146,9 +124,6 @@ def test_own_rows_of_every_kind_of_leaf_make_the_global_batch(answers: Any, rank
     assert placed["step"] == [7, 7]
     assert placed["keys"] == [True, True]
     assert placed["total"] == sum(sum(row) for process in range(2) for row in make_rows(process, 4))
-    shape, columns = answers[rank]["split_own_columns"]
-    assert shape == [2, 8]
-    assert columns == [[row[2 * part : 2 * part + 2] for row in make_rows(rank, 2, 4)] for part in range(2)]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -181,5 +156,4 @@ def test_the_first_batch_of_a_kind_is_compared_and_threads_do_not_disturb_each_o
     assert answers[rank]["count_exchanges"] == [1, 1, 1]
     assert answers[rank]["prefetch_twice_at_once"] == [[0, 1, 2], [10, 11, 12]]
     assert answers[rank]["pass_in_other_orders_from_threads"] == ["mw1-", 8, 9]
-    assert answers[rank]["pass_the_same_kind_from_two_threads"] == [1, 0]
     assert answers[rank]["close_while_it_waits"] == ("never asked" if rank else "ended")

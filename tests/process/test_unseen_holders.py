@@ -1,4 +1,4 @@
-"""A host whose processes cannot be looked at: the agent opens no device there, unasked or asked."""
+"""A host whose processes cannot be looked at: an agent without the right to, or in a container."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes.tree import plant
 TPU_HOST = Path(__file__).parents[1] / "recorded" / "tpu-v5e-8" / "tree.txt"
 
 
-def test_a_bench_is_refused_where_devices_may_be_in_use_and_jax_is_not_started(tmp_path: Path) -> None:
+def test_devices_that_may_be_in_use_are_not_opened_and_who_holds_them_is_null(tmp_path: Path) -> None:
     plant(TPU_HOST.read_text(), tmp_path)
     shutil.rmtree(tmp_path / "proc")
     for folder in ("dev", "proc"):
@@ -22,8 +22,11 @@ def test_a_bench_is_refused_where_devices_may_be_in_use_and_jax_is_not_started(t
         devices = wait_for(lambda: httpx.get(f"{agent.url}/devices").json().get("devices"), agent)
         refused = httpx.post(f"{agent.url}/placement/bench", json={})
         worker = httpx.get(f"{agent.url}/devices").json()["worker"]
+        release = httpx.post(f"{agent.url}/devices/release")
     assert {device["processes"] for device in devices} == {None}
     assert (refused.status_code, refused.json()["code"]) == (409, "device_busy")
     assert "device 0 (TPU v5 lite), which may be in use" in refused.json()["detail"]
     assert "owners.conf" in refused.json()["hint"]
     assert (worker["state"], worker["generation"]) == ("stopped", 0)
+    assert release.status_code == 200, release.text
+    assert release.json()["holders"] is None

@@ -7,14 +7,13 @@ import pytest
 from meshwright_agent.facts.procfs import (
     parse_container,
     parse_hierarchies,
-    parse_os_release,
     parse_quota,
     read_cpu,
     read_machine,
     read_memory_limit,
     read_usable_threads,
 )
-from tests.fakes.machines import build_roots, plant_machine
+from tests.fakes.machines import build_roots
 from tests.fakes.tree import plant
 
 SELF = "=> proc/self -> 5\n== proc/5/status\nCpus_allowed_list:\t0-7\n== proc/5/cgroup\n{cgroup}\n=cpus 1 4 2\n"
@@ -62,16 +61,6 @@ def test_a_container_that_sees_its_own_cgroup_as_the_root_finds_its_quota(tmp_pa
     assert read_usable_threads(build_roots(tmp_path)) == 1
 
 
-def test_less_than_one_cpu_is_zero_whole_threads(tmp_path: Path) -> None:
-    write_limits(tmp_path, "0::/", **{"cpu.max": "20000 100000"})
-    assert read_usable_threads(build_roots(tmp_path)) == 0
-
-
-def test_without_a_quota_the_affinity_stands(tmp_path: Path) -> None:
-    write_limits(tmp_path, "0::/", **{"cpu.max": "max 100000"})
-    assert read_usable_threads(build_roots(tmp_path)) == 8
-
-
 def test_the_tightest_memory_limit_bounds_what_is_available(tmp_path: Path) -> None:
     files = {"a/memory.max": "4096000", "a/memory.current": "96000", "memory.max": "max"}
     write_limits(tmp_path, "0::/a", **files)
@@ -93,26 +82,6 @@ def test_an_empty_tree_knows_nothing_and_does_not_fail(tmp_path: Path) -> None:
     assert (cpu.model, cpu.cores, cpu.threads, cpu.usable_threads, cpu.memory_bytes) == (None,) * 5
     assert cpu.architecture == "x86_64"
     assert read_machine(roots).name == "localhost"
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"), [("cpu-vm", (1, 2, 2)), ("dgx-h100", (2, 112, 224)), ("tpu-v5p-4", (2, 104, 208))]
-)
-def test_sockets_cores_and_threads_of_recorded_machines(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    cpu = read_cpu(plant_machine(name, tmp_path).roots)
-    assert (cpu.sockets, cpu.cores, cpu.threads) == shape
-
-
-def test_the_recorded_vm_says_who_it_is(tmp_path: Path) -> None:
-    machine = read_machine(plant_machine("cpu-vm", tmp_path).roots)
-    assert (machine.name, machine.kernel) == ("vm-2core", "6.18.44")
-    assert machine.operating_system == "Debian GNU/Linux 12 (bookworm)"
-    assert machine.container is None
-
-
-def test_os_release_without_a_name_is_unknown() -> None:
-    assert parse_os_release("ID=x\nPRETTY_NAME='A b'") == "A b"
-    assert parse_os_release("ID=x") is None
 
 
 @pytest.mark.parametrize(

@@ -159,21 +159,9 @@ def test_several_faults_are_all_told_and_none_before_the_registration_is_complet
     assert fabric(state=2, healthMask=0b0101) == FabricFacts("in_progress", clique_id=0)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 1000))
-def test_any_answer_of_a_driver_is_a_fact_or_none(health: int, state: int, status: int) -> None:
-    found = fabric(healthMask=health, state=state, status=status)
-    assert (found is None) == (state > 3)
-    assert are_joined(found, found) == (found is None or not found.is_down)
-
-
 @pytest.mark.parametrize("pair", list(combinations_with_replacement([None, ABSENT, BOX, UP, OTHER, *DOWN], 2)))
 def test_switches_join_cards_unless_one_is_out_or_they_are_in_two_fabrics(
     pair: tuple[FabricFacts | None, FabricFacts | None],
 ) -> None:
     apart = any(one in DOWN for one in pair) or set(pair) == {UP, OTHER}
     assert are_joined(*pair) == are_joined(*pair[::-1]) == (not apart)
-
-
-def test_what_is_well_or_absent_has_no_fault() -> None:
-    assert [describe_fault(one) for one in (None, ABSENT, BOX, UP)] == [None] * 4
-    assert all("is down (" in (describe_fault(one) or "") for one in DOWN)

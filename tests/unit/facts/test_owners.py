@@ -10,14 +10,12 @@ import pytest
 from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts.procfs import (
     ProcessTable,
-    is_kernel_thread,
     merge_holders,
     parse_command,
     parse_parent,
     read_open_files,
     shares_all_numbers,
 )
-from meshwright_agent.facts.sysfs import read_text
 from tests.fakes.tree import plant
 
 PROC = """
@@ -87,12 +85,6 @@ def test_a_process_with_an_empty_command_line_is_the_kernels_only_if_the_kernel_
     unreadable = "== proc/14/fd\na file, so that listing it fails as it does without permission\n"
     plant(f"{PROC}{unreadable}== proc/14/cmdline\n\n== proc/14/stat\n{stat}", tmp_path)
     assert read_open_files(tmp_path / "proc", is_vfio).holders_of("/dev/vfio/7") == known
-
-
-def test_of_this_machines_processes_its_own_threads_are_the_kernels_and_this_one_is_not() -> None:
-    if read_text(Path("/proc/2/comm")) == "kthreadd":
-        assert is_kernel_thread(Path("/proc/2"))
-    assert not is_kernel_thread(Path("/proc/self"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from meshwright_agent.facts.sysfs import (
     parse_cpu_list,
     parse_distances,
-    parse_fields,
     parse_int,
     parse_kib,
     parse_pci_address,
@@ -49,19 +48,6 @@ def test_a_list_of_cpus_names_each(text: str, cpus: set[int]) -> None:
     assert parse_cpu_list(text) == cpus
 
 
-@given(st.text(alphabet="0123456789,- x\n", max_size=40))
-def test_any_text_parses_as_some_list_of_cpus(text: str) -> None:
-    assert all(cpu >= 0 for cpu in parse_cpu_list(text))
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"),
-    [("", set()), ("0-3,8", {0, 1, 2, 3, 8}), ("5-3", set()), ("0-x,2", {2}), ("0-99999999999", set()), ("-1", set())],
-)
-def test_an_entry_that_is_no_range_of_cpus_is_left_out(text: str, cpus: set[int]) -> None:
-    assert parse_cpu_list(text) == cpus
-
-
 @pytest.mark.parametrize(
     ("text", "size_bytes"), [("16 kB", 16384), ("16", None), ("x kB", None), ("-1 kB", None), (None, None)]
 )
@@ -71,10 +57,6 @@ def test_the_kernels_kb_are_kibibytes_and_other_texts_unknown(text: str | None, 
 
 def test_a_number_that_is_none_is_unknown_not_zero() -> None:
     assert [parse_int(text) for text in ("7", " 7 ", "-1", "0x10", "", None)] == [7, 7, -1, None, None, None]
-
-
-def test_fields_keep_the_first_of_a_doubled_name() -> None:
-    assert parse_fields("a: 1\nno colon\nb :2: 3\na: 4") == {"a": "1", "b": "2: 3"}
 
 
 @given(st.integers(0, 0xFFFF), st.integers(0, 255), st.integers(0, 31), st.integers(0, 7))

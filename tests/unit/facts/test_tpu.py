@@ -14,14 +14,6 @@ from tests.fakes.tree import plant
 BOUND = "=> sys/x/driver -> ../drivers/{driver}\n=> sys/x/iommu_group -> ../../kernel/iommu_groups/14\n"
 
 
-def test_the_chips_of_a_v5e_host_are_found_and_its_network_card_is_not(tmp_path: Path) -> None:
-    tpus = plant_machine("tpu-v5e-8", tmp_path).read().tpus
-    assert {tpu.kind for tpu in tpus} == {"TPU v5 lite"}
-    assert [tpu.device_file for tpu in tpus] == [f"/dev/vfio/{group}" for group in range(8)]
-    assert [tpu.numa_node for tpu in tpus] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert tpus[0].pcie_root == "pci0000:00"
-
-
 def test_who_holds_a_chip_is_told_without_opening_it(tmp_path: Path) -> None:
     facts = plant_machine("tpu-v5e-8", tmp_path).read()
     assert {process.pid for tpu in facts.tpus for process in tpu.processes or ()} == {3110}
@@ -29,12 +21,6 @@ def test_who_holds_a_chip_is_told_without_opening_it(tmp_path: Path) -> None:
     (holder,) = facts.holders
     assert (holder.pid, holder.command, holder.own) == (3110, "python -m maxtext.train", False)
     assert holder.devices == tuple(f"/dev/vfio/{group}" for group in range(8))
-
-
-def test_free_chips_are_held_by_nobody(tmp_path: Path) -> None:
-    facts = plant_machine("tpu-v5p-4", tmp_path).read()
-    assert [tpu.processes for tpu in facts.tpus] == [(), (), (), ()]
-    assert facts.holders == ()
 
 
 @pytest.mark.parametrize(("driver", "file"), [("vfio-pci", "/dev/vfio/14"), ("gasket", None)])
@@ -82,12 +68,6 @@ def test_hosts_are_counted_by_name_else_by_bounds() -> None:
     assert parse_slice({"TPU_WORKER_HOSTNAMES": "a,b, ,c", "TPU_HOST_BOUNDS": "1,1,1"}).host_count == 3
     assert parse_slice({"TPU_PROCESS_BOUNDS": "2,2,1"}).host_count == 4
     assert parse_slice({}) == SliceFacts()
-
-
-def test_a_large_slice_tells_its_rings_and_how_its_hosts_stand(tmp_path: Path) -> None:
-    found = plant_machine("tpu-v4-256", tmp_path).read().slice
-    assert (found.topology, found.hosts, found.host_count) == ((4, 4, 8), (2, 2, 8), 32)
-    assert (found.wrap, found.twisted) == ((True, True, True), False)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,6 @@ async def build(store: Store, clock: ManualClock | None = None) -> History:
 def tell(history: History, component: str = "device:0", code: str = "xid_79") -> None:
     at = history._clock.now()
     history.record_fault(component, code, state="unhealthy", reason="it fell", action="reboot", at=at)
-
-
-async def until(question: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if question():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come")
 
 
 async def read(history: History, **query: Any) -> list[HealthEvent]:
@@ -197,16 +188,6 @@ def test_a_number_of_another_history_begins_at_the_first_event_of_this_one(tmp_p
     assert run_with_store(tmp_path / "db", test) == [1, 2, 3]
 
 
-def test_words_that_are_no_utf_8_are_kept_and_do_not_end_the_history(tmp_path: Path) -> None:
-    async def test(store: Store) -> list[str]:
-        history = await build(store)
-        history.record_fault("disk", "x", state="degraded", reason="/a\udcff", action="ls /a\udcff", at=EPOCH)
-        await history.flush()
-        return [event.reason for event in await read(history)]
-
-    assert run_with_store(tmp_path / "db", test) == ["/a\\udcff"]
-
-
 def test_a_tick_that_fails_does_not_end_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.01)
     faults = iter((RuntimeError("a bug"),))
@@ -224,26 +205,3 @@ def test_a_tick_that_fails_does_not_end_the_history(tmp_path: Path, monkeypatch:
         writing.cancel()
 
     run_with_store(tmp_path / "db", test)
-
-
-def test_a_listener_hears_what_was_and_what_comes_and_leaves_with_the_agent(tmp_path: Path) -> None:
-    async def test(store: Store) -> list[int]:
-        history = await build(store)
-        tell(history)
-        await history.flush()
-        heard: list[int] = []
-
-        async def listen() -> None:
-            async for event in history.follow(0):
-                heard.append(event.seq)
-
-        listening = asyncio.create_task(listen())
-        await until(lambda: bool(heard))
-        tell(history)
-        tell(history)
-        await history.flush()
-        history.end_following()
-        await asyncio.wait_for(listening, 30)
-        return heard
-
-    assert run_with_store(tmp_path / "db", test) == [1, 2, 3]

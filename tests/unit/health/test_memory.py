@@ -66,11 +66,3 @@ def test_a_device_that_is_forgotten_takes_what_its_card_had_with_it() -> None:
     memory = fill()
     memory.forget_devices(["GPU-0", "GPU-9"])
     assert (memory.devices, memory.nvlinks, memory.had_file) == ({}, {}, set())
-
-
-def test_a_document_of_an_agent_that_kept_no_states_is_read_and_they_begin_anew() -> None:
-    document = json.loads(fill().dump())
-    del document["states"], document["wrong_results"]
-    memory = HealthMemory()
-    memory.load(json.dumps(document))
-    assert (memory.faults, memory.states, memory.wrong_results) == (fill().faults, {}, {})

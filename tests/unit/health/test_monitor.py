@@ -218,14 +218,6 @@ def test_a_driver_that_falls_silent_makes_all_that_only_it_knows_unknown_at_once
     assert scene.ill() == set()
 
 
-def test_after_a_restart_with_a_driver_that_hangs_the_devices_of_before_are_unknown(scene: Scene) -> None:
-    scene.look()
-    scene.restart()
-    assert scene.state(f"device:{UUID}") == "initializing"
-    scene.monitor.report_silence("no answer", scene.clock.now())
-    assert scene.state(f"device:{UUID}") == "unknown"
-
-
 def test_an_operators_word_makes_nothing_healthy_that_was_not_looked_at_since_the_start(scene: Scene) -> None:
     scene.look(None, hit(79))
     scene.restart()
@@ -350,15 +342,6 @@ def test_a_card_that_does_not_tell_its_uuid_in_one_look_keeps_its_faults(tmp_pat
     assert [fault.count for faults in scene.history.memory.faults.values() for fault in faults.values()] == [1]
 
 
-def test_an_xid_that_comes_while_a_card_does_not_tell_its_uuid_is_that_cards(scene: Scene) -> None:
-    scene.look()
-    scene.nvml.fail(NAMELESS)
-    scene.look(None, hit(79))
-    scene.nvml.fail({})
-    scene.look()
-    assert scene.ill() == {f"device:{UUID}"}
-
-
 def test_a_card_that_told_its_uuid_late_has_the_faults_that_it_had_by_its_address(scene: Scene) -> None:
     scene.nvml.fail(NAMELESS)
     scene.look(None, hit(79))
@@ -426,13 +409,6 @@ def test_with_as_many_as_are_declared_nobody_is_missing(tmp_path: Path) -> None:
     scene.look()
     scene.look(without(scene.read(), 0))
     assert scene.ill() == set()
-
-
-def test_a_card_that_was_seen_once_in_an_earlier_life_is_one_that_belongs_here(scene: Scene) -> None:
-    scene.look()
-    scene.restart()
-    scene.look(without(scene.read(), 0))
-    assert scene.state(f"device:{UUID}") == "unhealthy"
 
 
 def stage_tpus(folder: Path) -> Scene:
@@ -588,16 +564,6 @@ def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Sce
     assert scene.ill() == set()
 
 
-def test_an_instance_that_is_no_more_takes_its_wrong_result_along(scene: Scene) -> None:
-    facts = scene.look()
-    record = {"case": "matmul", "correct": False, "wrong_elements": 3, "device_indices": [0]}
-    scene.monitor.report_record(record, scene.devices(facts).devices[:1], scene.clock.now())
-    first, *rest = facts.gpus
-    scene.look(replace(facts, gpus=(replace(first, uuid="GPU-new"), *rest)))
-    assert not scene.history.memory.wrong_results
-    assert f"device:{UUID}" not in scene.history.memory.states
-
-
 # ---- a driver or a card that is broken before the first look --------------------------------------------------------
 
 
@@ -633,13 +599,6 @@ def test_a_card_that_is_lost_is_counted_once_whether_or_not_it_was_seen_before(s
     unplaced = tuple(replace(card, pci_bus_id=None) for card in facts.refused)
     scene.look(replace(facts, refused=unplaced))
     assert scene.component("inventory").reason.startswith("7 of 8 devices are here; missing: NVIDIA H100")
-
-
-def test_an_operator_who_declares_seven_cards_has_them_all(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, expect="7")
-    scene.nvml._fail = {f"nvmlDeviceGetHandleByIndex:{scene.read().gpus[3].uuid}": 15}
-    scene.look()
-    assert scene.state("inventory") == "healthy"
 
 
 # ---- what a card had outlives the agent -----------------------------------------------------------------------------
@@ -733,25 +692,6 @@ def test_a_divided_card_has_no_nvlinks_to_lose(tmp_path: Path) -> None:
 # ---- questions that have no answer ----------------------------------------------------------------------------------
 
 
-def test_a_card_of_which_nothing_can_be_read_is_not_healthy(scene: Scene) -> None:
-    change_all(scene, **dict.fromkeys([*WELL, "nvlinks"]))
-    scene.look()
-    seen = scene.component(f"device:{UUID}")
-    assert (seen.state, seen.reason) == ("unknown", "the driver answers no question about its health")
-
-
-def test_a_question_that_fails_makes_its_part_and_its_card_unknown_with_the_errors_name(scene: Scene) -> None:
-    scene.nvml.fail({f"nvmlDeviceGetRemappedRows:{UUID}": 10})
-    scene.look()
-    assert scene.ill() == {f"memory:{UUID}", f"device:{UUID}"}
-    for name in scene.ill():
-        seen = scene.component(name)
-        assert (seen.state, seen.reason) == ("unknown", "nvmlDeviceGetRemappedRows failed: NVML_ERROR_TIMEOUT")
-    scene.nvml.fail({})
-    scene.look()
-    assert scene.ill() == set()
-
-
 def test_a_fault_of_a_part_stands_though_another_question_about_it_has_no_answer(scene: Scene) -> None:
     scene.nvml.change_gpu(0, ecc=[1, 1])
     scene.nvml.fail({f"nvmlDeviceGetRemappedRows:{UUID}": 10})
@@ -766,13 +706,6 @@ def test_a_card_whose_instances_cannot_be_listed_is_missing(tmp_path: Path) -> N
     inventory = scene.component("inventory")
     assert inventory.state == "unhealthy"
     assert "its MIG instances cannot be listed: NVML_ERROR_UNKNOWN" in inventory.reason
-
-
-def test_what_a_card_had_is_forgotten_with_the_card(scene: Scene) -> None:
-    scene.look()
-    scene.look(without(scene.read(), 0))
-    scene.acknowledge(f"device:{UUID}")
-    assert UUID not in scene.history.memory.nvlinks
 
 
 # ---- counters that begin anew ---------------------------------------------------------------------------------------
@@ -821,12 +754,3 @@ def test_cards_of_an_earlier_life_are_no_components_where_devices_does_not_show_
         f"device:{UUID}"
     ]  # with its fault
     assert scene.state(f"device:{UUID}") == "unhealthy"
-
-
-def test_a_card_that_came_back_is_no_component_where_devices_does_not_show_it(scene: Scene) -> None:
-    scene.cpu_devices = 2
-    facts = scene.look()
-    scene.look(without(facts, 0))
-    assert scene.state(f"device:{UUID}") == "unhealthy"
-    scene.look(facts)
-    assert f"device:{UUID}" not in scene.registry.names()

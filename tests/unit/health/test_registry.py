@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST, Component, Health, State
-from meshwright_agent.health.events import Fault, HealthMemory, make_sendable
+from meshwright_agent.health.events import Fault, HealthMemory
 from meshwright_agent.health.registry import HealthRegistry
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -77,11 +77,6 @@ def test_words_that_are_no_utf_8_can_be_sent() -> None:
     assert Health.model_validate_json(board.view(NOW).model_dump_json()).components == (component,)
 
 
-@given(st.text(st.characters(codec="utf-8")))
-def test_words_that_are_utf_8_stay_as_they_are(text: str) -> None:
-    assert make_sendable(text) == text
-
-
 FAULT = Fault("device:0", "xid_79", "unhealthy", "it fell", "reboot", NOW)
 
 # ---- over restarts of the agent -------------------------------------------------------------------------------------
@@ -119,14 +114,6 @@ def lives() -> Lives:
     lives.registry.report("device:0", "degraded", "hot", at=NOW)
     lives.told.clear()
     return lives
-
-
-def test_what_is_seen_as_before_keeps_its_since_and_is_not_told(lives: Lives) -> None:
-    later = NOW + timedelta(days=3)
-    lives.restart()
-    lives.registry.report("device:0", "degraded", "hot still", at=later)
-    lives.registry.settle(later)
-    assert (lives.since("device:0", later), lives.told) == (NOW, [])
 
 
 def test_what_is_seen_otherwise_is_told_with_the_state_before_the_restart(lives: Lives) -> None:

@@ -80,25 +80,3 @@ def test_a_failure_of_any_call_is_followed_by_a_check_that_writes(
         assert read(board).state == "healthy"
 
     run_with_store(tmp_path / "db", test, timeout_s=0.2)
-
-
-def test_a_folder_that_is_gone_is_unhealthy(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
-        own, board = build(store)
-        store.path.unlink()
-        await own.check()
-        assert (read(board).state, "restart the agent" in read(board).action) == ("unhealthy", True)
-
-    run_with_store(tmp_path / "db", test)
-
-
-def test_a_database_that_was_set_aside_is_degraded_and_says_that_leases_were_lost(tmp_path: Path) -> None:
-    (tmp_path / "db").write_text("not a database" * 100)
-
-    async def test(store: Store) -> None:
-        own, board = build(store)
-        await own.check()
-        assert (read(board).state, "its leases are lost" in read(board).reason) == ("degraded", True)
-        assert "set-aside" in read(board).reason
-
-    run_with_store(tmp_path / "db", test)

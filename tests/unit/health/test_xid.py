@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,70 +140,42 @@ def test_a_host_without_cards_has_no_kernel_log_on_its_board(scene: Scene) -> No
     assert "kernel_log" not in scene.registry.names()
 
 
-@pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109])
-def test_the_applications_own_are_no_fault(code: int) -> None:
-    assert code in APPLICATION
-    assert find_xid_rule(code).state is None
+@pytest.mark.parametrize(
+    ("codes", "state", "words"),
+    [
+        ((13, 31, 43, 45, 68, 109, 8, 32, 44, 69, 154), None, ""),  # an application's own, or over with its job
+        ((46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143), "unhealthy", "reset|reboot"),
+        ((63, 92, 94), "degraded", ""),
+        ((144, 147, 150), "degraded", "kernel log's line"),
+        ((0, 1, 173, 9999), "degraded", "catalogue"),
+    ],
+)
+def test_an_xid_is_what_nvidias_catalogue_says(codes: tuple[int, ...], state: str | None, words: str) -> None:
+    rules = [find_xid_rule(code) for code in codes]
+    assert [rule.state for rule in rules] == [state] * len(codes)
+    assert all(re.search(words, rule.action) for rule in rules)
 
 
-@pytest.mark.parametrize("code", [46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143])
-def test_what_the_catalogue_ends_with_a_reset_or_reboot_is_unhealthy_and_says_how(code: int) -> None:
-    rule = find_xid_rule(code)
-    assert rule.state == "unhealthy"
-    assert any(word in rule.action for word in ("reset", "reboot"))
+def test_an_nvlink5_error_names_its_unit_and_the_applications_own_are_known() -> None:
+    meanings = [find_xid_rule(code).meaning for code in (144, 147, 150)]
+    assert meanings == [f"NVLink error ({unit})" for unit in ("SAW", "TREX", "MSE")]
+    assert {13, 31, 43, 45, 68, 109} <= APPLICATION
 
 
-@pytest.mark.parametrize("code", [63, 92, 94, 144, 150])
-def test_what_a_card_bears_is_degraded(code: int) -> None:
-    assert find_xid_rule(code).state == "degraded"
-
-
-@pytest.mark.parametrize(("code", "unit"), [(144, "SAW"), (147, "TREX"), (150, "MSE")])
-def test_an_nvlink5_error_names_its_unit_and_the_line_to_look_at(code: int, unit: str) -> None:
-    rule = find_xid_rule(code)
-    assert (rule.state, rule.meaning) == ("degraded", f"NVLink error ({unit})")
-    assert "kernel log's line" in rule.action
-
-
-@pytest.mark.parametrize("code", [0, 1, 173, 9999])
-def test_an_xid_that_is_not_known_is_reported(code: int) -> None:
-    rule = find_xid_rule(code)
-    assert rule.state == "degraded"
-    assert "catalogue" in rule.action
-
-
-@pytest.mark.parametrize("code", [8, 32, 44, 69, 154])
-def test_what_ends_with_its_job_is_no_fault(code: int) -> None:
-    assert find_xid_rule(code).state is None
-
-
-@pytest.mark.parametrize("code", [20034, 11001, 24007, 99999])
-def test_the_drivers_word_that_it_is_fatal_makes_a_switch_unhealthy_also_with_an_unknown_number(code: int) -> None:
-    rule = find_sxid_rule(code, is_fatal=True)
-    assert rule.state == "unhealthy"
-    assert "reset" in rule.action
-
-
-@pytest.mark.parametrize("code", [10003, 12020, 22003, 22011, 23001, 23017])
-def test_what_is_always_fatal_is_so_for_the_whole_fabric_whatever_the_line_says(code: int) -> None:
-    assert code in ALWAYS_FATAL
-    assert "whole fabric" in find_sxid_rule(code, is_fatal=False).meaning
-    assert find_sxid_rule(code, is_fatal=False).state == "unhealthy"
-
-
-@pytest.mark.parametrize("code", [11012, 24003, 20001, 22013])
-def test_what_the_switch_corrects_or_nvidia_ignores_is_no_fault(code: int) -> None:
-    assert find_sxid_rule(code, is_fatal=False).state is None
-
-
-@pytest.mark.parametrize("code", [11004, 12028, 19084, 20012])
-def test_what_stops_traffic_without_being_fatal_is_degraded_and_says_what_to_do(code: int) -> None:
-    rule = find_sxid_rule(code, is_fatal=False)
-    assert rule.state == "degraded"
-    assert rule.action
-
-
-def test_an_sxid_that_is_not_known_is_reported() -> None:
-    rule = find_sxid_rule(28006, is_fatal=False)
-    assert rule.state == "degraded"
-    assert "Fabric Manager" in rule.action
+@pytest.mark.parametrize(
+    ("codes", "is_fatal", "state", "words"),
+    [
+        ((20034, 11001, 24007, 99999), True, "unhealthy", "reset"),  # the driver's word, also with an unknown number
+        ((10003, 12020, 22003, 22011, 23001, 23017), False, "unhealthy", ""),  # always fatal, whatever the line says
+        ((11012, 24003, 20001, 22013), False, None, ""),  # the switch corrects it
+        ((11004, 12028, 19084, 20012), False, "degraded", "."),  # stops traffic
+        ((28006,), False, "degraded", "Fabric Manager"),  # not known
+    ],
+)
+def test_an_sxid_is_what_nvidias_catalogue_says(
+    codes: tuple[int, ...], is_fatal: bool, state: str | None, words: str
+) -> None:
+    rules = [find_sxid_rule(code, is_fatal=is_fatal) for code in codes]
+    assert [rule.state for rule in rules] == [state] * len(codes)
+    assert all(re.search(words, rule.action) for rule in rules)
+    assert all("whole fabric" in find_sxid_rule(code, is_fatal=False).meaning for code in ALWAYS_FATAL)

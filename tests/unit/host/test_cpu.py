@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices
 from meshwright_agent.host.snapshot import JaxReport
-from tests.fakes.machines import JAX_AT, READ_AT, plant_machine, show
+from tests.fakes.machines import JAX_AT, plant_machine, show
 
 
 def declare(count: int | None = None) -> Devices:
@@ -45,17 +45,6 @@ def test_devices_are_virtual_when_several_or_asked_for(count: int | None, virtua
     assert {device.virtual for device in declare(count).devices} == {virtual}
 
 
-def test_what_jax_shows_is_live_with_its_own_age(tmp_path: Path) -> None:
-    seen = plant_machine("cpu-vm", tmp_path).view(cpu_devices=8)
-    device = seen.devices[5]
-    assert (device.basis, device.observed_at, device.age_s) == ("live", JAX_AT, 10.0)
-    assert device.jax is not None
-    assert (device.jax.id, device.jax.generation, device.jax.basis) == (5, 1, "live")
-    assert (device.kind, device.virtual, device.process_index) == ("cpu", True, 0)
-    assert (seen.software.jax, seen.software.basis) == ("0.10.2", "live")
-    assert (seen.host.basis, seen.host.observed_at, seen.host.age_s) == ("passive", READ_AT, 30.0)
-
-
 def test_a_view_from_an_earlier_worker_is_cached(tmp_path: Path) -> None:
     machine = plant_machine("cpu-vm", tmp_path)
     assert machine.jax is not None
@@ -64,24 +53,12 @@ def test_a_view_from_an_earlier_worker_is_cached(tmp_path: Path) -> None:
     assert seen.software.basis == "cached"
 
 
-def test_the_hosts_memory_is_shared_in_equal_parts(tmp_path: Path) -> None:
-    machine = plant_machine("cpu-vm", tmp_path)
-    total = machine.read().cpu.memory_bytes
-    assert total is not None
-    assert {d.memory.capacity_bytes for d in machine.view().devices if d.memory} == {total // 8}
-
-
 def test_a_memory_limit_of_the_container_is_what_is_shared(tmp_path: Path) -> None:
     facts = plant_machine("cpu-vm", tmp_path).read()
     facts = replace(facts, cpu=replace(facts.cpu, memory_limit_bytes=4096))
     (device,) = show(facts).devices
     assert device.memory is not None
     assert (device.memory.capacity_bytes, device.memory.basis) == (4096, "passive")
-
-
-def test_the_numa_node_is_told_only_where_there_is_one(tmp_path: Path) -> None:
-    assert {d.numa_node for d in plant_machine("cpu-vm", tmp_path / "a").view().devices} == {0}
-    assert {d.numa_node for d in plant_machine("dgx-h100", tmp_path / "b").view(cpu_devices=2).devices} == {None}
 
 
 def test_devices_of_other_hosts_in_jaxs_view_are_not_this_hosts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import meshwright_agent
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices
 from meshwright_agent.host.snapshot import JaxReport
-from tests.fakes.machines import JAX_AT, NAMES, NOW, WORKER, plant_machine, show
+from tests.fakes.machines import JAX_AT, NAMES, NOW, plant_machine, show
 
 
 @pytest.mark.parametrize("with_jax", [True, False])
@@ -32,18 +32,6 @@ def test_nothing_seen_yet_is_a_host_with_one_declared_cpu_device_and_a_warning()
     assert (seen.cpu.cores, seen.host.boot_id, seen.numa_nodes) == (None, None, ())
     assert [notice.code for notice in seen.warnings] == ["facts_missing"]
     assert seen.software.agent == meshwright_agent.__version__
-
-
-def test_the_hosts_facts_are_passed_on(tmp_path: Path) -> None:
-    machine = plant_machine("dgx-h100", tmp_path)
-    seen = machine.view()
-    facts = machine.read()
-    assert (seen.host.name, seen.host.boot_id) == (facts.machine.name, facts.machine.boot_id)
-    assert (seen.cpu.sockets, seen.cpu.cores, seen.cpu.threads) == (2, 112, 224)
-    assert [(node.node, node.cpus, node.memory_bytes) for node in seen.numa_nodes] == [
-        (node.node, node.cpus, node.memory_bytes) for node in facts.numa_nodes
-    ]
-    assert seen.worker == WORKER
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.topology.model import Topology
-from meshwright.wire.devices import DeviceProcess, Devices, Granule
+from meshwright.wire.devices import DeviceProcess, Devices
 from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts, KfdFacts, RefusedCard, SourceProblem
 from meshwright_agent.host.gpu import match_devices
 from meshwright_agent.host.snapshot import JaxReport
@@ -44,36 +43,6 @@ def dgx_facts(dgx: Machine) -> HostFacts:
     return dgx.read()
 
 
-def test_a_dgx_shows_the_drivers_facts_and_jaxs_view_of_each_card(dgx: Machine) -> None:
-    seen = dgx.view()
-    device = seen.devices[3]
-    assert (seen.platform, jax_ids(seen), codes(seen)) == ("gpu", [0, 1, 2, 3, 4, 5, 6, 7], [])
-    assert (device.kind, device.basis, device.age_s) == (H100, "passive", 30.0)
-    assert device.memory is not None
-    assert (device.memory.capacity_bytes, device.memory.limit_bytes) == (81559 * 2**20, 63779000000)
-    assert device.processes is not None
-    assert [(process.pid, process.own) for process in device.processes] == [(4242, False)]
-    assert (seen.software.driver, seen.software.cuda_driver) == ("535.129.03", "12.2")
-    assert seen.granules == (Granule(ordinal=0, kind="host", name="dgx-h100", device_count=8),)
-    assert Topology.of(seen).is_uniform
-
-
-def test_attributes_have_the_names_of_the_dra_driver(dgx: Machine) -> None:
-    assert dgx.view().devices[0].attributes == {
-        "type": "gpu",
-        "uuid": "GPU-6a3f10d0-5b1e-4c0a-9d6f-00000020c1a0",
-        "index": 0,
-        "minor": 0,
-        "productName": H100,
-        "architecture": "Hopper",
-        "cudaComputeCapability": "9.0",
-        "driverVersion": "535.129.03",
-        "cudaDriverVersion": "12.2",
-        "resource.kubernetes.io/pciBusID": "0000:1b:00.0",
-        "resource.kubernetes.io/pcieRoot": "pci0000:15",
-    }
-
-
 CLUSTER = "9c6f5af3-53bf-49b5-a436-b66766c413c3"
 
 
@@ -101,10 +70,6 @@ def test_a_host_whose_gpus_are_not_all_in_one_domain_is_in_none_and_that_is_said
         assert f"{CLUSTER}.1" in notice.message
 
 
-def test_cpu_devices_of_a_tray_are_in_no_nvlink_domain(tmp_path: Path) -> None:
-    assert plant_machine("gb200-nvl72", tmp_path).view(with_jax=False, cpu_devices=2).granules[0].domain is None
-
-
 def test_a_fabric_that_is_down_is_a_warning_that_a_person_sees(tmp_path: Path) -> None:
     machine = plant_machine("gb200-nvl72", tmp_path)
     assert machine.nvml is not None
@@ -113,12 +78,6 @@ def test_a_fabric_that_is_down_is_a_warning_that_a_person_sees(tmp_path: Path) -
     assert [notice.code for notice in seen.warnings] == ["driver_problem", "nvlink_domains_differ"]
     assert "GPU 1: its NVLink fabric is down (in progress)" in seen.warnings[0].message
     assert {link.kind for link in seen.links if 1 in (link.a, link.b)} == {"SYS"}
-
-
-def test_cards_are_here_before_jax_has_looked(dgx: Machine) -> None:
-    seen = dgx.view(with_jax=False)
-    assert jax_ids(seen) == [None] * 8
-    assert (len(seen.links), codes(seen)) == (28, [])
 
 
 def test_jax_ids_follow_cuda_visible_devices(tmp_path: Path) -> None:
@@ -142,21 +101,6 @@ def test_any_order_of_visible_cards_is_joined_to_the_right_ones(
     assert {key: device["id"] for key, device in found.items()} == {
         gpus[card].key: 100 + ordinal for ordinal, card in enumerate(order[:count])
     }
-
-
-def test_an_instance_is_joined_by_its_uuid_and_the_others_are_hidden(tmp_path: Path) -> None:
-    seen = plant_machine("mig-a100", tmp_path).view()
-    assert jax_ids(seen) == [0, None, None, None, None]
-    mig = seen.devices[0].mig
-    assert mig is not None
-    assert (mig.profile, mig.gpu_instance_id, mig.parent_uuid[:12]) == ("3g.20gb", 1, "GPU-5c89852c")
-    assert seen.devices[0].attributes["type"] == "mig"
-    assert [device.attributes.get("parentIndex") for device in seen.devices] == [0, 0, 0, None, None]
-    assert [device.attributes.get("index") for device in seen.devices] == [None, None, None, 1, 2]
-    assert [device.attributes.get("parentMinor") for device in seen.devices] == [0, 0, 0, None, None]
-    assert seen.devices[0].attributes["productName"] == "NVIDIA A100-SXM4-40GB"
-    assert [device.position for device in seen.devices] == [0, 1, 2, 3, 4]
-    assert [(link.a, link.b, link.kind) for link in seen.links] == [(3, 4, "NV12")]
 
 
 def test_a_kind_that_is_here_once_is_joined_where_cudas_order_cannot_be_told(tmp_path: Path) -> None:
@@ -250,9 +194,3 @@ def test_a_card_that_is_lost_before_others_is_said_to_shift_their_indices(
 ) -> None:
     lost = RefusedCard(address, None, "NVML gives no handle for it")
     assert ("devices_renumbered" in codes(show(replace(dgx_facts, refused=(lost,))))) is is_said
-
-
-def test_a_problem_of_the_driver_is_a_warning(dgx: Machine) -> None:
-    facts = replace(dgx.read(), problems=(SourceProblem("refused", "GPU 3: lost"),))
-    seen = show(facts)
-    assert [(notice.code, notice.message) for notice in seen.warnings] == [("driver_problem", "GPU 3: lost")]

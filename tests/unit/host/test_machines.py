@@ -10,7 +10,6 @@ import pytest
 
 from meshwright.topology.chips import find_chip
 from meshwright.topology.links import format_links
-from meshwright.topology.model import Topology
 from tests.fakes.machines import NAMES, WITH_MATRIX, plant_machine, read_published_matrix
 
 
@@ -81,17 +80,6 @@ def test_a_links_rate_is_the_one_that_targets_of_that_chip_have(name: str, machi
         if chip is not None and chip.link_bytes_per_s is not None and rate is not None:
             count = int(kind.removeprefix("NV")) if kind.startswith("NV") else 1
             assert rate * 1e9 == count * chip.link_bytes_per_s
-
-
-def test_a_cube_mesh_gives_each_card_six_links(tmp_path: Path) -> None:
-    seen = plant_machine("dgx-1v", tmp_path).view()
-    counts = [sum(link.count or 0 for link in seen.links if place in (link.a, link.b)) for place in range(8)]
-    assert counts == [6] * 8
-
-
-def test_only_a_machine_on_which_all_pairs_are_alike_is_uniform(tmp_path: Path) -> None:
-    uniform = {name for name in GPUS if Topology.of(plant_machine(name, tmp_path / name).view()).is_uniform}
-    assert uniform == {"dgx-a100", "dgx-h100", "hgx-b200", "gb200-nvl72"}
 
 
 def test_a_cube_mesh_whose_links_are_down_is_joined_as_its_board_is(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from meshwright.errors import RunFailedError, UnavailableError
 from meshwright.wire.devices import DeviceProcess, Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.facts.model import SourceProblem, build_json
+from meshwright_agent.facts.model import build_json
 from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.host.watch import DESCRIBE_TIMEOUT_S, HostWatch
+from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.process import ChildSpec
 from meshwright_agent.supervisor.supervisor import Answer, CallCancelled, Supervisor
@@ -135,26 +135,6 @@ def test_before_the_first_look_nothing_is_known_and_nothing_is_healthy(cpu: Mach
     assert (scene.probe.calls, scene.device.calls) == ([], [])
 
 
-def test_one_look_tells_everything_of_a_cpu_host(cpu: Machine) -> None:
-    scene = stage_cpu(cpu)
-    scene.look()
-    scene.watch.snapshot.require_topology()
-    assert (scene.state("driver"), scene.state("worker")) == ("healthy", "healthy")
-    devices = scene.devices()
-    assert len(devices.devices) == len(jax_of(cpu)["devices"])  # type: ignore[arg-type]
-    assert scene.states_of_devices() == {str(d.local_index): "healthy" for d in devices.devices}
-    assert {d.jax.basis for d in devices.devices if d.jax} == {"live"}
-
-
-def test_the_probe_and_the_worker_are_asked_within_the_settings_limits(cpu: Machine) -> None:
-    scene = stage_cpu(cpu)
-    scene.look()
-    log = {"kernel_log": "/dev/kmsg", "kernel_log_after": None, "boot_id": None}
-    asked = {"root": "/", **log}
-    assert scene.probe.calls == [("facts", asked, scene.settings.probe_timeout_s)]
-    assert scene.device.calls == [("describe", {}, DESCRIBE_TIMEOUT_S)]
-
-
 def test_a_worker_that_is_busy_within_its_deadline_is_not_asked_and_is_healthy(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.look()
@@ -223,24 +203,6 @@ def test_a_driver_that_never_answered_leaves_the_devices_that_jax_shows(cpu: Mac
     assert "facts_missing" in [w.code for w in scene.devices().warnings]
 
 
-def test_a_driver_that_could_not_be_read_is_unknown_with_all_that_failed(dgx: Machine) -> None:
-    problems = (SourceProblem("unreadable", "NVML: no permission"), SourceProblem("unanswered", "GPU 2: no clock"))
-    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(), problems=problems))
-    scene.look()
-    driver = scene.component("driver")
-    assert (driver.state, driver.reason) == ("unknown", "NVML: no permission; GPU 2: no clock")
-    assert "device files" in driver.action
-    assert "doctor" in driver.action
-
-
-def test_a_driver_that_answers_again_is_healthy_again(cpu: Machine) -> None:
-    scene = stage_cpu(cpu, probe=[SILENT, facts_of(cpu)])
-    scene.look()
-    assert scene.state("driver") == "unknown"
-    scene.look()
-    assert scene.state("driver") == "healthy"
-
-
 def test_a_probe_that_is_given_up_is_asked_again_unless_processes_hang_in_the_driver(cpu: Machine) -> None:
     scene = stage_cpu(cpu)
     scene.probe.state, scene.probe.abandoned_pids = "failed", (99,)
@@ -286,17 +248,6 @@ def test_a_worker_that_never_started_is_unhealthy_also_between_its_tries(cpu: Ma
     with pytest.raises(UnavailableError, match="died by SIGSEGV", check=has_code("worker_failed")) as caught:
         scene.watch.snapshot.require_topology()
     assert caught.value.log == ("the last line",)
-
-
-def test_a_worker_that_died_after_it_had_answered_is_degraded(cpu: Machine) -> None:
-    scene = stage_cpu(cpu)
-    scene.look()
-    scene.device.answers = deque([UnavailableError("died by SIGSEGV", code="worker_failed")])
-    scene.device.state_after = "backoff"
-    scene.look()
-    worker = scene.component("worker")
-    assert (worker.state, worker.reason) == ("degraded", "died: died by SIGSEGV")
-    assert worker.permanence == "transient"
 
 
 def test_a_worker_that_died_after_it_was_seen_leaves_its_view_cached_and_plans_possible(cpu: Machine) -> None:
@@ -394,31 +345,7 @@ def test_a_worker_that_may_stay_is_started_again_if_it_stopped_but_not_if_it_was
     assert (scene.device.state, scene.device.generation) == ("ready", 2)
 
 
-def test_a_released_worker_that_was_started_by_a_bench_is_looked_at_again(cpu: Machine) -> None:
-    scene = stage_cpu(cpu)
-    scene.look()
-    scene.watch.update(released=True)
-    scene.look()
-    assert len(scene.device.calls) == 2
-
-
-def test_a_look_that_was_cancelled_says_nothing_against_the_worker(cpu: Machine) -> None:
-    scene = stage_cpu(cpu, device=CallCancelled("released"))
-    scene.look()
-    assert scene.state("worker") == "initializing"
-
-
 # ---- accelerators ---------------------------------------------------------------------------------------------------
-
-
-def test_jax_is_not_started_while_somebody_else_holds_a_device(dgx: Machine) -> None:
-    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(OWN, FOREIGN)))
-    scene.look()
-    assert scene.device.calls == []
-    worker = scene.component("worker")
-    assert (worker.state, worker.reason) == ("initializing", "not started: process 4711 (python) holds GPU-0")
-    scene.watch.snapshot.require_topology()
-    assert len(scene.devices().devices) == 8
 
 
 def test_a_host_whose_devices_a_job_holds_from_the_start_is_not_initializing_as_long_as_the_job_runs(
@@ -479,51 +406,6 @@ def test_accelerators_that_the_driver_lists_are_healthy_one_by_one(name: str, re
     scene.look()
     assert list(scene.states_of_devices().values()) == ["healthy"] * 8
     assert set(scene.states_of_devices()) == {device.uuid or device.pci_bus_id for device in scene.devices().devices}
-
-
-def test_an_accelerator_that_is_gone_is_unhealthy_under_its_own_name_for_as_long_as_it_is_gone(dgx: Machine) -> None:
-    facts = dgx.read()
-    lost = facts.gpus[3]
-    without = facts_of(dgx, gpus=(*facts.gpus[:3], *facts.gpus[4:]), holders=(FOREIGN,))
-    scene = stage_dgx(dgx, probe=[facts_of(dgx, holders=(FOREIGN,)), without])
-    scene.look()
-    for _ in range(3):
-        scene.clock.advance(STALE_AFTER_S)
-        scene.look()
-        component = scene.component(f"device:{lost.uuid}")
-        assert (component.state, component.age_s) == ("unhealthy", 0)
-        assert "no longer lists it" in component.reason
-        assert "kernel log" in component.action
-    assert sorted(scene.states_of_devices().values()) == ["healthy"] * 7 + ["unhealthy"]
-
-
-def test_all_accelerators_gone_at_once_are_all_unhealthy(dgx: Machine) -> None:
-    scene = stage_dgx(
-        dgx, probe=[facts_of(dgx, holders=(FOREIGN,)), facts_of(dgx, gpus=(), links=(), holders=(FOREIGN,))]
-    )
-    scene.look()
-    scene.look()
-    uuids = [gpu.uuid for gpu in dgx.read().gpus]
-    assert {scene.state(f"device:{uuid}") for uuid in uuids} == {"unhealthy"}
-
-
-def test_an_accelerator_that_is_back_is_no_longer_missed(dgx: Machine) -> None:
-    facts = dgx.read()
-    whole = facts_of(dgx, holders=(FOREIGN,))
-    without = facts_of(dgx, gpus=facts.gpus[:7], holders=(FOREIGN,))
-    scene = stage_dgx(dgx, probe=[whole, without, whole])
-    for _ in range(3):
-        scene.look()
-    assert list(scene.states_of_devices().values()) == ["healthy"] * 8
-
-
-def test_a_tpu_is_missed_by_its_pci_address(tpu: Machine) -> None:
-    facts = tpu.read()
-    probes = [facts_of(tpu, holders=(FOREIGN,)), facts_of(tpu, tpus=facts.tpus[1:], holders=(FOREIGN,))]
-    scene = stage(probes, jax_of(tpu), stays=False)
-    scene.look()
-    scene.look()
-    assert scene.state(f"device:{facts.tpus[0].pci_bus_id}") == "unhealthy"
 
 
 # ---- while JAX's start hangs ----------------------------------------------------------------------------------------
@@ -621,11 +503,3 @@ def test_cpu_devices_stay_healthy_after_a_release_as_long_as_the_probe_answers(c
     scene.clock.advance(STALE_AFTER_S + 1)
     scene.look()
     assert set(scene.states_of_devices().values()) == {"unknown"}
-
-
-def test_until_devices_are_known_the_watch_says_what_must_answer(cpu: Machine) -> None:
-    scene = stage_cpu(cpu, probe=[SILENT, facts_of(cpu)], device=SILENT)
-    scene.look()
-    assert scene.watch.snapshot.waits_for == "the driver has not answered the probe yet"
-    scene.look()
-    assert scene.watch.snapshot.waits_for.startswith("JAX has not listed the devices yet")

@@ -14,7 +14,6 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from meshwright.errors import DeviceBusyError
 from meshwright_agent.children.child import CallContext, serve
 from meshwright_agent.supervisor.protocol import PROTOCOL_VERSION, Hello, ProgressFrame, ResultFrame, format_frame
 
@@ -73,16 +72,6 @@ def work(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
         except Exception:
             return {"swallowed": True}
         time.sleep(0.002)
-
-
-def count(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
-    for number in range(arguments["to"]):
-        context.progress({"number": number})
-    return {"counted": arguments["to"]}
-
-
-def raise_problem(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    raise DeviceBusyError("gpu 0 is held by 123", hint="stop 123", errors=[{"field": "devices", "message": "held"}])
 
 
 def raise_other(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
@@ -153,27 +142,11 @@ def close_socket(_arguments: dict[str, Any], _context: CallContext) -> dict[str,
 HANDLERS = {
     handler.__name__: handler
     for handler in (
-        echo,
-        environment,
-        abort,
-        segfault,
-        kill_self,
-        leave,
-        hang_with_gil,
-        work,
-        count,
-        raise_problem,
-        raise_other,
-        exit_politely,
-        answer_nan,
-        answer_huge,
-        chatter,
-        break_protocol,
-        start_grandchild,
-        fork_and_leave,
-        close_socket,
+        echo, environment, abort, segfault, kill_self, leave, hang_with_gil, work, raise_other,
+        exit_politely, answer_nan, answer_huge, chatter, break_protocol, start_grandchild, fork_and_leave,
+        close_socket
     )
-}
+}  # fmt: skip
 
 FD = next((int(word.removeprefix("--fd=")) for word in sys.argv if word.startswith("--fd=")), -1)
 
@@ -185,8 +158,6 @@ def prepare() -> None:
         case "exit":
             print("going away before hello", flush=True)
             os._exit(3)
-        case "speak":
-            print("hello comes next")
         case "hang":
             hold_the_gil().usleep(600_000_000)
         case "wrong protocol":

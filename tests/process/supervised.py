@@ -1,7 +1,7 @@
 """The supervisor of a worker, as its users see it: one child that is started, called and released.
 
 The only file of the net that knows `meshwright_agent.supervisor`: a new supervisor changes this file and
-`tests/fakes/faulty_child.py`, and no scenario. `python -m tests.process.supervised OP` is an agent of one child.
+`tests/fakes/faulty_child.py`, and no scenario.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshwright_agent.clock import SystemClock
 from meshwright_agent.supervisor.supervisor import CallCancelled as Cancelled
 from meshwright_agent.supervisor.supervisor import ChildSpec, ReleaseOutcome, Supervisor
 
-__all__ = ["Cancelled", "Child", "Reply", "begin_agent", "fails", "start_by_hand", "start_orphan", "supervise"]
+__all__ = ["Cancelled", "Child", "Reply", "fails", "start_orphan", "supervise"]
 
 T = TypeVar("T")
 Environment = Callable[[], dict[str, str]]
@@ -140,35 +140,8 @@ def fails(code: str, match: str) -> Iterator[pytest.ExceptionInfo[ProblemError]]
     assert caught.value.code == code
 
 
-# ---- processes without a supervisor, and with one that dies ---------------------------------------------------------
-
-
 def start_orphan() -> subprocess.CompletedProcess[str]:
     """Runs a child as a supervisor does, but one that is gone already: it is not the child's parent."""
     with open(os.devnull, "r+b") as null:  # noqa: PTH123
-        return start_by_hand(f"--fd={null.fileno()}", "--parent=1", "--generation=1")
-
-
-def start_by_hand(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a child without a supervisor."""
-    command = [sys.executable, "-m", MODULE, *arguments]
-    return subprocess.run(command, env=build_environment(), capture_output=True, text=True, timeout=30, check=False)
-
-
-def begin_agent(op: str) -> subprocess.Popen[str]:
-    """Starts a process that supervises a child; it prints the child's pid once the child works on `op` (or idles)."""
-    command = [sys.executable, "-m", "tests.process.supervised", op]
-    return subprocess.Popen(command, env=build_environment(MESHWRIGHT_FAULT=""), stdout=subprocess.PIPE, text=True)
-
-
-async def _be_agent(op: str) -> None:
-    child = Child(MODULE, lambda: dict(os.environ), {})
-    await child.start()
-    if op != "idle":
-        await child.begin(op, deadline_s=600)
-    print(child.pid, flush=True)
-    await asyncio.sleep(600)
-
-
-if __name__ == "__main__":
-    asyncio.run(_be_agent(sys.argv[1]))
+        command = [sys.executable, "-m", MODULE, f"--fd={null.fileno()}", "--parent=1", "--generation=1"]
+        return subprocess.run(command, env=build_environment(), capture_output=True, text=True, timeout=30, check=False)

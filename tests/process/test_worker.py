@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import statistics
 import time
 from pathlib import Path
@@ -12,91 +11,22 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import ProblemError
 from tests.agents import wait_for
 from tests.process.living import TRIES, is_alive, list_open_files
 from tests.process.supervised import (
     Cancelled,
     Child,
-    begin_agent,
-    build_environment,
     fails,
-    start_by_hand,
     start_orphan,
     supervise,
 )
-
-DEADLINE_S = 30.0
 
 
 def read_stdin(pid: int) -> str:
     return str(Path(f"/proc/{pid}/fd/0").readlink())
 
 
-async def leave_state(child: Child, state: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    for _ in iter(lambda: child.state == state and time.monotonic() < end, False):
-        await asyncio.sleep(0.005)
-    assert child.state != state
-
-
 # the ordinary life
-
-
-def test_a_call_starts_the_child_and_the_reply_carries_its_generation() -> None:
-    async def scenario(child: Child) -> None:
-        assert (child.state, child.generation, child.pid) == ("stopped", 0, None)
-        reply = await child.call("echo", x=[1, None, "é"])
-        assert reply == {"arguments": {"x": [1, None, "é"]}, "generation": 1, "pid": child.pid}
-        assert reply.generation == child.generation == 1
-        assert (child.state, child.last_error) == ("ready", None)
-
-    supervise(scenario)
-
-
-def test_start_brings_it_to_ready_and_twice_is_once() -> None:
-    async def scenario(child: Child) -> None:
-        await asyncio.gather(child.start(), child.start())
-        await child.start()
-        assert (child.state, child.generation) == ("ready", 1)
-
-    supervise(scenario)
-
-
-def test_calls_are_served_one_at_a_time_in_the_order_they_came() -> None:
-    async def scenario(child: Child) -> None:
-        ended: list[int] = []
-
-        async def one(number: int) -> None:
-            assert (await child.call("echo", number=number))["arguments"] == {"number": number}
-            ended.append(number)
-
-        await asyncio.gather(*(one(number) for number in range(20)))
-        assert ended == list(range(20))
-        assert child.generation == 1
-
-    supervise(scenario)
-
-
-def test_progress_arrives_in_order_and_before_the_answer() -> None:
-    async def scenario(child: Child) -> None:
-        told: list[int] = []
-        answer = await child.call("count", to=500, on_progress=lambda value: told.append(value["number"]))
-        assert answer == {"counted": 500}
-        assert told == list(range(500))
-
-    supervise(scenario)
-
-
-def test_a_listener_that_fails_harms_neither_call_nor_child(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_value: dict[str, Any]) -> None:
-        raise ValueError("a bug in the listener")
-
-    async def scenario(child: Child) -> None:
-        assert await child.call("count", to=2, on_progress=fail) == {"counted": 2}
-
-    supervise(scenario)
-    assert "a listener failed on progress" in caplog.text
 
 
 def test_the_child_has_a_session_of_its_own_no_stdin_and_no_words_for_systemd() -> None:
@@ -108,22 +38,6 @@ def test_the_child_has_a_session_of_its_own_no_stdin_and_no_words_for_systemd() 
         assert read_stdin(child.pid) == "/dev/null"
 
     supervise(scenario)
-
-
-def test_the_environment_is_built_anew_at_each_spawn() -> None:
-    built: list[int] = []
-
-    def build() -> dict[str, str]:
-        built.append(len(built))
-        return build_environment(MESHWRIGHT_FAULT=f"number {len(built)}")
-
-    async def scenario(child: Child) -> None:
-        for number in (1, 2):
-            told = await child.call("environment", names=["MESHWRIGHT_FAULT"])
-            assert told == {"MESHWRIGHT_FAULT": f"number {number}"}
-            await child.release()
-
-    supervise(scenario, environment=build)
 
 
 def test_output_is_kept_and_never_blocks_the_child(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,17 +58,6 @@ def test_output_is_kept_and_never_blocks_the_child(caplog: pytest.LogCaptureFixt
 
 
 # errors of handlers
-
-
-def test_a_problem_of_the_handler_is_the_same_class_at_the_caller_and_the_child_lives_on() -> None:
-    async def scenario(child: Child) -> None:
-        with fails("device_busy", "gpu 0 is held by 123") as caught:
-            await child.call("raise_problem")
-        assert (caught.value.hint, caught.value.status) == ("stop 123", 409)
-        assert caught.value.errors == ({"field": "devices", "message": "held"},)
-        assert (await child.call("echo"))["generation"] == 1
-
-    supervise(scenario)
 
 
 def test_any_other_exception_is_a_failed_run_with_its_traceback_and_the_child_lives_on() -> None:
@@ -199,30 +102,6 @@ def test_a_crash_names_how_the_child_ended_and_the_next_call_gets_a_new_one(op: 
     supervise(scenario)
 
 
-def test_an_idle_child_that_dies_is_noticed_without_a_call() -> None:
-    async def scenario(child: Child) -> None:
-        await child.start()
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        await leave_state(child, "ready")
-        assert (await child.call("echo"))["generation"] == 2
-        assert child.last_error is not None
-        assert "killed by SIGKILL" in child.last_error
-
-    supervise(scenario)
-
-
-def test_only_the_call_under_way_fails_when_the_child_dies() -> None:
-    async def scenario(child: Child) -> None:
-        first, second = await asyncio.gather(child.call("abort"), child.call("echo", x=1), return_exceptions=True)
-        assert isinstance(first, ProblemError)
-        assert first.code == "worker_failed"
-        assert isinstance(second, dict)
-        assert second["generation"] == 2
-
-    supervise(scenario)
-
-
 def test_what_the_child_started_dies_with_it() -> None:
     async def scenario(child: Child) -> int:
         grandchild: int = (await child.call("start_grandchild"))["pid"]
@@ -247,21 +126,22 @@ def test_a_fork_that_holds_the_socket_does_not_hide_the_childs_death() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["no JSON", "no frame", "not a child's frame", "nobody's reply", "too deep", "a line without end"]
+    "how",
+    [
+        "no JSON",
+        "no frame",
+        "not a child's frame",
+        "nobody's reply",
+        "too deep",
+        "a line without end",
+        "another generation's reply",
+    ],
 )
 def test_a_bad_frame_is_a_crash_of_that_child_and_never_of_the_agent(how: str) -> None:
     async def scenario(child: Child) -> None:
         with fails("worker_failed", "broke the protocol"):
             await child.call("break_protocol", how=how)
         assert (await child.call("echo"))["generation"] == 2
-
-    supervise(scenario)
-
-
-def test_a_reply_that_names_another_generation_is_a_bad_frame() -> None:
-    async def scenario(child: Child) -> None:
-        with fails("worker_failed", "broke the protocol: .* that nobody waits for"):
-            await child.call("break_protocol", how="another generation's reply")
 
     supervise(scenario)
 
@@ -364,18 +244,6 @@ def test_a_call_past_its_deadline_is_killed_and_the_log_says_where_it_hung() -> 
     supervise(scenario)
 
 
-def test_cancelling_the_task_stops_the_handler_and_keeps_the_child() -> None:
-    async def scenario(child: Child) -> None:
-        task = await child.begin("work")
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert child.state == "ready"
-        assert (await child.call("echo"))["generation"] == 1
-
-    supervise(scenario)
-
-
 def test_cancelling_a_call_that_still_waits_takes_it_out_of_the_queue() -> None:
     async def scenario(child: Child) -> None:
         working = await child.begin("work")
@@ -428,43 +296,6 @@ def test_a_release_of_a_child_that_holds_the_gil_and_ignores_sigterm_takes_less_
     supervise(scenario)
 
 
-def test_a_release_of_an_idle_child_needs_no_kill_and_one_of_none_does_nothing() -> None:
-    async def scenario(child: Child) -> None:
-        nothing = await child.release()
-        assert (nothing.killed, nothing.duration_s) == (False, 0.0)
-        await child.start()
-        first, second = await asyncio.gather(child.release(), child.release())
-        assert not first.killed
-        assert not second.killed
-        assert (await child.call("echo"))["generation"] == 2
-
-    supervise(scenario)
-
-
-def test_a_release_during_the_start_cancels_who_waits_for_it() -> None:
-    async def scenario(child: Child) -> None:
-        starting = asyncio.create_task(child.start())
-        await leave_state(child, "stopped")
-        assert child.state == "starting"
-        await child.release(reason="a trainer needs the devices")
-        with pytest.raises(Cancelled, match="a trainer needs the devices"):
-            await starting
-        assert child.state == "stopped"
-
-    supervise(scenario)
-
-
-def test_an_idle_child_is_released_after_its_time_and_comes_back_on_demand() -> None:
-    async def scenario(child: Child) -> None:
-        await child.start()
-        await leave_state(child, "ready")
-        await leave_state(child, "stopping")
-        assert (child.state, child.last_error) == ("stopped", None)
-        assert (await child.call("echo"))["generation"] == 2
-
-    supervise(scenario, idle_release_s=0.05)
-
-
 def test_after_close_nothing_is_running_and_nothing_is_accepted() -> None:
     async def scenario(child: Child) -> int:
         task = await child.begin("work")
@@ -483,21 +314,5 @@ def test_after_close_nothing_is_running_and_nothing_is_accepted() -> None:
 # the agent's own death
 
 
-@pytest.mark.parametrize("op", ["idle", "work", "hang_with_gil"])
-def test_no_orphan_is_left_when_the_agent_is_killed_with_sigkill(op: str) -> None:
-    with begin_agent(op) as agent:
-        assert agent.stdout is not None
-        child = int(agent.stdout.readline())
-        assert is_alive(child)
-        agent.kill()
-    wait_for(lambda: not is_alive(child), limit_s=10)
-
-
 def test_a_child_whose_agent_is_already_gone_leaves_at_once() -> None:
     assert start_orphan().returncode == 0
-
-
-def test_started_by_hand_it_says_that_it_is_not_for_people() -> None:
-    ended = start_by_hand()
-    assert ended.returncode == 2
-    assert "--fd" in ended.stderr

@@ -17,7 +17,6 @@ import pytest
 from meshwright.errors import (
     DeviceBusyError,
     DeviceLeasedError,
-    ForbiddenError,
     RunFailedError,
     UnavailableError,
 )
@@ -303,16 +302,6 @@ def test_a_bench_ends_when_a_job_has_come_to_hold_a_device(tmp_path: Path, dgx: 
 # ---- processes that cannot be seen -----------------------------------------------------------------------------------
 
 
-def test_no_bench_is_taken_where_a_device_may_be_in_use(tmp_path: Path, dgx: Machine) -> None:
-    async def test(scene: Scene) -> None:
-        with pytest.raises(DeviceBusyError, match=r"device 3 .* may be in use"):
-            await scene.submit(devices=[3])
-        assert await scene.runs.list_runs() == ()
-        assert scene.device.calls == []
-
-    run_scene(tmp_path, [look(dgx, processes=None, used_bytes=2**30)], [{}], test)
-
-
 def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: Path, dgx: Machine) -> None:
     async def test(scene: Scene) -> None:
         begun, go_on = hold_measuring(scene)
@@ -328,13 +317,3 @@ def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: 
     assert dgx.jax is not None
     free, hidden = look(dgx, processes=()), look(dgx, processes=None, used_bytes=2**30)
     run_scene(tmp_path, [free, free, hidden], [dict(dgx.jax)], test)
-
-
-def test_a_bench_under_another_owners_lease_is_forbidden(tmp_path: Path, dgx: Machine) -> None:
-    async def test(scene: Scene) -> None:
-        scene.lease(0, owner="ann")
-        with pytest.raises(ForbiddenError, match="belongs to ann, and bob asks"):
-            await scene.submit(devices=[0], lease="lease-1", owner="bob")
-        assert await scene.runs.list_runs() == ()
-
-    run_scene(tmp_path, [look(dgx)], [{}], test)

@@ -33,7 +33,7 @@ from meshwright_agent.children.compile_tasks import CompileTask, Operation
 from meshwright_agent.children.planner import write_plans
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store import COMPILE, PLAN, Document, Store, StoreUnavailableError
+from meshwright_agent.store import COMPILE, Document, Store, StoreUnavailableError
 from tests.fakes.codes import has_code
 from tests.fakes.compiler import FUNCTIONS
 from tests.fakes.stored import ManualClock
@@ -260,42 +260,6 @@ def test_a_compile_goes_behind_the_hosts_work_and_given_up_is_gone_within_two_se
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_time_a_run_answers_and_the_second_time_the_store(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        run = await desk.ask()
-        assert isinstance(run, Run)
-        assert (run.kind, run.request["compile"], run.request["training"]["remat"]) == ("plan", True, "full")
-        done = await desk.ended(run)
-        assert (done.state, done.generation) == ("succeeded", 1)
-        said = Plans.model_validate(done.result).plans[0].verification
-        assert said is not None
-        assert (said.status, said.peak_memory_bytes, said.stored) == ("verified", 1, False)
-        assert read(await desk.ask()) == said.model_copy(update={"stored": True})
-
-    play(tmp_path, act)
-
-
-def test_the_stored_plan_is_the_mesh_alone_whoever_asks_with_which_model(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        async def read_kept(request: PlanRequest) -> str:
-            document = await desk.store.get(PLAN, write_plans(request, HOST)["fingerprints"][0])
-            return document.body if document else ""
-
-        done = await desk.ended(await desk.ask())
-        shown = Plans.model_validate(done.result).plans[0]
-        kept = await read_kept(REQUEST)
-        assert shown.model is not None
-        assert shown.verification is not None
-        assert json.loads(kept) == {**shown.model_dump(mode="json"), "model": None, "verification": None}
-        again = await desk.ask()
-        assert isinstance(again, PlanAnswer)
-        assert Plans.model_validate_json(again.write()).plans[0].model == shown.model
-        await desk.ask(REQUEST.model_copy(update={"model": None, "training": None, "compile": False}))
-        assert await read_kept(REQUEST) == kept
-
-    play(tmp_path, act)
-
-
 def test_an_answer_that_needs_no_compiler_is_given_at_once(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
         written = write_plans(REQUEST, HOST)
@@ -305,47 +269,5 @@ def test_an_answer_that_needs_no_compiler_is_given_at_once(tmp_path: Path) -> No
         plain = await desk.ask(REQUEST.model_copy(update={"compile": False}))
         assert isinstance(plain, PlanAnswer)
         assert plain.tasks == ()
-
-    play(tmp_path, act, module="tests.fakes.no_such_module")
-
-
-def test_each_request_is_a_run_of_its_own_and_the_compiler_is_asked_once(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        runs = [await desk.ended(run) for run in [await desk.ask() for _ in range(3)]]
-        assert len({run.id for run in runs}) == 3
-        assert [run.generation for run in runs] == [1, None, None]  # the store knew it by then
-
-    play(tmp_path, act)
-
-
-# ---- batches --------------------------------------------------------------------------------------------------------
-
-
-def test_the_largest_batch_stands_beside_the_tables_advice(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        run = await desk.ask_batch()
-        assert isinstance(run, Run)
-        assert (run.kind, run.request["mesh"]) == ("batch_size", "dp:2")
-        done = BatchSize.model_validate((await desk.ended(run)).result)
-        assert done.compiled is not None
-        assert (done.compiled.per_replica_batch_size, done.compiled.verification.stored) == (3, False)
-        assert done.model_copy(update={"compiled": None}) == ADVICE
-        again = await desk.ask_batch()
-        assert isinstance(again, BatchSize)
-        assert again.compiled is not None
-        assert again.compiled.verification.stored
-        assert isinstance(await desk.ask_batch(key="of another chip"), Run)
-
-    play(tmp_path, act)
-
-
-def test_a_batch_for_which_nothing_compiles_is_said_at_once(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        reason = Verification(status="not_compiled", reason="no such compiler").model_dump_json()
-        answer = await desk.ask_batch(answer=reason)
-        assert isinstance(answer, BatchSize)
-        assert answer.compiled is not None
-        assert (answer.compiled.per_replica_batch_size, answer.compiled.data_parallel_size) == (None, 2)
-        assert answer.compiled.verification.status == "not_compiled"
 
     play(tmp_path, act, module="tests.fakes.no_such_module")

@@ -80,12 +80,6 @@ def test_a_quick_bench_does_not_drive_out_what_only_a_longer_one_can_tell() -> N
     assert [row.run_id for row in read(known)] == ["run-0003", "run-0003"]
 
 
-def test_a_clock_that_was_set_back_makes_no_negative_age() -> None:
-    known = HostMeasurements(ManualClock())
-    known.note("run-0001", result(build_matmul(0, 4e14)))
-    assert [row.age_s for row in read(known, later_s=-60)] == [0.0]
-
-
 def test_stored_runs_are_recalled_in_the_order_in_which_they_were_made(caplog: pytest.LogCaptureFixture) -> None:
     older = build_run(1, state="succeeded", result=result(build_matmul(0, 3e14), build_matmul(1, 3e14)))
     newer = build_run(2, state="succeeded", result=result(build_matmul(0, 5e14)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from meshwright.errors import (
     InvalidRequestError,
-    NotFoundError,
     PlanInfeasibleError,
     ProblemError,
     QueueFullError,
@@ -26,7 +24,6 @@ from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.answers.plans import (
     LARGE_DEVICES,
     MAX_WAITING,
-    PLAN_TIMEOUT_S,
     SMALL_HOST_DEVICES,
     PlanMaker,
 )
@@ -59,10 +56,6 @@ class MemoryStore:
         if self.is_busy and self.refusal is not None:
             raise self.refusal
         return self.kept.get(key)
-
-
-def hide() -> Inventory:
-    raise UnavailableError("the agent is still looking", hint="wait")
 
 
 def build(
@@ -105,43 +98,6 @@ def test_a_small_host_is_planned_here_and_the_child_is_not_asked() -> None:
     plans = read(build(planner, here=f"cpu:{SMALL_HOST_DEVICES}"), PlanRequest(mesh="x:-1"))
     assert plans.plans[0].mesh_shape == {"x": SMALL_HOST_DEVICES}
     assert planner.calls == []
-
-
-def test_a_target_is_handed_over_and_this_host_need_not_be_known() -> None:
-    planner = answering(ANSWER)
-    assert read(build(planner, look=hide), TARGET).plans[0].target == "v5e:2x4"
-    ((op, arguments, deadline_s),) = planner.calls
-    assert (op, arguments["here"], deadline_s) == ("plan", None, PLAN_TIMEOUT_S)
-    assert json.loads(arguments["request"]) == {"mesh": "dp:2,tp:-1", "target": "v5e:2x4"}
-
-
-def test_a_search_is_handed_over_as_one() -> None:
-    planner = answering(ANSWER)
-    request = SearchRequest(model="llama3-8b", training=TrainingSpec(global_batch_size=64))
-    read(build(planner, here="cpu:8"), request)
-    ((op, arguments, _),) = planner.calls
-    assert (op, json.loads(arguments["request"])) == (
-        "search",
-        {"model": "llama3-8b", "training": {"global_batch_size": 64}},
-    )
-    assert arguments["here"]["target"] == "cpu:8"
-
-
-def test_a_topology_is_handed_over() -> None:
-    planner = answering(ANSWER)
-    read(build(planner, look=hide), PlanRequest(mesh="x:1", topology=()))
-    assert json.loads(planner.calls[0][1]["request"]) == {"mesh": "x:1", "topology": []}
-
-
-def test_a_large_host_is_handed_over_with_the_request() -> None:
-    planner = answering(ANSWER)
-    read(build(planner, here=f"cpu:{SMALL_HOST_DEVICES + 1}"), PlanRequest(mesh="x:-1"))
-    assert planner.calls[0][1]["here"] == {
-        "target": f"cpu:{SMALL_HOST_DEVICES + 1}",
-        "health": {},
-        "notices": [],
-        "measured": [],
-    }
 
 
 @pytest.mark.parametrize(
@@ -245,11 +201,6 @@ def test_a_plan_is_kept_with_its_devices_and_found_by_its_fingerprint(request_: 
     assert found.plans[0].devices
     assert found.plans[0].granules[0].used_positions is not None
     assert found.plans[0].model_copy(update={"devices": plan.devices, "granules": plan.granules}) == plan
-
-
-def test_a_fingerprint_that_nobody_made_is_not_found() -> None:
-    with pytest.raises(NotFoundError, match="mw1-0"):
-        asyncio.run(build(answering(ANSWER)).read_stored("mw1-0"))
 
 
 @pytest.mark.parametrize("request_", [TARGET, PlanRequest(mesh="x:8")])

@@ -15,8 +15,6 @@ from meshwright.wire.verification import Verification
 from meshwright_agent.answers.plans import RUN_CHARS, PlanAnswer
 from tests.fakes.stored import build_plan
 
-NOTICE = Notice(code="a", message='"plans":[]', hint="b")
-
 
 def cut(plans: Plans, *, bare: bool = False) -> PlanAnswer:
     """Returns the answer as the planner sends it."""
@@ -38,23 +36,6 @@ plans = st.builds(
     st.lists(st.integers(0, 9), max_size=3),
     st.text() | st.just('"plans":[]'),
 )
-
-
-@given(plans=plans)
-def test_an_answer_is_written_as_its_models_are(plans: Plans) -> None:
-    assert cut(plans).write() == plans.model_dump_json()
-
-
-def test_what_is_shown_may_lack_the_devices_that_are_kept() -> None:
-    answer = cut(Plans(plans=(build_plan(1),)), bare=True)
-    assert Plans.model_validate_json(answer.write()).plans[0].devices == ()
-    assert Plan.model_validate_json(answer.kept[0]).devices
-
-
-@given(plans=plans)
-def test_a_warning_more_stands_behind_those_that_are_there_and_changes_nothing_else(plans: Plans) -> None:
-    warned = plans.model_copy(update={"warnings": (*plans.warnings, NOTICE)})
-    assert cut(plans).warn(NOTICE).write() == warned.model_dump_json()
 
 
 # ---- with what the compiler says ------------------------------------------------------------------------------------

@@ -10,12 +10,10 @@ import pytest
 
 from meshwright.errors import InvalidRequestError, ProblemError
 from meshwright.planning.compile_job import BATCH_MAX, CompileJob
-from meshwright.planning.request import Inventory, answer_request
-from meshwright.topology.targets import build_target
+from meshwright.planning.request import answer_request
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.verification import Verification
-from meshwright_agent.answers.plans import PlanAnswer
 from meshwright_agent.children.child import CallContext
 from meshwright_agent.children.compile_tasks import CompileTask, build_fit_task, build_verify_task
 from meshwright_agent.children.planner import describe_request, fit, write_plans
@@ -88,30 +86,6 @@ def task_of_any_gpu(request: PlanRequest) -> CompileTask:
     return task
 
 
-@pytest.mark.parametrize("missing", ["model", "training"])
-def test_what_is_compiled_is_a_step_so_a_model_and_its_training_must_be_told(missing: str) -> None:
-    request = ask()
-    (plan,) = answer_request(request).plans
-    with pytest.raises(InvalidRequestError) as caught:
-        build_verify_task(plan, request.model_copy(update={missing: None}))
-    assert caught.value.errors[0]["field"] == missing
-    assert "global_batch_size" in caught.value.hint
-
-
-def test_hardware_that_no_compiler_knows_is_answered_at_once() -> None:
-    request = ask()
-    (plan,) = answer_request(request).plans
-    [granule] = plan.granules
-    strange = plan.model_copy(
-        update={"platform": "gpu", "granules": (granule.model_copy(update={"device_kind": "unheard-of"}),)}
-    )
-    task = build_verify_task(strange, request)
-    assert task.answer is not None
-    verification = Verification.model_validate_json(task.answer)
-    assert verification.status == "not_compiled"
-    assert "no chip of the table is called 'unheard-of'" in (verification.reason or "")
-
-
 @pytest.mark.parametrize("target", ["mi300x:8", "2*mi355x:8"])
 def test_a_card_that_cuda_cannot_compile_for_is_not_advised_to_install_it(target: str) -> None:
     task = task_of(ask(mesh="dp:-1,tp:2", target=target, training={**TRAINING, "global_batch_size": 16}))
@@ -124,21 +98,6 @@ def test_a_card_that_cuda_cannot_compile_for_is_not_advised_to_install_it(target
 
 
 # ---- what the planner writes ----------------------------------------------------------------------------------------
-
-
-def test_the_planner_writes_tasks_only_where_the_compiler_is_asked() -> None:
-    assert not {"tasks", "bare", "request"} & set(write_plans(ask(compile=False), None))
-    answer = PlanAnswer.of(json.loads(json.dumps(write_plans(ask(), None))))
-    assert [CompileTask(**task).key for task in answer.tasks] == [task_of(ask()).key]
-    assert Plan.model_validate_json(answer.bare[0]).devices == ()
-    assert json.loads(answer.request)["training"]["remat"] == "full"
-
-
-def test_a_run_shows_the_request_with_its_hosts_by_their_digest() -> None:
-    one, other = (describe_request(ask(target=None, topology=each)) for each in ([], None))
-    assert len(one["topology"]["sha256"]) == 64
-    assert other["topology"] is None
-    assert PlanRequest.model_validate(other) == ask(target=None)
 
 
 def test_a_run_shows_what_is_large_in_a_request_by_its_digest() -> None:
@@ -241,8 +200,3 @@ def test_a_batch_that_cannot_be_looked_for_is_refused_by_the_field(fields: dict[
         ask_batch(**fields)
     assert caught.value.errors[0]["field"] == field
     assert caught.value.hint
-
-
-def test_a_host_is_told_to_the_task_as_to_a_plan() -> None:
-    here = Inventory(build_target("cpu:4"))
-    assert write_plans(ask(target=None), here)["tasks"][0]["key"] == task_of(ask()).key

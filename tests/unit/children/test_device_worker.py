@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 
-from meshwright.compiling.compilers import read_versions
 from meshwright.errors import UnavailableError
-from meshwright.wire.devices import JaxView
 from meshwright_agent.children import device
 from meshwright_agent.supervisor.supervisor import Supervisor
 from tests.fakes.codes import has_code
-from tests.unit.children.device_workers import LIMIT_S, supervise
-
-
-def test_it_describes_its_devices_as_jax_does() -> None:
-    async def scenario(supervisor: Supervisor) -> None:
-        answer = await supervisor.call("describe", {}, deadline_s=LIMIT_S)
-        told = answer.result
-        assert (told["platform"], told["jax"], told["libtpu"]) == (
-            "cpu",
-            jax.__version__,
-            read_versions("tpu").get("libtpu"),
-        )
-        assert (told["process_index"], told["process_count"]) == (0, 1)
-        assert [entry["position"] for entry in told["devices"]] == list(range(8))
-        assert sorted(entry["id"] for entry in told["devices"]) == list(range(8))
-        evidence = {"basis": "live", "observed_at": "2026-01-01T00:00:00Z", "age_s": 0.0}
-        for entry in told["devices"]:
-            assert set(JaxView.model_fields) - evidence.keys() <= entry.keys()
-            view = JaxView.model_validate({**entry, **evidence})
-            assert (view.kind, view.generation) == ("cpu", 1)
-            assert (entry["platform"], entry["coords"]) == ("cpu", None)
-
-    supervise(scenario)
+from tests.unit.children.device_workers import supervise
 
 
 def test_a_jax_that_cannot_start_fails_with_its_own_words_and_traceback() -> None:

@@ -100,11 +100,6 @@ def test_of_a_simulated_fleet_all_or_nothing_is_leased() -> None:
         choose_devices(LeaseRequest.model_validate({"devices": {"count": 1}, "purpose": "x"}), fleet, no_view)
 
 
-def test_devices_named_twice_are_one() -> None:
-    chosen = choose_devices(LeaseRequest(devices=(2, "MIG-2", 0), purpose="x"), MIG, no_view)
-    assert [device.local_index for device in chosen] == [0, 2]
-
-
 def test_a_host_is_shown_with_its_leases_and_without_as_it_is() -> None:
     host = build_host(3)
     registry = registry_with(LeasedDevice(local_index=1))
@@ -125,20 +120,3 @@ def test_the_key_differs_after_each_change_also_after_an_end_by_time() -> None:
     registry.remove(*registry.list_expired())
     assert registry.list_expired() == ()
     assert len(set(keys)) == 3
-
-
-def test_thousands_of_leased_devices_are_marked_in_little_time() -> None:
-    host = build_host(4096)
-    registry = registry_with(*map(_build_leased, host.devices))
-    lookups = 0
-    original = LeasedDevice.__getattribute__
-
-    def count(self: LeasedDevice, name: str) -> Any:
-        nonlocal lookups
-        lookups += name == "local_index"
-        return original(self, name)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LeasedDevice, "__getattribute__", count)
-        assert all(device.lease for device in registry.mark(host).devices)
-    assert lookups <= 4 * 4096

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, InvalidRequestError, NotFoundError
+from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, NotFoundError
 from meshwright_agent import leases as module
 from meshwright_agent.leases import Owner, read_held
 from meshwright_agent.store import StoreUnavailableError
@@ -17,15 +17,6 @@ from tests.unit.leases.scene import NAME, Scene, build_lease, run_scene
 from tests.unit.store.opening import editing
 
 # ---- who yields ------------------------------------------------------------------------------------------------------
-
-
-def test_leases_of_different_devices_stand_beside_each_other(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
-        first, second = await scene.lease([0, 1]), await scene.lease([3])
-        assert scene.held() == [first.id, second.id]
-        assert [device.local_index for device in second.devices] == [3]
-
-    run_scene(tmp_path, test)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +98,6 @@ def test_of_two_that_ask_at_once_one_has_the_device(tmp_path: Path) -> None:
         answers = await asyncio.gather(*(scene.lease([0]) for _ in range(8)), return_exceptions=True)
         assert sum(isinstance(answer, DeviceLeasedError) for answer in answers) == 7
         assert len(scene.held()) == 1
-
-    run_scene(tmp_path, test)
-
-
-def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
-        with pytest.raises(InvalidRequestError, match="devices names 4; this host has 4"):
-            await scene.lease([0, 4])
-        assert scene.held() == []
 
     run_scene(tmp_path, test)
 

@@ -5,75 +5,23 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import (
-    NotFoundError,
     QueueFullError,
     UnavailableError,
 )
-from meshwright.wire.runs import Run, RunKind
-from meshwright_agent.runs import LANE_OF, USUAL_RUN_S, Done, Emit, build_run_id
-from meshwright_agent.store import RUN, Document, Store, StoredEvent
-from meshwright_agent.supervisor.supervisor import CallCancelled
+from meshwright.wire.runs import RunKind
+from meshwright_agent.runs import build_run_id
 from tests.fakes.codes import has_code
-from tests.fakes.stored import EPOCH, build_event, build_run
+from tests.fakes.stored import EPOCH
 from tests.unit.staging import Stage, play, states, until
-from tests.unit.store.opening import run_with_store
 
 # ---- one run ---------------------------------------------------------------------------------------
-
-
-def test_a_run_is_queued_then_running_then_succeeded_with_result_generation_and_times(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        run = await stage.queue.submit("bench", {"suite": "quick"}, stage.bench.execute)
-        assert (run.state, run.request, run.created_at) == ("queued", {"suite": "quick"}, EPOCH)
-        await until(lambda: run.id in stage.bench.begun)
-        (running,) = stage.queue.running
-        assert (running.id, running.state, running.started_at) == (run.id, "running", EPOCH)
-        stage.clock.advance(3)
-        stage.bench.finish(run.id, records=[1])
-        done = await stage.ended(run.id)
-        assert (done.state, done.result, done.generation) == ("succeeded", {"records": [1]}, 7)
-        assert done.finished_at == EPOCH + timedelta(seconds=3)
-        assert await stage.stored(run.id) == done
-        assert states(await stage.events(run.id)) == ["queued", "running", "succeeded"]
-        await until(lambda: not stage.queue.running)
-
-    play(tmp_path, act)
-
-
-def test_runs_go_one_at_a_time_in_the_order_of_submission(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        ids = [await stage.submit(n=n) for n in range(5)]
-        await until(lambda: stage.queue.queued_count == 4)
-        for run_id in ids:
-            stage.bench.finish(run_id)
-            await stage.ended(run_id)
-        assert stage.bench.begun == ids == sorted(ids)
-        assert stage.bench.busy_count_max == 1
-        assert [run.id for run in await stage.queue.list_runs()] == ids[::-1]
-
-    play(tmp_path, act)
-
-
-def test_a_problem_of_the_work_is_the_runs_error_with_its_code_and_log(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        run_id = await stage.submit_running()
-        stage.bench.fail(
-            run_id, UnavailableError("died by signal 6", hint="look at the log", log=["abort"], code="worker_failed")
-        )
-        done = await stage.ended(run_id)
-        assert done.state == "failed"
-        assert done.error is not None
-        assert (done.error.code, done.error.status, done.error.log) == ("worker_failed", 503, ("abort",))
-        assert done.error.hint == "look at the log"
-
-    play(tmp_path, act)
 
 
 def test_any_other_exception_fails_the_run_as_internal_and_the_next_run_goes_on(tmp_path: Path) -> None:
@@ -87,19 +35,6 @@ def test_any_other_exception_fails_the_run_as_internal_and_the_next_run_goes_on(
         assert "secret" not in done.error.detail
         stage.bench.finish(second)
         assert (await stage.ended(second)).state == "succeeded"
-
-    play(tmp_path, act)
-
-
-@pytest.mark.parametrize("error", [CallCancelled("devices released"), asyncio.CancelledError()])
-def test_work_that_was_given_up_makes_the_run_cancelled(tmp_path: Path, error: BaseException) -> None:
-    async def act(stage: Stage) -> None:
-        run_id = await stage.submit_running()
-        stage.bench.fail(run_id, error)
-        done = await stage.ended(run_id)
-        assert (done.state, done.error and done.error.code) == ("cancelled", "run_cancelled")
-        assert done.error is not None
-        assert str(error) in done.error.detail
 
     play(tmp_path, act)
 
@@ -118,26 +53,6 @@ def test_an_update_that_is_neither_progress_nor_record_fails_the_run_and_nothing
         second = await stage.submit_running()
         stage.bench.finish(second)
         assert (await stage.ended(second)).state == "succeeded"
-
-    play(tmp_path, act)
-
-
-def test_an_unknown_run_is_not_found_by_any_verb(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        with pytest.raises(NotFoundError, match="run-nowhere"):
-            await stage.queue.get("run-nowhere")
-        with pytest.raises(NotFoundError):
-            await stage.queue.cancel("run-nowhere", "why not")
-
-    play(tmp_path, act)
-
-
-def test_lists_show_runs_as_they_stand_in_memory(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        first, second = await stage.submit_running(), await stage.submit()
-        assert [run.id for run in await stage.queue.list_runs(state="running")] == [first]
-        assert [run.id for run in await stage.queue.list_runs(state="queued")] == [second]
-        assert [run.id for run in await stage.queue.list_runs(limit=1)] == [second]
 
     play(tmp_path, act)
 
@@ -188,15 +103,6 @@ def test_a_run_that_was_cancelled_says_nothing_about_how_long_runs_take(tmp_path
     play(tmp_path, act, MAX_WAITING=1)
 
 
-def test_many_at_once_admit_exactly_as_many_as_there_is_room_for(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        answers = await asyncio.gather(*(stage.submit() for _ in range(20)), return_exceptions=True)
-        assert sum(isinstance(answer, str) for answer in answers) == 5
-        assert sum(isinstance(answer, QueueFullError) for answer in answers) == 15
-
-    play(tmp_path, act, MAX_WAITING=4)
-
-
 def test_a_caller_that_goes_away_while_submitting_leaves_a_whole_run_or_none(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
         for turns in range(8):
@@ -232,17 +138,6 @@ def test_a_queued_run_is_cancelled_at_once_and_never_begins(tmp_path: Path) -> N
     play(tmp_path, act)
 
 
-def test_a_running_run_is_cancelled_when_it_has_stopped_and_the_next_one_begins(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        first, second = await stage.submit_running(), await stage.submit()
-        cancelled = await stage.queue.cancel(first, "too slow")
-        assert (cancelled.state, cancelled.finished_at) == ("cancelled", EPOCH)
-        await until(lambda: second in stage.bench.begun)
-        assert stage.bench.busy_count_max == 1
-
-    play(tmp_path, act)
-
-
 @pytest.mark.parametrize("ending", ["result", "crash"])
 def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_path: Path, ending: str) -> None:
     async def act(stage: Stage) -> None:
@@ -261,40 +156,6 @@ def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_path: Pat
         assert "the first reason" in done.error.detail
 
     play(tmp_path, act, STOP_WAIT_S=0.01)
-
-
-def test_a_run_that_has_ended_is_returned_as_it_is(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        run_id = await stage.submit_running()
-        stage.bench.finish(run_id, n=1)
-        done = await stage.ended(run_id)
-        assert await stage.queue.cancel(run_id, "too late") == done
-        assert (await stage.queue.get(run_id)).state == "succeeded"
-
-    play(tmp_path, act)
-
-
-def test_cancelling_twice_at_once_ends_the_run_once(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        await stage.submit_running()
-        waiting = await stage.submit()
-        runs = await asyncio.gather(*(stage.queue.cancel(waiting, f"reason {n}") for n in range(4)))
-        assert {run.state for run in runs} == {"cancelled"}
-        assert states(await stage.events(waiting)) == ["queued", "cancelled"]
-
-    play(tmp_path, act)
-
-
-def test_cancel_all_ends_what_runs_and_waits_without_beginning_another(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        ids = [await stage.submit_running(), await stage.submit(), await stage.submit()]
-        assert await stage.queue.cancel_all("the devices were released") == tuple(ids)
-        assert [(await stage.queue.get(run_id)).state for run_id in ids] == ["cancelled"] * 3
-        assert stage.bench.begun == ids[:1]
-        assert await stage.queue.cancel_all("nothing left") == ()
-        await stage.submit_running()
-
-    play(tmp_path, act)
 
 
 # ---- close and restart -----------------------------------------------------------------------------
@@ -346,35 +207,11 @@ def test_a_submission_that_races_with_closing_is_cancelled_or_refused_but_never_
     play(tmp_path, act)
 
 
-def test_a_start_ends_what_it_finds_running_or_waiting_with_the_reason(tmp_path: Path) -> None:
-    async def first(store: Store) -> None:
-        for number, state in enumerate(("queued", "running", "succeeded")):
-            run = build_run(number, state=state)
-            event = StoredEvent(f"run/{run.id}", 1, 0.0, build_event(run, 1).model_dump_json())
-            await store.write(Document(RUN, run.id, run.model_dump_json(), run.state), events=[event])
-
-    async def act(stage: Stage) -> None:
-        for number in (0, 1):
-            run = await stage.queue.get(f"run-{number:04}")
-            assert run.error is not None
-            assert (run.state, "the agent stopped while" in run.error.detail) == ("cancelled", True)
-            assert [event.seq for event in await stage.events(run.id)] == [1, 2]
-        assert (await stage.queue.get("run-0002")).state == "succeeded"
-
-    run_with_store(tmp_path / "s.sqlite3", first)
-    play(tmp_path, act)
-
-
 # ---- lanes -----------------------------------------------------------------------------------------
 
 
 async def submit(stage: Stage, kind: RunKind, **request: Any) -> str:
     return (await stage.queue.submit(kind, request, stage.bench.execute)).id
-
-
-def test_every_kind_of_run_has_its_lane() -> None:
-    assert set(LANE_OF) == set(get_args(RunKind))
-    assert {kind for kind, lane in LANE_OF.items() if lane == "device"} == {"bench"}
 
 
 def test_a_compile_runs_beside_a_bench_and_compiles_one_after_the_other(tmp_path: Path) -> None:
@@ -392,19 +229,6 @@ def test_a_compile_runs_beside_a_bench_and_compiles_one_after_the_other(tmp_path
     play(tmp_path, act)
 
 
-def test_a_full_lane_refuses_and_the_other_takes(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        first = await submit(stage, "plan")
-        await until(lambda: first in stage.bench.begun)
-        await submit(stage, "batch_size")
-        with pytest.raises(QueueFullError) as caught:
-            await submit(stage, "plan")
-        assert caught.value.retry_after_s == USUAL_RUN_S
-        await submit(stage, "bench")
-
-    play(tmp_path, act, MAX_WAITING=1)
-
-
 def test_a_release_of_the_devices_ends_benches_and_leaves_compiles_alone(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
         bench, plan, waiting = [await submit(stage, kind) for kind in ("bench", "plan", "plan")]
@@ -414,23 +238,6 @@ def test_a_release_of_the_devices_ends_benches_and_leaves_compiles_alone(tmp_pat
         assert found == ["cancelled", "running", "queued"]
 
     play(tmp_path, act)
-
-
-def test_a_run_that_no_worker_did_says_nothing_about_how_long_runs_take(tmp_path: Path) -> None:
-    async def known(_run: Run, _emit: Emit) -> Done:
-        return {}, None
-
-    async def act(stage: Stage) -> None:
-        run = await stage.queue.submit("plan", {"n": 1}, known)
-        await stage.ended(run.id)
-        await submit(stage, "plan", n=2)
-        await until(lambda: len(stage.queue.running) == 1)
-        await submit(stage, "plan", n=3)
-        with pytest.raises(QueueFullError) as caught:
-            await submit(stage, "plan", n=4)
-        assert caught.value.retry_after_s == USUAL_RUN_S
-
-    play(tmp_path, act, MAX_WAITING=1)
 
 
 # ---- ids -------------------------------------------------------------------------------------------
@@ -445,15 +252,3 @@ def test_ids_sort_as_they_were_made_whatever_the_wall_clock_does(jumps: list[int
     made = ids[1:]
     assert made == sorted(set(made))
     assert {len(run_id) for run_id in made} == {36}
-
-
-def test_ids_of_two_queues_at_the_same_time_differ(tmp_path: Path) -> None:
-    ids: list[str] = []
-
-    async def act(stage: Stage) -> None:
-        ids.append(await stage.submit())
-
-    for name in ("a", "b"):
-        play(tmp_path / name, act)
-    assert ids[0] != ids[1]
-    assert ids[0][:16] == ids[1][:16]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import RootModel
 
 from meshwright_agent import store as module
 from meshwright_agent.leases import StoredLease
@@ -28,8 +27,7 @@ from meshwright_agent.store import (
     StoredEvent,
     StoreUnavailableError,
 )
-from tests.fakes.stored import ManualClock
-from tests.unit.store.opening import editing, held, opened, recover, run_with_store
+from tests.unit.store.opening import editing, held, recover, run_with_store
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "leases"
 
@@ -158,27 +156,6 @@ def test_events_are_listed_by_number_field_and_time(tmp_path: Path) -> None:
     run_with_store(tmp_path / "db", test)
 
 
-def test_a_follower_gets_what_was_then_what_comes_then_the_end(tmp_path: Path) -> None:
-    async def test(store: Store) -> list[str]:
-        lives, heard = [True], []
-        await store.write(events=[event(1, body='"a"')])
-
-        async def listen() -> None:
-            async for said in store.follow(RootModel[str], "health", 0, is_live=lambda: bool(lives)):
-                heard.append(said.root)
-
-        listening = asyncio.create_task(listen())
-        for seq, body in ((2, '"b"'), (3, '"c"')):
-            await asyncio.sleep(0.01)
-            await store.write(events=[event(seq, body=body)])
-        lives.clear()
-        store.announce()
-        await asyncio.wait_for(listening, 30)
-        return heard
-
-    assert run_with_store(tmp_path / "db", test) == ["a", "b", "c"]
-
-
 # ---- trouble ---------------------------------------------------------------------------------------------------------
 
 
@@ -231,17 +208,6 @@ def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path, replace:
         assert "restart the agent" in caught.value.hint
 
     run_with_store(tmp_path / "db", test)
-
-
-def test_a_closed_store_refuses_and_so_does_one_that_was_never_open(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with opened(tmp_path / "db") as store:
-            pass
-        for each in (store, Store(tmp_path / "db", clock=ManualClock())):
-            with pytest.raises(StoreUnavailableError):
-                await each.get(PLAN, "1")
-
-    asyncio.run(test())
 
 
 def test_a_state_directory_that_cannot_be_one_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.specs import (
     build_device_spec,
     build_planner_spec,
-    build_probe_spec,
     explain_untouched,
     has_accelerators,
 )
@@ -58,37 +56,6 @@ def test_the_worker_inherits_what_is_not_meant_for_the_agent_alone() -> None:
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & set(environment)
 
 
-def test_the_environment_is_made_anew_for_each_process() -> None:
-    spec = build_device_spec(Settings(cpu_devices=2), BASE, stays=True)
-    first = dict(spec.environment())
-    first.clear()
-    assert spec.environment()["JAX_PLATFORMS"] == "cpu"
-
-
-def test_a_worker_goes_when_idle_unless_it_may_stay() -> None:
-    settings = Settings(idle_release_s=7)
-    held = settings.model_copy(update={"hold": "always"})
-    assert build_device_spec(held, BASE, stays=False).idle_release_s is None
-    assert build_device_spec(settings, BASE, stays=False).idle_release_s == 7
-    assert build_device_spec(settings, BASE, stays=True).idle_release_s is None
-
-
-def test_the_workers_limits_are_the_settings() -> None:
-    spec = build_device_spec(Settings(start_timeout_s=3), BASE, stays=True)
-    assert (spec.name, spec.module) == ("device", "meshwright_agent.children.device")
-    assert spec.start_timeout_s == 3
-
-
-# ---- the probe ------------------------------------------------------------------------------------------------------
-
-
-def test_the_probe_is_gone_after_its_answer_and_sees_what_jax_would_see() -> None:
-    spec = build_probe_spec(Settings(probe_timeout_s=4), BASE | {"CUDA_VISIBLE_DEVICES": "1"})
-    assert (spec.name, spec.module) == ("probe", "meshwright_agent.children.probe")
-    assert (spec.idle_release_s, spec.start_timeout_s) == (0.0, 4)
-    assert spec.environment()["CUDA_VISIBLE_DEVICES"] == "1"
-
-
 # ---- the planner ----------------------------------------------------------------------------------------------------
 
 
@@ -100,22 +67,7 @@ def test_the_planner_goes_when_idle_and_starts_no_threads_for_matrices() -> None
     assert build_planner_spec(Settings(), {"OPENBLAS_NUM_THREADS": "4"}).environment()["OPENBLAS_NUM_THREADS"] == "4"
 
 
-def test_after_a_crash_the_planner_is_there_again_within_seconds() -> None:
-    assert build_planner_spec(Settings(), BASE).backoff_max_s <= 2
-
-
 # ---- who may be disturbed -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("owns", "may"), [((), True), ((True,), True), ((True, True), True), ((False,), False), ((True, False), False)]
-)
-def test_jax_is_started_unasked_only_where_nobody_else_holds_a_device(
-    tmp_path: Path, owns: tuple[bool, ...], may: bool
-) -> None:
-    facts = plant_machine("dgx-h100", tmp_path).read()
-    holders = tuple(DeviceProcess(pid=number, own=own) for number, own in enumerate(owns))
-    assert (explain_untouched(replace(facts, holders=holders)) == "") is may
 
 
 @pytest.mark.parametrize(
@@ -135,11 +87,6 @@ def test_jax_is_not_started_unasked_where_a_gpu_that_it_sees_lets_no_process_in(
     assert (explain_untouched(facts) == "") is may
     said = "" if may else "GPU 1 is in compute mode prohibited; `nvidia-smi -i 1 -c DEFAULT` opens it"
     assert explain_untouched(facts) == said
-
-
-def test_where_nobody_could_look_nothing_is_touched(tmp_path: Path) -> None:
-    assert explain_untouched(None)
-    assert explain_untouched(replace(plant_machine("dgx-h100", tmp_path).read(), holders=None))
 
 
 # ---- device files ---------------------------------------------------------------------------------------------------
@@ -173,7 +120,3 @@ def test_a_device_file_is_not_opened_to_see_it(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     os.mkfifo(tmp_path / "dev/nvidia0")  # whoever opens it waits for ever
     assert has_accelerators(Settings(host_root=tmp_path))
-
-
-def test_without_a_folder_of_devices_there_are_none(tmp_path: Path) -> None:
-    assert not has_accelerators(Settings(host_root=tmp_path))

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import inspect
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from meshwright.errors import ProblemError, UnavailableError
+from meshwright.errors import UnavailableError
 from meshwright_agent.supervisor.process import Child, ChildSpec, Ending
 from meshwright_agent.supervisor.protocol import (
     CallFrame,
     CancelFrame,
-    FailureFrame,
-    FrameError,
     Hello,
     ProgressFrame,
     ResultFrame,
@@ -100,29 +95,6 @@ def test_the_fake_child_has_the_members_of_the_real_one() -> None:
         assert type(real) is type(fake), name
         if inspect.isfunction(real):
             assert inspect.signature(real) == inspect.signature(fake), name
-
-
-def test_arguments_that_json_cannot_say_are_refused_before_anything_starts() -> None:
-    async def scenario(world: World) -> None:
-        with pytest.raises(FrameError):
-            await world.supervisor.call("echo", {"value": float("nan")}, deadline_s=30.0)
-        assert (world.supervisor.state, world.supervisor.generation) == ("stopped", 0)
-
-    live(scenario)
-
-
-def test_each_change_of_state_is_told_and_dated() -> None:
-    async def scenario(world: World) -> None:
-        world.clock.advance(10.0)
-        task = await world.begin()
-        world.clock.advance(10.0)
-        world.reply({"x": 1})
-        assert (await task).result == {"x": 1}
-        assert world.supervisor.since == world.clock.now()
-        await world.supervisor.release()
-        assert world.changes == ["starting", "ready", "busy", "ready", "stopping", "stopped"]
-
-    live(scenario)
 
 
 def test_a_process_that_even_sigkill_does_not_end_is_abandoned_and_named() -> None:
@@ -215,59 +187,6 @@ def test_a_crash_says_when_to_ask_again() -> None:
     live(scenario, spawn=FakeSpawn(ending=Ending(-9, killed=True)), backoff_initial_s=7.0)
 
 
-def test_a_start_that_takes_too_long_fails_everybody_who_waited_for_it() -> None:
-    async def scenario(world: World) -> None:
-        errors = await asyncio.gather(
-            world.call(),
-            world.supervisor.call("work", {}, deadline_s=30.0),
-            return_exceptions=True,
-        )
-        assert [type(error) for error in errors] == [UnavailableError] * 2
-        assert (world.child.dump_count, world.child.stops) == (1, [False])
-
-    live(scenario, spawn=FakeSpawn(says_hello=False), start_timeout_s=0.01)
-
-
-class Body(dict[str, Any]):
-    """Arguments whose life can be watched."""
-
-
-def test_a_refused_call_keeps_its_arguments_no_longer_than_its_caller() -> None:
-    async def scenario(world: World) -> None:
-        body = Body(text="large")
-        alive = weakref.ref(body)
-        task = asyncio.create_task(world.supervisor.call("work", body, deadline_s=30.0))
-        del body
-        await world.until(lambda: bool(world.spawn.children) and bool(world.child.sent))
-        call = world.child.sent[-1]
-        world.child.say(FailureFrame(call.id, world.child.generation, "plan_infeasible", 422, "no", "", [], [], None))
-        with contextlib.suppress(ProblemError):
-            await task
-        world.child.sent.clear()
-        del task, call
-        await asyncio.sleep(0)
-        assert alive() is None, "nothing but a collection of cycles would give it back"
-
-    gc.disable()
-    try:
-        live(scenario)
-    finally:
-        gc.enable()
-
-
-def test_a_result_that_crosses_the_cancel_ends_the_call() -> None:
-    async def scenario(world: World) -> None:
-        task = await world.begin()
-        task.cancel()
-        await world.until(lambda: isinstance(world.child.sent[-1], CancelFrame))
-        world.reply({"done": True})
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert world.supervisor.state == "ready"
-
-    live(scenario)
-
-
 def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -> None:
     async def scenario(world: World) -> None:
         task = await world.begin()
@@ -306,19 +225,6 @@ def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:
     live(scenario)
 
 
-def test_a_child_lost_while_it_is_being_stopped_is_no_crash() -> None:
-    async def scenario(world: World) -> None:
-        await world.start()
-        releasing = asyncio.create_task(world.supervisor.release())
-        await world.until(lambda: world.supervisor.state == "stopping")
-        world.child.lose("closed its socket")
-        world.child.say(ProgressFrame(1, 1, {}))
-        await releasing
-        assert (world.supervisor.state, world.supervisor.last_error) == ("stopped", None)
-
-    live(scenario)
-
-
 def test_a_crash_stands_until_another_child_is_ready() -> None:
     async def scenario(world: World) -> None:
         supervisor = world.supervisor
@@ -348,32 +254,6 @@ def test_a_crash_stands_until_another_child_is_ready() -> None:
     live(scenario)
 
 
-def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
-    async def scenario(world: World) -> None:
-        task = await world.begin()
-        releasing = asyncio.create_task(world.supervisor.release())
-        await world.until(lambda: world.supervisor.state == "stopping")
-        world.reply()
-        await releasing
-        with pytest.raises(CallCancelled, match="released"):
-            await task
-
-    live(scenario)
-
-
-def test_a_call_during_the_stop_gets_the_next_child() -> None:
-    async def scenario(world: World) -> None:
-        await world.start()
-        releasing = asyncio.create_task(world.supervisor.release())
-        await world.until(lambda: world.supervisor.state == "stopping")
-        task = await world.begin()
-        await releasing
-        world.reply()
-        assert (await task).generation == 2
-
-    live(scenario)
-
-
 def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_up() -> None:
     async def scenario(world: World) -> None:
         await world.start()
@@ -394,17 +274,3 @@ def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_
         assert (world.supervisor.state, world.supervisor.generation) == ("ready", 2)
 
     live(scenario, backoff_initial_s=600.0)
-
-
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (0, "exited with status 0"),
-        (3, "exited with status 3"),
-        (-11, "was killed by SIGSEGV"),
-        (-99, "was killed by signal 99"),
-        (None, "could not be killed: the kernel holds it, most likely in a driver call"),
-    ],
-)
-def test_an_ending_is_told_in_words(status: int | None, words: str) -> None:
-    assert Ending(status, killed=False).describe() == words

@@ -68,14 +68,6 @@ def test_links_are_the_matrix_alone_with_its_legend(meshwright: CommandLine) -> 
     assert (printed.code, printed.err) == (0, "")
 
 
-def test_links_as_json_are_the_devices_and_their_links_alone(meshwright: CommandLine) -> None:
-    meshwright.fake = FakeAgent("v5e:2x2")
-    whole = meshwright.fake.devices.model_dump(mode="json")
-    assert meshwright("devices", "--topology", "--format=json").json == {
-        name: whole[name] for name in ("devices", "links")
-    }
-
-
 def test_a_host_without_known_links_says_so(meshwright: CommandLine) -> None:
     meshwright.fake = FakeAgent("cpu:1")
     assert meshwright("devices", "--topology").out == "links: none known\n"
@@ -86,10 +78,6 @@ def test_what_an_agent_sent_cannot_steer_the_terminal_by_the_matrix(meshwright: 
     link = devices.links[0].model_copy(update={"kind": "NV\x1b[2J", "bandwidth_bytes_per_s": None})
     meshwright.fake = FakeAgent(devices.model_copy(update={"links": (link,)}))
     assert "\x1b" not in meshwright("devices", "--topology").out
-
-
-def test_json_is_the_agents_answer(meshwright: CommandLine) -> None:
-    assert meshwright("devices", "--format=json").json == meshwright.fake.devices.model_dump(mode="json")
 
 
 def test_a_release_says_how_long_it_took(meshwright: CommandLine) -> None:

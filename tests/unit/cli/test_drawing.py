@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,11 +14,6 @@ def test_the_last_axis_runs_across_and_the_one_before_it_down() -> None:
         "dp=0     0     1     2     3",
         "dp=1     4     5     6     7",
     )
-
-
-def test_too_few_labels_are_refused() -> None:
-    with pytest.raises(ValueError, match="8 places; got 7 labels"):
-        draw_mesh({"x": 8}, ["0"] * 7)
 
 
 SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(

@@ -24,7 +24,7 @@ from meshwright.cli.health import (
     format_line,
     summarize,
 )
-from meshwright.errors import ForbiddenError, ProblemError, UnavailableError
+from meshwright.errors import ForbiddenError, UnavailableError
 from meshwright.testing import FakeAgent
 from meshwright.wire.health import HARDWARE, WORST_FIRST, Component, Health, State
 from meshwright_agent.health.monitor import KINDS
@@ -85,11 +85,6 @@ def test_the_table_is_what_the_three_worlds_expect() -> None:
     }
     for style, codes in wanted.items():
         assert EXIT_CODES[style] == {state: code for code, states in codes.items() for state in states}
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_only_healthy_and_degraded_can_pass(style: Format) -> None:
-    assert {state for state, code in EXIT_CODES[style].items() if code == 0} <= {"healthy", "degraded"}
 
 
 def test_the_verdict_shows_each_part_with_reason_and_action(meshwright: CommandLine) -> None:
@@ -177,11 +172,6 @@ def test_one_line_stays_one_line(state: State, reason: str) -> None:
     for style in STYLES:
         line = format_line(style, state, summary, {})
         assert len(line.splitlines()) == 1
-
-
-def test_a_verdict_that_could_not_be_had_is_2_whatever_the_error(meshwright: CommandLine) -> None:
-    meshwright.fake.fail_next(ProblemError("a bug", code="internal"))
-    assert meshwright("health").code == 2
 
 
 def test_a_refusal_is_no_verdict_and_says_why_first(meshwright: CommandLine) -> None:
@@ -288,10 +278,6 @@ def test_the_whole_is_healthy_only_when_every_part_is(state: State, found: list[
     assert WORST_FIRST.index(worst) <= WORST_FIRST.index(state)
 
 
-def test_every_state_has_a_rank() -> None:
-    assert sorted(WORST_FIRST) == sorted(STATES)
-
-
 @pytest.fixture
 def h100(meshwright: CommandLine) -> CommandLine:
     meshwright.fake = FakeAgent("h100:8")
@@ -324,11 +310,6 @@ def test_what_could_not_be_looked_at_is_unknown_and_slurm_keeps_and_says_so(h100
     assert style != "slurm" or printed.out.startswith("keep: unknown: devices 8*h100: ")
 
 
-def test_slurm_drains_what_is_missing(h100: CommandLine) -> None:
-    missing = h100("health", "--format", "slurm", "--expect", "9*h100")
-    assert (missing.code, missing.out) == (1, "drain: not met: devices 9*h100: 8 (NVIDIA H100 80GB HBM3)\n")
-
-
 def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: CommandLine) -> None:
     printed = h100("health", "--format=json", "--expect", "9*h100")
     assert (printed.json["state"], printed.json["verdict"], len(printed.json["components"])) == (
@@ -337,11 +318,6 @@ def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: C
         10,
     )
     assert [(each["name"], each["state"]) for each in printed.json["requirements"]] == [("devices", "unhealthy")]
-
-
-def test_a_sick_host_is_not_healed_by_what_is_met(h100: CommandLine) -> None:
-    h100.fake.change_health("device:2", "unhealthy", "XID 79")
-    assert h100("health", "--expect", "8*h100").code == 1
 
 
 def test_a_requirement_that_is_none_is_a_usage_error_with_one_that_works(h100: CommandLine) -> None:

@@ -5,9 +5,8 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time
+from meshwright.cli.output import clean, format_bytes, format_rate, format_time
 from tests.unit.cli.conftest import CommandLine
 
 
@@ -54,19 +53,6 @@ def test_what_a_rate_shows_is_right_to_three_digits(per_s: float) -> None:
 @given(st.text())
 def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", clean(text))
-
-
-@given(st.text(st.characters(exclude_categories=["Cc"])))
-def test_harmless_text_stays_as_it_is(text: str) -> None:
-    assert clean(text) == text
-
-
-def test_cells_are_not_read_as_markup_and_cannot_steer_the_terminal() -> None:
-    console = Console(width=80, markup=False, force_terminal=True, color_system=None)
-    with console.capture() as captured:
-        console.print(build_table([Column[str]("name", lambda row: row)], ["[red]x[/red]", "\x1b]0;pwned\x07"]))
-    assert "[red]x[/red]" in captured.get()
-    assert "\x1b]" not in captured.get()
 
 
 def test_a_narrow_terminal_folds_words_and_cuts_none(meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,12 +70,6 @@ def test_a_mesh_that_is_infeasible_is_1_and_one_that_is_none_is_2(
     assert "  hint: " in printed.err
 
 
-def test_devices_are_named_or_counted_not_both(meshwright: CommandLine) -> None:
-    printed = meshwright("plan", "x:2", "--devices", "0,1", "--count", "2")
-    assert printed.code == 2
-    assert meshwright.fake.requests == []
-
-
 @pytest.mark.parametrize("arguments", [(), ("--format=json",)])
 def test_a_plan_that_does_not_fit_in_memory_is_1(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
     memory = PlanMemory(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import RunFailedError
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
 from meshwright.wire.verification import (
@@ -160,29 +159,6 @@ def test_the_compilers_last_lines_stand_on_stderr_where_it_failed(meshwright: Co
 def test_an_earlier_compiles_answer_says_so(meshwright: CommandLine) -> None:
     compile_with(meshwright.fake, VERIFIED.model_copy(update={"stored": True, "versions": {"jax": "0"}}))
     assert "(an earlier compile's answer; jax 0)" in meshwright("plan", "dp:8", *STEP).out
-
-
-def test_a_run_that_fails_is_1_with_its_error(meshwright: CommandLine) -> None:
-    compile_with(meshwright.fake, RunFailedError("the compiler's child has a bug"))
-    printed = meshwright("plan", "dp:8", *STEP)
-    assert printed.code == 1
-    assert "error: the compiler's child has a bug" in printed.err
-
-
-def test_every_option_of_the_step_is_sent_and_wins_over_the_file(meshwright: CommandLine, tmp_path: Path) -> None:
-    path = tmp_path / "request.json"
-    path.write_text(json.dumps({"training": {"global_batch_size": 4, "remat": "none", "compute_dtype": "float16"}}))
-    step = ("--model", "llama3-8b", "--global-batch-size", "16", "--seq-len", "64")
-    meshwright("plan", "dp:8", *step, "--request", str(path))
-    body = meshwright.body()
-    assert body["model"] == "llama3-8b"
-    assert body["training"] == {
-        "global_batch_size": 16,
-        "remat": "none",
-        "seq_len": 64,
-        "compute_dtype": "float16",
-    }
-    assert "compile" not in body
 
 
 @pytest.mark.parametrize(

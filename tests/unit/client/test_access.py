@@ -48,18 +48,6 @@ class Guarded(FakeAgent):
 
 
 @both
-def test_without_a_token_the_agent_refuses_and_says_what_to_set(kind: Kind) -> None:
-    fake = Guarded(SECRET)
-    for token in (None, "another"):
-        with pytest.raises(UnauthorizedError) as caught:
-            ask(kind, fake, lambda c: c.devices(), token=token)
-        assert "MESHWRIGHT_TOKEN" in caught.value.hint
-        assert isinstance(caught.value, ProblemError)
-    assert ask(kind, fake, lambda c: c.devices(), token=SECRET).platform == "cpu"
-    assert ask(kind, fake, lambda c: c.ready())  # needs none
-
-
-@both
 @pytest.mark.parametrize(
     ("status", "error", "hint"),
     [
@@ -121,15 +109,6 @@ def test_a_token_file_that_has_nothing_new_leaves_the_refusal(token_file: Path, 
         with pytest.raises(UnauthorizedError):
             client.devices()
     assert len(fake.tokens_sent) == 1
-
-
-def test_a_request_is_refreshed_once_and_not_for_ever(token_file: Path) -> None:
-    fake = Guarded("not in the file")
-    with fake.client(max_retries=9) as client:
-        token_file.write_text("new")
-        with pytest.raises(UnauthorizedError):
-            client.devices()
-    assert (len(fake.tokens_sent), fake.pauses_s) == (2, [])
 
 
 def test_a_refresh_costs_no_retry(token_file: Path) -> None:

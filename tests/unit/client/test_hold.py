@@ -60,13 +60,6 @@ def test_between_renewals_the_agent_is_asked_every_two_seconds_and_a_loss_is_tol
         held.check()
 
 
-def test_questions_and_renewals_are_as_many_as_their_times_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(*[_lease(60)] * 40, GONE)
-    _keep(script, monkeypatch, _lease(60))
-    methods = [request.method for request in script.requests]
-    assert methods[:22] == (["GET"] * 10 + ["PUT"]) * 2
-
-
 def test_an_agent_that_is_away_for_less_than_the_lease_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     held = _keep(Script(*[REFUSED] * 29, _lease(), GONE), monkeypatch, _lease(60))
     assert isinstance(held.lost, NotFoundError)  # one answer came through before its time was over
@@ -92,23 +85,6 @@ def test_a_bug_loses_the_lease_and_an_error_of_the_callback_comes_out(monkeypatc
     assert "not renewed any more: ZeroDivisionError" in str(held.lost)
     with pytest.raises(ZeroDivisionError):
         Script(GONE).client(monkeypatch)._keep(Held(_lease(), lambda why: 1 / 0), 60.0, lambda delay_s: None)
-
-
-def test_what_was_lost_stays_lost_and_is_told_once() -> None:
-    told: list[MeshwrightError] = []
-    held = Held(_lease(), told.append)
-    assert held.lose(NotFoundError("first"))
-    assert not held.lose(NotFoundError("second"))
-    assert [str(error) for error in told] == ["first"]
-
-
-def test_after_the_end_of_its_block_nothing_is_lost() -> None:
-    told: list[MeshwrightError] = []
-    held = Held(_lease(), told.append)
-    held.finish()
-    assert not held.lose(NotFoundError("ended by its own holder"))
-    assert (held.lost, told, held.unsaid) == (None, [], "")
-    held.check()
 
 
 def test_a_loss_that_nothing_asked_about_is_left_to_be_said() -> None:

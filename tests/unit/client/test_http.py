@@ -41,17 +41,6 @@ def _healthy(heard: Heard, out: BinaryIO) -> bool:
 
 
 @both
-@pytest.mark.parametrize("over", ["tcp", "unix"])
-def test_an_agent_answers_over_tcp_and_over_a_unix_socket(kind: Kind, over: str, tmp_path: Path) -> None:
-    with serve(_healthy, tmp_path / "agent.sock" if over == "unix" else None) as server:
-        assert _ask(kind, server.url, lambda c: c.health(), token="abc").state == "healthy"
-    [heard] = server.heard
-    assert heard.line == "GET /health HTTP/1.1"
-    assert heard.headers["authorization"] == "Bearer abc"
-    assert heard.headers["user-agent"].startswith("meshwright/")
-
-
-@both
 def test_a_kept_alive_connection_that_the_agent_dropped_is_replaced_without_a_retry(kind: Kind) -> None:
     def answer_first_of_each_connection(heard: Heard, out: BinaryIO) -> bool:
         if len(server.heard) == 2:

@@ -46,19 +46,6 @@ def _follow(script: Script, after: int = 0) -> list[int]:
         return [event.seq for event in script.client(monkeypatch).run_events("r", after)]
 
 
-def test_events_come_in_order_until_the_final_state() -> None:
-    script = Script(streams=[[_event(1, "queued"), _event(2) + _event(3, type="progress"), _event(4, "succeeded")]])
-    assert _follow(script) == [1, 2, 3, 4]
-    assert script.polled == []
-
-
-def test_a_stream_that_breaks_goes_on_after_the_last_event_and_repeats_none() -> None:
-    script = Script(streams=[[_event(1), _event(2), LOST], [_event(1), _event(2), _event(3, "failed")]])
-    assert _follow(script) == [1, 2, 3]
-    assert [request.headers["Last-Event-ID"] for request in script.requests] == ["0", "2"]
-    assert script.pauses_s == []
-
-
 @given(cuts=st.lists(st.integers(0, 2000), max_size=8))
 def test_wherever_bytes_and_streams_are_cut_every_event_comes_once(cuts: list[int]) -> None:
     text = b"".join([_event(seq, progress=Progress(done=seq, total=9, message="\u2028:")) for seq in range(1, 9)])

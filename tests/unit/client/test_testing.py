@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -178,18 +177,3 @@ def test_an_id_makes_one_lease_which_may_be_renewed_and_made_again_when_it_has_e
                 client.lease(**other, purpose="job", lease_id="a")  # type: ignore[arg-type]
         client.end_lease("a")
         assert client.lease([3], purpose="job", lease_id="a").devices[0].local_index == 3
-
-
-def test_threads_that_ask_for_the_same_devices_get_one_lease() -> None:
-    fake, got = FakeAgent("h100:8"), list[str]()
-
-    def ask(number: int) -> None:
-        with fake.client() as client, contextlib.suppress(DeviceLeasedError):
-            got.append(client.lease(purpose="job", lease_id=f"job-{number}").id)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(got) == 1

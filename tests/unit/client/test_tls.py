@@ -85,17 +85,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     return Files(tmp_path, monkeypatch)
 
 
-@both
-def test_a_certificate_of_an_authority_that_the_agent_does_not_know_is_refused_in_words(
-    kind: Kind, files: Files
-) -> None:
-    files.trust()
-    files.show(trustme.CA().issue_cert("stranger@elsewhere"))
-    with files.serve(clients=files.authority) as server, pytest.raises(AgentConnectionError) as caught:
-        _ask(kind, server.url)
-    assert "MESHWRIGHT_CLIENT_CERT_FILE" in caught.value.hint
-
-
 def _issue(authority: trustme.CA, name: str = "127.0.0.1", **when: dt.timedelta) -> trustme.LeafCert:
     now = dt.datetime.now(dt.UTC)
     return authority.issue_cert(name, **{key: now + shift for key, shift in when.items()})

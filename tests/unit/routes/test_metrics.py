@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +11,12 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-import meshwright_agent
 from meshwright.errors import UnavailableError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.metrics import METRICS, RELEASE_DURATION, RUN_DURATION
-from meshwright_agent.routes.metrics import HEALTH_STATES, MAX_LISTED, WORKER_STATES, build_registry, observe_request
+from meshwright_agent.routes.metrics import HEALTH_STATES, MAX_LISTED, build_registry, observe_request
 from tests.fakes.machines import plant_machine
 from tests.fakes.stored import EPOCH, ManualClock, build_record
 
@@ -113,24 +111,6 @@ def test_every_metric_of_the_table_has_samples_on_a_busy_agent_and_none_is_missi
     }
 
 
-def test_the_text_is_as_promtool_wants_it(dgx: Devices) -> None:
-    text = _scrape(_build_busy(dgx))
-    families = list(text_string_to_metric_families(text))
-    names = [family.name for family in families]
-    assert len(names) == len(set(names))
-    for family in families:
-        assert family.documentation, family.name
-        assert family.type != "unknown", family.name
-        assert re.fullmatch(r"[a-z][a-z0-9_]*", family.name)
-        assert not re.search(r"_(ms|mb|gb|kb|percent|milliseconds|minutes|kilobytes)(_|$)", family.name), family.name
-        is_counter = any(sample.name.endswith("_total") for sample in family.samples)
-        assert is_counter == (family.type == "counter"), family.name
-        series = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in family.samples]
-        assert len(series) == len(set(series)), family.name
-    assert "_created" not in text
-    assert text.endswith("\n")
-
-
 def test_a_device_is_named_by_the_labels_that_dcgm_exporter_has(dgx: Devices) -> None:
     text = _scrape(_build_busy(dgx))
     first = dgx.devices[0]
@@ -196,13 +176,6 @@ def test_what_is_not_known_is_absent_and_not_zero(dgx: Devices) -> None:
     assert _samples(text, "meshwright_bench_age_seconds") == []
 
 
-def test_before_anything_is_known_there_is_no_series_of_devices_but_the_rest_stands() -> None:
-    text = _scrape(MemoryAgent(seen=None, is_ready=False))
-    assert _samples(text, "meshwright_device_info") == []
-    assert _value(text, "meshwright_ready") == 0
-    assert _value(text, "meshwright_build_info", version=meshwright_agent.__version__) == 1
-
-
 def test_memory_in_use_is_left_out_while_nobody_sees_the_device_or_its_driver_is_silent(
     tmp_path: Path,
 ) -> None:
@@ -221,26 +194,6 @@ def test_memory_in_use_is_left_out_while_nobody_sees_the_device_or_its_driver_is
     assert len(_samples(text, capacity)) == 8
     agent.health.report("driver", "healthy", "", at=EPOCH)
     assert len(_samples(_scrape(agent), used)) == 8
-
-
-def test_runs_and_worker_are_those_of_the_moment_of_the_scrape() -> None:
-    agent = MemoryAgent()
-    before = _scrape(agent)
-    assert (_value(before, "meshwright_runs_queued"), _value(before, "meshwright_runs_running")) == (2, 1)
-    agent.runs, agent.device = (
-        SimpleNamespace(queued_count=0, running=()),
-        build_child(state="busy"),
-    )
-    after = _scrape(agent)
-    assert (_value(after, "meshwright_runs_queued"), _value(after, "meshwright_runs_running")) == (0, 0)
-    assert _value(after, "meshwright_worker_state", state="busy") == 1
-
-
-@pytest.mark.parametrize("state", WORKER_STATES)
-def test_exactly_one_state_of_the_worker_is_1(state: str) -> None:
-    text = _scrape(MemoryAgent(device=build_child(state=state)))
-    states = {labels["state"]: value for labels, value in _samples(text, "meshwright_worker_state")}
-    assert states == {one: float(one == state) for one in WORKER_STATES}
 
 
 def test_a_component_that_was_not_seen_for_too_long_is_unknown_in_the_metrics_as_well() -> None:
@@ -286,11 +239,6 @@ def test_records_of_other_devices_are_series_of_their_own(dgx: Devices) -> None:
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
-
-
-def test_names_in_the_table_are_told_in_one_line() -> None:
-    assert all(text and "\n" not in text for text in METRICS.values())
-    assert all(re.fullmatch(r"meshwright_[a-z_]+", name) for name in METRICS)
 
 
 def test_made_up_methods_fall_on_one_series() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
-from meshwright.topology.targets import list_targets
 from meshwright.wire.runs import Run
 from meshwright_agent.routes.runs import age_records
 from tests.unit.routes.asgi import JSON, ask, build_api_alone, wrap
@@ -65,11 +63,6 @@ def test_without_a_store_a_route_that_needs_it_is_503(app: ASGIApp, target: str)
     assert (heard.status, heard.document["code"]) == (503, "store_unavailable")
 
 
-@pytest.mark.parametrize(("query", "chip"), [("", None), ("?chip=v5p", "v5p"), ("?chip=H100%20SXM", "h100")])
-def test_targets_are_what_the_tables_say(app: ASGIApp, query: str, chip: str | None) -> None:
-    assert ask(app, target=f"/targets{query}").body == list_targets(chip).model_dump_json().encode()
-
-
 @given(seconds=st.floats(-1e6, 1e9))
 def test_the_records_of_a_run_are_as_old_as_they_are_when_it_is_read(seconds: float) -> None:
     record = {"case": "matmul", "observed_at": NOW.isoformat().replace("+00:00", "Z"), "age_s": 0.0}
@@ -80,9 +73,3 @@ def test_the_records_of_a_run_are_as_old_as_they_are_when_it_is_read(seconds: fl
     assert aged.result["records"][0]["age_s"] == pytest.approx(max(0.0, seconds), abs=1e-5)
     assert aged.result["n"] == 1
     assert run.result == {"records": [record], "n": 1}
-
-
-@pytest.mark.parametrize("result", [None, {}, {"records": []}])
-def test_a_run_without_records_stays_as_it_is(result: dict[str, Any] | None) -> None:
-    run = Run(id="run-1", kind="bench", state="running", created_at=NOW, request={}, result=result)
-    assert age_records(run, NOW) is run

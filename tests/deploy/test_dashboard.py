@@ -56,9 +56,3 @@ def test_ids_and_titles_are_unique_and_no_two_panels_overlap() -> None:
         apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
         assert apart_x or apart_y, (one, other)
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in PANELS)
-
-
-def test_targets_of_a_panel_have_letters_of_their_own() -> None:
-    for panel in (panel for panel in PANELS if panel["type"] != "row"):
-        letters = [target["refId"] for target in panel["targets"]]
-        assert len(set(letters)) == len(letters) > 0

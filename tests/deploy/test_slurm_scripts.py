@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -171,13 +170,6 @@ def test_a_requeued_job_gets_its_devices_though_its_first_run_could_not_end_its_
 
 
 @pytest.mark.exhaustive
-def test_a_prolog_that_runs_twice_leaves_one_lease(node: Node, host: RunningAgent) -> None:
-    for _ in range(2):
-        assert node.run("prolog.sh", MESHWRIGHT_STRICT="1").returncode == 0
-    assert read_purposes(host) == [f"slurm job {JOB}"]
-
-
-@pytest.mark.exhaustive
 def test_leases_of_jobs_that_run_beside_it_are_left_alone_by_a_prolog(node: Node, host: RunningAgent) -> None:
     """Job 471 is no part of job 4711; and only its own epilog says that a job is over."""
     assert node.run("prolog.sh", SLURM_JOB_ID="47110", SLURM_JOB_GPUS="0").returncode == 0
@@ -295,8 +287,3 @@ def read_asked_ttl(folder: Path, end: str) -> int:
     (lease,) = (line for line in Path(f"{yes}.asked").read_text().splitlines() if " lease create " in line)
     assert lease.endswith(" -- all")
     return int(lease.partition(" --ttl ")[2].partition("s ")[0])
-
-
-def test_bash_is_where_the_scripts_look_for_it() -> None:
-    assert shutil.which("bash")
-    assert all(script.read_text().startswith("#!/usr/bin/env bash\n") for script in SCRIPTS)

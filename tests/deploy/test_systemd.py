@@ -72,13 +72,6 @@ def test_systemd_has_nothing_to_say_against_the_unit(tmp_path: Path, drop_ins: l
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_directive_that_systemd_does_not_know_would_be_found(tmp_path: Path) -> None:
-    unit = install(tmp_path)
-    unit.write_text(unit.read_text().replace("[Service]\n", "[Service]\nProtectHme=yes\n"))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True)
-    assert "ProtectHme" in done.stderr
-
-
 def test_the_sandbox_is_as_narrow_as_it_was(tmp_path: Path) -> None:
     assert read_exposure(install(tmp_path)) <= EXPOSURE_MOST
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -351,18 +350,6 @@ def _read_all(raw: socket.socket) -> bytes:
     return b"".join(chunks)
 
 
-def test_requests_in_one_piece_and_in_single_bytes_are_answered_alike(bare: RunningAgent) -> None:
-    request = b"POST /mesh/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n"
-    request += b'Connection: close\r\n\r\n{"mesh":"x:2"}'
-    with _connect(bare) as whole, _connect(bare) as pieces:
-        pieces.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        whole.sendall(request)
-        for byte in request:
-            pieces.sendall(bytes([byte]))
-        answers = [_read_all(raw).partition(b"\r\n\r\n")[2] for raw in (whole, pieces)]
-    assert [json.loads(answer)["plans"][0]["mesh_shape"] for answer in answers] == [{"x": 2}] * 2
-
-
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/devices", "/metrics"])
 def test_head_is_get_without_its_body(bare: RunningAgent, path: str) -> None:
     heard = httpx.head(f"{bare.url}{path}", timeout=60)
@@ -372,10 +359,3 @@ def test_head_is_get_without_its_body(bare: RunningAgent, path: str) -> None:
         got.headers["content-type"],
         b"",
     )
-
-
-def test_pipelined_requests_are_each_answered(bare: RunningAgent) -> None:
-    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with _connect(bare) as raw:
-        raw.sendall(request * 19 + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
-        assert _read_all(raw).count(b"HTTP/1.1 200 OK") == 20

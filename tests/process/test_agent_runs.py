@@ -97,13 +97,6 @@ def test_a_bench_that_cannot_be_done_here_never_becomes_a_run(narrow: RunningAge
     assert ask(narrow, "/runs")["runs"] == before
 
 
-# ---- asked for twice ------------------------------------------------------------------------------------------------
-
-
-def test_each_bench_is_a_run_of_its_own(narrow: RunningAgent) -> None:
-    assert len({submit(narrow, QUICK) for _ in range(2)}) == 2
-
-
 # ---- told as they go ------------------------------------------------------------------------------------------------
 
 
@@ -169,12 +162,6 @@ def test_a_listener_who_leaves_harms_nobody(narrow: RunningAgent) -> None:
     assert read_run(narrow, run_id)["state"] == "running"
     cancel(narrow, run_id)
     assert await_end(narrow, run_id)["state"] == "cancelled"
-
-
-@pytest.mark.parametrize("path", ["/runs/run-none", "/runs/run-none/events"])
-def test_a_run_that_is_not_there_is_a_problem(narrow: RunningAgent, path: str) -> None:
-    reply = httpx.get(f"{narrow.url}{path}")
-    assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
 
 
 # ---- found again ----------------------------------------------------------------------------------------------------

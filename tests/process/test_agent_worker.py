@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,20 +157,6 @@ def test_an_agent_whose_jax_is_broken_says_so_and_answers_what_needs_no_jax(how:
         assert httpx.get(f"{agent.url}/metrics").status_code == 200
 
 
-def test_the_doctor_finds_a_broken_jax(tmp_path: Path) -> None:
-    path = plant_jax(tmp_path / "path", BROKEN["raises"][0])
-    command = [sys.executable, "-m", "meshwright_agent", "doctor", "--state-dir", str(tmp_path / "state")]
-    visit = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert visit.returncode == 1
-    (line,) = [line for line in visit.stdout.splitlines() if line.startswith("WRONG")]
-    assert "device worker" in line
-    assert "libbroken.so.1" in line
-    assert f'File "{tmp_path}/path/jax/__init__.py", line 2' in visit.stdout
-    assert "Traceback" not in visit.stderr
-
-
 # ---- it is sent away ------------------------------------------------------------------------------------------------
 
 
@@ -244,9 +228,3 @@ def test_a_release_ends_a_worker_that_does_not_listen(robust: RunningAgent) -> N
     assert (answer["released"], answer["worker_killed"]) == (True, True)
     assert read_run(robust, run_id)["state"] == "cancelled"
     assert do_bench(robust)
-
-
-def test_an_idle_worker_on_cpus_stays(robust: RunningAgent) -> None:
-    generation = do_bench(robust)["generation"]
-    wait_for(lambda: read_worker(robust)["state"] == "ready", robust, limit_s=10)  # JAX may be asked its view first
-    assert do_bench(robust)["generation"] == generation

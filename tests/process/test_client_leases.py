@@ -56,16 +56,6 @@ def _ask(host: RunningAgent, kind: Kind, question: Any) -> Any:
     return asyncio.run(ask())
 
 
-def _run(host: RunningAgent, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        env={**os.environ, "MESHWRIGHT_URL": host.url},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-
-
 @both
 def test_a_lease_lives_from_its_making_to_its_end(host: RunningAgent, kind: Kind) -> None:
     lease = _ask(host, kind, lambda c: c.lease([0, 1], purpose="job 7", ttl_s=600))
@@ -242,17 +232,6 @@ def test_a_held_command_ends_with_75_long_before_the_next_renewal(host: RunningA
         assert [lease.purpose for lease in client.leases().leases] == ["job 7"]
 
 
-def test_what_a_prolog_and_an_epilog_do_with_the_command(host: RunningAgent) -> None:
-    lease_id = _run(
-        host, "lease", "create", "all", "--purpose", "slurm job 7", "--ttl", "1h", "--id-only"
-    ).stdout.strip()
-    refused = _run(host, "lease", "create", "0", "--purpose", "slurm job 8")
-    assert (refused.returncode, lease_id in refused.stderr) == (1, True)
-    assert lease_id in _run(host, "lease", "list").stdout
-    assert _run(host, "lease", "end", lease_id).returncode == 0
-    assert _run(host, "lease", "end", lease_id).returncode == 1
-
-
 # ---- health's history
 
 
@@ -269,21 +248,3 @@ def test_the_history_can_be_asked_and_followed(host: RunningAgent, kind: Kind) -
             followed = client.follow_events(after=first.seq - 1)
             assert next(followed) == first
             followed.close()  # type: ignore[attr-defined]
-
-
-@both
-def test_only_a_component_that_there_is_can_be_acknowledged(host: RunningAgent, kind: Kind) -> None:
-    with pytest.raises(NotFoundError):
-        _ask(host, kind, lambda c: c.acknowledge("device:99", "looked"))
-    name = _ask(host, kind, lambda c: c.health()).components[0].name
-    assert _ask(host, kind, lambda c: c.acknowledge(name, "looked")).name == name
-
-
-# ---- requirements
-
-
-def test_requirements_are_held_against_what_was_seen(host: RunningAgent) -> None:
-    assert _run(host, "health", "--expect", "8*cpu").returncode == 0
-    assert _run(host, "health", "--expect", "9*cpu").returncode == 1
-    assert _run(host, "health", "--expect", "8*h100").returncode == 1
-    assert _run(host, "health", "--expect", "8*h100", "--format", "nagios").returncode == 2

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright import Client
 from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent
 from tests.process.living import ask
@@ -86,15 +85,3 @@ def test_a_host_with_figures_is_estimated_on_itself(simulated: RunningAgent) -> 
         known = here.post("/batch-size", json=asked).json()["estimated"]
     assert reply["estimated"] == {**known, "target": None}
     assert (reply["estimated"]["target"], reply["hardware_type"]) == (None, "h100")
-
-
-def test_the_typed_client_reads_it(simulated: RunningAgent) -> None:
-    with Client(simulated.url) as client:
-        given = client.batch_size(model="llama3.2-1b", mesh={"fsdp": 8}, training={"seq_len": 512}).estimated
-        searched = client.batch_size(model="llama3.2-1b").estimated
-        assert client.batch_size().estimated is None
-    assert given is not None
-    assert given.limit == "compute"
-    assert given.recommended in [row.global_batch_size for row in given.batches]
-    assert searched is not None
-    assert "the mesh is the fastest that was found" in searched.message

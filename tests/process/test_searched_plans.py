@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright import Client
 from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent
 from tests.process.living import ask, await_end
@@ -70,30 +69,6 @@ def test_a_given_mesh_on_a_small_host_is_priced_by_the_planner_too(host: Running
     assert stored["step_time"] is None
     assert stored["memory"] is None
     assert stored["schedule"] is None
-
-
-def test_a_search_on_a_host_without_figures_is_refused_with_what_works(host: RunningAgent) -> None:
-    reply = post(host, targets=[])
-    assert (reply.status_code, reply.json()["code"]) == (422, "plan_infeasible")
-    assert "target" in reply.json()["hint"]
-
-
-def test_the_typed_client_searches(host: RunningAgent) -> None:
-    with Client(host.url) as client:
-        found = client.search("llama3-8b", TRAINING, targets=["v5e:4x4"], axes={"tp": 2}, top=2)
-    assert [plan.mesh_shape["tp"] for plan in found.plans] == [2, 2]
-    assert found.plans[0].step_time is not None
-    assert found.rejected
-
-
-def test_targets_are_compared_in_one_call(host: RunningAgent) -> None:
-    targets = ["v5e:4x4", "v5e:2x2", "h100:8"]
-    reply = post(host, targets=targets, include_devices=False)
-    assert reply.status_code == 200, reply.text
-    told = reply.json()
-    assert {each["target"] for each in told["comparison"]} == set(targets)
-    planned = [plan["target"] for plan in told["plans"]]
-    assert [each["target"] for each in told["comparison"] if each["reason"] is None] == planned
 
 
 def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(host: RunningAgent) -> None:

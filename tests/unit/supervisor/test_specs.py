@@ -56,6 +56,14 @@ def test_the_worker_inherits_what_is_not_meant_for_the_agent_alone() -> None:
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & set(environment)
 
 
+def test_a_worker_goes_when_idle_unless_it_may_stay() -> None:
+    settings = Settings(idle_release_s=7)
+    held = settings.model_copy(update={"hold": "always"})
+    assert build_device_spec(held, BASE, stays=False).idle_release_s is None
+    assert build_device_spec(settings, BASE, stays=False).idle_release_s == 7
+    assert build_device_spec(settings, BASE, stays=True).idle_release_s is None
+
+
 # ---- the planner ----------------------------------------------------------------------------------------------------
 
 

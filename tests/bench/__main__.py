@@ -33,34 +33,21 @@ def main() -> None:
     print(f"# make bench: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
     began_s = time.perf_counter()
     with start_agent() as agent:
-        print(
-            row(
-                "start to ready",
-                f"{time.perf_counter() - began_s:.2f} s",
-                "8 virtual CPU devices, jax imported",
-            )
-        )
+        tell("start to ready", f"{time.perf_counter() - began_s:.2f} s", "8 virtual CPU devices, jax imported")
         bench_memory(agent)
         bench_client(agent)
         bench_placement(agent)
         with Client(agent.url) as client:
-            print(row(*time_stored(client)))
+            tell(*time_stored(client))
         bench_release(agent)
-    for rows in (
-        bench_prefetch,
-        bench_create_mesh,
-        bench_planner,
-        bench_searching,
-        measure_traffic,
-        bench_compiling,
-    ):
+    for rows in (bench_prefetch, bench_create_mesh, bench_planner, bench_searching, measure_traffic, bench_compiling):
         for name, value, note in rows():
-            print(row(name, value, note))
+            tell(name, value, note)
 
 
-def row(name: str, value: str, note: str = "") -> str:
-    """Returns one line of the table."""
-    return f"{name:<44} {value:>18}   {note}"
+def tell(name: str, value: str, note: str = "") -> None:
+    """Prints one line of the table."""
+    print(f"{name:<44} {value:>18}   {note}")
 
 
 def bench_memory(agent: RunningAgent) -> None:
@@ -72,16 +59,10 @@ def bench_memory(agent: RunningAgent) -> None:
     before, seconds = _cpu_seconds(agent.pid), 20.0
     time.sleep(seconds)
     share = (_cpu_seconds(agent.pid) - before) / seconds
-    print(row("agent RSS at rest", f"{rss * 1024 / 1e6:.1f} MB", "budget 90 MB"))
-    print(
-        row(
-            "agent CPU at rest",
-            f"{share * 100:.2f} % of a core",
-            "budget 1 % (agent process; probes counted below)",
-        )
-    )
+    tell("agent RSS at rest", f"{rss * 1024 / 1e6:.1f} MB", "budget 90 MB")
+    tell("agent CPU at rest", f"{share * 100:.2f} % of a core", "budget 1 % (agent process; probes counted below)")
     children = _cpu_seconds(agent.pid, children=True)
-    print(row("ended probes so far", f"{children:.2f} s CPU", "cumulative, one every probe_interval_s"))
+    tell("ended probes so far", f"{children:.2f} s CPU", "cumulative, one every probe_interval_s")
 
 
 def _cpu_seconds(pid: int, *, children: bool = False) -> float:
@@ -102,12 +83,10 @@ def bench_client(agent: RunningAgent) -> None:
             ),
         ):
             a, b = _time_in_turns(typed, plain)
-            print(
-                row(
-                    f"client {name}",
-                    f"{a * 1e3:.2f} ms",
-                    f"raw httpx and json {b * 1e3:.2f} ms; adds {(a - b) * 1e6:.0f} µs",
-                )
+            tell(
+                f"client {name}",
+                f"{a * 1e3:.2f} ms",
+                f"raw httpx and json {b * 1e3:.2f} ms; adds {(a - b) * 1e6:.0f} µs",
             )
 
 
@@ -130,22 +109,18 @@ def bench_placement(agent: RunningAgent) -> None:
     with Client(agent.url) as client:
         began_s = time.perf_counter()
         quick = client.bench()
-        print(
-            row(
-                "quick suite",
-                f"{time.perf_counter() - began_s:.1f} s",
-                f"limit 20 s; {len(quick.records)} records, {len(quick.skipped)} skipped",
-            )
+        tell(
+            "quick suite",
+            f"{time.perf_counter() - began_s:.1f} s",
+            f"limit 20 s; {len(quick.records)} records, {len(quick.skipped)} skipped",
         )
         for record in quick.records:
             rate = record.busbw_bytes_per_s or record.algbw_bytes_per_s
             value = f"{record.flops_per_s / 1e9:.1f} GFLOP/s" if record.flops_per_s else f"{(rate or 0) / 1e9:.2f} GB/s"
-            print(
-                row(
-                    f"  {record.case} {record.axis or ''}",
-                    value,
-                    f"median {record.median_s * 1e3:.2f} ms, wrong_elements {record.wrong_elements}",
-                )
+            tell(
+                f"  {record.case} {record.axis or ''}",
+                value,
+                f"median {record.median_s * 1e3:.2f} ms, wrong_elements {record.wrong_elements}",
             )
 
 
@@ -161,8 +136,8 @@ def bench_release(agent: RunningAgent, tries: int = 5) -> None:
             began_s = time.perf_counter()
             client.bench(cases=["host_to_device"], sizes_bytes=[1 << 20], samples=3)
             back.append(time.perf_counter() - began_s)
-    print(row("release to devices free", f"{max(took):.2f} s", f"worst of {tries}; budget 2 s"))
-    print(row("first bench after a release", f"{statistics.median(back):.2f} s", "median; a new worker starts"))
+    tell("release to devices free", f"{max(took):.2f} s", f"worst of {tries}; budget 2 s")
+    tell("first bench after a release", f"{statistics.median(back):.2f} s", "median; a new worker starts")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.exhaustive
 
 SYSTEMD = DEPLOY / "systemd"
 BOOT_LIMIT_S = 240.0
-READY = "READY"
 
 INSPECT = """#!/bin/bash
 # Runs once the agent has said READY=1. Each line is a finding.

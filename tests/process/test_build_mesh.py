@@ -123,19 +123,6 @@ def test_a_process_that_comes_late_is_named_in_time_though_jax_waits_for_it_to_s
     assert first["devices"] == last["devices"] == [0, 0, 1, 1]
 
 
-@pytest.mark.exhaustive
-def test_eight_processes_with_one_device_each_build_the_mesh_of_their_host(tmp_path: Path) -> None:
-    plan = make_plan("dp:2,tp:4", 8, devices=[5, 0, 7, 2, 1, 6, 3, 4], device_order="given")
-    part = make_plan("dp:2", 8, devices=[6, 2], device_order="given")
-    jobs = run_job(tmp_path, [build(plan, multiply=True), build(part)], processes=8, devices_each=1)
-    for job in jobs:
-        assert [process for process, _ in job["seen"]] == list(range(8))
-        for answer, planned in zip(job["answers"], (plan, part), strict=True):
-            assert answer["fingerprint"] == answer["again"] == planned.fingerprint
-            assert answer["order"] == expected_order(planned, job["seen"])
-        assert job["answers"][0]["right"]
-
-
 def test_a_job_that_sees_exactly_the_planned_part_builds_its_mesh(tmp_path: Path) -> None:
     whole = make_plan("dp:2,tp:2", 4, devices=[2, 0, 3, 1], device_order="given")
     subset = make_plan("dp:2,tp:2", 8, devices=[7, 0, 3, 5], device_order="given")

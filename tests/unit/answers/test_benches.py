@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from meshwright.errors import (
-    DeviceBusyError,
     DeviceLeasedError,
     RunFailedError,
     UnavailableError,
@@ -118,17 +117,6 @@ def look(dgx: Machine, **changes: Any) -> Reply:
     idle = [replace(gpu, processes=()) for gpu in facts.gpus]
     gpus = (*idle[:3], replace(idle[3], **changes), *idle[4:])
     return build_json(replace(facts, gpus=gpus))
-
-
-def test_who_has_a_device_is_looked_at_when_a_bench_is_asked_for(tmp_path: Path, dgx: Machine) -> None:
-    taken = look(dgx, processes=(FOREIGN,), compute_mode="exclusive_process")
-
-    async def test(scene: Scene) -> None:
-        with pytest.raises(DeviceBusyError, match=r"device 3 .* process 4711 \(python train.py\) in slurm 7"):
-            await scene.submit(devices=[0])
-        assert await scene.runs.list_runs() == ()
-
-    run_scene(tmp_path, [look(dgx), taken], [{}], test)
 
 
 def test_no_bench_opens_devices_that_nobody_could_look_at(tmp_path: Path, dgx: Machine) -> None:

@@ -8,26 +8,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import statistics
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshwright.compiling.worker import NICENESS
 from meshwright.errors import ProblemError
-from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
-from meshwright.wire.mesh import PlanRequest, Plans
+from meshwright.wire.batch_size import CompiledBatch
+from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.runs import Run
 from meshwright.wire.verification import Verification
 from meshwright_agent.answers.benches import HostMeasurements
-from meshwright_agent.answers.compiles import LOG_LINES, Compiles
+from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.children.compile_tasks import CompileTask, Operation
 from meshwright_agent.children.planner import write_plans
@@ -38,7 +33,7 @@ from tests.fakes.codes import has_code
 from tests.fakes.compiler import FUNCTIONS
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import answering
-from tests.process.living import TRIES, is_alive, list_own_children
+from tests.process.living import is_alive
 from tests.unit.answers.test_plans import build_host
 from tests.unit.store.opening import opened
 
@@ -49,8 +44,6 @@ REQUEST = PlanRequest.model_validate(
     {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch_size": 4}, "compile": True}
 )
 HOST = Inventory(build_target("cpu:4"))
-ADVICE = answer_batch_size(BatchSizeRequest(hardware="h100"), platform=None, kind=None, basis="declared")
-ASKED = BatchSizeRequest.model_validate({"model": MODEL, "mesh": "dp:2", "compile": True})
 
 
 def build_task(does: str = "", op: Operation = "verify", key: str = "k", **job: Any) -> CompileTask:
@@ -70,27 +63,8 @@ class Desk:
             return Verification.model_validate_json(text)
         return CompiledBatch.model_validate_json(text).verification
 
-    async def begin(self, does: str) -> tuple[asyncio.Task[Verification], int]:
-        """Starts a compile; returns it with its process once it works."""
-        self.told.clear()
-        before = list_own_children(os.getpid())
-        work = asyncio.create_task(self.compile(does))
-        while len(self.told) < 2:  # noqa: ASYNC110 -- a list tells nobody
-            await asyncio.sleep(0.01)
-        (pid,) = list_own_children(os.getpid()) - before
-        return work, pid
-
     async def ask(self, request: PlanRequest = REQUEST) -> PlanAnswer | Run:
         return await self.compiles.settle_plans(PlanAnswer.of(write_plans(request, HOST)))
-
-    async def ask_batch(self, **task: Any) -> BatchSize | Run:
-        return await self.compiles.settle_batch(ADVICE, ASKED, replace(build_task(op="fit"), **task))
-
-    async def ended(self, run: PlanAnswer | BatchSize | Run) -> Run:
-        assert isinstance(run, Run)
-        async for _ in self.queue.events(run.id):
-            pass
-        return await self.queue.get(run.id)
 
 
 def play(folder: Path, act: Callable[[Desk], Awaitable[None]], **settings: Any) -> None:
@@ -117,24 +91,7 @@ def play(folder: Path, act: Callable[[Desk], Awaitable[None]], **settings: Any) 
     asyncio.run(main())
 
 
-def read(answer: PlanAnswer | Run) -> Verification:
-    assert isinstance(answer, PlanAnswer)
-    found = Plans.model_validate_json(answer.write()).plans[0].verification
-    assert found is not None
-    return found
-
-
 # ---- one compile ----------------------------------------------------------------------------------------------------
-
-
-def test_an_answer_carries_its_key_is_told_of_as_it_comes_and_is_stored(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        first = await desk.compile()
-        assert (first.status, first.peak_memory_bytes, first.key, first.stored) == ("verified", 1, "k", False)
-        assert [each["message"] for each in desk.told] == ["starting the compiler", "tracing"]
-        assert await desk.compile("abort") == first.model_copy(update={"stored": True})
-
-    play(tmp_path, act)
 
 
 def test_each_task_has_a_process_of_its_own_that_opens_no_device(tmp_path: Path) -> None:
@@ -192,32 +149,6 @@ def test_a_store_that_does_not_answer_costs_a_compile_and_not_the_answer(tmp_pat
 # ---- how it ends ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("does", "words", "last"),
-    [
-        ("abort", "aborted (SIGABRT)", "Check failed"),
-        ("leak", f"more than {512 * MIB:,} bytes of the host's memory", ""),
-        ("leak", "MESHWRIGHT_COMPILE_MEMORY_BYTES raises the limit", ""),
-        ("exit", "status 3", ""),
-        ("hang", "did not end within 1.5 s", ""),
-        ("hang", "MESHWRIGHT_COMPILE_TIMEOUT_S raises the limit", ""),
-    ],
-)
-def test_the_compilers_end_is_an_answer_in_words_with_its_last_lines(
-    tmp_path: Path, does: str, words: str, last: str
-) -> None:
-    async def act(desk: Desk) -> None:
-        found = await desk.compile(does)
-        assert (found.status, found.key, found.target) == ("aborted", "k", "cpu:2")
-        assert words in (found.reason or "")
-        assert any(last in line for line in found.log)
-        assert len(found.log) <= LOG_LINES
-        assert await desk.store.get(COMPILE, "k") is None
-        assert (await desk.compile()).status == "verified"
-
-    play(tmp_path, act, compile_timeout_s=1.5 if does == "hang" else 60)
-
-
 def test_a_search_that_dies_knows_of_no_batch_that_fits(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
         text = await desk.compiles.compile(build_task("abort", "fit"), desk.told.append)
@@ -238,36 +169,3 @@ def test_a_bug_of_ours_is_an_error_with_its_traceback(tmp_path: Path) -> None:
         assert any("a bug of ours" in line for line in caught.value.log)
 
     play(tmp_path, act)
-
-
-def test_a_compile_goes_behind_the_hosts_work_and_given_up_is_gone_within_two_seconds(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        duration_s = []
-        for _ in range(TRIES):
-            work, pid = await desk.begin("hang")
-            assert os.getpriority(os.PRIO_PROCESS, pid) == os.nice(0) + NICENESS
-            began_s = time.monotonic()
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            duration_s.append(time.monotonic() - began_s)
-            assert work.cancelled()
-            assert not is_alive(pid)
-        assert statistics.median(duration_s) <= 2.0
-
-    play(tmp_path, act)
-
-
-# ---- plans ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_answer_that_needs_no_compiler_is_given_at_once(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        written = write_plans(REQUEST, HOST)
-        reason = Verification(status="not_compiled", reason="no such compiler").model_dump_json()
-        told = PlanAnswer.of(written | {"tasks": [{**written["tasks"][0], "answer": reason}]})
-        assert read(await desk.compiles.settle_plans(told)).status == "not_compiled"
-        plain = await desk.ask(REQUEST.model_copy(update={"compile": False}))
-        assert isinstance(plain, PlanAnswer)
-        assert plain.tasks == ()
-
-    play(tmp_path, act, module="tests.fakes.no_such_module")

@@ -24,7 +24,6 @@ from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.answers.plans import (
     LARGE_DEVICES,
     MAX_WAITING,
-    SMALL_HOST_DEVICES,
     PlanMaker,
 )
 from meshwright_agent.children.planner import write_plans
@@ -91,13 +90,6 @@ def read(maker: PlanMaker, request: PlanRequest | SearchRequest) -> Plans:
 
 
 # ---- where a plan is made -------------------------------------------------------------------------------------------
-
-
-def test_a_small_host_is_planned_here_and_the_child_is_not_asked() -> None:
-    planner = answering(AssertionError("asked"))
-    plans = read(build(planner, here=f"cpu:{SMALL_HOST_DEVICES}"), PlanRequest(mesh="x:-1"))
-    assert plans.plans[0].mesh_shape == {"x": SMALL_HOST_DEVICES}
-    assert planner.calls == []
 
 
 @pytest.mark.parametrize(
@@ -190,17 +182,6 @@ def test_while_the_agent_shuts_down_only_small_plans_are_made() -> None:
 
 
 # ---- what is kept ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("request_", [TARGET, PlanRequest(mesh="x:8"), PlanRequest(mesh="x:8", include_devices=False)])
-def test_a_plan_is_kept_with_its_devices_and_found_by_its_fingerprint(request_: PlanRequest) -> None:
-    store = MemoryStore()
-    maker = build(answering(ANSWER), store)
-    plan = read(maker, request_).plans[0]
-    found = Plans.model_validate_json(asyncio.run(maker.read_stored(plan.fingerprint)))
-    assert found.plans[0].devices
-    assert found.plans[0].granules[0].used_positions is not None
-    assert found.plans[0].model_copy(update={"devices": plan.devices, "granules": plan.granules}) == plan
 
 
 @pytest.mark.parametrize("request_", [TARGET, PlanRequest(mesh="x:8")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.verification import Verification
 from meshwright_agent.children.child import CallContext
 from meshwright_agent.children.compile_tasks import CompileTask, build_fit_task, build_verify_task
-from meshwright_agent.children.planner import describe_request, fit, write_plans
+from meshwright_agent.children.planner import describe_request, fit
 
 MODEL = {
     "vocab_size": 64,
@@ -53,17 +52,6 @@ def ask_batch(here: str | None = None, plan: Plan | None = None, **fields: Any) 
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_task_holds_the_whole_job_and_is_known_by_it() -> None:
-    task = task_of(ask())
-    job = CompileJob.model_validate_json(task.job)
-    assert (task.op, task.target, task.chip, task.answer) == ("verify", "cpu:4", "cpu", None)
-    assert (job.mesh.shape, job.model.hidden_size, job.training.global_batch_size) == ({"dp": 2, "tp": 2}, 32, 4)
-    assert task.data_parallel_size == 2
-    assert task.key == write_plans(ask(include_devices=False), None)["tasks"][0]["key"]
-    assert task.key != task_of(ask(training={**TRAINING, "global_batch_size": 8})).key
-    assert CompileTask(**asdict(task)) == task
 
 
 def test_the_memory_strategy_says_what_a_job_may_use_of_a_gpu() -> None:
@@ -113,14 +101,6 @@ def test_a_run_shows_what_is_large_in_a_request_by_its_digest() -> None:
 
 
 # ---- batches --------------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_is_looked_for_on_a_mesh_of_a_target_or_of_this_host() -> None:
-    on_target, here = ask_batch(target="cpu:4"), ask_batch("cpu:4")
-    jobs = [CompileJob.model_validate_json(each.job) for each in (on_target, here)]
-    assert [each.search for each in jobs] == ["largest_batch"] * 2
-    assert (on_target.op, on_target.chip, here.chip) == ("fit", "cpu", None)
-    assert on_target.key == here.key != task_of(ask()).key
 
 
 def test_without_a_greatest_batch_the_search_goes_to_the_last_that_every_axis_divides() -> None:

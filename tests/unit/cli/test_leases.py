@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 import threading
 import time
@@ -184,40 +183,12 @@ def test_the_command_knows_its_lease_and_has_it_while_it_runs(h100: CommandLine,
     assert "MESHWRIGHT_LEASE" not in os.environ
 
 
-def test_a_command_that_is_not_there_is_127_and_one_that_cannot_run_126(h100: CommandLine, tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    plain.write_text("no program")
-    for command, code in ((str(tmp_path / "absent"), 127), (str(plain), 126)):
-        printed = h100("lease", "run", "--purpose", "x", "--", command)
-        assert printed.code == code
-        assert command in printed.err
-        assert _list_leases(h100) == []
-
-
 def test_without_the_lease_the_command_does_not_run(h100: CommandLine, tmp_path: Path) -> None:
     _lease_away(h100)
     assert _hold(h100, f"open({str(tmp_path / 'ran')!r}, 'w')") == 1
     h100.fake.fail_next(httpx.ConnectError("refused"), times=9)
     assert _hold(h100, f"open({str(tmp_path / 'ran')!r}, 'w')") == 2
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_signal_is_passed_on_and_the_lease_is_ended(h100: CommandLine, tmp_path: Path) -> None:
-    """The command ends by itself when it is told to: with its own code."""
-    up = tmp_path / "up"
-    wait = "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
-    wait += f"pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
-    before = signal.getsignal(signal.SIGTERM)
-
-    def tell() -> None:
-        while not up.exists():  # before that, the signal would end the tests
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=tell, daemon=True).start()
-    assert _hold(h100, wait) == 7
-    assert _list_leases(h100) == []
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_command_may_go_on_without_its_lease_and_that_is_said(h100: CommandLine) -> None:

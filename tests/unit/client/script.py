@@ -46,11 +46,6 @@ class Script:
     def asked(self) -> list[str]:
         return [f"{request.method} {request.url.path}" for request in self.requests]
 
-    @property
-    def polled(self) -> list[str]:
-        """What was asked but for streams."""
-        return [asked for asked in self.asked if not asked.endswith(("/events", "/stream"))]
-
     def _respond(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         if request.headers["accept"] != "text/event-stream":

@@ -13,7 +13,6 @@ from meshwright.errors import (
     AgentConnectionError,
     DeviceLeasedError,
     InvalidRequestError,
-    MeshwrightError,
     NotFoundError,
 )
 from meshwright.testing import FakeAgent
@@ -130,21 +129,6 @@ def test_a_block_that_fails_ends_the_lease_and_keeps_its_error(kind: Kind, error
 
 
 @both
-def test_a_lease_that_somebody_ends_is_told_by_callback_property_and_check(kind: Kind) -> None:
-    fake, told = FakeAgent(), list[MeshwrightError]()
-
-    def body(held: Any) -> None:
-        fake.client().end_lease(held.lease)
-        _wait_for(lambda: told)
-        assert held.lost is told[0]
-        with pytest.raises(NotFoundError):
-            held.check()
-
-    hold(kind, fake, body, ttl_s=SHORT_S, on_lost=told.append)
-    assert len(told) == 1
-
-
-@both
 def test_a_loss_that_nobody_asked_about_is_a_warning_where_the_block_ends(kind: Kind) -> None:
     fake = FakeAgent()
 
@@ -155,15 +139,6 @@ def test_a_loss_that_nobody_asked_about_is_a_warning_where_the_block_ends(kind: 
     with pytest.warns(UserWarning, match=r"lease-\w+ \(train\) was lost before its block ended") as caught:
         hold(kind, fake, body, ttl_s=SHORT_S)
     assert caught[0].filename == __file__
-
-
-@both
-def test_a_hold_waits_for_devices_as_long_as_it_was_told(kind: Kind) -> None:
-    fake = FakeAgent()
-    taken = fake.client().lease(purpose="job 7", ttl_s=5.0)
-    with pytest.raises(DeviceLeasedError, match=taken.id):
-        hold(kind, fake, lambda held: None)
-    assert hold(kind, fake, lambda held: held.lease.purpose, wait_s=30) == "train"
 
 
 # ---- events

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import httpx
 import pytest
 
-from meshwright import Fleet, FleetIncompleteError, FleetState, MeshSpec
+from meshwright import Fleet, FleetIncompleteError, FleetState
 from meshwright.errors import (
     InvalidMeshError,
     InvalidRequestError,
@@ -114,16 +114,6 @@ def test_an_ill_device_of_any_host_is_left_out(what: str) -> None:
         ("n2", 3),
     ]
     assert "devices_left_out" in {notice.code for notice in plan.warnings}
-
-
-def test_a_plan_is_made_over_all_hosts() -> None:
-    fakes = build_fakes("n0", "n1", "n2", what="h100:4")
-    plan = ask(fakes, lambda fleet: fleet.plan(MeshSpec.parse("dp:-1,tp:4"), axis_types="explicit"))
-    assert plan.mesh_shape == {"dp": 3, "tp": 4}
-    assert plan.axis_types == {"dp": "explicit", "tp": "explicit"}
-    assert [axis.dcn_size for axis in plan.axes] == [3, 1]
-    assert [len({ref.host for ref in plan.devices[row * 4 :][:4]}) for row in range(3)] == [1, 1, 1]
-    assert not any(request.method == "POST" for fake in fakes.values() for request in fake.requests)
 
 
 @pytest.mark.parametrize(

@@ -77,37 +77,6 @@ def test_every_batch_comes_once_and_in_order(numbers: list[int], buffer_size: in
         next(got)
 
 
-def test_it_is_an_iterator_and_sources_are_iterators_or_iterables() -> None:
-    for source in ([1, 2], iter([1, 2]), (number for number in (1, 2)), np.array([1, 2])):
-        got = DevicePlacement().prefetch_to_device(source)
-        assert isinstance(got, Prefetcher)
-        assert iter(got) is got
-        assert [int(batch) for batch in got] == [1, 2]
-
-
-DEVICES: dict[str, Callable[[], Any]] = {
-    "a device": lambda: jax.devices()[3],
-    "a sharding": lambda: NamedSharding(make_mesh(), P("data")),
-    "a tree of shardings": lambda: {
-        "x": NamedSharding(make_mesh(), P("data")),
-        "more": SingleDeviceSharding(jax.devices()[2]),
-    },
-}
-
-
-@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
-def test_batches_lie_where_they_were_asked_to(device: Callable[[], Any]) -> None:
-    target = device()
-    batch = {"x": np.arange(8), "more": [jax.random.split(jax.random.key(0), 8), None]}
-    [placed] = prefetch_to_device([batch], target)
-    wanted = target if isinstance(target, dict) else {"x": target, "more": target}
-    for name, leaf in (("x", placed["x"]), ("more", placed["more"][0])):
-        there = wanted[name]
-        assert leaf.sharding == there if name == "x" and not isinstance(there, jax.Device) else leaf.committed
-        assert leaf.devices() == ({there} if isinstance(there, jax.Device) else there.device_set)
-    assert np.array_equal(placed["x"], batch["x"])
-
-
 def test_no_device_means_the_placements_own_and_else_jaxs_default_where_it_was_called() -> None:
     [batch] = DevicePlacement(jax.devices()[4]).prefetch_to_device([1])
     assert batch.devices() == {jax.devices()[4]}

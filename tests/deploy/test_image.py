@@ -109,9 +109,7 @@ def test_the_command_line_asks_the_agent_beside_it(container: Container) -> None
     assert container.execute("meshwright", "health", "--expect", f"{DEVICES}*cpu").returncode in (0, 1)
 
 
-def test_the_health_check_passes_while_the_agent_answers_and_goes_by_no_proxy(
-    container: Container,
-) -> None:
+def test_the_health_check_passes_while_the_agent_answers_and_goes_by_no_proxy(container: Container) -> None:
     kind, *command = container.image.config["Healthcheck"]["Test"]
     assert kind == "CMD"
     done = container.execute(*command, http_proxy="http://127.0.0.1:9")

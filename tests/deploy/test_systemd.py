@@ -19,13 +19,7 @@ UNIT = SYSTEMD / "meshwright-agent.service"
 DROP_INS = sorted((SYSTEMD / "drop-ins").glob("*.conf"))
 EXPOSURE_MOST = 2.1
 """Of 10, as systemd-analyze security of systemd 252 measures it; below, what each drop-in makes of it."""
-EXPOSURES = {
-    "device-groups": 2.1,
-    "labels": 2.1,
-    "network": 2.2,
-    "owners": 2.5,
-    "tpu": 2.3,
-}
+EXPOSURES = {"device-groups": 2.1, "labels": 2.1, "network": 2.2, "owners": 2.5, "tpu": 2.3}
 
 if not shutil.which("systemd-analyze"):
     pytest.skip(

@@ -11,11 +11,7 @@ from meshwright.planning.granules import Weights, weigh_axes
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Device, DeviceProcess, Granule, Link, Mig
 
-EVIDENCE: dict[str, Any] = {
-    "basis": "declared",
-    "observed_at": datetime(2026, 1, 2, tzinfo=UTC),
-    "age_s": 0.0,
-}
+EVIDENCE: dict[str, Any] = {"basis": "declared", "observed_at": datetime(2026, 1, 2, tzinfo=UTC), "age_s": 0.0}
 
 Wires = Mapping[tuple[int, int], str]
 
@@ -105,9 +101,7 @@ def build_pcie(pairs: Sequence[tuple[int, int]] = ((0, 2), (1, 3)), count: int =
     """A host of PCIe cards: those of a pair hang on one switch, the rest goes over the sockets."""
     near = {tuple(sorted(pair)) for pair in pairs}
     return build_gpus(
-        count,
-        {pair: "PIX" if pair in near else "SYS" for pair in combinations(range(count), 2)},
-        kind="NVIDIA L4",
+        count, {pair: "PIX" if pair in near else "SYS" for pair in combinations(range(count), 2)}, kind="NVIDIA L4"
     )
 
 
@@ -125,12 +119,7 @@ def build_mig(count: int = 3) -> Topology:
 
 
 def build_tpu(
-    shape: tuple[int, ...],
-    *,
-    kind: str = "TPU v5 lite",
-    cores: int = 1,
-    with_links: bool = True,
-    wrap: bool = False,
+    shape: tuple[int, ...], *, kind: str = "TPU v5 lite", cores: int = 1, with_links: bool = True, wrap: bool = False
 ) -> Topology:
     """One slice: coordinates count x fastest; chips that differ by one step in one dimension are joined."""
     chips = [tuple(reversed(place)) for place in product(*(range(size) for size in reversed(shape)))]

@@ -354,8 +354,4 @@ def _read_all(raw: socket.socket) -> bytes:
 def test_head_is_get_without_its_body(bare: RunningAgent, path: str) -> None:
     heard = httpx.head(f"{bare.url}{path}", timeout=60)
     got = httpx.get(f"{bare.url}{path}", timeout=60)
-    assert (heard.status_code, heard.headers["content-type"], heard.content) == (
-        200,
-        got.headers["content-type"],
-        b"",
-    )
+    assert (heard.status_code, heard.headers["content-type"], heard.content) == (200, got.headers["content-type"], b"")

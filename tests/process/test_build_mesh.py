@@ -152,11 +152,7 @@ def test_processes_that_share_a_host_and_each_see_all_cpu_devices_are_told_to_di
 
 def test_one_process_builds_what_the_code_of_its_plan_builds(tmp_path: Path) -> None:
     whole = make_plan(
-        "dp:2,tp:4",
-        8,
-        devices=[5, 0, 7, 2, 1, 6, 3, 4],
-        device_order="given",
-        axis_types=["auto", "explicit"],
+        "dp:2,tp:4", 8, devices=[5, 0, 7, 2, 1, 6, 3, 4], device_order="given", axis_types=["auto", "explicit"]
     )
     plain = make_plan("dp:8", 8)
     small = make_plan("dp:16", 16)

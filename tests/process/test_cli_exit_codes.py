@@ -127,11 +127,7 @@ def _code(*arguments: str) -> Callable[[RunningAgent], int]:
 CAUSES: dict[str, dict[str, list[Callable[[RunningAgent], int]]]] = {
     "plan": {
         "0": [_code("plan", "dp:8"), _code("plan", "dp:2,tp:2", "--count", "4")],
-        "1": [
-            _code("plan", "dp:9"),
-            _code("plan", "dp:3"),
-            _code("plan", "tp:8", *INDIVISIBLE_MODEL),
-        ],
+        "1": [_code("plan", "dp:9"), _code("plan", "dp:3"), _code("plan", "tp:8", *INDIVISIBLE_MODEL)],
         "2": [
             _code("plan"),
             _code("plan", "dp:x"),
@@ -222,12 +218,7 @@ def test_who_shows_no_token_is_2_and_no_verdict(tmp_path: Path) -> None:
     secret = add_token(tokens, "prolog", "read")
     with start_agent(ready=False, MESHWRIGHT_TOKENS_FILE=str(tokens)) as guarded:
         wait_for(lambda: _run(guarded, "health", "--format", "nagios").stdout, guarded)
-        for command in (
-            ("lease", "list"),
-            ("events",),
-            ("health",),
-            ("plan", "dp:8"),
-        ):
+        for command in (("lease", "list"), ("events",), ("health",), ("plan", "dp:8")):
             assert _run(guarded, *command).returncode == 2
         assert _run(guarded, "health", "--format", "nagios").stdout.startswith("MESHWRIGHT UNKNOWN - no verdict: ")
         with Client(guarded.url, token=secret) as client:

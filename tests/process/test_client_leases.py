@@ -17,11 +17,7 @@ import httpx
 import pytest
 
 from meshwright import AsyncClient, Client
-from meshwright.errors import (
-    DeviceLeasedError,
-    MeshwrightError,
-    NotFoundError,
-)
+from meshwright.errors import DeviceLeasedError, MeshwrightError, NotFoundError
 from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import end_leases

@@ -58,10 +58,7 @@ def test_a_trainer_computes_on_the_mesh_that_the_agent_planned(agent: RunningAge
 def test_a_trainer_has_the_order_and_the_part_of_the_devices_that_were_planned(agent: RunningAgent) -> None:
     turned = {"devices": [5, 0, 7, 2, 1, 6, 3, 4], "device_order": "given", "axis_types": ["explicit", "auto"]}
     part = {"devices": [6, 1, 3, 4], "device_order": "given"}
-    both = [
-        start(agent.url, "dp:4,tp:2", json.dumps(turned)),
-        start(agent.url, "dp:2,tp:2", json.dumps(part)),
-    ]
+    both = [start(agent.url, "dp:4,tp:2", json.dumps(turned)), start(agent.url, "dp:2,tp:2", json.dumps(part))]
     whole, some = map(finish, both)
     assert whole["order"] == turned["devices"]
     assert whole["mesh"] == whole["plan"]

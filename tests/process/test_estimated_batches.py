@@ -13,12 +13,7 @@ from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent
 from tests.process.living import ask
 
-ON_V5E: dict[str, Any] = {
-    "model": "llama3-8b",
-    "target": "v5e:4x4",
-    "mesh": "fsdp:16",
-    "training": {"seq_len": 512},
-}
+ON_V5E: dict[str, Any] = {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"seq_len": 512}}
 
 
 @pytest.fixture(scope="module")

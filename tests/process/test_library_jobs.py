@@ -39,14 +39,7 @@ class Layout:
 
     def step(self) -> dict[str, Any]:
         axes, names = self.axes.split(), self.names.split()
-        return {
-            "do": "feed",
-            "shape": self.shape,
-            "names": names,
-            "axes": axes,
-            "rows": ROWS,
-            "order": self.order,
-        }
+        return {"do": "feed", "shape": self.shape, "names": names, "axes": axes, "rows": ROWS, "order": self.order}
 
 
 def spread(blocks: Sequence[int], size: int) -> list[int]:
@@ -104,8 +97,7 @@ def run(folder: Path, steps: list[dict[str, Any]], processes: int, devices_each:
 
 
 @pytest.mark.parametrize(
-    ("processes", "layouts"),
-    [(2, TWO_BY_FOUR), pytest.param(4, FOUR_BY_TWO, marks=pytest.mark.exhaustive)],
+    ("processes", "layouts"), [(2, TWO_BY_FOUR), pytest.param(4, FOUR_BY_TWO, marks=pytest.mark.exhaustive)]
 )
 def test_the_parts_that_processes_load_make_one_batch(tmp_path: Path, processes: int, layouts: list[Layout]) -> None:
     job = run(tmp_path, [layout.step() for layout in layouts], processes, 8 // processes)

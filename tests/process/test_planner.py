@@ -154,11 +154,7 @@ def test_a_topology_of_many_hosts_is_planned_and_not_felt(host: RunningAgent) ->
 def test_a_large_body_is_read_as_strictly_as_a_small_one(host: RunningAgent) -> None:
     filler = " " * (1 << 17)
     headers = {"Content-Type": "application/json"}
-    for text, field in (
-        ('{"mesh": "x:4", "color": 1}', "color"),
-        ('{"mesh": 8}', "mesh"),
-        ("[" * 100_000, "body"),
-    ):
+    for text, field in (('{"mesh": "x:4", "color": 1}', "color"), ('{"mesh": 8}', "mesh"), ("[" * 100_000, "body")):
         reply = httpx.post(f"{host.url}/mesh/plan", content=text + filler, headers=headers, timeout=60)
         assert (reply.status_code, reply.json()["errors"][0]["field"]) == (422, field)
     reply = httpx.post(f"{host.url}/mesh/plan", content='{"mesh": "x:4"}' + filler, headers=headers, timeout=60)

@@ -68,10 +68,7 @@ def test_nothing_is_healthy_but_what_is_the_agents_own(simulated: RunningAgent) 
     await_state(simulated, "store", "healthy")
     await_state(simulated, "driver", "unknown")
     health = ask(simulated, "/health")
-    assert {part["name"]: part["state"] for part in health["components"]} == {
-        "driver": "unknown",
-        "store": "healthy",
-    }
+    assert {part["name"]: part["state"] for part in health["components"]} == {"driver": "unknown", "store": "healthy"}
     assert health["state"] == "unknown"
 
 

@@ -37,12 +37,7 @@ UNNAMED: list[tuple[str, dict[str, Any]]] = [
 
 def write_case(named: NamedSlice) -> dict[str, Any]:
     config = {} if named.chip_config == "default" else {"chip_config_name": named.chip_config}
-    return {
-        "topology_name": named.topology_name,
-        "chips_per_host_bounds": named.host,
-        "wrap": named.wrap,
-        **config,
-    }
+    return {"topology_name": named.topology_name, "chips_per_host_bounds": named.host, "wrap": named.wrap, **config}
 
 
 FEW = ("v4-8", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8", "2*v5e:4x4")

@@ -13,13 +13,7 @@ import pytest
 
 from tests.agents import wait_for
 from tests.process.living import TRIES, is_alive, list_open_files
-from tests.process.supervised import (
-    Cancelled,
-    Child,
-    fails,
-    start_orphan,
-    supervise,
-)
+from tests.process.supervised import Cancelled, Child, fails, start_orphan, supervise
 
 
 def read_stdin(pid: int) -> str:

@@ -26,10 +26,7 @@ PAGE: Final = ROOT / "docs/explanation/robustness.md"
 BEGIN, END = "<!-- soak: written by python -m tests.soak --write -->", "<!-- /soak -->"
 LOG: Final = ROOT / "build/soak-agent.log"
 SAMPLE_EVERY_S: Final = 2.0
-SETTINGS: Final = {
-    "MESHWRIGHT_PROBE_INTERVAL_S": "5",
-    "MESHWRIGHT_LOG_LEVEL": "warning",
-}
+SETTINGS: Final = {"MESHWRIGHT_PROBE_INTERVAL_S": "5", "MESHWRIGHT_LOG_LEVEL": "warning"}
 
 
 @dataclass(frozen=True)

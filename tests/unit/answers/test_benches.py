@@ -14,11 +14,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import (
-    DeviceLeasedError,
-    RunFailedError,
-    UnavailableError,
-)
+from meshwright.errors import DeviceLeasedError, RunFailedError, UnavailableError
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import DeviceProcess
 from meshwright.wire.leases import LeasedDevice

@@ -9,23 +9,13 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import (
-    InvalidRequestError,
-    PlanInfeasibleError,
-    ProblemError,
-    QueueFullError,
-    UnavailableError,
-)
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError, ProblemError, QueueFullError, UnavailableError
 from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.model import TrainingSpec
 from meshwright_agent.answers.benches import HostMeasurements
-from meshwright_agent.answers.plans import (
-    LARGE_DEVICES,
-    MAX_WAITING,
-    PlanMaker,
-)
+from meshwright_agent.answers.plans import LARGE_DEVICES, MAX_WAITING, PlanMaker
 from meshwright_agent.children.planner import write_plans
 from meshwright_agent.store import Document, StoreUnavailableError
 from meshwright_agent.supervisor.protocol import FrameError

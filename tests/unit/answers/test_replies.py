@@ -30,8 +30,7 @@ def cut(plans: Plans, *, bare: bool = False) -> PlanAnswer:
 
 plans = st.builds(
     lambda numbers, texts: Plans(
-        plans=tuple(build_plan(number, code=texts) for number in numbers),
-        warnings=(Notice(code="c", message=texts),),
+        plans=tuple(build_plan(number, code=texts) for number in numbers), warnings=(Notice(code="c", message=texts),)
     ),
     st.lists(st.integers(0, 9), max_size=3),
     st.text() | st.just('"plans":[]'),

@@ -25,12 +25,7 @@ LIMIT_S = 240.0
 SMALL: dict[str, Any] = {"sizes_bytes": [100_000], "matmul_size": 65, "samples": 3}
 MESH = {**SMALL, "mesh": "dp:2,tp:4", "devices": [7, 6, 5, 4, 3, 2, 1, 0], "dtype": "bfloat16"}
 SUBSET = {**SMALL, "devices": [5, 2], "dtype": "float16"}
-TINY = {
-    "sizes_bytes": [4],
-    "samples": 3,
-    "mesh": "a:2,b:2,c:2",
-    "cases": [*COLLECTIVE_CASES, "shard_batch"],
-}
+TINY = {"sizes_bytes": [4], "samples": 3, "mesh": "a:2,b:2,c:2", "cases": [*COLLECTIVE_CASES, "shard_batch"]}
 HURRIED = {"max_s": 1e-4}
 ALONE = {"cases": ["all_reduce", "device_to_device"]}
 FULL = {**SMALL, "suite": "full", "cases": ["device_to_device", "host_to_device"]}

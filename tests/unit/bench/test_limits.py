@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from meshwright.errors import DeviceBusyError, InvalidRequestError
 from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
 from meshwright.wire.devices import DeviceProcess, Devices, JaxView, Memory, WorkerState
-from meshwright_agent.bench.limits import (
-    check_bench,
-)
+from meshwright_agent.bench.limits import check_bench
 from meshwright_agent.bench.scope import CASES
 from meshwright_agent.facts.model import IDLE_BYTES
 from tests.fakes.codes import has_code
@@ -75,17 +73,13 @@ def test_of_an_accelerator_what_others_hold_is_not_there_and_jaxs_limit_counts_f
     size = {"cases": ["all_reduce"], "sizes_bytes": [2 * GIB], "devices": [0, 1]}
     used = {1: {"memory": Memory(capacity_bytes=16 * GIB, used_bytes=10 * GIB, **EVIDENCE)}}
     with pytest.raises(
-        InvalidRequestError,
-        match="on device 1; it has 6442450944 bytes",
-        check=has_code("bench_too_large"),
+        InvalidRequestError, match="on device 1; it has 6442450944 bytes", check=has_code("bench_too_large")
     ):
         check(build_host(2, "gpu", changes=used), **size)
     check(build_host(3, "gpu", changes={2: used[1]}), **size)
     limited = {0: {"memory": Memory(capacity_bytes=80 * GIB, limit_bytes=5 * GIB, **EVIDENCE)}}
     with pytest.raises(
-        InvalidRequestError,
-        match="on device 0; it has 5368709120 bytes",
-        check=has_code("bench_too_large"),
+        InvalidRequestError, match="on device 0; it has 5368709120 bytes", check=has_code("bench_too_large")
     ):
         check(build_host(2, "gpu", changes=limited), **size)
 

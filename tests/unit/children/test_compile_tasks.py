@@ -17,13 +17,7 @@ from meshwright_agent.children.child import CallContext
 from meshwright_agent.children.compile_tasks import CompileTask, build_fit_task, build_verify_task
 from meshwright_agent.children.planner import describe_request, fit
 
-MODEL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+MODEL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TRAINING = {"global_batch_size": 4, "seq_len": 16}
 
 
@@ -42,11 +36,7 @@ def ask_batch(here: str | None = None, plan: Plan | None = None, **fields: Any) 
     known = {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"seq_len": 16}, "compile": True}
     request = BatchSizeRequest.model_validate({**({} if plan else known), **fields})
     told = None if here is None else {"target": here, "health": {}, "notices": []}
-    arguments = {
-        "request": request.model_dump_json(),
-        "plan": plan and plan.model_dump_json(),
-        "here": told,
-    }
+    arguments = {"request": request.model_dump_json(), "plan": plan and plan.model_dump_json(), "here": told}
     answer = fit(json.loads(json.dumps(arguments)), CallContext(1, 1, lambda _: None))
     return CompileTask(**json.loads(json.dumps(answer)))
 

@@ -14,9 +14,7 @@ from tests.unit.children.device_workers import supervise
 def test_a_jax_that_cannot_start_fails_with_its_own_words_and_traceback() -> None:
     async def scenario(supervisor: Supervisor) -> None:
         with pytest.raises(
-            UnavailableError,
-            match=r"it cannot work: RuntimeError: .*no_such_platform",
-            check=has_code("worker_failed"),
+            UnavailableError, match=r"it cannot work: RuntimeError: .*no_such_platform", check=has_code("worker_failed")
         ) as caught:
             await supervisor.call("devices", {}, deadline_s=60.0)
         assert any("Traceback" in line for line in caught.value.log)

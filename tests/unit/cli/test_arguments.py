@@ -7,12 +7,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cli.arguments import (
-    parse_case,
-    parse_chips,
-    parse_devices,
-    parse_duration,
-)
+from meshwright.cli.arguments import parse_case, parse_chips, parse_devices, parse_duration
 from meshwright.wire.bench import BenchCase
 
 

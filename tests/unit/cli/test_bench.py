@@ -86,10 +86,7 @@ def test_a_wrong_field_of_a_request_is_2_and_named(
     assert meshwright.fake.requests == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("--case", "sums"), ("--suite", "small"), ("--devices", "a")],
-)
+@pytest.mark.parametrize("arguments", [("--case", "sums"), ("--suite", "small"), ("--devices", "a")])
 def test_a_wrong_value_is_2_and_starts_nothing(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
     assert meshwright("bench", *arguments).code == 2
     assert meshwright.fake.requests == []

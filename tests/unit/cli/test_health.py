@@ -70,17 +70,8 @@ def test_no_answer_has_a_code_of_its_own_in_each_style(meshwright: CommandLine, 
 
 def test_the_table_is_what_the_three_worlds_expect() -> None:
     wanted: dict[Format, dict[int, set[Outcome]]] = {
-        "text": {
-            0: {"healthy", "degraded"},
-            1: {"unhealthy", "unknown", "initializing"},
-            2: {"no_answer"},
-        },
-        "nagios": {
-            0: {"healthy"},
-            1: {"degraded"},
-            2: {"unhealthy"},
-            3: {"unknown", "initializing", "no_answer"},
-        },
+        "text": {0: {"healthy", "degraded"}, 1: {"unhealthy", "unknown", "initializing"}, 2: {"no_answer"}},
+        "nagios": {0: {"healthy"}, 1: {"degraded"}, 2: {"unhealthy"}, 3: {"unknown", "initializing", "no_answer"}},
         "slurm": {0: {"healthy", "degraded"}, 1: {"unhealthy", "unknown"}, 2: {"initializing", "no_answer"}},
     }
     for style, codes in wanted.items():

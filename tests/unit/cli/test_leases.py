@@ -46,12 +46,7 @@ def _end_lease(line: CommandLine, lease_id: str = "lease-00000001") -> None:
 def test_a_lease_says_its_id_its_devices_and_how_long(h100: CommandLine) -> None:
     printed = h100("lease", "create", "0,1", "--purpose", "slurm job 7", "--ttl", "30min", "--preemptible")
     assert (printed.code, printed.out) == (0, "lease-00000001 has device 0, 1 for 30 min: slurm job 7\n")
-    assert h100.body() == {
-        "devices": [0, 1],
-        "purpose": "slurm job 7",
-        "ttl_s": 1800.0,
-        "preemptible": True,
-    }
+    assert h100.body() == {"devices": [0, 1], "purpose": "slurm job 7", "ttl_s": 1800.0, "preemptible": True}
 
 
 @pytest.mark.parametrize("options", [("--id-only",), ("--format=json",), ()])

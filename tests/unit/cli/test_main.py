@@ -66,11 +66,7 @@ def test_with_json_an_error_is_a_problem_document_on_stderr(meshwright: CommandL
     printed = meshwright("--format=json", "devices")
     problem = json.loads(printed.err)
     assert (printed.code, printed.out) == (1, "")
-    assert (problem["code"], problem["detail"], problem["hint"]) == (
-        "plan_infeasible",
-        "too many",
-        "use dp:2",
-    )
+    assert (problem["code"], problem["detail"], problem["hint"]) == ("plan_infeasible", "too many", "use dp:2")
 
 
 def test_text_of_an_agent_cannot_steer_the_terminal(meshwright: CommandLine) -> None:
@@ -106,15 +102,7 @@ def test_a_time_limit_that_is_none_is_a_usage_error(meshwright: CommandLine, tim
     assert meshwright.fake.requests == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("nonsense",),
-        ("devices", "--nonsense"),
-        ("plan",),
-        ("runs", "cancel"),
-    ],
-)
+@pytest.mark.parametrize("arguments", [("nonsense",), ("devices", "--nonsense"), ("plan",), ("runs", "cancel")])
 def test_usage_errors_are_2_and_ask_nobody(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
     assert meshwright(*arguments).code == 2
     assert meshwright.fake.requests == []
@@ -142,19 +130,10 @@ def test_a_bug_of_the_command_is_70_with_its_traceback(
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "env": (
         "/environment",
-        {
-            "memory_strategy": "balanced",
-            "memory_fraction": 0.75,
-            "variables": {"É": "1"},
-            "exports": [],
-            "since": [1],
-        },
+        {"memory_strategy": "balanced", "memory_fraction": 0.75, "variables": {"É": "1"}, "exports": [], "since": [1]},
     ),
     "runs list": ("/runs", {"runs": [], "total": 0}),
-    "health": (
-        "/health",
-        {"state": "healthy", "components": [{"name": "store", "state": "healthy", "extra": None}]},
-    ),
+    "health": ("/health", {"state": "healthy", "components": [{"name": "store", "state": "healthy", "extra": None}]}),
     "batch-size": (
         "/batch-size",
         {
@@ -169,11 +148,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
             "released": True,
             "duration_s": 0.5,
             "worker_killed": False,
-            "worker": {
-                "state": "stopped",
-                "generation": 3,
-                "since": datetime(2026, 11, 1, tzinfo=UTC).isoformat(),
-            },
+            "worker": {"state": "stopped", "generation": 3, "since": datetime(2026, 11, 1, tzinfo=UTC).isoformat()},
         },
     ),
 }

@@ -103,17 +103,7 @@ def test_a_mesh_too_large_to_draw_is_told_and_not_drawn(meshwright: CommandLine)
 # ---- targets --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--format=json",),
-        (),
-        (
-            "--export",
-            "python",
-        ),
-    ],
-)
+@pytest.mark.parametrize("options", [("--format=json",), (), ("--export", "python")])
 def test_a_local_plan_is_what_the_agent_would_answer_and_asks_nobody(
     meshwright: CommandLine, options: tuple[str, ...]
 ) -> None:

@@ -10,12 +10,7 @@ import pytest
 
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
-from meshwright.wire.verification import (
-    MemoryParts,
-    Verification,
-    VerificationStatus,
-    VerifiedCollective,
-)
+from meshwright.wire.verification import MemoryParts, Verification, VerificationStatus, VerifiedCollective
 from tests.fakes.scripted import VERIFIED, compile_with
 from tests.unit.cli.conftest import CommandLine
 
@@ -83,17 +78,7 @@ def test_a_report_says_what_it_needs_what_it_moves_and_how_it_is_known(meshwrigh
         (Verification(status="aborted", reason="the compiler aborted (SIGABRT)"), "the compiler aborted (SIGABRT)"),
     ],
 )
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        ("--format=json",),
-        (
-            "--export",
-            "python",
-        ),
-    ],
-)
+@pytest.mark.parametrize("options", [(), ("--format=json",), ("--export", "python")])
 def test_only_verified_is_a_yes(
     meshwright: CommandLine, verification: Verification, words: str, options: tuple[str, ...]
 ) -> None:
@@ -104,10 +89,7 @@ def test_only_verified_is_a_yes(
         assert f"  {words}\n" in printed.out
     if options == ("--format=json",):
         assert printed.json["plans"][0]["verification"]["status"] == verification.status
-    if options == (
-        "--export",
-        "python",
-    ):
+    if options == ("--export", "python"):
         assert "mesh" in printed.out
         assert words not in printed.out
         assert f"  {words}\n" in printed.err
@@ -191,11 +173,7 @@ def test_the_largest_batch_is_told_with_its_margin(meshwright: CommandLine) -> N
         "largest batch 8 × 8 = 64 sequences a step (one more does not fit, 5 GiB to spare)\n3 compiles\n" in printed.out
     )
     body = meshwright.body(0)
-    assert (body["target"], body["mesh"], body["training"]) == (
-        "v5e:2x4",
-        "fsdp:8",
-        {"seq_len": 128},
-    )
+    assert (body["target"], body["mesh"], body["training"]) == ("v5e:2x4", "fsdp:8", {"seq_len": 128})
 
 
 @pytest.mark.parametrize("status", ["does_not_fit", "not_compiled", "aborted"])

@@ -10,13 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from meshwright.errors import (
-    AgentConnectionError,
-    ForbiddenError,
-    ProblemError,
-    UnauthorizedError,
-    UnavailableError,
-)
+from meshwright.errors import AgentConnectionError, ForbiddenError, ProblemError, UnauthorizedError, UnavailableError
 from meshwright.testing import FakeAgent
 from meshwright.wire.problem import build_problem
 from tests.unit.client.both import Kind, ask

@@ -11,12 +11,7 @@ import httpx
 import pytest
 
 from meshwright import AsyncClient, Client
-from meshwright.errors import (
-    AgentConnectionError,
-    AgentTimeoutError,
-    ProblemError,
-    QueueFullError,
-)
+from meshwright.errors import AgentConnectionError, AgentTimeoutError, ProblemError, QueueFullError
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plans

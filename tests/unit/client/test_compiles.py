@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import (
-    InvalidMeshError,
-)
+from meshwright.errors import InvalidMeshError
 from meshwright.testing import FakeAgent
 from meshwright.wire.mesh import Plan, Plans
 from meshwright.wire.model import ModelSpec, TrainingSpec

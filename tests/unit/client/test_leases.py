@@ -9,12 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright.errors import (
-    AgentConnectionError,
-    DeviceLeasedError,
-    InvalidRequestError,
-    NotFoundError,
-)
+from meshwright.errors import AgentConnectionError, DeviceLeasedError, InvalidRequestError, NotFoundError
 from meshwright.testing import FakeAgent
 from tests.fakes.hosts import build_devices
 from tests.fakes.scripted import RemembersHealth
@@ -41,10 +36,7 @@ def test_a_plan_is_leased_and_held_in_one_line(kind: Kind) -> None:
     [
         ({"target": "h100:8"}, "target h100:8"),
         ({"include_devices": False}, "does not list its devices"),
-        (
-            {"topology": [build_devices("cpu:4", host="a"), build_devices("cpu:4", host="b")]},
-            r"2 hosts \(a, b",
-        ),
+        ({"topology": [build_devices("cpu:4", host="a"), build_devices("cpu:4", host="b")]}, r"2 hosts \(a, b"),
     ],
 )
 def test_a_plan_whose_devices_are_not_one_hosts_cannot_be_leased(options: dict[str, Any], said: str) -> None:

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import (
-    AgentConnectionError,
-    AgentTimeoutError,
-    NotFoundError,
-    RunFailedError,
-    UnavailableError,
-)
+from meshwright.errors import AgentConnectionError, AgentTimeoutError, NotFoundError, RunFailedError, UnavailableError
 from meshwright.wire.health import HealthEvent, HealthEvents
 from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Progress, Run, RunEvent, RunState

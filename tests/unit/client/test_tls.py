@@ -158,9 +158,7 @@ def test_an_encrypted_key_asks_nobody_for_a_password(files: Files) -> None:
     cert = files.authority.issue_cert("job@cluster")
     plain = serialization.load_pem_private_key(cert.private_key_pem.bytes(), None)
     locked = plain.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(b"hunter2"),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"hunter2")
     )
     files.show(cert, key=locked)
     assert "is encrypted" in _refused(files)

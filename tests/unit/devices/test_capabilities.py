@@ -15,13 +15,7 @@ from meshwright._host_devices import (
     choose_detector,
     complete_capabilities,
 )
-from meshwright.devices import (
-    CPUDetector,
-    CUDADetector,
-    DeviceCapabilities,
-    DeviceType,
-    TPUDetector,
-)
+from meshwright.devices import CPUDetector, CUDADetector, DeviceCapabilities, DeviceType, TPUDetector
 from tests.fakes.gpu_devices import FakeDevice, FakeGpu, build_host, check_device
 
 GIB = 2**30

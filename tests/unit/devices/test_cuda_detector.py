@@ -80,15 +80,7 @@ def test_eight_gpus_are_told_with_all_that_nvml_says(detect: Detect) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "count"),
-    [
-        ("0", 1),
-        ("2,0", 2),
-        ("", 0),
-        ("-1", 0),
-        ("0,9,1", 1),
-        ("NoDevFiles", 0),
-        ("7,6,5,4,3,2,1,0", 8),
-    ],
+    [("0", 1), ("2,0", 2), ("", 0), ("-1", 0), ("0,9,1", 1), ("NoDevFiles", 0), ("7,6,5,4,3,2,1,0", 8)],
 )
 def test_cuda_visible_devices_is_honored(visible: str, count: int, detect: Detect) -> None:
     shown = detect(FakeNvml(load("dgx-h100")), {"CUDA_VISIBLE_DEVICES": visible})

@@ -55,11 +55,7 @@ def test_an_id_that_two_generations_share_is_told_by_the_accelerator_type(tmp_pa
 def test_the_environment_of_a_gke_pod_tells_the_slice(tmp_path: Path) -> None:
     machine = plant_machine("tpu-v5e-8", tmp_path)
     assert parse_slice(machine.roots.environ) == SliceFacts(
-        accelerator_type="v5litepod-8",
-        topology=(2, 4, 1),
-        chips_per_host=(2, 4, 1),
-        hosts=(1, 1, 1),
-        host_count=1,
+        accelerator_type="v5litepod-8", topology=(2, 4, 1), chips_per_host=(2, 4, 1), hosts=(1, 1, 1), host_count=1
     )
     assert len(read_chips(machine.roots.sysfs)) == 8
 

@@ -203,9 +203,7 @@ def test_a_component_that_is_gone_begins_anew_when_it_comes_back(lives: Lives, h
     assert lives.told == [("device:0", "initializing", "healthy", NOW + SECOND)]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(WORST_FIRST[:3] + WORST_FIRST[4:]), st.booleans())),
-)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(WORST_FIRST[:3] + WORST_FIRST[4:]), st.booleans())))
 def test_restarts_among_any_looks_change_neither_what_is_told_nor_since_when(
     looks: list[tuple[str, State, bool]],
 ) -> None:

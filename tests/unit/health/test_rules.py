@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from meshwright.wire.health import WORST_FIRST
 from meshwright_agent.facts.model import GpuHealth, PciHealth, ProblemKind, SourceProblem
 from meshwright_agent.facts.nvml import Part
-from meshwright_agent.health.rules import (
-    FEW_RETRIES,
-    CardView,
-    Finding,
-    evaluate_card,
-    evaluate_driver,
-    find_worst,
-)
+from meshwright_agent.health.rules import FEW_RETRIES, CardView, Finding, evaluate_card, evaluate_driver, find_worst
 
 COOL = GpuHealth(temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=())
 CLEAN = GpuHealth(uncorrectable_count=0, uncorrectable_lifetime_count=0, remap_pending=False, remap_failed=False)

@@ -10,10 +10,7 @@ import pytest
 from jax.sharding import AxisType
 
 from meshwright._mesh_order import NUM_SLICES
-from meshwright.mesh import (
-    create_mesh,
-    parse_mesh_from_string,
-)
+from meshwright.mesh import create_mesh, parse_mesh_from_string
 from tests.fakes.jax_devices import build_cpus, build_tpus
 
 

@@ -189,10 +189,7 @@ def test_every_leaf_is_one_array_that_is_whole_on_each_device() -> None:
     assert {shard.data.shape for shard in placed["x"].addressable_shards} == {(8, 3)}
 
 
-@pytest.mark.parametrize(
-    ("indices", "words"),
-    [((), "devices is empty"), ((1, 2, 1), "more than once")],
-)
+@pytest.mark.parametrize(("indices", "words"), [((), "devices is empty"), ((1, 2, 1), "more than once")])
 def test_devices_that_cannot_each_hold_a_copy_are_refused(indices: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DevicePlacement().replicate_across_devices(1, [jax.devices()[index] for index in indices])

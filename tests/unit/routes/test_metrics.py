@@ -176,9 +176,7 @@ def test_what_is_not_known_is_absent_and_not_zero(dgx: Devices) -> None:
     assert _samples(text, "meshwright_bench_age_seconds") == []
 
 
-def test_memory_in_use_is_left_out_while_nobody_sees_the_device_or_its_driver_is_silent(
-    tmp_path: Path,
-) -> None:
+def test_memory_in_use_is_left_out_while_nobody_sees_the_device_or_its_driver_is_silent(tmp_path: Path) -> None:
     seen = plant_machine("dgx-h100", tmp_path).view()
     agent = MemoryAgent(seen=seen)
     used, capacity = "meshwright_device_memory_used_bytes", "meshwright_device_memory_capacity_bytes"

@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import (
-    QueueFullError,
-    UnavailableError,
-)
+from meshwright.errors import QueueFullError, UnavailableError
 from meshwright.wire.runs import RunKind
 from meshwright_agent.runs import build_run_id
 from tests.fakes.codes import has_code

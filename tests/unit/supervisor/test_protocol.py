@@ -45,16 +45,7 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(ProgressFrame, number, number, content),
     st.builds(ResultFrame, number, number, content),
     st.builds(
-        FailureFrame,
-        number,
-        number,
-        text,
-        number,
-        text,
-        text,
-        entries,
-        st.lists(text),
-        st.none() | st.floats(0, 1e9),
+        FailureFrame, number, number, text, number, text, text, entries, st.lists(text), st.none() | st.floats(0, 1e9)
     ),
     st.builds(Stopped, number, number),
 )
@@ -96,12 +87,7 @@ def test_every_problem_class_crosses_the_socket_whole(code: str) -> None:
     error.retry_after_s = 1.5
     back = _send(FailureFrame.of(3, 2, error)).build_error()
     assert type(back) is type(error)
-    assert (back.detail, back.hint, back.errors, back.log) == (
-        error.detail,
-        error.hint,
-        error.errors,
-        error.log,
-    )
+    assert (back.detail, back.hint, back.errors, back.log) == (error.detail, error.hint, error.errors, error.log)
     assert (back.status, back.retry_after_s) == (error.status, 1.5)
 
 

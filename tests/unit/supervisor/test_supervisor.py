@@ -12,14 +12,7 @@ import pytest
 
 from meshwright.errors import UnavailableError
 from meshwright_agent.supervisor.process import Child, ChildSpec, Ending
-from meshwright_agent.supervisor.protocol import (
-    CallFrame,
-    CancelFrame,
-    Hello,
-    ProgressFrame,
-    ResultFrame,
-    Stopped,
-)
+from meshwright_agent.supervisor.protocol import CallFrame, CancelFrame, Hello, ProgressFrame, ResultFrame, Stopped
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 from tests.fakes.children import FakeChild, FakeSpawn
 from tests.fakes.codes import has_code
@@ -129,11 +122,7 @@ def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them() -> N
         with pytest.raises(asyncio.CancelledError):
             await task
         for late in (waiting, world.call()):
-            with pytest.raises(
-                UnavailableError,
-                match=r"process 1001\) does not end",
-                check=has_code("worker_failed"),
-            ):
+            with pytest.raises(UnavailableError, match=r"process 1001\) does not end", check=has_code("worker_failed")):
                 await late
         assert world.supervisor.generation == 1
         world.spawn.children[0].reaped.set()

@@ -243,6 +243,19 @@ def test_a_crash_stands_until_another_child_is_ready() -> None:
     live(scenario)
 
 
+def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
+    async def scenario(world: World) -> None:
+        task = await world.begin()
+        releasing = asyncio.create_task(world.supervisor.release())
+        await world.until(lambda: world.supervisor.state == "stopping")
+        world.reply()
+        await releasing
+        with pytest.raises(CallCancelled, match="released"):
+            await task
+
+    live(scenario)
+
+
 def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_up() -> None:
     async def scenario(world: World) -> None:
         await world.start()

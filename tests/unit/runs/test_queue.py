@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import QueueFullError, UnavailableError
 from meshwright.wire.runs import RunKind
-from meshwright_agent.runs import build_run_id
+from meshwright_agent.runs import USUAL_RUN_S, build_run_id
 from tests.fakes.codes import has_code
 from tests.fakes.stored import EPOCH
 from tests.unit.staging import Stage, play, states, until
@@ -224,6 +224,19 @@ def test_a_compile_runs_beside_a_bench_and_compiles_one_after_the_other(tmp_path
         assert [run.id for run in await stage.queue.list_runs()] == [batch, plan, bench]
 
     play(tmp_path, act)
+
+
+def test_a_full_lane_refuses_and_the_other_takes(tmp_path: Path) -> None:
+    async def act(stage: Stage) -> None:
+        first = await submit(stage, "plan")
+        await until(lambda: first in stage.bench.begun)
+        await submit(stage, "batch_size")
+        with pytest.raises(QueueFullError) as caught:
+            await submit(stage, "plan")
+        assert caught.value.retry_after_s == USUAL_RUN_S
+        await submit(stage, "bench")
+
+    play(tmp_path, act, MAX_WAITING=1)
 
 
 def test_a_release_of_the_devices_ends_benches_and_leaves_compiles_alone(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ SERVICE: Final = ROOT / "service" / "meshwright_agent"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 25_990,
+    "code lines": 25_680,
     "code lines of the service": 8_915,
     "code lines of planner, topology, compiler, verify": 9_115,
     "code lines of the rest of the client": 7_645,
@@ -46,7 +46,7 @@ LIMITS: Final = {
     "metrics": 20,
     "component kinds": 9,
     "error codes": 19,
-    "fields in OpenAPI": 545,
+    "fields in OpenAPI": 526,
     "most options of a command": 16,
     "bytes of README.md": 10_000,
     "bytes of the longest page": 20_000,

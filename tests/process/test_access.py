@@ -103,7 +103,7 @@ def test_a_token_that_the_command_makes_is_taken_by_the_running_agent_and_expire
     command = [sys.executable, "-m", "meshwright_agent", "token", "new", "--scope", "operate"]
     made, short = (
         subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=True)
-        for more in (("prolog",), ("visitor", "--expires", "3s"))
+        for more in (("by-command",), ("by-command-short", "--expires", "3s"))
     )
     assert made.stdout.strip() not in made.stderr, "the token file has no secret"
     with guarded.token_file.open("a") as file:

@@ -212,8 +212,7 @@ def _bind(run: _Command) -> Callable[..., None]:
                 code = _carry_out(run, session, arguments)
             raise typer.Exit(code)
         except LateError:
-            late = errors.AgentTimeoutError(f"not done within {limit_s:g} s", hint="give it longer (--timeout)")
-            print_error(session, late)
+            print_error(session, errors.AgentTimeoutError(f"not done within {limit_s:g} s; give it a longer --timeout"))
             raise typer.Exit(NO_ANSWER) from None
         except (typer.Exit, typer.BadParameter):  # typer's to end with
             raise

@@ -107,8 +107,7 @@ def _list_lines(found: Verification) -> Iterator[str]:
     if found.parameter_count is not None:
         yield f"{found.parameter_count:,} parameters"
     if found.estimated_step_s is not None:
-        step = format_time(found.estimated_step_s)
-        yield f"about {step} a step by the compiler's cycles, without collectives and waiting"
+        yield f"about {format_time(found.estimated_step_s)} a step by the compiler's cycles, without collectives"
 
 
 def _build_memory(found: Verification) -> str:

@@ -52,13 +52,14 @@ def find_planner(agent: RunningAgent) -> int:
 
 
 @pytest.mark.exhaustive
-def test_plans_on_9000_chips_are_not_felt_by_those_who_ask_whether_the_agent_lives(host: RunningAgent) -> None:
-    with polling(host, every_s=0.005) as duration_s:
+def test_plans_on_9000_chips_are_not_felt_by_those_who_ask_whether_the_agent_lives() -> None:
+    with start_agent(cpu_devices=4) as host, polling(host, every_s=0.005) as duration_s:
         replies = [ask(host, mesh=mesh, target=LARGE, include_devices=False) for mesh in (*MESHES, *MESHES)]
+        mapped = list_mapped_files(host.pid)
     assert [reply.status_code for reply in replies] == [200] * len(replies)
     assert len(duration_s) > 20
     assert max(duration_s) < POLL_LIMIT_S
-    assert not {path for path in list_mapped_files(host.pid) if HEAVY_FILE.search(path)}
+    assert not {path for path in mapped if HEAVY_FILE.search(path)}
 
 
 def test_a_small_plan_on_this_host_needs_no_planner() -> None:
@@ -98,7 +99,6 @@ def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent, fiel
         {"mesh": "dp:8", "target": "v5e:2x4", "dcn": "zz:2"},
         {"mesh": "dp:8", "target": "v5e:2x4", "topology": []},
         {"mesh": "dp:8", "topology": []},
-        {"mesh": "dp:8960", "target": LARGE},
     ],
 )
 def test_its_refusals_are_those_of_planning_in_this_process(host: RunningAgent, body: dict[str, Any]) -> None:
@@ -107,6 +107,16 @@ def test_its_refusals_are_those_of_planning_in_this_process(host: RunningAgent, 
     assert refused.headers["content-type"] == reply.headers["content-type"] == "application/problem+json"
     assert reply.status_code == refused.status_code
     assert {**reply.json(), "request_id": ""} == {**refused.json(), "request_id": ""}
+
+
+def test_more_devices_than_an_agent_lists_are_refused_with_what_works() -> None:
+    asked = {"mesh": "dp:8960", "target": LARGE}
+    with start_agent(cpu_devices=2) as agent:
+        refused, bare = ask(agent, **asked), ask(agent, **asked, include_devices=False)
+    assert (refused.status_code, [each["field"] for each in refused.json()["errors"]]) == (422, ["include_devices"])
+    assert "8,960 devices" in refused.json()["detail"]
+    assert "--offline" in refused.json()["hint"]
+    assert (bare.status_code, bare.json()["plans"][0]["devices"]) == (200, [])
 
 
 def test_a_plan_for_a_target_is_kept_for_the_ranks_of_a_job(host: RunningAgent) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from tests.process.slice_environment import needs_tpu_compiler, run_on_slices
 
 PROGRAM = Path(__file__).with_name("described_job.py")
 LIMIT_S = 200.0
+COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 
 pytestmark = needs_tpu_compiler
 
@@ -70,6 +74,14 @@ def described(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     return dict(zip((name for name, _ in cases), answers, strict=True))
 
 
+def plan_here(target: str) -> Plan:
+    """Returns the plan of the command line without an agent, which lists any number of devices."""
+    command = [*COMMAND, "--format=json", "plan", "x:-1", "--target", target, "--offline", "--request", "-"]
+    request = '{"device_order": "given"}'
+    done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=120, check=True)
+    return Plan.model_validate(json.loads(done.stdout)["plans"][0])
+
+
 def tell(plan: Plan) -> list[str]:
     return [
         " ".join(map(str, (device.slice_index or 0, *(device.coords or ()), device.core_on_chip, device.process_index)))
@@ -81,9 +93,8 @@ def tell(plan: Plan) -> list[str]:
     "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name, _ in CASES]
 )
 def test_a_target_is_what_libtpu_describes(described: dict[str, dict[str, Any]], name: str) -> None:
-    told = described[name]
+    told, plan = described[name], plan_here(name)
     with FakeAgent().client() as client:
-        plan = client.plan("x:-1", target=name, device_order="given")
         kinds = {chip.chip: chip.kind for chip in client.targets().chips}
     assert plan.target is not None
     assert len(plan.devices) == told["count"]

@@ -111,10 +111,10 @@ def _list_lines(found: Verification) -> Iterator[str]:
 
 
 def _build_memory(found: Verification) -> str:
-    needed = found.needed_bytes if found.peak_memory_bytes is None else found.peak_memory_bytes
+    needed = found.needed_bytes or found.peak_memory_bytes
     if needed is None:
         return ""
-    word = "needs" if found.peak_memory_bytes is None else "peak"
+    word = "peak" if needed == found.peak_memory_bytes else "needs"
     if found.capacity_bytes is None:
         return f"{word} {format_bytes(needed)} a device; how much it may use is not known"
     margin = found.capacity_bytes - needed

@@ -73,7 +73,8 @@ def test_a_report_says_what_it_needs_what_it_moves_and_how_it_is_known(meshwrigh
     ("verification", "words"),
     [
         (unfit(), "needs 20 GiB of 15 GiB a device: 5 GiB too much"),
-        (unfit(peak_memory_bytes=16 * GIB), "peak 16 GiB of 15 GiB a device: 1 GiB too much"),
+        (unfit(peak_memory_bytes=16 * GIB, needed_bytes=16 * GIB), "peak 16 GiB of 15 GiB a device: 1 GiB too much"),
+        (unfit(peak_memory_bytes=14 * GIB, needed_bytes=16 * GIB), "needs 16 GiB of 15 GiB a device: 1 GiB too much"),
         (Verification(status="not_compiled", reason="libtpu is not installed"), "libtpu is not installed"),
         (Verification(status="aborted", reason="the compiler aborted (SIGABRT)"), "the compiler aborted (SIGABRT)"),
     ],

@@ -40,7 +40,7 @@ LIMITS: Final = {
     "modules of the service": 62,
     "modules of planner, topology, compiler, verify": 52,
     "modules of the rest of the client": 54,
-    "code lines of tests and tools": 38_050,
+    "code lines of tests and tools": 38_060,
     "class names with two meanings": 0,
     "settings": 28,
     "metrics": 20,

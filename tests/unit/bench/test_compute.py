@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.children.bench.compute import CHECK_FLOPS, build_matrix, choose_rows, count_off, multiply
+from meshwright_agent.children.bench.compute import (
+    CHECK_FLOPS,
+    ComputeCall,
+    build_matrix,
+    choose_rows,
+    count_off,
+    multiply,
+)
+from meshwright_agent.children.bench.measure import Stage
 from meshwright_agent.children.bench.transfers import round_sizes
+from tests.fakes.stored import ManualClock
 
 DTYPES = ["float32", "bfloat16", "float16"]
 
@@ -57,3 +68,22 @@ def test_sizes_are_rounded_down_to_whole_parts_and_never_to_nothing(sizes: list[
     assert max(rounded) > max(sizes) - parts * 64
     if parts > 1 and max(sizes) >= parts * 64:
         assert max(rounded) // parts % 64 == 0
+
+
+class Ticking(ComputeCall):
+    """Work that takes 3 ms of the stage's clock."""
+
+    def call(self) -> Any:
+        self.stage.clock.advance(0.003)
+        return jnp.zeros(1)
+
+    def verify(self) -> Any:
+        raise NotImplementedError
+
+
+def test_a_sample_is_the_mean_of_the_calls_that_fill_twenty_milliseconds() -> None:
+    work = Ticking(Stage({}, "cpu", "float32", ManualClock()))
+    assert work.sample() == pytest.approx(0.003)
+    work.choose_calls()
+    assert work.calls == 6
+    assert work.sample() == pytest.approx(0.003)

@@ -194,7 +194,7 @@ def _report_program(compiled: Any, lines: Sequence[str], site: Site, attention_s
     needed_bytes = None if fits else math.ceil(peak_bytes * site.peak_ratio)
     return Verification(
         status="verified" if fits else "does_not_fit",
-        reason=None if fits else _describe_unfit(needed_bytes, capacity),
+        reason=None if fits else _describe_unfit(needed_bytes, capacity, site.peak_ratio),
         peak_memory_bytes=peak_bytes,
         needed_bytes=needed_bytes,
         capacity_bytes=capacity,
@@ -245,13 +245,11 @@ def read_peak_bytes(memory: Any, platform: str) -> int:
     return int(kept + memory.temp_size_in_bytes)
 
 
-def _describe_unfit(needed_bytes: int | None, capacity_bytes: int | None) -> str:
+def _describe_unfit(needed_bytes: int | None, capacity_bytes: int | None, ratio: float = 1.0) -> str:
     needs = "more than there is" if needed_bytes is None else f"{needed_bytes:,} bytes"
+    needs += f" (with {ratio - 1:.0%} for what the card's own compile may add)" if ratio > 1 else ""
     has = "" if capacity_bytes is None else f"; a job may use {capacity_bytes:,}"
-    return (
-        f"the step needs {needs} of a device's memory{has}; a smaller batch, remat full, or more devices on "
-        f"fsdp or tp need less"
-    )
+    return f"the step needs {needs} of a device's memory{has}; a smaller batch, remat full, more fsdp or tp need less"
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

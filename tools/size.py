@@ -33,7 +33,7 @@ PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
     "code lines": 25_680,
-    "code lines of the service": 8_915,
+    "code lines of the service": 8_920,
     "code lines of planner, topology, compiler, verify": 9_115,
     "code lines of the rest of the client": 7_645,
     "modules": 168,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -244,13 +245,16 @@ class _TlsFiles:
 async def sweep(servers: Sequence[uvicorn.Server]) -> None:
     """Aborts connections without progress for `STALL_TIMEOUT_S`: a partial request, or an unread answer.
 
-    uvicorn limits neither. Aborted connections are reference cycles, so they are collected at once.
+    uvicorn limits neither. Closed connections are reference cycles, and glibc keeps their memory: after many, both are
+    returned at once.
     """
     stalled: dict[Any, tuple[str, int, float]] = {}
+    most = 0
     while True:
         await asyncio.sleep(SWEEP_INTERVAL_S)
         now_s, seen, has_aborted = time.monotonic(), {}, False
-        for connection in [each for server in servers for each in server.server_state.connections]:
+        connections = [each for server in servers for each in server.server_state.connections]
+        for connection in connections:
             what, size = describe_wait(connection)
             if not what:
                 continue
@@ -261,9 +265,11 @@ async def sweep(servers: Sequence[uvicorn.Server]) -> None:
                 continue
             connection.transport.abort()
             has_aborted = True
-        stalled = seen
-        if has_aborted:
+        stalled, most = seen, max(most, len(connections))
+        if has_aborted or most - len(connections) > MAX_CONNECTIONS // 8:
+            most = len(connections)
             gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def describe_wait(connection: Any) -> tuple[str, int]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -55,13 +55,20 @@ def start_agent(
     uds: Path | None = None,
     ready: bool = True,
     module: str = "meshwright_agent",
+    options: Sequence[str] = (),
+    prefix: Sequence[str] = (),
     **environment: str,
 ) -> Iterator[RunningAgent]:
-    """Yields an agent that answers (and is ready, unless told otherwise); kills it in the end if it still runs."""
+    """Yields an agent that answers (and is ready, unless told otherwise); kills it in the end if it still runs.
+
+    `prefix` is a command that executes the agent, such as `ip netns exec`.
+    """
     with tempfile.TemporaryDirectory(prefix="mw-") as folder:
         home = Path(folder)
         log = home / "agent.log"
-        agent = _spawn(module, cpu_devices, state_dir or home / "state", uds or home / "agent.sock", log, environment)
+        command = [*prefix, sys.executable, "-m", module, "serve", "--port", "0", *options]
+        command += [] if cpu_devices is None else ["--cpu-devices", str(cpu_devices)]
+        agent = _spawn(command, state_dir or home / "state", uds or home / "agent.sock", log, environment)
         try:
             if ready:
                 wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 200, agent)
@@ -75,14 +82,10 @@ def start_agent(
             agent.process.wait()
 
 
-def _spawn(
-    module: str, cpu_devices: int | None, state_dir: Path, uds: Path, log: Path, environment: dict[str, str]
-) -> RunningAgent:
-    command = [sys.executable, "-m", module, "serve", "--port", "0", "--uds", str(uds)]
-    command += ["--state-dir", str(state_dir)] + (["--cpu-devices", str(cpu_devices)] if cpu_devices else [])
+def _spawn(command: Sequence[str], state_dir: Path, uds: Path, log: Path, environment: dict[str, str]) -> RunningAgent:
     with log.open("w") as file:
         process = subprocess.Popen(
-            command,
+            [*command, "--uds", str(uds), "--state-dir", str(state_dir)],
             env={**os.environ, "MESHWRIGHT_INSECURE": "true", **environment},
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -122,6 +122,11 @@ class Fleet:
         """The addresses of the agents, each once."""
         return self._urls
 
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """The client of each agent, in the order of `urls`."""
+        return tuple(self._clients)
+
     def devices(self, *, timeout_s: float = DEFAULT_TIMEOUT_S, require_all: bool = False) -> FleetState:
         """Returns the devices of every host and their health, or why the host does not answer.
 

@@ -21,6 +21,7 @@ from meshwright.wire.runs import Run
 from meshwright_agent.answers.benches import Benches
 from meshwright_agent.answers.compiles import Compiles
 from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
+from meshwright_agent.answers.preflights import Preflights
 from meshwright_agent.clock import BootClock, Clock, SystemClock, read_boot_clock
 from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import StoreHealth
@@ -37,6 +38,7 @@ from meshwright_agent.store import Store, StoreUnavailableError
 from meshwright_agent.supervisor.specs import (
     build_device_spec,
     build_planner_spec,
+    build_preflight_spec,
     build_probe_spec,
     has_accelerators,
 )
@@ -75,7 +77,9 @@ class Agent:
         self.probe = Supervisor(build_probe_spec(settings, self._environ), clock=self.clock)
         self.planner = Supervisor(planner, clock=self.clock)
         self.large_planner = Supervisor(planner, clock=self.clock)
-        self.children = {"device": self.device, "probe": self.probe}
+        preflight = build_preflight_spec(settings, self._environ, is_cpu=self._stays)
+        self.preflight = Supervisor(preflight, clock=self.clock)
+        self.children = {"device": self.device, "probe": self.probe, "preflight": self.preflight}
         self.children |= {"planner": self.planner, "large_planner": self.large_planner}
         self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.host_root))
         self.runs = RunQueue(store, clock=self.clock)
@@ -89,6 +93,7 @@ class Agent:
             clock=self.clock,
             spawn=self._spawn,
         )
+        self.preflights = Preflights(self.preflight, self.host, runs=self.runs, registry=self.registry)
         self.leases = LeaseService(
             self.registry,
             store,

@@ -47,7 +47,7 @@ from meshwright_agent.auth import (
     record,
 )
 from meshwright_agent.logs import REQUEST_ID
-from meshwright_agent.routes import devices, health, leases, metrics, plans, runs
+from meshwright_agent.routes import devices, health, leases, metrics, plans, preflight, runs
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def build_api(agent: Agent, authenticator: Authenticator) -> FastAPI:
     app.state.agent = agent
     app.state.authenticator = authenticator
     app.state.registry = metrics.build_registry(agent)
-    for router in (health, devices, plans, runs, leases, metrics):
+    for router in (health, devices, plans, runs, preflight, leases, metrics):
         app.include_router(router.router)
     app.include_router(_build_pages())
     app.get("/openapi.json", include_in_schema=False, dependencies=[NEEDS_READ])(functools.partial(_read_document, app))

@@ -39,7 +39,12 @@ from meshwright_agent.store import (
 from meshwright_agent.supervisor.supervisor import CallCancelled
 
 LaneName = Literal["device", "compiler"]
-LANE_OF: Final[Mapping[RunKind, LaneName]] = {"bench": "device", "plan": "compiler", "batch_size": "compiler"}
+LANE_OF: Final[Mapping[RunKind, LaneName]] = {
+    "bench": "device",
+    "preflight": "device",
+    "plan": "compiler",
+    "batch_size": "compiler",
+}
 """A bench uses devices and a compile does not, so that both can run at the same time."""
 
 STOP_WAIT_S: Final = 1.5

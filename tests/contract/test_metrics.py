@@ -20,7 +20,7 @@ from tests.documents import Document
 SMALL = {"cases": ["all_reduce", "matmul"], "sizes_bytes": [4096], "matmul_size": 64, "samples": 3}
 UNKNOWN_ON_CPU = {"meshwright_device_memory_used_bytes"}
 """A virtual CPU device has no memory of its own, so the memory in use is unknown."""
-CHILDREN = {"device", "probe", "planner", "large_planner"}
+CHILDREN = {"device", "preflight", "probe", "planner", "large_planner"}
 PAGES = {"/openapi.json", "/", "/docs", *(f"/web/{name}" for name in ("dom.js", "page.js", "docs.js", "style.css"))}
 METRICS = {row[0]: row[3] for row in Document.read("docs/reference/metrics.md").table("Metrics")}
 

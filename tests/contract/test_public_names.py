@@ -56,6 +56,7 @@ METHODS = {
     "get_plan",
     "batch_size",
     "bench",
+    "start_preflight",
     "submit_bench",
     "latest_bench",
     "run",

@@ -80,6 +80,7 @@ from meshwright.wire.devices import Devices, Environment, Release, Targets
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvent, HealthEvents
 from meshwright.wire.leases import Lease, LeaseRequest, Leases
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
+from meshwright.wire.preflight import PreflightRequest
 from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent, RunList, RunState
 
 DEFAULT_TIMEOUT_S: Final = 30.0
@@ -612,6 +613,15 @@ class Client:
         """Queues a bench and returns its run at once; arguments and errors as for `bench`."""
         body = build_request(BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
         return self._ask(Run, "POST", "/placement/bench", body=body, statuses=(200, 202), makes_run=True)
+
+    def start_preflight(self, request: PreflightRequest) -> Run:
+        """Starts this host's part of a preflight and returns its run; `meshwright.preflight` asks many hosts.
+
+        Raises:
+            NotFoundError: the host does not have the request's lease.
+            ConflictError: its devices are in use, or leased by others.
+        """
+        return self._ask(Run, "POST", "/preflight", body=request, statuses=(200, 202), makes_run=True)
 
     def latest_bench(self) -> LatestBench:
         """Returns the newest record of each measurement."""

@@ -40,6 +40,7 @@ from meshwright.cli import (
     health,
     leases,
     plan,
+    preflight,
     runs,
     search,
 )
@@ -251,6 +252,7 @@ _COMMANDS: Final[dict[str, _Entry]] = {
     "batch-size": _Entry(batch_size.show_batch_size, "How large a batch should be, and why."),
     "compile": _Entry(compiling.compile_step, "Compile a step of your own for a plan's hardware."),
     "bench": _Entry(bench.run_bench, "Measure transfers, collectives, matmul and memory."),
+    "preflight": _Entry(preflight.check_hosts, "Check many hosts before a job; name the culprit."),
     "runs list": _Entry(runs.list_runs, "The agent's benches and compiles, newest first."),
     "runs show": _Entry(runs.show_run, "One run."),
     "runs cancel": _Entry(runs.cancel_run, "Cancel a run."),

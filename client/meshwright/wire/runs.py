@@ -11,7 +11,7 @@ from meshwright.wire.base import Reply
 from meshwright.wire.problem import Problem
 
 RunState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-RunKind = Literal["bench", "plan", "batch_size"]
+RunKind = Literal["bench", "plan", "batch_size", "preflight"]
 
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -36,7 +36,8 @@ class Run(Reply):
     progress: Progress | None = None
     request: dict[str, Any] = Field(description="what was asked, defaults filled in")
     result: dict[str, Any] | None = Field(
-        default=None, description="for a bench: BenchResult; a plan: Plans; a batch_size: BatchSize"
+        default=None,
+        description="for a bench: BenchResult; a plan: Plans; a batch_size: BatchSize; a preflight: PreflightResult",
     )
     error: Problem | None = None
     generation: int | None = Field(default=None, description="which worker did it")

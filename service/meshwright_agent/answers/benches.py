@@ -184,11 +184,12 @@ class Benches:
         return await self._runs.submit("bench", request.model_dump(mode="json"), self.execute)
 
     def find_in_the_way(self, leased: Sequence[Device]) -> tuple[str, ...]:
-        """Returns the queued and running benches that would open one of these devices, oldest first."""
+        """Returns the queued and running benches and preflights that would open one of these devices, oldest first."""
         names = {device.local_index for device in leased}
         found = []
         for run in self._runs.list_live("device"):
-            opened = list_opened(BenchRequest.model_validate(run.request), self._devices())
+            request = BenchRequest.model_validate(run.request) if run.kind == "bench" else BenchRequest()
+            opened = list_opened(request, self._devices())
             if names & {device.local_index for device in opened}:
                 found.append(run.id)
         return tuple(found)

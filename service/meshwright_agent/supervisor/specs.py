@@ -84,6 +84,23 @@ def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: 
     )
 
 
+def build_preflight_spec(settings: Settings, environ: Mapping[str, str], *, is_cpu: bool) -> ChildSpec:
+    """Returns the spec of a preflight's process, which ends after one call: a JAX job cannot be joined twice."""
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
+    platform = "cpu" if is_cpu else None
+    base = _count_by_pci(environ)
+    return ChildSpec(
+        name="preflight",
+        module="meshwright_agent.children.preflight",
+        environment=lambda: build_worker_environment(config, base, platform=platform, cpu_devices=settings.cpu_devices),
+        start_timeout_s=settings.start_timeout_s,
+        idle_release_s=0.0,
+        backoff_max_s=2.0,
+        crash_budget=sys.maxsize,  # each preflight is a new attempt
+        has_devices=True,
+    )
+
+
 def build_probe_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
     """Returns the spec of the probe, which ends after one call."""
     return ChildSpec(

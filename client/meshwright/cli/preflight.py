@@ -1,0 +1,103 @@
+"""`meshwright preflight`: many hosts checked before a job, with the verdict in the first line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+from meshwright.cli.arguments import parse_chips
+from meshwright.cli.fleet import is_asked, open_fleet
+from meshwright.cli.leases import LEASE_VARIABLE
+from meshwright.cli.output import clean, format_rate
+from meshwright.cli.session import FAILED, NO_ANSWER, OK, Session
+from meshwright.wire.preflight import DEFAULT_PORT, DEFAULT_TIMEOUT_S, PreflightResult
+
+if TYPE_CHECKING:
+    from meshwright.preflight.report import PreflightReport
+
+EXIT_CODES: Final = {"ok": OK, "fault": FAILED, "unknown": NO_ANSWER}
+
+
+def check_hosts(
+    session: Session,
+    hosts: Annotated[
+        str,
+        typer.Option("--hosts", metavar="ADDRESSES", help='The hosts: "a,b:8790", "@file"; "env": MESHWRIGHT_FLEET.'),
+    ],
+    expect: Annotated[
+        str | None, typer.Option(metavar="8*h100", help="Devices that each host must have; 8: of any kind.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where the first host listens for the others during the check.")
+    ] = DEFAULT_PORT,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", envvar=LEASE_VARIABLE, help="A lease of all devices on every host; without, one is taken."
+        ),
+    ] = None,
+    form: Annotated[
+        Literal["text", "json", "slurm"], typer.Option("--format", help="For people, programs, or Slurm: one line.")
+    ] = "text",
+) -> int:
+    """Check many hosts in one JAX job before a training job starts, and name those that are not well.
+
+    Asks every agent first: present, healthy, free, the same JAX. Then each host's process measures its devices, pairs
+    of hosts exchange data, and collectives run over all; results are compared with their peers, and contents with what
+    they must be. Who is slow is measured again with good hosts before it is named. --timeout bounds all of it: 90 s.
+
+    Exit codes: 0 all hosts are well · 1 a host is at fault or missing · 2 they could not be checked, or usage.
+    """
+    from meshwright.preflight import check  # here, so that --help need not wait for the HTTP library
+
+    is_asked(session, hosts)
+    wanted = None if expect is None else parse_chips(expect, "--expect")
+    is_json = session.as_json or form == "json"
+    with open_fleet(hosts) as fleet:
+        limit_s = session.options.timeout_s or DEFAULT_TIMEOUT_S
+        with session.err.status("agents") as status:
+            report = check.check_hosts(
+                fleet, expect=wanted, timeout_s=limit_s, port=port, lease=lease, on_phase=status.update
+            )
+    if is_json:
+        session.print_lines(report.model_dump_json())
+    elif form == "slurm":
+        session.print_lines(_write_line(report))
+    else:
+        session.print_lines(*_write_report(report))
+    return EXIT_CODES[report.verdict]
+
+
+def _write_line(report: PreflightReport) -> str:
+    """Returns the verdict in a line, as a reason for draining nodes."""
+    reasons = [f"{host.name}: {host.findings[0].text}" for host in report.hosts if host.findings]
+    return clean("meshwright preflight: " + "; ".join([report.summary, *reasons[:4]]))
+
+
+def _write_report(report: PreflightReport) -> list[str]:
+    lines = [report.summary]
+    for host in report.hosts:
+        for finding in host.findings:
+            lines.append(f"  {host.name} ({host.state}): {finding.text}")
+            lines += [f"    {finding.action}"] if finding.action else []
+    results = [host.result for host in report.hosts if host.result is not None]
+    if results:
+        lines += [f"  {name}: {value}" for name, value in _list_medians(results)]
+    return [clean(line) for line in lines]
+
+
+def _list_medians(results: Sequence[PreflightResult]) -> Iterator[tuple[str, str]]:
+    """Yields the medians over all hosts: of devices, of pairs of hosts, and of collectives over all."""
+    devices = [device for result in results for device in result.devices]
+    rates = [rate for result in results for rate in result.network_bytes_per_s if rate is not None]
+    if devices:
+        flops = median(device.matmul_flops_per_s for device in devices)
+        memory = median(device.memory_bandwidth_bytes_per_s for device in devices)
+        yield "a device, median", f"matmul {format_rate(flops, 'FLOP/s')}, memory {format_rate(memory, 'B/s')}"
+    if rates:
+        yield "a pair of hosts, median", f"{format_rate(median(rates), 'B/s')} each way"
+    for each in results[0].collectives:
+        yield f"{each.case.replace('_', '-')} over all devices", f"{format_rate(each.busbw_bytes_per_s, 'B/s')} busbw"

@@ -1,0 +1,374 @@
+"""check_hosts(): a preflight of a fleet. Everything that agents know is compared before a device is opened.
+
+Rule: whatever happens, the processes are ended and the leases are given back. A run that failed names its host; a run
+that was cancelled only waited. A host that does not answer is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ipaddress
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from statistics import median_low
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+from meshwright._client.blocking import Client
+from meshwright._fleet import FleetHost, FleetState, run_all
+from meshwright.errors import (
+    AgentConnectionError,
+    ConflictError,
+    ForbiddenError,
+    MeshwrightError,
+    ProblemError,
+    SettingsError,
+    UnauthorizedError,
+)
+from meshwright.fleet import MAX_AT_ONCE, Fleet
+from meshwright.preflight.report import HostFinding, HostReport, PreflightReport, State, build_report, describe_results
+from meshwright.topology.chips import ChipCount
+from meshwright.wire.devices import Devices
+from meshwright.wire.preflight import (
+    DEFAULT_PORT,
+    DEFAULT_TIMEOUT_S,
+    OWN_PHASES,
+    PREFLIGHT_PHASES,
+    PreflightRequest,
+    PreflightResult,
+)
+from meshwright.wire.runs import FINAL_STATES, Run
+
+ASK_S: Final = 10.0
+POLL_S: Final = 0.5
+GRACE_S: Final = 3.0
+"""How long the other hosts may still find their own faults after one has failed."""
+JOB_RATIO: Final = 0.75
+"""Of the time limit: the rest is for asking the agents, leases, and the end of the processes."""
+END_S: Final = 6.0
+WAITED: Final = "it waited for the others when the check ended"
+BY_REQUEST: Final = "by request (DELETE)"
+"""The agent's words for a run that this check has cancelled."""
+CLOCKS_S: Final = 30.0
+"""Clocks may be apart by so much: tokens and certificates of a job have such tolerances."""
+
+T = TypeVar("T")
+
+
+def check_hosts(
+    fleet: Fleet,
+    *,
+    expect: ChipCount | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    port: int = DEFAULT_PORT,
+    lease: str | None = None,
+    on_phase: Callable[[str], None] | None = None,
+) -> PreflightReport:
+    """Checks the hosts of a fleet in one JAX job, and names those that are not well.
+
+    Args:
+        fleet: the agents; the process of the first is the job's coordinator.
+        expect: devices that each host must have.
+        timeout_s: time limit of the check, at least 10.
+        port: where the coordinator listens during the check.
+        lease: id of the caller's lease of all devices on every host; None: leases are taken and given back.
+        on_phase: hears the phase that the slowest host is in.
+
+    Raises:
+        SettingsError: the other hosts cannot reach the first by its address.
+    """
+    return _Check(fleet, timeout_s, port, lease, on_phase or (lambda _: None)).run(expect)
+
+
+class _Check:
+    """One preflight."""
+
+    def __init__(
+        self, fleet: Fleet, timeout_s: float, port: int, lease: str | None, on_phase: Callable[[str], None]
+    ) -> None:
+        self._fleet = fleet
+        self._job_s = JOB_RATIO * timeout_s
+        self._lease = lease or f"preflight-{secrets.token_hex(8)}"
+        self._is_own_lease = lease is None
+        self._on_phase = on_phase
+        self._coordinator = build_coordinator(fleet.urls, port)
+        self._findings: dict[int, list[HostFinding]] = {}
+        self._names: list[str] = list(fleet.urls)
+        self._results: dict[int, PreflightResult] = {}
+
+    def run(self, expect: ChipCount | None) -> PreflightReport:
+        """Goes through the check, to the first step that finds something."""
+        began_s = time.monotonic()
+        self._on_phase("agents")
+        state = self._fleet.devices(timeout_s=ASK_S)
+        self._names = [host.name or host.url for host in state.hosts]
+        for place, finding in compare_hosts(state, expect, self._lease):
+            self._note(place, finding)
+        if not self._findings:
+            with self._hold() as is_held:
+                if is_held:
+                    self._measure()
+        hosts = [
+            HostReport(
+                address=url,
+                name=self._names[place],
+                findings=tuple(self._findings.get(place, ())),
+                result=self._results.get(place),
+            )
+            for place, url in enumerate(self._fleet.urls)
+        ]
+        return build_report(hosts, time.monotonic() - began_s)
+
+    def _note(self, place: int, finding: HostFinding) -> None:
+        self._findings.setdefault(place, []).append(finding)
+
+    def _note_error(self, place: int, error: MeshwrightError) -> None:
+        state: State = "fault"
+        if isinstance(error, AgentConnectionError):
+            state = "missing"
+        elif isinstance(error, ConflictError | ForbiddenError | UnauthorizedError):
+            state = "unchecked"
+        detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]
+        hint = error.hint if isinstance(error, ProblemError | AgentConnectionError) else ""
+        self._note(place, HostFinding(state=state, text=detail, action=hint))
+
+    def _ask_all(self, work: Callable[[int, Client], T], limit_s: float = ASK_S) -> dict[int, T | MeshwrightError]:
+        """Returns the answer or the error of each host; none of a host that took too long."""
+        found: dict[int, T | MeshwrightError] = {}
+
+        def ask(place: int, client: Client) -> None:
+            try:
+                found[place] = work(place, client)
+            except MeshwrightError as error:
+                found[place] = error
+
+        tasks = [functools.partial(ask, place, client) for place, client in enumerate(self._fleet.clients)]
+        run_all(tasks, limit_s=limit_s, at_once=MAX_AT_ONCE)
+        return dict(found)
+
+    @contextlib.contextmanager
+    def _hold(self) -> Iterator[bool]:
+        """Leases all devices of all hosts in the block, in the order of their addresses, or none and notes why."""
+        if not self._is_own_lease:
+            yield True
+            return
+        held: list[Client] = []
+        try:
+            for place in sorted(range(len(self._names)), key=lambda each: self._fleet.urls[each]):
+                client = self._fleet.clients[place]
+                try:
+                    client.lease("all", purpose="preflight", ttl_s=2 * self._job_s + 60, lease_id=self._lease)
+                except MeshwrightError as error:
+                    self._note_error(place, error)
+                    break
+                held.append(client)
+            yield len(held) == len(self._names)
+        finally:
+            self._give_back(held)
+
+    def _give_back(self, held: list[Client]) -> None:
+        def end(client: Client) -> None:
+            with contextlib.suppress(MeshwrightError):
+                client.end_lease(self._lease)
+
+        run_all([functools.partial(end, client) for client in held], limit_s=ASK_S, at_once=MAX_AT_ONCE)
+
+    def _measure(self) -> None:
+        """Runs the job, and notes what it finds."""
+        hosts = tuple(self._names)
+        started = self._ask_all(
+            lambda place, client: client.start_preflight(
+                PreflightRequest(
+                    lease=self._lease,
+                    hosts=hosts,
+                    process_id=place,
+                    coordinator=self._coordinator,
+                    timeout_s=self._job_s,
+                )
+            )
+        )
+        runs = {place: run for place, run in started.items() if isinstance(run, Run)}
+        try:
+            for place in range(len(hosts)):
+                answer = started.get(place)
+                if isinstance(answer, MeshwrightError):
+                    self._note_error(place, answer)
+                elif answer is None:
+                    self._note(place, HostFinding(state="missing", text=f"no answer within {ASK_S:g} s"))
+            if not self._findings:
+                self._follow(runs)
+        finally:
+            self._cancel(runs)
+        self._judge(runs)
+
+    def _follow(self, runs: dict[int, Run]) -> None:
+        """Updates the runs until all have ended, or one has failed and the others had time to fail too."""
+        until_s = time.monotonic() + self._job_s + GRACE_S
+        heard_s = dict.fromkeys(runs, time.monotonic())
+        while time.monotonic() < until_s:
+            answers = self._ask_all(lambda place, client: client.run(runs[place].id), ASK_S / 2)
+            now_s = time.monotonic()
+            for place, run in answers.items():
+                if isinstance(run, Run):
+                    runs[place], heard_s[place] = run, now_s
+            silent = [place for place in runs if now_s - heard_s[place] > ASK_S and place not in self._findings]
+            for place in silent:
+                self._note(place, HostFinding(state="missing", text=f"its agent has not answered for {ASK_S:g} s"))
+            going = [run for run in runs.values() if run.state not in FINAL_STATES]
+            if not going:
+                return
+            self._on_phase(min((run.progress.message for run in going if run.progress), default="", key=_order))
+            if silent or any(run.state == "failed" for run in runs.values()):
+                until_s = min(until_s, now_s + GRACE_S)
+            time.sleep(POLL_S)
+
+    def _cancel(self, runs: dict[int, Run]) -> None:
+        """Cancels the runs that go on, and waits until their processes have ended, or `END_S`."""
+
+        def cancel(place: int, client: Client) -> None:
+            if place in runs and runs[place].state not in FINAL_STATES:
+                runs[place] = client.cancel_run(runs[place].id)
+
+        until_s = time.monotonic() + END_S
+        while any(run.state not in FINAL_STATES for run in runs.values()) and time.monotonic() < until_s:
+            self._ask_all(cancel, END_S)
+
+    def _judge(self, runs: Mapping[int, Run]) -> None:
+        self._results = {
+            place: PreflightResult.model_validate(run.result) for place, run in runs.items() if run.result is not None
+        }
+        for place, run in runs.items():
+            if run.state == "failed" and run.error is not None:
+                self._note(place, HostFinding(state="fault", text=run.error.detail, action=run.error.hint))
+        for place, findings in describe_results(self._results, self._names).items():
+            self._findings.setdefault(place, []).extend(findings)
+        if not self._findings:
+            self._note_laggards(runs)
+        for place, run in runs.items():
+            if run.state != "succeeded" and place not in self._findings:
+                reason = run.error.detail.rpartition("was cancelled: ")[2] if run.error else f"its run is {run.state}"
+                reason = WAITED if reason == BY_REQUEST else reason
+                self._note(place, HostFinding(state="unchecked", text=reason))
+
+    def _note_laggards(self, runs: Mapping[int, Run]) -> None:
+        """Notes the hosts that were busy with themselves when most others had gone on to wait for them."""
+        phases = {place: run.progress.message for place, run in runs.items() if run.progress}
+        ahead = Counter(phases.values()).most_common(1)[0][0] if phases else ""
+        for place, phase in phases.items():
+            if phase in OWN_PHASES and _order(phase) < _order(ahead):
+                text = f"it was in phase {phase} when the time was over, and most others waited in phase {ahead}"
+                action = "look at its processors, memory and GET /health; or give a longer --timeout"
+                self._note(place, HostFinding(state="fault", text=text, action=action))
+
+
+def _order(phase: str) -> int:
+    return PREFLIGHT_PHASES.index(phase) if phase in PREFLIGHT_PHASES else 0
+
+
+def build_coordinator(urls: tuple[str, ...], port: int) -> str:
+    """Returns the address where the first host's process listens.
+
+    Raises:
+        SettingsError: the other hosts cannot reach it.
+    """
+    name = urlsplit(urls[0]).hostname
+    if name is None:
+        detail = f"the first host is {urls[0]}, which other hosts cannot reach"
+        raise SettingsError(f"{detail}; name it by its address, such as http://10.0.0.1:8790")
+    if _is_loopback(name) and not all(_is_loopback(urlsplit(url).hostname or "localhost") for url in urls):
+        detail = f"the first host is {name}, where other hosts find themselves"
+        raise SettingsError(f"{detail}; name it by an address that the others reach, such as http://10.0.0.1:8790")
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> Iterator[tuple[int, HostFinding]]:
+    """Yields what agents know and what would spoil the check, with the host's place. No device is opened."""
+    now = datetime.now(UTC)
+    known = {place: host for place, host in enumerate(state.hosts) if host.devices is not None}
+    for place, host in enumerate(state.hosts):
+        if host.devices is None:
+            yield place, HostFinding(state="missing", text=host.detail or "its agent does not answer")
+    first: dict[object, str] = {}
+    for place, host in known.items():
+        if (twin := first.setdefault(_identify(host), host.url)) != host.url:
+            yield (
+                place,
+                HostFinding(state="unchecked", text=f"it is the same host as {twin}", action="name each host once"),
+            )
+    for place, host in known.items():
+        yield from ((place, finding) for finding in _check_host(host, expect, lease))
+    yield from _compare(known, "devices", lambda host: str(len(_list(host).devices)), "look at GET /health of the host")
+    yield from _compare(known, "platform", lambda host: _list(host).platform, "see `meshwright-agent doctor` there")
+    yield from _compare(known, "jax", lambda host: str(_list(host).software.jax), "install the same JAX on all hosts")
+    yield from _compare_clocks(known, now)
+
+
+def _compare_clocks(hosts: Mapping[int, FleetHost], now: datetime) -> Iterator[tuple[int, HostFinding]]:
+    offsets = {place: (_read_clock(_list(host)) - now).total_seconds() for place, host in hosts.items()}
+    middle = median_low(offsets.values()) if offsets else 0.0
+    for place, offset_s in offsets.items():
+        if abs(offset_s - middle) > CLOCKS_S:
+            where = "ahead of" if offset_s > middle else "behind"
+            text = f"its clock is {abs(offset_s - middle):.0f} s {where} its peers'"
+            yield place, HostFinding(state="fault", text=text, action="let chrony or systemd-timesyncd keep its time")
+
+
+def _check_host(host: FleetHost, expect: ChipCount | None, lease: str) -> Iterator[HostFinding]:
+    devices = _list(host).devices
+    if expect is not None and (count := sum(expect.is_of(device.kind) for device in devices)) < expect.count:
+        yield HostFinding(
+            state="fault", text=f"it has {count} of {expect} devices", action="look at GET /health of the host"
+        )
+    sick = [str(d.local_index) for d, state in zip(devices, host.device_states, strict=True) if state == "unhealthy"]
+    if sick:
+        text = f"device {', '.join(sick[:8])} is unhealthy"
+        yield HostFinding(state="fault", text=text, action=f"meshwright --url {host.url} health")
+    taken = [device for device in devices if device.lease is not None and device.lease.id != lease]
+    if taken and taken[0].lease is not None:
+        text = f"device {taken[0].local_index} is reserved by lease {taken[0].lease.id} ({taken[0].lease.purpose})"
+        yield HostFinding(state="unchecked", text=text, action="wait for its end, or check under that lease (--lease)")
+    used = [(device, other) for device in devices for other in device.processes or () if not other.own]
+    for device, process in used[:1]:
+        text = f"device {device.local_index} is used by process {process.pid} ({process.name or process.command})"
+        yield HostFinding(state="unchecked", text=text, action="wait for its end; a preflight opens idle devices only")
+
+
+def _compare(
+    hosts: Mapping[int, FleetHost], what: str, read: Callable[[FleetHost], str], action: str
+) -> Iterator[tuple[int, HostFinding]]:
+    """Yields the hosts that differ from most others."""
+    found = {place: read(host) for place, host in hosts.items()}
+    usual = Counter(found.values()).most_common(1)
+    for place, value in found.items():
+        if value != usual[0][0]:
+            text = f"{what}: it has {value}, most others {usual[0][0]}"
+            yield place, HostFinding(state="fault", text=text, action=action)
+
+
+def _identify(host: FleetHost) -> object:
+    """Returns what is equal only for the same agent."""
+    devices = _list(host)
+    return devices.host.boot_id, devices.worker.pid, devices.worker.since
+
+
+def _read_clock(devices: Devices) -> datetime:
+    """Returns the time on the host's clock when it answered."""
+    return devices.host.observed_at + timedelta(seconds=devices.host.age_s)
+
+
+def _list(host: FleetHost) -> Devices:
+    assert host.devices is not None
+    return host.devices

@@ -1,0 +1,146 @@
+"""The report of a preflight: the verdict, and what was found on each host, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, TypeVar
+
+from pydantic import Field
+
+from meshwright.wire.base import Reply
+from meshwright.wire.preflight import Figure, PreflightResult, SlowFigure, WrongContent
+
+State = Literal["ok", "fault", "missing", "unchecked"]
+"""It is well · it is at fault · its agent does not answer · it could not be checked, by no fault of its own."""
+
+_UNITS: Final[Mapping[Figure, str]] = {
+    "matmul": "TFLOP/s",
+    "memory_bandwidth": "GB/s",
+    "all_reduce": "GB/s",
+    "network": "GB/s",
+}
+_NAMES: Final[Mapping[Figure, str]] = {
+    "matmul": "matmul",
+    "memory_bandwidth": "memory bandwidth",
+    "all_reduce": "all-reduce over the host's devices",
+    "network": "network to its partners",
+}
+_ACTIONS: Final[Mapping[Figure, str]] = {
+    "matmul": "look at its clocks, power and temperature (GET /health), and at other work on the host",
+    "memory_bandwidth": "look at its memory errors (GET /health), and at other work on the host",
+    "all_reduce": "look at the links between its devices (GET /devices, GET /health)",
+    "network": "look at the host's network port, cable and switch port",
+}
+
+
+E = TypeVar("E", SlowFigure, WrongContent)
+
+
+class HostFinding(Reply):
+    """What is not well, and what to do."""
+
+    state: State
+    text: str
+    action: str = ""
+
+
+class HostReport(Reply):
+    """One host."""
+
+    address: str
+    name: str
+    findings: tuple[HostFinding, ...] = ()
+    result: PreflightResult | None = Field(default=None, description="what it measured; null: the check did not end")
+
+    @property
+    def state(self) -> State:
+        """The worst state of its findings; "ok" without one."""
+        order: tuple[State, ...] = ("fault", "missing", "unchecked")
+        return next((state for state in order if any(each.state == state for each in self.findings)), "ok")
+
+
+class PreflightReport(Reply):
+    """Many hosts."""
+
+    verdict: Literal["ok", "fault", "unknown"] = Field(
+        description="ok: every host is well; fault: `culprits` are not; unknown: the check could not be made"
+    )
+    summary: str
+    hosts: tuple[HostReport, ...]
+    duration_s: float
+
+    @property
+    def culprits(self) -> tuple[HostReport, ...]:
+        """The hosts that are at fault or missing."""
+        return tuple(host for host in self.hosts if host.state in ("fault", "missing"))
+
+
+def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightReport:
+    """Returns the report with its verdict."""
+    bad = [host for host in hosts if host.state in ("fault", "missing")]
+    unchecked = [host for host in hosts if host.state == "unchecked"]
+    if bad:
+        names = ", ".join(host.name for host in bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
+        summary = f"{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not well: {names}"
+        return PreflightReport(verdict="fault", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
+    if unchecked:
+        summary = f"{len(hosts)} hosts could not be checked"
+        return PreflightReport(verdict="unknown", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
+    count = len(next(host.result.devices for host in hosts if host.result))
+    what = "host is" if len(hosts) == 1 else "hosts are"
+    summary = f"{len(hosts)} {what} well: {count} device{'s' if count > 1 else ''} each, checked in {duration_s:.0f} s"
+    return PreflightReport(verdict="ok", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
+
+
+def describe_results(results: Mapping[int, PreflightResult], names: Sequence[str]) -> dict[int, list[HostFinding]]:
+    """Returns the findings of the hosts' common results, by the hosts' places."""
+    found: dict[int, list[HostFinding]] = {}
+    for host, texts in _describe_unreachable(results, names):
+        found.setdefault(host, []).append(texts)
+    for slow in _unite(result.slow for result in results.values()):
+        found.setdefault(slow.host, []).append(describe_slow(slow))
+    for wrong in _unite(result.wrong for result in results.values()):
+        found.setdefault(wrong.host, []).append(describe_wrong(wrong))
+    return found
+
+
+def describe_slow(slow: SlowFigure) -> HostFinding:
+    """Returns a slow figure in words."""
+    scale = 1e12 if slow.figure == "matmul" else 1e9
+    where = "" if slow.device is None else f"device {slow.device}: "
+    unit = _UNITS[slow.figure]
+    text = (
+        f"{where}{_NAMES[slow.figure]} {slow.value / scale:.3g} {unit}, peers' median {slow.peers / scale:.3g} {unit}"
+    )
+    return HostFinding(state="fault", text=text, action=_ACTIONS[slow.figure])
+
+
+def describe_wrong(wrong: WrongContent) -> HostFinding:
+    """Returns a wrong content in words."""
+    where = "one of its devices" if wrong.device is None else f"device {wrong.device}"
+    text = f"{where} produced {wrong.wrong_elements} wrong elements ({_NAMES[wrong.figure]})"
+    return HostFinding(state="fault", text=text, action="take the device out of service; its results are not right")
+
+
+def _describe_unreachable(
+    results: Mapping[int, PreflightResult], names: Sequence[str]
+) -> Iterable[tuple[int, HostFinding]]:
+    """Yields the hosts that take part in most of the failed connections, or both hosts of a single one."""
+    failed = {(host, other) for host, result in results.items() for other in result.unreachable}
+    counts = Counter(host for pair in {tuple(sorted(pair)) for pair in failed} for host in pair)
+    most = max(counts.values(), default=0)
+    for host in sorted(counts):
+        others = sorted({b if a == host else a for a, b in failed if host in (a, b)})
+        if counts[host] == most or all(counts[other] < most for other in others):
+            listed = ", ".join(names[other] for other in others[:4])
+            text = f"no TCP connection between it and {listed}"
+            yield (
+                host,
+                HostFinding(state="fault", text=text, action="look at its firewall and routes: jobs use any port"),
+            )
+
+
+def _unite(groups: Iterable[Sequence[E]]) -> Iterable[E]:
+    """Returns each entry once, in its first order."""
+    return dict.fromkeys(entry for group in groups for entry in group)

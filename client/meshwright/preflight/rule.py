@@ -1,0 +1,184 @@
+"""Which hosts and devices are slower than their peers: the rule of a preflight.
+
+Rule: a figure is slow if it is below its peers' median by more than 10 % and by more than four times their noise. The
+noise is the median absolute deviation, as a normal distribution's sigma, of the logarithms of the figures above the
+median: slow figures are below it. A host's network is suspected if it is slow with partners that are fast with others.
+Suspects are measured again, with good hosts, before one is blamed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, median_high
+from typing import Final
+
+from meshwright.preflight.pairs import Round, pair_with
+from meshwright.wire.preflight import Figure, SlowFigure
+
+DEVICE_FIGURES: Final[tuple[Figure, ...]] = ("matmul", "memory_bandwidth")
+
+TOLERANCE: Final = math.log(1 / 0.9)
+"""10 %: below it a difference is not worth a host. Source: Megatron-LM's rule for stragglers."""
+NOISE_RATIO: Final = 4.0
+"""In sigmas: one of 30,000 figures is lower by chance, and a suspect is measured twice."""
+SIGMA_PER_MAD: Final = 1.4826
+"""Source: the 75 % quantile of the normal distribution is 0.6745 sigma."""
+CONFIRM_TRIES: Final = 4
+"""How often a suspect is measured again; the best counts."""
+FEW: Final = 32
+FEW_TOLERANCE: Final = math.log(2)
+"""Below `FEW` peers their noise is not known, and only half of the median is slow."""
+
+
+@dataclass(frozen=True)
+class HostFigures:
+    """What one host measured. Rates are per second.
+
+    Attributes:
+        devices: one mapping per device, of "matmul" (FLOP/s) and "memory_bandwidth" (bytes/s).
+        all_reduce: bus bandwidth over its own devices, bytes/s; None with one device.
+        network: bytes/s with its partner in each round; None where it rested.
+    """
+
+    devices: tuple[Mapping[Figure, float], ...]
+    all_reduce: float | None
+    network: tuple[float | None, ...]
+
+    @property
+    def best(self) -> float:
+        """The fastest rate of `network`, bytes/s."""
+        return max((rate for rate in self.network if rate is not None), default=0.0)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The median of some figures, and the value below which one is slow."""
+
+    median: float
+    floor: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Level:
+        """Returns the level of positive figures, at least one."""
+        logs = [math.log(max(value, 1e-9)) for value in values]
+        center = median_high(logs)
+        noise = NOISE_RATIO * SIGMA_PER_MAD * median(each - center for each in logs if each >= center)
+        tolerance = max(noise, FEW_TOLERANCE if len(logs) < FEW else TOLERANCE)
+        return cls(math.exp(center), math.exp(center - tolerance))
+
+    def is_slow(self, value: float) -> bool:
+        """Returns whether a figure is below the floor."""
+        return value < self.floor
+
+
+def find_suspects(hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> tuple[SlowFigure, ...]:
+    """Returns every figure to measure again: of devices and hosts, and the network of hosts."""
+    return (*_find_slow_devices(hosts), *_find_slow_hosts(hosts), *_find_slow_networks(hosts, rounds))
+
+
+def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int) -> tuple[Round, ...]:
+    """Returns the rounds in which the hosts with a suspected network meet hosts that are not suspected at all.
+
+    If all are, they meet those whose network is not suspected.
+    """
+    network = [slow.host for slow in suspects if slow.figure == "network"]
+    suspected = {slow.host for slow in suspects}
+    good = [host for host in range(host_count) if host not in suspected]
+    others = good or [host for host in range(host_count) if host not in network]
+    return pair_with(network, others, CONFIRM_TRIES)
+
+
+def confirm(
+    suspects: Sequence[SlowFigure],
+    hosts: Sequence[HostFigures],
+    rounds: Sequence[Round],
+    again: Mapping[int, HostFigures],
+) -> tuple[SlowFigure, ...]:
+    """Returns the suspects that were slow again.
+
+    Args:
+        suspects: from `find_suspects`.
+        hosts, rounds: the first figures, which give the level.
+        again: the second figures of the suspected hosts; their `network` is of `choose_confirmation`.
+    """
+    levels = {
+        "matmul": _level_devices(hosts, "matmul"),
+        "memory_bandwidth": _level_devices(hosts, "memory_bandwidth"),
+        "all_reduce": _level_hosts(hosts),
+        "network": _level_network(hosts, rounds),
+    }
+    return tuple(slow for slow in suspects if _is_slow_again(slow, again[slow.host], levels[slow.figure]))
+
+
+def _is_slow_again(slow: SlowFigure, again: HostFigures, level: Level | None) -> bool:
+    if slow.figure == "network":
+        values = [rate for rate in again.network if rate is not None]
+    elif slow.device is None:
+        values = [] if again.all_reduce is None else [again.all_reduce]
+    else:
+        values = [again.devices[slow.device][slow.figure]]
+    return level is not None and bool(values) and all(level.is_slow(value) for value in values)
+
+
+def _find_slow_devices(hosts: Sequence[HostFigures]) -> Iterator[SlowFigure]:
+    for figure in DEVICE_FIGURES:
+        level = _level_devices(hosts, figure)
+        for h, host in enumerate(hosts):
+            for d, device in enumerate(host.devices):
+                if level.is_slow(device[figure]):
+                    yield _build(h, figure, d, device[figure], level)
+
+
+def _find_slow_hosts(hosts: Sequence[HostFigures]) -> Iterator[SlowFigure]:
+    level = _level_hosts(hosts)
+    for h, host in enumerate(hosts):
+        if level is not None and host.all_reduce is not None and level.is_slow(host.all_reduce):
+            yield _build(h, "all_reduce", None, host.all_reduce, level)
+
+
+def _find_slow_networks(hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> Iterator[SlowFigure]:
+    level = _level_network(hosts, rounds)
+    if level is None:
+        return
+    fast = {h for h, host in enumerate(hosts) if not level.is_slow(host.best)}
+    for h, host in enumerate(hosts):
+        met = [rate for rate, partner in _list_met(h, host, rounds) if partner in fast]
+        slow = [rate for rate in met if level.is_slow(rate)]
+        if h not in fast or (len(slow) >= 2 and 2 * len(slow) > len(met)):
+            yield _build(h, "network", None, median(slow or [host.best]), level)
+
+
+def _level_devices(hosts: Sequence[HostFigures], figure: Figure) -> Level:
+    return Level.of(device[figure] for host in hosts for device in host.devices)
+
+
+def _level_hosts(hosts: Sequence[HostFigures]) -> Level | None:
+    values = [host.all_reduce for host in hosts if host.all_reduce is not None]
+    return Level.of(values) if values else None
+
+
+def _level_network(hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> Level | None:
+    """Returns the level of the pairs of hosts that were fast at least once; a good host may have met bad ones too.
+
+    None for two hosts: which of them is slow cannot be told.
+    """
+    if len(hosts) < 3:
+        return None
+    least = math.exp(-TOLERANCE) * median(host.best for host in hosts)
+    fast = {h for h, host in enumerate(hosts) if host.best >= least}
+    rates = [rate for h in fast for rate, partner in _list_met(h, hosts[h], rounds) if partner in fast]
+    return Level.of(rates or [host.best for host in hosts])
+
+
+def _list_met(h: int, host: HostFigures, rounds: Sequence[Round]) -> Iterator[tuple[float, int]]:
+    """Yields the rates of a host with the partner of each."""
+    for rate, pairs in zip(host.network, rounds, strict=True):
+        partner = pairs.get(h)
+        if rate is not None and partner is not None:
+            yield rate, partner
+
+
+def _build(host: int, figure: Figure, device: int | None, value: float, level: Level) -> SlowFigure:
+    return SlowFigure(host=host, figure=figure, device=device, value=value, peers=level.median)

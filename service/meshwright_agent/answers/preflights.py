@@ -1,0 +1,164 @@
+"""Preflights: this host's part in the check of many hosts, as a run whose process the agent watches.
+
+Rule: a run that failed is this host's fault. A run that was cancelled waited for other hosts. So whoever compares the
+runs of all hosts knows whom to blame. The process ends with its call, and before the time limit, however the others
+end. This module does not depend on routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+from meshwright.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    ProblemError,
+    RunFailedError,
+    UnavailableError,
+)
+from meshwright.wire.bench import BenchRequest
+from meshwright.wire.preflight import OWN_PHASES, PREFLIGHT_PHASES, PreflightRequest
+from meshwright.wire.runs import Run
+from meshwright_agent.bench.limits import check_idle
+from meshwright_agent.host.base import AgentHost
+from meshwright_agent.leases import LeaseRegistry, Owner
+from meshwright_agent.runs import Done, Emit, RunQueue
+from meshwright_agent.supervisor.supervisor import Answer, CallCancelled, Supervisor
+
+STUCK_S: Final = 15.0
+"""A process that has not told where it is for this time is stuck; it tells so every second."""
+_ENDED_BY_JAX: Final = "the JAX distributed service detected fatal errors"
+"""Source: xla/pjrt/distributed/client.h. It ends every process of a job when one is missing."""
+WATCH_S: Final = 0.5
+PHASE_RATIO: Final = 0.4
+"""Of the time limit: how long one phase may take."""
+
+
+@dataclass
+class _Watch:
+    """Where the process is.
+
+    Attributes:
+        since_s: when it was first told.
+    """
+
+    phase: str
+    since_s: float
+
+
+class Preflights:
+    """The preflights of one host.
+
+    Args:
+        child: runs one process per preflight.
+        host: the host of the devices.
+        runs: the queue of benches and preflights.
+        registry: the active leases.
+    """
+
+    def __init__(self, child: Supervisor, host: AgentHost, *, runs: RunQueue, registry: LeaseRegistry) -> None:
+        self._child = child
+        self._host = host
+        self._runs = runs
+        self._registry = registry
+
+    async def submit(self, request: PreflightRequest, *, by: Owner) -> Run:
+        """Queues this host's part after checking that its devices are idle and leased for it.
+
+        Raises:
+            NotFoundError: the lease is not here; ForbiddenError: it belongs to another owner.
+            DeviceLeasedError: another lease covers a device; DeviceBusyError: another process uses one.
+            InvalidRequestError: the lease does not cover all devices.
+            UnavailableError: the devices or their holders could not be read.
+        """
+        self._host.require_hardware("a preflight")
+        self._host.snapshot.require_topology()
+        self._check_lease(request, by)
+        if self._host.devices().platform != "cpu" and not await self._host.probe():
+            detail = "who has the devices could not be looked at: the driver did not answer"
+            raise UnavailableError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
+        check_idle(BenchRequest(lease=request.lease), self._host.devices())
+        return await self._runs.submit("preflight", request.model_dump(mode="json"), self.execute)
+
+    def _check_lease(self, request: PreflightRequest, by: Owner) -> None:
+        own = self._registry.find(request.lease)
+        if own is None:
+            detail = f"the preflight names lease {request.lease!r}, which is not here or has ended"
+            raise NotFoundError(detail, hint=f"PUT /leases/{request.lease} reserves all devices of this host")
+        by.check(own.lease)
+        devices = self._host.devices().devices
+        if others := self._registry.list_covering(devices, but=request.lease):
+            raise self._registry.refuse(others, devices, "the preflight", ())
+        if missing := [device.local_index for device in devices if device.lease is None]:
+            detail = (
+                f"lease {request.lease} does not cover device {missing[0]}; a preflight opens all devices of a host"
+            )
+            raise InvalidRequestError.of("lease", detail, 'lease "all"')
+
+    async def execute(self, run: Run, emit: Emit) -> Done:
+        """Runs this host's process to its end. The queue calls this method.
+
+        Raises:
+            CallCancelled: other hosts did not come, or ended.
+            RunFailedError: the process is stuck, or its devices did not answer in time.
+            ProblemError: this host cannot take part, or its process ended.
+        """
+        request = PreflightRequest.model_validate(run.request)
+        loop = asyncio.get_running_loop()
+        watch = _Watch(PREFLIGHT_PHASES[0], loop.time())
+
+        def receive(value: dict[str, Any]) -> None:
+            if value["phase"] != watch.phase:
+                watch.phase, watch.since_s = value["phase"], loop.time()
+                emit(
+                    {
+                        "done": PREFLIGHT_PHASES.index(watch.phase),
+                        "total": len(PREFLIGHT_PHASES),
+                        "message": watch.phase,
+                    }
+                )
+
+        emit({"done": 0, "total": len(PREFLIGHT_PHASES), "message": watch.phase})
+        call = asyncio.create_task(
+            self._child.call("preflight", run.request, deadline_s=request.timeout_s, on_progress=receive)
+        )
+        try:
+            answer = await self._wait(call, watch, request)
+        except ProblemError as error:
+            if error.code == "run_cancelled":
+                raise CallCancelled(error.detail) from error
+            if any(_ENDED_BY_JAX in line for line in error.log):
+                detail = (
+                    f"JAX ended the process in phase {watch.phase}: another host did not come, or its process ended"
+                )
+                raise CallCancelled(detail) from error
+            raise
+        finally:
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await self._child.release(reason="the preflight has ended")  # a job may start when the run has ended
+        return answer.result, answer.generation
+
+    async def _wait(self, call: asyncio.Task[Answer], watch: _Watch, request: PreflightRequest) -> Answer:
+        loop = asyncio.get_running_loop()
+        while not (await asyncio.wait({call}, timeout=WATCH_S))[0]:
+            if self._child.silent_s > STUCK_S:
+                detail = (
+                    f"the process of the preflight is stuck: no sign of it for {STUCK_S:g} s, in phase {watch.phase}"
+                )
+                hint = "see GET /health and the kernel's log; the process is ended"
+                raise RunFailedError(detail, hint=hint, log=self._child.log_tail[-20:])
+            if (waited_s := loop.time() - watch.since_s) <= PHASE_RATIO * request.timeout_s:
+                continue
+            if watch.phase in OWN_PHASES:
+                what = (
+                    "the process of the preflight did not start"
+                    if watch.phase == "start"
+                    else "the devices did not answer"
+                )
+                detail = f"{what} within {waited_s:.0f} s"
+                raise RunFailedError(detail, hint="see GET /health; or give a longer timeout_s")
+            raise CallCancelled(f"phase {watch.phase} did not end within {waited_s:.0f} s: another host holds it up")
+        return call.result()

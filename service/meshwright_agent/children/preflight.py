@@ -1,0 +1,487 @@
+"""One host's process of a preflight: one JAX job over many hosts. `python -m meshwright_agent.children.preflight`.
+
+Rule: everything that can fail without a device is checked before one is opened. Every process takes the same decisions
+from figures that all have exchanged, so that no process waits for a collective that another does not begin. A thread
+tells the agent once a second that the process lives and where it is; the agent ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright.compiling.worker import lower_priority
+from meshwright.errors import ProblemError, RunFailedError
+from meshwright.preflight.pairs import Round, choose_rounds
+from meshwright.preflight.rule import (
+    CONFIRM_TRIES,
+    DEVICE_FIGURES,
+    HostFigures,
+    choose_confirmation,
+    confirm,
+    find_suspects,
+)
+from meshwright.wire.bench import BenchRequest
+from meshwright.wire.devices import parse_platform
+from meshwright.wire.preflight import (
+    CollectiveRate,
+    Figure,
+    PreflightDevice,
+    PreflightRequest,
+    PreflightResult,
+    SlowFigure,
+    WrongContent,
+)
+from meshwright_agent.bench.scope import build_scope
+from meshwright_agent.children.bench.measure import Stage, Subject, Trial, read_devices
+from meshwright_agent.children.bench.suite import LISTERS
+from meshwright_agent.children.child import CallContext, serve
+from meshwright_agent.children.device import NICENESS
+from meshwright_agent.clock import SystemClock
+
+KIND: Final = "preflight"
+SIGN_S: Final = 1.0
+CONNECT_RATIO: Final = 0.25
+"""Of the time limit: how long the processes wait for each other before the job begins."""
+REACH_S: Final = 5.0
+SAMPLES: Final = 5
+PAUSE_S: Final = 0.5
+"""Between the tries of a suspect: what else ran on the host may have ended."""
+Choose = Callable[[Sequence[float]], float]
+"""Chooses one of several samples: the median to compare hosts, the shortest of a suspect, to be fair to it."""
+NETWORK_BYTES: Final = {True: 2**20, False: 16 * 2**20}
+"""Of each device in each round, by whether the platform is CPU."""
+LOCAL: Final[tuple[Figure, ...]] = (*DEVICE_FIGURES, "all_reduce")
+
+
+def prepare() -> None:
+    """Lowers its own priority. JAX opens no device before the job's processes have met."""
+    lower_priority(NICENESS)
+
+
+def preflight(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
+    """Takes part in the check; returns a PreflightResult as JSON.
+
+    Raises:
+        ProblemError: this host cannot take part.
+        RunFailedError: with code run_cancelled where another process has ended or did not come.
+    """
+    request = PreflightRequest.model_validate(arguments)
+    with Signs(context) as signs:
+        return _Part(request, signs).run().model_dump(mode="json")
+
+
+class Signs:
+    """Tells the agent where this process is, at each phase and once a second."""
+
+    def __init__(self, context: CallContext) -> None:
+        self._context = context
+        self._phase = "connect"
+        self._ended = threading.Event()
+
+    def enter(self, phase: str) -> None:
+        """Begins a phase."""
+        self._context.check()
+        self._phase = phase
+        self._tell()
+
+    def _tell(self) -> None:
+        self._context.progress({"phase": self._phase})
+
+    def _run(self) -> None:
+        while not self._ended.wait(SIGN_S):
+            self._tell()
+
+    def __enter__(self) -> Signs:
+        self._tell()
+        threading.Thread(target=self._run, name="signs", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+
+@contextlib.contextmanager
+def waiting_for_others(what: str) -> Iterator[None]:
+    """Turns JAX's error in the block into one that says that another host ended: it is not this host's fault."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        text = (str(error).splitlines() or ["no message"])[0][:300]
+        detail = f"{what} ended, most likely because another host's process did: {text}"
+        raise RunFailedError(detail, hint="see the other hosts", code="run_cancelled") from error
+
+
+@dataclass
+class _Part:
+    """This host's part of the job."""
+
+    request: PreflightRequest
+    signs: Signs
+    wrong: list[WrongContent] = field(default_factory=list)
+
+    def run(self) -> PreflightResult:
+        """Goes through the phases."""
+        if unreachable := self.connect():
+            return PreflightResult(unreachable=unreachable)
+        if unreachable := self.reach():
+            jax.distributed.shutdown()
+            return PreflightResult(unreachable=tuple(host for host in unreachable if host >= 0))
+        self.signs.enter("open")
+        with waiting_for_others("opening the devices"):  # JAX waits until every process has opened its own
+            self.devices, _ = read_devices()
+            self.mesh = build_mesh(self.count)
+        self.signs.enter("devices")
+        self.is_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        local = self.measure_local()
+        self.signs.enter("pairs")
+        with waiting_for_others("the exchange between pairs of hosts"):
+            rounds = choose_rounds(self.count)
+            own = replace(local, network=self.measure_rounds(rounds))
+            hosts = self.share_figures(own)
+            slow = self.confirm(hosts, rounds)
+            self.signs.enter("all")
+            collectives = tuple(self.measure_all())
+            wrong = self.share_wrong()
+            jax.distributed.shutdown()
+        return PreflightResult(
+            devices=tuple(
+                PreflightDevice(
+                    local_index=index,
+                    matmul_flops_per_s=rates["matmul"],
+                    memory_bandwidth_bytes_per_s=rates["memory_bandwidth"],
+                )
+                for index, rates in zip(self.devices, own.devices, strict=True)
+            ),
+            all_reduce_bytes_per_s=own.all_reduce,
+            network_bytes_per_s=own.network,
+            slow=slow,
+            wrong=wrong,
+            collectives=collectives,
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of hosts."""
+        return len(self.request.hosts)
+
+    @property
+    def own(self) -> int:
+        """This host's place."""
+        return self.request.process_id
+
+    # ---- before any device is opened -------------------------------------------------------------------------------
+
+    def connect(self) -> tuple[int, ...]:
+        """Joins the job; returns the first host where it cannot be reached.
+
+        Raises:
+            ProblemError: the port is in use, or this host's name leads others to themselves.
+        """
+        name, _, port = self.request.coordinator.rpartition(":")
+        address, limit_s = (name.strip("[]"), int(port)), self.request.timeout_s * CONNECT_RATIO
+        if self.own == 0:
+            check_port(address)
+        elif not can_connect(address, limit_s):
+            return (0,)
+        self.address = find_own_address(address)
+        if os.environ.get("JAX_PLATFORMS") == "cpu" and self.count > 1:
+            check_name(self.address)
+        with waiting_for_others("the meeting of the processes"):
+            jax.distributed.initialize(
+                self.request.coordinator,
+                self.count,
+                self.own,
+                initialization_timeout=max(1, round(limit_s)),
+                shutdown_timeout_seconds=max(1, round(limit_s)),
+                coordinator_bind_address=self.request.coordinator if self.own == 0 else None,
+            )
+        return ()
+
+    def reach(self) -> tuple[int, ...]:
+        """Connects to each partner of this host.
+
+        Returns the hosts that it cannot connect to; (−1,) if only other hosts have such; () if all have reached all.
+        """
+        self.signs.enter("reach")
+        from jax._src import distributed  # the store of the job's coordinator, which has no public name
+
+        store: Any = distributed.global_state.client
+        partners = [pairs.get(self.own) for pairs in choose_rounds(self.count)]
+        with socket.create_server((self.address, 0), family=_choose_family(self.address)) as server:
+            store.key_value_set(f"address/{self.own}", json.dumps([self.address, server.getsockname()[1]]))
+            unreachable = tuple(host for host in partners if host is not None and not self._can_reach(store, host))
+            if unreachable:
+                store.key_value_set(f"unreachable/{self.own}", json.dumps(unreachable))
+            with waiting_for_others("the meeting of the processes"):
+                store.wait_at_barrier("reach", int(1000 * (2 + len(partners)) * REACH_S))
+        if not unreachable and store.key_value_dir_get("unreachable/"):
+            return (-1,)
+        return unreachable
+
+    def _can_reach(self, store: Any, host: int) -> bool:
+        with waiting_for_others("the exchange of addresses"):
+            address = json.loads(store.blocking_key_value_get(f"address/{host}", int(1000 * REACH_S)))
+        return can_connect(tuple(address), REACH_S)
+
+    # ---- this host's devices -----------------------------------------------------------------------------------------
+
+    def measure_local(self) -> HostFigures:
+        """Returns the rates of each device and, with several, of the all-reduce over them."""
+        found = self._measure_figures(LOCAL, tries=1)
+        devices = tuple({figure: found[figure][index] for figure in DEVICE_FIGURES} for index in self.devices)
+        return HostFigures(devices, next(iter(found["all_reduce"].values()), None), ())
+
+    def measure_again(self, before: HostFigures, figures: Collection[Figure]) -> HostFigures:
+        """Returns the figures with some of them measured again, each the best of `CONFIRM_TRIES`."""
+        found = self._measure_figures([figure for figure in LOCAL if figure in figures], tries=CONFIRM_TRIES)
+        devices = tuple(
+            {figure: found.get(figure, {}).get(index, value) for figure, value in rates.items()}
+            for index, rates in zip(self.devices, before.devices, strict=True)
+        )
+        all_reduce = next(iter(found.get("all_reduce", {}).values()), before.all_reduce)
+        return replace(before, devices=devices, all_reduce=all_reduce)
+
+    def _measure_figures(self, figures: Sequence[Figure], *, tries: int) -> dict[Figure, dict[int, float]]:
+        """Returns figure → first device → the best of some tries, and notes wrong results."""
+        found: dict[Figure, dict[int, float]] = {figure: {} for figure in figures}
+        for figure in figures:
+            for trial in self._list_trials(figure):
+                subject = trial.prepare()
+                rates = [
+                    _measure_rate(trial, subject, median if tries == 1 else min, pause_s=PAUSE_S if number else 0.0)
+                    for number in range(tries)
+                ]
+                found[figure][trial.device_indices[0]] = max(rates)
+                if wrong := subject.verify().wrong_elements:
+                    device = trial.device_indices[0] if len(trial.device_indices) == 1 else None
+                    self.wrong.append(WrongContent(host=self.own, device=device, figure=figure, wrong_elements=wrong))
+        return found
+
+    def _list_trials(self, figure: Figure) -> list[Trial]:
+        platform = parse_platform("cpu" if self.is_cpu else self.mesh.devices.flat[0].platform)
+        request = BenchRequest(devices=tuple(self.devices))
+        scope = build_scope(request, platform=platform, indices=tuple(self.devices))
+        stage = Stage(self.devices, platform, scope.dtype, SystemClock())
+        case: Any = figure
+        return list(LISTERS[case](scope, stage))
+
+    # ---- between hosts -----------------------------------------------------------------------------------------------
+
+    def measure_rounds(self, rounds: Sequence[Round], choose: Choose = median) -> tuple[float | None, ...]:
+        """Returns the rate with this host's partner in each round, bytes/s, by the sample that `choose` returns."""
+        return tuple(self._measure_round(pairs, choose) for pairs in rounds)
+
+    def _measure_round(self, pairs: Round, choose: Choose) -> float | None:
+        both = sorted(pairs.items())
+        exchange = self._build(lambda block: jax.lax.ppermute(block, "host", both))
+        duration_s, result = self._time(exchange, self._place(self._fill), choose)
+        partner = pairs.get(self.own)
+        if partner is None:
+            return None
+        for device, shard in enumerate(self._list_shards(result)):
+            if wrong := int(np.count_nonzero(shard != self._fill(partner, device))):
+                self.wrong.append(WrongContent(host=partner, device=device, figure="network", wrong_elements=wrong))
+        return len(self.devices) * NETWORK_BYTES[self.is_cpu] / duration_s
+
+    def measure_all(self) -> Iterator[CollectiveRate]:
+        """Yields the bus bandwidth of collectives over all devices. With one device there is none."""
+        ranks, names = self.mesh.size, ("host", "device")
+        if ranks < 2:
+            return
+        reduce = self._build(lambda block: jax.lax.psum(block, names))
+        duration_s, result = self._time(reduce, self._place(self._fill_small))
+        total = sum(self._fill_small(*divmod(rank, len(self.devices))) for rank in range(ranks))
+        for shard in self._list_shards(result):
+            if wrong := int(np.count_nonzero(shard != total)):
+                self.wrong.append(WrongContent(host=self.own, figure="network", wrong_elements=wrong))
+        size = NETWORK_BYTES[self.is_cpu]
+        yield CollectiveRate(case="all_reduce", busbw_bytes_per_s=2 * (ranks - 1) / ranks * size / duration_s)
+        gather = self._build(
+            lambda block: jax.lax.all_gather(block[:, : block.shape[1] // ranks], names, axis=1, tiled=True)
+        )
+        duration_s, result = self._time(gather, self._place(self._fill))
+        part = size // 4 // ranks
+        yield CollectiveRate(case="all_gather", busbw_bytes_per_s=(ranks - 1) / ranks * part * ranks * 4 / duration_s)
+        for shard in self._list_shards(result):
+            for rank, content in enumerate(shard.reshape(ranks, part)):
+                host, device = divmod(rank, len(self.devices))
+                if wrong := int(np.count_nonzero(content != self._fill(host, device)[:part])):
+                    self.wrong.append(WrongContent(host=host, device=device, figure="network", wrong_elements=wrong))
+
+    def _fill(self, host: int, device: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """Returns what a device sends: numbers of which each depends on the device and on the place."""
+        count = NETWORK_BYTES[self.is_cpu] // 4
+        start = (host * len(self.devices) + device) * 2654435761
+        return np.arange(count, dtype=np.uint32) * np.uint32(2246822519) + np.uint32(start % 2**32)
+
+    def _fill_small(self, host: int, device: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        return self._fill(host, device) & np.uint32(0xFFFF)
+
+    def _place(self, fill: Callable[[int, int], Any]) -> jax.Array:
+        sharding = NamedSharding(self.mesh, PartitionSpec(("host", "device")))
+        shape = (self.mesh.size, NETWORK_BYTES[self.is_cpu] // 4)
+
+        def fill_row(index: tuple[slice, ...] | None) -> Any:
+            return fill(*divmod(index[0].start or 0 if index else 0, len(self.devices)))[None]
+
+        return jax.make_array_from_callback(shape, sharding, fill_row)
+
+    def _build(self, work: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        spec = PartitionSpec(("host", "device"))
+        return jax.jit(jax.shard_map(work, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False))
+
+    def _time(
+        self, work: Callable[[jax.Array], jax.Array], given: jax.Array, choose: Choose = median
+    ) -> tuple[float, jax.Array]:
+        """Returns one of `SAMPLES` calls after one that compiles, in seconds, and the last result."""
+        result, samples = jax.block_until_ready(work(given)), []
+        for _ in range(SAMPLES):
+            began_s = time.monotonic()
+            result = jax.block_until_ready(work(given))
+            samples.append(time.monotonic() - began_s)
+        return choose(samples), result
+
+    def _list_shards(self, result: jax.Array) -> list[np.ndarray[Any, Any]]:
+        """Returns this host's parts of a result, in the order of the mesh."""
+        parts = {shard.device: shard.data for shard in result.addressable_shards}
+        return [np.asarray(parts[device]).reshape(-1) for device in self.mesh.devices[self.own]]
+
+    # ---- together ----------------------------------------------------------------------------------------------------
+
+    def share_figures(self, own: HostFigures) -> list[HostFigures]:
+        """Returns the figures of all hosts. Every process receives the same."""
+        row = [rates[figure] for rates in own.devices for figure in DEVICE_FIGURES]
+        row += [-1.0 if own.all_reduce is None else own.all_reduce]
+        row += [-1.0 if rate is None else rate for rate in own.network]
+        table = multihost_utils.process_allgather(np.array(row, dtype=np.float32)).reshape(self.count, -1)
+        return [self._parse_row([float(value) for value in each]) for each in table]
+
+    def _parse_row(self, row: list[float]) -> HostFigures:
+        count = len(DEVICE_FIGURES)
+        known = [None if value < 0 else value for value in row]
+        devices = tuple(
+            dict(zip(DEVICE_FIGURES, row[start : start + count], strict=True))
+            for start in range(0, len(self.devices) * count, count)
+        )
+        rest = known[len(self.devices) * count :]
+        return HostFigures(devices, rest[0], tuple(rest[1:]))
+
+    def confirm(self, hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> tuple[SlowFigure, ...]:
+        """Measures the suspects again; returns those that were slow again. Every process returns the same."""
+        suspects = find_suspects(hosts, rounds)
+        if not suspects:
+            return ()
+        self.signs.enter("again")
+        own = self.measure_again(hosts[self.own], {slow.figure for slow in suspects if slow.host == self.own})
+        self.signs.enter("confirm")
+        network = self.measure_rounds(choose_confirmation(suspects, self.count), min)
+        again = self.share_figures(replace(own, network=network))
+        return confirm(suspects, hosts, rounds, dict(enumerate(again)))
+
+    def share_wrong(self) -> tuple[WrongContent, ...]:
+        """Returns the wrong contents that any host found, one for each device that produced them."""
+        figures: tuple[Figure, ...] = (*LOCAL, "network")
+        table = np.zeros((self.count, len(self.devices) + 1, len(figures)), dtype=np.int32)
+        for each in self.wrong:
+            place = (each.host, -1 if each.device is None else each.device, figures.index(each.figure))
+            table[place] = max(table[place], each.wrong_elements)
+        most = multihost_utils.process_allgather(table).reshape(self.count, *table.shape).max(axis=0)
+        return tuple(
+            WrongContent(
+                host=int(host),
+                device=None if device == len(self.devices) else int(device),
+                figure=figures[figure],
+                wrong_elements=int(most[host, device, figure]),
+            )
+            for host, device, figure in np.argwhere(most)
+        )
+
+
+def _measure_rate(trial: Trial, subject: Subject, choose: Choose, *, pause_s: float) -> float:
+    """Returns the rate of a trial by one of `SAMPLES` samples after one: FLOP/s, or (bus) bytes/s."""
+    time.sleep(pause_s)
+    samples = [subject.sample() for _ in range(SAMPLES + 1)][1:]
+    amount = trial.flops or trial.size_bytes * (trial.busbw_factor or 1.0)
+    return amount / choose(samples)
+
+
+def build_mesh(host_count: int) -> Mesh:
+    """Returns the mesh of all devices, (host, device).
+
+    Raises:
+        ProblemError: the hosts have different numbers of devices.
+    """
+    rows = [[d for d in jax.devices() if d.process_index == host] for host in range(host_count)]
+    counts = {len(row) for row in rows}
+    if len(counts) > 1:
+        detail = f"the hosts' JAX sees {min(counts)} to {max(counts)} devices; a preflight needs as many on each host"
+        raise ProblemError(detail, hint="look at GET /devices of each host", code="worker_failed")
+    return Mesh(np.array([sorted(row, key=lambda device: device.id) for row in rows]), ("host", "device"))
+
+
+def check_port(address: tuple[str, int]) -> None:
+    """Raises ProblemError unless this process can listen there."""
+    try:
+        socket.create_server(address, family=_choose_family(address[0])).close()
+    except OSError as error:
+        detail = f"the first host cannot listen on {address[0]}:{address[1]}: {error.strerror or error}"
+        hint = "name another port (--port), and the first host by an address of its own"
+        raise ProblemError(detail, hint=hint, code="worker_failed") from error
+
+
+def check_name(own_address: str) -> None:
+    """Raises ProblemError if this host's name leads others to themselves: JAX on CPU listens where it leads."""
+    name = socket.gethostname()
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(name, None)}
+    except OSError:
+        found = set()
+    if own_address.startswith("127.") or own_address == "::1":
+        return
+    if not found or all(each.startswith("127.") or each == "::1" for each in found):
+        leads = f"leads to {', '.join(sorted(found))}" if found else "is not known to the resolver"
+        detail = f"this host's name {name} {leads}; JAX listens there, and other hosts would not find it"
+        raise ProblemError(detail, hint=f"let {name} lead to {own_address} in /etc/hosts", code="worker_failed")
+
+
+def can_connect(address: tuple[str, int], limit_s: float) -> bool:
+    """Returns whether a TCP connection can be made within the time."""
+    until_s = time.monotonic() + limit_s
+    while (left_s := until_s - time.monotonic()) > 0:
+        try:
+            socket.create_connection(address, timeout=left_s).close()
+        except OSError:
+            time.sleep(min(0.2, left_s))
+        else:
+            return True
+    return False
+
+
+def find_own_address(coordinator: tuple[str, int]) -> str:
+    """Returns the address of this host on the way to the coordinator. Nothing is sent."""
+    family, _, _, _, address = socket.getaddrinfo(*coordinator, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _choose_family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+if __name__ == "__main__":
+    serve(KIND, prepare, {"preflight": preflight})

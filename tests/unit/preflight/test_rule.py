@@ -1,0 +1,45 @@
+"""The rule of a preflight: who meets whom, who is suspected, and who is blamed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from meshwright.preflight.pairs import choose_rounds, pair_with
+from tests.unit.preflight.simulation import Hosts, blame
+
+FIGURES = ("matmul", "memory_bandwidth", "all_reduce", "network", "all")
+
+
+@pytest.mark.parametrize(("count", "rounds"), [(1, 0), (2, 1), (3, 3), (4, 3), (5, 4), (8, 4), (512, 10), (4096, 13)])
+def test_no_two_hosts_meet_twice_and_at_most_one_rests(count: int, rounds: int) -> None:
+    chosen = choose_rounds(count)
+    assert len(chosen) == rounds
+    assert len({pair for pairs in chosen for pair in pairs.items()}) == sum(map(len, chosen))
+    for pairs in chosen:
+        assert len(pairs) == count - count % 2
+        assert set(pairs) <= set(range(count))
+        assert all(pairs[partner] == host != partner for host, partner in pairs.items())
+
+
+def test_suspects_meet_different_good_hosts() -> None:
+    assert pair_with((2, 5), (0, 1, 3), 2) == ({2: 0, 0: 2, 5: 1, 1: 5}, {2: 1, 1: 2, 5: 3, 3: 5})
+    assert pair_with((2,), (0,), 3) == ({2: 0, 0: 2},) * 3
+    assert pair_with((), (0, 1), 3) == pair_with((0, 1), (), 3) == ()
+
+
+@pytest.mark.parametrize("count", [4, 8, 16, 64, 512])
+def test_all_bad_hosts_are_named_and_no_other(count: int) -> None:
+    for seed in range(max(4, 100 // count)):
+        chance = random.Random(seed)
+        slow = {
+            host: (chance.choice(FIGURES), chance.uniform(3, 6))
+            for host in chance.sample(range(count), chance.randint(0, min(8, count // 2 - 1)))
+        }
+        assert {each.host for each in blame(Hosts(count, slow, seed))} == set(slow), (seed, slow)
+
+
+def test_noise_alone_blames_nobody() -> None:
+    blamed = [seed for seed in range(60) if blame(Hosts(8, {}, seed))]
+    assert not blamed

@@ -105,19 +105,25 @@ def test_it_says_for_which_targets_plans_can_be_verified_and_how_to_add_the_othe
         assert seen in finding.seen
 
 
-def test_a_libtpu_that_does_not_match_jaxlib_is_noted_with_the_line_that_mends_it(
-    machines: dict[str, Surroundings],
+BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
+    ("cpu", {"versions": {**TPU, "libtpu": "0.0.51"}}, "note compilers", "0.0.51", "pip install 'libtpu==0.0.42.*'"),
+    ("cpu", {"versions": {}}, "wrong jax", "not installed", "pip install 'meshwright[agent,cpu]'"),
+    ("cpu", {"facts": None, "facts_error": "no answer within 10 s"}, "wrong probe", "within 10 s", "dmesg"),
+    ("gpu", {"nvml_library": False}, "wrong NVIDIA driver", "libnvidia-ml is not", "--gpus all"),
+    ("tpu", {"versions": PLAIN}, "wrong libtpu", "8 TPU chips", "meshwright[tpu]"),
+    ("cpu", {"state_error": "[Errno 30] Read-only file system"}, "wrong state directory", "Read-only", "--state-dir"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "finding", "seen", "fix"), BROKEN, ids=[each[2] for each in BROKEN])
+def test_what_is_not_well_is_named_alone_with_the_way_to_mend_it(
+    machines: dict[str, Surroundings], name: str, change: dict[str, Any], finding: str, seen: str, fix: str
 ) -> None:
-    here = replace(machines["cpu"], versions={**TPU, "libtpu": "0.0.51"})
-    expect(here, "note", "compilers", seen=["0.0.51"], fix=["pip install 'libtpu==0.0.42.*'"])
+    level, _, subject = finding.partition(" ")
+    expect(replace(machines[name], **change), level, subject, seen=[seen], fix=[fix])
 
 
 # ---- JAX ------------------------------------------------------------------------------------------------------------
-
-
-def test_jax_that_is_not_installed(machines: dict[str, Surroundings]) -> None:
-    here = replace(machines["cpu"], versions={})
-    expect(here, "wrong", "jax", seen=["not installed"], fix=["pip install 'meshwright[agent,cpu]'"])
 
 
 @pytest.mark.parametrize("jaxlib", ["0.9.2", "0.11.0", "1.10.2"])
@@ -157,22 +163,12 @@ def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], n
 # ---- drivers and plugins --------------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_does_not_answer(machines: dict[str, Surroundings]) -> None:
-    here = replace(machines["cpu"], facts=None, facts_error="no answer within 10 s")
-    expect(here, "wrong", "probe", seen=["did not answer", "within 10 s"], fix=["dmesg"])
-
-
 def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> None:
     facts = machines["cpu"].facts
     assert facts is not None
     problems = tuple(SourceProblem("unanswered", text) for text in ("no /proc/1/fd", "no NUMA"))
     here = replace(machines["cpu"], facts=replace(facts, problems=problems))
     expect(here, "note", "probe", seen=["no /proc/1/fd; no NUMA"])
-
-
-def test_device_files_without_the_drivers_library(machines: dict[str, Surroundings]) -> None:
-    here = replace(machines["gpu"], nvml_library=False)
-    expect(here, "wrong", "NVIDIA driver", seen=["libnvidia-ml is not"], fix=["--gpus all"])
 
 
 @pytest.mark.parametrize(
@@ -199,11 +195,6 @@ def test_a_plugin_needs_a_driver_of_its_branch(
     else:
         plugin = next(name for name in versions if name.endswith("-plugin"))
         expect(here, "wrong", "CUDA plugin", seen=[plugin, str(driver)], fix=["upgrade the driver"])
-
-
-def test_tpus_without_libtpu(machines: dict[str, Surroundings]) -> None:
-    here = replace(machines["tpu"], versions=PLAIN)
-    expect(here, "wrong", "libtpu", seen=["8 TPU chips", "not installed"], fix=["meshwright[tpu]"])
 
 
 # ---- environment and surroundings -----------------------------------------------------------------------------------
@@ -244,28 +235,7 @@ def test_less_than_one_cpu(machines: dict[str, Surroundings], threads: int | Non
         expect(here, "note", "CPU", seen=["less than one CPU"], fix=["CPU limit"])
 
 
-def test_a_state_directory_that_cannot_be_written(machines: dict[str, Surroundings]) -> None:
-    here = replace(machines["cpu"], state_error="[Errno 30] Read-only file system: '/state'")
-    expect(here, "wrong", "state directory", seen=["Read-only"], fix=["--state-dir", "MESHWRIGHT_STATE_DIR"])
-
-
 # ---- whatever is here -----------------------------------------------------------------------------------------------
-
-
-def test_findings_are_written_one_line_each_with_the_way_to_mend_them_below() -> None:
-    findings = [
-        CheckResult("ok", "jax", "jax 0.10.2"),
-        CheckResult("wrong", "libtpu", "not installed", "pip install it\nthen start again"),
-        CheckResult("note", "CPU", "slow"),
-    ]
-    assert format_findings(findings).splitlines() == [
-        "ok     jax: jax 0.10.2",
-        "WRONG  libtpu: not installed",
-        "       → pip install it",
-        "       → then start again",
-        "note   CPU: slow",
-    ]
-    assert format_findings([]) == ""
 
 
 # ---- looked at for real ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from meshwright_agent.labels import (
 )
 from meshwright_agent.settings import Settings
 from tests.fakes.machines import NAMES, NOW, plant_machine
-from tests.fakes.node_labels import FeatureFileError, read_feature_file
+from tests.fakes.node_labels import read_feature_file
 from tests.fakes.stored import build_record
 from tests.unit.store.opening import build_closed_store
 
@@ -175,30 +175,3 @@ def test_what_is_simulated_gets_no_labels_and_the_agent_says_so_at_start(tmp_pat
 
 
 # ---- the validator itself ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no-namespace=1\n",
-        "example.org/name=" + "x" * 64 + "\n",
-        "example.org/name=-x\n",
-        "example.org/name=a b\n",
-        "example.org/" + "n" * 64 + "=1\n",
-        "Example.org/name=1\n",
-        "other.kubernetes.io/name=1\n",
-        "# +expiry-time=soon\nexample.org/name=1\n",
-        "example.org/name=1\n" * 4000,
-    ],
-)
-def test_the_validator_refuses_what_node_feature_discovery_does(text: str) -> None:
-    with pytest.raises(FeatureFileError):
-        read_feature_file(text, now=NOW)
-
-
-def test_the_validator_reads_expiry_line_by_line_and_values_as_true_by_default() -> None:
-    text = (
-        "example.org/a\n# a comment\n# +expiry-time=2012-07-28T11:22:33Z\nexample.org/b=1\n"
-        "# +expiry-time=2080-07-28T11:22:33Z\nexample.org/c=2\n"
-    )
-    assert read_feature_file(text, now=NOW) == {"example.org/a": "true", "example.org/c": "2"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,18 +69,6 @@ with logging_to_stderr("text", "info"):
     logging.info("%d", "not a number")
 print("done", flush=True)
 """
-
-
-def test_a_stderr_that_is_not_read_holds_nothing_up() -> None:
-    read_end, write_end = os.pipe()
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", PROGRAM], stderr=write_end, stdout=subprocess.PIPE, timeout=60, check=False
-        )
-    finally:
-        os.close(write_end)
-        os.close(read_end)
-    assert (ended.returncode, ended.stdout) == (0, b"done\n")
 
 
 def test_all_lines_are_written_in_order_before_the_end() -> None:

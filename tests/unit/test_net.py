@@ -56,16 +56,3 @@ def test_no_file_of_the_net_names_an_inside() -> None:
     wrong = [f"{name}:{line} {inside}" for name, each in found.items() if name not in FACADES for line, inside in each]
     assert not wrong, f"tests of users' view: ask over HTTP, by command or public names\n{chr(10).join(wrong)}"
     assert all(found[name] for name in FACADES)
-
-
-def test_an_inside_is_found_wherever_it_stands() -> None:
-    for source in (
-        "import meshwright_agent",
-        "def f():\n    from meshwright_agent.supervisor import process",
-        "from meshwright import _client",
-        "from meshwright.testing import _ROUTES",
-        "CODE = 'import sys, meshwright.planning'",
-        "patch('meshwright_agent.answers.plans.LIMIT', 1)",
-    ):
-        assert find_internals(source), source
-    assert not find_internals("from meshwright.wire.mesh import Plan\nrun('-m', 'meshwright_agent')")

@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import ssl
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import trustme
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from meshwright_agent import server
-from meshwright_agent.auth import AccessSettingsError
 from meshwright_agent.server import (
-    CannotListenError,
-    HostTakenError,
-    claim_host,
     describe_wait,
-    find_owner,
-    load_tls,
     notify_systemd,
-    open_tcp,
-    open_unix,
     sweep,
 )
-from meshwright_agent.settings import Settings
-
-
-def test_a_port_that_is_taken_is_refused_with_what_to_do() -> None:
-    with open_tcp("127.0.0.1", 0) as sock:
-        assert sock.proto == socket.IPPROTO_TCP
-        with pytest.raises(CannotListenError, match="--port 0"):
-            open_tcp("127.0.0.1", sock.getsockname()[1])
-    with pytest.raises(CannotListenError):
-        open_tcp("a..b", 0)
-
-
-def test_a_stale_unix_socket_is_replaced_and_a_live_one_and_other_files_are_not(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "agent.sock"
-    open_unix(path).close()
-    with open_unix(path):
-        assert path.stat().st_mode & 0o777 == 0o666
-        with pytest.raises(CannotListenError, match="another agent answers there"):
-            open_unix(path)
-    (tmp_path / "file").touch()
-    with pytest.raises(CannotListenError, match="not a socket"):
-        open_unix(tmp_path / "file")
-
-
-def test_a_host_has_one_agent_at_a_time(tmp_path: Path) -> None:
-    (tmp_path / "sys").mkdir()
-    assert find_owner(tmp_path) == 0
-    with claim_host(tmp_path):
-        assert find_owner(tmp_path) == os.getpid()
-        with pytest.raises(HostTakenError, match=f"process {os.getpid()}"), claim_host(tmp_path):
-            pass
-    with claim_host(tmp_path):
-        pass
 
 
 def test_systemd_is_told_and_a_manager_that_is_not_there_is_no_failure(
@@ -78,59 +34,6 @@ def test_systemd_is_told_and_a_manager_that_is_not_there_is_no_failure(
 
 
 # ---- TLS ------------------------------------------------------------------------------------------------------------
-
-
-def _plant_tls(folder: Path) -> tuple[Settings, trustme.LeafCert]:
-    own = trustme.CA().issue_cert("localhost")
-    own.private_key_pem.write_to_path(str(folder / "key.pem"))
-    own.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-    return Settings(tls_cert_file=folder / "cert.pem", tls_key_file=folder / "key.pem"), own
-
-
-def test_files_that_do_not_fit_each_other_are_refused_at_the_start(tmp_path: Path) -> None:
-    settings, _ = _plant_tls(tmp_path)
-    assert load_tls(Settings()) is None
-    context = load_tls(settings)
-    assert context is not None
-    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
-    trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    with pytest.raises(AccessSettingsError, match="key values mismatch"):
-        load_tls(settings)
-    (tmp_path / "key.pem").unlink()
-    with pytest.raises(AccessSettingsError, match="no such file"):
-        load_tls(settings)
-
-
-def _shake_hands(context: ssl.SSLContext) -> bytes:
-    """Returns the certificate that a server with a context shows."""
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = client.wrap_bio(to_client, to_server)
-    theirs = context.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(4):
-        for end in (ours, theirs):
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    return ours.getpeercert(binary_form=True) or b""
-
-
-def test_changed_files_are_used_as_soon_as_they_fit_and_not_before(tmp_path: Path) -> None:
-    settings, _ = _plant_tls(tmp_path)
-    context = load_tls(settings)
-    assert context is not None
-    files, before = server._TlsFiles(settings, context), _shake_hands(context)
-    new = trustme.CA().issue_cert("localhost")
-    (tmp_path / "cert.pem").unlink()
-    new.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-    files.refresh()
-    assert _shake_hands(context) == before
-    (tmp_path / "key.pem").unlink()
-    new.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    files.refresh()
-    assert _shake_hands(context) not in {before, b""}
 
 
 # ---- connections that do not move -----------------------------------------------------------------------------------

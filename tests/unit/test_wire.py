@@ -72,9 +72,3 @@ def test_a_lease_of_no_number_of_seconds_that_it_may_last_is_refused(ttl_s: obje
 def test_a_link_whose_price_could_not_be_told_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Link.model_validate({**LINK, **wrong})
-
-
-def test_what_crosses_is_immutable() -> None:
-    request = BenchRequest()
-    with pytest.raises(ValidationError, match="frozen"):
-        request.suite = "full"  # type: ignore[misc]

@@ -39,21 +39,6 @@ def result(*rows: Measurement, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "row",
-    [build_matmul(3, 4e14), build_memory(0, 1e11), build_collective("all_reduce", 3e11, size_bytes=1024 * MIB)],
-    ids=lambda row: row.case,
-)
-def test_a_record_is_told_as_it_was_measured_with_its_run_and_age(row: Measurement) -> None:
-    known = HostMeasurements(ManualClock())
-    known.note("run-0007", result(row))
-    (told,) = read(known, later_s=90)
-    assert told.flop_count == pytest.approx(row.flop_count)
-    assert told.model_copy(update={"flop_count": row.flop_count}) == row.model_copy(
-        update={"run_id": "run-0007", "age_s": 90.0}
-    )
-
-
-@pytest.mark.parametrize(
     "fields", [{"wrong_elements": 3}, {"correct": False}, {"collective": Collective(op="all-reduce", count=0, bytes=0)}]
 )
 def test_what_came_out_wrong_or_was_never_done_is_not_told(fields: dict[str, Any]) -> None:

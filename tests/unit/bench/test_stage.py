@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import jax
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +13,7 @@ from meshwright.topology.identity import VisibleGpu
 from meshwright.wire.bench import BenchRequest
 from meshwright_agent.bench.scope import build_scope
 from meshwright_agent.children.bench.measure import (
-    build_tile,
-    count_shared,
-    expand_tile,
     follow_plan,
-    move_off_alignment,
     order_devices,
 )
 from tests.fakes.jax_devices import build_tpus
@@ -73,14 +68,3 @@ def test_gpus_that_cannot_be_told_apart_are_in_jaxs_order_and_that_is_said(visib
     found, [notice] = order_devices(devices, visible)
     assert found == dict(enumerate(devices))
     assert notice.code == "device_order_assumed"
-
-
-def test_an_array_off_alignment_is_copied_and_an_aligned_one_would_be_shared() -> None:
-    device = jax.local_devices()[0]
-    plain = expand_tile(build_tile(1, 100), 1 << 16, np.float32)
-    raw = np.empty(plain.nbytes + 128, np.uint8)
-    begin = -raw.ctypes.data % 64
-    aligned = raw[begin : begin + plain.nbytes].view(np.float32)
-    moved = move_off_alignment(plain)
-    assert count_shared(jax.device_put(aligned, device), aligned) == 1
-    assert count_shared(jax.device_put(moved, device), moved) == 0

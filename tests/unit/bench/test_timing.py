@@ -90,14 +90,3 @@ def test_what_cannot_be_sampled_three_times_in_time_is_refused_with_the_reason(s
         clock = HandClock()
         clock.now_s += sample_s
         Timetable(clock, limit_s, 100.0 + limit_s * (1 - RESERVE_RATIO)).check_fits(sample_s / 2)
-
-
-def test_trials_share_what_is_left_in_equal_parts_and_none_begins_after_the_end() -> None:
-    clock = HandClock()
-    timetable = Timetable.start(clock, 100.0)
-    assert timetable.share_until_s(9) == pytest.approx(clock.now_s + 10)
-    clock.now_s += 50
-    assert timetable.share_until_s(4) == pytest.approx(clock.now_s + 10)
-    clock.now_s += 40
-    with pytest.raises(OutOfTime, match="the time limit of 100 s was reached"):
-        timetable.share_until_s(1)

@@ -14,7 +14,7 @@ from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.verification import Verification
 from meshwright_agent.children.child import CallContext
-from meshwright_agent.children.compile_tasks import CompileTask, build_fit_task, build_verify_task
+from meshwright_agent.children.compile_tasks import CompileTask, build_verify_task
 from meshwright_agent.children.planner import describe_request, fit
 
 MODEL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -99,17 +99,6 @@ def test_without_a_greatest_batch_the_search_goes_to_the_last_that_every_axis_di
     assert batch % 3 == 0
     named = ask_batch(target="cpu:4", training={"seq_len": 16, "global_batch_size": 12})
     assert CompileJob.model_validate_json(named.job).training.global_batch_size == 12
-
-
-def test_a_stored_plan_stands_for_mesh_and_target() -> None:
-    (plan,) = answer_request(ask()).plans
-    fields: dict[str, Any] = {"plan": plan.fingerprint, "model": MODEL, "training": {"seq_len": 16}}
-    request = BatchSizeRequest.model_validate(fields)
-    assert build_fit_task(request, plan, None).key == ask_batch(target="cpu:4").key
-    on_host = plan.model_copy(update={"target": None})
-    task = build_fit_task(request, on_host, None)
-    assert task.key == ask_batch(target="cpu:4").key
-    assert (task.chip, task.target) == ("cpu", "cpu:4")  # of the plan, whichever host this is
 
 
 @pytest.mark.parametrize("is_on_target", [True, False])

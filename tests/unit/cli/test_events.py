@@ -10,7 +10,6 @@ import pytest
 
 from meshwright.cli.events import MOST, SHOWN
 from meshwright.cli.session import Session
-from meshwright.errors import ForbiddenError
 from meshwright.wire.health import Component, Health
 from tests.fakes.scripted import RemembersHealth
 from tests.unit.cli.conftest import CommandLine
@@ -34,20 +33,7 @@ def _rows(out: str) -> list[list[str]]:
 def test_events_are_listed_with_what_changed_and_why(line: CommandLine) -> None:
     rows = _rows(line("events").out)
     assert [row[0] for row in rows] == ["1", "2"]
-    assert rows[0][4:] == [
-        "device:1",
-        "healthy",
-        "→",
-        "unhealthy",
-        "XID",
-        "79:",
-        "fell",
-        "off",
-        "the",
-        "bus",
-        "reset",
-        "it",
-    ]
+    assert " ".join(rows[0][4:]) == "device:1 healthy → unhealthy XID 79: fell off the bus reset it"
 
 
 def test_events_can_be_asked_by_component_count_and_time(line: CommandLine) -> None:
@@ -176,10 +162,3 @@ def test_an_acknowledgement_clears_a_component(line: CommandLine) -> None:
     assert "acknowledged, healthy" in line("events", "--limit", "1").out
     assert line("health", "ack", "device:9", "--reason", "x").code == 1
     assert line("health", "ack", "device:1").code == 2
-
-
-def test_a_token_without_the_scope_is_2_with_a_hint(line: CommandLine) -> None:
-    line.fake.fail_next(ForbiddenError("needs admin"))
-    printed = line("health", "ack", "device:1", "--reason", "x")
-    assert printed.code == 2
-    assert "hint: use a token with a larger scope" in printed.err

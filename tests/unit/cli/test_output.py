@@ -43,13 +43,6 @@ def test_what_a_time_shows_is_right_to_three_digits(time_s: float) -> None:
     assert float(number) * _FACTORS[unit] == pytest.approx(time_s, rel=6e-3)
 
 
-@given(st.floats(1, 1e18))
-def test_what_a_rate_shows_is_right_to_three_digits(per_s: float) -> None:
-    number, unit = format_rate(per_s, "FLOP/s").split()
-    power = ["", "k", "M", "G", "T", "P", "E"].index(unit.removesuffix("FLOP/s"))
-    assert float(number) * 1000**power == pytest.approx(per_s, rel=6e-3)
-
-
 @given(st.text())
 def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", clean(text))

@@ -147,18 +147,6 @@ def test_an_iterator_that_is_left_early_closes_its_stream() -> None:
 # ---- making one
 
 
-def test_a_given_transport_is_httpxs_own() -> None:
-    transport = FakeAgent("cpu:8").transport()
-    with Client("http://fake", transport=transport) as client:
-        assert client.devices().platform == "cpu"
-
-    async def ask_async() -> str:
-        async with AsyncClient("http://fake", transport=transport) as client:
-            return (await client.devices()).platform
-
-    assert asyncio.run(ask_async()) == "cpu"
-
-
 def test_a_given_http_client_keeps_its_address_and_stays_open() -> None:
     http = httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent")
     with Client(http_client=http) as client:

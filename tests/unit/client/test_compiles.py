@@ -9,10 +9,10 @@ import pytest
 
 from meshwright.errors import InvalidMeshError
 from meshwright.testing import FakeAgent
-from meshwright.wire.mesh import Plan, Plans
+from meshwright.wire.mesh import Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress
-from tests.fakes.scripted import VERIFIED, compile_with
+from tests.fakes.scripted import compile_with
 from tests.unit.client.both import Kind, ask
 
 KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -43,17 +43,6 @@ def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
         }
     ]
     assert ask(kind, fake, lambda client: client.runs()).runs[0].kind == "plan"
-
-
-@KINDS
-def test_what_was_compiled_before_comes_at_once_and_says_so(kind: Kind) -> None:
-    fake = FakeAgent()
-    plan = ask(kind, fake, lambda client: client.plan("dp:8"))
-    known = VERIFIED.model_copy(update={"stored": True})
-    fake.answer("POST", "/mesh/plan", Plans(plans=(plan.model_copy(update={"verification": known}),)))
-    sent = len(fake.requests)
-    assert ask(kind, fake, lambda client: client.plan("dp:8", **ASKED)).verification.stored
-    assert len(fake.requests) == sent + 1
 
 
 # ---- batch sizes ----

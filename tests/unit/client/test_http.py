@@ -88,22 +88,6 @@ def test_nobody_there_is_a_connection_error_that_says_how_to_start_one(kind: Kin
 
 
 @both
-def test_an_agent_that_does_not_answer_in_time_is_a_timeout(kind: Kind) -> None:
-    released = threading.Event()
-
-    def hang(heard: Heard, out: BinaryIO) -> bool:
-        released.wait(30)
-        return False
-
-    with serve(hang) as server:
-        started = time.monotonic()
-        with pytest.raises(AgentTimeoutError):
-            _ask(kind, server.url, lambda c: c.health(), timeout=0.1, max_retries=0)
-        assert time.monotonic() - started < 5
-        released.set()
-
-
-@both
 def test_no_proxy_of_the_environment_stands_before_loopback(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

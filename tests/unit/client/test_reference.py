@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import meshwright
 from meshwright import NotFoundError, SettingsError, load_plan
 from meshwright.testing import FakeAgent
 from meshwright.wire.mesh import Plan, Plans
@@ -79,7 +78,3 @@ def test_no_reference_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("MESHWRIGHT_PLAN", raising=False)
     with pytest.raises(SettingsError, match="set MESHWRIGHT_PLAN"):
         load_plan()
-
-
-def test_the_public_name_is_this_function() -> None:
-    assert meshwright.load_plan is load_plan

@@ -16,7 +16,6 @@ from meshwright._client.replies import MAX_DELAY_S, build_error, delay_retry, pa
 from meshwright._client.requests import quote_part, take_best
 from meshwright.errors import (
     AgentConnectionError,
-    AgentTimeoutError,
     InvalidMeshError,
     InvalidRequestError,
     MeshwrightError,
@@ -252,16 +251,6 @@ def test_an_error_page_of_a_proxy_is_shown_in_part_and_named_as_such() -> None:
     assert "<h1>Bad</h1>" in str(error)
     assert "proxy" in error.hint
     assert len(str(error)) < 600
-
-
-@pytest.mark.parametrize("outcome", [REFUSED, SILENT, LOST])
-def test_a_failure_says_what_was_asked_where_and_what_to_do(outcome: Exception) -> None:
-    error = build_error(outcome, "GET /devices", "http://a:1")
-    assert isinstance(error, AgentConnectionError)
-    assert isinstance(error, AgentTimeoutError) == (outcome is SILENT)
-    assert error.hint
-    for part in ("GET /devices", "http://a:1", str(outcome)):
-        assert part in str(error)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"parts": []}', b"\xff\xfe"])

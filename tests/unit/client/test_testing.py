@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import CODES, DeviceLeasedError, InvalidMeshError, NotFoundError, PlanInfeasibleError
+from meshwright.errors import DeviceLeasedError, InvalidMeshError, NotFoundError, PlanInfeasibleError
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.testing import FakeAgent
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import PlanRequest
-from meshwright.wire.problem import Problem
 from tests.fakes.stored import build_run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,31 +36,6 @@ def test_hardware_that_is_none_or_of_several_hosts_is_refused() -> None:
         FakeAgent("h100:3")
     with pytest.raises(ValueError, match="make one for each host"):
         FakeAgent("2*h100:8")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "code"),
-    [
-        ("GET", "/nowhere", None, "not_found"),
-        ("POST", "/mesh/plan", {"mesh": "dp:2", "color": "red"}, "invalid_request"),
-        ("POST", "/placement/bench", {"samples": 1}, "invalid_request"),
-        ("GET", "/runs/none", None, "not_found"),
-        ("GET", "/mesh/plan/none", None, "not_found"),
-        ("GET", "/environment?memory_strategy=greedy", None, "invalid_request"),
-        ("PUT", "/leases/a", {"purpose": ""}, "invalid_request"),
-        ("PUT", "/leases/a", {"purpose": "x", "devices": [99]}, "invalid_request"),
-        ("DELETE", "/leases/none", None, "not_found"),
-        ("PUT", "/leases/.a", {"purpose": "x"}, "invalid_request"),
-        ("POST", "/health/acknowledge", {"component": "none", "reason": "x"}, "not_found"),
-    ],
-)
-def test_bad_requests_are_problems_as_from_a_real_agent(method: str, path: str, body: Any, code: str) -> None:
-    with httpx.Client(transport=FakeAgent().transport(), base_url="http://mine") as http:
-        response = http.request(method, path, json=body)
-    assert response.headers["content-type"] == "application/problem+json"
-    problem = Problem.model_validate_json(response.content)
-    assert (problem.code, problem.status) == (code, response.status_code)
-    assert response.status_code == CODES[code].status
 
 
 # ---- health
@@ -164,16 +138,3 @@ def test_a_device_never_has_two_leases_and_a_lease_ends_with_its_time(asked: lis
             assert {device.local_index for device in client.devices().devices if device.lease} == set(indices)
             assert all(lease.expires_in_s > 0 for lease in leases)
             now[0] += timedelta(seconds=wait_s)
-
-
-def test_an_id_makes_one_lease_which_may_be_renewed_and_made_again_when_it_has_ended() -> None:
-    fake = FakeAgent("h100:4")
-    with fake.client() as client:
-        client.lease({"count": 2}, purpose="job", lease_id="a")
-        again = client.lease({"count": 2}, purpose="more", lease_id="a")
-        assert (again.purpose, [device.local_index for device in again.devices]) == ("more", [0, 1])
-        for other in ({"devices": [0]}, {"devices": [0, 1], "preemptible": True}):
-            with pytest.raises(DeviceLeasedError, match="ttl_s and purpose only"):
-                client.lease(**other, purpose="job", lease_id="a")  # type: ignore[arg-type]
-        client.end_lease("a")
-        assert client.lease([3], purpose="job", lease_id="a").devices[0].local_index == 3

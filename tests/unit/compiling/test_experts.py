@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 from meshwright.compiling.step.layers import (
@@ -71,32 +69,6 @@ def test_a_token_gets_the_weighted_sum_of_the_experts_that_had_a_place(experts: 
     tokens = draw_tokens(scores)
     _, found = run(scores, choices, places, tokens)
     np.testing.assert_allclose(found, sum_by_numpy(scores, choices, places, tokens), atol=1e-5)
-
-
-@st.composite
-def deals(draw: st.DrawFn) -> tuple[jax.Array, int, int]:
-    tokens, experts = draw(st.sampled_from([(1, 1), (6, 4), (16, 3)]))
-    choices = draw(st.integers(1, experts))
-    even = draw(st.booleans())
-    scores = jnp.zeros((2, 1, tokens, experts)) if even else draw_scores(draw(st.integers(0, 999)), tokens, experts)
-    return scores, choices, draw(st.sampled_from([1, 2, tokens]))
-
-
-@pytest.mark.exhaustive
-@given(deals())
-@settings(max_examples=30)  # the first of each shape compiles
-def test_every_token_stands_where_its_place_says_and_no_place_has_two(dealt: tuple[jax.Array, int, int]) -> None:
-    scores, choices, places = dealt
-    deal = deal_tokens(scores, build_model(scores.shape[-1], choices), places)
-    tokens = scores.shape[-2]
-    token, place, expert = (np.asarray(part) for part in (deal.token, deal.place, deal.expert))
-    np.testing.assert_allclose(deal.weight.sum(axis=-1), 1.0, atol=1e-5)
-    for group in np.ndindex(token.shape[:-2]):
-        standing = token[group][token[group] < tokens]
-        kept = np.argwhere(place[group] < places)
-        assert len(standing) == len(kept)
-        for row, choice in kept:
-            assert token[group][expert[group][row, choice], place[group][row, choice]] == row
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.compiling.fit import STALLED
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.process.slice_environment import needs_tpu_compiler
-from tests.unit.compiling.step_jobs import CPU, V5E, build_job, fit, verify
+from tests.unit.compiling.step_jobs import V5E, build_job, fit, verify
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]  # seven compiles: 208 s beside other tests
 
@@ -56,29 +55,3 @@ def test_where_not_one_sequence_fits_the_answer_says_what_one_needs() -> None:
     assert found.verification.needed_bytes is not None
     assert found.verification.capacity_bytes is not None
     assert found.verification.needed_bytes > found.verification.capacity_bytes
-
-
-def test_where_memory_does_not_bind_the_batch_that_was_asked_for_is_the_answer() -> None:
-    training = TrainingSpec(global_batch_size=4 * 3, seq_len=16, attention="xla")
-    found = fit(build_job(CPU, {"dp": 2, "tp": 2}, SMALL, training))
-    assert (found.per_replica_batch_size, found.global_batch_size, found.limit) == (6, 12, "asked")
-    assert (found.margin_bytes or 0) > 2**30
-    assert [each.fits for each in found.tried] == [True] * found.compile_count
-
-
-def test_batches_are_multiples_of_the_passes_that_are_accumulated() -> None:
-    training = TrainingSpec(global_batch_size=4 * 5, seq_len=16, gradient_accumulation_steps=2)
-    found = fit(build_job(CPU, {"fsdp": 4}, SMALL, training))
-    assert [each.per_replica_batch_size for each in found.tried] == [2, 4]
-    assert (found.per_replica_batch_size, found.global_batch_size) == (4, 16)
-
-
-def test_the_capacity_that_is_given_bounds_the_batch_where_the_compiler_knows_none() -> None:
-    training = TrainingSpec(global_batch_size=4 * 40, seq_len=256)
-    job = build_job(CPU, {"fsdp": 4}, SMALL, training)
-    bytes_of_five = verify(
-        job.model_copy(update={"training": training.model_copy(update={"global_batch_size": 4 * 5})})
-    ).peak_memory_bytes
-    found = fit(job.model_copy(update={"capacity_bytes": bytes_of_five}))
-    assert (found.per_replica_batch_size, found.limit, found.margin_bytes) == (5, "memory", 0)
-    assert found.compile_count <= 2 + STALLED

@@ -126,15 +126,6 @@ def test_pairs_are_of_the_axes_along_which_they_go() -> None:
     assert ids.name_axes([(0, 8)], are_moves=True) == "?"
 
 
-def test_ids_of_slices_are_places_of_their_granules() -> None:
-    device_ids = [(place % 2 + 1) * 100_000 + place // 2 for place in range(8)]
-    ids = MeshIds({"fsdp": 4, "dp": 2}, 4, [0, 1] * 4, device_ids)
-
-    assert ids.name_axes([(0, 1, 2, 3)]) == "fsdp"
-    assert ids.name_axes([(100_000, 200_000), (100_003, 200_003)]) == "dp"
-    assert ids.name_axes([(100_000, 300_000)]) == "?"
-
-
 def test_ids_between_slices_are_those_of_devices_wherever_they_stand() -> None:
     """2*v5e:2x2, {"dp": 2, "fsdp": 2, "tp": 2}, each slice in an order of its own; groups as libtpu wrote them."""
     places = ((0, 3), (0, 1), (0, 2), (0, 0), (1, 2), (1, 0), (1, 3), (1, 1))

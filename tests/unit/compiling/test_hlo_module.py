@@ -13,7 +13,7 @@ from jaxlib import _hlo
 
 from meshwright.compiling.hlo import ProgramFacts, read_program
 from meshwright.compiling.hlo.execution import Frame, Loop
-from meshwright.compiling.hlo.module import DTYPES, ArrayShape, count_bits, parse_module
+from meshwright.compiling.hlo.module import DTYPES, parse_module
 from tests.unit.compiling.hlo_text import build_module, serialize_text
 
 NEW_FIELD = b"\xfa\x3f\x01x"  # number 1023
@@ -100,28 +100,10 @@ def read_changed(change: Callable[[Any], None], opcode: str = "all-reduce") -> P
     return read_program(module.SerializeToString(), mesh_shape={"tp": 4}, platform="cpu", clock_hz=None)
 
 
-def test_sizes_of_arrays_are_logical() -> None:
-    arrays = [ArrayShape("bf16", (4, 8)), ArrayShape("f32", ()), ArrayShape("s4", (3,)), ArrayShape("f8e4m3fn", (0, 5))]
-
-    assert [array.size_bytes for array in arrays] == [64, 4, 1.5, 0]
-    assert [count_bits(dtype) for dtype in ("pred", "c64", "f6e2m3fn", "token")] == [8, 64, 6, 0]
-
-
 def test_data_types_have_the_numbers_of_xla() -> None:
     for name in (name for name in dir(_hlo.PrimitiveType) if name.isupper()):
         expected = {"PRIMITIVE_TYPE_INVALID": "invalid", "OPAQUE_TYPE": "opaque"}.get(name, name.lower())
         assert DTYPES[int(getattr(_hlo.PrimitiveType, name))] == expected
-
-
-def test_groups_in_no_known_form_are_of_no_axis_and_reported() -> None:
-    def change(instruction: Any) -> None:
-        instruction.ClearField("device_list")
-        instruction.MergeFromString(NEW_FIELD)
-
-    facts = read_changed(change)
-
-    assert [(each.axis, each.count) for each in facts.collectives] == [("?", 10)]
-    assert "unreadable groups of all-reduce (sum" in facts.notices[0].message
 
 
 @pytest.mark.parametrize(

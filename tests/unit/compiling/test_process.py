@@ -255,12 +255,6 @@ def test_a_session_goes_behind_others_where_its_leader_does(leads: bool, group: 
 NAMES = st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_", min_size=1, max_size=12)
 
 
-def test_it_opens_no_device() -> None:
-    made = build_compile_environment({"JAX_PLATFORMS": "cuda,tpu", "CUDA_VISIBLE_DEVICES": "0,1"})
-    assert made["JAX_PLATFORMS"] == "cpu"
-    assert {made[f"{name}_VISIBLE_DEVICES"] for name in ("CUDA", "HIP", "ROCR")} == {""}
-
-
 def test_what_this_host_is_goes() -> None:
     host = {"TPU_TOPOLOGY": "4x4", "TPU_WORKER_ID": "3", "MEGASCALE_NUM_SLICES": "2", "JAX_NUM_CPU_DEVICES": "8"}
     made = build_compile_environment(host)
@@ -298,10 +292,6 @@ def test_libtpu_tells_its_warnings_and_leaves_no_files() -> None:
     )
     assert made["TPU_LOG_DIR"] == "disabled"
     assert made["TPU_STDERR_LOG_LEVEL"] == made["TF_CPP_MIN_LOG_LEVEL"] == "1"
-
-
-def test_a_libtpu_that_the_user_names_is_kept() -> None:
-    assert build_compile_environment({"TPU_LIBRARY_PATH": "/opt/libtpu.so"})["TPU_LIBRARY_PATH"] == "/opt/libtpu.so"
 
 
 @given(st.dictionaries(NAMES, st.text(max_size=8)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
-from meshwright.compiling.request import Limits, answer_batch, answer_plans, count_parts
+from meshwright.compiling.request import Limits, answer_batch, answer_plans
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.request import answer_request
 from meshwright.wire.batch_size import BatchSizeRequest
@@ -73,18 +72,3 @@ def test_a_search_that_gave_no_answer_finds_nothing() -> None:
     assert reply.compiled is not None
     assert (reply.compiled.per_replica_batch_size, reply.compiled.data_parallel_size) == (None, 4)
     assert reply.compiled.verification.status == "aborted"
-
-
-@pytest.mark.parametrize(
-    ("mesh", "parts"),
-    [
-        ({"dp": 2, "fsdp": 4, "tp": 8}, 8),
-        ({"tp": 8}, 1),
-        ({"data": 3, "model": 2}, 3),
-        ({"ep": 2, "fsdp": 2, "cp": 2}, 4),
-        ({"x": 8}, 1),
-    ],
-)
-def test_the_parts_of_a_batch_are_those_of_data_axes(mesh: dict[str, int], parts: int) -> None:
-    assert count_parts(mesh) == parts
-    assert math.prod(mesh.values()) % parts == 0

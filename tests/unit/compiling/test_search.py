@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.compiling.fit import Attempt, find_bounds, measure_slope, search_largest
+from meshwright.compiling.fit import Attempt, search_largest
 
 Memory = Callable[[int], int]
 GREATEST = 400
@@ -98,26 +97,3 @@ def test_where_nothing_bounds_memory_sizes_double_and_then_halve_what_is_left() 
     assert search(machine, 100, None) == 100
     assert machine.sizes[:4] == [1, 2, 4, 8]
     assert len(machine.sizes) <= 10
-
-
-def test_bounds_are_the_largest_that_fits_and_the_least_that_does_not() -> None:
-    tries = [Attempt(1, True), Attempt(9, False), Attempt(4, True), Attempt(7, False)]
-    assert find_bounds(tries, 100) == (tries[2], 7)
-    assert find_bounds(tries[:1], 100) == (tries[0], 101)
-
-
-@pytest.mark.parametrize(
-    ("tries", "slope"),
-    [
-        ([Attempt(2, True, 30, 10)], 10.0),
-        ([Attempt(2, True, 30)], None),
-        ([Attempt(2, True, 30, 30)], None),
-        ([Attempt(1, True, 25, 5), Attempt(3, True, 35, 5)], 5.0),
-        ([Attempt(1, True, 25, 5), Attempt(3, False, 31, 5), Attempt(9, False, 99, 5)], 3.0),
-        ([Attempt(1, True, 25, 5), Attempt(3, False, 25)], None),
-        ([Attempt(1, True, 25, 5), Attempt(3, False, None)], 20.0),
-    ],
-)
-def test_the_line_goes_through_the_nearest_tries(tries: list[Attempt], slope: float | None) -> None:
-    low, _ = find_bounds(tries, 100)
-    assert measure_slope(low, tries) == slope

@@ -14,7 +14,6 @@ import pytest
 from jax.sharding import AxisType
 
 from meshwright.compiling.step import BuiltStep, build_step
-from meshwright.compiling.step.layers import EPSILON, normalise, scale_rms
 from meshwright.errors import NotCompiledError
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -199,14 +198,6 @@ def test_the_first_loss_of_weights_that_know_nothing_is_the_logarithm_of_the_voc
     assert float(loss) == pytest.approx(math.log(64), rel=1e-6)
 
 
-@pytest.mark.exhaustive
-def test_places_that_run_out_drop_tokens_and_train_all_the_same() -> None:
-    tight = TRAINING.model_copy(update={"capacity_factor": 0.5})
-    (loss,), _ = train(EXPERTS, tight, {"fsdp": 2})
-    assert math.isfinite(loss)
-    assert loss != train_plainly(EXPERTS)[0][0]
-
-
 # ---- what is lowered ------------------------------------------------------------------------------------------------
 
 
@@ -247,19 +238,3 @@ def test_a_mesh_that_the_step_has_no_use_for_is_refused(shape: dict[str, int], w
 
 
 # ---- norms and positions --------------------------------------------------------------------------------------------
-
-
-def draw_heads(length: int = 12, size: int = 8) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(3).normal(size=(1, length, 1, size)), jnp.float32)
-
-
-def test_norms_are_those_of_the_papers() -> None:
-    value = draw_heads(4, 32)[:, :, 0]
-    scale, bias = jnp.linspace(0.5, 2.0, 32), jnp.linspace(-1.0, 1.0, 32)
-    wide = np.asarray(value, np.float64)
-    rms = wide / np.sqrt(np.square(wide).mean(-1, keepdims=True) + EPSILON) * np.asarray(scale)
-    layer = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + EPSILON)
-    weights = {"n": scale, "n_bias": bias}
-    np.testing.assert_allclose(scale_rms(value, scale), rms, atol=1e-5)
-    np.testing.assert_allclose(normalise(value, weights, "n", LLAMA), rms, atol=1e-5)
-    np.testing.assert_allclose(normalise(value, weights, "n", GPT), layer * scale + bias, atol=1e-5)

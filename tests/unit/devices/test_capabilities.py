@@ -80,21 +80,6 @@ def test_without_a_compute_capability_the_chip_table_decides(kind: str, dtype: s
     assert choose_compute_dtype(build_capabilities(DeviceType.GPU, [HostDevice(kind)])) == dtype
 
 
-@pytest.mark.parametrize(
-    ("told", "dtype"),
-    [
-        (DeviceCapabilities(DeviceType.GPU, 1, compute_capability="8.0"), "bfloat16"),
-        (DeviceCapabilities(DeviceType.GPU, 1, compute_capability="7.5"), "float16"),
-        (DeviceCapabilities(DeviceType.GPU, 1, supports_mixed_precision=True), "float16"),
-        (DeviceCapabilities(DeviceType.GPU, 1), "float32"),
-        (DeviceCapabilities(DeviceType.TPU, 4), "bfloat16"),
-        (DeviceCapabilities(DeviceType.CPU, 8, supports_mixed_precision=True), "float32"),
-    ],
-)
-def test_a_callers_own_detector_need_not_tell_what_follows(told: DeviceCapabilities, dtype: str) -> None:
-    assert choose_compute_dtype(told) == dtype
-
-
 @pytest.mark.parametrize("device", build_host(cpu=1, gpu=1, tpu=1))
 def test_fake_devices_are_like_real_ones(device: object) -> None:
     check_device(device)

@@ -6,7 +6,6 @@ import pytest
 
 from meshwright_agent.facts.procfs import (
     parse_container,
-    parse_hierarchies,
     parse_quota,
     read_cpu,
     read_machine,
@@ -38,11 +37,6 @@ def write_limits(folder: Path, cgroup: str, **files: str) -> None:
 )
 def test_a_quota_is_cpus_and_no_limit_is_none(text: str, cpus: float | None) -> None:
     assert parse_quota(text) == cpus
-
-
-def test_a_process_is_found_in_both_versions_of_cgroups() -> None:
-    text = "9:name=systemd:/\n4:memory:/x\n1:cpu,cpuacct:/a/b\n0::/c\nbad"
-    assert parse_hierarchies(text) == (("name=systemd", "/"), ("memory", "/x"), ("cpu,cpuacct", "/a/b"), ("", "/c"))
 
 
 def test_usable_threads_are_the_least_of_affinity_and_every_quota_above(tmp_path: Path) -> None:

@@ -22,46 +22,31 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "kmsg"
 
 
-FORMS = {
-    "NVRM: Xid (0000:03:00): 14, Channel 00000001": ("0000:03:00.0", 14, None, None, "Channel 00000001"),
-    "NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus.": (
-        "0000:2b:00.0",
-        79,
-        None,
-        None,
-        "GPU has fallen off the bus.",
-    ),
-    "NVRM: Xid (PCI:0000:C1:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error": (
+FORMS = [
+    ("NVRM: Xid (0000:03:00): 14, Channel 00000001", "0000:03:00.0", 14, None, None),
+    ("NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus.", "0000:2b:00.0", 79, None, None),
+    (
+        "NVRM: Xid (PCI:0000:C1:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error",
         "0000:c1:00.0",
         74,
         None,
         None,
-        "NVLink: fatal error",
     ),
-    "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row": (
-        "0000:10:1c.0",
-        63,
-        1896,
-        None,
-        "Row Remapper: New row",
-    ),
-    "NVRM: Xid (PCI:0000:00:06): 31, pid=79749, name=exe, Ch 0000000a, intr 0": (
-        "0000:00:06.0",
-        31,
-        79749,
-        "exe",
-        "Ch 0000000a, intr 0",
-    ),
-    "NVRM: Xid (PCI:0000:c3:00 GPU-I:05): 13, pid=9, name=a": ("0000:c3:00.0", 13, 9, "a", ""),
-    "[ 12.3] NVRM: Xid (PCI:0009:01:00): 119, pid=1, name=x, Timeout": ("0009:01:00.0", 119, 1, "x", "Timeout"),
-}
+    ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row", "0000:10:1c.0", 63, 1896, None),
+    ("NVRM: Xid (PCI:0000:00:06): 31, pid=79749, name=exe, Ch 0000000a, intr 0", "0000:00:06.0", 31, 79749, "exe"),
+    ("NVRM: Xid (PCI:0000:c3:00 GPU-I:05): 13, pid=9, name=a", "0000:c3:00.0", 13, 9, "a"),
+    ("[ 12.3] NVRM: Xid (PCI:0009:01:00): 119, pid=1, name=x, Timeout", "0009:01:00.0", 119, 1, "x"),
+]
+TEXTS = ["Channel 00000001", "GPU has fallen off the bus.", "NVLink: fatal error", "Row Remapper: New row"]
+TEXTS += ["Ch 0000000a, intr 0", "", "Timeout"]
+"""What each of them says beside its figures."""
 
 
-@pytest.mark.parametrize(("line", "expected"), FORMS.items())
-def test_each_known_form_of_the_line_is_read(line: str, expected: tuple[object, ...]) -> None:
-    found = parse_xid(line)
+@pytest.mark.parametrize(("form", "text"), list(zip(FORMS, TEXTS, strict=True)))
+def test_each_known_form_of_the_line_is_read(form: tuple[str, str, int, int | None, str | None], text: str) -> None:
+    found = parse_xid(form[0])
     assert found is not None
-    assert (found.pci_bus_id, found.code, found.pid, found.process, found.text) == expected
+    assert (found.pci_bus_id, found.code, found.pid, found.process, found.text) == (*form[1:], text)
 
 
 @pytest.mark.parametrize(
@@ -71,37 +56,27 @@ def test_other_lines_are_no_xid(line: str) -> None:
     assert parse_xid(line) is None
 
 
-FAILURES = {
-    "NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)": (
-        "init_failed",
-        "0000:81:00.0",
-        "GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)",
-    ),
-    "NVRM: RmInitAdapter failed! (0x27:0x38:1193)": ("init_failed", None, "RmInitAdapter failed! (0x27:0x38:1193)"),
-    "NVRM: GPU at 0000:01:00.0 has fallen off the bus.": (
-        "fallen_off_the_bus",
-        "0000:01:00.0",
-        "GPU at 0000:01:00.0 has fallen off the bus.",
-    ),
-    "NVRM: GPU at PCI:0000:2B:00: GPU has fallen off the bus.": (
-        "fallen_off_the_bus",
-        "0000:2b:00.0",
-        "GPU at PCI:0000:2B:00: GPU has fallen off the bus.",
-    ),
-    r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\x0aNVRM: fallen off "
-    "the bus": (
+FAILURES = [
+    ("NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)", "init_failed", "0000:81:00.0"),
+    ("NVRM: RmInitAdapter failed! (0x27:0x38:1193)", "init_failed", None),
+    ("NVRM: GPU at 0000:01:00.0 has fallen off the bus.", "fallen_off_the_bus", "0000:01:00.0"),
+    ("NVRM: GPU at PCI:0000:2B:00: GPU has fallen off the bus.", "fallen_off_the_bus", "0000:2b:00.0"),
+    (
+        r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in\x0aNVRM: fallen off the bus",
         "fallen_off_the_bus",
         "0000:b3:00.0",
-        "The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:26b5) installed in this system has fallen off the bus",
     ),
-}
+]
 
 
-@pytest.mark.parametrize(("line", "expected"), FAILURES.items())
-def test_each_known_line_of_a_card_that_is_gone_without_an_xid_is_read(line: str, expected: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(("line", "code", "address"), FAILURES)
+def test_each_known_line_of_a_card_that_is_gone_without_an_xid_is_read(
+    line: str, code: str, address: str | None
+) -> None:
     found = parse_failure(line)
     assert found is not None
-    assert (found.code, found.pci_bus_id, found.text) == expected
+    assert (found.code, found.pci_bus_id) == (code, address)
+    assert found.text == line.replace(r"\x0aNVRM:", "").removeprefix("NVRM: ")
 
 
 @pytest.mark.parametrize(
@@ -122,36 +97,24 @@ def test_a_line_with_an_xid_counts_once_and_one_without_counts_too(log: Path) ->
     assert read_kernel_log(log, after=3, now_s=9.0).failures == ()
 
 
-SXIDS = {
-    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)": (
-        "0000:05:00.0",
-        12028,
+SXIDS = [
+    (
+        "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
         False,
         32,
-        "egress non-posted PRIV error (First)",
     ),
-    "[6781753.4] nvidia-nvswitch1: SXid (PCI:0000:C6:00.0): 20034, Fatal, Link 48 LTSSM Fault Up": (
-        "0000:c6:00.0",
-        20034,
-        True,
-        48,
-        "LTSSM Fault Up",
-    ),
-    "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 10004, Non-fatal, Host_thermal_event_start": (
-        "0000:05:00.0",
-        10004,
-        False,
-        None,
-        "Host_thermal_event_start",
-    ),
-}
+    ("[6781753.4] nvidia-nvswitch1: SXid (PCI:0000:C6:00.0): 20034, Fatal, Link 48 LTSSM Fault Up", True, 48),
+    ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 10004, Non-fatal, Host_thermal_event_start", False, None),
+]
 
 
-@pytest.mark.parametrize(("line", "expected"), SXIDS.items())
-def test_each_known_form_of_an_sxids_line_is_read(line: str, expected: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(("line", "is_fatal", "link"), SXIDS)
+def test_each_known_form_of_an_sxids_line_is_read(line: str, is_fatal: bool, link: int | None) -> None:
     found = parse_sxid(line)
     assert found is not None
-    assert (found.pci_bus_id, found.code, found.is_fatal, found.link, found.text) == expected
+    assert (found.is_fatal, found.link) == (is_fatal, link)
+    assert f"SXid (PCI:{found.pci_bus_id}): {found.code}, " in line.replace("C6", "c6")
+    assert line.endswith(f", {f'Link {link} ' if link else ''}{found.text}")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from meshwright_agent.facts.model import GpuLink, SourceProblem
-from meshwright_agent.facts.nvidia import NvidiaFacts, parse_cuda_version, parse_profile, read_nvidia
+from meshwright_agent.facts.nvidia import NvidiaFacts, read_nvidia
 from meshwright_agent.facts.sysfs import Roots
 from tests.fakes.machines import RECORDED, plant_machine
 from tests.fakes.nvml import NO_TABLE, FakeNvml, check_against_pynvml
@@ -229,9 +229,3 @@ def test_a_driver_older_than_the_fabrics_function_is_no_problem(code: int) -> No
     assert {gpu.fabric for gpu in found.gpus} == {None}
     assert found.problems == ()
     assert set(kinds_of(found).values()) == {"NV18"}
-
-
-def test_versions_and_profiles_are_read_from_nvmls_forms() -> None:
-    assert [parse_cuda_version(number) for number in (12020, 13000, 0, None)] == ["12.2", "13.0", None, None]
-    assert parse_profile("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me") == "1g.10gb+me"
-    assert parse_profile("NVIDIA H100 80GB HBM3") is parse_profile(None) is None

@@ -49,12 +49,6 @@ def test_cards_whose_addresses_are_unknown_are_not_taken_for_neighbors() -> None
     assert count_nvlinks(None, NvLinks({"b": 2}), None, NvLinks({"a": 2})) == 0
 
 
-def test_a_fabric_that_is_down_leaves_direct_links_alone() -> None:
-    a, b = NvLinks({"b": 2}, 12), NvLinks({"a": 2}, 12)
-    assert count_nvlinks("a", a, "b", b, switched=False) == 2
-    assert count_nvlinks("a", NvLinks({}, 12), "b", NvLinks({}, 12), switched=False) == 0
-
-
 @pytest.mark.parametrize(
     ("speed", "rate"),
     [(20625, 20e9), (25781, 25e9), (25000, 25e9), (26562, 25e9), (53125, 50e9), (100000, 100e9), (0, None)],
@@ -114,13 +108,6 @@ def test_a_domain_is_cluster_and_clique_of_a_registration_that_succeeded() -> No
     ):
         assert found is not None
         assert found.domain == domain
-
-
-def test_the_status_counts_only_for_a_completed_registration() -> None:
-    early, late = fabric(state=2, status=999), fabric(state=3, status=999)
-    assert early is not None
-    assert late is not None
-    assert (early.error, late.error) == (None, "Unknown Error")
 
 
 HEALTH = {

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts.procfs import (
     ProcessTable,
-    merge_holders,
     parse_command,
     parse_parent,
     read_open_files,
@@ -157,11 +155,6 @@ def test_a_command_is_told_without_arguments_which_may_be_secret(words: list[str
 )
 def test_the_parent_stands_behind_the_last_bracket(stat: str, parent: int | None) -> None:
     assert parse_parent(stat) == parent
-
-
-def test_one_process_that_holds_several_devices_is_one_holder() -> None:
-    a, b = DeviceProcess(pid=1, name="a"), DeviceProcess(pid=2, name="b", devices=("x", "y"))
-    assert merge_holders([b.model_copy(update={"devices": ("y",)}), a, b]) == (a, b)
 
 
 READER = """

@@ -3,11 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshwright_agent.facts.model import PciHealth
-from meshwright_agent.facts.sysfs import parse_aer_total, read_pci_health
+from meshwright_agent.facts.sysfs import read_pci_health
 
 AER = "Undefined 0\nDLP 1\nPoisonedTLP 2\nTOTAL_ERR_FATAL {}"
 
@@ -49,9 +47,3 @@ def test_a_width_that_is_none_is_null(width: str, tmp_path: Path) -> None:
 
 def test_a_function_that_is_gone_says_nothing(tmp_path: Path) -> None:
     assert read_pci_health(tmp_path / "nowhere") is None
-
-
-@given(st.text(max_size=100) | st.none())
-def test_any_text_has_a_total_or_none(text: str | None) -> None:
-    total = parse_aer_total(text)
-    assert total is None or isinstance(total, int)

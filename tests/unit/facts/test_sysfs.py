@@ -2,15 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright_agent.facts.sysfs import (
-    parse_cpu_list,
-    parse_distances,
-    parse_int,
-    parse_kib,
     parse_pci_address,
     read_numa_node,
     read_numa_nodes,
@@ -39,24 +34,6 @@ CARD = """
 => sys/bus/pci/devices/0000:00:01.0 -> ../../../devices/pci0000:00/0000:00:01.0
 =/ sys/bus/pci/devices/0000:00:02.0
 """
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"), [("", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("5,5-6", {5, 6}), ("3-1,x,7", {7})]
-)
-def test_a_list_of_cpus_names_each(text: str, cpus: set[int]) -> None:
-    assert parse_cpu_list(text) == cpus
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"), [("16 kB", 16384), ("16", None), ("x kB", None), ("-1 kB", None), (None, None)]
-)
-def test_the_kernels_kb_are_kibibytes_and_other_texts_unknown(text: str | None, size_bytes: int | None) -> None:
-    assert parse_kib(text) == size_bytes
-
-
-def test_a_number_that_is_none_is_unknown_not_zero() -> None:
-    assert [parse_int(text) for text in ("7", " 7 ", "-1", "0x10", "", None)] == [7, 7, -1, None, None, None]
 
 
 @given(st.integers(0, 0xFFFF), st.integers(0, 255), st.integers(0, 31), st.integers(0, 7))
@@ -95,14 +72,6 @@ def test_numa_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         (2, "2", 2048),
         (10, "10", 10240),
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "distances"),
-    [("10 21", (10, 21)), ("10", (10,)), ("", None), (None, None), ("10 x", None), ("10 -1", None)],
-)
-def test_distances_of_a_node_are_all_known_or_none(text: str | None, distances: tuple[int, ...] | None) -> None:
-    assert parse_distances(text) == distances
 
 
 def test_a_node_knows_its_distances_where_the_kernel_tells_them(tmp_path: Path) -> None:

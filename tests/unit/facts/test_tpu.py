@@ -3,11 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshwright_agent.facts.model import SliceFacts
-from meshwright_agent.facts.tpu import parse_flags, parse_kind, parse_shape, parse_slice, read_chips, read_device_file
+from meshwright_agent.facts.tpu import parse_flags, parse_kind, parse_slice, read_chips, read_device_file
 from tests.fakes.machines import plant_machine
 from tests.fakes.tree import plant
 
@@ -79,14 +77,3 @@ def test_hosts_are_counted_by_name_else_by_bounds() -> None:
 )
 def test_what_is_no_three_truths_is_unknown(text: str | None, flags: tuple[bool, ...] | None) -> None:
     assert parse_flags(text) == flags
-
-
-@given(st.lists(st.integers(1, 64), min_size=1, max_size=3), st.sampled_from(["x", ","]))
-def test_a_shape_that_is_printed_parses_to_three_sizes(sizes: list[int], separator: str) -> None:
-    shape = parse_shape(separator.join(map(str, sizes)))
-    assert shape == (*sizes, *[1] * (3 - len(sizes)))
-
-
-@pytest.mark.parametrize("text", [None, "", "0x4", "2x", "2x2x2x2", "-2,2", "auto"])
-def test_what_is_no_shape_is_unknown(text: str | None) -> None:
-    assert parse_shape(text) is None

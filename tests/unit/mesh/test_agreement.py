@@ -58,25 +58,6 @@ def run_all(count: int, work: Callable[[Agreement], object], board: FakeBoard | 
         return list(pool.map(work, agreements))
 
 
-def test_everybody_reads_what_everybody_said_in_the_order_of_ranks_round_after_round() -> None:
-    def talk(agreement: Agreement) -> list[tuple[str, ...]]:
-        return [agreement.exchange(f"{word} {agreement.rank}", timeout_s=30) for word in ("one", "two")]
-
-    expected = [tuple(f"{word} {rank}" for rank in range(4)) for word in ("one", "two")]
-    assert run_all(4, talk) == [expected] * 4
-
-
-def test_a_commit_lets_all_go_on() -> None:
-    def talk(agreement: Agreement) -> str:
-        agreement.exchange("", timeout_s=30)
-        agreement.commit()
-        return "went on"
-
-    board = FakeBoard(3)
-    assert run_all(3, talk, board) == ["went on"] * 3
-    assert board.values == {}, "nothing stays at the service"
-
-
 def test_all_that_came_are_stopped_when_one_does_not_commit() -> None:
     def talk(agreement: Agreement) -> str:
         agreement.exchange("", timeout_s=0.1)
@@ -87,17 +68,6 @@ def test_all_that_came_are_stopped_when_one_does_not_commit() -> None:
         return "stopped"
 
     assert run_all(3, talk) == ["stopped", "left", "stopped"]
-
-
-def test_all_silent_processes_are_named_and_the_wait_ends() -> None:
-    def talk(agreement: Agreement) -> str:
-        if agreement.rank in (1, 3):
-            return "silent"
-        with pytest.raises(PlanMismatchError, match="process 1, 3 of 4 did not call it"):
-            agreement.exchange("", timeout_s=0.1)
-        return "stopped"
-
-    assert run_all(4, talk) == ["stopped", "silent", "stopped", "silent"]
 
 
 def test_one_time_limit_holds_for_all_reads_together(monkeypatch: pytest.MonkeyPatch) -> None:

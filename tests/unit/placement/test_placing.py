@@ -177,18 +177,6 @@ def test_what_is_no_device_is_refused(device: Any, words: str) -> None:
 # ---- every device ----
 
 
-def test_every_leaf_is_one_array_that_is_whole_on_each_device() -> None:
-    placed = DevicePlacement().replicate_across_devices(build_batch())
-    assert_same(placed, build_batch())
-    for leaf in jax.tree.leaves(placed):
-        assert isinstance(leaf, jax.Array)
-        assert leaf.is_fully_replicated
-        assert isinstance(leaf.sharding, NamedSharding)
-        assert leaf.sharding.device_set == set(jax.devices())
-    assert len(placed["x"].addressable_shards) == 8
-    assert {shard.data.shape for shard in placed["x"].addressable_shards} == {(8, 3)}
-
-
 @pytest.mark.parametrize(("indices", "words"), [((), "devices is empty"), ((1, 2, 1), "more than once")])
 def test_devices_that_cannot_each_hold_a_copy_are_refused(indices: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):

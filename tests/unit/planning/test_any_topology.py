@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from meshwright.errors import PlanInfeasibleError, ProblemError
+from meshwright.errors import ProblemError
 from meshwright.planning.request import answer_request
 from meshwright.topology.identity import check_plan
 from meshwright.topology.model import Topology
@@ -170,32 +170,3 @@ def test_any_topology_is_planned_with_each_device_once_or_refused_as_a_problem(
 def test_unchanged_they_are_planned(name: str) -> None:
     (plan,) = answer(WRITTEN[name], {"mesh": "dp:-1"})
     assert len(check_plan(plan)) == sum(len(document["devices"]) for document in WRITTEN[name])
-
-
-def change_granule(**fields: Any) -> list[Document]:
-    document = copy.deepcopy(WRITTEN["v5p:2x2x1"][0])
-    document["granules"][0].update(fields)
-    return [document]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"shape": [10_000, 10_000, 10_000]},
-        {"shape": [100, 100, 200], "wrap": [True] * 3, "twisted": True},
-        {"wrap": [True, False]},
-        {"device_count": 0},
-        {"shape": []},
-        {"twisted": True},
-    ],
-    ids=["too large", "too large and twisted", "other rings", "no device", "no dimension", "no twist"],
-)
-@pytest.mark.parametrize("devices", [None, {"count": 2}])
-def test_a_slice_that_cannot_be_is_a_problem_of_the_topology_at_once(
-    fields: Document, devices: Document | None
-) -> None:
-    start = time.perf_counter()
-    with pytest.raises(PlanInfeasibleError) as refused:
-        answer(change_granule(**fields), {"mesh": "dp:2", "devices": devices, "allow_unused": True})
-    assert refused.value.errors[0]["field"] == "topology"
-    assert time.perf_counter() - start < 0.5

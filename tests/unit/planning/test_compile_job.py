@@ -12,12 +12,10 @@ from meshwright.planning.compile_job import (
     CompileJob,
     build_compile_target,
     build_job,
-    read_capacity,
     read_memory_fraction,
 )
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.request import answer_request
-from meshwright.topology.chips import find_chip
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest
@@ -111,18 +109,6 @@ def test_a_plan_that_does_not_divide_its_model_is_refused_before_any_compiler_is
 
 
 # ---- the mesh and the memory ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("strategy", "fraction"), [(None, 0.75), ("aggressive", 0.9), ("conservative", 0.6)])
-def test_gpus_have_the_fraction_of_their_memory_that_the_job_is_started_with(
-    strategy: str | None, fraction: float
-) -> None:
-    chip = find_chip("h100")
-    assert chip is not None
-    assert chip.device_memory_bytes is not None
-    made = plan("2*h100:8", **({"memory_strategy": strategy} if strategy else {}))
-    assert read_capacity(made) == int((chip.device_memory_bytes - 768 * 2**20) * read_memory_fraction(made))
-    assert read_memory_fraction(made) == fraction
 
 
 def test_the_fraction_is_the_environments_under_either_name_and_jaxs_own_without_one() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.models import read_model
-from meshwright.planning.parallelism import check_divides, list_divisors
+from meshwright.planning.parallelism import check_divides
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.codes import has_code
 from tests.unit.planning.models import models
@@ -86,21 +86,6 @@ def test_all_that_does_not_divide_is_told_in_one_refusal_always_alike() -> None:
     ]
     assert first.errors == second.errors
     assert "more)" in first.detail
-
-
-def test_kv_heads_are_divided_or_repeated_and_nothing_else() -> None:
-    model = ModelSpec(
-        vocab_size=480,
-        hidden_size=480,
-        intermediate_size=480,
-        num_hidden_layers=1,
-        num_attention_heads=60,
-        num_key_value_heads=6,
-        head_dim=8,
-    )
-    allowed = {size for size in list_divisors(60) if not list_wrong(model, TRAINING, {"tp": size})}
-    assert allowed == {1, 2, 3, 6, 12, 30, 60}
-    assert "nor is it a multiple" in refuse(model, TRAINING, {"tp": 4}).detail
 
 
 @pytest.mark.parametrize(

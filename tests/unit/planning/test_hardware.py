@@ -14,48 +14,29 @@ chips = st.sampled_from(read_chips())
 @pytest.mark.parametrize(
     ("platform", "kind", "expected"),
     [
-        ("cpu", "cpu", HardwareType.CPU),
         ("cpu", "Intel(R) Xeon(R)", HardwareType.CPU),
-        ("tpu", "TPU v5 lite", HardwareType.TPU_V5E),
-        ("tpu", "TPU v5", HardwareType.TPU_V5P),
-        ("tpu", "TPU7x", HardwareType.TPU_7X),
-        ("gpu", "NVIDIA H100 80GB HBM3", HardwareType.H100),
         ("cuda", "NVIDIA H100 PCIe", HardwareType.H100),
         ("gpu", "NVIDIA H100 NVL", HardwareType.H100),
         ("gpu", "NVIDIA A100-PCIE-40GB", HardwareType.A100),
         ("gpu", "Tesla V100-SXM2-16GB", HardwareType.V100),
-        ("gpu", "NVIDIA H200", HardwareType.H200),
-        ("gpu", "NVIDIA H800", HardwareType.H800),
-        ("gpu", "NVIDIA H20", HardwareType.H20),
-        ("gpu", "NVIDIA GH200 480GB", HardwareType.GH200),
-        ("gpu", "NVIDIA GH200 144G HBM3e", HardwareType.GH200),
-        ("gpu", "NVIDIA GB300", HardwareType.GB300),
         ("rocm", "AMD Instinct MI300X", HardwareType.MI300X),
     ],
 )
 def test_a_device_is_known_by_platform_and_kind(platform: str, kind: str, expected: HardwareType) -> None:
+    """Of a family also where the chip itself is in no row; each row's own kinds: the test of all chips."""
     assert detect_hardware(platform, kind) is expected
 
 
 @pytest.mark.parametrize(
     ("platform", "kind"),
     [
-        ("tpu", "TPU v4 lite"),
-        ("tpu", "TPU8i"),
-        ("gpu", "NVIDIA GH200 480GB MIG 1g.12gb"),
         ("gpu", "NVIDIA H800 PCIe"),
-        ("gpu", "NVIDIA H20-3e"),
-        ("gpu", "NVIDIA H200 NVL"),
         ("gpu", "NVIDIA A100X"),
-        ("gpu", "NVIDIA A10M"),
-        ("gpu", "NVIDIA A40"),
         ("gpu", "Tesla V100S-PCIE-32GB"),
         ("gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
-        ("gpu", "NVIDIA GeForce RTX 4090"),
         ("gpu", ""),
         ("gpu", "TPU v5 lite"),
         ("tpu", "NVIDIA H100 80GB HBM3"),
-        ("", ""),
         ("metal", "Apple M3"),
     ],
 )

@@ -44,20 +44,6 @@ def test_a_target_and_a_topology_together_are_refused() -> None:
     assert "leave out the target, or leave out topology" in refused.hint
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind", "field"),
-    [
-        ({"target": "?"}, InvalidRequestError, "target"),
-        ({"target": "v5q:4x4"}, PlanInfeasibleError, "target"),
-        ({"topology": []}, PlanInfeasibleError, "topology"),
-    ],
-)
-def test_hardware_that_is_none_is_refused_with_its_field(
-    fields: dict[str, Any], kind: type[Exception], field: str
-) -> None:
-    assert refuse(ask(**fields), kind).errors[0]["field"] == field
-
-
 # ---- the answer -----------------------------------------------------------------------------------------------------
 
 

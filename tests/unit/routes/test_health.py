@@ -17,11 +17,6 @@ def test_a_reason_is_one_line_of_at_most_80_printable_characters(text: str) -> N
     line.encode()
 
 
-@given(st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=80))
-def test_a_short_reason_stays_as_it_is(text: str) -> None:
-    assert shorten_line(text) == text
-
-
 def test_text_lists_the_worst_first_with_what_to_do() -> None:
     parts = [Component(name="worker", state="healthy", reason="answers")]
     parts.append(Component(name="device:0", state="unhealthy", reason="XID 79", action="reboot"))

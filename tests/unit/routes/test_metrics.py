@@ -15,7 +15,7 @@ from meshwright.errors import UnavailableError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
 from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.metrics import METRICS, RELEASE_DURATION, RUN_DURATION
+from meshwright_agent.metrics import RELEASE_DURATION, RUN_DURATION
 from meshwright_agent.routes.metrics import HEALTH_STATES, MAX_LISTED, build_registry, observe_request
 from tests.fakes.machines import plant_machine
 from tests.fakes.stored import EPOCH, ManualClock, build_record
@@ -95,20 +95,6 @@ def _build_busy(dgx: Devices) -> MemoryAgent:
     RELEASE_DURATION.labels("released").observe(0.18)
     observe_request("/devices", "GET", 200, 0.003)
     return agent
-
-
-def test_every_metric_of_the_table_has_samples_on_a_busy_agent_and_none_is_missing_from_it(dgx: Devices) -> None:
-    families = list(text_string_to_metric_families(_scrape(_build_busy(dgx))))
-    seen = {f"{f.name}_total" if f.type == "counter" else f.name for f in families if f.samples}
-    assert {name for name in seen if name.startswith("meshwright_")} == set(METRICS)
-    assert {name for name in seen if not name.startswith("meshwright_")} <= {
-        "process_virtual_memory_bytes",
-        "process_resident_memory_bytes",
-        "process_start_time_seconds",
-        "process_cpu_seconds_total",
-        "process_open_fds",
-        "process_max_fds",
-    }
 
 
 def test_a_device_is_named_by_the_labels_that_dcgm_exporter_has(dgx: Devices) -> None:
@@ -207,24 +193,6 @@ def _assert_states(text: str, expected: dict[str, str]) -> None:
     found = _samples(text, "meshwright_component_health")
     assert len(found) == len(expected) * len(HEALTH_STATES)
     assert {s["component"]: s["state"] for s, value in found if value == 1} == expected
-
-
-def test_a_record_is_labelled_by_what_was_measured_and_its_age_grows(dgx: Devices) -> None:
-    agent = _build_busy(dgx)
-    agent.clock.advance(30)
-    text = _scrape(agent)
-    labels, value = _samples(text, "meshwright_bench_bus_bandwidth_bytes_per_second")[0]
-    assert value == 2e9
-    assert labels == {
-        "case": "all_reduce",
-        "axis": "dp",
-        "axis_size": "2",
-        "size_bytes": "1024",
-        "dtype": "float32",
-        "devices": "0,1",
-    }
-    assert [v for _, v in _samples(text, "meshwright_bench_age_seconds")] == [30, 30]
-    assert _value(text, "meshwright_bench_flops_per_second", case="matmul", axis="", axis_size="") == 1e12
 
 
 def test_records_of_other_devices_are_series_of_their_own(dgx: Devices) -> None:

@@ -13,27 +13,11 @@ from hypothesis import strategies as st
 
 from meshwright.errors import QueueFullError, UnavailableError
 from meshwright.wire.runs import RunKind
-from meshwright_agent.runs import USUAL_RUN_S, build_run_id
-from tests.fakes.codes import has_code
+from meshwright_agent.runs import build_run_id
 from tests.fakes.stored import EPOCH
 from tests.unit.staging import Stage, play, states, until
 
 # ---- one run ---------------------------------------------------------------------------------------
-
-
-def test_any_other_exception_fails_the_run_as_internal_and_the_next_run_goes_on(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        first, second = await stage.submit(), await stage.submit()
-        stage.bench.fail(first, ZeroDivisionError("secret path"))
-        done = await stage.ended(first)
-        assert done.error is not None
-        assert (done.state, done.error.code) == ("failed", "internal")
-        assert "ZeroDivisionError" in done.error.detail
-        assert "secret" not in done.error.detail
-        stage.bench.finish(second)
-        assert (await stage.ended(second)).state == "succeeded"
-
-    play(tmp_path, act)
 
 
 @pytest.mark.parametrize("update", [{"done": 1}, {"record": {"case": "none"}}, {"record": None}, {}, 7, None])
@@ -158,24 +142,6 @@ def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_path: Pat
 # ---- close and restart -----------------------------------------------------------------------------
 
 
-def test_closing_cancels_everything_with_the_reason_and_takes_no_more(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        ids = [await stage.submit_running(), await stage.submit()]
-        listeners = [asyncio.create_task(stage.events(run_id)) for run_id in ids]
-        await stage.queue.close("the agent is shutting down")
-        for run_id, listener in zip(ids, listeners, strict=True):
-            stored = await stage.stored(run_id)
-            assert stored.error is not None
-            assert stored.state == "cancelled"
-            assert "shutting down" in stored.error.detail
-            assert states(await listener)[-1] == "cancelled"
-        with pytest.raises(UnavailableError, check=has_code("not_ready")):
-            await stage.submit()
-        assert not stage.queue.running
-
-    play(tmp_path, act)
-
-
 def test_closing_does_not_wait_for_work_that_will_not_stop(tmp_path: Path) -> None:
     async def act(stage: Stage) -> None:
         stage.bench.ignores_cancel = True
@@ -209,34 +175,6 @@ def test_a_submission_that_races_with_closing_is_cancelled_or_refused_but_never_
 
 async def submit(stage: Stage, kind: RunKind, **request: Any) -> str:
     return (await stage.queue.submit(kind, request, stage.bench.execute)).id
-
-
-def test_a_compile_runs_beside_a_bench_and_compiles_one_after_the_other(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        bench = await submit(stage, "bench")
-        plan, batch = await submit(stage, "plan"), await submit(stage, "batch_size")
-        await until(lambda: {bench, plan} <= set(stage.bench.begun))
-        assert [run.id for run in stage.queue.running] == [bench, plan]
-        assert (stage.queue.queued_count, stage.bench.busy_count_max) == (1, 2)
-        stage.bench.finish(plan)
-        await until(lambda: batch in stage.bench.begun)
-        assert stage.bench.busy_count_max == 2
-        assert [run.id for run in await stage.queue.list_runs()] == [batch, plan, bench]
-
-    play(tmp_path, act)
-
-
-def test_a_full_lane_refuses_and_the_other_takes(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
-        first = await submit(stage, "plan")
-        await until(lambda: first in stage.bench.begun)
-        await submit(stage, "batch_size")
-        with pytest.raises(QueueFullError) as caught:
-            await submit(stage, "plan")
-        assert caught.value.retry_after_s == USUAL_RUN_S
-        await submit(stage, "bench")
-
-    play(tmp_path, act, MAX_WAITING=1)
 
 
 def test_a_release_of_the_devices_ends_benches_and_leaves_compiles_alone(tmp_path: Path) -> None:

@@ -21,11 +21,6 @@ def build_environment(settings: Settings, base: dict[str, str] | None = None) ->
 # ---- the device worker ----------------------------------------------------------------------------------------------
 
 
-def test_on_virtual_devices_the_workers_environment_says_so_before_jax_is_imported() -> None:
-    environment = build_environment(Settings(cpu_devices=8))
-    assert (environment["JAX_PLATFORMS"], environment["JAX_NUM_CPU_DEVICES"]) == ("cpu", "8")
-
-
 def test_on_virtual_devices_an_operators_platform_does_not_lead_to_the_accelerators() -> None:
     environment = build_environment(Settings(cpu_devices=2), {"JAX_PLATFORMS": "cuda", "JAX_NUM_CPU_DEVICES": "64"})
     assert (environment["JAX_PLATFORMS"], environment["JAX_NUM_CPU_DEVICES"]) == ("cpu", "2")
@@ -34,21 +29,6 @@ def test_on_virtual_devices_an_operators_platform_does_not_lead_to_the_accelerat
 def test_on_accelerators_jax_chooses_or_the_operator_does() -> None:
     assert not {"JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"} & set(build_environment(Settings()))
     assert build_environment(Settings(), {"JAX_PLATFORMS": "cuda"})["JAX_PLATFORMS"] == "cuda"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "fraction"), [("conservative", "0.6"), ("balanced", "0.75"), ("aggressive", "0.9")]
-)
-def test_the_worker_takes_no_more_memory_than_the_strategy_and_none_in_advance(strategy: Any, fraction: str) -> None:
-    environment = build_environment(Settings(memory_strategy=strategy))
-    assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == fraction
-    assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-
-
-def test_the_worker_inherits_what_is_not_meant_for_the_agent_alone() -> None:
-    environment = build_environment(Settings())
-    assert (environment["PATH"], environment["HOME"]) == ("/usr/bin", "/root")
-    assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & set(environment)
 
 
 def test_a_worker_goes_when_idle_unless_it_may_stay() -> None:

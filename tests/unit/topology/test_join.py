@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshwright.errors import PlanInfeasibleError
 from meshwright.topology.join import Joined, join_devices
 from meshwright.topology.model import Topology
-from meshwright.wire.devices import Devices, Granule
+from meshwright.wire.devices import Devices
 from tests.fakes.fleets import AT, build_host, build_slice
 from tests.fakes.machines import NAMES, plant_machine
 
@@ -64,25 +64,6 @@ def test_one_recorded_host_alone_is_the_topology_that_it_was(name: str, tmp_path
     is_part = any(math.prod(granule.shape or (chips,)) != chips for granule in reply.granules)
     own = [notice.code for notice in reply.warnings if notice.code != "slice_in_part"]
     assert codes(joined) == (["chips_missing"] if is_part else []) + own
-
-
-def test_two_recorded_dgx_are_sixteen_gpus_with_their_links(tmp_path: Path) -> None:
-    one = plant_machine("dgx-h100", tmp_path).view()
-    renamed = tuple(d.model_copy(update={"host": "b", "uuid": f"{d.uuid}-b"}) for d in one.devices)
-    other = change(
-        one,
-        host=one.host.model_copy(update={"name": "b", "boot_id": "other"}),
-        devices=renamed,
-        granules=tuple(granule.model_copy(update={"name": "b"}) for granule in one.granules),
-    )
-    topology = join_devices([one, other]).topology
-    assert len(topology.links) == 2 * len(one.links)
-    for link in one.links:
-        for shift in (0, 8):
-            found = topology.link(link.a + shift, link.b + shift)
-            assert found is not None
-            assert (found.kind, found.bandwidth_bytes_per_s) == (link.kind, link.bandwidth_bytes_per_s)
-    assert topology.link(0, 8) is None
 
 
 @given(
@@ -290,33 +271,6 @@ def test_hosts_whose_coordinates_nobody_knows_are_in_the_order_of_their_processe
     assert "nobody says where the chips of w-0, w-1 stand" in find_notice(joined, "coordinates_unknown")
 
 
-def shorten(host: Devices) -> Devices:
-    """A host whose chips say x and y only."""
-    return change(host, devices=tuple(d.model_copy(update={"coords": (d.coords or ())[:2]}) for d in host.devices))
-
-
-def move(host: Devices, way: Sequence[int]) -> Devices:
-    """A host whose chips stand further along."""
-    moved = [[a + b for a, b in zip(d.coords or (), way, strict=True)] for d in host.devices]
-    return change(
-        host,
-        devices=tuple(d.model_copy(update={"coords": tuple(to)}) for d, to in zip(host.devices, moved, strict=True)),
-    )
-
-
-def double_granule(host: Devices) -> Devices:
-    """A host that has its devices in two granules of one name."""
-    return change(
-        host,
-        granules=(*host.granules, host.granules[0].model_copy(update={"ordinal": 1})),
-        devices=(*host.devices, *(d.model_copy(update={"granule": 1, "pci_bus_id": None}) for d in host.devices)),
-    )
-
-
-def unsaid(granule: Granule) -> Granule:
-    return granule.model_copy(update={"shape": None, "wrap": None})
-
-
 SLICES_REFUSED: dict[str, tuple[Callable[[], list[Devices]], str]] = {
     "one place twice": (
         lambda: [*build_slice((2, 2, 1), (2, 2, 1)), *build_slice((2, 2, 1), (2, 2, 1), prefix="v")],
@@ -330,46 +284,12 @@ SLICES_REFUSED: dict[str, tuple[Callable[[], list[Devices]], str]] = {
         lambda: [build_slice((2, 2, 2), (2, 2, 1))[0], build_slice((2, 2, 4), (2, 2, 1))[1]],
         "its shape is 2x2x2 (w-0), 2x2x4 (w-1); a slice has one shape",
     ),
-    "a chip outside": (
-        lambda: [change_device(build_slice((2, 2, 1), (2, 2, 1))[0], 3, coords=(5, 1, 0))],
-        "host w-0 has a chip at (5,1,0) core 0; a chip stands inside its slice",
-    ),
     "rings of two kinds": (
         lambda: [
             change(host, granules=(host.granules[0].model_copy(update={"wrap": (True, True, bool(rank))}),))
             for rank, host in enumerate(build_slice((4, 4, 2), (4, 4, 1)))
         ],
         "say of its dimensions true,true,false (w-0), true,true,true (w-1); a slice closes to rings in one way",
-    ),
-    "coordinates of two lengths": (
-        lambda: [
-            shorten(host) if rank else host
-            for rank, host in enumerate(build_slice((4, 2, 1), (2, 2, 1), says_shape=False))
-        ],
-        "granule slice-a has chips with 3 coordinates; host w-1 has a chip with 2 coordinates; chips of a slice have",
-    ),
-    "one place twice in two granules of a host": (
-        lambda: [double_granule(build_slice((2, 2, 1), (2, 2, 1))[0])],
-        "granule slice-a has two devices at (0,0,0) core 0, w-0/0 and w-0/0; at one place of a slice there is one",
-    ),
-    "chips that are far apart": (
-        lambda: [
-            move(host, far)
-            for far, host in zip(
-                ((0, 0, 0), (300, 0, 0), (0, 300, 0), (0, 0, 300)),
-                build_slice((4, 4, 1), (2, 2, 1), says_shape=False),
-                strict=True,
-            )
-        ],
-        "together they contradict themselves: granule slice-a has chips that are far apart",
-    ),
-    "a chip outside, though not all know where they stand": (
-        lambda: [
-            change(host, granules=(unsaid(host.granules[0]),)) if rank else without_coords(host)
-            for rank, host in enumerate(build_slice((4, 2, 1), (2, 2, 1)))
-            for host in [change_device(host, 0, coords=(7, 0, 0))]
-        ],
-        "granule slice-a has the shape 4x2x1; host w-1 has a chip at (7,0,0) core 0; a chip stands inside its slice",
     ),
 }
 

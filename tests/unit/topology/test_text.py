@@ -15,13 +15,6 @@ def test_no_line_of_a_recorded_machine_is_wider_than_a_terminal(name: str, tmp_p
     assert [line for line in lines if line != line.rstrip()] == []
 
 
-def test_links_of_more_devices_than_fit_are_counted() -> None:
-    text = format_devices(show(None, cpu_devices=40))
-    assert "links   780 × HOST (between 40 devices)" in text
-    assert "[39] cpu (virtual)" in text
-    assert "[ 0] cpu (virtual)" in text
-
-
 def test_what_nobody_knows_has_no_column_and_holders_that_could_not_be_seen_are_unknown(tmp_path: Path) -> None:
     seen = show(None)
     assert format_devices(seen).splitlines()[:5] == [

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,6 @@ from meshwright.planning.cost.collectives import (
     network_wire,
     time_across,
     time_collective,
-    time_permute,
     torus_wire,
 )
 
@@ -32,13 +29,6 @@ time_all_reduce_across = partial(time_across, "all_reduce")
 time_all_to_all = partial(time_collective, "all_to_all")
 time_all_to_all_across = partial(time_across, "all_to_all")
 
-Timing = Callable[[Any, AxisLinks], Any]
-TIMINGS: tuple[Timing, ...] = (
-    time_all_gather,
-    time_all_reduce,
-    time_all_to_all,
-    time_permute,
-)
 ACROSS = (time_all_gather_across, time_all_reduce_across, time_all_to_all_across)
 
 LINK = 9e10
@@ -58,23 +48,6 @@ def wires(draw: st.DrawFn) -> AxisLinks:
         ramp_s_per_root_byte=draw(st.floats(0, 1e-8)),
         reached_ratio=draw(st.floats(0.1, 1)),
     )
-
-
-def test_arrays_of_candidates_are_priced_as_each_one_alone() -> None:
-    dims, wraps, strides = [4, 16, 8, 1], [True, True, False, False], [1, 1, 2, 1]
-    counts, links = [1e3, 1e6, 1e9, 1e9], [9e10, 4.5e10, 4.5e10, 9e10]
-    many = torus_wire(
-        np.array(links), (np.array(dims), 4), (np.array(wraps), np.array([True, False, False, False])),
-        strides=(np.array(strides), 1),
-    )  # fmt: skip
-    for timing in TIMINGS:
-        together = timing(np.array(counts), many)
-        alone = [
-            timing(counts[i], torus_wire(links[i], (dims[i], 4), (wraps[i], i == 0), strides=(strides[i], 1)))
-            for i in range(4)
-        ]
-        assert isinstance(together, np.ndarray)
-        np.testing.assert_allclose(together, np.array(alone))
 
 
 def count_heaviest(dims: tuple[int, ...], wraps: tuple[bool, ...]) -> float:

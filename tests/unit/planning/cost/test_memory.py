@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,18 +80,3 @@ def test_more_devices_never_need_more_and_larger_batches_never_less(**axes: Any)
     assert price(**{**axes, "cp": 2 * axes["cp"]}).total_bytes <= total
     if axes["fsdp"] > 1:
         assert price(**{**axes, "fsdp": 2 * axes["fsdp"]}).total_bytes < total
-
-
-@given(st.lists(st.tuples(SIZES, SIZES, SIZES, SIZES, st.sampled_from([0, 1, 2])), min_size=1, max_size=8))
-def test_many_candidates_are_priced_as_one_by_one(rows: list[tuple[int, ...]]) -> None:
-    names = ("fsdp", "tp", "pp", "micro_batch_size", "remat")
-    columns: dict[str, Any] = {
-        name: np.asarray(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
-    }
-    together = price(**columns, gradient_accumulation_steps=4)
-    for place, row in enumerate(rows):
-        axes: dict[str, Any] = dict(zip(names, row, strict=True))
-        alone = price(**axes, gradient_accumulation_steps=4)
-        for part in fields(MemoryUse):
-            values = np.broadcast_to(getattr(together, part.name), len(rows))
-            assert values[place] == pytest.approx(getattr(alone, part.name)), part.name

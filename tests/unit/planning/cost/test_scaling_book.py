@@ -54,7 +54,6 @@ def count_llama() -> int:
 
 
 V4, V5E, V5P = read_link("v4"), read_link("v5e"), read_link("v5p")
-V5P_FLOPS = read_chip("v5p").flops_per_s
 H100_FLOPS, H100_LINKS, H100_NICS = read_node("h100")
 B200_FLOPS, B200_LINKS, B200_NICS = read_node("b200")
 RING = torus_wire(V4, (4,), (True,))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planning.cost.spans import AXES, Layout, Spans, lay_on_torus, read_spans
+from meshwright.planning.cost.spans import Layout, Spans, lay_on_torus, read_spans
 from meshwright.planning.mesh_plan import plan_mesh
-from meshwright.planning.search.candidates import Hardware
 from meshwright.spec import MeshSpec
 from meshwright.targets import TargetSpec
 from meshwright.topology.chips import find_chip
@@ -67,46 +66,6 @@ def test_fewer_devices_than_a_slice_has_stand_in_a_box_of_it() -> None:
     assert float(np.squeeze(lay("v5p:4x4x4", Layout(tp=7))["tp"].inner.size)) == 7
 
 
-def test_candidates_are_laid_as_each_alone() -> None:
-    sizes = [(1, 64), (4, 16), (8, 8), (64, 1)]
-    arrays = Layout(tp=np.array([tp for tp, _ in sizes]), fsdp=np.array([fsdp for _, fsdp in sizes]))
-    together = lay("v5p:4x4x4", arrays)
-    for place, (tp, fsdp) in enumerate(sizes):
-        alone = lay("v5p:4x4x4", Layout(tp=tp, fsdp=fsdp))
-        for axis in AXES:
-            moved = together[axis].time("all_gather", 1e9)
-            assert np.broadcast_to(moved, 4)[place] == pytest.approx(
-                float(np.squeeze(alone[axis].time("all_gather", 1e9)))
-            )
-
-
-HOSTS = (
-    ("4*h100:8", "fsdp:4,tp:8"),
-    ("4*h100:8", "fsdp:8,tp:4"),
-    ("8*h100:8", "dp:2,fsdp:32"),
-    ("8*h100:8", "fsdp:4,tp:16"),
-    ("8*a100-80gb:8", "pp:2,fsdp:16,tp:2"),
-    ("2*gb200:72", "fsdp:18,tp:8"),
-    ("h100:8", "dp:2,tp:4"),
-    ("2*mi300x:8", "fsdp:8,tp:2"),
-    ("h100:4", "dp:2,tp:2"),
-)
-
-
-@pytest.mark.parametrize(("target", "mesh"), HOSTS)
-def test_axes_over_hosts_go_as_far_as_in_the_order_that_the_planner_makes(target: str, mesh: str) -> None:
-    sizes = dict(MeshSpec.parse(mesh).axes)
-    topology = build_target(target)
-    layout = Layout(**{axis: np.array([size]) for axis, size in sizes.items()})
-    hardware = Hardware.of(topology, len(topology.devices))
-    laid, read = hardware.lay(layout), hardware.read(plan(target, mesh), {axis: axis for axis in sizes})
-    for axis in AXES:
-        for part in ("inner", "outer"):
-            mine, planned = getattr(laid[axis], part), getattr(read[axis], part)
-            assert float(np.squeeze(mine.size)) == planned.size, (axis, part)
-            assert float(np.squeeze(mine.bytes_per_s)) == pytest.approx(float(planned.bytes_per_s)), (axis, part)
-
-
 def test_an_order_that_leaves_the_host_costs_what_the_network_takes() -> None:
     near = PlanRequest(mesh="fsdp:8,tp:2")
     topology = build_target("2*h100:8")
@@ -121,10 +80,3 @@ def test_an_order_that_leaves_the_host_costs_what_the_network_takes() -> None:
 def test_a_plan_for_no_known_chip_has_no_wires() -> None:
     with pytest.raises(ValueError, match="no known wires"):
         read_spans(plan("cpu:8", "dp:2,tp:4"))
-
-
-def test_axes_are_found_by_the_names_that_the_plan_has() -> None:
-    named = read_spans(plan("v5p:4x4x4", "data:16,model:4"), {"fsdp": "data", "tp": "model"})
-    plain = read_spans(plan("v5p:4x4x4", "fsdp:16,tp:4"))
-    assert rate(named, "tp") == rate(plain, "tp")
-    assert named["fsdp"].inner.size == 16

@@ -38,10 +38,7 @@ IDLE = (
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            REMAT_JAXLIB_0_10,
-            ["mul.1", "jit(f)/mul", "from {devices=[8,1,1]<=[8]} to {devices=[1,4,2]<=[2,4]T(1,0)}"],
-        ),
+        (REMAT_JAXLIB_0_10, ["mul.1", "jit(f)/mul", "from {devices=[8,1,1]<=[8]} to {devices=[1,4,2]<=[2,4]T(1,0)}"]),
         (
             REMAT_JAXLIB_0_12,
             ["mul.1", "from {mesh['a'=2,'b'=4], [{'a', 'b'}, {}, {}]} to {mesh['a'=2,'b'=4], [{}, {'b'}, {'a'}]}"],

@@ -110,11 +110,7 @@ def test_data_types_have_the_numbers_of_xla() -> None:
     ("opcode", "change", "said"),
     [
         ("all-reduce", lambda each: each.MergeFromString(NEW_FIELD), "fields [1023] of all-reduce (sum)"),
-        (
-            "all-reduce",
-            lambda each: each.device_list.MergeFromString(NEW_FIELD),
-            "unreadable groups of all-reduce (sum",
-        ),
+        ("all-reduce", lambda each: each.device_list.MergeFromString(NEW_FIELD), "unreadable groups of all-reduce"),
         ("all-reduce", lambda each: setattr(each, "opcode", "all-new"), "what all-new (sum) sends"),
         ("all-reduce", lambda each: setattr(each, "opcode", "all-new-start"), "what all-new-start (sum) sends"),
         ("all-reduce", lambda each: setattr(each.shape, "element_type", 99), "a data type of all-reduce (sum)"),

@@ -140,16 +140,10 @@ REFUSED: dict[str, tuple[list[Devices], str]] = {
         [A, change_device(B, 2, uuid=str(A.devices[1].uuid).upper())],
         f"device {str(A.devices[1].uuid).upper()} is listed by host a and again by host b",
     ),
-    "one PCI function by two agents": (
-        [build_slice((2, 2, 1), (2, 2, 1), prefix=p)[0] for p in ("v", "w")],
-        "",
-    ),
+    "one PCI function by two agents": ([build_slice((2, 2, 1), (2, 2, 1), prefix=p)[0] for p in ("v", "w")], ""),
     "devices at one position": ([A, change_device(B, 1, position=0)], "host b was to be joined; its reply contradicts"),
     "a device in no granule": ([A, change_device(B, 1, granule=3)], "its reply contradicts itself"),
-    "devices of another platform than is said": (
-        [change(A, platform="tpu")],
-        "its reply contradicts itself: its platform is tpu, and its devices are of gpu; platform is",
-    ),
+    "devices of another platform than is said": ([change(A, platform="tpu")], "its reply contradicts itself: its"),
     "one GPU twice on one host": (
         [A, change_device(B, 1, uuid=str(B.devices[2].uuid).upper())],
         "host b was to be joined; its reply contradicts itself: device",
@@ -274,7 +268,7 @@ def test_hosts_whose_coordinates_nobody_knows_are_in_the_order_of_their_processe
 SLICES_REFUSED: dict[str, tuple[Callable[[], list[Devices]], str]] = {
     "one place twice": (
         lambda: [*build_slice((2, 2, 1), (2, 2, 1)), *build_slice((2, 2, 1), (2, 2, 1), prefix="v")],
-        "granule slice-a has two devices at (0,0,0) core 0, v-0/0 and w-0/0; at one place of a slice there is one",
+        "granule slice-a has two devices at (0,0,0) core 0, v-0/0 and w-0/0; at one place of a slice there is",
     ),
     "parts of two slices without names": (
         lambda: [host for prefix in "ab" for host in build_slice((2, 2, 2), (2, 2, 1), name=None, prefix=prefix)],

@@ -40,14 +40,8 @@ HOST = build_host("a")
 NOT_SAID = {"shape": None, "wrap": None}
 
 REFUSED: dict[str, tuple[Devices, str]] = {
-    "an ordinal twice": (
-        HOST.model_copy(update={"granules": HOST.granules * 2}),
-        "granule 0 stands 2 times among 2 granules; each has an ordinal of its own",
-    ),
-    "a platform of its own": (
-        say(devices={0: {"platform": "cpu"}}),
-        "its 4 devices are of 2 platforms, 1 of cpu, 3 of tpu; a mesh is of one",
-    ),
+    "an ordinal twice": (HOST.model_copy(update={"granules": HOST.granules * 2}), "granule 0 stands 2 times among 2"),
+    "a platform of its own": (say(devices={0: {"platform": "cpu"}}), "its 4 devices are of 2 platforms, 1 of cpu, 3"),
     "fewer devices than are listed": (say(device_count=3), "has 3 devices, and 4 of it are listed; device_count is at"),
     "none": (say(device_count=0), "has 0 devices, and 4 of it are listed"),
     "less than none": (say(device_count=-1), "has -1 devices, and 4 of it are listed"),
@@ -56,62 +50,35 @@ REFUSED: dict[str, tuple[Devices, str]] = {
     "a dimension of none": (say(shape=(2, 0, 1)), "has the shape 2x0x1"),
     "a negative dimension": (say(shape=(-2, -2, 1)), "has the shape -2x-2x1"),
     "many dimensions": (say(shape=(2, 2, *(1,) * 1000)), "1 to 3 dimensions"),
-    "rings of other dimensions": (
-        say(wrap=(True, False)),
-        "has the shape 2x2x1 and says of 2 dimensions whether they close to rings; wrap is one true or false for each",
-    ),
-    "rings of no dimensions": (
-        say(shape=None, wrap=(True,) * 3),
-        "and no shape; wrap and twisted are those of a shape",
-    ),
+    "rings of other dimensions": (say(wrap=(True, False)), "has the shape 2x2x1 and says of 2 dimensions whether"),
+    "rings of no dimensions": (say(shape=None, wrap=(True,) * 3), "and no shape; wrap and twisted are those of a"),
     "a twist of no shape": (say(**NOT_SAID, twisted=True), "and no shape"),
-    "a twist that cannot be": (
-        say(twisted=True),
-        "a twisted torus of 2x2x1 with wrap not said; only a closed k×k×2k or k×2k×2k is twisted, such as 4x4x8",
-    ),
+    "a twist that cannot be": (say(twisted=True), "a twisted torus of 2x2x1 with wrap not said; only a closed k×k×2k"),
     "a twist of a large slice": (say(shape=(100, 100, 201), twisted=True), "a twisted torus of 100x100x201"),
     "a twist that is not closed": (
         say(shape=(2, 2, 4), wrap=(True, True, False), twisted=True),
         "with wrap (True, True, False); only a closed",
     ),
-    "a slice that is too large": (
-        say(shape=(10_000,) * 3),
-        "has the shape 10000x10000x10000, and with it there are more than 131,072 places for devices; all",
-    ),
+    "a slice that is too large": (say(shape=(10_000,) * 3), "has the shape 10000x10000x10000, and with it there are"),
     "a large twisted slice": (say(shape=(100, 100, 200), wrap=(True,) * 3, twisted=True), "more than 131,072 places"),
     "a chip far away": (place((300, 300, 300), **NOT_SAID), "has chips that are far apart, and with it"),
     "a chip very far away": (place((10**9, 0, 0), **NOT_SAID), "has chips that are far apart"),
     "a core far away": (say(devices={0: {"core_on_chip": 10**9}}), "more than 131,072 places"),
-    "a chip outside": (
-        place((5, 1, 0)),
-        "has the shape 2x2x1; host w-0 has a chip at (5,1,0) core 0; a chip stands inside its slice, and coordinates",
-    ),
-    "a chip before the first": (
-        place((0, -1, 0), **NOT_SAID),
-        "has chips with 3 coordinates; host w-0 has a chip at (0,-1,0) core 0; a chip stands inside its slice",
-    ),
+    "a chip outside": (place((5, 1, 0)), "has the shape 2x2x1; host w-0 has a chip at (5,1,0) core 0; a chip stands"),
+    "a chip before the first": (place((0, -1, 0), **NOT_SAID), "has chips with 3 coordinates; host w-0 has a chip at"),
     "a core before the first": (say(devices={2: {"core_on_chip": -1}}), "has a chip at (0,1,0) core -1"),
-    "fewer coordinates than dimensions": (
-        place((0, 0)),
-        "has the shape 2x2x1; host w-0 has a chip with 2 coordinates; chips of a slice have as many as it has dim",
-    ),
+    "fewer coordinates than dimensions": (place((0, 0)), "has the shape 2x2x1; host w-0 has a chip with 2"),
     "fewer coordinates than others": (
         say(**NOT_SAID, devices={3: {"coords": (1, 1)}}),
         "has chips with 3 coordinates; host w-0 has a chip with 2 coordinates",
     ),
-    "more dimensions than others": (
-        place((0, 0), (0, 1), (1, 0), (1, 1)),
-        "has the shape 2x2x1; host w-0 has a chip with 2 coordinates",
-    ),
+    "more dimensions than others": (place((0, 0), (0, 1), (1, 0), (1, 1)), "has the shape 2x2x1; host w-0 has a chip"),
     "no coordinate": (place((), (), (), (), **NOT_SAID), "has chips with 0 coordinates; a chip has 1 to 3, such as"),
     "many coordinates": (
         place(*((0,) * 999 + (i,) for i in range(4)), **NOT_SAID),
         "has chips with 1000 coordinates; a chip has 1 to 3, such as (0,0,0)",
     ),
-    "a chip twice": (
-        place((1, 1, 0)),
-        "has two devices at (1,1,0) core 0, w-0/0 and w-0/3; at one place of a slice there is one device",
-    ),
+    "a chip twice": (place((1, 1, 0)), "has two devices at (1,1,0) core 0, w-0/0 and w-0/3; at one place of a slice"),
 }
 
 

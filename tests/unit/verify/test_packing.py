@@ -20,12 +20,6 @@ class Trainer:
         return x
 
 
-def test_a_function_of_a_module_goes_by_its_name_and_comes_back_the_same() -> None:
-    step = pack_step(verify_steps.plain)
-    assert step == Step(kind="module", where="tests.process.verify_steps", name="plain")
-    assert load_step(step, None) is verify_steps.plain
-
-
 def test_a_closure_is_pickled_and_what_it_calls_goes_by_name() -> None:
     rate = 3
     step = pack_step(lambda x: (verify_steps.jitted, x * rate))
@@ -39,12 +33,6 @@ def test_a_jitted_function_without_a_name_is_refused_with_a_way() -> None:
 
     with pytest.raises(TypeError, match="stands in no module under a name; give what it jits"):
         pack_step(jax.jit(lambda x: x))
-
-
-@pytest.mark.parametrize("wrong", [3, None, ["train:step"]])
-def test_what_is_no_function_is_refused(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="it is a function, or its name as text"):
-        pack_step(wrong)
 
 
 @pytest.mark.parametrize(
@@ -70,20 +58,6 @@ def test_main_is_found_and_pickles_that_speak_of_it_are_known() -> None:
     assert find_main() == Step(kind="module", where="pytest")
     assert speaks_of_main(None, base64.b64encode(b"c__main__\nStep\n.").decode())
     assert not speaks_of_main(None, pack((1, 2), "x"))
-
-
-@pytest.mark.usefixtures("main_module")
-def test_what_main_defines_goes_by_value_where_it_was_typed_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    exec("def typed(x): return x + 1", scope)
-    typed = scope["typed"]
-    monkeypatch.setattr(sys.modules["__main__"], "typed", typed, raising=False)
-    assert pack_step(typed).name == "typed"
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    step = pack_step(typed)
-    monkeypatch.delattr(sys.modules["__main__"], "typed")
-    assert step.kind == "pickle"
-    assert load_step(step, None)(2) == 3
 
 
 @pytest.mark.parametrize("error", [ValueError("a\nb"), SystemExit(3), KeyError("k")])

@@ -22,12 +22,8 @@ pytestmark = pytest.mark.exhaustive
 BODIES: Final = 180
 TRAINING: Final = {"seq_len": 4096, "global_batch_size": 64}
 MODEL: Final = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
 SEEDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("/mesh/plan", {"mesh": "dp:2,tp:4", "importance": {"tp": 8.0}, "axis_types": ["auto", "explicit"]}),
     ("/mesh/plan", {"mesh": {"dp": 2, "tp": 4}, "devices": {"count": 8, "exclude": [3]}}),

@@ -171,17 +171,10 @@ def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> 
     expect(here, "note", "probe", seen=["no /proc/1/fd; no NUMA"])
 
 
-@pytest.mark.parametrize(
-    ("versions", "driver", "level"),
-    [
-        (CUDA12, "525.60.13", "ok"),
-        (CUDA12, "524.99", "wrong"),
-        (CUDA13, "580.65.06", "ok"),
-        (CUDA13, "579.1", "wrong"),
-        (CUDA12, None, "ok"),
-        (CUDA13, "unknown", "ok"),
-    ],
-)
+@pytest.mark.parametrize(("versions", "driver", "level"), [
+    (CUDA12, "525.60.13", "ok"), (CUDA12, "524.99", "wrong"), (CUDA13, "580.65.06", "ok"), (CUDA13, "579.1", "wrong"),
+    (CUDA12, None, "ok"), (CUDA13, "unknown", "ok"),
+])  # fmt: skip
 def test_a_plugin_needs_a_driver_of_its_branch(
     machines: dict[str, Surroundings], versions: dict[str, str], driver: str | None, level: str
 ) -> None:

@@ -198,15 +198,10 @@ def test_flags_in_a_file_cannot_be_merged_and_are_not_dropped_silently() -> None
 
 
 @pytest.mark.parametrize("base", [{}, {FRACTION: "0.4"}, {NEW_FRACTION: "0.5"}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}])
-@pytest.mark.parametrize(
-    ("own", "fraction"),
-    [
-        ({}, "0.75"),
-        ({FRACTION: "0.3"}, "0.3"),
-        ({NEW_FRACTION: "0.2"}, "0.2"),
-        ({NEW_FRACTION: "0.2", FRACTION: "0.3"}, "0.2"),
-    ],
-)
+@pytest.mark.parametrize(("own", "fraction"), [
+    ({}, "0.75"), ({FRACTION: "0.3"}, "0.3"), ({NEW_FRACTION: "0.2"}, "0.2"),
+    ({NEW_FRACTION: "0.2", FRACTION: "0.3"}, "0.2"),
+])  # fmt: skip
 def test_jax_sees_one_name_for_the_memory_fraction_and_the_callers_own_wins(
     base: dict[str, str], own: dict[str, str], fraction: str
 ) -> None:

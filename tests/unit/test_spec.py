@@ -32,34 +32,14 @@ def test_a_filled_axis_makes_the_product_the_device_count(
     assert free.resolve(known * rest).sizes[place] == rest
 
 
-@pytest.mark.parametrize(
-    ("mesh", "piece"),
-    [
-        ("", "the mesh is empty"),
-        ("  ", "the mesh is empty"),
-        ("dp:2,", "empty entry"),
-        ("dp:2,,tp:4", "empty entry"),
-        ("dp", "'dp'"),
-        ("dp:x", "'x'"),
-        ("dp:2.0", "'2.0'"),
-        ("dp:٣", "'٣'"),
-        ("dp:0", "size 0"),
-        ("dp:-2", "size -2"),
-        ("dp:-1,tp:-1", "dp, tp are all -1"),
-        ("dp:2,dp:4", "'dp' stands 2 times"),
-        (":2", "called ''"),
-        ("a b:2", "'a b'"),
-        ({}, "0 axes"),
-        ([], "0 axes"),
-        ({"dp": True}, "True"),
-        ({"dp": 2.0}, "2.0"),
-        ({"": 2}, "''"),
-        ([("dp", 2, 3)], "not a pair"),
-        (["dp"], "not a pair"),
-        ({f"a{i}": 1 for i in range(17)}, "17 axes"),
-        (7, "the mesh is 7"),
-    ],
-)
+@pytest.mark.parametrize(("mesh", "piece"), [
+    ("", "the mesh is empty"), ("  ", "the mesh is empty"), ("dp:2,", "empty entry"), ("dp:2,,tp:4", "empty entry"),
+    ("dp", "'dp'"), ("dp:x", "'x'"), ("dp:2.0", "'2.0'"), ("dp:٣", "'٣'"), ("dp:0", "size 0"), ("dp:-2", "size -2"),
+    ("dp:-1,tp:-1", "dp, tp are all -1"), ("dp:2,dp:4", "'dp' stands 2 times"), (":2", "called ''"),
+    ("a b:2", "'a b'"), ({}, "0 axes"), ([], "0 axes"), ({"dp": True}, "True"), ({"dp": 2.0}, "2.0"), ({"": 2}, "''"),
+    ([("dp", 2, 3)], "not a pair"), (["dp"], "not a pair"), ({f"a{i}": 1 for i in range(17)}, "17 axes"),
+    (7, "the mesh is 7"),
+])  # fmt: skip
 def test_a_bad_mesh_is_refused_with_the_piece_that_is_wrong(mesh: object, piece: str) -> None:
     with pytest.raises(InvalidMeshError) as caught:
         MeshSpec.parse(mesh)  # type: ignore[arg-type]
@@ -80,16 +60,10 @@ def test_a_spec_without_a_free_axis_resolves_to_itself() -> None:
     assert spec.resolve(1024) is spec
 
 
-@pytest.mark.parametrize(
-    ("given_types", "expected"),
-    [
-        (None, ("auto", "auto")),
-        ("Explicit", ("explicit", "explicit")),
-        (["manual"], ("manual", "manual")),
-        (["auto", "EXPLICIT"], ("auto", "explicit")),
-        ({"tp": "explicit"}, ("auto", "explicit")),
-    ],
-)
+@pytest.mark.parametrize(("given_types", "expected"), [
+    (None, ("auto", "auto")), ("Explicit", ("explicit", "explicit")), (["manual"], ("manual", "manual")),
+    (["auto", "EXPLICIT"], ("auto", "explicit")), ({"tp": "explicit"}, ("auto", "explicit")),
+])  # fmt: skip
 def test_axis_types_are_one_for_all_or_one_an_axis(given_types: object, expected: tuple[str, ...]) -> None:
     assert parse_axis_types(given_types, ("dp", "tp")) == expected  # type: ignore[arg-type]
 

@@ -88,12 +88,8 @@ def test_the_hint_holds_a_value_that_works_where_the_schema_knows_one(body: dict
 
 
 SIZES = {
-    "vocab_size": 8,
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-}
+    "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+}  # fmt: skip
 NUMBERED = "use [4] for device 4"
 NAMED = "use [0, 1] for devices 0 and 1"
 

@@ -26,22 +26,11 @@ def test_a_reply_keeps_what_a_newer_agent_adds() -> None:
     assert json.loads(Health.model_validate(document).model_dump_json())["color"] == "red"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_s": float("nan")},
-        {"max_s": float("inf")},
-        {"max_s": 0},
-        {"max_s": True},
-        {"max_s": "60"},
-        {"sizes_bytes": [2**60]},
-        {"sizes_bytes": []},
-        {"sizes_bytes": [True]},
-        {"cases": ["teleport"]},
-        {"samples": 2},
-        {"devices": ["0"]},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {"max_s": float("nan")}, {"max_s": float("inf")}, {"max_s": 0}, {"max_s": True}, {"max_s": "60"},
+    {"sizes_bytes": [2**60]}, {"sizes_bytes": []}, {"sizes_bytes": [True]}, {"cases": ["teleport"]}, {"samples": 2},
+    {"devices": ["0"]},
+])  # fmt: skip
 def test_a_bench_out_of_bounds_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         BenchRequest.model_validate(wrong)
@@ -54,21 +43,11 @@ def test_a_lease_of_no_number_of_seconds_that_it_may_last_is_refused(ttl_s: obje
     assert LeaseRequest.model_validate({"purpose": "x", "ttl_s": 60}).ttl_s == 60.0
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"bandwidth_bytes_per_s": 0},
-        {"bandwidth_bytes_per_s": -5},
-        {"bandwidth_bytes_per_s": 1e-320},
-        {"bandwidth_bytes_per_s": float("inf")},
-        {"count": 0},
-        {"count": -1},
-        {"count": 10**400},
-        {"kind": ""},
-        {"kind": "NV²"},
-        {"kind": "NV" + "9" * 31},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {"bandwidth_bytes_per_s": 0}, {"bandwidth_bytes_per_s": -5}, {"bandwidth_bytes_per_s": 1e-320},
+    {"bandwidth_bytes_per_s": float("inf")}, {"count": 0}, {"count": -1}, {"count": 10**400}, {"kind": ""},
+    {"kind": "NV²"}, {"kind": "NV" + "9" * 31},
+])  # fmt: skip
 def test_a_link_whose_price_could_not_be_told_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Link.model_validate({**LINK, **wrong})

@@ -16,18 +16,8 @@ from tests.compiler.steps.published import Published
 from tests.compiler.steps.weigh import GIB, write_table
 
 _COLUMNS: Final = (
-    "row",
-    "model",
-    "target",
-    "mesh",
-    "batch",
-    "remat",
-    "published s",
-    "compiler s",
-    "error",
-    "peak GiB",
-    "compile s",
-)
+    "row", "model", "target", "mesh", "batch", "remat", "published s", "compiler s", "error", "peak GiB", "compile s",
+)  # fmt: skip
 
 _DERIVED: Final = "- \\* Derived from published FLOP/s or tokens/s; the others were published in seconds."
 

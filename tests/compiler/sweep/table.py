@@ -19,18 +19,9 @@ WORSE_RATIO_MAX: Final = 0.005
 SEVERAL: Final = "several slices"
 
 _COLUMNS: Final = (
-    "slices of",
-    "slices",
-    "meshes",
-    "JAX has no order",
-    "longest step shorter",
-    "equal",
-    "longer",
-    "ways of XLA's collectives more",
-    "equal",
-    "fewer",
-    "worse in either",
-)
+    "slices of", "slices", "meshes", "JAX has no order", "longest step shorter", "equal", "longer",
+    "ways of XLA's collectives more", "equal", "fewer", "worse in either",
+)  # fmt: skip
 _FIELDS: Final = "slice,mesh,dcn,method,hops,jax_hops,ways,jax_ways,jax_failure"
 
 

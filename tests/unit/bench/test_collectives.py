@@ -37,15 +37,10 @@ def test_what_is_expected_follows_the_definition(case: str, size: int, chunk: in
     assert KINDS[case].expect(group).tolist() == write_out(case, begins, rank)  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    ("case", "factors"),
-    [
-        ("all_reduce", {2: 1.0, 4: 1.5, 8: 1.75}),
-        ("all_gather", {2: 0.5, 4: 0.75, 8: 0.875}),
-        ("reduce_scatter", {2: 0.5, 4: 0.75, 8: 0.875}),
-        ("all_to_all", {2: 0.5, 4: 0.75, 8: 0.875}),
-        ("permute", {2: 1.0, 4: 1.0, 8: 1.0}),
-    ],
-)
+@pytest.mark.parametrize(("case", "factors"), [
+    ("all_reduce", {2: 1.0, 4: 1.5, 8: 1.75}), ("all_gather", {2: 0.5, 4: 0.75, 8: 0.875}),
+    ("reduce_scatter", {2: 0.5, 4: 0.75, 8: 0.875}), ("all_to_all", {2: 0.5, 4: 0.75, 8: 0.875}),
+    ("permute", {2: 1.0, 4: 1.0, 8: 1.0}),
+])  # fmt: skip
 def test_bus_factors_are_those_of_nccl_tests(case: str, factors: dict[int, float]) -> None:
     assert {count: KINDS[case].factor(count) for count in factors} == factors  # type: ignore[index]

@@ -24,29 +24,13 @@ from tests.unit.cli.conftest import CommandLine
 COMMANDS = tuple(str(command.name) for command in app.registered_commands)
 
 
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
-        ("plan_infeasible", FAILED),
-        ("devices_unused", FAILED),
-        ("does_not_divide", FAILED),
-        ("bench_too_large", FAILED),
-        ("device_busy", FAILED),
-        ("device_leased", FAILED),
-        ("not_found", FAILED),
-        ("run_failed", FAILED),
-        ("run_cancelled", FAILED),
-        ("worker_failed", FAILED),
-        ("internal", FAILED),
-        ("invalid_mesh", NO_ANSWER),
-        ("invalid_request", NO_ANSWER),
-        ("unknown_hardware", NO_ANSWER),
-        ("unauthorized", NO_ANSWER),
-        ("queue_full", NO_ANSWER),
-        ("not_ready", NO_ANSWER),
-        ("store_unavailable", NO_ANSWER),
-    ],
-)
+@pytest.mark.parametrize(("name", "code"), [
+    ("plan_infeasible", FAILED), ("devices_unused", FAILED), ("does_not_divide", FAILED), ("bench_too_large", FAILED),
+    ("device_busy", FAILED), ("device_leased", FAILED), ("not_found", FAILED), ("run_failed", FAILED),
+    ("run_cancelled", FAILED), ("worker_failed", FAILED), ("internal", FAILED), ("invalid_mesh", NO_ANSWER),
+    ("invalid_request", NO_ANSWER), ("unknown_hardware", NO_ANSWER), ("unauthorized", NO_ANSWER),
+    ("queue_full", NO_ANSWER), ("not_ready", NO_ANSWER), ("store_unavailable", NO_ANSWER),
+])  # fmt: skip
 def test_infeasible_is_1_and_a_wrong_value_or_no_answer_2(meshwright: CommandLine, name: str, code: int) -> None:
     meshwright.fake.fail_next(errors.CODES[name].error("asked for", code=name), times=3)
     assert meshwright("devices").code == code

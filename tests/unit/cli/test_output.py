@@ -10,18 +10,10 @@ from meshwright.cli.output import clean, format_bytes, format_rate, format_time
 from tests.unit.cli.conftest import CommandLine
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (80 * 2**30, "80 GiB"),
-        (85899345919, "80 GiB"),
-        (1536, "1.5 KiB"),
-        (None, ""),
-    ],
-)
+@pytest.mark.parametrize(("size_bytes", "text"), [
+    (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (80 * 2**30, "80 GiB"), (85899345919, "80 GiB"), (1536, "1.5 KiB"),
+    (None, ""),
+])  # fmt: skip
 def test_memory_is_in_powers_of_1024(size_bytes: int | None, text: str) -> None:
     assert format_bytes(size_bytes) == text
 

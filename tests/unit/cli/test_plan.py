@@ -166,14 +166,6 @@ def test_where_nothing_fits_the_reasons_are_shown_and_the_code_is_1(meshwright: 
 
 
 SEARCH = (
-    "search",
-    "--offline",
-    "--target",
-    "v5e:4x4",
-    "--model",
-    "llama3-8b",
-    "--global-batch-size",
-    "64",
-    "--seq-len",
+    "search", "--offline", "--target", "v5e:4x4", "--model", "llama3-8b", "--global-batch-size", "64", "--seq-len",
     "2048",
-)
+)  # fmt: skip

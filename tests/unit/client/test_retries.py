@@ -43,17 +43,11 @@ STARTING = UnavailableError("starting")
 # ---- what is sent
 
 
-@pytest.mark.parametrize(
-    ("mesh", "sent"),
-    [
-        ("dp:2,tp:4", "dp:2,tp:4"),
-        (MeshSpec.parse("dp:2,tp:-1"), "dp:2,tp:-1"),
-        ({"tp": 4, "dp": 2}, {"tp": 4, "dp": 2}),
-        ([("dp", 2), ("tp", 4)], [["dp", 2], ["tp", 4]]),
-        ([["dp", 2]], [["dp", 2]]),
-        (PlanRequest(mesh="dp:2"), "dp:2"),
-    ],
-)
+@pytest.mark.parametrize(("mesh", "sent"), [
+    ("dp:2,tp:4", "dp:2,tp:4"), (MeshSpec.parse("dp:2,tp:-1"), "dp:2,tp:-1"),
+    ({"tp": 4, "dp": 2}, {"tp": 4, "dp": 2}), ([("dp", 2), ("tp", 4)], [["dp", 2], ["tp", 4]]),
+    ([["dp", 2]], [["dp", 2]]), (PlanRequest(mesh="dp:2"), "dp:2"),
+])  # fmt: skip
 def test_a_mesh_may_be_written_in_every_way_and_keeps_its_order(
     mesh: Any, sent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,19 +204,10 @@ def test_retry_after_is_obeyed_up_to_two_minutes_and_beyond_that_the_error_is_gi
     assert script.pauses_s == pauses_s
 
 
-@pytest.mark.parametrize(
-    ("value", "delay_s"),
-    [
-        (None, None),
-        ("2.5", 2.5),
-        ("-3", 0.0),
-        ("Thu, 01 Jan 2026 00:00:10 GMT", 10.0),
-        ("Thu, 01 Jan 2025 00:00:10 GMT", 0.0),
-        ("soon", None),
-        ("inf", None),
-        ("nan", None),
-    ],
-)
+@pytest.mark.parametrize(("value", "delay_s"), [
+    (None, None), ("2.5", 2.5), ("-3", 0.0), ("Thu, 01 Jan 2026 00:00:10 GMT", 10.0),
+    ("Thu, 01 Jan 2025 00:00:10 GMT", 0.0), ("soon", None), ("inf", None), ("nan", None),
+])  # fmt: skip
 def test_retry_after_is_a_number_or_a_date(value: str | None, delay_s: float | None) -> None:
     assert parse_retry_after(value, now=datetime(2026, 1, 1, tzinfo=UTC)) == delay_s
 

@@ -31,24 +31,10 @@ def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(token: 
     assert token not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "localhost:8790",
-        "127.0.0.1",
-        "ftp://a",
-        "unix://relative/path",
-        "unix:///",
-        "http://",
-        "http://a:99999",
-        "http://a:0",
-        "http://user:pass@a",
-        "http://a/?x=1",
-        "http://a/#b",
-        "http://[::1",
-        " ",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "localhost:8790", "127.0.0.1", "ftp://a", "unix://relative/path", "unix:///", "http://", "http://a:99999",
+    "http://a:0", "http://user:pass@a", "http://a/?x=1", "http://a/#b", "http://[::1", " ",
+])  # fmt: skip
 def test_what_is_no_address_is_refused_with_one_that_works(text: str) -> None:
     with pytest.raises(SettingsError, match=r"http://127\.0\.0\.1:8790") as caught:
         parse_address(text)
@@ -56,16 +42,10 @@ def test_what_is_no_address_is_refused_with_one_that_works(text: str) -> None:
     assert isinstance(caught.value, MeshwrightError)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_local"),
-    [
-        ("http://localhost:1", True),
-        ("http://[::1]:1", True),
-        ("http://127.9.9.9", True),
-        ("http://10.0.0.1", False),
-        ("https://agent.example", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "is_local"), [
+    ("http://localhost:1", True), ("http://[::1]:1", True), ("http://127.9.9.9", True), ("http://10.0.0.1", False),
+    ("https://agent.example", False),
+])  # fmt: skip
 def test_only_loopback_and_sockets_are_local(text: str, is_local: bool) -> None:
     assert parse_address(text).is_local is is_local
 
@@ -79,16 +59,10 @@ def test_any_text_is_an_address_or_a_settings_error(text: str) -> None:
     assert address.url.startswith(("http://", "https://"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "http://user:s3cret@127.0.0.1:1",
-        "https://s3cret@gw",
-        "htp://u:s3cret@gw",
-        "http://u:s3/cret@gw:1",
-        "u:s3cret@gw",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "http://user:s3cret@127.0.0.1:1", "https://s3cret@gw", "htp://u:s3cret@gw", "http://u:s3/cret@gw:1",
+    "u:s3cret@gw",
+])  # fmt: skip
 def test_a_password_in_the_address_is_refused_by_name_and_not_shown(text: str) -> None:
     with pytest.raises(SettingsError, match="MESHWRIGHT_TOKEN") as caught:
         parse_address(text)

@@ -47,19 +47,10 @@ def test_only_cards_with_instructions_of_their_own_are_accelerated() -> None:
     assert accelerated == hopper | {"B200", "GB200", "B300", "GB300"}
 
 
-@pytest.mark.parametrize(
-    ("chip", "count", "hosts", "topology"),
-    [
-        ("h100", 8, 1, "1x1x8"),
-        ("h100", 8, 64, "64x1x8"),
-        ("gb200", 4, 1, "1x1x4"),
-        ("gb200", 4, 2, "1x2x4"),
-        ("gb200", 4, 18, "1x18x4"),
-        ("gb200", 4, 36, "2x18x4"),
-        ("gb200", 4, 20, "10x2x4"),
-        ("gb200", 1, 36, "2x18x1"),
-    ],
-)
+@pytest.mark.parametrize(("chip", "count", "hosts", "topology"), [
+    ("h100", 8, 1, "1x1x8"), ("h100", 8, 64, "64x1x8"), ("gb200", 4, 1, "1x1x4"), ("gb200", 4, 2, "1x2x4"),
+    ("gb200", 4, 18, "1x18x4"), ("gb200", 4, 36, "2x18x4"), ("gb200", 4, 20, "10x2x4"), ("gb200", 1, 36, "2x18x1"),
+])  # fmt: skip
 def test_a_partition_is_what_nvlink_joins(chip: str, count: int, hosts: int, topology: str) -> None:
     assert describe_gpus(write_target(chip, count, hosts))["topology"] == topology
 

@@ -16,13 +16,9 @@ from meshwright.compiling.hlo.groups import SLICE_IDS
 
 RECORDED = Path(__file__).resolve().parents[2] / "recorded" / "hlo"
 MAKERS = (
-    "libtpu-0.0.42.1",
-    "libtpu-0.0.50.1",
-    "jaxlib-0.10.2",
-    "jaxlib-0.12.0.1",
-    "jax-cuda12-pjrt-0.10.2",
+    "libtpu-0.0.42.1", "libtpu-0.0.50.1", "jaxlib-0.10.2", "jaxlib-0.12.0.1", "jax-cuda12-pjrt-0.10.2",
     "jax-cuda13-pjrt-0.12.0.1",
-)
+)  # fmt: skip
 BF16, F32 = 2, 4
 
 

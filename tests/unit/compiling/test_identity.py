@@ -42,19 +42,11 @@ def test_whatever_changes_the_answer_changes_the_key(job: CompileJob) -> None:
     assert build_key(job) != build_key(JOB)
 
 
-@pytest.mark.parametrize(
-    ("name", "matters"),
-    [
-        ("JAX_ENABLE_X64", True),
-        ("JAX_DEFAULT_MATMUL_PRECISION", True),
-        ("LIBTPU_INIT_ARGS", True),
-        ("TPU_LIBRARY_PATH", True),
-        ("XLA_PYTHON_CLIENT_MEM_FRACTION", False),
-        ("JAX_COMPILATION_CACHE_DIR", False),
-        ("JAX_PLATFORMS", False),
-        ("HOME", False),
-    ],
-)
+@pytest.mark.parametrize(("name", "matters"), [
+    ("JAX_ENABLE_X64", True), ("JAX_DEFAULT_MATMUL_PRECISION", True), ("LIBTPU_INIT_ARGS", True),
+    ("TPU_LIBRARY_PATH", True), ("XLA_PYTHON_CLIENT_MEM_FRACTION", False), ("JAX_COMPILATION_CACHE_DIR", False),
+    ("JAX_PLATFORMS", False), ("HOME", False),
+])  # fmt: skip
 def test_what_jax_and_compilers_read_from_the_environment_is_in_the_key(
     name: str, matters: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

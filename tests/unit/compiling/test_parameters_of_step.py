@@ -28,14 +28,9 @@ COMPILED = [
 ]
 
 MESHES: tuple[dict[str, int], ...] = (
-    {"dp": 8},
-    {"fsdp": 4},
-    {"tp": 2},
-    {"fsdp": 2, "tp": 2},
-    {"fsdp": 2, "cp": 2},
-    {"fsdp": 2, "ep": 2, "tp": 2},
+    {"dp": 8}, {"fsdp": 4}, {"tp": 2}, {"fsdp": 2, "tp": 2}, {"fsdp": 2, "cp": 2}, {"fsdp": 2, "ep": 2, "tp": 2},
     {"dp": 2, "fsdp": 4, "cp": 2, "ep": 2, "tp": 4},
-)
+)  # fmt: skip
 LENGTH = 8
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 

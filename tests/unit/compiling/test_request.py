@@ -13,12 +13,8 @@ from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest
 
 MODEL = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 8,
-}
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8,
+}  # fmt: skip
 AT_ONCE = Limits(limit_s=0.01)
 """No compile is over so soon: what comes after it can be seen without waiting for one."""
 

@@ -18,13 +18,9 @@ from meshwright.errors import NotCompiledError
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}
+}  # fmt: skip
 LLAMA = ModelSpec(**SIZES)
 QWEN = ModelSpec(**SIZES, qk_norm=True, tie_word_embeddings=True, attention_bias=True)
 GPT = ModelSpec(
@@ -127,17 +123,10 @@ def check_same(model: ModelSpec, training: TrainingSpec, shape: dict[str, int]) 
 
 
 MESHES: tuple[tuple[ModelSpec, dict[str, int]], ...] = (
-    (LLAMA, {"dp": 8}),
-    (LLAMA, {"fsdp": 8}),
-    (LLAMA, {"tp": 4}),
-    (LLAMA, {"cp": 4}),
-    (LLAMA, {"fsdp": 2, "tp": 2, "cp": 2}),
-    (LLAMA, {"dp": 2, "fsdp": 2, "tp": 2}),
-    (EXPERTS, {"fsdp": 2, "ep": 4}),
-    (EXPERTS, {"ep": 2, "cp": 2, "tp": 2}),
-    (QWEN, {"fsdp": 2, "tp": 4}),
-    (GPT, {"fsdp": 2, "cp": 2, "tp": 2}),
-)
+    (LLAMA, {"dp": 8}), (LLAMA, {"fsdp": 8}), (LLAMA, {"tp": 4}), (LLAMA, {"cp": 4}),
+    (LLAMA, {"fsdp": 2, "tp": 2, "cp": 2}), (LLAMA, {"dp": 2, "fsdp": 2, "tp": 2}), (EXPERTS, {"fsdp": 2, "ep": 4}),
+    (EXPERTS, {"ep": 2, "cp": 2, "tp": 2}), (QWEN, {"fsdp": 2, "tp": 4}), (GPT, {"fsdp": 2, "cp": 2, "tp": 2}),
+)  # fmt: skip
 
 
 FEW = ({"cp": 4}, {"dp": 2, "fsdp": 2, "tp": 2}, {"fsdp": 2, "ep": 4})

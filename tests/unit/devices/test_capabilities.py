@@ -47,15 +47,10 @@ def test_a_negative_count_is_refused() -> None:
 
 
 CAPABILITIES = [
-    ((9, 0), True, True, "bfloat16"),
-    ((10, 0), True, True, "bfloat16"),
-    ((8, 0), True, True, "bfloat16"),
-    ((7, 5), True, False, "float16"),
-    ((7, 0), True, False, "float16"),
-    ((6, 1), False, False, "float16"),
-    ((5, 3), False, False, "float16"),
-    ((5, 2), False, False, "float32"),
-]
+    ((9, 0), True, True, "bfloat16"), ((10, 0), True, True, "bfloat16"), ((8, 0), True, True, "bfloat16"),
+    ((7, 5), True, False, "float16"), ((7, 0), True, False, "float16"), ((6, 1), False, False, "float16"),
+    ((5, 3), False, False, "float16"), ((5, 2), False, False, "float32"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("capability", "mixed", "bfloat16", "dtype"), CAPABILITIES)
@@ -67,15 +62,10 @@ def test_a_gpus_compute_capability_decides_on_16_bit_types(
     assert choose_compute_dtype(built) == dtype
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        ("NVIDIA H100 80GB HBM3", "bfloat16"),
-        ("Tesla T4", "float16"),
-        ("AMD Instinct MI300X", "bfloat16"),
-        ("NVIDIA GeForce RTX 9999", "float32"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "dtype"), [
+    ("NVIDIA H100 80GB HBM3", "bfloat16"), ("Tesla T4", "float16"), ("AMD Instinct MI300X", "bfloat16"),
+    ("NVIDIA GeForce RTX 9999", "float32"),
+])  # fmt: skip
 def test_without_a_compute_capability_the_chip_table_decides(kind: str, dtype: str) -> None:
     assert choose_compute_dtype(build_capabilities(DeviceType.GPU, [HostDevice(kind)])) == dtype
 
@@ -140,18 +130,10 @@ def test_memory_that_the_kernel_does_not_tell_is_unknown(tmp_path: Path, monkeyp
 # ---- the detector of this process ----
 
 
-@pytest.mark.parametrize(
-    ("platforms", "gpus", "tpus", "chosen"),
-    [
-        ("", 1, 1, CUDADetector),
-        ("", 1, 0, CUDADetector),
-        ("", 0, 1, TPUDetector),
-        ("", 0, 0, CPUDetector),
-        ("cpu", 1, 1, CPUDetector),
-        ("tpu,cpu", 1, 1, TPUDetector),
-        ("cuda,cpu", 0, 0, CUDADetector),
-    ],
-)
+@pytest.mark.parametrize(("platforms", "gpus", "tpus", "chosen"), [
+    ("", 1, 1, CUDADetector), ("", 1, 0, CUDADetector), ("", 0, 1, TPUDetector), ("", 0, 0, CPUDetector),
+    ("cpu", 1, 1, CPUDetector), ("tpu,cpu", 1, 1, TPUDetector), ("cuda,cpu", 0, 0, CUDADetector),
+])  # fmt: skip
 def test_the_platform_is_chosen_as_jax_chooses(
     platforms: str, gpus: int, tpus: int, chosen: type[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,17 +157,11 @@ def test_device_info_is_json_and_says_what_there_is() -> None:
 # ---- model sizes ----
 
 
-@pytest.mark.parametrize(
-    ("count", "strategy"),
-    [
-        (0, MemoryStrategy.CONSERVATIVE),
-        (999_999, MemoryStrategy.CONSERVATIVE),
-        (1_000_000, MemoryStrategy.BALANCED),
-        (99_999_999, MemoryStrategy.BALANCED),
-        (100_000_000, MemoryStrategy.AGGRESSIVE),
-        (7_000_000_000, MemoryStrategy.AGGRESSIVE),
-    ],
-)
+@pytest.mark.parametrize(("count", "strategy"), [
+    (0, MemoryStrategy.CONSERVATIVE), (999_999, MemoryStrategy.CONSERVATIVE), (1_000_000, MemoryStrategy.BALANCED),
+    (99_999_999, MemoryStrategy.BALANCED), (100_000_000, MemoryStrategy.AGGRESSIVE),
+    (7_000_000_000, MemoryStrategy.AGGRESSIVE),
+])  # fmt: skip
 def test_a_models_size_decides_on_the_strategy(count: int, strategy: MemoryStrategy) -> None:
     manager = DeviceManager()
     built = manager.optimize_for_model_size(count)

@@ -21,14 +21,9 @@ from tests.fakes.tree import RECORDED, plant
 GPUS = tuple(HostGpu(f"0000:0{n}:00.0", f"GPU-{n}0000000-0000-0000-0000-000000000000", "H100") for n in range(2))
 
 FINE = GpuSight(
-    device_files=("nvidia0", "nvidiactl"),
-    cards=("0000:00:00.0", "0000:01:00.0"),
-    cuda_number=13000,
-    driver_version="580.65",
-    plugins={13: "0.12.0"},
-    jax_version="0.12.0",
-    gpus=GPUS,
-)
+    device_files=("nvidia0", "nvidiactl"), cards=("0000:00:00.0", "0000:01:00.0"), cuda_number=13000,
+    driver_version="580.65", plugins={13: "0.12.0"}, jax_version="0.12.0", gpus=GPUS,
+)  # fmt: skip
 
 BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("no_device_file", {"device_files": (), "cards": ()}, ["no NVIDIA card is on the PCI bus", "run where"]),

@@ -95,17 +95,11 @@ def test_without_a_pci_bus_the_accel_drivers_files_count(tmp_path: Path, detect:
     assert (shown.device_count, shown.device_kinds) == (2, ("TPU v4",))
 
 
-@pytest.mark.parametrize(
-    ("environ", "is_part"),
-    [
-        ({}, False),
-        ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
-        ({"TPU_WORKER_HOSTNAMES": "a,b,"}, True),
-        ({"TPU_HOST_BOUNDS": "2,2,1"}, True),
-        ({"TPU_PROCESS_BOUNDS": "1,2,1"}, True),
-        ({"TPU_HOST_BOUNDS": "many"}, False),
-    ],
-)
+@pytest.mark.parametrize(("environ", "is_part"), [
+    ({}, False), ({"TPU_WORKER_HOSTNAMES": "localhost"}, False), ({"TPU_WORKER_HOSTNAMES": "a,b,"}, True),
+    ({"TPU_HOST_BOUNDS": "2,2,1"}, True), ({"TPU_PROCESS_BOUNDS": "1,2,1"}, True),
+    ({"TPU_HOST_BOUNDS": "many"}, False),
+])  # fmt: skip
 def test_a_chip_of_a_larger_slice_can_be_joined_to_others(
     environ: dict[str, str], is_part: bool, tmp_path: Path, detect: Detect
 ) -> None:

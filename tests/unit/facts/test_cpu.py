@@ -24,17 +24,10 @@ def write_limits(folder: Path, cgroup: str, **files: str) -> None:
         plant(f"== sys/fs/cgroup/{path}\n{text}", folder)
 
 
-@pytest.mark.parametrize(
-    ("text", "cpus"),
-    [
-        ("200000 100000", 2.0),
-        ("20000 100000", 0.2),
-        ("max 100000", None),
-        ("-1 100000", None),
-        ("1 0", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "cpus"), [
+    ("200000 100000", 2.0), ("20000 100000", 0.2), ("max 100000", None), ("-1 100000", None), ("1 0", None),
+    ("", None),
+])  # fmt: skip
 def test_a_quota_is_cpus_and_no_limit_is_none(text: str, cpus: float | None) -> None:
     assert parse_quota(text) == cpus
 

@@ -64,16 +64,9 @@ def test_hosts_are_counted_by_name_else_by_bounds() -> None:
     assert parse_slice({}) == SliceFacts()
 
 
-@pytest.mark.parametrize(
-    ("text", "flags"),
-    [
-        ("true,true,false", (True, True, False)),
-        ("TRUE, false,False", (True, False, False)),
-        ("true,true", None),
-        ("true,1,true", None),
-        ("", None),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("text", "flags"), [
+    ("true,true,false", (True, True, False)), ("TRUE, false,False", (True, False, False)), ("true,true", None),
+    ("true,1,true", None), ("", None), (None, None),
+])  # fmt: skip
 def test_what_is_no_three_truths_is_unknown(text: str | None, flags: tuple[bool, ...] | None) -> None:
     assert parse_flags(text) == flags

@@ -57,27 +57,13 @@ def test_a_file_has_addresses_and_comments(tmp_path: Path) -> None:
     assert read(f"@{path},c") == ["node1:8790", "node2:8790", "https://b:1", "c:8790"]
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (None, "MESHWRIGHT_FLEET is empty or not set"),
-        ([], "no address is given"),
-        ("", "no address is given"),
-        (" , ", "no address is given"),
-        ("dns:nobody.svc", "has no address"),
-        ("dns:", "not a host"),
-        ("dns:agents.svc:none", "from 1 to 65535"),
-        ("@/nowhere/fleet", "cannot be read"),
-        ("a:0", "from 1 to 65535"),
-        ("a:65536", "from 1 to 65535"),
-        ("a:b", "from 1 to 65535"),
-        ("a/b", "not a host"),
-        ("user@a", "not a host"),
-        ("ftp://a", "not http://"),
-        ("http://a?x=1", "query"),
-        ("node[1-2]", "scontrol show hostnames"),
-    ],
-)
+@pytest.mark.parametrize(("given", "words"), [
+    (None, "MESHWRIGHT_FLEET is empty or not set"), ([], "no address is given"), ("", "no address is given"),
+    (" , ", "no address is given"), ("dns:nobody.svc", "has no address"), ("dns:", "not a host"),
+    ("dns:agents.svc:none", "from 1 to 65535"), ("@/nowhere/fleet", "cannot be read"), ("a:0", "from 1 to 65535"),
+    ("a:65536", "from 1 to 65535"), ("a:b", "from 1 to 65535"), ("a/b", "not a host"), ("user@a", "not a host"),
+    ("ftp://a", "not http://"), ("http://a?x=1", "query"), ("node[1-2]", "scontrol show hostnames"),
+])  # fmt: skip
 def test_an_address_that_names_nobody_is_refused_with_one_that_does(given: str | list[str] | None, words: str) -> None:
     with pytest.raises(SettingsError) as caught:
         read(given)

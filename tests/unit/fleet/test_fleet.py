@@ -41,20 +41,6 @@ def look(fakes: dict[str, FakeAgent], **options: Any) -> FleetState:
     return state
 
 
-def test_every_host_is_asked_for_its_devices_and_their_health() -> None:
-    fakes = build_fakes("n0", "n1", "n10")
-    state = look(fakes)
-    assert [(host.url, host.name, host.state, host.worst, host.detail) for host in state.hosts] == [
-        (url, fake.devices.host.name, "ok", "healthy", "") for url, fake in fakes.items()
-    ]
-    assert all(host.duration_s >= 0 and host.devices == fakes[host.url].devices for host in state.hosts)
-    assert state.topology.hosts == ("n0", "n1", "n10")
-    assert state.health == dict.fromkeys(range(12), "healthy")
-    assert state.notices == ()
-    for fake in fakes.values():
-        assert [request.url.path for request in fake.requests] == ["/devices", "/readyz", "/health"]
-
-
 @pytest.mark.parametrize(
     ("harm", "state", "words"),
     [

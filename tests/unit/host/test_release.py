@@ -100,15 +100,10 @@ def holding_on(until: asyncio.Event) -> type[FakeChild]:
     return Slow
 
 
-@pytest.mark.parametrize(
-    ("look", "pids"),
-    [
-        ({"holders": [SEEN]}, [4711, 1001]),
-        ({"holders": [SEEN, OWN]}, [4711, 1001]),
-        ({"holders": None}, [1001]),
-        (CallCancelled("the probe was ended"), [1001]),
-    ],
-)
+@pytest.mark.parametrize(("look", "pids"), [
+    ({"holders": [SEEN]}, [4711, 1001]), ({"holders": [SEEN, OWN]}, [4711, 1001]), ({"holders": None}, [1001]),
+    (CallCancelled("the probe was ended"), [1001]),
+])  # fmt: skip
 def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, look: Reply, pids: list[int]) -> None:
     async def test(scene: Scene) -> None:
         ended = asyncio.Event()

@@ -49,12 +49,10 @@ def test_the_environment_tells_the_grid_that_jax_shows_later(name: str, tmp_path
 
 
 WHOLE = {
-    "tpu-v4-256": ((4, 4, 8), (True, True, True)),
-    "tpu-v5e-8": ((2, 4, 1), (False, False, False)),
-    "tpu-v5p-4": ((2, 2, 1), (False, False, False)),
-    "tpu-v6e-8": ((2, 4, 1), (False, False, False)),
+    "tpu-v4-256": ((4, 4, 8), (True, True, True)), "tpu-v5e-8": ((2, 4, 1), (False, False, False)),
+    "tpu-v5p-4": ((2, 2, 1), (False, False, False)), "tpu-v6e-8": ((2, 4, 1), (False, False, False)),
     "tpu-7x-8": ((2, 2, 1), (False, False, False)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("with_jax", [True, False])

@@ -167,16 +167,10 @@ def test_another_owner_neither_renews_nor_ends_nor_takes_the_id_also_after_a_res
     run_scene(tmp_path, second, boot=boot)
 
 
-@pytest.mark.parametrize(
-    ("owner", "who", "may"),
-    [
-        ("ann", Owner("ann"), True),
-        ("ann", Owner("bob"), False),
-        ("ann", Owner("bob", is_admin=True), True),
-        ("ann", Owner(), True),
-        ("", Owner("bob"), True),
-    ],
-)
+@pytest.mark.parametrize(("owner", "who", "may"), [
+    ("ann", Owner("ann"), True), ("ann", Owner("bob"), False), ("ann", Owner("bob", is_admin=True), True),
+    ("ann", Owner(), True), ("", Owner("bob"), True),
+])  # fmt: skip
 def test_a_lease_belongs_to_the_token_that_took_it_and_one_without_a_token_to_all(
     owner: str, who: Owner, may: bool
 ) -> None:

@@ -116,11 +116,9 @@ def test_axis_types_are_one_for_all_or_one_an_axis(types: Any, expected: tuple[A
 
 
 NAMED = [
-    ("dp:2,tp:4", {"dp": 2, "tp": 4}),
-    (" dp : 2 , tp : -1 ", {"dp": 2, "tp": 4}),
-    ("2,4", {"dp": 2, "tp": 4}),
+    ("dp:2,tp:4", {"dp": 2, "tp": 4}), (" dp : 2 , tp : -1 ", {"dp": 2, "tp": 4}), ("2,4", {"dp": 2, "tp": 4}),
     ("-1, 4", {"dp": 2, "tp": 4}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "shape"), NAMED)

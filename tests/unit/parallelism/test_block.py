@@ -88,16 +88,10 @@ def test_a_value_that_cannot_be_used_is_refused_with_its_key(key: str, value: ob
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
-    ("key", "near"),
-    [
-        ("tensr", "(did you mean 'tensor'?)"),
-        ("Domain", "(did you mean 'domain'?)"),
-        ("date", "(did you mean 'data'?)"),
-        ("pipeline", "unknown key 'pipeline'; its keys"),
-        (7, "unknown key 7; its keys"),
-    ],
-)
+@pytest.mark.parametrize(("key", "near"), [
+    ("tensr", "(did you mean 'tensor'?)"), ("Domain", "(did you mean 'domain'?)"), ("date", "(did you mean 'data'?)"),
+    ("pipeline", "unknown key 'pipeline'; its keys"), (7, "unknown key 7; its keys"),
+])  # fmt: skip
 def test_an_unknown_key_is_named_with_those_near_to_it(key: object, near: str) -> None:
     with pytest.raises(ValueError, match=r"trainer\.parallelism has the unknown key") as caught:
         parse_parallelism_conf(nest({"data": "ddp", key: 2}))

@@ -16,15 +16,9 @@ from meshwright.placement import BatchSizeRecommendation, DevicePlacement, Hardw
 RECORDED = Path(__file__).parents[2] / "recorded"
 
 VALUES = {
-    "TPU_V5E": "tpu_v5e",
-    "TPU_V5P": "tpu_v5p",
-    "TPU_V4": "tpu_v4",
-    "H100": "h100",
-    "A100": "a100",
-    "V100": "v100",
-    "CPU": "cpu",
-    "UNKNOWN": "unknown",
-}
+    "TPU_V5E": "tpu_v5e", "TPU_V5P": "tpu_v5p", "TPU_V4": "tpu_v4", "H100": "h100", "A100": "a100", "V100": "v100",
+    "CPU": "cpu", "UNKNOWN": "unknown",
+}  # fmt: skip
 LATER = ["TPU_V2", "TPU_V3", "TPU_V6E", "TPU_7X", "H200", "B200", "GB200", "L4", "A10", "T4", "MI300X"]
 
 PUBLISHED = [

@@ -372,24 +372,13 @@ def test_a_source_may_fill_one_buffer_again_and_again(target: Callable[[], Any])
 
 
 OTHER_VALUES = {
-    "check_tracer_leaks": True,
-    "debug_infs": True,
-    "debug_key_reuse": True,
-    "debug_nans": True,
-    "default_device": jax.devices()[6],
-    "default_matmul_precision": "highest",
-    "default_prng_impl": "rbg",
-    "disable_jit": True,
-    "enable_x64": True,
-    "legacy_prng_key": "error",
-    "log_compiles": True,
-    "numpy_dtype_promotion": "strict",
-    "numpy_rank_promotion": "raise",
-    "threefry_partitionable": False,
-    "transfer_guard_device_to_device": "log",
-    "transfer_guard_device_to_host": "log",
+    "check_tracer_leaks": True, "debug_infs": True, "debug_key_reuse": True, "debug_nans": True,
+    "default_device": jax.devices()[6], "default_matmul_precision": "highest", "default_prng_impl": "rbg",
+    "disable_jit": True, "enable_x64": True, "legacy_prng_key": "error", "log_compiles": True,
+    "numpy_dtype_promotion": "strict", "numpy_rank_promotion": "raise", "threefry_partitionable": False,
+    "transfer_guard_device_to_device": "log", "transfer_guard_device_to_host": "log",
     "transfer_guard_host_to_device": "log",
-}
+}  # fmt: skip
 
 
 def read_setting(name: str) -> Any:

@@ -9,20 +9,12 @@ from hypothesis import strategies as st
 from meshwright.wire.model import ModelSpec
 
 PLAIN: dict[str, Any] = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-}
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
+}  # fmt: skip
 SIZES: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "intermediate_size_mlp": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-}
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "intermediate_size_mlp": 11008,
+    "num_hidden_layers": 32, "num_attention_heads": 32,
+}  # fmt: skip
 """What every published config.json says."""
 
 

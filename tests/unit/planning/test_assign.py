@@ -15,12 +15,9 @@ from meshwright.topology.links import price_pairs
 from tests.fakes.topologies import build_dgx1, build_pcie, build_tpu, weigh_positions
 
 SHAPES = {
-    2: [(2,), (1, 2)],
-    3: [(3,)],
-    4: [(4,), (2, 2), (4, 1)],
-    6: [(6,), (2, 3), (3, 2)],
+    2: [(2,), (1, 2)], 3: [(3,)], 4: [(4,), (2, 2), (4, 1)], 6: [(6,), (2, 3), (3, 2)],
     8: [(8,), (2, 4), (4, 2), (2, 2, 2)],
-}
+}  # fmt: skip
 
 
 def search_order(sizes: tuple[int, ...], costs: Costs) -> tuple[int, ...]:

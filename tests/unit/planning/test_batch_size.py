@@ -38,19 +38,10 @@ def test_every_hardware_type_has_a_row_in_ascending_order(hardware_type: Hardwar
     assert row.max_memory_batch_size is None
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("h200", (64, 256, 207)),
-        ("h800", (64, 320, 296)),
-        ("h20", (16, 64, 37)),
-        ("gh200", (64, 256, 248)),
-        ("gb300", (64, 320, 313)),
-        ("tpu_v3", (32, 192, 137)),
-        ("tpu_v6e", (128, 576, 560)),
-        ("a10g", (32, 128, 117)),
-    ],
-)
+@pytest.mark.parametrize(("value", "expected"), [
+    ("h200", (64, 256, 207)), ("h800", (64, 320, 296)), ("h20", (16, 64, 37)), ("gh200", (64, 256, 248)),
+    ("gb300", (64, 320, 313)), ("tpu_v3", (32, 192, 137)), ("tpu_v6e", (128, 576, 560)), ("a10g", (32, 128, 117)),
+])  # fmt: skip
 def test_derived_rows_are_these(value: str, expected: tuple[int, int, int]) -> None:
     row = recommend_batch_size(HardwareType(value))
     assert (row.min_batch_size, row.optimal_batch_size, row.critical_batch_size) == expected
@@ -80,15 +71,9 @@ def test_without_the_warning_only_the_text_of_a_small_batch_changes(hardware_typ
     assert (warned == silent) == ("below critical" not in warned[1])
 
 
-@pytest.mark.parametrize(
-    ("hardware", "text"),
-    [
-        ("v5p", "189% above"),
-        ("a100", "57% above"),
-        ("a100-40gb", "20% above"),
-        ("v4", "16% below"),
-    ],
-)
+@pytest.mark.parametrize(("hardware", "text"), [
+    ("v5p", "189% above"), ("a100", "57% above"), ("a100-40gb", "20% above"), ("v4", "16% below"),
+])  # fmt: skip
 def test_a_published_row_that_is_not_the_roofline_is_told_apart_from_it(hardware: str, text: str) -> None:
     answer = ask(hardware)
     assert codes(answer) == ["table_differs_from_roofline"]
@@ -102,15 +87,9 @@ def test_a_relative_of_a_known_card_gets_the_familys_row_and_no_figures() -> Non
         assert "NVIDIA H100 NVL" in answer.warnings[0].message
 
 
-@pytest.mark.parametrize(
-    ("platform", "kind"),
-    [
-        ("gpu", "NVIDIA H800 PCIe"),
-        ("gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
-        ("gpu", "TPU v5e"),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("platform", "kind"), [
+    ("gpu", "NVIDIA H800 PCIe"), ("gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"), ("gpu", "TPU v5e"), (None, None),
+])  # fmt: skip
 def test_an_unknown_device_gets_the_conservative_row_with_a_warning(platform: str | None, kind: str | None) -> None:
     answer = ask(platform=platform, kind=kind)
     assert (answer.hardware_type, answer.chip, answer.roofline) == ("unknown", None, None)

@@ -60,36 +60,17 @@ PARTS = [
 """Groups that are no whole plane: only their number counts."""
 
 PLANES = [
-    ("2x2x4", make_box(2, 2), 4),
-    ("4x4x4", make_box(4, 4), 4),
-    ("4x4x4", make_box(4, 1, 4), 4),
-    ("4x4x4", make_box(1, 4, 4), 4),
-    ("4x8x8", make_box(1, 8, 8), 4),
-    ("8x8x8", make_box(8, 8), 4),
-    ("4x12x12", make_box(1, 12, 12), 2),
-    ("8x16x16", make_box(1, 16, 16), 2),
-    ("2x4x4", make_box(2, 4), 2),
-    ("4x4x8", make_box(4, 1, 8), 2),
-    ("4x4x8", make_box(1, 4, 8), 2),
-    ("8x16x16", make_box(8, 16), 2),
-    ("4x4x12", make_box(4, 1, 12), 2),
-    ("4x4x12", make_box(1, 4, 12), 1),
-    ("4x4x28", make_box(4, 1, 28), 2),
-    ("8x8x12", make_box(8, 1, 12), 2),
-    ("4x12x12", make_box(4, 1, 12), 2),
-    ("4x12x12", make_box(4, 12), 1),
-    ("4x8x12", make_box(1, 8, 12), 1),
-    ("12x12x16", make_box(12, 1, 16), 1),
-    ("4x4", make_box(4, 4), 4),
-    ("8x8", make_box(8, 8), 4),
-    ("4x8", make_box(4, 8), 2),
-    ("16x16", make_box(16, 16), 2),
-    ("2x4", make_box(2, 4), 2),
-    ("4x4x4", make_box(4, 4, 4), 6),
-    ("8x8x8", make_box(8, 8, 8), 6),
-    ("12x12x12", make_box(12, 12, 12), 3),
-    ("4x4x8", make_box(4, 4, 8), 3),
-]
+    ("2x2x4", make_box(2, 2), 4), ("4x4x4", make_box(4, 4), 4), ("4x4x4", make_box(4, 1, 4), 4),
+    ("4x4x4", make_box(1, 4, 4), 4), ("4x8x8", make_box(1, 8, 8), 4), ("8x8x8", make_box(8, 8), 4),
+    ("4x12x12", make_box(1, 12, 12), 2), ("8x16x16", make_box(1, 16, 16), 2), ("2x4x4", make_box(2, 4), 2),
+    ("4x4x8", make_box(4, 1, 8), 2), ("4x4x8", make_box(1, 4, 8), 2), ("8x16x16", make_box(8, 16), 2),
+    ("4x4x12", make_box(4, 1, 12), 2), ("4x4x12", make_box(1, 4, 12), 1), ("4x4x28", make_box(4, 1, 28), 2),
+    ("8x8x12", make_box(8, 1, 12), 2), ("4x12x12", make_box(4, 1, 12), 2), ("4x12x12", make_box(4, 12), 1),
+    ("4x8x12", make_box(1, 8, 12), 1), ("12x12x16", make_box(12, 1, 16), 1), ("4x4", make_box(4, 4), 4),
+    ("8x8", make_box(8, 8), 4), ("4x8", make_box(4, 8), 2), ("16x16", make_box(16, 16), 2),
+    ("2x4", make_box(2, 4), 2), ("4x4x4", make_box(4, 4, 4), 6), ("8x8x8", make_box(8, 8, 8), 6),
+    ("12x12x12", make_box(12, 12, 12), 3), ("4x4x8", make_box(4, 4, 8), 3),
+]  # fmt: skip
 """Groups of two or three whole dimensions: equal sides, sides of 1 to 2, and others, of which x with z fare better."""
 
 
@@ -164,17 +145,10 @@ def test_only_the_dimension_of_cores_is_less_than_a_hop_wide() -> None:
 # ---- what groups are made of ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("sizes", "count", "whole"),
-    [
-        ((4, 1, 4), 16, (0, 2)),
-        ((4, 4, 4), 64, (0, 1, 2)),
-        ((1, 4, 1), 4, (1,)),
-        ((1, 1, 1), 1, ()),
-        ((4, 2, 1), 8, ()),
-        ((4, 4, 1), 8, ()),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "count", "whole"), [
+    ((4, 1, 4), 16, (0, 2)), ((4, 4, 4), 64, (0, 1, 2)), ((1, 4, 1), 4, (1,)), ((1, 1, 1), 1, ()), ((4, 2, 1), 8, ()),
+    ((4, 4, 1), 8, ()),
+])  # fmt: skip
 def test_a_group_is_whole_dimensions_or_nothing(sizes: Sequence[int], count: int, whole: Sequence[int]) -> None:
     assert find_whole(sizes, make_torus("4x4x4"), count) == whole
 

@@ -47,16 +47,10 @@ def change(made: Plan, **fields: Any) -> Plan:
 # ---- targets --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "platform", "chip", "shape", "granules"),
-    [
-        ("v5e:4x4", "tpu", "v5e", (4, 4), 1),
-        ("2*v5p:2x2x2", "tpu", "v5p", (2, 2, 2), 2),
-        ("v3:2x2", "tpu", "v3", (2, 2), 1),
-        ("64*h100:8", "gpu", "h100", (8,), 64),
-        ("cpu:8", "cpu", "cpu", (8,), 1),
-    ],
-)
+@pytest.mark.parametrize(("name", "platform", "chip", "shape", "granules"), [
+    ("v5e:4x4", "tpu", "v5e", (4, 4), 1), ("2*v5p:2x2x2", "tpu", "v5p", (2, 2, 2), 2),
+    ("v3:2x2", "tpu", "v3", (2, 2), 1), ("64*h100:8", "gpu", "h100", (8,), 64), ("cpu:8", "cpu", "cpu", (8,), 1),
+])  # fmt: skip
 def test_hardware_is_told_as_compilers_know_it(
     name: str, platform: str, chip: str, shape: tuple[int, ...], granules: int
 ) -> None:

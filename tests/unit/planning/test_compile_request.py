@@ -23,12 +23,8 @@ from meshwright.wire.model import TrainingSpec
 from meshwright.wire.verification import Verification
 
 MODEL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-}
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8,
+}  # fmt: skip
 TRAINING = TrainingSpec(global_batch_size=8, seq_len=128)
 
 
@@ -47,17 +43,10 @@ def test_a_pipeline_is_answered_at_once_in_the_words_of_the_step() -> None:
     assert (fitted.verification.status, fitted.data_parallel_size) == ("not_compiled", 2)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "passes", "asked", "greatest"),
-    [
-        ({"dp": 4}, 1, 6, 4),
-        ({"dp": 4}, 1, 8, 8),
-        ({"dp": 2, "tp": 4}, 3, 13, 12),
-        ({"tp": 4}, 1, 1, 1),
-        ({"dp": 3}, 1, None, BATCH_MAX - BATCH_MAX % 3),
-        ({"dp": 256}, 2**16, None, BATCH_MAX),
-    ],
-)
+@pytest.mark.parametrize(("mesh", "passes", "asked", "greatest"), [
+    ({"dp": 4}, 1, 6, 4), ({"dp": 4}, 1, 8, 8), ({"dp": 2, "tp": 4}, 3, 13, 12), ({"tp": 4}, 1, 1, 1),
+    ({"dp": 3}, 1, None, BATCH_MAX - BATCH_MAX % 3), ({"dp": 256}, 2**16, None, BATCH_MAX),
+])  # fmt: skip
 def test_the_greatest_batch_is_the_most_that_divides_up_to_the_one_named(
     mesh: dict[str, int], passes: int, asked: int | None, greatest: int
 ) -> None:

@@ -25,22 +25,11 @@ SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 Sizes = tuple[int, ...]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "granules", "expected"),
-    [
-        ((2, 4), 2, (2, 1)),
-        ((3, 4), 2, (1, 2)),
-        ((2, 2), 4, (2, 2)),
-        ((2, 4), 4, (2, 2)),
-        ((6, 10), 15, (3, 5)),
-        ((2, 2, 4), 4, (2, 2, 1)),
-        ((4, 2, 8), 8, (4, 2, 1)),
-        ((8, 64), 64, (8, 8)),
-        ((1, 8), 1, (1, 1)),
-        ((4, 4), 3, None),
-        ((2, 4), 16, None),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "granules", "expected"), [
+    ((2, 4), 2, (2, 1)), ((3, 4), 2, (1, 2)), ((2, 2), 4, (2, 2)), ((2, 4), 4, (2, 2)), ((6, 10), 15, (3, 5)),
+    ((2, 2, 4), 4, (2, 2, 1)), ((4, 2, 8), 8, (4, 2, 1)), ((8, 64), 64, (8, 8)), ((1, 8), 1, (1, 1)),
+    ((4, 4), 3, None), ((2, 4), 16, None),
+])  # fmt: skip
 def test_outer_axes_are_split_first(sizes: Sizes, granules: int, expected: Sizes | None) -> None:
     assert split_axes(sizes, granules) == expected
 

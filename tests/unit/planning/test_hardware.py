@@ -27,19 +27,11 @@ def test_a_device_is_known_by_platform_and_kind(platform: str, kind: str, expect
     assert detect_hardware(platform, kind) is expected
 
 
-@pytest.mark.parametrize(
-    ("platform", "kind"),
-    [
-        ("gpu", "NVIDIA H800 PCIe"),
-        ("gpu", "NVIDIA A100X"),
-        ("gpu", "Tesla V100S-PCIE-32GB"),
-        ("gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
-        ("gpu", ""),
-        ("gpu", "TPU v5 lite"),
-        ("tpu", "NVIDIA H100 80GB HBM3"),
-        ("metal", "Apple M3"),
-    ],
-)
+@pytest.mark.parametrize(("platform", "kind"), [
+    ("gpu", "NVIDIA H800 PCIe"), ("gpu", "NVIDIA A100X"), ("gpu", "Tesla V100S-PCIE-32GB"),
+    ("gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"), ("gpu", ""), ("gpu", "TPU v5 lite"),
+    ("tpu", "NVIDIA H100 80GB HBM3"), ("metal", "Apple M3"),
+])  # fmt: skip
 def test_an_accelerator_that_no_row_is_for_is_unknown(platform: str, kind: str) -> None:
     assert detect_hardware(platform, kind) is HardwareType.UNKNOWN
 

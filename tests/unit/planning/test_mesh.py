@@ -29,14 +29,10 @@ from tests.fakes.topologies import (
 )
 
 MACHINES = {
-    "cpu": build_cpu(8),
-    "dgx h100": build_dgx_h100(),
-    "dgx1": build_dgx1(),
-    "pcie": build_pcie(),
-    "v5e": build_tpu((2, 4)),
-    "v3": build_tpu((2, 2), kind="TPU v3", cores=2),
+    "cpu": build_cpu(8), "dgx h100": build_dgx_h100(), "dgx1": build_dgx1(), "pcie": build_pcie(),
+    "v5e": build_tpu((2, 4)), "v3": build_tpu((2, 2), kind="TPU v3", cores=2),
     "v5p": build_tpu((2, 2, 1), kind="TPU v5p"),
-}
+}  # fmt: skip
 
 
 def plan(topology: Topology, mesh: Any, *, health: dict[int, str] | None = None, **more: Any) -> Plan:
@@ -289,21 +285,12 @@ def test_as_many_devices_of_each_host_are_taken_where_a_mesh_lies_better_on_them
 # ---- any size, any hole ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("target", "mesh"),
-    [
-        ("v5p:4x4x28", "dp:7,fsdp:16,tp:4"),
-        ("v5p:4x4x28", "x:-1,tp:7"),
-        ("v5p:4x4x20", "pp:5,dp:8,tp:8"),
-        ("v5e:8x8", "x:64"),
-        ("v5e:8x16", "a:2,b:2,c:2,d:2,e:2,f:2,g:2"),
-        ("5*v5e:2x4", "dp:5,tp:8"),
-        ("7*h100:8", "dp:7,tp:8"),
-        ("v3:4x4", "dp:2,tp:16"),
-        ("tpu7x:4x4x12", "dp:3,fsdp:64,tp:2"),
-        ("gb200:72", "dp:9,tp:8"),
-    ],
-)
+@pytest.mark.parametrize(("target", "mesh"), [
+    ("v5p:4x4x28", "dp:7,fsdp:16,tp:4"), ("v5p:4x4x28", "x:-1,tp:7"), ("v5p:4x4x20", "pp:5,dp:8,tp:8"),
+    ("v5e:8x8", "x:64"), ("v5e:8x16", "a:2,b:2,c:2,d:2,e:2,f:2,g:2"), ("5*v5e:2x4", "dp:5,tp:8"),
+    ("7*h100:8", "dp:7,tp:8"), ("v3:4x4", "dp:2,tp:16"), ("tpu7x:4x4x12", "dp:3,fsdp:64,tp:2"),
+    ("gb200:72", "dp:9,tp:8"),
+])  # fmt: skip
 def test_a_mesh_of_any_sizes_has_a_plan_no_worse_than_jaxs_nor_the_plain_order(target: str, mesh: str) -> None:
     topology = build_target(target)
     made = plan(topology, mesh)

@@ -24,13 +24,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 """By preset: the model's own config.json."""
 
 SMALL: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 96,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 128,
-}
+    "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 128,
+}  # fmt: skip
 GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT: dict[str, Any] = {

@@ -82,19 +82,11 @@ def test_each_supported_preset_fits_together_and_says_its_source(preset: Any) ->
     assert preset.row["source"]
 
 
-@pytest.mark.parametrize(
-    ("typed", "name"),
-    [
-        ("llama3-70b", "llama3-70b"),
-        ("Llama-3-70B", "llama3-70b"),
-        ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
-        ("meta-llama/Llama-3.1-405B", "llama3.1-405b"),
-        ("Qwen/Qwen3-8B", "qwen3-8b"),
-        ("qwen3_8b", "qwen3-8b"),
-        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
-        ("openai-community/gpt2-xl", "gpt2-xl"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "name"), [
+    ("llama3-70b", "llama3-70b"), ("Llama-3-70B", "llama3-70b"), ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
+    ("meta-llama/Llama-3.1-405B", "llama3.1-405b"), ("Qwen/Qwen3-8B", "qwen3-8b"), ("qwen3_8b", "qwen3-8b"),
+    ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"), ("openai-community/gpt2-xl", "gpt2-xl"),
+])  # fmt: skip
 def test_presets_are_found_as_people_type_them(typed: str, name: str) -> None:
     assert read_model(typed).name == name
 

@@ -81,21 +81,10 @@ def count_needed(free: Counter[str | int], count: int) -> int:
 # ---- domains and hosts ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "shares"),
-    [
-        (3, {0: 3}),
-        (4, {0: 4}),
-        (5, {2: 5}),
-        (8, {2: 8}),
-        (9, {1: 9}),
-        (16, {1: 16}),
-        (18, {0: 2, 1: 16}),
-        (20, {0: 4, 1: 16}),
-        (21, {1: 16, 2: 5}),
-        (25, {0: 1, 1: 16, 2: 8}),
-    ],
-)
+@pytest.mark.parametrize(("count", "shares"), [
+    (3, {0: 3}), (4, {0: 4}), (5, {2: 5}), (8, {2: 8}), (9, {1: 9}), (16, {1: 16}), (18, {0: 2, 1: 16}),
+    (20, {0: 4, 1: 16}), (21, {1: 16, 2: 5}), (25, {0: 1, 1: 16, 2: 8}),
+])  # fmt: skip
 def test_the_smallest_slice_that_is_enough_is_taken_else_the_largest_first(count: int, shares: dict[int, int]) -> None:
     """Slices of 4, 16 and 8 chips."""
     topology = MACHINES["uneven"]
@@ -129,22 +118,11 @@ def measure_box(topology: Topology, chosen: Sequence[int]) -> tuple[int, ...]:
     return tuple(len(set(values)) for values in zip(*coords, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("target", "count", "shape"),
-    [
-        ("v5e:8x8", 4, (2, 2, 1)),
-        ("v5e:8x8", 8, (4, 2, 1)),
-        ("v5e:8x8", 16, (4, 4, 1)),
-        ("v5e:8x8", 6, (3, 2, 1)),
-        ("v5e:8x8", 7, (7, 1, 1)),
-        ("v5p:2x4x4", 8, (2, 2, 2)),
-        ("v5p:4x4x8", 8, (4, 2, 1)),
-        ("v5p:4x4x8", 64, (4, 4, 4)),
-        ("v5p:8x8x8", 27, (3, 3, 3)),
-        ("tpu7x:2x4x4", 16, (2, 2, 2)),
-        ("v5p:16x20x28", 256, (16, 4, 4)),
-    ],
-)
+@pytest.mark.parametrize(("target", "count", "shape"), [
+    ("v5e:8x8", 4, (2, 2, 1)), ("v5e:8x8", 8, (4, 2, 1)), ("v5e:8x8", 16, (4, 4, 1)), ("v5e:8x8", 6, (3, 2, 1)),
+    ("v5e:8x8", 7, (7, 1, 1)), ("v5p:2x4x4", 8, (2, 2, 2)), ("v5p:4x4x8", 8, (4, 2, 1)), ("v5p:4x4x8", 64, (4, 4, 4)),
+    ("v5p:8x8x8", 27, (3, 3, 3)), ("tpu7x:2x4x4", 16, (2, 2, 2)), ("v5p:16x20x28", 256, (16, 4, 4)),
+])  # fmt: skip
 def test_chips_are_taken_as_a_box_with_short_ways(target: str, count: int, shape: tuple[int, ...]) -> None:
     """A whole ring of four is as good as a square, and one of 16 better than two lines of 8."""
     topology = build_target(target)

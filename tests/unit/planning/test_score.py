@@ -130,12 +130,8 @@ def test_the_worst_line_is_what_an_axis_costs() -> None:
 # ---- links ----------------------------------------------------------------------------------------------------------
 
 LINE4, RING4, RING8, PAIR, CORES = (
-    Dimension(4),
-    Dimension(4, is_ring=True),
-    Dimension(8, is_ring=True),
-    Dimension(2),
-    Dimension(2, step=0.5),
-)
+    Dimension(4), Dimension(4, is_ring=True), Dimension(8, is_ring=True), Dimension(2), Dimension(2, step=0.5),
+)  # fmt: skip
 
 
 def test_a_group_without_straight_neighbors_shares_the_links_of_the_way_between() -> None:

@@ -192,18 +192,10 @@ def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -> None
     live(scenario)
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        Hello(1, "fake", 1001, 1),
-        ProgressFrame(2, 1, {}),
-        ProgressFrame(1, 2, {}),
-        ResultFrame(2, 1, {}),
-        Stopped(1, 3),
-        CancelFrame(1),
-    ],
-    ids=lambda frame: f"{frame}",
-)
+@pytest.mark.parametrize("frame", [
+    Hello(1, "fake", 1001, 1), ProgressFrame(2, 1, {}), ProgressFrame(1, 2, {}), ResultFrame(2, 1, {}), Stopped(1, 3),
+    CancelFrame(1),
+], ids=lambda frame: f"{frame}")  # fmt: skip
 def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:
     async def scenario(world: World) -> None:
         task = await world.begin()

@@ -21,75 +21,31 @@ NOT_IN_THE_TABLE = {"NVIDIA H100 NVL"}
 chips = st.sampled_from(read_chips())
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("TPU v4", "TPU v4"),
-        ("TPU v5 lite", "TPU v5e"),
-        ("TPU v5e", "TPU v5e"),
-        ("TPU v5", "TPU v5p"),
-        ("TPU v5p", "TPU v5p"),
-        ("TPU v6 lite", "TPU v6e"),
-        ("TPU7x", "TPU7x"),
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB SXM"),
-        ("A100-SXM4-40GB", "A100 40GB SXM"),
-        ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM"),
-        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H800", "H800"),
-        ("NVIDIA H20", "H20"),
-        ("NVIDIA GH200 480GB", "GH200 96GB"),
-        ("NVIDIA GH200 120GB", "GH200 96GB"),
-        ("NVIDIA GH200 144G HBM3e", "GH200 144GB"),
-        ("NVIDIA GB300", "GB300"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA GB200", "GB200"),
-        ("NVIDIA B300 SXM6 AC", "B300"),
-        ("NVIDIA L4", "L4"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA A10", "A10"),
-        ("NVIDIA A10G", "A10G"),
-        ("Tesla T4", "T4"),
-        ("Tesla V100-SXM2-32GB", "V100 SXM2 32GB"),
-        ("AMD Instinct MI300X", "MI300X"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [
+    ("TPU v4", "TPU v4"), ("TPU v5 lite", "TPU v5e"), ("TPU v5e", "TPU v5e"), ("TPU v5", "TPU v5p"),
+    ("TPU v5p", "TPU v5p"), ("TPU v6 lite", "TPU v6e"), ("TPU7x", "TPU7x"),
+    ("NVIDIA A100-SXM4-40GB", "A100 40GB SXM"), ("A100-SXM4-40GB", "A100 40GB SXM"),
+    ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM"), ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
+    ("NVIDIA H100 80GB HBM3", "H100 SXM"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200"),
+    ("NVIDIA H800", "H800"), ("NVIDIA H20", "H20"), ("NVIDIA GH200 480GB", "GH200 96GB"),
+    ("NVIDIA GH200 120GB", "GH200 96GB"), ("NVIDIA GH200 144G HBM3e", "GH200 144GB"), ("NVIDIA GB300", "GB300"),
+    ("NVIDIA B200", "B200"), ("NVIDIA GB200", "GB200"), ("NVIDIA B300 SXM6 AC", "B300"), ("NVIDIA L4", "L4"),
+    ("NVIDIA L40S", "L40S"), ("NVIDIA A10", "A10"), ("NVIDIA A10G", "A10G"), ("Tesla T4", "T4"),
+    ("Tesla V100-SXM2-32GB", "V100 SXM2 32GB"), ("AMD Instinct MI300X", "MI300X"),
+])  # fmt: skip
 def test_what_jax_or_the_driver_calls_a_device_finds_its_chip(kind: str, name: str) -> None:
     chip = find_chip(kind)
     assert chip is not None
     assert chip.name == name
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "",
-        "cpu",
-        "TPU v4 lite",
-        "TPU v5 lite pod",
-        "TPU7",
-        "TPU8i",
-        "NVIDIA H100",
-        "NVIDIA H100 NVL",
-        "NVIDIA H100 80GB HBM2e",
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA H200 NVL",
-        "NVIDIA H800 PCIe",
-        "NVIDIA H20-3e",
-        "NVIDIA GH200",
-        "NVIDIA GH200 480GB MIG 1g.12gb",
-        "NVIDIA A100-PCIE-40GB",
-        "NVIDIA A100-SXM-64GB",
-        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-        "NVIDIA A10M",
-        "NVIDIA L40",
-        "Tesla V100-SXM2-16GB",
-        "Tesla V100S-PCIE-32GB",
-        "AMD Instinct MI300A",
-    ],
-)
+@pytest.mark.parametrize("kind", [
+    "", "cpu", "TPU v4 lite", "TPU v5 lite pod", "TPU7", "TPU8i", "NVIDIA H100", "NVIDIA H100 NVL",
+    "NVIDIA H100 80GB HBM2e", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H200 NVL", "NVIDIA H800 PCIe",
+    "NVIDIA H20-3e", "NVIDIA GH200", "NVIDIA GH200 480GB MIG 1g.12gb", "NVIDIA A100-PCIE-40GB",
+    "NVIDIA A100-SXM-64GB", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA A10M", "NVIDIA L40", "Tesla V100-SXM2-16GB",
+    "Tesla V100S-PCIE-32GB", "AMD Instinct MI300A",
+])  # fmt: skip
 def test_a_relative_or_a_part_of_a_chip_is_not_taken_for_it(kind: str) -> None:
     assert find_chip(kind) is None
 

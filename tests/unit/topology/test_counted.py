@@ -9,15 +9,10 @@ from meshwright_agent.settings import Settings
 from tests.fakes.hosts import build_devices
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("8", ChipCount(8)),
-        ("8*h100", ChipCount(8, "h100")),
-        ("4*v5p", ChipCount(4, "v5p")),
-        ("2*cpu", ChipCount(2, "cpu")),
-    ],
-)
+@pytest.mark.parametrize(("text", "count"), [
+    ("8", ChipCount(8)), ("8*h100", ChipCount(8, "h100")), ("4*v5p", ChipCount(4, "v5p")),
+    ("2*cpu", ChipCount(2, "cpu")),
+])  # fmt: skip
 def test_a_count_of_chips_is_written_as_in_targets(text: str, count: ChipCount) -> None:
     assert parse_chip_count(f" {text} ") == count
     assert str(count) == text
@@ -29,21 +24,11 @@ def test_a_chip_that_no_table_knows_is_refused_with_near_ones() -> None:
         parse_chip_count("8*h1000")
 
 
-@pytest.mark.parametrize(
-    ("chip", "host", "is_of"),
-    [
-        (None, "h100:2", True),
-        ("h100", "h100:2", True),
-        ("H100", "h100:2", True),
-        ("v5e", "v5e:2x2", True),
-        ("v5litepod", "v5e:2x2", True),
-        ("cpu", "cpu:8", True),
-        ("a100", "h100:2", False),
-        ("v5p", "v5e:2x2", False),
-        ("cpu", "h100:2", False),
-        ("h100", "cpu:8", False),
-    ],
-)
+@pytest.mark.parametrize(("chip", "host", "is_of"), [
+    (None, "h100:2", True), ("h100", "h100:2", True), ("H100", "h100:2", True), ("v5e", "v5e:2x2", True),
+    ("v5litepod", "v5e:2x2", True), ("cpu", "cpu:8", True), ("a100", "h100:2", False), ("v5p", "v5e:2x2", False),
+    ("cpu", "h100:2", False), ("h100", "cpu:8", False),
+])  # fmt: skip
 def test_a_device_is_known_by_any_name_of_its_chip(chip: str | None, host: str, is_of: bool) -> None:
     assert {ChipCount(1, chip).is_of(device.kind) for device in build_devices(host).devices} == {is_of}
 

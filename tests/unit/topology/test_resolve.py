@@ -21,33 +21,15 @@ from meshwright.topology.targets import (
 NAMES = ["cpu", *(alias for chip in read_chips() for alias in chip.aliases), *list_names()]
 
 
-@pytest.mark.parametrize(
-    ("asked", "canonical"),
-    [
-        ("v5p-17920", "v5p:16x20x28"),
-        ("V5litepod-256", "v5e:16x16"),
-        ("3*tpu-v5p-896", "3*v5p:4x4x28"),
-        ("trillium:16x16", "v6e:16x16"),
-        ("v5e:16x16x1", "v5e:16x16"),
-        ("v5p", "v5p:2x2x1"),
-        ("v5e", "v5e:2x2"),
-        ("tpu7x-2", "tpu7x:1x1x1"),
-        ("h100", "h100:8"),
-        ("H100 SXM5:4", "h100:4"),
-        ("a100-80gb:8", "a100:8"),
-        ("gb200", "gb200:4"),
-        ("gb200:72", "18*gb200:4"),
-        ("gb200:64", "16*gb200:4"),
-        ("2*gb300:72", "36*gb300:4"),
-        ("cpu", "cpu:1"),
-        ("64*cpu:8", "64*cpu:8"),
-        ("v4:4x4x8", "v4:4x4x8"),
-        ("v4:4x4x8_untwisted", "v4:4x4x8"),
-        ("v4:4x4x8_twisted", "v4:4x4x8_twisted"),
-        ("v5p-512_twisted", "v5p:4x8x8_twisted"),
-        ("v5e:4x4_untwisted", "v5e:4x4"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "canonical"), [
+    ("v5p-17920", "v5p:16x20x28"), ("V5litepod-256", "v5e:16x16"), ("3*tpu-v5p-896", "3*v5p:4x4x28"),
+    ("trillium:16x16", "v6e:16x16"), ("v5e:16x16x1", "v5e:16x16"), ("v5p", "v5p:2x2x1"), ("v5e", "v5e:2x2"),
+    ("tpu7x-2", "tpu7x:1x1x1"), ("h100", "h100:8"), ("H100 SXM5:4", "h100:4"), ("a100-80gb:8", "a100:8"),
+    ("gb200", "gb200:4"), ("gb200:72", "18*gb200:4"), ("gb200:64", "16*gb200:4"), ("2*gb300:72", "36*gb300:4"),
+    ("cpu", "cpu:1"), ("64*cpu:8", "64*cpu:8"), ("v4:4x4x8", "v4:4x4x8"), ("v4:4x4x8_untwisted", "v4:4x4x8"),
+    ("v4:4x4x8_twisted", "v4:4x4x8_twisted"), ("v5p-512_twisted", "v5p:4x8x8_twisted"),
+    ("v5e:4x4_untwisted", "v5e:4x4"),
+])  # fmt: skip
 def test_a_target_is_written_by_its_chips_first_name_and_its_shape(asked: str, canonical: str) -> None:
     assert str(read_target(asked)) == canonical
     assert read_target(canonical) == read_target(TargetSpec.parse(asked))

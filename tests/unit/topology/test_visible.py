@@ -32,20 +32,10 @@ def test_without_a_variable_all_gpus_are_seen_in_pci_order() -> None:
     assert parse_visible({}, GPUS) == tuple(VisibleGpu(uuid, rank) for rank, uuid in enumerate(UUIDS))
 
 
-@pytest.mark.parametrize(
-    ("text", "ranks"),
-    [
-        ("2,0", [2, 0]),
-        (" 1 , 3 ", [1, 3]),
-        ("0,9,1", [0]),
-        ("0,-1,1", [0]),
-        (f"{UUIDS[3]},{UUIDS[1]}", [3, 1]),
-        ("GPU-2,GPU-0", [2, 0]),
-        ("GPU-", None),
-        ("", None),
-        ("nonsense", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "ranks"), [
+    ("2,0", [2, 0]), (" 1 , 3 ", [1, 3]), ("0,9,1", [0]), ("0,-1,1", [0]), (f"{UUIDS[3]},{UUIDS[1]}", [3, 1]),
+    ("GPU-2,GPU-0", [2, 0]), ("GPU-", None), ("", None), ("nonsense", None),
+])  # fmt: skip
 def test_the_variable_chooses_and_orders_until_its_first_wrong_entry(text: str, ranks: list[int] | None) -> None:
     assert see({"CUDA_VISIBLE_DEVICES": text}) == (None if ranks is None else [UUIDS[rank] for rank in ranks])
 

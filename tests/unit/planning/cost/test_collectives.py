@@ -84,17 +84,9 @@ def list_ways(
 
 
 TORI = [
-    ((2,), (False,)),
-    ((4,), (False,)),
-    ((5,), (False,)),
-    ((4,), (True,)),
-    ((5,), (True,)),
-    ((8,), (True,)),
-    ((4, 4), (True, True)),
-    ((4, 8), (True, True)),
-    ((3, 4), (False, False)),
-    ((4, 4), (False, True)),
-]
+    ((2,), (False,)), ((4,), (False,)), ((5,), (False,)), ((4,), (True,)), ((5,), (True,)), ((8,), (True,)),
+    ((4, 4), (True, True)), ((4, 8), (True, True)), ((3, 4), (False, False)), ((4, 4), (False, True)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dims", "wraps"), TORI)

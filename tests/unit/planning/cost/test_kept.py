@@ -22,14 +22,9 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 LAYERS, BATCH, LENGTH = 7, 3, 1024
 REMATS = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
 SIZES: dict[str, Any] = {
-    "vocab_size": 8192,
-    "hidden_size": 512,
-    "intermediate_size": 1504,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 96,
-}
+    "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1504, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 96,
+}  # fmt: skip
 MODELS = {
     "llama": read_model(SIZES),
     "gpt": read_model({**SIZES, "gated": False, "activation": "gelu", "norm": "layernorm"}),

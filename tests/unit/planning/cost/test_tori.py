@@ -14,23 +14,13 @@ from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import Plan, PlanRequest
 
 PLANNED = (
-    ("v5p:4x4x4", "fsdp:16,tp:4"),
-    ("v5p:4x4x8", "fsdp:16,tp:8"),
-    ("v5p:8x8x8", "fsdp:32,tp:16"),
-    ("v5p:8x8x8", "dp:4,fsdp:32,tp:4"),
-    ("2*v5p:4x8x8", "dp:2,fsdp:32,tp:8"),
-    ("v5e:16x16", "fsdp:256"),
-    ("v5e:16x16", "fsdp:64,tp:4"),
-    ("v5e:8x16", "fsdp:32,tp:4"),
-    ("v5e:4x4", "fsdp:4,tp:4"),
-    ("2*v5e:16x16", "dp:2,fsdp:32,tp:8"),
-    ("v6e:8x16", "fsdp:16,tp:8"),
-    ("v6e:8x8", "fsdp:64"),
-    ("tpu7x:4x4x4", "fsdp:128"),
-    ("tpu7x:4x4x4", "fsdp:64,tp:2"),
-    ("tpu7x:4x4x4", "fsdp:32,tp:4"),
+    ("v5p:4x4x4", "fsdp:16,tp:4"), ("v5p:4x4x8", "fsdp:16,tp:8"), ("v5p:8x8x8", "fsdp:32,tp:16"),
+    ("v5p:8x8x8", "dp:4,fsdp:32,tp:4"), ("2*v5p:4x8x8", "dp:2,fsdp:32,tp:8"), ("v5e:16x16", "fsdp:256"),
+    ("v5e:16x16", "fsdp:64,tp:4"), ("v5e:8x16", "fsdp:32,tp:4"), ("v5e:4x4", "fsdp:4,tp:4"),
+    ("2*v5e:16x16", "dp:2,fsdp:32,tp:8"), ("v6e:8x16", "fsdp:16,tp:8"), ("v6e:8x8", "fsdp:64"),
+    ("tpu7x:4x4x4", "fsdp:128"), ("tpu7x:4x4x4", "fsdp:64,tp:2"), ("tpu7x:4x4x4", "fsdp:32,tp:4"),
     ("tpu7x:4x8x8", "fsdp:64,cp:8"),
-)
+)  # fmt: skip
 
 
 def plan(target: str, mesh: str) -> Plan:

@@ -11,13 +11,9 @@ from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 
 DENSE = ModelSpec(
-    vocab_size=1000,
-    hidden_size=64,
-    intermediate_size=256,
-    num_hidden_layers=3,
-    num_attention_heads=4,
+    vocab_size=1000, hidden_size=64, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2,
-)
+)  # fmt: skip
 
 
 def list_models() -> list[ModelSpec]:

@@ -23,12 +23,9 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 LLAMA = read_model("llama3-8b")
 MIXTRAL = read_model("mixtral-8x7b")
 DENSE_FIRST = {
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "intermediate_size": 1001,
-    "moe_intermediate_size": 14336,
+    "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1001, "moe_intermediate_size": 14336,
     "num_expert_layers": 30,
-}
+}  # fmt: skip
 
 
 def list_rows(space: Space) -> list[dict[str, int]]:

@@ -228,9 +228,6 @@ def test_less_than_one_cpu(machines: dict[str, Surroundings], threads: int | Non
         expect(here, "note", "CPU", seen=["less than one CPU"], fix=["CPU limit"])
 
 
-# ---- whatever is here -----------------------------------------------------------------------------------------------
-
-
 # ---- looked at for real ----------------------------------------------------------------------------------------------
 
 

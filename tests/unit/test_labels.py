@@ -172,6 +172,3 @@ def test_a_folder_that_is_not_there_is_logged_once_and_tried_again(
 def test_what_is_simulated_gets_no_labels_and_the_agent_says_so_at_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="stands beside simulate"):
         Settings(simulate="8*h100:8", label_file=tmp_path / "labels")
-
-
-# ---- the validator itself ---------------------------------------------------------------------------------------

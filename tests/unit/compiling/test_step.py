@@ -224,6 +224,3 @@ def test_what_comes_out_lies_where_it_lay() -> None:
 def test_a_mesh_that_the_step_has_no_use_for_is_refused(shape: dict[str, int], words: str) -> None:
     with pytest.raises(NotCompiledError, match=words):
         build(LLAMA, TRAINING, shape)
-
-
-# ---- norms and positions --------------------------------------------------------------------------------------------

@@ -52,19 +52,6 @@ def test_near_targets_are_told_to_be_near() -> None:
     assert "overlap" not in found.comparison[1].message
 
 
-def test_what_is_wrong_with_one_target_stands_beside_the_others() -> None:
-    found = ask("v5e:2x2", "h100:7", "v5p:4x4x4", model="llama3-70b")
-    assert [(each.target, each.reason) for each in found.comparison] == [
-        ("v5p:4x4x4", None),
-        ("v5e:2x2", "nothing_fits"),
-        ("h100:7", "unknown_target"),
-    ]
-    assert len(found.plans) == 1
-    assert found.comparison[1].rejected
-    assert "no mesh of 4 devices holds" in found.comparison[1].message
-    assert "use h100:8" in found.comparison[2].message
-
-
 def test_the_fallback_is_that_of_the_best() -> None:
     found = ask("h100:8", "4*h100:8", fallback=True)
     assert [plan.target for plan in found.plans] == ["4*h100:8", "h100:8"]

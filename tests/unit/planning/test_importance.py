@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import InvalidRequestError
 from meshwright.planning.granules import (
     Weights,
-    check_importance,
     weigh_axes,
 )
 
@@ -44,25 +42,3 @@ def test_only_ratios_count(figures: list[float], unit: float) -> None:
     other = weigh_axes(names, sizes, {name: unit * figure for name, figure in zip(names, figures, strict=True)})
     assert one.inside == pytest.approx(other.inside)
     assert max(one.inside) == (1 if any(figures) else 0)
-
-
-@pytest.mark.parametrize(
-    ("importance", "words"),
-    [
-        ({"dp": 1.0}, "axis 'tp' is left out"),
-        ({}, "axis 'dp' is left out"),
-        ({"dp": 1.0, "tp": 2.0, "pp": 3.0}, "axis 'pp' is not in the mesh"),
-        ({"dp": 1.0, "TP": 2.0}, "axis 'TP' is not in the mesh"),
-    ],
-)
-def test_importance_has_a_figure_for_each_axis_or_is_refused_with_one_that_has(
-    importance: dict[str, float], words: str
-) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        check_importance(importance, ("dp", "tp"))
-    assert words in caught.value.detail
-    assert "(dp, tp)" in caught.value.detail
-    assert caught.value.errors[0]["field"] == "importance"
-    assert "such as dp:1,tp:2, or leave it out" in caught.value.hint
-    assert check_importance({"dp": 1, "tp": 2}, ("dp", "tp")) == {"dp": 1, "tp": 2}
-    assert check_importance(None, ("dp", "tp")) is None

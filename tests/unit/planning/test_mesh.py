@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import InvalidMeshError, PlanInfeasibleError, RequestError
+from meshwright.errors import PlanInfeasibleError, RequestError
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -81,41 +81,6 @@ def test_the_plan_of_a_machine_does_not_depend_on_the_order_of_its_description(o
         assert plan(shuffled, "dp:2,tp:4") == plan(machine, "dp:2,tp:4")
 
 
-def test_axis_types_are_always_told_and_auto_unless_asked() -> None:
-    assert plan(MACHINES["cpu"], "dp:2,tp:4").axis_types == {"dp": "auto", "tp": "auto"}
-    assert plan(MACHINES["cpu"], "dp:2,tp:4", axis_types={"tp": "Explicit"}).axis_types == {
-        "dp": "auto",
-        "tp": "explicit",
-    }
-    refuse(InvalidMeshError, MACHINES["cpu"], "dp:8", axis_types="car")
-
-
-@pytest.mark.parametrize(
-    "mesh", ["", "dp:0", "dp:-2", "dp:-1,tp:-1", "dp:2,dp:4", ":8", "dp:2,,tp:4", "dp:1.5", {}, ()]
-)
-def test_a_mesh_that_is_none_is_invalid(mesh: Any) -> None:
-    refuse(InvalidMeshError, MACHINES["cpu"], mesh)
-
-
-@pytest.mark.parametrize(
-    ("mesh", "words", "hint"),
-    [
-        ("dp:16", ["needs 16 devices", "host a has 8"], "dp:8"),
-        ("dp:3,tp:4", ["needs 12 devices", "host a has 8"], "dp:2,tp:4"),
-        ("dp:-1,tp:3", ["the sizes beside dp make 3"], "dp:2,tp:4"),
-        ("dp:-1,tp:16", ["at least 16 devices"], "dp:1,tp:8"),
-        (f"dp:{2**60}", [str(2**60)], "dp:8"),
-    ],
-)
-def test_a_mesh_that_does_not_fit_is_refused_with_shapes_that_do(mesh: str, words: list[str], hint: str) -> None:
-    error = refuse(PlanInfeasibleError, MACHINES["cpu"], mesh)
-    assert all(word in error.detail for word in words)
-    assert hint in error.hint
-    assert error.errors[0]["field"] == "mesh"
-    for shape in error.hint.removeprefix("use ").split(" or "):
-        assert plan(MACHINES["cpu"], shape)
-
-
 def test_devices_left_idle_are_refused_unless_somebody_said_so() -> None:
     cpu = MACHINES["cpu"]
     error = refuse(PlanInfeasibleError, cpu, "dp:3,tp:2")
@@ -170,19 +135,6 @@ def test_given_order_is_kept_and_warned_of_where_another_one_is_faster() -> None
     assert planned.score is not None
     assert made.score is not None
     assert (planned.score.cost or 9) < (made.score.cost or 0)
-
-
-def test_unhealthy_devices_are_left_out_unless_named() -> None:
-    health = {1: "unhealthy", 2: "degraded", 3: "unknown", 4: "initializing"}
-    made = plan(MACHINES["cpu"], "dp:7", health=health)
-    assert 1 not in indices(made)
-    assert codes(made) == ["devices_left_out", "devices_degraded"]
-    named = plan(MACHINES["cpu"], "dp:2", devices=[0, 1], health=health)
-    assert codes(named) == ["devices_unhealthy"]
-    assert "device 1 is unhealthy" in named.warnings[0].message
-    error = refuse(PlanInfeasibleError, MACHINES["cpu"], "dp:8", health=health)
-    assert "of which device 1 is left out as not well" in error.detail
-    assert "dp:7" in error.hint
 
 
 def test_a_host_whose_devices_are_all_unwell_has_no_plan() -> None:
@@ -307,9 +259,6 @@ def test_a_slice_with_failed_chips_is_planned_on_around_them(holes: set[int], me
     assert len({ref.coords for ref in made.devices}) == 64 - len(holes)
     assert made.score is not None
     assert made.score.crossing == 0
-
-
-# ---- the score ------------------------------------------------------------------------------------------------------
 
 
 # ---- every refusal names something that works -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.models import UnsupportedModelError, find_preset, read_model, read_presets, suggest_presets
+from meshwright.planning.models import UnsupportedModelError, find_preset, read_model, read_presets
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN, described_models, models
@@ -89,14 +89,6 @@ def test_each_supported_preset_fits_together_and_says_its_source(preset: Any) ->
 ])  # fmt: skip
 def test_presets_are_found_as_people_type_them(typed: str, name: str) -> None:
     assert read_model(typed).name == name
-
-
-def test_an_unknown_preset_is_refused_with_near_ones() -> None:
-    with pytest.raises(InvalidRequestError, match="no preset") as refused:
-        read_model("llama3-71b")
-    assert "llama3-70b" in refused.value.hint
-    assert refused.value.errors[0]["field"] == "model"
-    assert suggest_presets("llama3-71b")[0] == "llama3-70b"
 
 
 UNSUPPORTED = {

@@ -72,12 +72,3 @@ def test_on_several_slices_ours_is_never_worse_for_the_same_split() -> None:
     found = compare_cases(cases)
     assert not [row for row in found if row.faults or row.is_worse]
     assert sum(row.jax is not None for row in found) > len(found) // 2
-
-
-# ---- what must be caught --------------------------------------------------------------------------------------------
-
-
-# ---- measuring ------------------------------------------------------------------------------------------------------
-
-
-# ---- the cases ------------------------------------------------------------------------------------------------------

@@ -91,9 +91,6 @@ def test_the_smallest_slice_that_is_enough_is_taken_else_the_largest_first(count
     assert count_by(topology, pack_devices(topology, topology.order, count)) == shares
 
 
-# ---- sets to choose from --------------------------------------------------------------------------------------------
-
-
 # ---- inside a host --------------------------------------------------------------------------------------------------
 
 

@@ -191,6 +191,3 @@ def test_within_an_nvlink_domain_nothing_crosses(target: str, granules: int) -> 
     assert found.axes[0].granules == granules
     assert (found.crossing > 0) == (granules > 1)
     assert found.cost == pytest.approx(2 * price_link(topology.links[0])), "hosts of a domain are as near as GPUs"
-
-
-# ---- the parts ------------------------------------------------------------------------------------------------------

@@ -292,6 +292,3 @@ SLICES_REFUSED: dict[str, tuple[Callable[[], list[Devices]], str]] = {
 def test_hosts_of_a_slice_that_contradict_each_other_are_refused(case: str) -> None:
     build, words = SLICES_REFUSED[case]
     assert words in refuse(build()).detail
-
-
-# ---- names ----

@@ -64,9 +64,6 @@ def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
     assert mixed[2].parameters < last.parameters
 
 
-# ---- what lives for a while ----------------------------------------------------------------------------
-
-
 # ---- all of it -----------------------------------------------------------------------------------------
 
 SIZES = st.sampled_from([1, 2, 4, 8])

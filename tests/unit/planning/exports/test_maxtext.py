@@ -30,33 +30,12 @@ def read_notes(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith("# Not said by flags: "))
 
 
-def test_axes_are_split_into_parts_inside_and_across_hosts() -> None:
-    flags = read_flags(export("maxtext", mesh="fsdp:4,tp:16", **LLAMA))
-    parallelism = {name: value for name, value in flags.items() if name.endswith("_parallelism")}
-    # 8 hosts of 8: tp takes the 8 of a host and 2 hosts, fsdp the 4 pairs of hosts.
-    assert parallelism == {
-        "dcn_data_parallelism": "1",
-        "dcn_fsdp_parallelism": "4",
-        "dcn_tensor_parallelism": "2",
-        "ici_fsdp_parallelism": "1",
-        "ici_tensor_parallelism": "8",
-    }
-
-
 def test_a_batch_that_no_float_holds_is_rounded_so_that_none_is_lost() -> None:
     # 1 sequence on 49 devices: 49 · (1/49) is 0.9999999999999999, of which MaxText would make none.
     assert int(49 * (1 / 49)) == 0
     model = {**TINY, "num_attention_heads": 49, "head_dim": 8, "intermediate_size": 98, "vocab_size": 98}
     flags = read_flags(export("maxtext", mesh="tp:49", target="cpu:49", model=model, training={"global_batch_size": 1}))
     assert int(49 * float(flags["per_device_batch_size"])) == 1
-
-
-def test_passes_of_a_pipeline_are_its_micro_batches() -> None:
-    training = {**LLAMA["training"], "gradient_accumulation_steps": 16}
-    flags = read_flags(export("maxtext", **{**LLAMA, "training": training}, mesh="pp:8,tp:8"))
-    assert (flags["num_pipeline_microbatches"], flags["num_layers_per_pipeline_stage"]) == ("16", "10")
-    assert (flags["per_device_batch_size"], flags["dcn_pipeline_parallelism"]) == ("4", "8")
-    assert "gradient_accumulation_steps" not in flags
 
 
 def test_a_pipeline_whose_stages_differ_is_refused() -> None:

@@ -31,23 +31,6 @@ def count(plan: Plan) -> int:
     return math.prod(plan.mesh_shape.values())
 
 
-def read_hosts(plan: Plan) -> set[str]:
-    return {device.host for device in plan.devices}
-
-
-def test_a_host_goes_with_its_device_and_the_plan_is_on_others() -> None:
-    best, fallback = ask_fallback("4*h100:8")
-    assert fallback.lost == "a host of 8 devices"
-    (left,) = fallback.plans
-    assert count(left) <= 24
-    assert len(read_hosts(best)) == 4
-    assert len(read_hosts(left)) == count(left) // 8
-    assert left.step_time is not None
-    assert best.step_time is not None
-    assert left.step_time.total_s > best.step_time.total_s
-    assert f"{left.step_time.total_s / best.step_time.total_s:.2f} times as long" in fallback.message
-
-
 def test_of_one_host_a_device_goes_alone() -> None:
     _, fallback = ask_fallback("h100:8")
     assert (fallback.lost, count(fallback.plans[0])) == ("one device", 6)

@@ -60,15 +60,7 @@ class Room:
     exhaustive: tuple[str, ...] = ()
 
 
-_ORDER: Final = (
-    "assign",
-    "colours",
-    "granules",
-    "importance",
-    "order",
-    "score",
-    "torus",
-)
+_ORDER: Final = ("assign", "colors", "granules", "importance", "order", "score", "torus", "dcn")
 
 ROOMS: Final = {
     "leases": Room(
@@ -82,9 +74,9 @@ ROOMS: Final = {
         ("tests/process/test_access_tls.py",),
     ),
     "order": Room(
-        tuple(f"client/meshwright/planning/{name}.py" for name in _ORDER),
+        tuple(f"client/meshwright/planning/{name}.py" for name in ("device_order", "granules", "torus")),
         (
-            tuple(f"tests/unit/planning/test_{name}.py" for name in (*_ORDER, "dcn")),
+            tuple(f"tests/unit/planning/test_{name}.py" for name in _ORDER),
             ("tests/unit/planning/test_mesh.py", "tests/unit/planning/test_any_topology.py", "tests/unit/mesh"),
             ("tests/golden", "-k", "plan or fingerprints"),
         ),

@@ -26,7 +26,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from meshwright import AsyncClient, Client
-from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
+from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment
 from meshwright.errors import (
     DeviceLeasedError,
     InvalidRequestError,
@@ -42,12 +42,12 @@ from meshwright.planning.request import Inventory, answer_request, list_kept
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target, list_targets
 from meshwright.topology.text import format_devices
+from meshwright.wire.base import DeviceRef, DeviceSelection
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchCase, BenchRequest, BenchResult, LatestBench, Skipped
 from meshwright.wire.devices import (
     Cpu,
     Device,
-    DeviceLease,
     Devices,
     Environment,
     Host,
@@ -58,8 +58,8 @@ from meshwright.wire.devices import (
     Worker,
 )
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents, State, find_worst_state
-from meshwright.wire.leases import LEASE_ID_PATTERN, DeviceCount, Lease, LeasedDevice, LeaseRequest, Leases
-from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest, Plans, SearchRequest
+from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest, Leases
+from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
 from meshwright.wire.problem import build_problem, translate_validation
 from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunList
 from meshwright.wire.verification import Verification
@@ -76,7 +76,7 @@ _NOT_COMPILED: Final = Verification(
 )
 
 _CASES: Final[tuple[BenchCase, ...]] = get_args(BenchCase)
-_LEASED: Final = set(LeasedDevice.model_fields)
+_LEASED: Final = set(DeviceRef.model_fields)
 
 Failure = ProblemError | httpx.TransportError | httpx.Response
 Reply = BaseModel | dict[str, Any] | str | Failure
@@ -120,6 +120,7 @@ class FakeAgent:
         self._plans: dict[str, Plan] = {}
         self._runs: dict[str, Run] = {}
         self._leases: dict[str, Lease] = {}
+        self._lease_ends: dict[str, datetime] = {}
         names = ("store", "worker", *map(_name_component, self.devices.devices))
         self.health: Health = _build_health(Component(name=name, state="healthy", **self._date()) for name in names)
 
@@ -221,7 +222,7 @@ class FakeAgent:
         return format_devices(devices) if request.url.params.get("format") == "text" else devices
 
     def _release(self, _: httpx.Request) -> Release:
-        return Release(released=True, duration_s=0.01, worker_killed=False, worker=self.devices.worker)
+        return Release(released=True, worker_killed=False)
 
     def _acknowledge(self, request: httpx.Request) -> Component:
         name = _read(Acknowledgement, request).component
@@ -240,12 +241,7 @@ class FakeAgent:
             raise InvalidRequestError(str(error)) from error
         if self.devices.platform == "cpu":
             variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(len(self.devices.devices))}
-        return Environment(
-            memory_strategy=strategy,
-            memory_fraction=config.resolve_memory_fraction(),
-            variables=variables,
-            exports=format_exports(variables),
-        )
+        return Environment(memory_fraction=config.resolve_memory_fraction(), variables=variables)
 
     # ---- plans --------------------------------------------------------------------------------------------------
 
@@ -277,11 +273,11 @@ class FakeAgent:
         if asked.model is not None and not asked.compile:
             stored = None if asked.plan is None else self._find_plan(asked.plan)
             estimated = estimate_request(asked, self._find_inventory(), stored=stored)
-            asked = asked.model_copy(update={"target": estimated.target})
+            asked = asked.model_copy(update={"target": estimated.plan.target})
         advice = answer_batch_size(
             name_batch_hardware(asked), platform=first.platform, kind=first.kind, basis=first.basis
         )
-        compiled = None if not asked.compile else build_unfitted(len(self.devices.devices), _NOT_COMPILED)
+        compiled = None if not asked.compile else build_unfitted(_NOT_COMPILED)
         return advice.model_copy(update={"estimated": estimated, "compiled": compiled})
 
     # ---- runs ---------------------------------------------------------------------------------------------------
@@ -340,9 +336,9 @@ class FakeAgent:
         """Returns the current leases, oldest first, each with the time that it has left."""
         now = self._clock()
         self._leases = {
-            lease.id: lease.model_copy(update={"expires_in_s": (lease.expires_at - now).total_seconds()})
+            lease.id: lease.model_copy(update={"expires_in_s": (self._lease_ends[lease.id] - now).total_seconds()})
             for lease in self._leases.values()
-            if lease.expires_at > now
+            if self._lease_ends[lease.id] > now
         }
         return self._leases
 
@@ -372,11 +368,9 @@ class FakeAgent:
                 )
         lease = Lease(
             id=lease_id,
-            devices=tuple(LeasedDevice.model_validate(each.model_dump(include=_LEASED)) for each in devices),
+            devices=tuple(DeviceRef.model_validate(each.model_dump(include=_LEASED)) for each in devices),
             purpose=asked.purpose,
             preemptible=asked.preemptible,
-            created_at=held.created_at if held else now,
-            expires_at=now + timedelta(seconds=asked.ttl_s),
             expires_in_s=asked.ttl_s,
         )
         if held and (held.devices, held.preemptible) != (lease.devices, lease.preemptible):
@@ -385,7 +379,7 @@ class FakeAgent:
                 "purpose only",
                 hint=f"end it first (DELETE /leases/{held.id}), or use another id",
             )
-        self._leases[lease_id] = lease
+        self._leases[lease_id], self._lease_ends[lease_id] = lease, now + timedelta(seconds=asked.ttl_s)
         headers = {**_JSON, "location": f"/leases/{lease_id}"}
         return httpx.Response(200 if held else 201, headers=headers, content=lease.model_dump_json())
 
@@ -395,10 +389,10 @@ class FakeAgent:
         match asked.devices:
             case "all":
                 return here.topology.devices
-            case DeviceCount(count=count) if held is not None and count == len(held.devices):
+            case DeviceSelection(count=count) if held is not None and count in (None, len(held.devices)):
                 names: Any = tuple(each.local_index for each in held.devices)
-            case DeviceCount(count=count):
-                names = DeviceSelection(count=count)
+            case DeviceSelection():
+                names = asked.devices
             case _:
                 names = tuple(dict.fromkeys(asked.devices))
         try:
@@ -409,7 +403,7 @@ class FakeAgent:
 
     def _mark_leased(self) -> Devices:
         covers = {
-            each.local_index: DeviceLease.model_validate(lease.model_dump(include=set(DeviceLease.model_fields)))
+            each.local_index: lease.model_copy(update={"devices": ()})
             for lease in self._list_leases().values()
             for each in lease.devices
         }
@@ -517,17 +511,17 @@ def _build_devices(target: str, host: str, now: datetime) -> Devices:
             names["uuid"] = f"GPU-{mark}-0000-4000-8000-{device.local_index:012x}"
             names["pci_bus_id"] = f"00000000:{0x1A + device.local_index:02X}:00.0"
         if device.memory is not None:
-            names["memory"] = Memory(capacity_bytes=device.memory.capacity_bytes, used_bytes=0, **seen)
+            names["memory"] = Memory(basis="live", capacity_bytes=device.memory.capacity_bytes, used_bytes=0)
         return device.model_copy(update={**names, **seen})
 
     return Devices(
         host=Host(name=host, boot_id=f"{mark}-0000-4000-8000-000000000000", **seen),
         cpu=Cpu(),
         numa_nodes=(),
-        software=Software(agent="0.0.0", python="3.13.0", jax="0.10.0", jaxlib="0.10.0", **seen),
+        software=Software(agent="0.0.0", jax="0.10.0", jaxlib="0.10.0", **seen),
         platform=topology.platform,
         worker=Worker(state="ready", generation=1, pid=4242, since=now),
         granules=tuple(granule.model_copy(update={"name": host}) for granule in topology.granules),
         devices=tuple(map(place, topology.devices)),
-        links=tuple(link.model_copy(update=seen) for link in topology.links),
+        links=tuple(link.model_copy(update={"basis": "live"}) for link in topology.links),
     )

@@ -12,7 +12,7 @@ import os
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
-from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment, format_exports
+from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment
 from meshwright.errors import InvalidRequestError
 from meshwright.wire.devices import Environment
 from meshwright.wire.health import Acknowledgement, Component
@@ -252,8 +252,6 @@ class Agent:
         if self.settings.cpu_devices:
             variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.settings.cpu_devices)}
         return Environment(
-            memory_strategy=strategy,
             memory_fraction=config.resolve_memory_fraction(),
             variables=variables,
-            exports=format_exports(variables),
         )

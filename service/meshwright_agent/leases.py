@@ -12,7 +12,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +20,9 @@ from pydantic import BaseModel, FiniteFloat, ValidationError
 from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, InvalidRequestError, NotFoundError
 from meshwright.planning.device_selection import select_for_lease
 from meshwright.planning.request import Inventory
-from meshwright.wire.devices import Device, DeviceLease, Devices
-from meshwright.wire.leases import DeviceCount, Lease, LeasedDevice, LeaseRequest
+from meshwright.wire.base import DeviceRef, DeviceSelection
+from meshwright.wire.devices import Device, Devices
+from meshwright.wire.leases import Lease, LeaseRequest
 from meshwright_agent.clock import BootClock, Clock, SystemClock
 from meshwright_agent.store import (
     HELD,
@@ -150,15 +150,11 @@ class LeaseRegistry:
         held = self.covering(device)
         if held is None:
             return device
-        fields = held.lease.model_dump(include={"id", "purpose", "owner", "preemptible"})
-        note = DeviceLease(**fields, expires_in_s=self._left_s(held))
-        return device.model_copy(update={"lease": note})
+        return device.model_copy(update={"lease": self.show(held).model_copy(update={"devices": ()})})
 
     def show(self, held: StoredLease) -> Lease:
         """Returns a lease in the form of replies."""
-        left_s = self._left_s(held)
-        ends = {"expires_at": self._clock.now() + timedelta(seconds=left_s), "expires_in_s": left_s}
-        return held.lease.model_copy(update=ends)
+        return held.lease.model_copy(update={"expires_in_s": self._left_s(held)})
 
     def _left_s(self, held: StoredLease) -> float:
         return max(0.0, held.until_s - self._boot.since_boot_s())
@@ -298,8 +294,9 @@ class LeaseService:
     def _check_same(self, lease: Lease, request: LeaseRequest) -> None:
         """Raises DeviceLeasedError unless the request names the devices of the lease."""
         has = [leased.local_index for leased in lease.devices]
-        if isinstance(request.devices, DeviceCount):
-            is_same, asked = request.devices.count == len(has), f"{request.devices.count} device(s)"
+        if isinstance(request.devices, DeviceSelection):
+            count = request.devices.count
+            is_same, asked = count in (None, len(has)), f"{count} device(s)"
         elif request.devices != "all" and _names_exactly(request.devices, lease):  # also of a simulated fleet
             is_same, asked = True, ""
         else:
@@ -326,15 +323,12 @@ class LeaseService:
         if runs and request.preemptible:
             raise _refuse_for_runs(runs, devices)
         reason = f"pre-empted by lease {lease_id} ({request.purpose})"
-        now = self._clock.now()
         lease = Lease(
             id=lease_id,
             devices=tuple(map(_build_leased, devices)),
             purpose=request.purpose,
             preemptible=request.preemptible,
             owner=by.name,
-            created_at=now,
-            expires_at=now,
             expires_in_s=0.0,
             preempted_leases=tuple(each.lease.id for each in in_the_way),
             cancelled_runs=runs,
@@ -435,10 +429,9 @@ def choose_devices(
             "host",
             'use "devices": "all", or simulate one host, such as h100:8',
         )
-    if isinstance(request.devices, DeviceCount):
+    if isinstance(request.devices, DeviceSelection):
         here = find_here()
-        count, is_preemptible = request.devices.count, request.preemptible
-        places = select_for_lease(count, here.topology, here.health, is_preemptible=is_preemptible)
+        places = select_for_lease(request.devices, here.topology, here.health, is_preemptible=request.preemptible)
         return tuple(here.topology.devices[place] for place in sorted(places))
     named: dict[int | str, list[int]] = {}
     for device in devices:
@@ -476,12 +469,12 @@ def _list_shown(indices: Sequence[int]) -> str:
     return ", ".join(map(str, indices[:MAX_SHOWN])) + (", …" if len(indices) > MAX_SHOWN else "")
 
 
-def _build_leased(device: Device) -> LeasedDevice:
-    return LeasedDevice(local_index=device.local_index, uuid=device.uuid, pci_bus_id=device.pci_bus_id)
+def _build_leased(device: Device) -> DeviceRef:
+    return DeviceRef.model_validate(device.model_dump(include=set(DeviceRef.model_fields)))
 
 
 _Name = tuple[str, str | int]
-_Places = dict[_Name, list[tuple[LeasedDevice, StoredLease]]]
+_Places = dict[_Name, list[tuple[DeviceRef, StoredLease]]]
 
 
 def _index_leases(active: Iterable[StoredLease]) -> _Places:
@@ -503,7 +496,7 @@ def _list_names(device: Device) -> list[_Name]:
     return [*names, ("index", device.local_index)]
 
 
-def covers(leased: LeasedDevice, device: Device) -> bool:
+def covers(leased: DeviceRef, device: Device) -> bool:
     """Returns whether a leased device is this device, or the card of this MIG instance.
 
     It compares the strongest name that both have, because a host that lost a card renumbers the others.

@@ -83,6 +83,7 @@ class LiveRun:
         lead: the task that runs it until its end is stored.
         work: its execution; None while it waits.
         stop_reason: why it was asked to stop; None if it was not.
+        has_worked: a worker or compiler made the result, and it was not stored before.
         fault: the first update that was neither progress nor a record: a bug, which fails the run.
         turn: set when its lane is free for it, or when it is cancelled while it waits.
         news: set when events wait to be written, or the work has ended.
@@ -96,6 +97,7 @@ class LiveRun:
         self.lead: asyncio.Task[None]
         self.work: asyncio.Task[Done] | None = None
         self.stop_reason: str | None = None
+        self.has_worked = False
         self.fault: ValidationError | None = None
         self.turn = asyncio.Event()
         self.news = asyncio.Event()
@@ -310,7 +312,7 @@ class RunQueue:
             each.record.model_copy(update={"age_s": max(0.0, (now - each.record.observed_at).total_seconds())})
             for each in found
         )
-        return LatestBench(records=records, runs=tuple(dict.fromkeys(each.run_id for each in found)))
+        return LatestBench(records=records)
 
     # ---- cancel ------------------------------------------------------------------------------------------------
 
@@ -396,7 +398,8 @@ class RunQueue:
             return _build_cancelled(live.run, str(error), now)
         if error is None:
             result, generation = work.result()
-            done = {"state": "succeeded", "finished_at": now, "result": result, "generation": generation}
+            live.has_worked = generation is not None
+            done = {"state": "succeeded", "finished_at": now, "result": result}
             return live.run.model_copy(update=done)
         if not isinstance(error, ProblemError):
             log.error("%s failed by a bug", live.run.id, exc_info=error)
@@ -426,7 +429,7 @@ class RunQueue:
         if ended.started_at and ended.finished_at:
             duration_s = (ended.finished_at - ended.started_at).total_seconds()
             RUN_DURATION.labels(ended.kind, ended.state).observe(max(0.0, duration_s))
-            if ended.generation is not None:  # a stored result does not predict the next duration
+            if live.has_worked:  # a stored result does not predict the next duration
                 self._lanes[LANE_OF[ended.kind]].last_took_s = duration_s
         del self._live[ended.id]
         live.run = ended

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-
-from meshwright.compiling.hlo.program import read_algorithm
 
 _OPERATION: Final = re.compile(r"(?<![\w%.-])all-reduce(?:-start)?\(")
 _CONFIG: Final = "backend_config="
@@ -55,3 +53,28 @@ def _list_configs(text: str) -> Iterator[dict[str, Any]]:
         _, mark, rest = line.partition(_CONFIG)
         if mark and _OPERATION.search(line):
             yield decoder.raw_decode(rest)[0]
+
+
+def read_algorithm(config: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
+    """Returns (strategy, colors, phases) of a collective's `backend_config`, each None where it is missing; of a
+    TensorCore's algorithm without a strategy, its emitter."""
+    if told := config.get("collective_algorithm_config"):
+        debug, strategy = str(told.get("debug", "")), str(told.get("strategy") or told.get("emitter") or "")
+        colors, phases = _choose_count(debug, r"\bcolors:(\d+)", min), _choose_count(debug, r"\bphases:(\d+)", max)
+        return strategy or None, colors, phases
+    if offload := config.get("collective_offload_config"):
+        return _read_offload(offload)
+    return None, None, None
+
+
+def _choose_count(debug: str, pattern: str, choose: Callable[[Iterable[int]], int]) -> int | None:
+    found = [int(number) for number in re.findall(pattern, debug)]
+    return choose(found) if found else None
+
+
+def _read_offload(offload: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
+    """Reads the algorithm of the SparseCores (tpu7x): a color has a ring for every phase."""
+    told = next((config for config in offload.values() if isinstance(config, dict)), {})
+    colors = told.get("ici_strategy_config", {}).get("color_strategies", [])
+    phases = max((len(color.get("phase_rings", ())) for color in colors), default=None)
+    return "SparseCoreND" if told.get("use_n_dimension_strategy") else "SparseCoreRing", len(colors) or None, phases

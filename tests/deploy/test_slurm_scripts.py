@@ -166,7 +166,6 @@ def test_a_requeued_job_gets_its_devices_though_its_first_run_could_not_end_its_
     (second,) = read_leases(host)
     assert (again.returncode, again.stderr, node.notes()) == (0, "", [])
     assert second["id"] == first["id"]
-    assert second["created_at"] > first["created_at"]
 
 
 @pytest.mark.exhaustive

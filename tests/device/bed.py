@@ -127,7 +127,7 @@ def _is_stopped(worker: dict[str, Any]) -> bool:
 
 def await_looked(agent: RunningAgent) -> dict[str, Any]:
     """Returns /devices once JAX's view is known."""
-    wait_for(lambda: any(device["jax"] for device in ask(agent, "/devices")["devices"]), agent)
+    wait_for(lambda: any(device["jax_id"] is not None for device in ask(agent, "/devices")["devices"]), agent)
     devices: dict[str, Any] = ask(agent, "/devices")
     return devices
 

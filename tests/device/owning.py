@@ -100,12 +100,6 @@ def check_quick(bed: Bed) -> Iterator[Finding]:
             "quick bench", run["state"], run["state"] == "succeeded", rule="succeeded", note=str(run["error"] or "")
         )
         if bed.is_gpu:
-            time.sleep(2.0)  # the next look has JAX's figures
-        stats = (ask(agent, "/devices")["devices"][0]["jax"] or {}).get("memory_stats") or {}
-        arrays = stats.get("peak_bytes_in_use")
-        if bed.is_gpu:
-            near = arrays is not None and arrays <= QUICK_BYTES
-            yield Finding("arrays at most", arrays, near, "B", "≤ 2 GiB", "JAX's peak_bytes_in_use")
             more, rule = peak.bytes - count_used(before), "≤ 2 GiB and a context's 1 GiB"
             yield Finding("memory of the card at most", more, more <= QUICK_BYTES + CONTEXT_BYTES, "B", rule, "by NVML")
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from meshwright.topology.chips import Chip, find_chip
 from tests.device.bed import Bed
 from tests.device.record import Finding
-from tests.process.living import ask, await_end, submit
+from tests.process.living import await_end, submit
 
 RUNS: Final = 3
 LEAST_RATIO: Final = 0.5
@@ -46,8 +46,6 @@ def check_speed(bed: Bed) -> Iterator[Finding]:
                 best[record["case"]] = max(best.get(record["case"], (0.0, "")), (rate, _describe(record)))
             for skipped in run["result"]["skipped"] if ok else ():
                 yield Finding(f"bench {number} skipped {skipped['case']}", skipped["reason"])
-        stats = (ask(agent, "/devices")["devices"][0]["jax"] or {}).get("memory_stats") or {}
-        yield Finding("arrays at most", stats.get("peak_bytes_in_use"), unit="B", note="JAX's peak_bytes_in_use")
     yield Finding("wrong elements", wrong, wrong == 0, rule="0", note=f"of {sum(map(len, medians.values()))} records")
     yield from compare_peaks(best, find_chip(kind))
     for (case, size_bytes), found in medians.items():

@@ -93,7 +93,7 @@ def check_batch(bed: Bed) -> Iterator[Finding]:
         release(agent)
     assert found is not None
     batch = found.global_batch_size or 0
-    yield Finding("largest batch", batch, bool(batch), rule="1 or more", note=f"{found.compile_count} compiles")
+    yield Finding("largest batch", batch, bool(batch), rule="1 or more", note=f"{len(found.tried)} compiles")
     job = {
         "plan": plan.model_dump(mode="json"),
         "model": read_model(named).model_dump(mode="json"),
@@ -109,7 +109,7 @@ def check_batch(bed: Bed) -> Iterator[Finding]:
             "memory by compile-only ÷ measured", ratio, low <= ratio <= high, "ratio", f"{low:.0%} to {high:.0%}"
         )
     if bed.is_gpu:
-        more = {**training, "global_batch_size": batch + found.data_parallel_size}
+        more = {**training, "global_batch_size": batch + batch // (found.per_replica_batch_size or 1)}
         try:
             run_job({**job, "training": more})
             after = "it ran"

@@ -72,8 +72,6 @@ def fit(job: dict[str, Any], tell: Tell) -> CompiledBatch:
     return CompiledBatch(
         per_replica_batch_size=3,
         global_batch_size=6,
-        data_parallel_size=2,
-        compile_count=2,
         limit="memory",
         verification=found,
     )

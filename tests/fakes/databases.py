@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import json
 import random
-from datetime import timedelta
 from pathlib import Path
 
 from meshwright.errors import NotFoundError
+from meshwright.wire.base import DeviceRef
 from meshwright.wire.health import HealthEvent
-from meshwright.wire.leases import Lease, LeasedDevice
+from meshwright.wire.leases import Lease
 from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
 from meshwright_agent.health.events import Fault, HealthMemory
@@ -39,12 +39,10 @@ EVENTS = 40
 def build_lease(number: int) -> Lease:
     return Lease(
         id=f"lease-{number:016x}",
-        devices=(LeasedDevice(local_index=number),),
+        devices=(DeviceRef(host="a", local_index=number, position=number),),
         purpose=f"job {number}",
         preemptible=False,
         owner="slurm",
-        created_at=EPOCH,
-        expires_at=EPOCH + timedelta(hours=1),
         expires_in_s=3600.0,
     )
 

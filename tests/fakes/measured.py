@@ -62,7 +62,7 @@ def build_bench_record(row: Measurement, **fields: Any) -> BenchRecord:
     known |= {"flops_per_s": row.flop_count / row.median_s or None, "algbw_bytes_per_s": algbw}
     known |= {"busbw_bytes_per_s": row.busbw_factor * algbw or None}
     known |= {"samples_s": (row.median_s,) * 3, "p10_s": row.median_s, "p90_s": row.median_s}
-    return build_record(**{**known, "detail": {"device_kind": row.device_kind}, **fields})
+    return build_record(**{**known, "device_kind": row.device_kind, **fields})
 
 
 def build_bench_result(records: Sequence[BenchRecord], **fields: Any) -> dict[str, Any]:

@@ -94,18 +94,15 @@ def compile_with(fake: FakeAgent, outcome: Verification | ProblemError | None = 
         fields: dict[str, Any] = {
             "per_replica_batch_size": None,
             "global_batch_size": None,
-            "compile_count": 0,
             "limit": None,
         }
         if outcome.status == "verified":
             fields = {
                 "per_replica_batch_size": 8,
                 "global_batch_size": 8 * count,
-                "compile_count": 3,
                 "limit": "memory",
             }
-            fields["margin_bytes"] = (outcome.capacity_bytes or 0) - (outcome.peak_memory_bytes or 0)
-        compiled = CompiledBatch(data_parallel_size=count, verification=outcome, **fields)
+        compiled = CompiledBatch(verification=outcome, **fields)
         return end_run(advice.model_copy(update={"compiled": compiled}), kind="batch_size")
 
     fake.answer("POST", "/mesh/plan", plan)

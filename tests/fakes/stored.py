@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from meshwright.wire.base import DeviceRef
 from meshwright.wire.bench import BenchRecord
-from meshwright.wire.mesh import DeviceRef, Plan
+from meshwright.wire.mesh import Plan
 from meshwright.wire.runs import Run, RunEvent
 
 EPOCH = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)
@@ -64,8 +65,8 @@ def build_record(**fields: Any) -> BenchRecord:
         "observed_at": EPOCH,
         "age_s": 0.0,
         "case": "all_reduce",
-        "description": "psum over dp",
         "device_indices": (0, 1),
+        "device_kind": "cpu",
         "axis": "dp",
         "axis_size": 2,
         "dtype": "float32",

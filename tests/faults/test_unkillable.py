@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
 from tests.agents import start_agent, wait_for
 from tests.faults.causing import keep_unreaped
-from tests.process.living import RELEASE_LIMIT_S, await_end, do_bench, release, start_long_bench, worker_pid
+from tests.process.living import (
+    RELEASE_LIMIT_S,
+    await_end,
+    do_bench,
+    read_worker,
+    release,
+    start_long_bench,
+    worker_pid,
+)
 
 pytestmark = pytest.mark.exhaustive
 
@@ -22,17 +31,18 @@ def test_a_release_names_a_worker_that_cannot_be_killed_within_the_bound_and_aga
         with keep_unreaped(pid):
             duration_s = []
             for _ in range(2):
+                began_s = time.monotonic()
                 answer = release(agent)
-                duration_s.append(answer["duration_s"])
+                duration_s.append(time.monotonic() - began_s)
                 assert (answer["released"], answer["worker_killed"]) == (False, True)
                 assert [(holder["pid"], holder["own"]) for holder in answer["holders"]] == [(pid, True)]
             assert min(duration_s) <= RELEASE_LIMIT_S
-            wait_for(lambda: release(agent)["worker"]["state"] == "stopped", agent, limit_s=30)  # given up
+            wait_for(lambda: read_worker(agent)["state"] == "stopped", agent, limit_s=30)  # given up
             abandoned = release(agent)
             assert abandoned["released"] is False
             assert pid in {holder["pid"] for holder in abandoned["holders"]}
-            assert f"pid {pid}" in abandoned["worker"]["last_error"]
-            assert "could not be killed" in abandoned["worker"]["last_error"]
+            assert f"pid {pid}" in read_worker(agent)["last_error"]
+            assert "could not be killed" in read_worker(agent)["last_error"]
         assert await_end(agent, run_id)["state"] == "cancelled"
         wait_for(lambda: release(agent)["released"], agent, limit_s=30)
         assert do_bench(agent)

@@ -161,7 +161,6 @@ def release(agent: RunningAgent) -> dict[str, Any]:
     assert reply.status_code == 200, reply.text
     assert duration_s < RELEASE_LIMIT_S + LATE_S
     answer: dict[str, Any] = reply.json()
-    assert answer["duration_s"] < RELEASE_LIMIT_S + LATE_S
     return answer
 
 

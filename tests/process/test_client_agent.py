@@ -55,8 +55,8 @@ def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: st
     assert plan.mesh_shape == {"dp": 2, "tp": 4}
     assert ask(lambda c: c.get_plan(plan.fingerprint)) == plan
     assert ask(lambda c: c.plan({"dp": 2, "tp": 4})).mesh_shape == {"dp": 2, "tp": 4}
-    assert [each.name for each in ask(lambda c: c.targets("v6e")).slices][-1] == "v6e-256"
-    assert ask(lambda c: c.batch_size("h100", 8)).validation.valid is False
+    assert ask(lambda c: c.targets("v6e")).systems[-1].names[0] == "v6e-256"
+    assert ask(lambda c: c.batch_size("h100", 8)).validation.code == "below_minimum"
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in ask(lambda c: c.environment()).variables
     assert "meshwright_" in ask(lambda c: c.metrics())
 
@@ -168,7 +168,7 @@ def test_a_bench_reports_as_it_goes_and_its_events_can_be_read_again(
     events = _ask(agent, kind, over, lambda c: c.run_events(newest.id))
     assert [event.seq for event in events] == sorted({event.seq for event in events})
     assert events[-1].state == "succeeded"
-    assert newest.id in _ask(agent, kind, over, lambda c: c.latest_bench()).runs
+    assert _ask(agent, kind, over, lambda c: c.latest_bench()).records
 
 
 @both

@@ -78,5 +78,9 @@ def test_a_host_with_figures_is_estimated_on_itself(simulated: RunningAgent) -> 
     with httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent") as here:
         asked = {"model": "llama3.2-1b", "mesh": "fsdp:8", "target": "h100:8"}
         known = here.post("/batch-size", json=asked).json()["estimated"]
-    assert reply["estimated"] == {**known, "target": None}
-    assert (reply["estimated"]["target"], reply["hardware_type"]) == (None, "h100")
+    plan, there = reply["estimated"].pop("plan"), known.pop("plan")
+    assert reply["estimated"] == known
+    assert {name: plan[name] for name in ("memory", "schedule", "step_time")} == {
+        name: there[name] for name in ("memory", "schedule", "step_time")
+    }
+    assert (plan["target"], reply["hardware_type"]) == (None, "h100")

@@ -328,7 +328,7 @@ def test_processes_load_their_rows_onto_the_mesh_that_the_agent_planned(
     with Client(agent.url) as client:
         plans = [client.plan("dp:4,tp:2"), client.plan("dp:2,tp:4"), client.plan("dp:4,tp:2", **turned)]
         planned = [[device.local_index for device in plan.devices] for plan in plans]
-        known = {device.jax.id for device in client.devices().devices if device.jax}
+        known = {device.jax_id for device in client.devices().devices}
     steps = [{"do": "planned", "plan": plan.model_dump_json(), "rows": ROWS} for plan in plans]
     job = run(tmp_path, steps, processes, devices_each)
     assert known == set(range(8)) != {identity for _, identity in job[0]["seen"]}

@@ -29,7 +29,7 @@ def build_bench(number: int, state: str, flops_per_s: float) -> Run:
     for n in (4096, 8192):
         seconds = START_S + 2 * n**3 / flops_per_s
         known = {"case": "matmul", "name": "matmul", "axis": None, "axis_size": None, "dtype": "bfloat16"}
-        known |= {"size_bytes": 6 * n * n, "flops_per_s": 2 * n**3 / seconds, "detail": {"device_kind": H100}}
+        known |= {"size_bytes": 6 * n * n, "flops_per_s": 2 * n**3 / seconds, "device_kind": H100}
         known |= {"samples_s": (seconds,) * 3, "median_s": seconds, "p10_s": seconds, "p90_s": seconds}
         records += [build_record_json(device_indices=(index,), **known) for index in range(8)]
     about = {"suite": "full", "platform": "gpu", "device_kind": H100, "device_count": 8, "duration_s": 60.0}

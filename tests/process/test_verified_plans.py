@@ -172,7 +172,7 @@ def test_the_largest_batch_is_found_by_compiling_and_stored(host: RunningAgent) 
     assert run["kind"] == "batch_size"
     compiled = run["result"]["compiled"]
     assert (compiled["global_batch_size"], compiled["per_replica_batch_size"], compiled["limit"]) == (4, 2, "asked")
-    assert compiled["compile_count"] == len(compiled["tried"]) >= 1
+    assert compiled["tried"]
     assert (run["result"]["hardware_type"], run["result"]["basis"]) == ("tpu_v5e", "declared")
     again = post(host, body, "/batch-size")
     assert (again.status_code, again.json()["compiled"]["verification"]["stored"]) == (200, True)

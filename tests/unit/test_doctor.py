@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import DeviceProcess
-from meshwright.wire.leases import LeasedDevice
 from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.doctor import CheckResult, Surroundings, evaluate, examine, format_findings
 from meshwright_agent.facts.model import CpuFacts, DriverFacts, SourceProblem
@@ -293,7 +293,7 @@ def test_the_doctor_starts_no_jax_beside_the_agent_of_the_host(tpu_host: Setting
 def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings, is_over: bool) -> None:
     boot = read_boot_clock(tpu_host.host_root)
     registry = LeaseRegistry(SystemClock(), boot)
-    lease = build_lease(devices=(LeasedDevice(local_index=2), LeasedDevice(local_index=3)))
+    lease = build_lease(devices=tuple(DeviceRef(host="a", local_index=index, position=index) for index in (2, 3)))
 
     async def write() -> None:
         async with Store.open(tpu_host.database_path, clock=SystemClock()) as store:

@@ -861,7 +861,6 @@ class AsyncClient:
         except NotFoundError as error:
             held.lose(error, at_end=True)
         except MeshwrightError as error:
-            return (
-                f"the lease {held.lease.id} could not be ended, and ends by itself at {held.lease.expires_at}: {error}"
-            )
+            left_s = held.lease.expires_in_s
+            return f"the lease {held.lease.id} could not be ended, and ends by itself within {left_s:.0f} s: {error}"
         return ""

@@ -14,11 +14,11 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.spec import MeshLike, MeshSpec
-from meshwright.wire.base import RequestPart
+from meshwright.wire.base import DeviceSelection, RequestPart
 from meshwright.wire.bench import BenchCase, Dtype
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest
-from meshwright.wire.mesh import DeviceSelection, Plan, Plans, Rejected, SearchAxis
+from meshwright.wire.mesh import Plan, Plans, Rejected, SearchAxis
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec, WeightDtype
 from meshwright.wire.problem import translate_validation
 

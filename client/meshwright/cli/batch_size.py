@@ -24,7 +24,6 @@ from meshwright.wire.batch_size import (
     BatchSize,
     BatchSizeRequest,
     BatchSizeTable,
-    BatchSizeValidation,
     EstimatedBatch,
     PricedBatch,
     Roofline,
@@ -78,14 +77,14 @@ def show_batch_size(
     )
     reply = _answer_here(session, asked) if offline else _ask(session, asked)
     if session.as_json:
-        session.print_json(reply)
+        session.print_lines(reply.model_dump_json(exclude_unset=not offline))  # exactly the fields that an agent sent
     else:
         _print_sizes(session, reply)
     if asked.compile and judge([reply.compiled.verification if reply.compiled else None]) != OK:
         return FAILED
     if reply.estimated and reply.estimated.recommended is None:
         return FAILED
-    return FAILED if reply.validation and not reply.validation.valid else OK
+    return FAILED if reply.validation and reply.validation.code == "below_minimum" else OK
 
 
 def _ask(session: Session, request: BatchSizeRequest) -> BatchSize:
@@ -117,18 +116,14 @@ def _print_table(session: Session, reply: BatchSize) -> None:
         session.out.print(f"\n{clean(reply.table.notes)}", soft_wrap=True)
     _print_roofline(session, reply.roofline)
     if reply.validation:
-        _print_verdict(session, reply.validation)
+        style = LEVEL_STYLES.get(reply.validation.code, "")
+        session.out.print(Text(clean(reply.validation.message), style), soft_wrap=True)
 
 
 COLUMNS: Final[tuple[Column[BatchSizeTable], ...]] = (
     Column("min", lambda table: str(table.min_batch_size), "right"),
     Column("optimal", lambda table: str(table.optimal_batch_size), "right"),
     Column("critical", lambda table: str(table.critical_batch_size), "right"),
-    Column(
-        "max by memory",
-        lambda table: "" if table.max_memory_batch_size is None else str(table.max_memory_batch_size),
-        "right",
-    ),
 )
 
 
@@ -136,18 +131,8 @@ def _print_roofline(session: Session, roofline: Roofline | None) -> None:
     if roofline is None:
         session.out.print("roofline: no figure of this hardware is known")
         return
-    session.out.print(
-        f"roofline: {roofline.critical_batch_tokens:.0f} tokens a device\n"
-        f"  {clean(roofline.derivation)}\n  source: {clean(roofline.source)}",
-        soft_wrap=True,
-    )
-
-
-def _print_verdict(session: Session, validation: BatchSizeValidation) -> None:
-    style = LEVEL_STYLES.get(validation.level, "")
-    session.out.print(
-        Text.assemble(f"batch {validation.per_device_batch_size}: ", (clean(validation.message), style)), soft_wrap=True
-    )
+    line = f"roofline: {roofline.critical_batch_tokens:.0f} tokens a device\n  {clean(roofline.derivation)}"
+    session.out.print(line, soft_wrap=True)
 
 
 # ---- the batch of a model's step ------------------------------------------------------------------------------------
@@ -163,11 +148,11 @@ def _print_estimate(session: Session, found: EstimatedBatch) -> None:
 
 
 BATCHES: Final[tuple[Column[PricedBatch], ...]] = (
-    Column("sequences a step", lambda row: f"{row.global_batch_size:,}", "right"),
+    Column("sequences a step", lambda row: f"{row.schedule.global_batch_size:,}", "right"),
     Column("step time", lambda row: format_time(row.step_s), "right"),
     Column("tokens/s", lambda row: f"{row.tokens_per_s:,.0f}", "right"),
     Column("memory", lambda row: format_bytes(row.memory_bytes), "right"),
-    Column("micro-batches", lambda row: f"{row.gradient_accumulation_steps:,}", "right"),
-    Column("remat", lambda row: clean(row.remat)),
+    Column("micro-batches", lambda row: f"{row.schedule.gradient_accumulation_steps:,}", "right"),
+    Column("remat", lambda row: clean(row.schedule.remat)),
     Column("most time in", lambda row: clean(row.limit)),
 )

@@ -74,13 +74,12 @@ def _print_log(session: Session, found: Verification) -> None:
 
 def print_batch(session: Session, found: CompiledBatch) -> None:
     """Prints the largest batch that fits, and the compiles that found it."""
-    parts = found.data_parallel_size
-    if found.verification.status == "verified":
-        margin = f", {format_bytes(found.margin_bytes)} to spare" if found.margin_bytes is not None else ""
+    if found.verification.status == "verified" and found.per_replica_batch_size and found.global_batch_size:
+        parts = found.global_batch_size // found.per_replica_batch_size
         bound = "one more does not fit" if found.limit == "memory" else "the greatest that was looked at"
         line = f"largest batch {found.per_replica_batch_size} × {parts} = {found.global_batch_size} sequences a step"
-        session.out.print(Text.assemble((line, "bold"), f" ({bound}{margin})"), soft_wrap=True)
-    session.out.print(f"{found.compile_count} compiles", soft_wrap=True)
+        session.out.print(Text.assemble((line, "bold"), f" ({bound})"), soft_wrap=True)
+    session.out.print(f"{len(found.tried)} compiles", soft_wrap=True)
     if found.tried:
         session.out.print()
         session.out.print(build_table(TRIED, found.tried))
@@ -133,34 +132,19 @@ def _describe_parts(memory: MemoryParts) -> str:
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
 
 
-def _format_count(count: float) -> str:
-    return f"{count:g}"
-
-
-def _describe_strategy(found: VerifiedCollective) -> str:
-    parts = [", ".join(found.strategies)]
-    if found.colors is not None:
-        parts.append(f"{found.colors} colors")
-    return " · ".join(part for part in parts if part)
-
-
 COLUMNS: Final[tuple[Column[VerifiedCollective], ...]] = (
     Column("axis", lambda found: found.axis),
     Column("collective", lambda found: found.op),
-    Column("count", lambda found: _format_count(found.count), "right"),
+    Column("count", lambda found: f"{found.count:g}", "right"),
     Column("bytes a step", lambda found: format_bytes(found.bytes), "right"),
     Column("group", lambda found: str(found.group_size), "right"),
-    Column("dtype", lambda found: ", ".join(found.dtypes)),
-    Column("strategy", _describe_strategy),
-    Column("async", lambda found: _format_count(found.asynchronous_count) if found.asynchronous_count else "", "right"),
+    Column("async", lambda found: f"{found.asynchronous_count:g}" if found.asynchronous_count else "", "right"),
 )
 
 TRIED: Final[tuple[Column[TriedBatch], ...]] = (
     Column("batch a part", lambda tried: str(tried.per_replica_batch_size), "right"),
     Column("fits", lambda tried: Text("yes", "green") if tried.fits else Text("no", "red")),
-    Column("peak", lambda tried: format_bytes(tried.peak_memory_bytes), "right"),
     Column("needed", lambda tried: format_bytes(tried.needed_bytes), "right"),
-    Column("took", lambda tried: format_time(tried.compile_s), "right"),
 )
 
 PlanFileOption = Annotated[

@@ -20,6 +20,7 @@ from meshwright.cli.output import (
     style_state,
 )
 from meshwright.cli.session import FAILED, OK, Session
+from meshwright.environment import format_exports
 from meshwright.topology.links import format_links
 from meshwright.topology.text import describe_kind, describe_lease, is_declared
 from meshwright.wire.base import Evidence
@@ -157,7 +158,7 @@ COLUMNS: Final[tuple[Column[Device], ...]] = (
     Column("memory used / total", _describe_memory, "right"),
     Column("place", _describe_place),
     Column("NUMA", lambda device: "" if device.numa_node is None else str(device.numa_node), "right"),
-    Column("JAX id", lambda device: "" if device.jax is None else str(device.jax.id), "right"),
+    Column("JAX id", lambda device: "" if device.jax_id is None else str(device.jax_id), "right"),
     Column("held by", lambda device: describe_holders(device)),
     Column("basis, age", _describe_basis),
 )
@@ -182,7 +183,7 @@ def release_devices(session: Session) -> int:
 def _print_release(session: Session, reply: Release) -> None:
     how = "its worker had to be killed" if reply.worker_killed else "its worker let go"
     word = Text("released", "green") if reply.released else Text("not released", "bold red")
-    session.out.print(word + Text(f" after {format_time(reply.duration_s)}: {how}"))
+    session.out.print(word + Text(f": {how}"))
     for run_id in reply.cancelled_runs:
         session.out.print(f"cancelled {clean(run_id)}")
     if reply.holders is None:
@@ -220,6 +221,5 @@ def show_environment(
     if session.as_json:
         session.print_json(reply)
         return OK
-    session.print_lines(*reply.exports)
-    print_notices(session, reply.warnings)
+    session.print_lines(*format_exports(reply.variables))
     return OK

@@ -9,7 +9,7 @@ import typer
 
 from meshwright.cli.output import Column, build_table, clean, format_bytes
 from meshwright.cli.session import OK, Session
-from meshwright.wire.devices import TargetChip, TargetHost, Targets, TargetSlice
+from meshwright.wire.devices import TargetChip, Targets, TargetSystem
 
 
 def show_hardware(
@@ -31,42 +31,40 @@ def show_hardware(
     if chip is None:
         _print_overview(session, reply)
     else:
-        _print_chip(session, reply.chips[0], reply.slices)
+        _print_chip(session, reply.chips[0], reply.systems)
     return OK
 
 
 def _print_overview(session: Session, reply: Targets) -> None:
+    from meshwright.topology.targets import GRAMMAR  # here, as above
+
     columns = (*CHIP_COLUMNS, Column[TargetChip]("slices or hosts", lambda chip: _summarize(chip, reply)))
     session.out.print(build_table(columns, reply.chips))
-    session.out.print(f"\n{reply.grammar}", soft_wrap=True)
+    session.out.print(f"\n{GRAMMAR}", soft_wrap=True)
 
 
 def _summarize(chip: TargetChip, reply: Targets) -> str:
-    names = [slice_.name for slice_ in reply.slices if slice_.chip == chip.chip]
-    if names:
-        return f"{len(names)} named: {names[0]} to {names[-1]}"
-    counts = "any number" if chip.platform == "cpu" else ", ".join(str(host.device_count) for host in chip.hosts)
-    domain = chip.hosts[0].domain_device_count
+    own = [system for system in reply.systems if system.chip == chip.chip]
+    named = [system.names[0] for system in own if system.names]
+    if named:
+        return f"{len(named)} named: {named[0]} to {named[-1]}"
+    counts = "any number" if chip.platform == "cpu" else ", ".join(str(host.device_count) for host in own)
+    domain = own[0].domain_device_count
     return f"{counts} a host" + (f"; {chip.chip}:{domain} is an NVLink domain" if domain else "")
 
 
-def _print_chip(session: Session, chip: TargetChip, slices: Sequence[TargetSlice]) -> None:
+def _print_chip(session: Session, chip: TargetChip, systems: Sequence[TargetSystem]) -> None:
     session.out.print(build_table((*CHIP_COLUMNS, ALIASES), [chip]))
     rule = f"slices are {clean(chip.shapes)}; those with a name:" if chip.shapes else "hosts:"
     session.out.print(f"\n{rule}", soft_wrap=True)
-    session.out.print(build_table(SLICE_COLUMNS, slices) if slices else build_table(HOST_COLUMNS, chip.hosts))
+    session.out.print(build_table(SLICE_COLUMNS if chip.platform == "tpu" else HOST_COLUMNS, systems))
     session.out.print()
-    for source in dict.fromkeys([chip.source, *(host.source for host in chip.hosts)]):
+    for source in dict.fromkeys([chip.source, *(system.source for system in systems)]):
         session.out.print(f"source: {clean(source)}", soft_wrap=True)
 
 
-def _describe_links(host: TargetHost) -> str:
+def _describe_links(host: TargetSystem) -> str:
     return ", ".join(f"{count} × {kind}" for kind, count in sorted(host.links.items()))
-
-
-def _describe_rings(slice_: TargetSlice) -> str:
-    names = "".join(name for name, wraps in zip("xyz", slice_.wrap, strict=False) if wraps)
-    return f"{names}, may be twisted" if slice_.can_twist else names
 
 
 CHIP_COLUMNS: Final[tuple[Column[TargetChip], ...]] = (
@@ -76,17 +74,16 @@ CHIP_COLUMNS: Final[tuple[Column[TargetChip], ...]] = (
     Column("memory a device", lambda chip: format_bytes(chip.device_memory_bytes), "right"),
 )
 ALIASES: Final[Column[TargetChip]] = Column("also", lambda chip: ", ".join(chip.aliases[1:]))
-HOST_COLUMNS: Final[tuple[Column[TargetHost], ...]] = (
+HOST_COLUMNS: Final[tuple[Column[TargetSystem], ...]] = (
     Column("target", lambda host: host.target),
     Column("links", _describe_links),
     Column("NVLink domain", lambda host: str(host.domain_device_count) if host.domain_device_count else "", "right"),
     Column("host", lambda host: host.text),
 )
-SLICE_COLUMNS: Final[tuple[Column[TargetSlice], ...]] = (
-    Column("name", lambda slice_: slice_.name),
-    Column("also", lambda slice_: ", ".join(slice_.aliases)),
+SLICE_COLUMNS: Final[tuple[Column[TargetSystem], ...]] = (
+    Column("names", lambda slice_: ", ".join(slice_.names)),
     Column("target", lambda slice_: slice_.target),
     Column("devices", lambda slice_: str(slice_.device_count), "right"),
     Column("hosts", lambda slice_: str(slice_.host_count), "right"),
-    Column("rings", _describe_rings),
+    Column("rings", lambda slice_: slice_.text),
 )

@@ -22,7 +22,8 @@ from meshwright.cli.request_options import Export
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.environment import format_exports
 from meshwright.errors import SettingsError
-from meshwright.wire.mesh import DeviceRef, Plan, PlanAxis, Plans
+from meshwright.wire.base import DeviceRef
+from meshwright.wire.mesh import Plan, PlanAxis, Plans
 
 BAR_WIDTH: Final = 40
 """Characters of a bar that is the whole."""
@@ -109,9 +110,7 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
     if plan.verification is not None:
         print_verification(session, plan.verification)
     if plan.audit is not None:
-        best = plan.audit.best
-        text = "no mesh of these devices fits" if best is None else clean(best.message)
-        session.print_lines(f"the best of these devices: {text}", "")
+        session.print_lines(f"the best of these devices: {clean(plan.audit.message)}", "")
     for line in write_costs(plan):
         session.print_lines(line)
     session.out.print(build_table(_build_columns(plan), plan.axes))
@@ -199,12 +198,7 @@ def _build_columns(plan: Plan) -> tuple[Column[PlanAxis], ...]:
         Column("type", lambda axis: plan.axis_types.get(axis.name, "")),
         Column("link", lambda axis: f"{axis.link} ×{axis.dcn_size}" if axis.dcn_size > 1 else axis.link or ""),
         Column("group", lambda axis: "×".join(map(str, axis.group_shape or ()))),
-        Column(
-            "hops",
-            lambda axis: "" if axis.max_hops is None else str(axis.max_hops),
-            "right",
-        ),
-        Column("rings", lambda axis: "" if axis.rings is None else str(axis.rings), "right"),
+        Column("hops", lambda axis: "" if axis.max_hops is None else str(axis.max_hops), "right"),
         Column("bandwidth", lambda axis: format_rate(axis.bandwidth_bytes_per_s, "B/s"), "right"),
         Column("basis", lambda axis: axis.basis or ""),
     )

@@ -7,7 +7,6 @@ the batch; a guess that stalls is halved instead, so the number of tries grows w
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -106,7 +105,7 @@ def fit_batch(message: dict[str, Any], tell: Tell) -> CompiledBatch:
         return _search(job, open_site(job.target, job.mesh, job.capacity_bytes), tell)
     except NotCompiledError as error:
         found = Verification(status="not_compiled", reason=str(error), **describe_job(job))
-        return build_unfitted(count_parts(job.mesh.shape), found)
+        return build_unfitted(found)
 
 
 def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
@@ -116,7 +115,7 @@ def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
     found: dict[int, Verification] = {}
 
     def attempt(size: int) -> Attempt:
-        batch, count, began_s = size * unit, len(tried), time.monotonic()
+        batch, count = size * unit, len(tried)
         tell(f"compiling with {batch} sequences a part", count, max(EXPECTED_COUNT, count + 1))
         training = job.training.model_copy(update={"global_batch_size": batch * parts})
         report = verify_step(site, job, training, lambda *_: None)
@@ -126,9 +125,7 @@ def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
         done = TriedBatch(
             per_replica_batch_size=batch,
             fits=report.status == "verified",
-            peak_memory_bytes=report.peak_memory_bytes,
-            needed_bytes=report.needed_bytes,
-            compile_s=time.monotonic() - began_s,
+            needed_bytes=report.needed_bytes or report.peak_memory_bytes,
         )
         tried.append(done)
         fixed = report.memory.argument_bytes if report.memory else None
@@ -138,13 +135,9 @@ def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
     search_largest(attempt, greatest, site.peak_limit_bytes)
     batch = max((each.per_replica_batch_size for each in tried if each.fits), default=0)
     best = found.get(batch) or found[min(found)]
-    has_margin = batch and best.capacity_bytes is not None and best.peak_memory_bytes is not None
     return CompiledBatch(
         per_replica_batch_size=batch,
         global_batch_size=batch * parts,
-        data_parallel_size=parts,
-        compile_count=len(tried),
-        margin_bytes=(best.capacity_bytes or 0) - (best.peak_memory_bytes or 0) if has_margin else None,
         limit="asked" if batch and batch == greatest * unit else "memory",
         tried=tuple(tried),
         verification=best.model_copy(update=describe_job(job)),

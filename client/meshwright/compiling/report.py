@@ -20,7 +20,7 @@ from typing import Any, Final
 import jax
 from jax.sharding import AxisType, Mesh
 
-from meshwright.compiling.compilers import build_key, read_versions
+from meshwright.compiling.compilers import read_versions
 from meshwright.compiling.devices import OpenTarget, build_mesh, open_target
 from meshwright.compiling.hlo import ProgramFacts, StepEstimate, build_incomplete, read_program
 from meshwright.compiling.step import BuiltStep, build_step
@@ -101,7 +101,7 @@ def verify_job(message: dict[str, Any], tell: Tell) -> Verification:
 
 def describe_job(job: CompileJob) -> dict[str, Any]:
     """Returns the fields of a report that describe the compiled job."""
-    return {"target": job.target.name, "versions": read_versions(job.target.platform), "key": build_key(job)}
+    return {"target": job.target.name, "versions": read_versions(job.target.platform)}
 
 
 def verify_step(site: Site, job: CompileJob, training: TrainingSpec, tell: Tell) -> Verification:

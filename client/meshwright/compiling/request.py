@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from meshwright.compiling.compilers import build_key, explain_missing
+from meshwright.compiling.compilers import explain_missing
 from meshwright.compiling.process import (
     FUNCTIONS,
     LIMIT_S,
@@ -25,7 +25,6 @@ from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.compile_job import (
     CompileJob,
     build_unfitted,
-    count_parts,
     order_verified,
     prepare_fit,
     prepare_verify,
@@ -106,7 +105,6 @@ def answer_plans(
         answer: CompileJob | Verification | CompiledBatch = prepare_verify(plan, request.model, request.training)
         if isinstance(job := answer, CompileJob):
             answer = compile_in_child(job, on_progress=on_progress, **(limits or Limits()).arguments)
-            answer = answer.model_copy(update={"key": getattr(answer, "key", None) or build_key(job)})
         verified.append(plan.model_copy(update={"verification": answer, **kept}))
     order = order_verified([plan.verification.status for plan in verified if plan.verification])
     return plans.model_copy(update={"plans": tuple(verified[place] for place in order)})
@@ -148,4 +146,4 @@ def _fit(
     if isinstance(job, CompiledBatch):
         return job
     found = compile_in_child(job, operation="fit", on_progress=on_progress, **limits.arguments)
-    return found if isinstance(found, CompiledBatch) else build_unfitted(count_parts(plan.mesh_shape), found)
+    return found if isinstance(found, CompiledBatch) else build_unfitted(found)

@@ -20,7 +20,7 @@ from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request, find_inventory
 from meshwright.topology.chips import find_chip
 from meshwright.topology.targets import read_target
-from meshwright.wire.batch_size import BatchSizeRequest, BatchTraining, EstimatedBatch
+from meshwright.wire.batch_size import BatchSizeRequest, EstimatedBatch
 from meshwright.wire.mesh import Plan, PlanRequest, SearchRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -125,7 +125,7 @@ def estimate_request(
     if request.model is None:
         raise _refuse("model", "no model is given, so that there is no step to estimate", 'add "model": "llama3-8b"')
     model = _read_model(request.model)
-    training = fill_sequence_length(model, request.training or BatchTraining())
+    training = fill_sequence_length(model, request.training or TrainingSpec())
     if stored is not None:
         return _estimate_stored(request, model, training, stored)
     if request.plan is not None:
@@ -142,7 +142,7 @@ def estimate_request(
     )
     plan = inventory.lay_out(asked)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
-    return _estimate(question, plan, inventory.target)
+    return _estimate(question, plan)
 
 
 def _read_model(given: str | dict[str, Any]) -> ModelSpec:
@@ -161,12 +161,12 @@ def _find_chip(inventory: Inventory) -> str | None:
     return chip.aliases[0] if chip else None
 
 
-def _estimate(question: Question, plan: Plan, target: str | None) -> EstimatedBatch:
+def _estimate(question: Question, plan: Plan) -> EstimatedBatch:
     from meshwright.planning.search.batch import estimate_batch  # here, for its numpy
     from meshwright.planning.search.search import read_order
 
     spans = read_order(plan, question.hardware)
-    return estimate_batch(question, plan.mesh_shape, spans=spans, target=target)
+    return estimate_batch(question, plan, spans=spans)
 
 
 def _ask(
@@ -191,9 +191,7 @@ def _ask(
         raise PlanInfeasibleError.of("target", message, hint) from error
 
 
-def _estimate_stored(
-    request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, plan: Plan
-) -> EstimatedBatch:
+def _estimate_stored(request: BatchSizeRequest, model: ModelSpec, training: TrainingSpec, plan: Plan) -> EstimatedBatch:
     """Returns the estimate for a stored plan, on the hardware that it was made for and with its part of the memory."""
     try:
         name = plan.target or build_compile_target(plan).name
@@ -205,11 +203,12 @@ def _estimate_stored(
     inventory = find_inventory(name)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
     hardware = replace(question.hardware, memory_bytes=read_memory(plan))
-    return _estimate(replace(question, hardware=hardware, memory_fraction=read_memory_fraction(plan)), plan, name)
+    question = replace(question, hardware=hardware, memory_fraction=read_memory_fraction(plan))
+    return _estimate(question, plan.model_copy(update={"target": name}))
 
 
 def _estimate_searched(
-    request: BatchSizeRequest, model: ModelSpec, training: BatchTraining, inventory: Inventory
+    request: BatchSizeRequest, model: ModelSpec, training: TrainingSpec, inventory: Inventory
 ) -> EstimatedBatch:
     """Returns the estimate for the fastest mesh that fits the requested batch, or the least multiple of the devices
     near the best tokens/s."""
@@ -217,11 +216,12 @@ def _estimate_searched(
 
     devices = len(inventory.select(lease=ANY_LEASE).indices)
     bound = bound_batch(training, {"fsdp": devices})
-    batch = training.global_batch_size or find_first_batch(_ask(request, model, bound, inventory), devices)
-    given = {**training.model_dump(exclude_unset=True, exclude_none=True), "global_batch_size": batch}
+    given = training.model_dump(exclude_unset=True, exclude_none=True)
+    batch = given.get("global_batch_size") or find_first_batch(_ask(request, model, bound, inventory), devices)
+    given["global_batch_size"] = batch
     plan = _search(request, TrainingSpec.model_validate(given), inventory)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
-    estimated = _estimate(question, plan, inventory.target)
+    estimated = _estimate(question, plan)
     said = f"{estimated.message}; the mesh is the fastest that was found for {batch} sequences a step"
     return estimated.model_copy(update={"message": said})
 

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from meshwright.planning.hardware import HardwareType, detect_hardware, parse_hardware
 from meshwright.topology.chips import Chip, find_chip, read_cells, read_chips
 from meshwright.wire.base import Basis, Notice
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, BatchSizeValidation, Roofline
+from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, Roofline
 
 Level = Literal["below_minimum", "below_critical", "ok"]
 
@@ -108,8 +108,7 @@ def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: 
     validation = None
     if batch is not None:
         level, message = _evaluate(hardware_type, batch)
-        is_valid = level != "below_minimum"
-        validation = BatchSizeValidation(per_device_batch_size=batch, valid=is_valid, level=level, message=message)
+        validation = Notice(code=level, message=message)
     return BatchSize(
         hardware_type=hardware_type.value,
         chip=chip.name if chip else None,
@@ -125,8 +124,7 @@ def build_roofline(chip: Chip) -> Roofline:
     """Returns where a 16-bit matmul stops being bound by memory on one JAX device of this chip, and why."""
     return Roofline(
         critical_batch_tokens=chip.critical_batch_tokens,
-        derivation=_write_derivation(chip),
-        source=f"{chip.source}; formula: jax-ml/scaling-book, roofline.md",
+        derivation=f"{_write_derivation(chip)}; source: {chip.source}; formula: jax-ml/scaling-book, roofline.md",
     )
 
 

@@ -24,7 +24,7 @@ from meshwright.wire.base import Wire
 from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.devices import Platform
 from meshwright.wire.mesh import Plan, PlanSchedule
-from meshwright.wire.model import ModelSpec, TrainingSpec
+from meshwright.wire.model import BATCH_MAX, ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
 
 
@@ -202,9 +202,6 @@ _refuse = InvalidRequestError.of
 
 Model = str | dict[str, Any]
 
-BATCH_MAX: Final = 2**24
-"""`global_batch_size`'s bound: where no greatest batch is named, the search may go so far."""
-
 
 def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | None) -> CompileJob | Verification:
     """Returns the job that verifies a plan, or the answer that the step cannot be compiled.
@@ -261,7 +258,7 @@ def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) 
     found = prepare_verify(plan, model, bound)
     if isinstance(found, CompileJob):
         return found.model_copy(update={"search": "largest_batch"})
-    return build_unfitted(count_parts(plan.mesh_shape), found)
+    return build_unfitted(found)
 
 
 def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> TrainingSpec:
@@ -284,16 +281,9 @@ def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> Traini
     return TrainingSpec.model_validate({**fields, "global_batch_size": greatest // unit * unit})
 
 
-def build_unfitted(data_parallel_size: int, verification: Verification) -> CompiledBatch:
+def build_unfitted(verification: Verification) -> CompiledBatch:
     """Returns the answer to a search without a result: no compile ran, or a compile did not finish."""
-    return CompiledBatch(
-        per_replica_batch_size=None,
-        global_batch_size=None,
-        data_parallel_size=data_parallel_size,
-        compile_count=0,
-        limit=None,
-        verification=verification,
-    )
+    return CompiledBatch(per_replica_batch_size=None, global_batch_size=None, limit=None, verification=verification)
 
 
 def count_parts(mesh_shape: Mapping[str, int]) -> int:

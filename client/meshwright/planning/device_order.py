@@ -470,6 +470,6 @@ def _are_alike(topology: Topology, members: Sequence[int]) -> bool:
     inside = set(members)
     links = [link for index in members for link in topology.links_of(index) if link.a == index and link.b in inside]
     hosts = Counter(topology.places[index][0] for index in members)
-    kinds = {(link.kind, link.count, link.bandwidth_bytes_per_s) for link in links}
+    kinds = {(link.kind, link.bandwidth_bytes_per_s) for link in links}
     are_fast = len(hosts) == 1 or all(classify_link(link.kind) == "nvlink" for link in links)
     return len(kinds) < 2 and are_fast and len(links) == sum(count * (count - 1) // 2 for count in hosts.values())

@@ -19,8 +19,7 @@ from meshwright.planning.device_order import search_subset
 from meshwright.topology.links import price_pairs
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Dimension, Place, build_place, find_dimensions
-from meshwright.wire.base import Notice
-from meshwright.wire.mesh import DeviceSelection
+from meshwright.wire.base import DeviceSelection, Notice
 
 SUBSET_COUNT_MAX: Final = 64
 """Above this number, devices that do not fill a box are taken in plain order: comparing all pairs would take
@@ -341,8 +340,10 @@ def _choose(
     return replace(free, indices=chosen, is_named=True, alternatives=pool, is_counted=True)
 
 
-def select_for_lease(count: int, topology: Topology, health: Health, *, is_preemptible: bool) -> tuple[int, ...]:
-    """Returns the places of `count` devices for a new lease: healthy, not leased, close to each other.
+def select_for_lease(
+    asked: DeviceSelection, topology: Topology, health: Health, *, is_preemptible: bool
+) -> tuple[int, ...]:
+    """Returns the places of the devices for a new lease: healthy, not leased, close to each other.
 
     Where too few are free, a lease that is not preemptible takes devices from preemptible leases, one after the other.
 
@@ -352,7 +353,7 @@ def select_for_lease(count: int, topology: Topology, health: Health, *, is_preem
     """
     while True:
         try:
-            return select_devices(DeviceSelection(count=count), topology, health).indices
+            return select_devices(asked, topology, health).indices
         except PlanInfeasibleError as error:
             raise InvalidRequestError(error.detail, hint=error.hint, errors=error.errors) from error
         except DeviceLeasedError:

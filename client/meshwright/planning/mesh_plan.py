@@ -38,7 +38,7 @@ from meshwright.topology.links import classify_link, price_pair
 from meshwright.topology.model import NAMES_SHOWN, Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Granule
-from meshwright.wire.mesh import Plan, PlanAxis, PlanRequest, PlanScore
+from meshwright.wire.mesh import Plan, PlanAxis, PlanRequest
 
 Lines = tuple[tuple[int, ...], ...]
 """The devices along an axis, one tuple for each place on the other axes."""
@@ -75,9 +75,8 @@ def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: A
         return PlanAxis(**known, bandwidth_bytes_per_s=rate, basis="declared" if rate else None)
     slowest = max((edge for line in lines for edge in list_edges(line)), key=lambda edge: price_pair(topology, *edge))
     rate, basis = _read_rate(topology, slowest)
-    rings = _count_rings(topology, lines) if score.hops is not None else None
     link = _name_link(topology, slowest)
-    return PlanAxis(**known, link=link, rings=rings, bandwidth_bytes_per_s=rate, basis=basis)
+    return PlanAxis(**known, link=link, bandwidth_bytes_per_s=rate, basis=basis)
 
 
 def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None, str | None]:
@@ -111,15 +110,6 @@ def _name_link(topology: Topology, edge: tuple[int, int]) -> str | None:
     return "host" if topology.platform == "cpu" else None
 
 
-def _count_rings(topology: Topology, lines: Lines) -> int:
-    """Returns how many ways round a ring of single hops goes on every line: 2, for a pair 1, for an open line
-    0."""
-    hops = [topology.hops(a, b) for line in lines for a, b in list_edges(line)]
-    if any(count is None or count > 1 for count in hops):
-        return 0
-    return 1 if len(lines[0]) == 2 else 2
-
-
 def _measure_shape(topology: Topology, lines: Lines) -> tuple[int, ...] | None:
     """Returns the number of places of a line along each dimension; None where lines differ or coordinates are
     unknown."""
@@ -132,10 +122,6 @@ def _measure_shape(topology: Topology, lines: Lines) -> tuple[int, ...] | None:
         shapes.add(tuple(len(set(values)) for values in zip(*known, strict=False)))
     return shapes.pop() if len(shapes) == 1 else None
 
-
-SCORE_UNIT: Final = (
-    "time of a byte over PCIe 4.0 x16; an axis counts 4 times the next one in rank (64 between granules)"
-)
 
 CLEARLY_RATIO: Final = 0.99
 """An order must cost less than this part of another one before a warning names it."""
@@ -251,7 +237,7 @@ class _Planner:
             devices=tuple(topology.references[index] for index in order) if request.include_devices else (),
             granules=list_granules(topology, order, is_listed=request.include_devices),
             axes=build_axes(spec, topology, layout),
-            score=_build_score(layout),
+            device_order=layout.method,
             target=target,
             environment=environment,
             code=write_code(spec, axis_types, topology, order, environment=environment, fingerprint=name),
@@ -459,12 +445,3 @@ def _build_granule(granule: Granule, topology: Topology, used: tuple[int, ...] |
     kind = kinds[0] if len(kinds) == 1 else None
     found = {"used_positions": used, "device_kind": kind, "device_memory_bytes": memory_bytes}
     return granule.model_copy(update=found)
-
-
-def _build_score(layout: DeviceOrder) -> PlanScore:
-    if layout.score is None:
-        return PlanScore(method=layout.method)
-    score = layout.score
-    return PlanScore(
-        method=layout.method, crossing=score.crossing, max_hops=score.hops, cost=score.cost, unit=SCORE_UNIT
-    )

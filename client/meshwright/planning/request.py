@@ -25,19 +25,10 @@ from meshwright.planning.tensors import count_parameters
 from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target, read_target
-from meshwright.wire.base import Notice
+from meshwright.wire.base import DeviceSelection, Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import Devices
-from meshwright.wire.mesh import (
-    UNKNOWN_TARGET,
-    ComparedTarget,
-    DeviceSelection,
-    ExportName,
-    Plan,
-    PlanRequest,
-    Plans,
-    SearchRequest,
-)
+from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, ExportName, Plan, PlanRequest, Plans, SearchRequest
 from meshwright.wire.model import ModelFacts, ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
@@ -219,7 +210,7 @@ def _check_model(request: PlanRequest) -> None:
 
 def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Inventory) -> Plan:
     """Returns the plan with the cost of its step, where figures are known for such hardware."""
-    from meshwright.planning.search.search import audit_plan, price_plan  # here, for its numpy
+    from meshwright.planning.search.search import audit_plan, build_nothing_fits, price_plan  # here, for its numpy
 
     assert request.training is not None
     try:
@@ -231,13 +222,17 @@ def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Invent
         notice = Notice(code="not_priced", message=message, hint="plan on a target, such as v5p:4x4x4")
         return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
     priced = price_plan(plan, question)
-    return priced.model_copy(update={"audit": audit_plan(priced, question)}) if request.audit else priced
+    if not request.audit:
+        return priced
+    best = audit_plan(priced, question)
+    warnings = priced.warnings if best else (*priced.warnings, build_nothing_fits(question))
+    return priced.model_copy(update={"audit": best, "warnings": warnings})
 
 
 def _finish(plan: Plan, model: ModelSpec, training: TrainingSpec, exports: tuple[ExportName, ...]) -> Plan:
     """Returns the plan with its facts of the model, and the requested exports."""
     count = count_parameters(model)
-    facts = ModelFacts(name=model.name, parameter_count=count.total, active_parameter_count=count.active)
+    facts = ModelFacts(name=model.name, parameter_count=count.total)
     plan = plan.model_copy(update={"model": facts})
     if not exports:
         return plan

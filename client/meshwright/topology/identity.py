@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright.errors import PlanMismatchError
+from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import Granule
-from meshwright.wire.mesh import DeviceRef, Plan
+from meshwright.wire.mesh import Plan
 
 Position = tuple[int, int]
 """(granule ordinal, position in the granule's canonical order): the name that every device has."""

@@ -68,7 +68,7 @@ def price_crossing(topology: Topology, a: int) -> float:
 
 def price_link(link: Link) -> float:
     """Returns the relative cost of one link: 1 for PCIe 4.0 ×16 through one switch; less is faster."""
-    assumed = {"nvlink": NVLINK_BYTES_PER_S * (link.count or _count_of(link.kind)), "ici": ICI_BYTES_PER_S}
+    assumed = {"nvlink": NVLINK_BYTES_PER_S * _count_of(link.kind), "ici": ICI_BYTES_PER_S}
     rate = link.bandwidth_bytes_per_s or assumed.get(classify_link(link.kind), PCIE_4_X16_BYTES_PER_S)
     return PCIE_4_X16_BYTES_PER_S / rate * PCIE_LADDER.get(link.kind, 1.0)
 

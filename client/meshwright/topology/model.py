@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from meshwright.targets import write_shape
 from meshwright.topology.identity import Position, write_chip
+from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import Device, Devices, Granule, Link, Platform
-from meshwright.wire.mesh import DeviceRef
 
 Coords = tuple[int, ...]
 
@@ -353,7 +353,7 @@ class Topology:
             return False
         if len(self.devices) < 3:
             return True
-        kinds = {(link.kind, link.count, link.bandwidth_bytes_per_s) for link in self.links}
+        kinds = {(link.kind, link.bandwidth_bytes_per_s) for link in self.links}
         alike = len({device.numa_node for device in self.devices}) == 1 or self.platform != "cpu"
         if not self.links:
             return alike and self.platform == "cpu"

@@ -41,7 +41,7 @@ from meshwright.topology.systems import (
     read_slices,
     refuse,
 )
-from meshwright.wire.devices import Device, Granule, Link, Memory, TargetChip, TargetHost, Targets, TargetSlice
+from meshwright.wire.devices import Device, Granule, Link, Memory, TargetChip, Targets, TargetSystem
 
 CPU: Final = "cpu"
 
@@ -218,7 +218,7 @@ def _build(spec: TargetSpec) -> Topology:
     if isinstance(hardware, Slice):
         return _join_slices(hardware, spec, declared)
     devices = (device for ordinal in ordinals for device in _build_devices(hardware, ordinal, declared))
-    links = (link for ordinal in ordinals for link in _build_links(hardware, ordinal, declared))
+    links = (link for ordinal in ordinals for link in _build_links(hardware, ordinal))
     return Topology(
         tuple(devices), tuple(links), tuple(_build_host(hardware, ordinal, spec.granules) for ordinal in ordinals)
     )
@@ -253,7 +253,7 @@ def _build_tpus(
     slice_: Slice, seats: Iterable[Seat], ordinal: int, declared: Declared, *, is_one: bool
 ) -> Iterator[Device]:
     """Yields the devices of one slice; like libtpu, gives slices an index only where there are several."""
-    memory = Memory(capacity_bytes=slice_.chip.device_memory_bytes, **declared)
+    memory = Memory(basis="declared", capacity_bytes=slice_.chip.device_memory_bytes)
     first, seen = ordinal * slice_.host_count, [0] * slice_.host_count
     for position, (coords, core, host) in enumerate(seats):
         yield Device(
@@ -288,7 +288,7 @@ def _build_slice(slice_: Slice, ordinal: int, *, is_twisted: bool) -> Granule:
 def _build_devices(host: GpuHost | int, ordinal: int, declared: Declared) -> Iterator[Device]:
     chip = host.chip if isinstance(host, GpuHost) else None
     count = count_devices(host)
-    memory = Memory(capacity_bytes=chip.device_memory_bytes, **declared) if chip else None
+    memory = Memory(basis="declared", capacity_bytes=chip.device_memory_bytes) if chip else None
     for place in range(count):
         yield Device(
             host=f"host-{ordinal}",
@@ -304,7 +304,7 @@ def _build_devices(host: GpuHost | int, ordinal: int, declared: Declared) -> Ite
         )
 
 
-def _build_links(host: GpuHost | int, ordinal: int, declared: Declared) -> Iterator[Link]:
+def _build_links(host: GpuHost | int, ordinal: int) -> Iterator[Link]:
     first = ordinal * count_devices(host)
     pairs = combinations(range(host if isinstance(host, int) and host <= MOST_LINKED_CPUS else 0), 2)
     wires = host.wires if isinstance(host, GpuHost) else [HostLink(a, b, HOST, None, None) for a, b in pairs]
@@ -313,9 +313,8 @@ def _build_links(host: GpuHost | int, ordinal: int, declared: Declared) -> Itera
             a=first + wire.a,
             b=first + wire.b,
             kind=wire.kind,
-            count=wire.count,
             bandwidth_bytes_per_s=wire.bytes_per_s,
-            **declared,
+            basis="declared",
         )
 
 
@@ -341,16 +340,15 @@ _CPU: Final = TargetChip(
     platform="cpu",
     kind=CPU,
     devices_per_chip=1,
-    hosts=(
-        TargetHost(
-            target="cpu:8",
-            device_count=8,
-            links={"HOST": 28},
-            text="virtual devices of one host; any number",
-            source="jax_num_cpu_devices",
-        ),
-    ),
     source="jax_num_cpu_devices",
+)
+_CPU_HOST: Final = TargetSystem(
+    target="cpu:8",
+    chip=CPU,
+    device_count=8,
+    links={"HOST": 28},
+    text="virtual devices of one host; any number",
+    source=_CPU.source,
 )
 
 
@@ -379,21 +377,27 @@ def _find_name(asked: str) -> str:
 
 @functools.cache
 def _list_all() -> Targets:
-    chips = (_CPU, *map(_show_chip, read_chips()))
-    return Targets(grammar=GRAMMAR, chips=chips, slices=tuple(map(_show_slice, read_slices())))
+    known = read_chips()
+    machines = (find_machine(chip, count) for chip in known for count in list_counts(chip))
+    return Targets(
+        chips=(_CPU, *map(_show_chip, known)),
+        systems=(
+            _CPU_HOST,
+            *(_show_machine(machine) for machine in machines if machine),
+            *map(_show_slice, read_slices()),
+        ),
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def _list_one(name: str) -> Targets:
     whole = _list_all()
     chips = tuple(each for each in whole.chips if each.chip == name)
-    return whole.model_copy(
-        update={"chips": chips, "slices": tuple(each for each in whole.slices if each.chip == name)}
-    )
+    systems = tuple(each for each in whole.systems if each.chip == name)
+    return whole.model_copy(update={"chips": chips, "systems": systems})
 
 
 def _show_chip(chip: Chip) -> TargetChip:
-    machines = (find_machine(chip, count) for count in list_counts(chip))
     return TargetChip(
         chip=chip.aliases[0],
         name=chip.name,
@@ -403,14 +407,14 @@ def _show_chip(chip: Chip) -> TargetChip:
         devices_per_chip=chip.jax_devices_per_chip,
         device_memory_bytes=chip.device_memory_bytes,
         shapes=RULES[chip.family].text if chip.platform == "tpu" else None,
-        hosts=tuple(_show_machine(machine) for machine in machines if machine),
         source=RULES[chip.family].source if chip.platform == "tpu" else chip.source,
     )
 
 
-def _show_machine(machine: GpuHost) -> TargetHost:
-    return TargetHost(
+def _show_machine(machine: GpuHost) -> TargetSystem:
+    return TargetSystem(
         target=f"{machine.chip.aliases[0]}:{machine.gpu_count}",
+        chip=machine.chip.aliases[0],
         device_count=machine.gpu_count,
         links=dict(Counter(wire.kind for wire in machine.wires)),
         domain_device_count=find_domain_count(machine.chip),
@@ -419,7 +423,15 @@ def _show_machine(machine: GpuHost) -> TargetHost:
     )
 
 
-def _show_slice(slice_: Slice) -> TargetSlice:
+def _show_slice(slice_: Slice) -> TargetSystem:
     chip = slice_.chip.aliases[0]
-    own = {"chip": chip, "target": f"{chip}:{write_shape(slice_.shape)}"}
-    return TargetSlice(**own, **{name: getattr(slice_, name) for name in TargetSlice.model_fields if name not in own})
+    rings = "".join(name for name, wraps in zip("xyz", slice_.wrap, strict=False) if wraps)
+    return TargetSystem(
+        target=f"{chip}:{write_shape(slice_.shape)}",
+        names=(slice_.name, *slice_.aliases),
+        chip=chip,
+        device_count=slice_.device_count,
+        host_count=slice_.host_count,
+        text=(f"rings {rings}" if rings else "no rings") + (", may be twisted" if slice_.can_twist else ""),
+        source=RULES[slice_.chip.family].source,
+    )

@@ -17,8 +17,6 @@ WIDTH: Final = 100
 MOST_IN_MATRIX: Final = 16
 UUID_SHOWN: Final = 12
 """Characters of a GPU's uuid: "GPU-" and the first eight digits."""
-CONTAINER_SHOWN: Final = 12
-"""Characters of a container's id that `docker ps` shows too."""
 
 Cell = Callable[[Device], str]
 
@@ -62,7 +60,8 @@ def _format_head(devices: Devices) -> list[str]:
         parts.append(f"{cpu.usable_threads} usable")
     memory = None if cpu.memory_bytes is None else f"{format_gib(cpu.memory_bytes)} GiB"
     state = f"worker {worker.state}" + (f", generation {worker.generation}" if worker.generation else "")
-    seen = next((f"{each.basis}, seen {format_age(each.age_s)} ago" for d in devices.devices if (each := d.jax)), None)
+    is_seen = any(device.jax_id is not None for device in devices.devices)
+    seen = f"{software.basis}, seen {format_age(software.age_s)} ago" if is_seen else None
     facts = {
         "": "declared: no device of these was looked at" if is_declared(devices) else "",
         "host": _join(host.name, host.operating_system, host.kernel and f"kernel {host.kernel}", host.container),
@@ -134,17 +133,8 @@ def _show_processes(device: Device) -> str:
 
 def _show_process(process: DeviceProcess) -> str:
     used = "" if process.used_bytes is None else f" ({format_gib(process.used_bytes)} GiB)"
-    where = name_place(process)
-    return f"{'agent' if process.own else process.name or '?'}/{process.pid}{used}{f' in {where}' if where else ''}"
-
-
-def name_place(process: DeviceProcess) -> str:
-    """Returns the batch job, pod or container that a process runs in, the strongest that is known; else ""."""
-    if process.job:
-        return process.job
-    if process.pod_uid:
-        return f"pod {process.pod_uid}"
-    return f"container {process.container[:CONTAINER_SHOWN]}" if process.container else ""
+    where = f" in {process.job}" if process.job else ""
+    return f"{'agent' if process.own else process.name or '?'}/{process.pid}{used}{where}"
 
 
 def describe_lease(device: Device) -> str:
@@ -153,8 +143,7 @@ def describe_lease(device: Device) -> str:
     lease = device.lease
     if lease is None:
         return ""
-    left = "" if lease.expires_in_s is None else f", {format_age(lease.expires_in_s)} left"
-    return f"leased{left}: {lease.purpose}"
+    return f"leased, {format_age(lease.expires_in_s)} left: {lease.purpose}"
 
 
 _CELLS: Final[tuple[Cell, ...]] = (
@@ -164,7 +153,7 @@ _CELLS: Final[tuple[Cell, ...]] = (
     lambda device: "" if device.numa_node is None else f"NUMA {device.numa_node}",
     _show_memory,
     lambda device: "" if device.compute_mode in {None, "default"} else str(device.compute_mode),
-    lambda device: "" if device.jax is None else f"jax {device.jax.id}",
+    lambda device: "" if device.jax_id is None else f"jax {device.jax_id}",
     # one cell, so that the lease of one device does not push the processes of the others off the screen
     lambda device: " | ".join(filter(None, (describe_lease(device), _show_processes(device)))),
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 from pydantic_core import PydanticKnownError
 
 Basis = Literal["declared", "passive", "cached", "live", "measured"]
@@ -80,3 +80,25 @@ class Notice(Reply):
     code: str
     message: str
     hint: str = ""
+
+
+class DeviceRef(Reply):
+    """A device of a plan or lease, as another process finds it again, by the strongest of uuid, coords and position."""
+
+    host: str
+    local_index: int = Field(description="0, 1, … on this host: what `devices` in a request names")
+    granule: int = Field(default=0, description="ordinal of the granule (slice, or host) that it belongs to")
+    position: int = Field(description="its place in the granule's canonical order")
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+    coords: tuple[int, ...] | None = None
+    core_on_chip: int | None = None
+    slice_index: int | None = None
+    process_index: int | None = None
+
+
+class DeviceSelection(RequestPart):
+    """Choose devices by number rather than by name: those with as few slow links between them as can be."""
+
+    count: Annotated[StrictInt, Field(ge=1)] | None = Field(default=None, description="null: all but `exclude`")
+    exclude: tuple[StrictInt | StrictStr, ...] = Field(default=(), description="named as in a plan's `devices`")

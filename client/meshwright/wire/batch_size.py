@@ -7,17 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from meshwright.wire.base import Basis, Notice, Reply, RequestPart
-from meshwright.wire.mesh import MeasuredFigure, PlanMemory, PlanSchedule, PlanStepTime
-from meshwright.wire.model import Remat, TrainingSpec
+from meshwright.wire.mesh import Plan, PlanSchedule
+from meshwright.wire.model import MemoryShare, TrainingSpec
 from meshwright.wire.verification import Verification
-
-
-class BatchTraining(TrainingSpec):
-    """How a model is trained, where the batch is what is asked."""
-
-    global_batch_size: Annotated[StrictInt, Field(ge=1, le=2**24)] | None = Field(  # type: ignore[assignment]
-        default=None, description="the greatest to look at, and the one that a mesh is searched for; null: no bound"
-    )
 
 
 class BatchSizeRequest(RequestPart):
@@ -33,7 +25,7 @@ class BatchSizeRequest(RequestPart):
         default=None,
         description="what is trained, as POST /mesh/plan takes it: `estimated` then says the batch of a step",
     )
-    training: BatchTraining | None = Field(
+    training: TrainingSpec | None = Field(
         default=None, description="how the model is trained; null: as the defaults have it, where nothing is compiled"
     )
     mesh: StrictStr | dict[StrictStr, StrictInt] | None = Field(
@@ -43,11 +35,7 @@ class BatchSizeRequest(RequestPart):
     plan: StrictStr | None = Field(
         default=None, description="fingerprint of a stored plan, instead of mesh and target", max_length=128
     )
-    memory_strategy: Literal["conservative", "balanced", "aggressive"] | None = Field(
-        default=None,
-        description="how much of a GPU's memory the job's JAX may take: 0.6, 0.75 (JAX's default) or 0.9 of it; null: "
-        "0.92 where a model is trained, else 0.75",
-    )
+    memory_strategy: MemoryShare = None
     compile: StrictBool = Field(
         default=False,
         description="false: a model's batch is estimated, at once; true: the largest that XLA's compiler says fits, "
@@ -61,7 +49,6 @@ class BatchSizeTable(Reply):
     min_batch_size: int
     optimal_batch_size: int
     critical_batch_size: int
-    max_memory_batch_size: int | None = None
     notes: str = ""
 
 
@@ -69,17 +56,7 @@ class Roofline(Reply):
     """Where a matmul stops being bound by memory: peak FLOP/s ÷ memory bytes/s, in tokens per device."""
 
     critical_batch_tokens: float
-    derivation: str = Field(description="the division, written out")
-    source: str = Field(description="where both figures come from")
-
-
-class BatchSizeValidation(Reply):
-    """The verdict on a given batch, by the table."""
-
-    per_device_batch_size: int
-    valid: bool = Field(description="false: below the minimum")
-    level: str = Field(description='"below_minimum", "below_critical" or "ok"')
-    message: str
+    derivation: str = Field(description="the division, written out, and where both figures come from")
 
 
 class TriedBatch(Reply):
@@ -87,9 +64,7 @@ class TriedBatch(Reply):
 
     per_replica_batch_size: int = Field(description="sequences that each data-parallel part works on")
     fits: bool
-    peak_memory_bytes: int | None = None
-    needed_bytes: int | None = None
-    compile_s: float
+    needed_bytes: int | None = Field(default=None, description="of a device; where it fits, its peak")
 
 
 class CompiledBatch(Reply):
@@ -99,9 +74,6 @@ class CompiledBatch(Reply):
         description="sequences of each data-parallel part; 0: not even one fits; null: see `verification`"
     )
     global_batch_size: int | None = Field(description="sequences in one step")
-    data_parallel_size: int
-    compile_count: int = Field(description="compiles that it took")
-    margin_bytes: int | None = Field(default=None, description="capacity less peak at this batch")
     limit: Literal["memory", "asked"] | None = Field(
         description="memory: one more does not fit; asked: the greatest batch that the search looks at fits"
     )
@@ -112,46 +84,27 @@ class CompiledBatch(Reply):
 class PricedBatch(Reply):
     """What a step of one batch costs."""
 
-    global_batch_size: int = Field(description="sequences in one step")
+    schedule: PlanSchedule
     tokens_per_s: float
     step_s: float
     memory_bytes: int = Field(description="of a device")
-    gradient_accumulation_steps: int
-    remat: Remat
     limit: str = Field(description='what takes most of the step: "compute", "remat", "bubble" or an axis')
 
 
 class EstimatedBatch(Reply):
     """How many sequences a step of a model should have on a mesh, by the cost model; nothing was compiled."""
 
-    mesh_shape: dict[str, int]
-    target: str | None = Field(default=None, description="as it is written canonically; null: this host")
-    unit: int = Field(description="a batch is a multiple of it: data-parallel parts × the passes that training says")
-    largest: int | None = Field(
-        description="sequences that fit in memory at most in one pass, or in the passes that training says; null: not "
-        "one for each part"
+    plan: Plan = Field(
+        description="the mesh with the recommended batch, without the list of its devices; its `largest_batch` is of "
+        "the passes and any remat that training allows; where nothing fits its `memory` is that of the least batch, "
+        "and it has no schedule and no step time"
     )
     recommended: int | None = Field(
         description="sequences in one step: the least with 95 % of the most tokens/s; null: nothing fits"
     )
-    per_replica_batch_size: int | None = Field(
-        description="of the recommended: sequences that each data-parallel part works on, in all passes together"
-    )
-    limit: str = Field(
-        description='what takes most of the recommended step: "compute", "remat", "bubble" or an axis; memory: nothing '
-        "fits"
-    )
     batches: tuple[PricedBatch, ...] = Field(
-        description="unit × 1, 2, 4, … 64, up to `global_batch_size`; where training says the micro-batches, up to the "
-        "largest; empty where nothing fits"
-    )
-    schedule: PlanSchedule | None = Field(default=None, description="of the recommended batch")
-    memory: PlanMemory = Field(description="at the recommended batch; at the least one, where nothing fits")
-    step_time: PlanStepTime | None = Field(default=None, description="at the recommended batch")
-    tokens_per_s: float | None = None
-    mfu: float | None = Field(default=None, description="model FLOPs, causal, ÷ what the devices could do")
-    measured: tuple[MeasuredFigure, ...] = Field(
-        default=(), description="figures of this host that stand in the place of the tables' own"
+        description="unit × 1, 2, 4, … 64, up to `global_batch_size`, where unit is data-parallel parts × the passes "
+        "that training says; where it says the micro-batches, up to the largest; empty where nothing fits"
     )
     message: str = Field(description="the same in a sentence")
 
@@ -166,7 +119,7 @@ class BatchSize(Reply):
     roofline: Roofline | None = Field(
         default=None, description="null where no figure is known: never a guess at a neighbor"
     )
-    validation: BatchSizeValidation | None = None
+    validation: Notice | None = Field(default=None, description="below_minimum, below_critical or ok, by the table")
     estimated: EstimatedBatch | None = Field(
         default=None, description="of a model, by the cost model; null where no model is given, or `compile` was asked"
     )

@@ -8,7 +8,7 @@ send/recv 1). No sample is dropped.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
@@ -70,24 +70,20 @@ class BenchRequest(RequestPart):
     )
 
 
-class Collective(Reply):
-    """The collective as it stands in the compiled text: proof that it was not optimised away."""
-
-    op: str = Field(description='HLO name: "all-reduce", "all-gather", …')
-    count: int = Field(description="how many stand in the compiled module")
-    bytes: int = Field(description="bytes of their results on one device, as compiled")
-
-
 class BenchRecord(Evidence):
     """One measurement: all samples, median, p10, p90, and whether the result was right."""
 
     case: BenchCase
-    description: str
     device_indices: tuple[int, ...] = Field(description="local indices that took part")
+    device_kind: str = Field(description="as JAX calls the first of them")
     axis: str | None = None
     axis_size: int | None = None
     dtype: str
-    size_bytes: int = Field(description="S")
+    size_bytes: int = Field(
+        description="S: of transfers the array; of a collective the buffer of each rank, for all_gather what it has "
+        "in the end, for reduce_scatter what it begins with; of matmul the three matrices; of memory_bandwidth what is "
+        "read and written"
+    )
     samples_s: tuple[float, ...]
     median_s: float
     p10_s: float
@@ -96,9 +92,7 @@ class BenchRecord(Evidence):
     busbw_bytes_per_s: float | None = None
     flops_per_s: float | None = None
     wrong_elements: int = Field(description="elements that differ from what they should be; as nccl-tests checks")
-    correct: bool
-    collective: Collective | None = None
-    detail: dict[str, Any] = Field(default_factory=dict)
+    correct: bool = Field(description="no element is wrong, and the compiled program has the collective")
 
 
 class Skipped(Reply):
@@ -128,4 +122,3 @@ class LatestBench(Reply):
     """`GET /placement/bench`: the newest record of each case, axis, size, dtype and set of devices."""
 
     records: tuple[BenchRecord, ...]
-    runs: tuple[str, ...] = Field(default=(), description="the runs they come from")

@@ -18,16 +18,7 @@ State = Literal["initializing", "healthy", "degraded", "unhealthy", "unknown"]
 
 WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
 
-HARDWARE: Final = frozenset(
-    {
-        "device",
-        "driver",
-        "inventory",
-        "link",
-        "memory",
-        "thermal",
-    }
-)
+HARDWARE: Final = frozenset({"device", "driver", "inventory", "link", "memory", "thermal"})
 """The kinds of components (the text before the colon) that may take a node out of service: devices and driver.
 
 A fault of any other component, such as the agent's store, disk or worker, says nothing about the hardware.
@@ -88,7 +79,6 @@ class HealthEvent(Reply):
     code: str | None = Field(default=None, description='what was reported, where it has a name: "xid_79"')
     reason: str = ""
     action: str = ""
-    permanence: Permanence | None = None
 
 
 class HealthEvents(Reply):

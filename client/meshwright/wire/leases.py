@@ -6,12 +6,11 @@ agent.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, Line, Reply, RequestPart
+from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, DeviceRef, DeviceSelection, Line, Reply, RequestPart
 
 MAX_TTL_S = 30 * 86400.0
 """A longer job renews its lease; a lease without renewal must end."""
@@ -24,12 +23,6 @@ TtlS = Annotated[
 ]
 
 
-class DeviceCount(RequestPart):
-    """So many devices, whichever are well and free; of equal choices those that are close to each other."""
-
-    count: Annotated[StrictInt, Field(ge=1)] = Field(description="how many devices")
-
-
 class LeaseRequest(RequestPart):
     """`PUT /leases/{lease_id}`: reserve devices of this host, or renew the lease."""
 
@@ -40,7 +33,7 @@ class LeaseRequest(RequestPart):
             Field(min_length=1, max_length=MOST_ENTRIES),
             COUNTED_FIRST,
         ]
-        | DeviceCount
+        | DeviceSelection
     ) = Field(
         default="all",
         description="local indices or uuids; all: every device of this host; a count: so many, whichever are free",
@@ -55,24 +48,14 @@ class LeaseRequest(RequestPart):
     )
 
 
-class LeasedDevice(Reply):
-    """One reserved device."""
-
-    local_index: int
-    uuid: str | None = None
-    pci_bus_id: str | None = None
-
-
 class Lease(Reply):
     """A reservation."""
 
     id: str
-    devices: tuple[LeasedDevice, ...]
+    devices: tuple[DeviceRef, ...] = Field(default=(), description="left out where GET /devices marks its devices")
     purpose: str
     preemptible: bool
     owner: str = Field(default="", description="name of the token that asked; empty where no token was needed")
-    created_at: datetime
-    expires_at: datetime = Field(description="UTC, by the clock as it stands; `expires_in_s` is what counts")
     expires_in_s: float = Field(ge=0, description="seconds left when this was written, whatever the clock does")
     preempted_leases: tuple[str, ...] = Field(default=(), description="leases that gave way to this one")
     cancelled_runs: tuple[str, ...] = Field(default=(), description="runs that gave way to this one")

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
 
 from meshwright.spec import AxisType
-from meshwright.wire.base import LINE_PATTERN, Notice, Reply, RequestPart
+from meshwright.wire.base import LINE_PATTERN, DeviceRef, DeviceSelection, Notice, Reply, RequestPart
 from meshwright.wire.devices import Devices, Granule
-from meshwright.wire.model import Count, ModelFacts, Remat, TrainingSpec, WeightDtype
+from meshwright.wire.model import Count, MemoryShare, ModelFacts, Remat, TrainingSpec, WeightDtype
 from meshwright.wire.verification import Verification
 
 LISTED_MAX: Final = 131_072
@@ -36,17 +36,6 @@ MeshShape = dict[str, int]
 """Axis name → size, outermost first."""
 
 
-class DeviceSelection(RequestPart):
-    """Choose devices by number rather than by name: those with as few slow links between them as can be."""
-
-    count: Annotated[StrictInt, Field(ge=1)] | None = Field(
-        default=None, description="how many; null: all but `exclude`"
-    )
-    exclude: tuple[StrictInt | StrictStr, ...] = Field(
-        default=(), description="local indices, host/index, uuids or PCI bus ids"
-    )
-
-
 class _MeshRequest(RequestPart):
     """The common fields of `POST /mesh/plan` and `POST /mesh/search`: the devices, and the contents of the answer."""
 
@@ -62,11 +51,7 @@ class _MeshRequest(RequestPart):
         default=None, description="plan on these hosts: replies of their agents' GET /devices; null: this host"
     )
     include_devices: StrictBool = Field(default=True, description="false leaves the list of devices out of the reply")
-    memory_strategy: Literal["conservative", "balanced", "aggressive"] | None = Field(
-        default=None,
-        description="how much of a GPU's memory the job's JAX may take: 0.6, 0.75 (JAX's default) or 0.9 of it; null: "
-        "0.92 where a model is trained, else 0.75",
-    )
+    memory_strategy: MemoryShare = None
     exports: tuple[ExportName, ...] = Field(
         default=(), description="jax: mesh and PartitionSpecs as Python; maxtext: its flags; needs a model"
     )
@@ -81,6 +66,13 @@ class _MeshRequest(RequestPart):
     def _limit(cls, value: object) -> object:
         if isinstance(value, list | tuple) and len(value) > LISTED_MAX:
             raise ValueError(f"the list has {len(value)} entries; it may have at most {LISTED_MAX}")
+        return value
+
+    @field_validator("training", check_fields=False)
+    @classmethod
+    def _need_batch(cls, value: TrainingSpec | None) -> TrainingSpec | None:
+        if value is not None and "global_batch_size" not in value.model_fields_set:
+            raise ValueError('the sequences of a step are not given; add "global_batch_size": 64')
         return value
 
     @field_validator("topology")
@@ -168,21 +160,6 @@ class SearchRequest(_MeshRequest):
     )
 
 
-class DeviceRef(Reply):
-    """A device of a plan, as another process can find it again (identity: strongest of uuid · coords · position)."""
-
-    host: str
-    local_index: int
-    granule: int = 0
-    position: int
-    uuid: str | None = None
-    pci_bus_id: str | None = None
-    coords: tuple[int, ...] | None = None
-    core_on_chip: int | None = None
-    slice_index: int | None = None
-    process_index: int | None = None
-
-
 class PlanAxis(Reply):
     """What one mesh axis runs over. Figures that are not known are null."""
 
@@ -192,26 +169,13 @@ class PlanAxis(Reply):
         default=None, description='slowest link between neighbors: "ici", "nvlink", "pcie", "host", "dcn"'
     )
     dcn_size: int = Field(default=1, description="over how many granules (slices, or hosts) a group of it spreads")
-    group_shape: tuple[int, ...] | None = Field(
-        default=None, description="extent of a group in the torus, where there is one"
-    )
+    group_shape: tuple[int, ...] | None = Field(default=None, description="extent of a group in the torus, if any")
     max_hops: int | None = None
-    rings: int | None = None
     links: float | None = Field(
         default=None, description="ICI links that each device has to others of its group; a link over h hops counts 1/h"
     )
     bandwidth_bytes_per_s: float | None = Field(default=None, description="of that link, one way")
     basis: str | None = None
-
-
-class PlanScore(Reply):
-    """What an order costs, smaller is better: first `crossing`, then `cost`, then `max_hops` (docs, "Device order")."""
-
-    method: str = Field(description="how the order was found: torus, exact, plain, given or uniform")
-    crossing: float | None = Field(default=None, description="time of a byte between granules, over all axes")
-    max_hops: int | None = Field(default=None, description="longest step between neighbors on an axis, in ICI hops")
-    cost: float | None = Field(default=None, description="time of a byte inside granules, over all axes")
-    unit: str = ""
 
 
 class Plan(Reply):
@@ -224,7 +188,9 @@ class Plan(Reply):
     devices: tuple[DeviceRef, ...] = Field(default=(), description="row-major in mesh order; empty: left out")
     granules: tuple[Granule, ...] = ()
     axes: tuple[PlanAxis, ...] = ()
-    score: PlanScore | None = Field(default=None, description="of this order")
+    device_order: str | None = Field(
+        default=None, description='how it was found: torus, exact, plain, given or uniform (docs, "Device order")'
+    )
     target: str | None = Field(default=None, description="the target that was planned on, as it is written")
     memory: PlanMemory | None = Field(default=None, description="estimated; `verification` has the compiler's figures")
     step_time: PlanStepTime | None = Field(default=None, description="estimated")
@@ -236,7 +202,9 @@ class Plan(Reply):
     measured: tuple[MeasuredFigure, ...] = Field(
         default=(), description="figures of this host that stand in the place of the tables' own"
     )
-    audit: PlanAudit | None = Field(default=None, description="where it was asked for")
+    audit: AuditAlternative | None = Field(
+        default=None, description="the best that the same devices could do; null: not asked, or no mesh of them fits"
+    )
     model: ModelFacts | None = Field(default=None, description="the model that was asked for; null in a stored plan")
     verification: Verification | None = Field(default=None, description="what the compiler says; null: not asked")
     environment: dict[str, str] = Field(
@@ -273,9 +241,10 @@ class ComparedTarget(Reply):
 class Fallback(Reply):
     """What is left when a device fails, and the best plan for it."""
 
-    lost: str = Field(description='what goes with a device: "a host of 8 devices", "a slice of 256", "one device"')
     plans: tuple[Plan, ...] = Field(description="at most one; none where nothing fits")
-    message: str = Field(description="what it costs beside the whole")
+    message: str = Field(
+        description="what goes with a device (its host, slice or NVLink domain, or only itself), and what that costs"
+    )
 
 
 class Plans(Reply):
@@ -337,11 +306,9 @@ class MeasuredFigure(Reply):
     """A figure of this host that was measured, and stands in the place of the tables' own."""
 
     name: str = Field(description='what it is: "flops_per_s", "memory_bytes_per_s", "bus_bandwidth_bytes_per_s"')
-    case: str = Field(description="the bench's case that measured it")
     value: float
     default: float | None = Field(description="what would have been taken; null: nothing is known")
-    run_id: str
-    observed_at: str
+    run_id: str = Field(description="the bench that measured it")
     age_s: float
 
 
@@ -350,12 +317,5 @@ class AuditAlternative(Reply):
 
     mesh_shape: dict[str, int]
     schedule: PlanSchedule
-    total_s: float
-    saved_fraction: float = Field(description="of the audited step's time; 0: it is the best")
+    step_s: float
     message: str
-
-
-class PlanAudit(Reply):
-    """An existing configuration beside the best of its devices."""
-
-    best: AuditAlternative | None = Field(default=None, description="null: no mesh of these devices fits")

@@ -5,7 +5,7 @@ Rule: describes the model, and not its sharding. A preset or a config.json is re
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, StrictBool, StrictInt
 
@@ -19,6 +19,17 @@ ComputeDtype = Literal["float32", "bfloat16", "float16"]
 Remat = Literal["none", "minimal", "full"]
 Attention = Literal["flash", "xla"]
 QkNormScale = Literal["head", "all_heads", "none"]
+
+
+MemoryShare = Annotated[
+    Literal["conservative", "balanced", "aggressive"] | None,
+    Field(
+        description="how much of a GPU's memory the job's JAX may take: 0.6, 0.75 (JAX's default) or 0.9 of it; null: "
+        "0.92 where a model is trained, else 0.75"
+    ),
+]
+BATCH_MAX: Final = 2**24
+"""Sequences in a step."""
 
 
 class ModelSpec(RequestPart):
@@ -171,8 +182,10 @@ class TrainingSpec(RequestPart):
         default=4096,
         description="tokens; not said: the model's max_position_embeddings, at most 8192, and 4096 where it has none",
     )
-    global_batch_size: Annotated[StrictInt, Field(ge=1, le=2**24)] = Field(
-        description="sequences in one optimizer step"
+    global_batch_size: Annotated[StrictInt, Field(ge=1, le=BATCH_MAX)] = Field(
+        default=BATCH_MAX,
+        description="sequences in one optimizer step, which a plan or search needs; of POST /batch-size the most to "
+        "look at, and what a mesh is searched for; not said: no bound",
     )
     gradient_accumulation_steps: Annotated[StrictInt, Field(ge=1, le=2**16)] = Field(
         default=1,
@@ -202,4 +215,3 @@ class ModelFacts(Reply):
 
     name: str | None = None
     parameter_count: int = Field(description="of what is trained, exactly")
-    active_parameter_count: int = Field(description="that one token goes through")

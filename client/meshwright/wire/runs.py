@@ -40,7 +40,6 @@ class Run(Reply):
         description="for a bench: BenchResult; a plan: Plans; a batch_size: BatchSize; a preflight: PreflightResult",
     )
     error: Problem | None = None
-    generation: int | None = Field(default=None, description="which worker did it")
 
 
 class RunList(Reply):

@@ -35,11 +35,6 @@ class VerifiedCollective(Reply):
         "reduce-scatter: the whole of a group; collective-permute: what a device sends"
     )
     group_size: int = Field(description="devices that take part together")
-    groups: str = Field(default="", description="its replica groups (permute: pairs), as the compiler wrote them")
-    dtypes: tuple[str, ...] = ()
-    strategies: tuple[str, ...] = Field(default=(), description="TPU: the compiler's algorithm, such as StrategyRing")
-    colors: int | None = Field(default=None, description="TPU: parts that run over links of their own; the least")
-    phases: int | None = None
     asynchronous_count: float = Field(default=0, description="of them, those the compiler lets run beside compute")
 
 
@@ -57,7 +52,6 @@ class Verification(Reply):
 
     status: VerificationStatus
     reason: str | None = Field(default=None, description="why not verified: in a sentence, with a value that works")
-    key: str | None = Field(default=None, description="of what was compiled: plan, model, training and versions")
     target: str | None = None
     peak_memory_bytes: int | None = Field(default=None, description="most that a device holds at one time")
     capacity_bytes: int | None = Field(default=None, description="that a job may use on a device")

@@ -42,7 +42,10 @@ SCRAPED_MOST: Final = 1000
 """Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` returns."""
 
 
-_SAME_FIELDS: Final = {"case", "dtype", "device_indices", "axis_size", "size_bytes", "median_s", "observed_at"}
+_SAME_FIELDS: Final = {
+    *("case", "dtype", "device_indices", "device_kind", "axis_size"),
+    *("size_bytes", "median_s", "observed_at"),
+}
 """Fields that a record and a plan's measurement share."""
 BENCHES_MOST: Final = 32
 """Newest runs that are read again for plans when an agent starts."""
@@ -81,15 +84,13 @@ class HostMeasurements:
 def read_measurements(run_id: str, result: BenchResult) -> Iterator[Measurement]:
     """Yields a bench's measurements, without wrong results and collectives that the compiler removed."""
     for record in result.records:
-        is_there = record.collective is None or record.collective.count > 0
-        if record.correct and record.wrong_elements == 0 and is_there:
-            yield _build(run_id, record, result.device_kind)
+        if record.correct and record.wrong_elements == 0:
+            yield _build(run_id, record)
 
 
-def _build(run_id: str, record: BenchRecord, device_kind: str) -> Measurement:
+def _build(run_id: str, record: BenchRecord) -> Measurement:
     return Measurement(
         **record.model_dump(include=_SAME_FIELDS),
-        device_kind=str(record.detail.get("device_kind", device_kind)),
         flop_count=(record.flops_per_s or 0.0) * record.median_s,
         busbw_factor=(record.busbw_bytes_per_s or 0.0) / (record.algbw_bytes_per_s or 1.0),
         run_id=run_id,

@@ -180,7 +180,7 @@ class Compiles:
         found = await self._ask(task, emit)
         if isinstance(found, Ended):
             return _answer_without(task, _build_aborted(task, found))
-        text = _change(task, json.dumps(found), key=task.key)
+        text = _change(task, json.dumps(found))
         if _read_verification(task, text).status in LASTING:
             await self._keep(task, text)
         return text
@@ -226,7 +226,7 @@ class Compiles:
 
 def _build_aborted(task: CompileTask, ended: Ended) -> Verification:
     reason = ended.reason if ended.limit is None else f"{ended.reason}; {_SETTINGS[ended.limit]} raises the limit"
-    return Verification(status="aborted", reason=reason, key=task.key, target=task.target, log=ended.log[-LOG_LINES:])
+    return Verification(status="aborted", reason=reason, target=task.target, log=ended.log[-LOG_LINES:])
 
 
 def _add_batch(advice: BatchSize, text: str) -> BatchSize:
@@ -252,4 +252,4 @@ def _answer_without(task: CompileTask, verification: Verification) -> str:
     """Returns the answer to use without a compiler report: for a batch, no size is known to fit."""
     if task.op == "verify":
         return verification.model_dump_json()
-    return build_unfitted(task.data_parallel_size, verification).model_dump_json()
+    return build_unfitted(verification).model_dump_json()

@@ -276,7 +276,7 @@ class PlanMaker:
         if request.model is None:
             return self.advise(request)
         estimated = EstimatedBatch.model_validate_json((await self._ask_of_batch("estimate", request))["estimated"])
-        advice = self.advise(request.model_copy(update={"target": estimated.target}))
+        advice = self.advise(request.model_copy(update={"target": estimated.plan.target}))
         return advice.model_copy(update={"estimated": estimated})
 
     async def build_fit_task(self, request: BatchSizeRequest) -> CompileTask:
@@ -300,7 +300,7 @@ class PlanMaker:
         if request.hardware is not None:
             return answer_batch_size(request, platform=None, kind=None, basis="declared")
         first = self._host.topology().devices[0]
-        basis: Basis = first.jax.basis if first.jax else first.basis
+        basis: Basis = first.basis if first.jax_id is None else self._host.snapshot.jax_basis
         return answer_batch_size(request, platform=first.platform, kind=first.kind, basis=basis)
 
     async def _ask_of_batch(self, op: str, request: BatchSizeRequest) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.errors import DeviceBusyError, InvalidRequestError
-from meshwright.topology.text import name_place
 from meshwright.wire.bench import BenchCase, BenchRequest
 from meshwright.wire.devices import Device, DeviceProcess, Devices
 from meshwright_agent.bench.scope import COLLECTIVE_CASES, ITEM_BYTES, Scope, build_host_scope
@@ -89,7 +88,7 @@ def list_opened(request: BenchRequest, devices: Devices) -> tuple[Device, ...]:
     """
     if devices.platform == "cpu":
         return tuple(_list_chosen(build_host_scope(request, devices), devices))
-    shown = tuple(device for device in devices.devices if device.jax is not None)
+    shown = tuple(device for device in devices.devices if device.jax_id is not None)
     return shown or devices.devices
 
 
@@ -206,9 +205,8 @@ def _name(processes: Sequence[DeviceProcess]) -> str:
     """Returns processes in the form of error messages: "process 7 (python train.py) in slurm 4711"."""
     named = []
     for process in processes[:3]:
-        place = name_place(process)
         command = process.command or process.name or "name not known"
-        named.append(f"process {process.pid} ({command})" + (f" in {place}" if place else ""))
+        named.append(f"process {process.pid} ({command})" + (f" in {process.job}" if process.job else ""))
     return ", ".join(named) + (f" and {len(processes) - 3} more" if len(processes) > 3 else "")
 
 

@@ -16,7 +16,6 @@ from meshwright.planning.compile_job import (
     CompileJob,
     CompileTarget,
     build_compile_target,
-    count_parts,
     prepare_fit,
     prepare_verify,
 )
@@ -44,7 +43,6 @@ class CompileTask:
         key: the store key of the answer.
         job: a CompileJob, JSON.
         answer: a not_compiled Verification, JSON, if the answer is known without a compile; else None.
-        data_parallel_size: number of parts of the batch.
     """
 
     op: Operation
@@ -53,7 +51,6 @@ class CompileTask:
     key: str = ""
     job: str = ""
     answer: str | None = None
-    data_parallel_size: int = 1
 
 
 def build_verify_task(plan: Plan, request: PlanRequest | SearchRequest) -> CompileTask:
@@ -121,7 +118,7 @@ def _plan_mesh(request: BatchSizeRequest, here: Inventory | None) -> Plan:
 
 def _build_task(op: Operation, plan: Plan, found: CompileJob | Verification) -> CompileTask:
     chip = None if plan.target is None else read_target(plan.target).chip
-    task = CompileTask(op, plan.target, chip, data_parallel_size=count_parts(plan.mesh_shape))
+    task = CompileTask(op, plan.target, chip)
     if isinstance(found, Verification):
         return replace(task, answer=found.model_dump_json())
     name = found.target.name

@@ -21,7 +21,8 @@ from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
-from meshwright.wire.devices import DeviceLease, Devices
+from meshwright.wire.devices import Devices
+from meshwright.wire.leases import Lease
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
 from meshwright_agent.bodies import shorten_large
 from meshwright_agent.children.child import CallContext, serve
@@ -140,7 +141,7 @@ def parse_here(payload: Mapping[str, Any]) -> Inventory:
 
 def _mark_leased(topology: Topology, leased: Mapping[str, Any]) -> Topology:
     """Returns a target's topology with the agent's leases on it: place → lease."""
-    covers = {int(place): DeviceLease.model_validate(lease) for place, lease in leased.items()}
+    covers = {int(place): Lease.model_validate(lease) for place, lease in leased.items()}
     devices = tuple(
         device.model_copy(update={"lease": covers[place]}) if place in covers else device
         for place, device in enumerate(topology.devices)

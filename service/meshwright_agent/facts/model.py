@@ -99,7 +99,6 @@ class NumaFacts:
 
     node: int
     cpus: str
-    memory_bytes: int | None = None
     distances: tuple[int, ...] | None = None
 
 
@@ -141,6 +140,7 @@ class GpuFacts:
         minor: number of the card's device file: 3 for /dev/nvidia3. It may differ from the index.
         pci_bus_id: address in the form of sysfs: "0000:1b:00.0".
         compute_capability: "9.0".
+        slot: number of a MIG instance on its card.
         fabric: None if the driver does not report one, and for MIG instances, which do not have NVLink.
         health: health of the card; its MIG instances share it.
         pci: sysfs' report on the card.
@@ -161,6 +161,7 @@ class GpuFacts:
     compute_mode: ComputeMode | None = None
     minor: int | None = None
     mig: Mig | None = None
+    slot: int | None = None
     fabric: FabricFacts | None = None
     processes: tuple[DeviceProcess, ...] | None = None
     health: GpuHealth | None = None
@@ -171,21 +172,19 @@ class GpuFacts:
     def key(self) -> str:
         """The strongest name of the GPU, stable between reads."""
         card = self.pci_bus_id or f"gpu {self.index}"
-        part = f"/{self.mig.gpu_instance_id}/{self.mig.compute_instance_id}" if self.mig else ""
-        return self.uuid or f"{card}{part}"
+        return self.uuid or (card if self.slot is None else f"{card}/{self.slot}")
 
 
 @dataclass(frozen=True)
 class GpuLink:
     """The link between two GPUs, by their keys. `kind` as in nvidia-smi's matrix: NV18, PIX, PXB, PHB, NODE, SYS.
 
-    `bandwidth_bytes_per_s`: one-way bandwidth of all `count` links together, if the driver reports a link's speed.
+    `bandwidth_bytes_per_s`: one-way bandwidth of all parallel links together, if the driver reports a link's speed.
     """
 
     a: str
     b: str
     kind: str
-    count: int | None = None
     bandwidth_bytes_per_s: float | None = None
 
 

@@ -385,8 +385,8 @@ class _Reader:
     def _read_instances(self, questions: Questions, card: GpuFacts, handle: Any) -> Iterator[GpuFacts]:
         """Yields the MIG instances of a card. If the instances cannot be listed, the card is reported as refused."""
         slots = range(questions.ask("mig_slots", handle) or 0)
-        handles = [questions.ask("mig_instance", handle, slot) for slot in slots]
-        found = [each for each in handles if each is not None]
+        handles = {slot: questions.ask("mig_instance", handle, slot) for slot in slots}
+        found = {slot: each for slot, each in handles.items() if each is not None}
         came = {questions.answers[name] for name in ("mig_slots", "mig_instance") if name in questions.answers}
         if not found and came <= {ANSWERED, ABSENT}:
             words = f"{questions.whom} ({card.key}) is in MIG mode without instances: nothing can run there"
@@ -394,20 +394,9 @@ class _Reader:
         elif not found:
             error = ", ".join(sorted(came - {ANSWERED, ABSENT}))
             self._refusals[card.index] = f"its MIG instances cannot be listed: {error}"
-        for each in found:
-            yield self._read_instance(questions, card, each)
-
-    def _read_instance(self, questions: Questions, card: GpuFacts, handle: Any) -> GpuFacts:
-        instance = self._read_common(questions, handle, card)
-        return replace(
-            instance,
-            mig=Mig(
-                parent_uuid=card.key,
-                profile=parse_profile(instance.kind),
-                gpu_instance_id=questions.ask("gpu_instance", handle),
-                compute_instance_id=questions.ask("compute_instance", handle),
-            ),
-        )
+        for slot, each in found.items():
+            instance = self._read_common(questions, each, card)
+            yield replace(instance, slot=slot, mig=Mig(parent_uuid=card.key, profile=parse_profile(instance.kind)))
 
 
 def parse_cuda_version(number: int | None) -> str | None:

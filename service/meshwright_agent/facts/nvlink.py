@@ -226,7 +226,7 @@ def read_link(questions: Questions, a: CardReading, b: CardReading) -> GpuLink |
     if count:
         speeds = [speed for speed in (a.nvlinks.link_bytes_per_s, b.nvlinks.link_bytes_per_s) if speed]
         total = count * min(speeds) if len(speeds) == 2 else None
-        return GpuLink(a.facts.key, b.facts.key, f"NV{count}", count, total)
+        return GpuLink(a.facts.key, b.facts.key, f"NV{count}", total)
     level = questions.ask("ancestor", a.handle, b.handle)
     kind = _TOPOLOGY.get(level)
     return None if kind is None else GpuLink(a.facts.key, b.facts.key, kind)

@@ -90,8 +90,6 @@ QUESTIONS: Final[Mapping[str, Query]] = {
     "minor": _describe("nvmlDeviceGetMinorNumber"),
     "processes": _describe("nvmlDeviceGetComputeRunningProcesses"),
     "mps_clients": _describe("nvmlDeviceGetMPSComputeRunningProcesses", _FUNCTION_NOT_FOUND, _INVALID_ARGUMENT),
-    "gpu_instance": _describe("nvmlDeviceGetGpuInstanceId"),
-    "compute_instance": _describe("nvmlDeviceGetComputeInstanceId"),
     "nvlink_remote_type": _describe("nvmlDeviceGetNvLinkRemoteDeviceType"),
     "nvlink_remote": _describe("nvmlDeviceGetNvLinkRemotePciInfo"),
     "nvlink_speed": _field(90),  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON

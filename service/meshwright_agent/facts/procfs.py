@@ -72,7 +72,7 @@ class ProcessTable:
             command=parse_command(read_text(folder / "cmdline") or ""),
             used_bytes=used_bytes,
             own=self.is_own(pid),
-            **vars(parse_cgroup(read_text(folder / "cgroup") or "")),
+            job=parse_cgroup(read_text(folder / "cgroup") or "").name,
         )
 
     def describe_holders(self, opened: OpenFiles) -> tuple[DeviceProcess, ...]:
@@ -241,6 +241,10 @@ _MONITOR: Final = "conmon"
 container."""
 
 
+CONTAINER_SHOWN: Final = 12
+"""Characters of a container's id that `docker ps` shows too."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """The pod, container or job of a process. `job`: "slurm 4711"."""
@@ -248,6 +252,12 @@ class Placement:
     container: str | None = None
     pod_uid: str | None = None
     job: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The strongest that is known."""
+        pod = f"pod {self.pod_uid}" if self.pod_uid else None
+        return self.job or pod or (f"container {self.container[:CONTAINER_SHOWN]}" if self.container else None)
 
 
 def parse_cgroup(text: str) -> Placement:

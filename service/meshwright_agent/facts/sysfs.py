@@ -169,11 +169,9 @@ def read_numa_nodes(sysfs: Path) -> tuple[NumaFacts, ...]:
 
 
 def _read_node(node: int, path: Path) -> NumaFacts:
-    total = parse_fields(read_text(path / "meminfo") or "").get(f"Node {node} MemTotal")
     return NumaFacts(
         node=node,
         cpus=read_text(path / "cpulist") or "",
-        memory_bytes=parse_kib(total),
         distances=parse_distances(read_text(path / "distance")),
     )
 

@@ -190,7 +190,6 @@ class History:
             before=before,
             reason=component.reason,
             action=component.action,
-            permanence=component.permanence,
             at=at,
         )
 

@@ -29,7 +29,7 @@ def build_gpus(view: View) -> PlatformDevices:
     devices = tuple(_build_gpu(view, index, found.get(gpu.key)) for index, gpu in enumerate(facts.gpus))
     places = {gpu.key: index for index, gpu in enumerate(facts.gpus)}
     links = tuple(
-        Link(**vars(link) | {"a": places[link.a], "b": places[link.b]}, **view.passive)
+        Link(**vars(link) | {"a": places[link.a], "b": places[link.b]}, basis="passive")
         for link in facts.links
         if {link.a, link.b} <= set(places)
     )
@@ -87,7 +87,7 @@ def _build_gpu(view: View, index: int, seen: JaxDevice | None) -> Device:
         compute_capability=gpu.compute_capability,
         compute_mode=gpu.compute_mode,
         mig=gpu.mig,
-        memory=Memory(capacity_bytes=gpu.memory_bytes, used_bytes=gpu.used_bytes, limit_bytes=limit, **view.passive),
+        memory=Memory(basis="passive", capacity_bytes=gpu.memory_bytes, used_bytes=gpu.used_bytes, limit_bytes=limit),
         processes=gpu.processes,
         attributes=build_attributes(gpu, view.facts),
         **view.passive,
@@ -121,7 +121,7 @@ def build_attributes(gpu: GpuFacts, facts: HostFacts) -> dict[str, str | int | b
 def _build_unlisted(view: View, index: int, seen: JaxDevice) -> Device:
     """Returns a GPU that only JAX lists: another vendor's, or any GPU if NVML cannot be read."""
     stats = seen.get("memory_stats") or {}
-    memory = Memory(used_bytes=stats.get("bytes_in_use"), limit_bytes=read_limit(seen), **view.by_jax)
+    memory = Memory(basis=view.by_jax["basis"], used_bytes=stats.get("bytes_in_use"), limit_bytes=read_limit(seen))
     return view.build_device(
         "gpu",
         index,

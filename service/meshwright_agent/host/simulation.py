@@ -102,7 +102,7 @@ class SimulatedHost(AgentHost):
 
     async def release(self) -> Release:
         """Returns a release without holders, so that a scheduler under test continues."""
-        return Release(released=True, duration_s=0.0, worker_killed=False, worker=self._device.view())
+        return Release(released=True, worker_killed=False)
 
     async def preempt(self, ids: Sequence[str], reason: str) -> tuple[str, ...]:
         """Returns an empty tuple, because benches do not run."""
@@ -123,7 +123,7 @@ def build_simulated(target: str, worker: Worker, at: datetime) -> Devices:
         host=Host(name=platform.node() or "localhost", **declared),
         cpu=Cpu(),
         numa_nodes=(),
-        software=Software(agent=meshwright_agent.__version__, python=platform.python_version(), **declared),
+        software=Software(agent=meshwright_agent.__version__, **declared),
         platform=topology.platform,
         worker=worker,
         granules=topology.granules,

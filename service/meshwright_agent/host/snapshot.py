@@ -15,12 +15,11 @@ from typing import Any, Final, get_args
 
 from meshwright.errors import ProblemError, UnavailableError
 from meshwright.wire.base import Basis, Notice
-from meshwright.wire.devices import Device, Devices, JaxView, Link, Platform, Worker
+from meshwright.wire.devices import Device, Devices, Link, Platform, Worker
 from meshwright_agent.facts.model import CpuFacts, HostFacts, MachineFacts
 
 LOG_LINES: Final = 60
 """Log lines of a worker that cannot start: a crash dump has about 40 lines, with its cause before it."""
-_JAX_FIELDS: Final = frozenset(JaxView.model_fields) - {"basis", "observed_at", "age_s", "generation"}
 
 
 @dataclass(frozen=True)
@@ -170,14 +169,7 @@ class View:
         """Returns a device with these fields and with JAX's facts, if JAX lists it."""
         process_index = jax.get("process_index") if jax else None
         known = {"host": self.host, "local_index": index, "position": index, "platform": platform}
-        return Device(**known, process_index=process_index, jax=self._build_jax_view(jax), **fields)
-
-    def _build_jax_view(self, device: Mapping[str, Any] | None) -> JaxView | None:
-        """Returns one of JAX's devices with its evidence; None for None."""
-        if device is None or self.jax is None:
-            return None
-        fields = {name: value for name, value in device.items() if name in _JAX_FIELDS and value is not None}
-        return JaxView(**fields, generation=self.jax.generation, **self.by_jax)
+        return Device(**known, process_index=process_index, jax_id=jax["id"] if jax else None, **fields)
 
 
 @dataclass(frozen=True)

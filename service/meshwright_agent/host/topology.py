@@ -7,7 +7,6 @@ has listed them, they are declared, not live.
 
 from __future__ import annotations
 
-import platform as python_platform
 from collections.abc import Callable
 from datetime import datetime
 from itertools import combinations
@@ -112,14 +111,14 @@ def build_cpus(view: View) -> PlatformDevices:
         message = f"{count} CPU devices have {count * (count - 1) // 2} links, all HOST; they are not listed"
         hint = f"up to {MOST_LINKED_DEVICES} devices are listed with their links"
         return PlatformDevices(devices, warnings=(Notice(code="links_left_out", message=message, hint=hint),))
-    links = tuple(Link(a=a, b=b, kind=HOST, **evidence) for a, b in combinations(range(count), 2))
+    links = tuple(Link(basis=evidence["basis"], a=a, b=b, kind=HOST) for a, b in combinations(range(count), 2))
     return PlatformDevices(devices, links)
 
 
 def build_share(view: View, count: int) -> Memory | None:
     """Returns a device's equal share of the memory that this process may use; None: unknown."""
     total = view.facts.cpu.memory_limit_bytes or view.facts.cpu.memory_bytes
-    return None if total is None else Memory(capacity_bytes=total // count, **view.passive)
+    return None if total is None else Memory(basis="passive", capacity_bytes=total // count)
 
 
 def build_software(view: View) -> Software:
@@ -127,7 +126,6 @@ def build_software(view: View) -> Software:
     versions, driver = view.jax.view if view.jax else {}, view.facts.driver
     return Software(
         agent=meshwright_agent.__version__,
-        python=python_platform.python_version(),
         **{name: versions.get(name) for name in ("jax", "jaxlib", "libtpu")},
         driver=driver.version,
         cuda_driver=driver.cuda_version,

@@ -51,7 +51,7 @@ def build_tpus(view: View) -> PlatformDevices:
     devices = tuple(
         _build_tpu(view, index, core, find_function(functions, cores, index)) for index, core in enumerate(cores)
     )
-    return PlatformDevices(devices, _build_links(view, cores, devices), _warn(view))
+    return PlatformDevices(devices, _build_links(cores, devices), _warn(view))
 
 
 def canonical(coords: Coords | None, core: int | None) -> tuple[Any, ...]:
@@ -191,11 +191,11 @@ def _build_memory(view: View, kind: str | None, seen: Mapping[str, Any] | None) 
         capacity_bytes=chip.device_memory_bytes if chip else None,
         used_bytes=stats.get("bytes_in_use"),
         limit_bytes=read_limit(seen),
-        **(view.by_jax if stats else view.declared),
+        basis=view.by_jax["basis"] if stats else "declared",
     )
 
 
-def _build_links(view: View, cores: Sequence[Core], devices: Sequence[Device]) -> tuple[Link, ...]:
+def _build_links(cores: Sequence[Core], devices: Sequence[Device]) -> tuple[Link, ...]:
     """Returns the ICI links between this host's chips: neighbors in the grid, by their first cores.
 
     Wrap-around links need an axis of 4 or more chips on 3-D generations, of 16 on 2-D ones. A single host does not have
@@ -205,10 +205,9 @@ def _build_links(view: View, cores: Sequence[Core], devices: Sequence[Device]) -
     if not first:
         return ()
     chip = find_chip(devices[0].kind)
-    evidence = view.stamp("declared", devices[0].observed_at)
     rate = chip.link_bytes_per_s if chip else None
     return tuple(
-        Link(a=index, b=first[other], kind=ICI, bandwidth_bytes_per_s=rate, **evidence)
+        Link(a=index, b=first[other], kind=ICI, bandwidth_bytes_per_s=rate, basis="declared")
         for coords, index in sorted(first.items(), key=lambda item: item[1])
         for axis in range(len(coords))
         if (other := (*coords[:axis], coords[axis] + 1, *coords[axis + 1 :])) in first

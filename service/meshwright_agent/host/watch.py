@@ -307,12 +307,10 @@ class HostWatch(AgentHost):
         self._record_release()
         return Release(
             released=not holding,
-            duration_s=duration_s,
             worker_killed=outcome.killed,
             cancelled_runs=cancelled,
             holders=holders,
             holders_unknown=unknown if holders is None else None,
-            worker=self._device.view(),
         )
 
     def _record_release(self) -> None:

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
+from meshwright.environment import format_exports
 from meshwright.topology.targets import list_targets
 from meshwright.topology.text import format_devices
 from meshwright.wire.devices import Devices, Environment, Release, ReleaseRequest, Targets
@@ -74,7 +75,7 @@ async def get_environment(agent: AgentHere, query: Annotated[EnvironmentQuery, f
     """The environment for a memory strategy, also as `export` lines: `eval "$(curl -s …/environment?format=text)"`."""
     environment = agent.environment(query.memory_strategy, query.memory_fraction)
     if query.form == "text":
-        return PlainTextResponse("".join(f"{line}\n" for line in environment.exports))
+        return PlainTextResponse("".join(f"{line}\n" for line in format_exports(environment.variables)))
     return Response(environment.model_dump_json(), media_type="application/json")
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from meshwright.wire.leases import LEASE_ID_PATTERN, DeviceCount, Lease, LeaseRequest, Leases
+from meshwright.wire.base import DeviceSelection
+from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest, Leases
 from meshwright_agent.auth import NEEDS_READ, Operator, note
 from meshwright_agent.routes.shared import AgentHere, StrictRoute, owner_of
 
@@ -43,9 +44,9 @@ async def put_lease(
     of a lease that has ended may be used again.
     """
     asked = request.devices
-    note(http, f"count:{asked.count}" if isinstance(asked, DeviceCount) else asked)
+    note(http, f"count:{asked.count}" if isinstance(asked, DeviceSelection) else asked)
     lease, is_new = await agent.leases.put(lease_id, request, by=owner_of(caller))
-    if isinstance(asked, DeviceCount):
+    if isinstance(asked, DeviceSelection):
         _record_devices(http, lease)
     note(http, lease=lease.id)
     return Response(

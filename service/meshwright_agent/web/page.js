@@ -59,7 +59,7 @@ function showDevices(devices) {
   const shown = labels(devices.devices);
   const rows = devices.devices.map((d, index) => [
     shown[index], d.kind + (d.virtual ? " (virtual)" : ""), d.uuid || d.pci_bus_id || (d.coords ? d.coords.join(",") : ""),
-    gib(d.memory && d.memory.capacity_bytes), gib(d.memory && d.memory.used_bytes), d.numa_node, d.jax ? d.jax.id : "not seen", describeHolders(d), describeAge(d),
+    gib(d.memory && d.memory.capacity_bytes), gib(d.memory && d.memory.used_bytes), d.numa_node, d.jax_id ?? "not seen", describeHolders(d), describeAge(d),
   ]);
   place("devices", table(["", "kind", "identity", "memory", "used", "NUMA", "jax id", "held by", "known"], rows),
     ...devices.warnings.map((w) => element("p", `${w.message}${w.hint ? ` · ${w.hint}` : ""}`)));

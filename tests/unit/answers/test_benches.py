@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from meshwright.errors import DeviceLeasedError, RunFailedError, UnavailableError
+from meshwright.wire.base import DeviceRef
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import DeviceProcess
-from meshwright.wire.leases import LeasedDevice
 from meshwright.wire.runs import FINAL_STATES, Run
 from meshwright_agent.answers.benches import BENCH_GRACE_S, Benches
 from meshwright_agent.facts.model import build_json
@@ -57,7 +57,7 @@ class Scene:
         return ended
 
     def lease(self, *indices: int, owner: str = "") -> None:
-        named = tuple(LeasedDevice(local_index=index) for index in indices)
+        named = tuple(DeviceRef(host="a", local_index=index, position=index) for index in indices)
         self.registry.put(self.registry.date(build_lease(devices=named, owner=owner), 60))
 
     def count(self, supervisor: FakeSupervisor, op: str) -> int:

@@ -47,7 +47,7 @@ HOST = Inventory(build_target("cpu:4"))
 
 
 def build_task(does: str = "", op: Operation = "verify", key: str = "k", **job: Any) -> CompileTask:
-    return CompileTask(op, "cpu:2", key=key, job=json.dumps({"does": does, **job}), data_parallel_size=2)
+    return CompileTask(op, "cpu:2", key=key, job=json.dumps({"does": does, **job}))
 
 
 class Desk:
@@ -153,11 +153,7 @@ def test_a_search_that_dies_knows_of_no_batch_that_fits(tmp_path: Path) -> None:
     async def act(desk: Desk) -> None:
         text = await desk.compiles.compile(build_task("abort", "fit"), desk.told.append)
         batch = CompiledBatch.model_validate_json(text)
-        assert (batch.verification.status, batch.per_replica_batch_size, batch.data_parallel_size) == (
-            "aborted",
-            None,
-            2,
-        )
+        assert (batch.verification.status, batch.per_replica_batch_size) == ("aborted", None)
 
     play(tmp_path, act)
 

@@ -1,7 +1,7 @@
 """A process with virtual CPU devices that runs benches: requests as JSON on stdin, answers as JSON on stdout.
 
 python tests/process/bench_job.py suite       [request, …] → [{"result" or "failure": {…}, "updates": [{…}, …]}, …]
-python tests/process/bench_job.py sabotage    → {name: {"wrong_elements": …, "correct": …, "count": …}}
+python tests/process/bench_job.py sabotage    → {name: {"wrong_elements": …, "correct": …}}
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def flip(array: Any) -> Any:
 
 
 def describe(outcome: Outcome) -> dict[str, Any]:
-    count = outcome.collective.count if outcome.collective else None
-    return {"wrong_elements": outcome.wrong_elements, "correct": outcome.correct, "count": count}
+    return {"wrong_elements": outcome.wrong_elements, "correct": outcome.correct}
 
 
 if __name__ == "__main__":

@@ -47,9 +47,7 @@ class Run:
         stage = Stage(devices, "cpu", "float32", self.clock)
         timetable = Timetable.start(self.clock, self.limit_s)
         bench = Bench(scope, stage, self.updates.append, self.check, timetable)
-        bench.run(
-            [Trial(case, "d", (0,), "float32", 64 * (place + 1), prepare) for place, prepare in enumerate(prepares)]
-        )
+        bench.run([Trial(case, (0,), "float32", 64 * (place + 1), prepare) for place, prepare in enumerate(prepares)])
         return bench
 
     def steady(self, **fields: Any) -> Callable[[], Subject]:

@@ -63,8 +63,8 @@ def measure(times_s: list[float], *, count: int = 10, share_s: float = 1e9, limi
 
 @given(st.lists(seconds, min_size=MIN_SAMPLES, max_size=40))
 def test_a_record_keeps_every_sample_in_order_and_its_figures_lie_among_them(values: list[float]) -> None:
-    trial = Trial("permute", "p", (0, 1), "float32", 64, NoSubject)
-    record = build_record(trial, values, Outcome(0), at=AT, common={})
+    trial = Trial("permute", (0, 1), "float32", 64, NoSubject)
+    record = build_record(trial, values, Outcome(0), at=AT, device_kind="cpu")
     assert record.samples_s == tuple(values)
     assert min(values) <= record.p10_s <= record.median_s <= record.p90_s <= max(values)
     figures = (record.p10_s, record.median_s, record.p90_s)

@@ -9,7 +9,8 @@ from tests.unit.cli.conftest import CommandLine
 
 
 @pytest.mark.parametrize(
-    ("batch", "code", "phrase"), [(1, 1, "below minimum"), (100, 0, "below critical"), (512, 0, "batch 512: ")]
+    ("batch", "code", "phrase"),
+    [(1, 1, "below minimum"), (100, 0, "below critical"), (512, 0, "batch size 512 is at or above")],
 )
 def test_a_batch_below_the_minimum_is_1(meshwright: CommandLine, batch: int, code: int, phrase: str) -> None:
     printed = meshwright("batch-size", "--hardware", "h100", "--per-device-batch-size", str(batch))

@@ -31,8 +31,8 @@ def test_it_asks_no_agent(meshwright: CommandLine) -> None:
 def test_a_tpu_shows_its_rule_and_its_slices(meshwright: CommandLine) -> None:
     printed = meshwright("hardware", "TPU v4")
     assert "multiples of 4" in printed.out
-    assert ["v4-512", "v4:4x8x8", "256", "64", "xyz,", "may", "be", "twisted"] in rows(printed.out)
-    assert ["v4-8", "v4:2x2x1", "4", "1"] in rows(printed.out)
+    assert ["v4-512", "v4:4x8x8", "256", "64", "rings", "xyz,", "may", "be", "twisted"] in rows(printed.out)
+    assert ["v4-8", "v4:2x2x1", "4", "1", "no", "rings"] in rows(printed.out)
     assert "source: cloud.google.com" in printed.out
 
 

@@ -26,12 +26,11 @@ def test_the_largest_batch_of_a_slice_fits_and_one_more_does_not() -> None:
     assert found.limit == "memory"
     assert 1 < found.per_replica_batch_size < 64
     assert found.global_batch_size == PARTS * found.per_replica_batch_size
-    assert found.data_parallel_size == PARTS
-    assert found.compile_count == len(found.tried) <= 7
+    assert len(found.tried) <= 7
     best = found.verification
     assert (best.status, best.target, best.capacity_bytes) == ("verified", "v5e:2x2", capacity_bytes)
     assert best.peak_memory_bytes is not None
-    assert found.margin_bytes == capacity_bytes - best.peak_memory_bytes >= 0
+    assert best.peak_memory_bytes <= capacity_bytes
 
     more = training.model_copy(update={"global_batch_size": found.global_batch_size + PARTS})
     refused = verify(job.model_copy(update={"training": more}))
@@ -45,12 +44,7 @@ def test_the_largest_batch_of_a_slice_fits_and_one_more_does_not() -> None:
 def test_where_not_one_sequence_fits_the_answer_says_what_one_needs() -> None:
     job = build_job(V5E, {"fsdp": PARTS}, WIDE, TrainingSpec(global_batch_size=PARTS * 8, seq_len=2**17, remat="none"))
     found = fit(job)
-    assert (found.per_replica_batch_size, found.limit, found.compile_count, found.margin_bytes) == (
-        0,
-        "memory",
-        1,
-        None,
-    )
+    assert (found.per_replica_batch_size, found.limit, len(found.tried)) == (0, "memory", 1)
     assert found.verification.status == "does_not_fit"
     assert found.verification.needed_bytes is not None
     assert found.verification.capacity_bytes is not None

@@ -54,17 +54,13 @@ def shapes_and_axes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
         ("mesh['a'=2,'b'=2], device_ids=(0,3,1,2) {'b'}", [(0, 3), (1, 2)]),
     ],
 )
-def test_each_form_of_replica_groups_is_read_and_written_as_xla_does(
-    written: str, groups: list[tuple[int, ...]]
-) -> None:
-    again, found = read_text(written, 8)
-
-    assert again == written
+def test_each_form_of_replica_groups_is_read(written: str, groups: list[tuple[int, ...]]) -> None:
+    found = read_text(written, 8)
     assert {frozenset(group) for group in found} == {frozenset(group) for group in groups}
     assert len(found) == len(groups)
 
 
-def read_text(written: str, device_count: int) -> tuple[str, Groups]:
+def read_text(written: str, device_count: int) -> Groups:
     module = build_module(
         f"""HloModule m, num_partitions={device_count}
 

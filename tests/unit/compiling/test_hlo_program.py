@@ -177,7 +177,7 @@ def test_a_sum_over_slices_is_scattered_sent_and_gathered(path: Path) -> None:
         ("dp", "all-reduce"): whole / 4,
     }
     (sent,) = (collective for collective in facts.collectives if collective.axis == "dp")
-    assert (sent.group_size, sent.strategies) == (2, ("Megascale",))
+    assert sent.group_size == 2
 
 
 @pytest.mark.parametrize("path", list_recorded("transfers"))
@@ -192,24 +192,6 @@ def test_what_goes_between_slices_is_of_their_axes(path: Path) -> None:
         ("pp", "collective-permute"): 2 * part / 2,
     }
     assert {c.axis: c.count for c in facts.collectives if c.op == "collective-permute"} == {"pp": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("name", "strategies", "colors", "phases"),
-    [
-        ("v5e-2x2.dp", ("UniDirection1DRingStrategy",), 2, 1),
-        ("v5p-2x2x2.dp", ("StrategyND",), 3, 3),
-        ("tpu7x-2x2x1.dp", ("SparseCoreND",), 4, 2),
-        ("v5e-2x2.ep", ("AllToAllEmitter",), None, None),
-    ],
-)
-@pytest.mark.parametrize("maker", MAKERS[:2])
-def test_the_compilers_algorithm_is_told(
-    maker: str, name: str, strategies: tuple[str, ...], colors: int | None, phases: int | None
-) -> None:
-    (collective,) = read_recorded(RECORDED / f"{name}.{maker}.hlo.gz").collectives
-
-    assert (collective.strategies, collective.colors, collective.phases) == (strategies, colors, phases)
 
 
 @pytest.mark.parametrize("path", list_recorded("fsdp"))

@@ -67,10 +67,10 @@ def test_numa_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         tmp_path,
     )
     nodes = read_numa_nodes(tmp_path / "sys")
-    assert [(node.node, node.cpus, node.memory_bytes) for node in nodes] == [
-        (0, "0", 0),
-        (2, "2", 2048),
-        (10, "10", 10240),
+    assert [(node.node, node.cpus) for node in nodes] == [
+        (0, "0"),
+        (2, "2"),
+        (10, "10"),
     ]
 
 

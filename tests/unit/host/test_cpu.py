@@ -36,7 +36,7 @@ def test_links_of_very_many_devices_are_left_out_and_that_is_said(count: int) ->
 
 def test_devices_before_a_worker_has_looked_are_declared_never_live() -> None:
     seen = declare(4)
-    assert {(d.basis, d.jax, d.age_s) for d in seen.devices} == {("declared", None, 0.0)}
+    assert {(d.basis, d.jax_id, d.age_s) for d in seen.devices} == {("declared", None, 0.0)}
     assert len(declare().devices) == 1
 
 
@@ -49,7 +49,7 @@ def test_a_view_from_an_earlier_worker_is_cached(tmp_path: Path) -> None:
     machine = plant_machine("cpu-vm", tmp_path)
     assert machine.jax is not None
     seen = show(machine.read(), JaxReport(machine.jax, JAX_AT, 3))
-    assert {(d.basis, d.jax.basis, d.jax.generation) for d in seen.devices if d.jax} == {("cached", "cached", 3)}
+    assert {(d.basis, d.jax_id is not None) for d in seen.devices} == {("cached", True)}
     assert seen.software.basis == "cached"
 
 
@@ -66,4 +66,4 @@ def test_devices_of_other_hosts_in_jaxs_view_are_not_this_hosts(tmp_path: Path) 
     assert machine.jax is not None
     devices = [dict(d, process_index=i // 4) for i, d in enumerate(machine.jax["devices"])]
     seen = show(machine.read(), JaxReport({**machine.jax, "process_index": 1, "devices": devices}, JAX_AT))
-    assert [d.jax.id for d in seen.devices if d.jax] == [4, 5, 6, 7]
+    assert [d.jax_id for d in seen.devices] == [4, 5, 6, 7]

@@ -47,5 +47,5 @@ def test_a_platform_of_jax_that_is_none_of_ours_is_left_out_with_a_warning(tmp_p
     jax = {"platform": "METAL", "devices": [{"id": 0, "kind": "M", "platform": "METAL"}]}
     facts = plant_machine("cpu-vm", tmp_path).read()
     seen = show(facts, JaxReport(jax, JAX_AT))
-    assert (seen.platform, seen.devices[0].jax, seen.software.jax) == ("cpu", None, None)
+    assert (seen.platform, seen.devices[0].jax_id, seen.software.jax) == ("cpu", None, None)
     assert [notice.code for notice in seen.warnings] == ["jax_platform_unknown"]

@@ -26,7 +26,7 @@ def jax_device(index: int, kind: str = H100, **fields: Any) -> dict[str, Any]:
 
 
 def jax_ids(seen: Devices) -> list[int | None]:
-    return [device.jax.id if device.jax else None for device in seen.devices]
+    return [device.jax_id for device in seen.devices]
 
 
 def codes(seen: Devices) -> list[str]:

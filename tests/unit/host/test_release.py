@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,9 +112,10 @@ def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, lo
         await scene.start()
         duration_s = []
         for _ in range(2):
+            began_s = time.monotonic()
             answer = await scene.release()
-            duration_s.append(answer.duration_s)
-            assert (answer.released, answer.worker_killed, answer.worker.state) == (False, True, "stopping")
+            duration_s.append(time.monotonic() - began_s)
+            assert (answer.released, answer.worker_killed) == (False, True)
             assert answer.holders is not None
             assert [holder.pid for holder in answer.holders] == pids
             assert answer.holders[-1].own
@@ -150,8 +152,9 @@ def test_after_a_worker_has_ended_hidden_holders_are_looked_at_again_until_its_m
         await scene.start()
         if is_cleared:
             scene.probe.answers.append({"holders": []})
+        began_s = time.monotonic()
         answer = await scene.release()
-        assert answer.duration_s <= BOUND_S
+        assert time.monotonic() - began_s <= BOUND_S
         assert len(scene.probe.calls) > 1
         assert (answer.holders, answer.holders_unknown) == (((), None) if is_cleared else (None, "no_permission"))
 

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from meshwright.errors import DeviceBusyError
 from meshwright.planning.request import Inventory
 from meshwright.topology.model import Topology
+from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import Device, Devices
-from meshwright.wire.leases import Lease, LeasedDevice, LeaseRequest
+from meshwright.wire.leases import Lease, LeaseRequest
 from meshwright_agent.leases import LeaseRegistry, LeaseService, Owner
 from meshwright_agent.store import Store
-from tests.fakes.stored import EPOCH, ManualBoot, ManualClock
+from tests.fakes.stored import ManualBoot, ManualClock
 from tests.unit.bench.hosts import build_host
 from tests.unit.store.opening import editing
 
@@ -27,11 +28,9 @@ NAME = "leases.sqlite3"
 def build_lease(**fields: Any) -> Lease:
     known: dict[str, Any] = {
         "id": "lease-1",
-        "devices": (LeasedDevice(local_index=0),),
+        "devices": (DeviceRef(host="a", local_index=0, position=0),),
         "purpose": "job 7",
         "preemptible": False,
-        "created_at": EPOCH,
-        "expires_at": EPOCH,
         "expires_in_s": 60.0,
     }
     return Lease.model_validate(known | fields)

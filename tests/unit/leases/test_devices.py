@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.device_selection import Health
 from meshwright.topology.model import Topology
+from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import Device, Mig
-from meshwright.wire.leases import LeasedDevice, LeaseRequest
+from meshwright.wire.leases import LeaseRequest
 from meshwright_agent.leases import LeaseRegistry, _build_leased, choose_devices, covers
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.fakes.topologies import EVIDENCE
@@ -49,12 +50,12 @@ MIG = [
     ],
 )
 def test_the_strongest_name_that_both_have_counts(leased: Any, device: Any, is_covered: bool) -> None:
-    seen, there = LeasedDevice.model_validate(leased), build(**device)
+    seen, there = DeviceRef.model_validate({"host": "a", "position": 0, **leased}), build(**device)
     assert covers(seen, there) is is_covered
     assert (registry_with(seen).covering(there) is not None) is is_covered
 
 
-def registry_with(*leased: LeasedDevice) -> LeaseRegistry:
+def registry_with(*leased: DeviceRef) -> LeaseRegistry:
     registry = LeaseRegistry(ManualClock(), ManualBoot())
     registry.put(registry.date(build_lease(devices=leased), 60))
     return registry
@@ -66,7 +67,9 @@ def registry_with(*leased: LeasedDevice) -> LeaseRegistry:
 )
 def test_the_index_of_the_registry_says_what_the_rule_says(leased: list[Any], device: Any) -> None:
     there = build(local_index=device[0], uuid=device[1], pci_bus_id=device[2])
-    names = [LeasedDevice(local_index=index, uuid=uuid, pci_bus_id=pci) for index, uuid, pci in leased]
+    names = [
+        DeviceRef(host="a", local_index=index, position=index, uuid=uuid, pci_bus_id=pci) for index, uuid, pci in leased
+    ]
     assert (registry_with(*names).covering(there) is not None) == any(covers(name, there) for name in names)
 
 
@@ -102,7 +105,7 @@ def test_of_a_simulated_fleet_all_or_nothing_is_leased() -> None:
 
 def test_a_host_is_shown_with_its_leases_and_without_as_it_is() -> None:
     host = build_host(3)
-    registry = registry_with(LeasedDevice(local_index=1))
+    registry = registry_with(DeviceRef(host="a", local_index=1, position=1))
     marked = registry.mark(host)
     assert [device.lease.purpose if device.lease else None for device in marked.devices] == [None, "job 7", None]
     assert LeaseRegistry(ManualClock(), ManualBoot()).mark(host) is host

@@ -38,11 +38,12 @@ def plan(**fields: Any) -> Plan:
 
 def test_what_it_costs_is_what_a_plan_of_the_same_mesh_and_batch_says() -> None:
     found = estimate(mesh="fsdp:4,tp:4")
-    assert (found.mesh_shape, found.target) == ({"fsdp": 4, "tp": 4}, "v5e:4x4")
+    own = found.plan
+    assert (own.mesh_shape, own.target) == ({"fsdp": 4, "tp": 4}, "v5e:4x4")
     training = {"seq_len": 2048, "global_batch_size": found.recommended}
     told = plan(mesh="fsdp:4,tp:4", target="v5e:4x4", model="llama3-8b", training=training)
-    assert (found.memory, found.step_time, found.schedule) == (told.memory, told.step_time, told.schedule)
-    assert (found.tokens_per_s, found.mfu) == (told.tokens_per_s, told.mfu)
+    assert (own.memory, own.step_time, own.schedule) == (told.memory, told.step_time, told.schedule)
+    assert (own.tokens_per_s, own.mfu) == (told.tokens_per_s, told.mfu)
 
 
 def test_without_a_mesh_the_fastest_is_found_for_the_least_batch_near_the_best() -> None:
@@ -51,7 +52,7 @@ def test_without_a_mesh_the_fastest_is_found_for_the_least_batch_near_the_best()
     assert batch % 16 == 0
     training = {"seq_len": 512, "global_batch_size": batch}
     best = ask_planner(target="v5e:4x4", model="llama3-8b", training=training).plans[0]
-    assert found.mesh_shape == best.mesh_shape
+    assert found.plan.mesh_shape == best.mesh_shape
 
 
 def test_a_batch_that_is_asked_for_is_what_the_mesh_is_searched_for() -> None:
@@ -66,10 +67,8 @@ def test_a_stored_plan_gives_mesh_hardware_and_memory() -> None:
     found = [
         estimate_request(build(mesh=None, target=None, plan=each.fingerprint), stored=each) for each in (careful, bold)
     ]
-    assert [each.target for each in found] == ["h100:8", "h100:8"]
-    assert found[0].largest is not None
-    assert found[1].largest is not None
-    assert found[0].largest < found[1].largest
+    assert [each.plan.target for each in found] == ["h100:8", "h100:8"]
+    assert (found[0].plan.largest_batch or 0) < (found[1].plan.largest_batch or 0)
 
 
 # ---- on what --------------------------------------------------------------------------------------------------------
@@ -91,7 +90,7 @@ def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
     here = [
         estimate_request(
             build(target=None, mesh="fsdp:8", training={"global_batch_size": 8}), replace(HERE, measured=each)
-        )
+        ).plan
         for each in ((), tuple(rows))
     ]
     assert here[0].step_time is not None
@@ -100,7 +99,7 @@ def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
     assert [figure.value for figure in here[1].measured] == [pytest.approx(300e12)]
     there = estimate_request(
         build(target="h100:8", mesh="fsdp:8", training={"global_batch_size": 8}), replace(HERE, measured=tuple(rows))
-    )
+    ).plan
     assert (there.step_time, there.measured) == (here[0].step_time, ())
 
 

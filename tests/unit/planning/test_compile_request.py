@@ -8,7 +8,6 @@ import pytest
 
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.compile_job import (
-    BATCH_MAX,
     CompileJob,
     apply_schedule,
     bound_batch,
@@ -17,9 +16,9 @@ from meshwright.planning.compile_job import (
     prepare_verify,
 )
 from meshwright.planning.request import answer_request
-from meshwright.wire.batch_size import BatchTraining, CompiledBatch
+from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.mesh import Plan, PlanRequest, PlanSchedule
-from meshwright.wire.model import TrainingSpec
+from meshwright.wire.model import BATCH_MAX, TrainingSpec
 from meshwright.wire.verification import Verification
 
 MODEL: dict[str, Any] = {
@@ -40,7 +39,11 @@ def test_a_pipeline_is_answered_at_once_in_the_words_of_the_step() -> None:
     assert (found.status, found.reason, found.target) == ("not_compiled", str(caught.value), "cpu:4")
     fitted = prepare_fit(plan("pp:2,dp:2"), MODEL, TRAINING)
     assert isinstance(fitted, CompiledBatch)
-    assert (fitted.verification.status, fitted.data_parallel_size) == ("not_compiled", 2)
+    assert (fitted.verification.status, fitted.per_replica_batch_size) == ("not_compiled", None)
+
+
+def limit(asked: int | None) -> dict[str, int]:
+    return {} if asked is None else {"global_batch_size": asked}
 
 
 @pytest.mark.parametrize(("mesh", "passes", "asked", "greatest"), [
@@ -50,7 +53,7 @@ def test_a_pipeline_is_answered_at_once_in_the_words_of_the_step() -> None:
 def test_the_greatest_batch_is_the_most_that_divides_up_to_the_one_named(
     mesh: dict[str, int], passes: int, asked: int | None, greatest: int
 ) -> None:
-    training = BatchTraining(global_batch_size=asked, gradient_accumulation_steps=passes, seq_len=64)
+    training = TrainingSpec(**limit(asked), gradient_accumulation_steps=passes, seq_len=64)
     assert bound_batch(training, mesh) == TrainingSpec(
         global_batch_size=greatest, gradient_accumulation_steps=passes, seq_len=64
     )
@@ -65,7 +68,7 @@ def test_the_greatest_batch_is_the_most_that_divides_up_to_the_one_named(
     ],
 )
 def test_a_search_without_any_batch_is_refused(passes: int, asked: int | None, field: str, hint: str) -> None:
-    training = BatchTraining(global_batch_size=asked, gradient_accumulation_steps=passes)
+    training = TrainingSpec(**limit(asked), gradient_accumulation_steps=passes)
     with pytest.raises(InvalidRequestError) as caught:
         bound_batch(training, {"dp": 512})
     assert caught.value.errors[0]["field"] == f"training.{field}"

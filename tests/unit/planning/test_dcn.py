@@ -67,9 +67,6 @@ def test_a_plan_keeps_to_the_split_though_another_one_costs_less() -> None:
     assert [axis.dcn_size for axis in free.axes] == [2, 1]
     assert [axis.dcn_size for axis in bound.axes] == [1, 2]
     assert bound.axes[1].link == "dcn"
-    assert free.score is not None
-    assert bound.score is not None
-    assert (free.score.crossing or 0) < (bound.score.crossing or 0)
     assert plan("2*v5e:4x4", "dp:4,tp:8", dcn={"dp": -1}).fingerprint == free.fingerprint
 
 

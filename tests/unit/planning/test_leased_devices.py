@@ -11,9 +11,11 @@ from meshwright.errors import DeviceLeasedError, NotFoundError
 from meshwright.planning.device_selection import ANY_LEASE, select_devices
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
-from meshwright.wire.devices import DeviceLease, DeviceProcess
-from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest
+from meshwright.wire.base import DeviceSelection
+from meshwright.wire.devices import DeviceProcess
+from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.topologies import build_dgx_h100
+from tests.unit.leases.scene import build_lease
 
 OURS, THEIRS = "lease-ours", "lease-theirs"
 EIGHT = build_dgx_h100()
@@ -22,7 +24,7 @@ EIGHT = build_dgx_h100()
 def lease(leases: dict[int, str], held: dict[int, Any] | None = None) -> Topology:
     def change(index: int) -> dict[str, Any]:
         cover = leases.get(index)
-        changed: dict[str, Any] = {"lease": DeviceLease(id=cover, purpose="job 7", owner="slurm") if cover else None}
+        changed: dict[str, Any] = {"lease": build_lease(id=cover, devices=(), owner="slurm") if cover else None}
         return changed | (held or {}).get(index, {})
 
     devices = tuple(device.model_copy(update=change(index)) for index, device in enumerate(EIGHT.devices))

@@ -13,7 +13,8 @@ from meshwright.errors import PlanInfeasibleError, RequestError
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import DeviceSelection, Plan, PlanRequest
+from meshwright.wire.base import DeviceSelection
+from meshwright.wire.mesh import Plan, PlanRequest
 from tests.fakes.topologies import (
     build_cpu,
     build_dgx1,
@@ -132,9 +133,7 @@ def test_given_order_is_kept_and_warned_of_where_another_one_is_faster() -> None
     planned = plan(MACHINES["pcie"], "dp:2,tp:2")
     assert indices(planned) == [0, 2, 1, 3]
     assert codes(planned) == []
-    assert planned.score is not None
-    assert made.score is not None
-    assert (planned.score.cost or 9) < (made.score.cost or 0)
+    assert (planned.device_order, made.device_order) == ("exact", "given")
 
 
 def test_a_host_whose_devices_are_all_unwell_has_no_plan() -> None:
@@ -247,7 +246,6 @@ def test_a_mesh_of_any_sizes_has_a_plan_no_worse_than_jaxs_nor_the_plain_order(t
     topology = build_target(target)
     made = plan(topology, mesh)
     assert sorted((ref.granule, ref.position) for ref in made.devices) == sorted(topology.places)
-    assert made.score is not None
 
 
 @pytest.mark.parametrize(("holes", "mesh"), [({5, 20, 33}, "x:61"), ({0}, "dp:7,tp:9"), ({7, 56}, "dp:2,tp:31")])
@@ -257,8 +255,7 @@ def test_a_slice_with_failed_chips_is_planned_on_around_them(holes: set[int], me
     gone = {build_target("v5e:8x8").devices[index].coords for index in holes}
     assert not gone & {ref.coords for ref in made.devices}
     assert len({ref.coords for ref in made.devices}) == 64 - len(holes)
-    assert made.score is not None
-    assert made.score.crossing == 0
+    assert {axis.dcn_size for axis in made.axes} == {1}
 
 
 # ---- every refusal names something that works -----------------------------------------------------------------------

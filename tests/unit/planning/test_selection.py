@@ -11,8 +11,9 @@ from meshwright.planning.device_selection import select_devices
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
+from meshwright.wire.base import DeviceSelection
 from meshwright.wire.devices import DeviceProcess
-from meshwright.wire.mesh import DeviceSelection, PlanRequest
+from meshwright.wire.mesh import PlanRequest
 from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu, change_device, hold
 
 TPU, GPUS = build_tpu((2, 4)), build_dgx_h100()

@@ -30,8 +30,8 @@ SLICE_IDS: Final = 100_000
 _CROSS: Final = re.compile(r"\{([\d,]+)\}x\{(\d+):(\d+)\}")
 
 
-def read_groups(message: Any, device_count: int) -> tuple[str, Groups]:
-    """Returns the groups of a collective, as XLA writes them and as [group][member].
+def read_groups(message: Any, device_count: int) -> Groups:
+    """Returns the groups of a collective as [group][member].
 
     Args:
         message: the instruction, in XLA's protobuf.
@@ -42,18 +42,18 @@ def read_groups(message: Any, device_count: int) -> tuple[str, Groups]:
     """
     if message.HasField("mesh"):
         _check_known(message.mesh, message.mesh.mesh, *message.mesh.axes)
-        return _write_mesh(message.mesh), _expand_mesh(message.mesh)
+        return _expand_mesh(message.mesh)
     if message.HasField("iota") or message.device_list.HasField("iota"):
         iota = message.iota if message.HasField("iota") else message.device_list.iota
         _check_known(iota)
         ids = _transpose(range(math.prod(iota.sizes)), iota.sizes, iota.order or range(len(iota.sizes)))
-        return _write_iota(iota), _cut(ids, iota.group_size)
+        return _cut(ids, iota.group_size)
     if not (message.HasField("device_list") or message.replica_groups):
         raise ValueError("no list of groups, iota list or mesh")
     _check_known(message.device_list)
     listed = [tuple(each.ids) for each in (*message.replica_groups, *message.device_list.replica_groups)]
     groups = tuple(group for group in listed if group)
-    return write_lists(groups), groups or (tuple(range(device_count)),)
+    return groups or (tuple(range(device_count)),)
 
 
 def parse_target(written: str) -> Groups:
@@ -189,30 +189,3 @@ def _transpose(ids: Sequence[int], sizes: Sequence[int], order: Sequence[int]) -
 
 def _cut(ids: Sequence[int], size: int) -> Groups:
     return tuple(tuple(ids[start : start + size]) for start in range(0, len(ids), size))
-
-
-def write_lists(groups: Iterable[Sequence[int]]) -> str:
-    """Returns groups as XLA writes them: {{0,1},{2,3}}."""
-    return f"{{{','.join(f'{{{_join(group)}}}' for group in groups)}}}"
-
-
-def _write_iota(iota: Any) -> str:
-    turned = f"T({_join(iota.order)})" if len(iota.order) > 1 else ""
-    return f"[{iota.group_count},{iota.group_size}]<=[{_join(iota.sizes)}]{turned}"
-
-
-def _write_mesh(groups: Any) -> str:
-    mesh = groups.mesh
-    sizes = ",".join(f"'{axis.name}'={axis.size}" for axis in mesh.axes)
-    order = ""
-    if mesh.device_ids:
-        order = f", device_ids=({_join(mesh.device_ids)})"
-    elif mesh.iota.sizes:
-        order = f", device_ids=([{_join(mesh.iota.sizes)}]T({_join(mesh.iota.order)}))"
-    parts = [f":({each.part.before}){each.part.size}" if each.HasField("part") else "" for each in groups.axes]
-    named = ",".join(f"'{mesh.axes[each.axis].name}'{part}" for each, part in zip(groups.axes, parts, strict=True))
-    return f"mesh[{sizes}]{order} {{{named}}}"
-
-
-def _join(numbers: Iterable[int]) -> str:
-    return ",".join(map(str, numbers))

@@ -3,7 +3,7 @@
 Collectives: bytes come from operands, as nccl-tests counts sizes, so that asynchronous forms, whose results hold
 operand and result, are counted like the others; -done is not counted. An all-reduce that is fused with taking each
 device's part is a reduce-scatter (libtpu writes it so). Transfers to other slices are written as send and recv. They
-are reported as the collective that they implement, with the strategy "Megascale".
+are reported as the collective that they implement.
 Time: each instruction that runs counts once, a fusion by its own estimate and not by its parts. Instructions that run
 beside the program (prefetched copies, SparseCores) or have no estimate (collectives, Pallas kernels) add nothing.
 Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (sizes); programs of libtpu 0.0.42 and 0.0.50 and jaxlib.
@@ -12,21 +12,18 @@ Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md (sizes); programs of libtpu 0.0.42
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from meshwright.compiling.hlo.execution import Executed, walk_executed
-from meshwright.compiling.hlo.groups import Groups, MeshIds, join_pairs, parse_target, read_groups, write_lists
+from meshwright.compiling.hlo.groups import Groups, MeshIds, join_pairs, parse_target, read_groups
 from meshwright.compiling.hlo.module import COLLECTIVES, ArrayShape, Instruction, parse_module
 from meshwright.wire.base import Notice
 from meshwright.wire.verification import UNKNOWN_AXIS, CollectiveOp, VerifiedCollective
 
 UNKNOWN_COUNT: Final = 5
 """The maximum number of listed unknowns of a program."""
-
-GROUPS_CHARS: Final = 256
-"""The maximum length of reported groups: a list of thousands of devices would dominate the answer."""
 
 _FIRST_ONLY: Final = frozenset({"ragged-all-to-all", "collective-permute", "send"})
 """Opcodes whose other operands are offsets in buffers, or the buffer of the result."""
@@ -184,7 +181,7 @@ class CollectiveReader:
 
     ids: MeshIds
     unknown: list[str] = field(default_factory=list)
-    _known: dict[bytes, tuple[str, Groups, str]] = field(default_factory=dict, repr=False)
+    _known: dict[bytes, tuple[Groups, str]] = field(default_factory=dict, repr=False)
 
     def read_collective(self, executed: Executed) -> VerifiedCollective | None:
         """Returns the collective of an instruction; None where it is not a collective, or no device takes part."""
@@ -198,24 +195,24 @@ class CollectiveReader:
 
     def _read_grouped(self, executed: Executed, kind: str) -> VerifiedCollective | None:
         try:
-            written, groups, axis = self._read_groups(executed.instruction)
+            groups, axis = self._read_groups(executed.instruction)
         except (ValueError, LookupError) as error:
             self.unknown.append(f"unreadable groups of {kind} ({executed.instruction.name}: {error})")
-            written, groups, axis = UNKNOWN_AXIS, (tuple(range(self.ids.device_count)),), UNKNOWN_AXIS
+            groups, axis = (tuple(range(self.ids.device_count)),), UNKNOWN_AXIS
         size = max(len(group) for group in groups)
         if size == 1:
             return None
         op = "reduce-scatter" if kind == "all-reduce" and _is_scattered(executed) else kind.removeprefix("ragged-")
         taking_part = sum(len(group) for group in groups if len(group) > 1) / self.ids.device_count
-        return self._build(executed, cast("CollectiveOp", op), axis, written, size, taking_part)
+        return self._build(executed, cast("CollectiveOp", op), axis, size, taking_part)
 
-    def _read_groups(self, instruction: Instruction) -> tuple[str, Groups, str]:
+    def _read_groups(self, instruction: Instruction) -> tuple[Groups, str]:
         message = instruction.message
         each = [*message.replica_groups, message.device_list, message.iota, message.mesh]
         key = b"|".join(part.SerializeToString() for part in each)
         if key not in self._known:  # one list of 8,960 ids for each of hundreds of collectives
-            written, groups = read_groups(message, self.ids.device_count)
-            self._known[key] = written, groups, self.ids.name_axes(groups)
+            groups = read_groups(message, self.ids.device_count)
+            self._known[key] = groups, self.ids.name_axes(groups)
         return self._known[key]
 
     def _read_permute(self, executed: Executed) -> VerifiedCollective | None:
@@ -223,12 +220,9 @@ class CollectiveReader:
         pairs = [(source, target) for source, target in listed if source != target]
         if not pairs:
             return None
-        written = write_lists(listed)
         size = max(map(len, join_pairs(pairs)))
         sending = len({source for source, _ in pairs}) / self.ids.device_count
-        return self._build(
-            executed, "collective-permute", self.ids.name_axes(pairs, are_moves=True), written, size, sending
-        )
+        return self._build(executed, "collective-permute", self.ids.name_axes(pairs, are_moves=True), size, sending)
 
     def _read_send(self, executed: Executed) -> VerifiedCollective | None:
         attributes = executed.instruction.attributes
@@ -238,20 +232,18 @@ class CollectiveReader:
         op = _TRANSFERS.get(transfer, "send")
         groups = parse_target(written)
         if "->" not in written:
-            return self._build(executed, op, self.ids.name_axes(groups), written, max(map(len, groups)), 1.0)
+            return self._build(executed, op, self.ids.name_axes(groups), max(map(len, groups)), 1.0)
         numbers = [int(number) for number in re.findall(r"\d+", written)]
         pairs = [pair for pair in zip(numbers[::2], numbers[1::2], strict=True) if pair[0] != pair[1]]
         size = max(map(len, join_pairs(pairs)))
-        return self._build(
-            executed, op, self.ids.name_axes(pairs, are_moves=True), written, size, len(pairs) / self.ids.place_count
-        )
+        sending = len(pairs) / self.ids.place_count
+        return self._build(executed, op, self.ids.name_axes(pairs, are_moves=True), size, sending)
 
     def _build(
-        self, executed: Executed, op: CollectiveOp, axis: str, written: str, size: int, taking_part: float
+        self, executed: Executed, op: CollectiveOp, axis: str, size: int, taking_part: float
     ) -> VerifiedCollective:
         operands = _list_operands(executed)
         factor = size if op == "all-gather" else 1
-        strategy, colors, phases = _read_algorithm(executed)
         count = executed.times * taking_part
         return VerifiedCollective(
             axis=axis,
@@ -259,11 +251,6 @@ class CollectiveReader:
             count=count,
             bytes=sum(array.size_bytes for array in operands) * factor * count,
             group_size=size,
-            groups=written,
-            dtypes=tuple(dict.fromkeys(array.dtype for array in operands)),
-            strategies=(strategy,) if strategy else (),
-            colors=colors,
-            phases=phases,
             asynchronous_count=count if _is_overlapped(executed) else 0,
         )
 
@@ -272,9 +259,7 @@ def merge_parts(parts: Iterable[VerifiedCollective]) -> tuple[VerifiedCollective
     """Returns one entry for each axis, kind and size of group; the most bytes first."""
     merged: dict[tuple[str, str, int], list[VerifiedCollective]] = {}
     for part in parts:
-        # groups without an axis stay separate: only their pairs or groups identify them
-        key = (part.axis if part.axis != UNKNOWN_AXIS else part.groups, part.op, part.group_size)
-        merged.setdefault(key, []).append(part)
+        merged.setdefault((part.axis, part.op, part.group_size), []).append(part)
     entries = [_merge(group) for group in merged.values()]
     return tuple(sorted(entries, key=lambda entry: (-entry.bytes, entry.axis, entry.op, entry.group_size)))
 
@@ -284,11 +269,6 @@ def _merge(parts: list[VerifiedCollective]) -> VerifiedCollective:
     merged = {
         "count": sum(part.count for part in parts),
         "bytes": sum(part.bytes for part in parts),
-        "groups": first.groups if len(first.groups) <= GROUPS_CHARS else f"{first.groups[:GROUPS_CHARS]}…",
-        "dtypes": tuple(dict.fromkeys(dtype for part in parts for dtype in part.dtypes)),
-        "strategies": tuple(dict.fromkeys(strategy for part in parts for strategy in part.strategies)),
-        "colors": min((part.colors for part in parts if part.colors is not None), default=None),
-        "phases": max((part.phases for part in parts if part.phases is not None), default=None),
         "asynchronous_count": sum(part.asynchronous_count for part in parts),
     }
     return first.model_copy(update=merged)
@@ -345,35 +325,3 @@ def _is_overlapped(executed: Executed) -> bool:
         if later.opcode in _WORK and not is_idle:
             return True
     return False
-
-
-def _read_algorithm(executed: Executed) -> tuple[str | None, int | None, int | None]:
-    if executed.instruction.opcode == "send":
-        return "Megascale", None, None
-    found = read_algorithm(executed.instruction.backend_config)
-    return found if any(found) or not executed.caller else read_algorithm(executed.caller.instruction.backend_config)
-
-
-def read_algorithm(config: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
-    """Returns (strategy, colors, phases) of a collective's `backend_config`, each None where it is missing; of a
-    TensorCore's algorithm without a strategy, its emitter."""
-    if told := config.get("collective_algorithm_config"):
-        debug, strategy = str(told.get("debug", "")), str(told.get("strategy") or told.get("emitter") or "")
-        colors, phases = _choose_count(debug, r"\bcolors:(\d+)", min), _choose_count(debug, r"\bphases:(\d+)", max)
-        return strategy or None, colors, phases
-    if offload := config.get("collective_offload_config"):
-        return _read_offload(offload)
-    return None, None, None
-
-
-def _choose_count(debug: str, pattern: str, choose: Callable[[Iterable[int]], int]) -> int | None:
-    found = [int(number) for number in re.findall(pattern, debug)]
-    return choose(found) if found else None
-
-
-def _read_offload(offload: Mapping[str, Any]) -> tuple[str | None, int | None, int | None]:
-    """Reads the algorithm of the SparseCores (tpu7x): a color has a ring for every phase."""
-    told = next((config for config in offload.values() if isinstance(config, dict)), {})
-    colors = told.get("ici_strategy_config", {}).get("color_strategies", [])
-    phases = max((len(color.get("phase_rings", ())) for color in colors), default=None)
-    return "SparseCoreND" if told.get("use_n_dimension_strategy") else "SparseCoreRing", len(colors) or None, phases

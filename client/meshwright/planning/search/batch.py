@@ -22,7 +22,7 @@ from meshwright.planning.search.search import (
     tell,
 )
 from meshwright.wire.batch_size import EstimatedBatch, PricedBatch
-from meshwright.wire.mesh import PlanMemory, PlanStepTime
+from meshwright.wire.mesh import Plan, PlanMemory, PlanStepTime
 
 NEAR_BEST: Final = 0.95
 """Part of the best tokens a second that the recommended batch reaches."""
@@ -31,18 +31,16 @@ DOUBLINGS: Final = 7
 """Batches that are priced where nothing else bounds them: a unit × 1 to 64."""
 
 
-def estimate_batch(
-    question: Question, mesh_shape: Mapping[str, int], *, spans: Spans | None = None, target: str | None = None
-) -> EstimatedBatch:
-    """Returns the recommended batch of a step on a mesh, with the cost of other batches.
+def estimate_batch(question: Question, plan: Plan, *, spans: Spans | None = None) -> EstimatedBatch:
+    """Returns the recommended batch of a step on a plan's mesh, with the cost of other batches.
 
     Args:
         question: its training has as `global_batch_size` the greatest to recommend: a multiple of data-parallel parts ×
             passes.
-        mesh_shape: axis → size; unknown names count as data.
+        plan: of unknown names of axes each counts as data.
         spans: the spans of the axes, where an order of devices gives them; None: from sizes alone.
-        target: repeated in the answer.
     """
+    mesh_shape = plan.mesh_shape
     layout = read_layout(mesh_shape, question.training)
     parts, passes = int(layout.data_parts), int(layout.gradient_accumulation_steps)
     unit = parts * passes
@@ -67,24 +65,15 @@ def estimate_batch(
             f"{'s' * (parts > 1)}: the least with {NEAR_BEST:.0%} of the most tokens/s; {limit} takes {share:.0%} of "
             f"the step; at most {largest} fit in {f'{passes} passes' if passes > 1 else 'one pass'}"
         )
+    fields = dict.fromkeys(told) | (told if chosen else {"memory": memory, "measured": told["measured"]})
+    fields["largest_batch"] = largest or None
+    granules = tuple(each.model_copy(update={"used_positions": None}) for each in plan.granules)
     return EstimatedBatch(
-        mesh_shape=dict(mesh_shape),
-        target=target,
-        unit=unit,
-        largest=largest or None,
+        plan=plan.model_copy(update={**fields, "devices": (), "granules": granules}),
         recommended=chosen,
-        per_replica_batch_size=chosen and chosen // parts,
-        limit=limit if chosen else "memory",
-        batches=tuple(_build_row(batch, costs[batch]) for batch in batches),
-        memory=memory,
-        measured=told["measured"],
-        **({name: told[name] for name in _OF_A_STEP} if chosen else {}),
+        batches=tuple(_build_row(costs[batch]) for batch in batches),
         message=message,
     )
-
-
-_OF_A_STEP: Final = ("schedule", "step_time", "tokens_per_s", "mfu")
-"""The fields of a batch that fits."""
 
 
 def find_first_batch(question: Question, devices: int) -> int:
@@ -134,13 +123,11 @@ def _price(question: Question, batch: int, mesh_shape: Mapping[str, int], spans:
     return tell(asked, priced, choose_schedule(priced), mesh_shape)
 
 
-def _build_row(batch: int, told: Mapping[str, Any]) -> PricedBatch:
+def _build_row(told: Mapping[str, Any]) -> PricedBatch:
     return PricedBatch(
-        global_batch_size=batch,
+        schedule=told["schedule"],
         tokens_per_s=told["tokens_per_s"],
         step_s=told["step_time"].total_s,
         memory_bytes=told["memory"].per_device_bytes,
-        gradient_accumulation_steps=told["schedule"].gradient_accumulation_steps,
-        remat=told["schedule"].remat,
         limit=find_largest_part(told["step_time"])[0],
     )

@@ -150,11 +150,9 @@ class Factor:
         source = self.timed.large
         return MeasuredFigure(
             name=KINDS[self.case][0],
-            case=self.case,
             value=self.timed.rate,
             default=self.default,
             run_id=source.run_id,
-            observed_at=source.observed_at.isoformat(),
             age_s=source.age_s,
         )
 

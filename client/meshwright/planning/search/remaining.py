@@ -16,8 +16,8 @@ from meshwright.planning.parallelism import choose_near
 from meshwright.planning.search.candidates import Question
 from meshwright.planning.search.search import price_best, read_bounds, search_plans
 from meshwright.topology.model import Topology
-from meshwright.wire.base import Notice
-from meshwright.wire.mesh import DeviceSelection, Fallback, Plan, Plans, SearchRequest
+from meshwright.wire.base import DeviceSelection, Notice
+from meshwright.wire.mesh import Fallback, Plan, Plans, SearchRequest
 
 Ask = Callable[[int], Question]
 """Returns the question for a number of devices."""
@@ -48,10 +48,10 @@ def find_fallback(
     try:
         plans = search_remaining(request, topology, kept, ask, lay_out)
     except PlanInfeasibleError as error:
-        return Fallback(lost=name, plans=(), message=error.detail)
+        return Fallback(plans=(), message=f"without {name}: {error.detail}")
     used = math.prod(plans.plans[0].mesh_shape.values()) if plans.plans else 0
     message = _tell(name, best, plans, len(kept) - used)
-    return Fallback(lost=name, plans=plans.plans[:1], message=message)
+    return Fallback(plans=plans.plans[:1], message=message)
 
 
 def search_remaining(

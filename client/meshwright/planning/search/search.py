@@ -34,7 +34,6 @@ from meshwright.wire.mesh import (
     EQUAL_WITHIN,
     AuditAlternative,
     Plan,
-    PlanAudit,
     PlanMemory,
     Plans,
     PlanSchedule,
@@ -393,7 +392,7 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     best = dict(list(ordered.items())[: request.top])
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
-    warnings: tuple[Notice, ...] = (_build_nothing_fits(question),)
+    warnings: tuple[Notice, ...] = (build_nothing_fits(question),)
     if plans:
         warnings = (*_list_basis_notices(question), *_list_batch_notices(question, bounds, _read_total(plans[0])))
     return Plans(plans=tuple(plans), rejected=(*rejected, *_list_indivisible(space)), warnings=warnings)
@@ -515,13 +514,14 @@ def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
     return (*measured, Notice(code="above_default_memory", message=message, hint=hint))
 
 
-def _build_nothing_fits(question: Question) -> Notice:
+def build_nothing_fits(question: Question) -> Notice:
+    """Returns the warning that no mesh of the devices fits."""
     count = question.hardware.devices
     return Notice(
         code="nothing_fits",
         message=f"no mesh of {count} device{'s' * (count > 1)} holds this training step",
         hint="more devices, a shorter sequence, a smaller global_batch_size, bfloat16 moments, or a chip with more "
-        "memory; `rejected` has what each family needs at least",
+        "memory; `rejected` of a search has what each family needs at least",
     )
 
 
@@ -557,7 +557,7 @@ def _find_wrong_axes(devices: int, bounds: Bounds, space: Space) -> str:
     return f"{said} are {product} devices of {devices}, and no axis is free" if is_whole else ""
 
 
-def audit_plan(plan: Plan, question: Question) -> PlanAudit:
+def audit_plan(plan: Plan, question: Question) -> AuditAlternative | None:
     """Returns the fastest fitting mesh of a plan's devices, or the plan's own where no mesh is faster beyond the error.
 
     Args:
@@ -575,7 +575,7 @@ def audit_plan(plan: Plan, question: Question) -> PlanAudit:
     fits, total_s = plan.memory.fits is not False, own_s
     message = f"this is the best: no other mesh that fits saves {EQUAL_WITHIN:.0%} of the step"
     if best is None and not fits:
-        return PlanAudit(best=None)
+        return None
     if best is not None and not (fits and weigh(priced)[best] > weighed_s * (1 - EQUAL_WITHIN)):
         total_s, layout = float(priced.total_s[best]), priced.layout.take(best)
         shape, schedule, ratio = _name_axes(layout, plan), build_schedule(question, layout), total_s / own_s
@@ -585,11 +585,7 @@ def audit_plan(plan: Plan, question: Question) -> PlanAudit:
         batch = f"{count} micro-batch{'es' * (count > 1)} of {schedule.micro_batch_size}"
         more = "" if fits else "; the mesh that was given does not fit"
         message = f"{mesh}, {batch}, remat {schedule.remat}: {total_s:.3g} s a step, {than}{more}"
-    saved = max(0.0, 1 - total_s / own_s)
-    alternative = AuditAlternative(
-        mesh_shape=shape, schedule=schedule, total_s=total_s, saved_fraction=saved, message=message
-    )
-    return PlanAudit(best=alternative)
+    return AuditAlternative(mesh_shape=shape, schedule=schedule, step_s=total_s, message=message)
 
 
 def _name_axes(layout: Layout, plan: Plan) -> dict[str, int]:

@@ -41,7 +41,6 @@ def list_matmul(scope: Scope, stage: Stage) -> Iterator[Trial]:
         for index in scope.singles:
             yield Trial(
                 case="matmul",
-                description=f"jax.numpy.matmul of {n}×{n} by {n}×{n}; S is the three matrices",
                 device_indices=(index,),
                 dtype=stage.dtype,
                 size_bytes=3 * n * n * stage.item_bytes,
@@ -56,7 +55,6 @@ def list_memory_bandwidth(scope: Scope, stage: Stage) -> Iterator[Trial]:
         for index in scope.singles:
             yield Trial(
                 case="memory_bandwidth",
-                description="x → −x in place on an array of S/2 bytes; S is what is read and what is written",
                 device_indices=(index,),
                 dtype=stage.dtype,
                 size_bytes=size,
@@ -153,7 +151,7 @@ class Matmul(ComputeCall):
         rows = choose_rows(self.n)
         got = np.asarray(self.last)[rows]
         wrong = count_off(got, multiply(self.left[rows], self.right), self.stage.dtype)
-        return Outcome(wrong, {"n": self.n, "calls": self.calls, "rows_checked": len(rows), "precision": "default"})
+        return Outcome(wrong)
 
 
 @dataclass
@@ -180,4 +178,4 @@ class Negation(ComputeCall):
         """Compares the result with the original array, negated as often."""
         expected = self.host if self.times % 2 == 0 else -self.host
         wrong = count_wrong(np.asarray(self.last), expected)
-        return Outcome(wrong, {"array_bytes": self.host.nbytes, "calls": self.calls})
+        return Outcome(wrong)

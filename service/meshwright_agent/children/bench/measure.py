@@ -26,7 +26,7 @@ import numpy.typing as npt
 from meshwright.mesh import create_mesh
 from meshwright.topology.identity import VisibleGpu, read_visible_gpus
 from meshwright.wire.base import Notice
-from meshwright.wire.bench import BenchCase, BenchRecord, Collective
+from meshwright.wire.bench import BenchCase, BenchRecord
 from meshwright.wire.devices import Platform, parse_platform
 from meshwright_agent.bench.scope import Scope
 from meshwright_agent.clock import Clock
@@ -175,17 +175,16 @@ class Outcome:
 
     Attributes:
         wrong_elements: number of wrong elements in the last result.
-        collective: the collective in the compiled text; its count is 0 if it is absent.
+        is_compiled: the compiled program contains the measured collective, where there is one.
     """
 
     wrong_elements: int
-    detail: Mapping[str, Any] = field(default_factory=dict)
-    collective: Collective | None = None
+    is_compiled: bool = True
 
     @property
     def correct(self) -> bool:
         """True if no element is wrong and the compiled program contains the collective."""
-        return self.wrong_elements == 0 and (self.collective is None or self.collective.count > 0)
+        return self.wrong_elements == 0 and self.is_compiled
 
 
 class Subject(ABC):
@@ -212,7 +211,6 @@ class Trial:
     """
 
     case: BenchCase
-    description: str
     device_indices: tuple[int, ...]
     dtype: str
     size_bytes: int
@@ -231,16 +229,16 @@ class Trial:
 
 
 def build_record(
-    trial: Trial, samples_s: Sequence[float], outcome: Outcome, *, at: datetime, common: Mapping[str, Any]
+    trial: Trial, samples_s: Sequence[float], outcome: Outcome, *, at: datetime, device_kind: str
 ) -> BenchRecord:
-    """Returns the record of a measured trial; `common` is added to its detail."""
+    """Returns the record of a measured trial."""
     p10_s, median_s, p90_s = map(float, np.percentile(samples_s, (10, 50, 90)))
     algbw = None if trial.flops else trial.size_bytes / median_s
     busbw = None if algbw is None or trial.busbw_factor is None else algbw * trial.busbw_factor
     return BenchRecord(
         case=trial.case,
-        description=trial.description,
         device_indices=trial.device_indices,
+        device_kind=device_kind,
         axis=trial.axis,
         axis_size=trial.axis_size,
         dtype=trial.dtype,
@@ -254,8 +252,6 @@ def build_record(
         flops_per_s=trial.flops / median_s if trial.flops else None,
         wrong_elements=outcome.wrong_elements,
         correct=outcome.correct,
-        collective=outcome.collective,
-        detail={"warmup_count": WARMUP_COUNT, **common, **outcome.detail},
         basis="measured",
         observed_at=at,
         age_s=0.0,

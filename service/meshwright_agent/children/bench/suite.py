@@ -6,7 +6,6 @@ as it is measured. This module does not depend on HTTP or the store.
 
 from __future__ import annotations
 
-import platform as python_platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,9 +153,8 @@ class Bench:
         samples_s = measure_samples(
             subject.sample, count=self.scope.samples, until_s=until_s, timetable=self.timetable, check=self.check
         )
-        outcome, device = subject.verify(), self.stage.devices[trial.device_indices[0]]
-        common = {"host": python_platform.node(), "device_kind": device.device_kind}
-        return build_record(trial, samples_s, outcome, at=clock.now(), common=common)
+        kind = self.stage.devices[trial.device_indices[0]].device_kind
+        return build_record(trial, samples_s, subject.verify(), at=clock.now(), device_kind=kind)
 
     def note(self, record: BenchRecord) -> None:
         """Stores a record and reports it."""

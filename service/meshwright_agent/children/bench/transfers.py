@@ -27,7 +27,6 @@ from meshwright_agent.children.bench.measure import (
     Trial,
     build_tile,
     choose_modulus,
-    count_shared,
     count_wrong,
     expand_tile,
     move_off_alignment,
@@ -39,27 +38,23 @@ BATCH_AXIS: Final = "batch"
 
 def list_host_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial per device and size."""
-    text = "jax.device_put of a NumPy array onto one device"
     places = [(index,) for index in scope.singles]
-    yield from _list_each("host_to_device", text, Put, scope, stage, places)
+    yield from _list_each("host_to_device", Put, scope, stage, places)
 
 
 def list_device_to_host(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial per device and size."""
-    text = "numpy.asarray of an array on one device, each time one that was not yet read"
     places = [(index,) for index in scope.singles]
-    yield from _list_each("device_to_host", text, Fetch, scope, stage, places)
+    yield from _list_each("device_to_host", Fetch, scope, stage, places)
 
 
 def list_device_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial per pair and size."""
-    text = "jax.device_put of an array on the first device onto the second"
-    yield from _list_each("device_to_device", text, Move, scope, stage, scope.pairs)
+    yield from _list_each("device_to_device", Move, scope, stage, scope.pairs)
 
 
 def _list_each(
     case: BenchCase,
-    description: str,
     subject: Callable[..., Subject],
     scope: Scope,
     stage: Stage,
@@ -70,7 +65,6 @@ def _list_each(
         for indices in places:
             yield Trial(
                 case=case,
-                description=description,
                 device_indices=indices,
                 dtype=stage.dtype,
                 size_bytes=size,
@@ -80,25 +74,20 @@ def _list_each(
 
 def list_replicate(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial per size, on all devices."""
-    text = "jax.device_put of a NumPy array onto every device"
-    yield from _list_spread("replicate", text, PartitionSpec(), scope, stage, parts=1)
+    yield from _list_spread("replicate", PartitionSpec(), scope, stage, parts=1)
 
 
 def list_shard_batch(scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial per size, on all devices."""
-    text = "jax.device_put of a NumPy array, split over the devices along its first dimension"
-    yield from _list_spread("shard_batch", text, PartitionSpec(BATCH_AXIS), scope, stage, parts=len(scope.devices))
+    yield from _list_spread("shard_batch", PartitionSpec(BATCH_AXIS), scope, stage, parts=len(scope.devices))
 
 
-def _list_spread(
-    case: BenchCase, description: str, spec: PartitionSpec, scope: Scope, stage: Stage, *, parts: int
-) -> Iterator[Trial]:
+def _list_spread(case: BenchCase, spec: PartitionSpec, scope: Scope, stage: Stage, *, parts: int) -> Iterator[Trial]:
     chosen = np.array([stage.devices[index] for index in scope.devices])
     sharding = NamedSharding(Mesh(chosen, (BATCH_AXIS,), axis_types=(AxisType.Auto,)), spec)
     for size in round_sizes(scope.sizes_bytes, stage.item_bytes, parts=parts):
         yield Trial(
             case=case,
-            description=description,
             device_indices=scope.devices,
             dtype=stage.dtype,
             size_bytes=size,
@@ -144,12 +133,7 @@ class Put(JaxCall):
         """Compares each device's part with the same part of the sent array."""
         shards = self.last.addressable_shards
         wrong = sum(count_wrong(np.asarray(shard.data), self.host[shard.index]) for shard in shards)
-        detail = {
-            "host_memory": "pageable, not aligned to 64 bytes: JAX on CPU would otherwise take it as it is",
-            "landed_bytes": sum(shard.data.nbytes for shard in shards),
-            "shared_parts": count_shared(self.last, self.host),
-        }
-        return Outcome(wrong, detail)
+        return Outcome(wrong)
 
 
 @dataclass
@@ -183,9 +167,7 @@ class Fetch(Subject):
 
     def verify(self) -> Outcome:
         """Compares the array that was read last."""
-        forced = "numpy.copyto, since numpy.asarray shows a CPU device's own memory"
-        copy = forced if self.shares_memory else "numpy.asarray"
-        return Outcome(count_wrong(self.out, self.host), {"copy": copy, "host_memory": "pageable"})
+        return Outcome(count_wrong(self.out, self.host))
 
 
 @dataclass
@@ -210,4 +192,4 @@ class Move(JaxCall):
         """Compares the received array and its device."""
         astray = 0 if self.last.devices() == {self.target} else self.host.size
         wrong = max(astray, count_wrong(np.asarray(self.last), self.host))
-        return Outcome(wrong, {"shared_parts": count_shared(self.last, np.asarray(self.source))})
+        return Outcome(wrong)

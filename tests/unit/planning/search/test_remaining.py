@@ -33,13 +33,14 @@ def count(plan: Plan) -> int:
 
 def test_of_one_host_a_device_goes_alone() -> None:
     _, fallback = ask_fallback("h100:8")
-    assert (fallback.lost, count(fallback.plans[0])) == ("one device", 6)
+    assert count(fallback.plans[0]) == 6
+    assert "one device" in fallback.message
     assert "1 of them stay idle" in fallback.message
 
 
 def test_of_several_slices_a_slice_goes() -> None:
     _, fallback = ask_fallback("2*v5e:4x8")
-    assert fallback.lost == "a slice of 32 devices"
+    assert "a slice of 32 devices" in fallback.message
     assert {device.granule for device in fallback.plans[0].devices} == {0}
 
 

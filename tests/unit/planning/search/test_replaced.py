@@ -129,7 +129,7 @@ def test_a_plan_tells_each_figure_beside_the_tables_own_with_run_and_age() -> No
     (figure,) = plan(build_host(4e14, run_id="run-0042", age_s=3600.0)).measured
     assert figure.value == pytest.approx(4e14)
     assert figure.default == pytest.approx(794.5e12, rel=1e-3)  # 80.3 % of 989 TFLOP/s
-    assert (figure.name, figure.case, figure.run_id, figure.age_s) == ("flops_per_s", "matmul", "run-0042", 3600.0)
+    assert (figure.name, figure.run_id, figure.age_s) == ("flops_per_s", "run-0042", 3600.0)
     memory = [build_memory(index, 1e12, size_bytes=2048 * MIB) for index in range(8)]
     assert [each.default for each in plan(memory).measured] == [pytest.approx(0.8 * 3.35e12)]
     (wire,) = plan(build_pair("all_reduce", 2e11)).measured

@@ -156,26 +156,25 @@ class _Check:
         if not self._is_own_lease:
             yield True
             return
-        held: list[Client] = []
+        asked: list[Client] = []
         try:
             for place in sorted(range(len(self._names)), key=lambda each: self._fleet.urls[each]):
-                client = self._fleet.clients[place]
+                asked.append(self._fleet.clients[place])
                 try:
-                    client.lease("all", purpose="preflight", ttl_s=2 * self._job_s + 60, lease_id=self._lease)
+                    asked[-1].lease("all", purpose="preflight", ttl_s=2 * self._job_s + 60, lease_id=self._lease)
                 except MeshwrightError as error:
                     self._note_error(place, error)
                     break
-                held.append(client)
-            yield len(held) == len(self._names)
+            yield not self._findings
         finally:
-            self._give_back(held)
+            self._give_back(asked)
 
-    def _give_back(self, held: list[Client]) -> None:
+    def _give_back(self, asked: list[Client]) -> None:
         def end(client: Client) -> None:
             with contextlib.suppress(MeshwrightError):
                 client.end_lease(self._lease)
 
-        run_all([functools.partial(end, client) for client in held], limit_s=ASK_S, at_once=MAX_AT_ONCE)
+        run_all([functools.partial(end, client) for client in asked], limit_s=ASK_S, at_once=MAX_AT_ONCE)
 
     def _measure(self) -> None:
         """Runs the job, and notes what it finds."""
@@ -304,10 +303,8 @@ def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> It
     first: dict[object, str] = {}
     for place, host in known.items():
         if (twin := first.setdefault(_identify(host), host.url)) != host.url:
-            yield (
-                place,
-                HostFinding(state="unchecked", text=f"it is the same host as {twin}", action="name each host once"),
-            )
+            text = f"it is the same host as {twin}"
+            yield place, HostFinding(state="unchecked", text=text, action="name each host once")
     for place, host in known.items():
         yield from ((place, finding) for finding in _check_host(host, expect, lease))
     yield from _compare(known, "devices", lambda host: str(len(_list(host).devices)), "look at GET /health of the host")
@@ -329,9 +326,8 @@ def _compare_clocks(hosts: Mapping[int, FleetHost], now: datetime) -> Iterator[t
 def _check_host(host: FleetHost, expect: ChipCount | None, lease: str) -> Iterator[HostFinding]:
     devices = _list(host).devices
     if expect is not None and (count := sum(expect.is_of(device.kind) for device in devices)) < expect.count:
-        yield HostFinding(
-            state="fault", text=f"it has {count} of {expect} devices", action="look at GET /health of the host"
-        )
+        text = f"it has {count} of {expect} devices"
+        yield HostFinding(state="fault", text=text, action="look at GET /health of the host")
     sick = [str(d.local_index) for d, state in zip(devices, host.device_states, strict=True) if state == "unhealthy"]
     if sick:
         text = f"device {', '.join(sick[:8])} is unhealthy"

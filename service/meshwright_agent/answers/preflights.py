@@ -8,13 +8,11 @@ end. This module does not depend on routes.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any, Final
 
 from meshwright.errors import (
     InvalidRequestError,
     NotFoundError,
-    ProblemError,
     RunFailedError,
     UnavailableError,
 )
@@ -36,16 +34,33 @@ PHASE_RATIO: Final = 0.4
 """Of the time limit: how long one phase may take."""
 
 
-@dataclass
 class _Watch:
-    """Where the process is.
+    """Where the process is, and for how long."""
 
-    Attributes:
-        since_s: when it was first told.
-    """
+    def __init__(self, loop: asyncio.AbstractEventLoop, emit: Emit) -> None:
+        self.phase = ""
+        self._loop = loop
+        self._emit = emit
+        self._began_s = self._entered_s = loop.time()
+        self.receive({"phase": PREFLIGHT_PHASES[0]})
 
-    phase: str
-    since_s: float
+    @property
+    def phase_s(self) -> float:
+        """Seconds since the phase began."""
+        return self._loop.time() - self._entered_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since the first phase began."""
+        return self._loop.time() - self._began_s
+
+    def receive(self, value: dict[str, Any]) -> None:
+        """Reports a new phase as the progress of the run."""
+        if value["phase"] == self.phase:
+            return
+        self.phase, self._entered_s = value["phase"], self._loop.time()
+        done = PREFLIGHT_PHASES.index(self.phase)
+        self._emit({"done": done, "total": len(PREFLIGHT_PHASES), "message": self.phase})
 
 
 class Preflights:
@@ -92,73 +107,54 @@ class Preflights:
         if others := self._registry.list_covering(devices, but=request.lease):
             raise self._registry.refuse(others, devices, "the preflight", ())
         if missing := [device.local_index for device in devices if device.lease is None]:
-            detail = (
-                f"lease {request.lease} does not cover device {missing[0]}; a preflight opens all devices of a host"
-            )
+            detail = f"lease {request.lease} does not cover device {missing[0]}; a preflight opens all of a host"
             raise InvalidRequestError.of("lease", detail, 'lease "all"')
 
     async def execute(self, run: Run, emit: Emit) -> Done:
         """Runs this host's process to its end. The queue calls this method.
 
         Raises:
-            CallCancelled: other hosts did not come, or ended.
-            RunFailedError: the process is stuck, or its devices did not answer in time.
-            ProblemError: this host cannot take part, or its process ended.
+            CallCancelled: other hosts did not come, or ended, or the time was over.
+            RunFailedError: this host cannot take part, its process ended or is stuck, or its devices are too slow.
         """
         request = PreflightRequest.model_validate(run.request)
-        loop = asyncio.get_running_loop()
-        watch = _Watch(PREFLIGHT_PHASES[0], loop.time())
-
-        def receive(value: dict[str, Any]) -> None:
-            if value["phase"] != watch.phase:
-                watch.phase, watch.since_s = value["phase"], loop.time()
-                emit(
-                    {
-                        "done": PREFLIGHT_PHASES.index(watch.phase),
-                        "total": len(PREFLIGHT_PHASES),
-                        "message": watch.phase,
-                    }
-                )
-
-        emit({"done": 0, "total": len(PREFLIGHT_PHASES), "message": watch.phase})
-        call = asyncio.create_task(
-            self._child.call("preflight", run.request, deadline_s=request.timeout_s, on_progress=receive)
-        )
+        watch = _Watch(asyncio.get_running_loop(), emit)
+        work = self._child.call("preflight", run.request, deadline_s=2 * request.timeout_s, on_progress=watch.receive)
+        call = asyncio.create_task(work)
         try:
-            answer = await self._wait(call, watch, request)
-        except ProblemError as error:
-            if error.code == "run_cancelled":
-                raise CallCancelled(error.detail) from error
+            answer = await self._wait(call, watch, request.timeout_s)
+        except UnavailableError as error:  # the process ended
             if any(_ENDED_BY_JAX in line for line in error.log):
                 detail = (
                     f"JAX ended the process in phase {watch.phase}: another host did not come, or its process ended"
                 )
                 raise CallCancelled(detail) from error
+            detail = f"the process of the preflight ended in phase {watch.phase}: {error.detail.rpartition('; ')[2]}"
+            raise RunFailedError(detail, hint="see GET /health and the kernel's log", log=error.log) from error
+        except RunFailedError as error:
+            if error.code == "run_cancelled":
+                raise CallCancelled(error.detail) from error
             raise
         finally:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             await self._child.release(reason="the preflight has ended")  # a job may start when the run has ended
-        return answer.result, answer.generation
+        return answer.result, None
 
-    async def _wait(self, call: asyncio.Task[Answer], watch: _Watch, request: PreflightRequest) -> Answer:
-        loop = asyncio.get_running_loop()
+    async def _wait(self, call: asyncio.Task[Answer], watch: _Watch, limit_s: float) -> Answer:
         while not (await asyncio.wait({call}, timeout=WATCH_S))[0]:
             if self._child.silent_s > STUCK_S:
                 detail = (
                     f"the process of the preflight is stuck: no sign of it for {STUCK_S:g} s, in phase {watch.phase}"
                 )
-                hint = "see GET /health and the kernel's log; the process is ended"
-                raise RunFailedError(detail, hint=hint, log=self._child.log_tail[-20:])
-            if (waited_s := loop.time() - watch.since_s) <= PHASE_RATIO * request.timeout_s:
+                raise RunFailedError(
+                    detail, hint="see GET /health and the kernel's log", log=self._child.log_tail[-20:]
+                )
+            if watch.phase_s <= PHASE_RATIO * limit_s and watch.total_s <= limit_s:
                 continue
             if watch.phase in OWN_PHASES:
-                what = (
-                    "the process of the preflight did not start"
-                    if watch.phase == "start"
-                    else "the devices did not answer"
-                )
-                detail = f"{what} within {waited_s:.0f} s"
+                detail = f"this host did not come through phase {watch.phase} within {watch.phase_s:.0f} s"
                 raise RunFailedError(detail, hint="see GET /health; or give a longer timeout_s")
-            raise CallCancelled(f"phase {watch.phase} did not end within {waited_s:.0f} s: another host holds it up")
+            detail = f"phase {watch.phase} did not end within {watch.phase_s:.0f} s: another host holds it up"
+            raise CallCancelled(detail)
         return call.result()

@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.compiling.worker import lower_priority
-from meshwright.errors import ProblemError, RunFailedError
+from meshwright.errors import RunFailedError
 from meshwright.preflight.pairs import Round, choose_rounds
 from meshwright.preflight.rule import (
     CONFIRM_TRIES,
@@ -54,16 +54,23 @@ from meshwright_agent.clock import SystemClock
 
 KIND: Final = "preflight"
 SIGN_S: Final = 1.0
-CONNECT_RATIO: Final = 0.25
-"""Of the time limit: how long the processes wait for each other before the job begins."""
+MEET_RATIO, CONNECT_RATIO = 0.5, 0.3
+"""Of the time limit: how long JAX waits for all processes, which is longer than the agent does; and how long the first
+host's process may take until it listens, which is shorter."""
 REACH_S: Final = 5.0
 SAMPLES: Final = 5
 PAUSE_S: Final = 0.5
 """Between the tries of a suspect: what else ran on the host may have ended."""
 Choose = Callable[[Sequence[float]], float]
 """Chooses one of several samples: the median to compare hosts, the shortest of a suspect, to be fair to it."""
+MATMUL_SIZE: Final = 4096
+"""On accelerators: 0.2 ms of an H100, and small enough that the host fills and checks it in a tenth of a second."""
+MOST_WRONG: Final = 8
+"""Wrong contents that a process tells the others."""
 NETWORK_BYTES: Final = {True: 2**20, False: 16 * 2**20}
 """Of each device in each round, by whether the platform is CPU."""
+_STRIDE, _STEP = 2246822519, 2654435761
+"""Odd, so that no two devices send the same and no two places hold the same. Source: xxHash's and Knuth's primes."""
 LOCAL: Final[tuple[Figure, ...]] = (*DEVICE_FIGURES, "all_reduce")
 
 
@@ -76,8 +83,7 @@ def preflight(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]
     """Takes part in the check; returns a PreflightResult as JSON.
 
     Raises:
-        ProblemError: this host cannot take part.
-        RunFailedError: with code run_cancelled where another process has ended or did not come.
+        RunFailedError: this host cannot take part; with code run_cancelled, another process has ended or did not come.
     """
     request = PreflightRequest.model_validate(arguments)
     with Signs(context) as signs:
@@ -189,13 +195,13 @@ class _Part:
         """Joins the job; returns the first host where it cannot be reached.
 
         Raises:
-            ProblemError: the port is in use, or this host's name leads others to themselves.
+            RunFailedError: the port is in use, or this host's name leads others to themselves.
         """
         name, _, port = self.request.coordinator.rpartition(":")
-        address, limit_s = (name.strip("[]"), int(port)), self.request.timeout_s * CONNECT_RATIO
+        address = (name.strip("[]"), int(port))
         if self.own == 0:
             check_port(address)
-        elif not can_connect(address, limit_s):
+        elif not can_connect(address, CONNECT_RATIO * self.request.timeout_s):
             return (0,)
         self.address = find_own_address(address)
         if os.environ.get("JAX_PLATFORMS") == "cpu" and self.count > 1:
@@ -205,8 +211,8 @@ class _Part:
                 self.request.coordinator,
                 self.count,
                 self.own,
-                initialization_timeout=max(1, round(limit_s)),
-                shutdown_timeout_seconds=max(1, round(limit_s)),
+                initialization_timeout=round(MEET_RATIO * self.request.timeout_s),
+                shutdown_timeout_seconds=round(MEET_RATIO * self.request.timeout_s),
                 coordinator_bind_address=self.request.coordinator if self.own == 0 else None,
             )
         return ()
@@ -273,7 +279,7 @@ class _Part:
 
     def _list_trials(self, figure: Figure) -> list[Trial]:
         platform = parse_platform("cpu" if self.is_cpu else self.mesh.devices.flat[0].platform)
-        request = BenchRequest(devices=tuple(self.devices))
+        request = BenchRequest(devices=tuple(self.devices), matmul_size=None if self.is_cpu else MATMUL_SIZE)
         scope = build_scope(request, platform=platform, indices=tuple(self.devices))
         stage = Stage(self.devices, platform, scope.dtype, SystemClock())
         case: Any = figure
@@ -288,12 +294,12 @@ class _Part:
     def _measure_round(self, pairs: Round, choose: Choose) -> float | None:
         both = sorted(pairs.items())
         exchange = self._build(lambda block: jax.lax.ppermute(block, "host", both))
-        duration_s, result = self._time(exchange, self._place(self._fill), choose)
+        duration_s, result = self._time(exchange, self._place(), choose)
         partner = pairs.get(self.own)
         if partner is None:
             return None
         for device, shard in enumerate(self._list_shards(result)):
-            if wrong := int(np.count_nonzero(shard != self._fill(partner, device))):
+            if wrong := int(np.count_nonzero(shard != self._fill(partner * len(self.devices) + device))):
                 self.wrong.append(WrongContent(host=partner, device=device, figure="network", wrong_elements=wrong))
         return len(self.devices) * NETWORK_BYTES[self.is_cpu] / duration_s
 
@@ -303,8 +309,8 @@ class _Part:
         if ranks < 2:
             return
         reduce = self._build(lambda block: jax.lax.psum(block, names))
-        duration_s, result = self._time(reduce, self._place(self._fill_small))
-        total = sum(self._fill_small(*divmod(rank, len(self.devices))) for rank in range(ranks))
+        duration_s, result = self._time(reduce, self._place())
+        total = ranks * self._fill(0) + np.uint32(ranks * (ranks - 1) // 2 * _STEP % 2**32)  # modulo 2³², as XLA adds
         for shard in self._list_shards(result):
             if wrong := int(np.count_nonzero(shard != total)):
                 self.wrong.append(WrongContent(host=self.own, figure="network", wrong_elements=wrong))
@@ -313,30 +319,29 @@ class _Part:
         gather = self._build(
             lambda block: jax.lax.all_gather(block[:, : block.shape[1] // ranks], names, axis=1, tiled=True)
         )
-        duration_s, result = self._time(gather, self._place(self._fill))
+        duration_s, result = self._time(gather, self._place())
         part = size // 4 // ranks
         yield CollectiveRate(case="all_gather", busbw_bytes_per_s=(ranks - 1) / ranks * part * ranks * 4 / duration_s)
+        starts = np.arange(ranks, dtype=np.uint64) * _STEP
+        expected = self._fill(0)[:part] + starts.astype(np.uint32)[:, None]
         for shard in self._list_shards(result):
-            for rank, content in enumerate(shard.reshape(ranks, part)):
-                host, device = divmod(rank, len(self.devices))
-                if wrong := int(np.count_nonzero(content != self._fill(host, device)[:part])):
-                    self.wrong.append(WrongContent(host=host, device=device, figure="network", wrong_elements=wrong))
+            wrong_elements = np.count_nonzero(shard.reshape(ranks, part) != expected, axis=1)
+            for rank in np.flatnonzero(wrong_elements):
+                host, device = divmod(int(rank), len(self.devices))
+                wrong = int(wrong_elements[rank])
+                self.wrong.append(WrongContent(host=host, device=device, figure="network", wrong_elements=wrong))
 
-    def _fill(self, host: int, device: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        """Returns what a device sends: numbers of which each depends on the device and on the place."""
-        count = NETWORK_BYTES[self.is_cpu] // 4
-        start = (host * len(self.devices) + device) * 2654435761
-        return np.arange(count, dtype=np.uint32) * np.uint32(2246822519) + np.uint32(start % 2**32)
+    def _fill(self, rank: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """Returns what a device sends: numbers of which each depends on the device and on the place, modulo 2³²."""
+        places = np.arange(NETWORK_BYTES[self.is_cpu] // 4, dtype=np.uint32)
+        return places * np.uint32(_STRIDE) + np.uint32(rank * _STEP % 2**32)
 
-    def _fill_small(self, host: int, device: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        return self._fill(host, device) & np.uint32(0xFFFF)
-
-    def _place(self, fill: Callable[[int, int], Any]) -> jax.Array:
+    def _place(self) -> jax.Array:
         sharding = NamedSharding(self.mesh, PartitionSpec(("host", "device")))
         shape = (self.mesh.size, NETWORK_BYTES[self.is_cpu] // 4)
 
         def fill_row(index: tuple[slice, ...] | None) -> Any:
-            return fill(*divmod(index[0].start or 0 if index else 0, len(self.devices)))[None]
+            return self._fill(index[0].start or 0 if index else 0)[None]
 
         return jax.make_array_from_callback(shape, sharding, fill_row)
 
@@ -393,21 +398,19 @@ class _Part:
         return confirm(suspects, hosts, rounds, dict(enumerate(again)))
 
     def share_wrong(self) -> tuple[WrongContent, ...]:
-        """Returns the wrong contents that any host found, one for each device that produced them."""
+        """Returns the wrong contents that any host found, the largest for each device and figure that produced one."""
         figures: tuple[Figure, ...] = (*LOCAL, "network")
-        table = np.zeros((self.count, len(self.devices) + 1, len(figures)), dtype=np.int32)
-        for each in self.wrong:
-            place = (each.host, -1 if each.device is None else each.device, figures.index(each.figure))
-            table[place] = max(table[place], each.wrong_elements)
-        most = multihost_utils.process_allgather(table).reshape(self.count, *table.shape).max(axis=0)
+        own = np.zeros((MOST_WRONG, 4), dtype=np.int32)
+        for row, each in zip(own, self.wrong, strict=False):
+            device = -1 if each.device is None else each.device
+            row[:] = each.host, device, figures.index(each.figure), each.wrong_elements
+        most: dict[tuple[int, int, int], int] = {}
+        for host, device, figure, wrong in multihost_utils.process_allgather(own).reshape(-1, 4).tolist():
+            if wrong:
+                most[host, device, figure] = max(wrong, most.get((host, device, figure), 0))
         return tuple(
-            WrongContent(
-                host=int(host),
-                device=None if device == len(self.devices) else int(device),
-                figure=figures[figure],
-                wrong_elements=int(most[host, device, figure]),
-            )
-            for host, device, figure in np.argwhere(most)
+            WrongContent(host=host, device=None if device < 0 else device, figure=figures[figure], wrong_elements=wrong)
+            for (host, device, figure), wrong in sorted(most.items())
         )
 
 
@@ -423,28 +426,28 @@ def build_mesh(host_count: int) -> Mesh:
     """Returns the mesh of all devices, (host, device).
 
     Raises:
-        ProblemError: the hosts have different numbers of devices.
+        RunFailedError: the hosts have different numbers of devices.
     """
     rows = [[d for d in jax.devices() if d.process_index == host] for host in range(host_count)]
     counts = {len(row) for row in rows}
     if len(counts) > 1:
         detail = f"the hosts' JAX sees {min(counts)} to {max(counts)} devices; a preflight needs as many on each host"
-        raise ProblemError(detail, hint="look at GET /devices of each host", code="worker_failed")
+        raise RunFailedError(detail, hint="look at GET /devices of each host")
     return Mesh(np.array([sorted(row, key=lambda device: device.id) for row in rows]), ("host", "device"))
 
 
 def check_port(address: tuple[str, int]) -> None:
-    """Raises ProblemError unless this process can listen there."""
+    """Raises RunFailedError unless this process can listen there."""
     try:
         socket.create_server(address, family=_choose_family(address[0])).close()
     except OSError as error:
         detail = f"the first host cannot listen on {address[0]}:{address[1]}: {error.strerror or error}"
         hint = "name another port (--port), and the first host by an address of its own"
-        raise ProblemError(detail, hint=hint, code="worker_failed") from error
+        raise RunFailedError(detail, hint=hint) from error
 
 
 def check_name(own_address: str) -> None:
-    """Raises ProblemError if this host's name leads others to themselves: JAX on CPU listens where it leads."""
+    """Raises RunFailedError if this host's name leads others to themselves: JAX on CPU listens where it leads."""
     name = socket.gethostname()
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(name, None)}
@@ -455,7 +458,7 @@ def check_name(own_address: str) -> None:
     if not found or all(each.startswith("127.") or each == "::1" for each in found):
         leads = f"leads to {', '.join(sorted(found))}" if found else "is not known to the resolver"
         detail = f"this host's name {name} {leads}; JAX listens there, and other hosts would not find it"
-        raise ProblemError(detail, hint=f"let {name} lead to {own_address} in /etc/hosts", code="worker_failed")
+        raise RunFailedError(detail, hint=f"let {name} lead to {own_address} in /etc/hosts")
 
 
 def can_connect(address: tuple[str, int], limit_s: float) -> bool:

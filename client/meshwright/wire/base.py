@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticKnownError
 
 Basis = Literal["declared", "passive", "cached", "live", "measured"]
@@ -102,3 +102,9 @@ class DeviceSelection(RequestPart):
 
     count: Annotated[StrictInt, Field(ge=1)] | None = Field(default=None, description="null: all but `exclude`")
     exclude: tuple[StrictInt | StrictStr, ...] = Field(default=(), description="named as in a plan's `devices`")
+
+    @model_validator(mode="after")
+    def _check_any(self) -> DeviceSelection:
+        if self.count is None and not self.exclude:
+            raise ValueError('it selects nothing; write {"count": 4} or {"exclude": [0]}, or leave it out for all')
+        return self

@@ -84,7 +84,7 @@ def test_too_few_left_says_which_leases_and_what_works(fields: dict[str, Any]) -
     assert f"DELETE /leases/{OURS}" in caught.value.hint
 
 
-@pytest.mark.parametrize("asked", [None, DeviceSelection(), DeviceSelection(exclude=(0,)), DeviceSelection(count=8)])
+@pytest.mark.parametrize("asked", [None, DeviceSelection(exclude=(0,)), DeviceSelection(count=8)])
 def test_where_all_are_leased_the_leases_are_the_reason(asked: DeviceSelection | None) -> None:
     full = lease(dict.fromkeys(range(8), THEIRS))
     with pytest.raises(DeviceLeasedError, match=THEIRS):

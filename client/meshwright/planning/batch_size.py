@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from pydantic import TypeAdapter
@@ -113,7 +113,7 @@ def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: 
         hardware_type=hardware_type.value,
         chip=chip.name if chip else None,
         basis=basis if request.hardware is None else "declared",
-        table=BatchSizeTable(**asdict(row)),
+        table=BatchSizeTable(**{name: getattr(row, name) for name in BatchSizeTable.model_fields}),
         roofline=build_roofline(chip) if chip else None,
         validation=validation,
         warnings=tuple(_find_warnings(hardware_type, chip, row, asked)),

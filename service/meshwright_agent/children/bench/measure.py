@@ -311,13 +311,6 @@ class JaxCall(Subject):
         return duration_s
 
 
-def count_shared(array: jax.Array, host: Array) -> int:
-    """Returns how many parts of an array share a NumPy array's memory. Only CPU devices share memory."""
-    low, high = host.ctypes.data, host.ctypes.data + host.nbytes
-    parts = [shard.data for shard in array.addressable_shards if shard.device.platform == "cpu"]
-    return sum(low <= part.unsafe_buffer_pointer() < high for part in parts)
-
-
 def read_devices(environ: Mapping[str, str] = os.environ) -> tuple[dict[int, jax.Device], tuple[Notice, ...]]:
     """Returns this process's devices by local index, and notices about an uncertain match."""
     devices = jax.local_devices()

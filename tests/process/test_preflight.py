@@ -82,6 +82,7 @@ def test_what_agents_know_is_found_before_a_device_is_opened(
     assert all(host.result is None for host in report.hosts)
 
 
+@pytest.mark.exhaustive
 def test_the_page_leads_from_nothing_to_a_verdict_on_three_hosts(tmp_path: Path) -> None:
     page = Document.read("docs/how-to/preflight.md")
     script, expected = page.blocks("sh")[0].text, page.blocks("text")[0].text

@@ -35,12 +35,11 @@ def hosts() -> Iterator[tuple[Network, list[RunningAgent]]]:
         yield found
 
 
-def check(agents: Sequence[RunningAgent]) -> tuple[int, dict[str, Any]]:
+def check(agents: Sequence[RunningAgent], timeout_s: int = 90) -> tuple[int, dict[str, Any]]:
     """Returns the exit code of the command and its report."""
-    command = [*COMMAND, "preflight", "--hosts", ",".join(agent.url for agent in agents)]
-    done = subprocess.run(
-        [*command, "--format", "json", "--timeout", "90"], capture_output=True, text=True, check=False
-    )
+    hosts = ",".join(agent.url for agent in agents)
+    command = [*COMMAND, "preflight", "--hosts", hosts, "--format", "json", "--timeout", str(timeout_s)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return done.returncode, report
@@ -125,7 +124,7 @@ def test_a_slow_link(hosts: tuple[Network, list[RunningAgent]]) -> None:
 
 def test_a_slow_host(hosts: tuple[Network, list[RunningAgent]]) -> None:
     with limiting_cpu(hosts[1][BAD], 0.08):
-        code, report = check(hosts[1])
+        code, report = check(hosts[1], timeout_s=45)
     assert (code, list(list_blamed(report))) == (1, [BAD]), report
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, FiniteFloat, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError, field_validator
 
 from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, InvalidRequestError, NotFoundError
 from meshwright.planning.device_selection import select_for_lease
@@ -65,6 +65,15 @@ class StoredLease(BaseModel):
     boot_id: str
     until_s: FiniteFloat
     ended: str = ""
+
+    @field_validator("lease", mode="before")
+    @classmethod
+    def _complete(cls, lease: Any) -> Any:
+        """Leases of earlier versions name their devices without host and position."""
+        if not isinstance(lease, dict):
+            return lease
+        devices = [{"host": "", "position": each["local_index"], **each} for each in lease["devices"]]
+        return {**lease, "devices": devices}
 
 
 @dataclass(frozen=True)

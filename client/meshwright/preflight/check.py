@@ -31,7 +31,7 @@ from meshwright.errors import (
 )
 from meshwright.fleet import MAX_AT_ONCE, Fleet
 from meshwright.preflight.report import HostFinding, HostReport, PreflightReport, State, build_report, describe_results
-from meshwright.topology.chips import ChipCount
+from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright.wire.devices import Devices
 from meshwright.wire.preflight import (
     DEFAULT_PORT,
@@ -62,7 +62,7 @@ T = TypeVar("T")
 def check_hosts(
     fleet: Fleet,
     *,
-    expect: ChipCount | None = None,
+    expect: ChipCount | str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     port: int = DEFAULT_PORT,
     lease: str | None = None,
@@ -72,7 +72,7 @@ def check_hosts(
 
     Args:
         fleet: the agents; the process of the first is the job's coordinator.
-        expect: devices that each host must have.
+        expect: devices that each host must have, such as "8*h100".
         timeout_s: time limit of the check, at least 10.
         port: where the coordinator listens during the check.
         lease: id of the caller's lease of all devices on every host; None: leases are taken and given back.
@@ -80,8 +80,10 @@ def check_hosts(
 
     Raises:
         SettingsError: the other hosts cannot reach the first by its address.
+        ValueError: `expect` is not a number of devices, or names a chip that is in no table.
     """
-    return _Check(fleet, timeout_s, port, lease, on_phase or (lambda _: None)).run(expect)
+    wanted = parse_chip_count(expect) if isinstance(expect, str) else expect
+    return _Check(fleet, timeout_s, port, lease, on_phase or (lambda _: None)).run(wanted)
 
 
 class _Check:

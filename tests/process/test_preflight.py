@@ -18,7 +18,8 @@ from meshwright import Client
 from meshwright.cli import main
 from meshwright.errors import InvalidRequestError, NotFoundError, SettingsError
 from meshwright.fleet import Fleet
-from meshwright.preflight.check import build_coordinator, check_hosts
+from meshwright.preflight import check_hosts
+from meshwright.preflight.check import build_coordinator
 from meshwright.wire.preflight import PreflightRequest
 from tests.agents import RunningAgent, start_agent
 from tests.documents import Document, has_shape

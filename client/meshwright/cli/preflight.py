@@ -16,7 +16,7 @@ from meshwright.cli.session import FAILED, NO_ANSWER, OK, Session
 from meshwright.wire.preflight import DEFAULT_PORT, DEFAULT_TIMEOUT_S, PreflightResult
 
 if TYPE_CHECKING:
-    from meshwright.preflight.report import PreflightReport
+    from meshwright.preflight import PreflightReport
 
 EXIT_CODES: Final = {"ok": OK, "fault": FAILED, "unknown": NO_ANSWER}
 
@@ -51,7 +51,7 @@ def check_hosts(
 
     Exit codes: 0 all hosts are well · 1 a host is at fault or missing · 2 they could not be checked, or usage.
     """
-    from meshwright.preflight import check  # here, so that --help need not wait for the HTTP library
+    from meshwright import preflight  # here, so that --help need not wait for the HTTP library
 
     is_asked(session, hosts)
     wanted = None if expect is None else parse_chips(expect, "--expect")
@@ -59,7 +59,7 @@ def check_hosts(
     with open_fleet(hosts) as fleet:
         limit_s = session.options.timeout_s or DEFAULT_TIMEOUT_S
         with session.err.status("agents") as status:
-            report = check.check_hosts(
+            report = preflight.check_hosts(
                 fleet, expect=wanted, timeout_s=limit_s, port=port, lease=lease, on_phase=status.update
             )
     if is_json:

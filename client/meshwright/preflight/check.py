@@ -33,6 +33,7 @@ from meshwright.fleet import MAX_AT_ONCE, Fleet
 from meshwright.preflight.report import HostFinding, HostReport, PreflightReport, State, build_report, describe_results
 from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright.wire.devices import Devices
+from meshwright.wire.health import State as HealthState
 from meshwright.wire.preflight import (
     DEFAULT_PORT,
     DEFAULT_TIMEOUT_S,
@@ -56,6 +57,10 @@ BY_REQUEST: Final = "by request (DELETE)"
 CLOCKS_S: Final = 30.0
 """Clocks may be apart by so much: tokens and certificates of a job have such tolerances."""
 
+_BAD_HEALTH: Final[tuple[tuple[set[HealthState], State, str], ...]] = (
+    ({"unhealthy"}, "fault", "unhealthy"),
+    ({"unknown", "initializing"}, "unchecked", "not known to be healthy"),
+)
 T = TypeVar("T")
 
 
@@ -330,10 +335,11 @@ def _check_host(host: FleetHost, expect: ChipCount | None, lease: str) -> Iterat
     if expect is not None and (count := sum(expect.is_of(device.kind) for device in devices)) < expect.count:
         text = f"it has {count} of {expect} devices"
         yield HostFinding(state="fault", text=text, action="look at GET /health of the host")
-    sick = [str(d.local_index) for d, state in zip(devices, host.device_states, strict=True) if state == "unhealthy"]
-    if sick:
-        text = f"device {', '.join(sick[:8])} is unhealthy"
-        yield HostFinding(state="fault", text=text, action=f"meshwright --url {host.url} health")
+    for health, state, words in _BAD_HEALTH:
+        found = [str(d.local_index) for d, each in zip(devices, host.device_states, strict=True) if each in health]
+        if found:
+            text = f"device {', '.join(found[:8])} is {words}"
+            yield HostFinding(state=state, text=text, action=f"meshwright --url {host.url} health")
     taken = [device for device in devices if device.lease is not None and device.lease.id != lease]
     if taken and taken[0].lease is not None:
         text = f"device {taken[0].local_index} is reserved by lease {taken[0].lease.id} ({taken[0].lease.purpose})"

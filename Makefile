@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test test-all lint types public-types size docs unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak fuzz snapshot extras images coverage mutation device clean
+.PHONY: help run test test-all lint types public-types size docs unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak soak-preflight fuzz snapshot extras images coverage mutation device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -95,6 +95,9 @@ accuracy: $(VENV)/.installed ## predictions beside published runs and measured p
 
 soak: $(VENV)/.installed ## a real agent under mixed load, workers killed at random: does anything grow? (ARGS="--minutes 5 --write")
 	$(BIN)/python -m tests.soak $(ARGS)
+
+soak-preflight: $(VENV)/.installed ## hosts in network namespaces, each fault many times: who is blamed? (ARGS="--hosts 8 --rounds 20")
+	$(BIN)/python -m tests.soak.preflight $(ARGS)
 
 fuzz: $(VENV)/.installed ## thousands of inputs: spoiled hosts and databases, bodies, sockets, the contract (FUZZ_EXAMPLES=)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),1000) $(BIN)/python -m pytest -q -p no:cacheprovider tests/fuzz $(ARGS)

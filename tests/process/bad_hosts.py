@@ -1,0 +1,145 @@
+"""Faults of one of several hosts in network namespaces, and what a preflight says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.agents import RunningAgent, wait_for
+from tests.process.namespaces import Network, run
+
+COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
+
+
+def check(agents: Sequence[RunningAgent], timeout_s: int = 90) -> tuple[int, dict[str, Any]]:
+    """Returns the exit code of the command and its report."""
+    hosts = ",".join(agent.url for agent in agents)
+    command = [*COMMAND, "preflight", "--hosts", hosts, "--format", "json", "--timeout", str(timeout_s)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return done.returncode, report
+
+
+def list_blamed(report: dict[str, Any]) -> dict[int, str]:
+    """Returns place → text of each host that is at fault or missing."""
+    return {
+        place: finding["text"]
+        for place, host in enumerate(report["hosts"])
+        for finding in host["findings"]
+        if finding["state"] in ("fault", "missing")
+    }
+
+
+def find_child(agent: RunningAgent) -> int | None:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == agent.pid and "children.preflight" in (folder / "cmdline").read_text():
+                return int(folder.name)
+    return None
+
+
+@contextlib.contextmanager
+def signaling(agent: RunningAgent, number: int, phase: str) -> Iterator[None]:
+    """Sends a signal to the agent's process when the next preflight is in a phase."""
+
+    def send() -> None:
+        def is_there() -> bool:
+            run = httpx.get(f"{agent.url}/runs?limit=1").json()["runs"]
+            return bool(run) and run[0]["state"] == "running" and run[0]["progress"]["message"] == phase
+
+        wait_for(is_there, limit_s=60)
+        child = find_child(agent)
+        assert child is not None
+        os.kill(child, number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    thread.join()
+
+
+@contextlib.contextmanager
+def limiting_cpu(agent: RunningAgent, share: float) -> Iterator[None]:
+    """Gives an agent and its children a share of one CPU: cgroup v1's cfs quota, or v2's cpu.max."""
+    old, new = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    is_old = old.is_dir()
+    group = (old if is_old else new) / f"meshwright-{agent.pid}"
+    try:
+        group.mkdir()
+        quota = int(100_000 * share)
+        if is_old:
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (group / "cpu.max").write_text(f"{quota} 100000")
+        (group / "cgroup.procs").write_text(str(agent.pid))
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        yield
+    finally:
+        ((old if is_old else new) / "cgroup.procs").write_text(str(agent.pid))
+
+
+@contextlib.contextmanager
+def limiting_link(network: Network, host: int) -> Iterator[None]:
+    """Limits what a host sends and receives."""
+    network.limit_rate(host, "100mbit")
+    try:
+        yield
+    finally:
+        network.restore_rate(host)
+
+
+@contextlib.contextmanager
+def taking_link_down(network: Network, host: int) -> Iterator[None]:
+    run(f"ip link set {network.outside(host)} down")
+    try:
+        yield
+    finally:
+        run(f"ip link set {network.outside(host)} up")
+        time.sleep(2)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of one host.
+
+    Attributes:
+        make: network, agents and the host's place → the fault, as long as the block.
+        words: what is said of the host.
+        timeout_s: of the check.
+    """
+
+    make: Callable[[Network, Sequence[RunningAgent], int], AbstractContextManager[None]]
+    words: str
+    timeout_s: int = 90
+
+
+FAULTS: Mapping[str, Fault] = {
+    "slow link": Fault(lambda network, _, bad: limiting_link(network, bad), "network to its partners"),
+    "slow host": Fault(lambda _, agents, bad: limiting_cpu(agents[bad], 0.08), "", timeout_s=45),
+    "dead at its start": Fault(
+        lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL, "open"), "was killed by SIGKILL"
+    ),
+    "dead at work": Fault(
+        lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL, "pairs"), "was killed by SIGKILL"
+    ),
+    "stuck": Fault(lambda _, agents, bad: signaling(agents[bad], signal.SIGSTOP, "pairs"), "no sign of it for 15 s"),
+    "unreachable": Fault(lambda network, _, bad: taking_link_down(network, bad), ""),
+}

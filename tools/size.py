@@ -32,15 +32,15 @@ SERVICE: Final = ROOT / "service" / "meshwright_agent"
 PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
-    "code lines": 26_409,
-    "code lines of the service": 9_292,
+    "code lines": 26_504,
+    "code lines of the service": 9_337,
     "code lines of planner, topology, compiler, verify": 9_020,
-    "code lines of the rest of the client": 8_097,
+    "code lines of the rest of the client": 8_147,
     "modules": 177,
     "modules of the service": 65,
     "modules of planner, topology, compiler, verify": 52,
     "modules of the rest of the client": 60,
-    "code lines of tests and tools": 36_225,
+    "code lines of tests and tools": 36_271,
     "class names with two meanings": 0,
     "settings": 28,
     "metrics": 20,

@@ -93,7 +93,7 @@ class Agent:
             clock=self.clock,
             spawn=self._spawn,
         )
-        self.preflights = Preflights(self.preflight, self.host, runs=self.runs, registry=self.registry)
+        self.preflights = Preflights(self.preflight, self.device, self.host, runs=self.runs, registry=self.registry)
         self.leases = LeaseService(
             self.registry,
             store,

@@ -73,7 +73,8 @@ def check_hosts(
 
 def _write_line(report: PreflightReport) -> str:
     """Returns the verdict in a line, as a reason for draining nodes."""
-    reasons = [f"{host.name}: {host.findings[0].text}" for host in report.hosts if host.findings]
+    hosts = report.culprits or report.hosts
+    reasons = [f"{host.name}: {host.findings[0].text}" for host in hosts if host.findings]
     return clean("meshwright preflight: " + "; ".join([report.summary, *reasons[:4]]))
 
 

@@ -22,12 +22,10 @@ from meshwright._client.blocking import Client
 from meshwright._fleet import FleetHost, FleetState, run_all
 from meshwright.errors import (
     AgentConnectionError,
-    ConflictError,
-    ForbiddenError,
+    AgentTimeoutError,
     MeshwrightError,
     ProblemError,
     SettingsError,
-    UnauthorizedError,
 )
 from meshwright.fleet import MAX_AT_ONCE, Fleet
 from meshwright.preflight.report import HostFinding, HostReport, PreflightReport, State, build_report, describe_results
@@ -134,11 +132,11 @@ class _Check:
         self._findings.setdefault(place, []).append(finding)
 
     def _note_error(self, place: int, error: MeshwrightError) -> None:
-        state: State = "fault"
+        state: State = "unchecked"
         if isinstance(error, AgentConnectionError):
             state = "missing"
-        elif isinstance(error, ConflictError | ForbiddenError | UnauthorizedError):
-            state = "unchecked"
+        elif isinstance(error, ProblemError) and error.code == "worker_failed":
+            state = "fault"
         detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]
         hint = error.hint if isinstance(error, ProblemError | AgentConnectionError) else ""
         self._note(place, HostFinding(state=state, text=detail, action=hint))
@@ -159,29 +157,33 @@ class _Check:
 
     @contextlib.contextmanager
     def _hold(self) -> Iterator[bool]:
-        """Leases all devices of all hosts in the block, in the order of their addresses, or none and notes why."""
+        """Leases all devices of all hosts in the block, or of none and notes why.
+
+        The host with the least address comes first and alone: of two checks of the same hosts one gets it.
+        """
         if not self._is_own_lease:
             yield True
             return
-        asked: list[Client] = []
+        first = min(range(len(self._names)), key=lambda each: self._fleet.urls[each])
+
+        def lease(place: int, client: Client, *, is_first: bool) -> None:
+            if (place == first) is is_first:
+                client.lease("all", purpose="preflight", ttl_s=2 * self._job_s + 60, lease_id=self._lease)
+
         try:
-            for place in sorted(range(len(self._names)), key=lambda each: self._fleet.urls[each]):
-                asked.append(self._fleet.clients[place])
-                try:
-                    asked[-1].lease("all", purpose="preflight", ttl_s=2 * self._job_s + 60, lease_id=self._lease)
-                except MeshwrightError as error:
-                    self._note_error(place, error)
-                    break
+            self._require_all(self._ask_all(functools.partial(lease, is_first=True)))
+            if not self._findings:
+                self._require_all(self._ask_all(functools.partial(lease, is_first=False)))
             yield not self._findings
         finally:
-            self._give_back(asked)
+            self._ask_all(lambda _, client: client.end_lease(self._lease))
 
-    def _give_back(self, asked: list[Client]) -> None:
-        def end(client: Client) -> None:
-            with contextlib.suppress(MeshwrightError):
-                client.end_lease(self._lease)
-
-        run_all([functools.partial(end, client) for client in asked], limit_s=ASK_S, at_once=MAX_AT_ONCE)
+    def _require_all(self, answers: Mapping[int, object]) -> None:
+        """Notes each host whose answer is an error, or missing."""
+        for place in range(len(self._names)):
+            answer = answers.get(place, AgentTimeoutError(f"no answer within {ASK_S:g} s"))
+            if isinstance(answer, MeshwrightError):
+                self._note_error(place, answer)
 
     def _measure(self) -> None:
         """Runs the job, and notes what it finds."""
@@ -199,12 +201,7 @@ class _Check:
         )
         runs = {place: run for place, run in started.items() if isinstance(run, Run)}
         try:
-            for place in range(len(hosts)):
-                answer = started.get(place)
-                if isinstance(answer, MeshwrightError):
-                    self._note_error(place, answer)
-                elif answer is None:
-                    self._note(place, HostFinding(state="missing", text=f"no answer within {ASK_S:g} s"))
+            self._require_all(started)
             if not self._findings:
                 self._follow(runs)
         finally:
@@ -250,7 +247,8 @@ class _Check:
         for place, run in runs.items():
             if run.state == "failed" and run.error is not None:
                 self._note(place, HostFinding(state="fault", text=run.error.detail, action=run.error.hint))
-        for place, findings in describe_results(self._results, self._names).items():
+        met = {place for place, run in runs.items() if run.progress and _order(run.progress.message) >= _order("meet")}
+        for place, findings in describe_results(self._results, self._names, met).items():
             self._findings.setdefault(place, []).extend(findings)
         if not self._findings:
             self._note_laggards(runs)
@@ -327,7 +325,8 @@ def _compare_clocks(hosts: Mapping[int, FleetHost], now: datetime) -> Iterator[t
         if abs(offset_s - middle) > CLOCKS_S:
             where = "ahead of" if offset_s > middle else "behind"
             text = f"its clock is {abs(offset_s - middle):.0f} s {where} its peers'"
-            yield place, HostFinding(state="fault", text=text, action="let chrony or systemd-timesyncd keep its time")
+            state: State = "fault" if len(offsets) > 2 else "unchecked"
+            yield place, HostFinding(state=state, text=text, action="let chrony or systemd-timesyncd keep its time")
 
 
 def _check_host(host: FleetHost, expect: ChipCount | None, lease: str) -> Iterator[HostFinding]:
@@ -353,12 +352,17 @@ def _check_host(host: FleetHost, expect: ChipCount | None, lease: str) -> Iterat
 def _compare(
     hosts: Mapping[int, FleetHost], what: str, read: Callable[[FleetHost], str], action: str
 ) -> Iterator[tuple[int, HostFinding]]:
-    """Yields the hosts that differ from most others."""
+    """Yields the hosts that differ from most others; all of them where there is no majority."""
     found = {place: read(host) for place, host in hosts.items()}
-    usual = Counter(found.values()).most_common(1)
+    counts = Counter(found.values()).most_common()
+    if len(counts) < 2:
+        return
+    (usual, count), is_clear = counts[0], 2 * counts[0][1] > len(found)
     for place, value in found.items():
-        if value != usual[0][0]:
-            text = f"{what}: it has {value}, most others {usual[0][0]}"
+        if not is_clear:
+            yield place, HostFinding(state="unchecked", text=f"{what}: it has {value}, others not", action=action)
+        elif value != usual:
+            text = f"{what}: it has {value}, {count} others {usual}"
             yield place, HostFinding(state="fault", text=text, action=action)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 from pydantic import Field
 
+from meshwright.preflight.pairs import choose_rounds
 from meshwright.wire.base import Reply
 from meshwright.wire.preflight import Figure, PreflightResult, SlowFigure, WrongContent
 
@@ -34,6 +34,10 @@ _ACTIONS: Final[Mapping[Figure, str]] = {
 }
 
 
+_FEW: Final = {
+    1: "; its devices were compared with each other only",
+    2: "; the network between two hosts has no peer to be compared with",
+}
 E = TypeVar("E", SlowFigure, WrongContent)
 
 
@@ -90,18 +94,22 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
     count = len(next(host.result.devices for host in hosts if host.result))
     what = "host is" if len(hosts) == 1 else "hosts are"
     summary = f"{len(hosts)} {what} well: {count} device{'s' if count > 1 else ''} each, checked in {duration_s:.0f} s"
+    summary += _FEW.get(len(hosts), "")
     return PreflightReport(verdict="ok", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
 
 
-def describe_results(results: Mapping[int, PreflightResult], names: Sequence[str]) -> dict[int, list[HostFinding]]:
-    """Returns the findings of the hosts' common results, by the hosts' places."""
+def describe_results(
+    results: Mapping[int, PreflightResult], names: Sequence[str], met: Collection[int]
+) -> dict[int, list[HostFinding]]:
+    """Returns the findings of the hosts' common results, by the hosts' places; `met` have connected to the first."""
     found: dict[int, list[HostFinding]] = {}
-    for host, texts in _describe_unreachable(results, names):
+    for host, texts in _describe_unreachable(results, names, met):
         found.setdefault(host, []).append(texts)
     for slow in _unite(result.slow for result in results.values()):
         found.setdefault(slow.host, []).append(describe_slow(slow))
     for wrong in _unite(result.wrong for result in results.values()):
-        found.setdefault(wrong.host, []).append(describe_wrong(wrong))
+        for host in range(len(names)) if wrong.host is None else (wrong.host,):
+            found.setdefault(host, []).append(describe_wrong(wrong))
     return found
 
 
@@ -118,27 +126,35 @@ def describe_slow(slow: SlowFigure) -> HostFinding:
 
 def describe_wrong(wrong: WrongContent) -> HostFinding:
     """Returns a wrong content in words."""
+    if wrong.host is None:
+        text = f"a sum over all devices had {wrong.wrong_elements} wrong elements; which device made them is not known"
+        return HostFinding(state="unchecked", text=text, action="check fewer hosts at a time")
     where = "one of its devices" if wrong.device is None else f"device {wrong.device}"
     text = f"{where} produced {wrong.wrong_elements} wrong elements ({_NAMES[wrong.figure]})"
     return HostFinding(state="fault", text=text, action="take the device out of service; its results are not right")
 
 
 def _describe_unreachable(
-    results: Mapping[int, PreflightResult], names: Sequence[str]
-) -> Iterable[tuple[int, HostFinding]]:
-    """Yields the hosts that take part in most of the failed connections, or both hosts of a single one."""
+    results: Mapping[int, PreflightResult], names: Sequence[str], met: Collection[int]
+) -> Iterator[tuple[int, HostFinding]]:
+    """Yields of each failed connection the host that has connected to nobody, or both hosts."""
     failed = {(host, other) for host, result in results.items() for other in result.unreachable}
-    counts = Counter(host for pair in {tuple(sorted(pair)) for pair in failed} for host in pair)
-    most = max(counts.values(), default=0)
-    for host in sorted(counts):
-        others = sorted({b if a == host else a for a, b in failed if host in (a, b)})
-        if counts[host] == most or all(counts[other] < most for other in others):
-            listed = ", ".join(names[other] for other in others[:4])
-            text = f"no TCP connection between it and {listed}"
-            yield (
-                host,
-                HostFinding(state="fault", text=text, action="look at its firewall and routes: jobs use any port"),
-            )
+    if not failed:
+        return
+    connected = {host for other in set(met) - {0} for host in (0, other)}
+    if set(met) >= set(results):  # all have met, and went on to their partners
+        connected = set()
+        for host, result in results.items():
+            partners = {pairs[host] for pairs in choose_rounds(len(names)) if host in pairs} - set(result.unreachable)
+            connected |= {host, *partners} if partners else set()
+    blamed: dict[int, set[int]] = {}
+    for a, b in failed:
+        for host, other in ((a, b), (b, a)):
+            if host not in connected or other in connected:
+                blamed.setdefault(host, set()).add(other)
+    for host, peers in sorted(blamed.items()):
+        text = f"no TCP connection between it and {', '.join(names[peer] for peer in sorted(peers)[:4])}"
+        yield host, HostFinding(state="fault", text=text, action="look at its firewall and routes: jobs use any port")
 
 
 def _unite(groups: Iterable[Sequence[E]]) -> Iterable[E]:

@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high
-from typing import Final
+from typing import Final, NamedTuple
 
 from meshwright.preflight.pairs import Round, pair_with
-from meshwright.wire.preflight import Figure, SlowFigure
+from meshwright.wire.preflight import Figure, SlowFigure, WrongContent
 
 DEVICE_FIGURES: Final[tuple[Figure, ...]] = ("matmul", "memory_bandwidth")
 
@@ -52,6 +52,21 @@ class HostFigures:
         return max((rate for rate in self.network if rate is not None), default=0.0)
 
 
+class Wrong(NamedTuple):
+    """A wrong content that a host has seen.
+
+    Attributes:
+        observer: the host that compared it.
+        host, device: what should have produced it; −1: it is the sum of all.
+    """
+
+    observer: int
+    host: int
+    device: int
+    figure: Figure
+    wrong_elements: int
+
+
 @dataclass(frozen=True)
 class Level:
     """The median of some figures, and the value below which one is slow."""
@@ -81,13 +96,13 @@ def find_suspects(hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> tupl
 def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int) -> tuple[Round, ...]:
     """Returns the rounds in which the hosts with a suspected network meet hosts that are not suspected at all.
 
-    If all are, they meet those whose network is not suspected.
+    If there are too few, they meet those whose network is not suspected.
     """
     network = [slow.host for slow in suspects if slow.figure == "network"]
     suspected = {slow.host for slow in suspects}
     good = [host for host in range(host_count) if host not in suspected]
-    others = good or [host for host in range(host_count) if host not in network]
-    return pair_with(network, others, CONFIRM_TRIES)
+    others = [host for host in range(host_count) if host not in network]
+    return pair_with(network, good if len(good) >= len(network) else others, CONFIRM_TRIES)
 
 
 def confirm(
@@ -110,6 +125,35 @@ def confirm(
         "network": _level_network(hosts, rounds),
     }
     return tuple(slow for slow in suspects if _is_slow_again(slow, again[slow.host], levels[slow.figure]))
+
+
+def blame_contents(seen: Sequence[Wrong]) -> tuple[WrongContent, ...]:
+    """Returns who produced the wrong contents that the hosts have seen.
+
+    A host that alone sees the contents of several others as wrong receives wrongly. A wrong sum says of nobody who made
+    it wrong: it counts if nothing else was found.
+    """
+    sent = [each for each in seen if each.host >= 0]
+    observers: dict[int, set[int]] = {}
+    for each in sent:
+        observers.setdefault(each.host, set()).add(each.observer)
+    alone: dict[int, set[int]] = {}
+    for host, found_by in observers.items():
+        for observer in found_by - {host}:
+            if len(found_by) == 1:
+                alone.setdefault(observer, set()).add(host)
+    receivers = {observer for observer, hosts in alone.items() if len(hosts) > 1}
+    most: dict[tuple[int | None, int | None, Figure], int] = {}
+    for each in sent or seen:
+        is_received = each.observer in receivers and each.host in alone[each.observer]
+        blamed = each.observer if is_received else None if each.host < 0 else each.host
+        device = None if is_received or each.device < 0 else each.device
+        key = (blamed, device, each.figure)
+        most[key] = max(each.wrong_elements, most.get(key, 0))
+    return tuple(
+        WrongContent(host=host, device=device, figure=figure, wrong_elements=wrong)
+        for (host, device, figure), wrong in most.items()
+    )
 
 
 def _is_slow_again(slow: SlowFigure, again: HostFigures, level: Level | None) -> bool:

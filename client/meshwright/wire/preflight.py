@@ -14,10 +14,10 @@ DEFAULT_PORT: Final = 8476
 """Of the coordinator; the port that JAX uses for it on TPUs and in Slurm's examples of JAX."""
 DEFAULT_TIMEOUT_S: Final = 90.0
 
-PREFLIGHT_PHASES: Final = ("start", "connect", "reach", "open", "devices", "pairs", "again", "confirm", "all")
-"""In their order: the process starts · the processes meet · hosts reach their partners by TCP · devices are opened ·
-each host measures its own · pairs of hosts exchange · suspects measure their own again · and exchange again ·
-collectives over all."""
+PREFLIGHT_PHASES: Final = ("start", "connect", "meet", "reach", "open", "devices", "pairs", "again", "confirm", "all")
+"""In their order: the process starts · it connects to the first host · the processes meet · hosts reach their partners
+by TCP · devices are opened · each host measures its own · pairs of hosts exchange · suspects measure their own again ·
+and exchange again · collectives over all."""
 OWN_PHASES: Final = frozenset({"start", "devices", "again"})
 """In these a process waits for its own host only."""
 
@@ -46,6 +46,10 @@ class PreflightRequest(RequestPart):
         if self.process_id >= len(self.hosts):
             detail = f"process_id is {self.process_id}, and {len(self.hosts)} hosts are named"
             raise InvalidRequestError.of("process_id", detail, f"use 0 to {len(self.hosts) - 1}")
+        name, _, port = self.coordinator.rpartition(":")
+        if name.strip("[]") in {"", "0.0.0.0", "::"} or not 0 < int(port) < 65536:
+            detail = f"coordinator is {self.coordinator!r}; it is one address of the first host and a port up to 65535"
+            raise InvalidRequestError.of("coordinator", detail, "use 10.0.0.1:8476")
         return self
 
 
@@ -70,7 +74,7 @@ class SlowFigure(Reply):
 class WrongContent(Reply):
     """A result that was not what it must be, and the device that produced it."""
 
-    host: int = Field(description="its place in `hosts`")
+    host: int | None = Field(description="its place in `hosts`; null: nobody can tell")
     device: int | None = Field(default=None, description="local index; null: one of the host's")
     figure: Figure
     wrong_elements: int

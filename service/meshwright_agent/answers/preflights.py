@@ -68,13 +68,17 @@ class Preflights:
 
     Args:
         child: runs one process per preflight.
+        device: the worker, which leaves the devices first.
         host: the host of the devices.
         runs: the queue of benches and preflights.
         registry: the active leases.
     """
 
-    def __init__(self, child: Supervisor, host: AgentHost, *, runs: RunQueue, registry: LeaseRegistry) -> None:
+    def __init__(
+        self, child: Supervisor, device: Supervisor, host: AgentHost, *, runs: RunQueue, registry: LeaseRegistry
+    ) -> None:
         self._child = child
+        self._device = device
         self._host = host
         self._runs = runs
         self._registry = registry
@@ -118,11 +122,17 @@ class Preflights:
             RunFailedError: this host cannot take part, its process ended or is stuck, or its devices are too slow.
         """
         request = PreflightRequest.model_validate(run.request)
+        devices = self._host.devices()
+        self._check_held(request)
+        check_idle(BenchRequest(lease=request.lease), devices)
+        if devices.platform != "cpu":  # CPU devices have no owner
+            await self._device.release(reason="a preflight opens the devices")
         watch = _Watch(asyncio.get_running_loop(), emit)
-        work = self._child.call("preflight", run.request, deadline_s=2 * request.timeout_s, on_progress=watch.receive)
+        here = {"request": run.request, "platform": devices.platform, "device_count": len(devices.devices)}
+        work = self._child.call("preflight", here, deadline_s=2 * request.timeout_s, on_progress=watch.receive)
         call = asyncio.create_task(work)
         try:
-            answer = await self._wait(call, watch, request.timeout_s)
+            answer = await self._wait(call, watch, request)
         except UnavailableError as error:  # the process ended
             if any(_ENDED_BY_JAX in line for line in error.log):
                 detail = (
@@ -141,8 +151,15 @@ class Preflights:
             await self._child.release(reason="the preflight has ended")  # a job may start when the run has ended
         return answer.result, None
 
-    async def _wait(self, call: asyncio.Task[Answer], watch: _Watch, limit_s: float) -> Answer:
+    def _check_held(self, request: PreflightRequest) -> None:
+        """Raises CallCancelled unless the lease still holds: its owner may have gone."""
+        if self._registry.find(request.lease) is None:
+            raise CallCancelled(f"lease {request.lease} has ended")
+
+    async def _wait(self, call: asyncio.Task[Answer], watch: _Watch, request: PreflightRequest) -> Answer:
+        limit_s = request.timeout_s
         while not (await asyncio.wait({call}, timeout=WATCH_S))[0]:
+            self._check_held(request)
             if self._child.silent_s > STUCK_S:
                 detail = (
                     f"the process of the preflight is stuck: no sign of it for {STUCK_S:g} s, in phase {watch.phase}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import re
 import socket
 import threading
 import time
@@ -30,6 +30,8 @@ from meshwright.preflight.rule import (
     CONFIRM_TRIES,
     DEVICE_FIGURES,
     HostFigures,
+    Wrong,
+    blame_contents,
     choose_confirmation,
     confirm,
     find_suspects,
@@ -58,6 +60,10 @@ MEET_RATIO, CONNECT_RATIO = 0.5, 0.3
 """Of the time limit: how long JAX waits for all processes, which is longer than the agent does; and how long the first
 host's process may take until it listens, which is shorter."""
 REACH_S: Final = 5.0
+_OF_CONNECTIONS: Final = re.compile(
+    r"UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|gloo|nccl|connect|peer|barrier", re.I
+)
+"""Words of JAX's errors where another process has ended. All else is this host's."""
 SAMPLES: Final = 5
 PAUSE_S: Final = 0.5
 """Between the tries of a suspect: what else ran on the host may have ended."""
@@ -82,12 +88,15 @@ def prepare() -> None:
 def preflight(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
     """Takes part in the check; returns a PreflightResult as JSON.
 
+    `platform` and `device_count` are what the agent knows of this host.
+
     Raises:
         RunFailedError: this host cannot take part; with code run_cancelled, another process has ended or did not come.
     """
-    request = PreflightRequest.model_validate(arguments)
+    request = PreflightRequest.model_validate(arguments["request"])
     with Signs(context) as signs:
-        return _Part(request, signs).run().model_dump(mode="json")
+        part = _Part(request, signs, arguments["platform"], arguments["device_count"])
+        return part.run().model_dump(mode="json")
 
 
 class Signs:
@@ -122,11 +131,13 @@ class Signs:
 
 @contextlib.contextmanager
 def waiting_for_others(what: str) -> Iterator[None]:
-    """Turns JAX's error in the block into one that says that another host ended: it is not this host's fault."""
+    """Turns an error of a connection into one that says that another host ended: it is not this host's fault."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         text = (str(error).splitlines() or ["no message"])[0][:300]
+        if not _OF_CONNECTIONS.search(text):
+            raise
         detail = f"{what} ended, most likely because another host's process did: {text}"
         raise RunFailedError(detail, hint="see the other hosts", code="run_cancelled") from error
 
@@ -137,7 +148,9 @@ class _Part:
 
     request: PreflightRequest
     signs: Signs
-    wrong: list[WrongContent] = field(default_factory=list)
+    platform: str
+    device_count: int
+    wrong: list[Wrong] = field(default_factory=list)
 
     def run(self) -> PreflightResult:
         """Goes through the phases."""
@@ -149,9 +162,10 @@ class _Part:
         self.signs.enter("open")
         with waiting_for_others("opening the devices"):  # JAX waits until every process has opened its own
             self.devices, _ = read_devices()
+            self.check_devices()
             self.mesh = build_mesh(self.count)
         self.signs.enter("devices")
-        self.is_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        self.is_cpu = self.platform == "cpu"
         local = self.measure_local()
         self.signs.enter("pairs")
         with waiting_for_others("the exchange between pairs of hosts"):
@@ -200,12 +214,15 @@ class _Part:
         name, _, port = self.request.coordinator.rpartition(":")
         address = (name.strip("[]"), int(port))
         if self.own == 0:
-            check_port(address)
+            bind_address = check_port(address, is_alone=self.count == 1)
         elif not can_connect(address, CONNECT_RATIO * self.request.timeout_s):
             return (0,)
+        else:
+            bind_address = None
         self.address = find_own_address(address)
-        if os.environ.get("JAX_PLATFORMS") == "cpu" and self.count > 1:
+        if self.platform == "cpu" and self.count > 1:
             check_name(self.address)
+        self.signs.enter("meet")
         with waiting_for_others("the meeting of the processes"):
             jax.distributed.initialize(
                 self.request.coordinator,
@@ -213,7 +230,8 @@ class _Part:
                 self.own,
                 initialization_timeout=round(MEET_RATIO * self.request.timeout_s),
                 shutdown_timeout_seconds=round(MEET_RATIO * self.request.timeout_s),
-                coordinator_bind_address=self.request.coordinator if self.own == 0 else None,
+                cluster_detection_method="deactivate",
+                coordinator_bind_address=bind_address,
             )
         return ()
 
@@ -243,6 +261,17 @@ class _Part:
             address = json.loads(store.blocking_key_value_get(f"address/{host}", int(1000 * REACH_S)))
         return can_connect(tuple(address), REACH_S)
 
+    def check_devices(self) -> None:
+        """Raises RunFailedError unless JAX has opened what the agent knows."""
+        found = parse_platform(jax.local_devices()[0].platform)
+        if (found, len(self.devices)) != (self.platform, self.device_count):
+            here = f"the host has {self.device_count} {self.platform}"
+            hint = "see `meshwright-agent doctor`; CUDA_VISIBLE_DEVICES hides GPUs"
+            raise RunFailedError(f"JAX has opened {len(self.devices)} {found} devices; {here}", hint=hint)
+        if jax.process_index() != self.own:
+            detail = f"JAX numbers this host {jax.process_index()}; it is host {self.own} of the list"
+            raise RunFailedError(detail, hint="list the hosts of a TPU slice in the order of their workers")
+
     # ---- this host's devices -----------------------------------------------------------------------------------------
 
     def measure_local(self) -> HostFigures:
@@ -251,9 +280,10 @@ class _Part:
         devices = tuple({figure: found[figure][index] for figure in DEVICE_FIGURES} for index in self.devices)
         return HostFigures(devices, next(iter(found["all_reduce"].values()), None), ())
 
-    def measure_again(self, before: HostFigures, figures: Collection[Figure]) -> HostFigures:
-        """Returns the figures with some of them measured again, each the best of `CONFIRM_TRIES`."""
-        found = self._measure_figures([figure for figure in LOCAL if figure in figures], tries=CONFIRM_TRIES)
+    def measure_again(self, before: HostFigures, suspects: Collection[SlowFigure]) -> HostFigures:
+        """Returns the figures with the suspected ones measured again, each the best of `CONFIRM_TRIES`."""
+        wanted = {(slow.figure, slow.device) for slow in suspects}
+        found = self._measure_figures(LOCAL, tries=CONFIRM_TRIES, wanted=wanted)
         devices = tuple(
             {figure: found.get(figure, {}).get(index, value) for figure, value in rates.items()}
             for index, rates in zip(self.devices, before.devices, strict=True)
@@ -261,11 +291,16 @@ class _Part:
         all_reduce = next(iter(found.get("all_reduce", {}).values()), before.all_reduce)
         return replace(before, devices=devices, all_reduce=all_reduce)
 
-    def _measure_figures(self, figures: Sequence[Figure], *, tries: int) -> dict[Figure, dict[int, float]]:
-        """Returns figure → first device → the best of some tries, and notes wrong results."""
+    def _measure_figures(
+        self, figures: Sequence[Figure], *, tries: int, wanted: Collection[tuple[Figure, int | None]] | None = None
+    ) -> dict[Figure, dict[int, float]]:
+        """Returns figure → first device → the best of some tries, of all or the wanted; notes wrong results."""
         found: dict[Figure, dict[int, float]] = {figure: {} for figure in figures}
         for figure in figures:
             for trial in self._list_trials(figure):
+                place = (figure, trial.device_indices[0] if len(trial.device_indices) == 1 else None)
+                if wanted is not None and place not in wanted:
+                    continue
                 subject = trial.prepare()
                 rates = [
                     _measure_rate(trial, subject, median if tries == 1 else min, pause_s=PAUSE_S if number else 0.0)
@@ -273,12 +308,12 @@ class _Part:
                 ]
                 found[figure][trial.device_indices[0]] = max(rates)
                 if wrong := subject.verify().wrong_elements:
-                    device = trial.device_indices[0] if len(trial.device_indices) == 1 else None
-                    self.wrong.append(WrongContent(host=self.own, device=device, figure=figure, wrong_elements=wrong))
+                    device = trial.device_indices[0] if len(trial.device_indices) == 1 else -1
+                    self.wrong.append(Wrong(self.own, self.own, device, figure, wrong))
         return found
 
     def _list_trials(self, figure: Figure) -> list[Trial]:
-        platform = parse_platform("cpu" if self.is_cpu else self.mesh.devices.flat[0].platform)
+        platform = parse_platform(self.platform)
         request = BenchRequest(devices=tuple(self.devices), matmul_size=None if self.is_cpu else MATMUL_SIZE)
         scope = build_scope(request, platform=platform, indices=tuple(self.devices))
         stage = Stage(self.devices, platform, scope.dtype, SystemClock())
@@ -300,7 +335,7 @@ class _Part:
             return None
         for device, shard in enumerate(self._list_shards(result)):
             if wrong := int(np.count_nonzero(shard != self._fill(partner * len(self.devices) + device))):
-                self.wrong.append(WrongContent(host=partner, device=device, figure="network", wrong_elements=wrong))
+                self.wrong.append(Wrong(self.own, partner, device, "network", wrong))
         return len(self.devices) * NETWORK_BYTES[self.is_cpu] / duration_s
 
     def measure_all(self) -> Iterator[CollectiveRate]:
@@ -313,7 +348,7 @@ class _Part:
         total = ranks * self._fill(0) + np.uint32(ranks * (ranks - 1) // 2 * _STEP % 2**32)  # modulo 2³², as XLA adds
         for shard in self._list_shards(result):
             if wrong := int(np.count_nonzero(shard != total)):
-                self.wrong.append(WrongContent(host=self.own, figure="network", wrong_elements=wrong))
+                self.wrong.append(Wrong(self.own, -1, -1, "network", wrong))
         size = NETWORK_BYTES[self.is_cpu]
         yield CollectiveRate(case="all_reduce", busbw_bytes_per_s=2 * (ranks - 1) / ranks * size / duration_s)
         gather = self._build(
@@ -329,7 +364,7 @@ class _Part:
             for rank in np.flatnonzero(wrong_elements):
                 host, device = divmod(int(rank), len(self.devices))
                 wrong = int(wrong_elements[rank])
-                self.wrong.append(WrongContent(host=host, device=device, figure="network", wrong_elements=wrong))
+                self.wrong.append(Wrong(self.own, host, device, "network", wrong))
 
     def _fill(self, rank: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """Returns what a device sends: numbers of which each depends on the device and on the place, modulo 2³²."""
@@ -391,27 +426,20 @@ class _Part:
         if not suspects:
             return ()
         self.signs.enter("again")
-        own = self.measure_again(hosts[self.own], {slow.figure for slow in suspects if slow.host == self.own})
+        own = self.measure_again(hosts[self.own], [slow for slow in suspects if slow.host == self.own])
         self.signs.enter("confirm")
         network = self.measure_rounds(choose_confirmation(suspects, self.count), min)
         again = self.share_figures(replace(own, network=network))
         return confirm(suspects, hosts, rounds, dict(enumerate(again)))
 
     def share_wrong(self) -> tuple[WrongContent, ...]:
-        """Returns the wrong contents that any host found, the largest for each device and figure that produced one."""
+        """Returns who produced the wrong contents that any host has seen. Every process returns the same."""
         figures: tuple[Figure, ...] = (*LOCAL, "network")
-        own = np.zeros((MOST_WRONG, 4), dtype=np.int32)
+        own = np.zeros((MOST_WRONG, 5), dtype=np.int32)
         for row, each in zip(own, self.wrong, strict=False):
-            device = -1 if each.device is None else each.device
-            row[:] = each.host, device, figures.index(each.figure), each.wrong_elements
-        most: dict[tuple[int, int, int], int] = {}
-        for host, device, figure, wrong in multihost_utils.process_allgather(own).reshape(-1, 4).tolist():
-            if wrong:
-                most[host, device, figure] = max(wrong, most.get((host, device, figure), 0))
-        return tuple(
-            WrongContent(host=host, device=None if device < 0 else device, figure=figures[figure], wrong_elements=wrong)
-            for (host, device, figure), wrong in sorted(most.items())
-        )
+            row[:] = each.observer, each.host, each.device, figures.index(each.figure), each.wrong_elements
+        rows = multihost_utils.process_allgather(own).reshape(-1, 5).tolist()
+        return blame_contents([Wrong(a, b, c, figures[figure], wrong) for a, b, c, figure, wrong in rows if wrong])
 
 
 def _measure_rate(trial: Trial, subject: Subject, choose: Choose, *, pause_s: float) -> float:
@@ -431,15 +459,25 @@ def build_mesh(host_count: int) -> Mesh:
     rows = [[d for d in jax.devices() if d.process_index == host] for host in range(host_count)]
     counts = {len(row) for row in rows}
     if len(counts) > 1:
-        detail = f"the hosts' JAX sees {min(counts)} to {max(counts)} devices; a preflight needs as many on each host"
-        raise RunFailedError(detail, hint="look at GET /devices of each host")
+        detail = f"the hosts' JAX has {min(counts)} to {max(counts)} devices; a preflight needs as many on each host"
+        raise RunFailedError(detail, hint="see GET /devices of each host", code="run_cancelled")
     return Mesh(np.array([sorted(row, key=lambda device: device.id) for row in rows]), ("host", "device"))
 
 
-def check_port(address: tuple[str, int]) -> None:
-    """Raises RunFailedError unless this process can listen there."""
+def check_port(address: tuple[str, int], *, is_alone: bool) -> str:
+    """Returns where to listen: the address that the first host's name leads to, with the port.
+
+    Raises:
+        RunFailedError: this process cannot listen there, or the name leads to this host only on this host.
+    """
     try:
-        socket.create_server(address, family=_choose_family(address[0])).close()
+        found = str(socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][4][0])
+        if not is_alone and _is_loopback(found) and address[0] != "localhost" and not _is_loopback(address[0]):
+            detail = f"here the first host's name {address[0]} leads to {found}, where other hosts do not find it"
+            raise RunFailedError(detail, hint=f"let {address[0]} lead to its own address in /etc/hosts")
+        family = _choose_family(found)
+        socket.create_server((found, address[1]), family=family).close()
+        return f"[{found}]:{address[1]}" if family == socket.AF_INET6 else f"{found}:{address[1]}"
     except OSError as error:
         detail = f"the first host cannot listen on {address[0]}:{address[1]}: {error.strerror or error}"
         hint = "name another port (--port), and the first host by an address of its own"
@@ -453,9 +491,9 @@ def check_name(own_address: str) -> None:
         found = {str(each[4][0]) for each in socket.getaddrinfo(name, None)}
     except OSError:
         found = set()
-    if own_address.startswith("127.") or own_address == "::1":
+    if _is_loopback(own_address):
         return
-    if not found or all(each.startswith("127.") or each == "::1" for each in found):
+    if not found or all(map(_is_loopback, found)):
         leads = f"leads to {', '.join(sorted(found))}" if found else "is not known to the resolver"
         detail = f"this host's name {name} {leads}; JAX listens there, and other hosts would not find it"
         raise RunFailedError(detail, hint=f"let {name} lead to {own_address} in /etc/hosts")
@@ -480,6 +518,10 @@ def find_own_address(coordinator: tuple[str, int]) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 def _choose_family(address: str) -> socket.AddressFamily:

@@ -23,6 +23,10 @@ _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Otherwise numpy would start one thread per core for large matrices, which plans do not have."""
 
 
+_OF_OTHER_JOBS: Final = {"JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS"}
+"""Variables by which `jax.distributed.initialize` would join another job, or open some of the devices only."""
+
+
 def has_accelerators(settings: Settings) -> bool:
     """Returns whether device files or the PCI bus show GPUs or TPUs. Does not open devices."""
     dev = settings.host_root / "dev"
@@ -88,13 +92,14 @@ def build_preflight_spec(settings: Settings, environ: Mapping[str, str], *, is_c
     """Returns the spec of a preflight's process, which ends after one call: a JAX job cannot be joined twice."""
     config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
     platform = "cpu" if is_cpu else None
-    base = _count_by_pci(environ)
+    base = {name: value for name, value in _count_by_pci(environ).items() if name not in _OF_OTHER_JOBS}
     return ChildSpec(
         name="preflight",
         module="meshwright_agent.children.preflight",
         environment=lambda: build_worker_environment(config, base, platform=platform, cpu_devices=settings.cpu_devices),
         start_timeout_s=settings.start_timeout_s,
         idle_release_s=0.0,
+        cancel_grace_s=0.2,  # a collective cannot be interrupted
         backoff_max_s=2.0,
         crash_budget=sys.maxsize,  # each preflight is a new attempt
         has_devices=True,

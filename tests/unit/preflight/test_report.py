@@ -1,0 +1,66 @@
+"""What a preflight says of connections and contents: who is named, and when nobody can tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.preflight.report import HostReport, build_report, describe_results
+from meshwright.preflight.rule import Wrong, blame_contents
+from meshwright.wire.preflight import PreflightDevice, PreflightResult, WrongContent
+
+NAMES = [f"h{number}" for number in range(4)]
+WELL = PreflightResult(
+    devices=(PreflightDevice(local_index=0, matmul_flops_per_s=1e12, memory_bandwidth_bytes_per_s=1e11),)
+)
+
+
+def cut(*others: int) -> PreflightResult:
+    return PreflightResult(unreachable=others)
+
+
+@pytest.mark.parametrize(
+    ("results", "met", "named"),
+    [
+        ({3: cut(0)}, {0, 1, 2}, {3}),  # of those that wait, all have reached the first host
+        ({2: cut(0), 3: cut(0)}, {0, 1}, {2, 3}),
+        ({1: cut(0), 2: cut(0), 3: cut(0)}, {0}, {0, 1, 2, 3}),  # nobody has reached it: its port, or the network
+        ({0: cut(), 1: cut(), 2: cut(3), 3: cut(2)}, {0, 1, 2, 3}, {2, 3}),
+        ({0: cut(3), 1: cut(3), 2: cut(3), 3: cut(0, 1, 2)}, {0, 1, 2, 3}, {3}),
+    ],
+)
+def test_a_cut_connection_names_who_reaches_nobody(
+    results: dict[int, PreflightResult], met: set[int], named: set[int]
+) -> None:
+    found = describe_results(results, NAMES, met)
+    assert set(found) == named
+    assert all("no TCP connection" in finding.text for findings in found.values() for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("seen", "blamed"),
+    [
+        ([Wrong(1, 2, 0, "network", 5), Wrong(3, 2, 0, "network", 7)], [(2, 0, 7)]),  # two have seen it
+        ([Wrong(1, 2, 0, "network", 5)], [(2, 0, 5)]),
+        ([Wrong(1, 0, 0, "network", 5), Wrong(1, 2, 1, "network", 5)], [(1, None, 5)]),  # it receives wrongly
+        ([Wrong(2, 2, 1, "matmul", 9)], [(2, 1, 9)]),
+        ([Wrong(0, -1, -1, "network", 3), Wrong(1, -1, -1, "network", 3)], [(None, None, 3)]),
+        ([Wrong(0, -1, -1, "network", 3), Wrong(2, 2, 1, "matmul", 9)], [(2, 1, 9)]),  # which explains the sum
+    ],
+)
+def test_a_wrong_content_is_its_producers_fault(seen: list[Wrong], blamed: list[tuple[int | None, ...]]) -> None:
+    assert [(each.host, each.device, each.wrong_elements) for each in blame_contents(seen)] == blamed
+
+
+def test_a_wrong_sum_alone_blames_nobody_and_is_not_well() -> None:
+    wrong = WELL.model_copy(update={"wrong": (WrongContent(host=None, figure="network", wrong_elements=3),)})
+    findings = describe_results(dict.fromkeys(range(4), wrong), NAMES, range(4))
+    hosts = [HostReport(address=name, name=name, findings=tuple(findings[place])) for place, name in enumerate(NAMES)]
+    report = build_report(hosts, 1.0)
+    assert (report.verdict, report.culprits) == ("unknown", ())
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "with each other only"), (2, "no peer to be compared with"), (3, "")])
+def test_a_verdict_says_what_had_no_peer(count: int, words: str) -> None:
+    report = build_report([HostReport(address=name, name=name, result=WELL) for name in NAMES[:count]], 1.0)
+    assert report.verdict == "ok"
+    assert report.summary.endswith(words or "checked in 1 s")

@@ -170,12 +170,12 @@ def test_a_first_host_that_others_cannot_reach_is_refused(urls: tuple[str, ...])
 
 
 @pytest.mark.exhaustive
-def test_a_wrong_content_is_the_fault_of_the_device_that_sent_it() -> None:
-    with contextlib.ExitStack() as stack:
-        agents = [stack.enter_context(start_agent(cpu_devices=2)) for _ in range(2)]
-        path = os.pathsep.join([str(LYING), os.environ.get("PYTHONPATH", "")])
-        liar = stack.enter_context(start_agent(cpu_devices=2, PYTHONPATH=path))
-        with Fleet(list_urls([agents[0], liar, agents[1]])) as fleet:
-            report = check_hosts(fleet, port=find_port())
+def test_a_wrong_content_is_the_fault_of_the_device_that_sent_it(agents: list[RunningAgent]) -> None:
+    path = os.pathsep.join([str(LYING), os.environ.get("PYTHONPATH", "")])
+    with (
+        start_agent(cpu_devices=2, PYTHONPATH=path) as liar,
+        Fleet(list_urls([agents[0], liar, agents[1]])) as fleet,
+    ):
+        report = check_hosts(fleet, port=find_port())
     assert [host.address for host in report.culprits] == [liar.url]
     assert report.hosts[1].findings[0].text == "device 0 produced 1 wrong elements (network to its partners)"

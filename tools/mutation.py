@@ -65,7 +65,7 @@ _ORDER: Final = ("assign", "colors", "granules", "importance", "order", "score",
 ROOMS: Final = {
     "leases": Room(
         ("service/meshwright_agent/leases.py",),
-        (("tests/unit/leases",), ("tests/golden", "-k", "leases")),
+        (("tests/unit/leases",), ("tests/golden", "-k", "lease")),
         ("tests/process/test_leases.py",),
     ),
     "access": Room(

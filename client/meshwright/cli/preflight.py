@@ -47,7 +47,8 @@ def check_hosts(
 
     Asks every agent first: present, healthy, free, the same JAX. Then each host's process measures its devices, pairs
     of hosts exchange data, and collectives run over all; results are compared with their peers, and contents with what
-    they must be. A slow host is measured again, with good hosts, before it is named. --timeout bounds all of it: 90 s.
+    they must be. A slow host is measured again, with good hosts, before it is named. The job has three quarters of
+    --timeout, which is 90 s unless given.
 
     Exit codes: 0 all hosts are well · 1 a host is at fault or missing · 2 they could not be checked, or usage.
     """

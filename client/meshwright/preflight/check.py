@@ -206,7 +206,7 @@ class _Check:
                 self._follow(runs)
         finally:
             self._cancel(runs)
-        self._judge(runs)
+        self._evaluate(runs)
 
     def _follow(self, runs: dict[int, Run]) -> None:
         """Updates the runs until all have ended, or one has failed and the others had time to fail too."""
@@ -240,7 +240,7 @@ class _Check:
         while any(run.state not in FINAL_STATES for run in runs.values()) and time.monotonic() < until_s:
             self._ask_all(cancel, END_S)
 
-    def _judge(self, runs: Mapping[int, Run]) -> None:
+    def _evaluate(self, runs: Mapping[int, Run]) -> None:
         self._results = {
             place: PreflightResult.model_validate(run.result) for place, run in runs.items() if run.result is not None
         }

@@ -137,7 +137,7 @@ def describe_wrong(wrong: WrongContent) -> HostFinding:
 def _describe_unreachable(
     results: Mapping[int, PreflightResult], names: Sequence[str], met: Collection[int]
 ) -> Iterator[tuple[int, HostFinding]]:
-    """Yields of each failed connection the host that has connected to nobody, or both hosts."""
+    """Yields of each failed connection the host that has no connection at all, or else both hosts."""
     failed = {(host, other) for host, result in results.items() for other in result.unreachable}
     if not failed:
         return

@@ -130,8 +130,8 @@ def confirm(
 def blame_contents(seen: Sequence[Wrong]) -> tuple[WrongContent, ...]:
     """Returns who produced the wrong contents that the hosts have seen.
 
-    A host that alone sees the contents of several others as wrong receives wrongly. A wrong sum says of nobody who made
-    it wrong: it counts if nothing else was found.
+    A host that alone sees the contents of several others as wrong is the one that receives wrongly. A wrong sum does
+    not show which host made it wrong: it counts only if nothing else was found.
     """
     sent = [each for each in seen if each.host >= 0]
     observers: dict[int, set[int]] = {}

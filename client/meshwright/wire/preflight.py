@@ -74,7 +74,7 @@ class SlowFigure(Reply):
 class WrongContent(Reply):
     """A result that was not what it must be, and the device that produced it."""
 
-    host: int | None = Field(description="its place in `hosts`; null: nobody can tell")
+    host: int | None = Field(description="its place in `hosts`; null: not known")
     device: int | None = Field(default=None, description="local index; null: one of the host's")
     figure: Figure
     wrong_elements: int

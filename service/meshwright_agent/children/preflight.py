@@ -111,17 +111,17 @@ class Signs:
         """Begins a phase."""
         self._context.check()
         self._phase = phase
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._context.progress({"phase": self._phase})
 
     def _run(self) -> None:
         while not self._ended.wait(SIGN_S):
-            self._tell()
+            self._report()
 
     def __enter__(self) -> Signs:
-        self._tell()
+        self._report()
         threading.Thread(target=self._run, name="signs", daemon=True).start()
         return self
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from meshwright.preflight.pairs import choose_rounds, pair_with
+from meshwright.preflight.rule import HostFigures, confirm, find_suspects
 from tests.unit.preflight.simulation import Hosts, blame
 
 FIGURES = ("matmul", "memory_bandwidth", "all_reduce", "network", "all")
@@ -43,3 +44,15 @@ def test_all_bad_hosts_are_named_and_no_other(count: int) -> None:
 def test_noise_alone_blames_nobody() -> None:
     blamed = [seed for seed in range(60) if blame(Hosts(8, {}, seed))]
     assert not blamed
+
+
+def test_a_suspect_that_was_fast_once_again_is_not_blamed() -> None:
+    rounds = choose_rounds(4)
+    device = {"matmul": 1e12, "memory_bandwidth": 1e11}
+    hosts = [HostFigures((device,), None, (1e9, 1e9, 1e9)) for _ in range(3)]
+    hosts.append(HostFigures((device,), None, (1e8, 1e8, 1e8)))
+    suspects = find_suspects(hosts, rounds)
+    assert [(slow.host, slow.figure) for slow in suspects] == [(3, "network")]
+    for again, blamed in (((1e8, 1e8), [3]), ((1e8, 1e9), []), ((None, None), [])):
+        second = {3: HostFigures((device,), None, again)}
+        assert [slow.host for slow in confirm(suspects, hosts, rounds, second)] == blamed

@@ -137,8 +137,9 @@ def _is_tag(part: int | str) -> bool:
     return isinstance(part, str) and (_TAG.fullmatch(part) is not None or _find_part(part) is not None)
 
 
-def _find_part(name: str) -> type[RequestPart] | None:
-    """Returns the part of a request that has this name; None where there is none."""
+def _find_part(tag: str) -> type[RequestPart] | None:
+    """Returns the part of a request in a tag: "DeviceSelection", "function-after[f(), DeviceSelection]"."""
+    name = tag.removesuffix("]").rpartition(" ")[2]
     return next((part for part in iterate_parts() if part.__name__ == name), None)
 
 

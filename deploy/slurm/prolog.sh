@@ -6,8 +6,13 @@
 # whose lease may stand since the agent was away, is a file JOB.over: the epilog of that job wrote it, so that slurmd has
 # ended the job here. The next prolog ends what these files name, and no lease of a job that still runs beside it.
 #
-# Exit status: 0 always but when MESHWRIGHT_STRICT=1, or SLURM_JOB_ID is none: Slurm drains a node whose Prolog fails
-# and requeues the job, and an agent that is being restarted is no reason for that.
+# With MESHWRIGHT_PREFLIGHT the first node of a job then checks all its nodes in one JAX job, under the leases that their
+# prologs have made, and each node waits for the verdict on itself. It needs PrologFlags=Alloc, so that all nodes run
+# their prologs before the job starts, and a token with the scope `operate` on every node (MESHWRIGHT_TOKEN).
+#
+# Exit status: 0 always but when a preflight found this node at fault, MESHWRIGHT_STRICT=1, or SLURM_JOB_ID is none:
+# Slurm drains a node whose Prolog fails and requeues the job, and an agent that is being restarted is no reason for that.
+# A node that could not be checked is no reason either, and is told to slurmd's log.
 #
 # Settings: slurmd gives its scripts no environment of yours, so they stand in /etc/meshwright/slurm.env, NAME=value a
 # line, as a shell reads them.
@@ -16,6 +21,9 @@
 #   MESHWRIGHT_STRICT   1: a node whose devices are not reserved and free is not given to the job
 #   MESHWRIGHT_SHARED   1: nodes are shared by GRES, so that a job without SLURM_JOB_GPUS has no device, and reserves none
 #   MESHWRIGHT_RUNDIR   where jobs are noted whose lease may stand though they are over, default /run/meshwright-slurm
+#   MESHWRIGHT_PREFLIGHT  seconds: jobs of several whole nodes are checked for so long at most; 90 is enough for hundreds
+#   MESHWRIGHT_EXPECT     devices that each node must have, such as 8*h100
+#   MESHWRIGHT_ADDRESS    where other nodes reach the agent of NODE, default http://NODE:8790
 set -uo pipefail
 settings=/etc/meshwright/slurm.env
 # shellcheck source=/dev/null
@@ -88,6 +96,36 @@ exec 9>&-
 ask lease create --id "slurm-$job" --purpose "slurm job $job" --ttl "${ttl}s" --id-only -- "$devices" || fail "no lease on $devices"
 
 # The agent gives back what its own worker holds; what other jobs on this node hold is theirs, and is no failure.
-ask devices release && exit 0
-[[ ${MESHWRIGHT_STRICT:-0} == 1 ]] && ask lease end --purpose "slurm job $job"
-fail "devices are still held"
+if ! ask devices release; then
+    [[ ${MESHWRIGHT_STRICT:-0} == 1 ]] && ask lease end --purpose "slurm job $job"
+    fail "devices are still held"
+fi
+
+limit=${MESHWRIGHT_PREFLIGHT:-}
+[[ $limit =~ ^[1-9][0-9]{0,3}$ && $devices == all ]] || exit 0
+node=${SLURMD_NODENAME:-$(hostname -s)}
+nodes=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-${SLURM_NODELIST:-}}") # asks no daemon
+[[ $nodes == *$'\n'* ]] || exit 0
+if [[ $node == "${nodes%%$'\n'*}" ]]; then
+    address=${MESHWRIGHT_ADDRESS:-http://NODE:8790}
+    while read -r each; do echo "${address//NODE/$each}"; done <<<"$nodes" >"$noted/$job.hosts"
+    said=$("$meshwright" --timeout "$limit" preflight --hosts "@$noted/$job.hosts" --lease "slurm-$job" --format slurm \
+        ${MESHWRIGHT_EXPECT:+--expect "$MESHWRIGHT_EXPECT"} 2>&1)
+    tell "preflight of all nodes: $said"
+    rm -f "$noted/$job.hosts"
+fi
+said=$("$meshwright" --timeout $((limit + 30)) preflight wait "slurm-$job" --format slurm 2>&1)
+case "$? $said" in
+"0 keep: "*) exit 0 ;;
+"1 drain: "*) ;;
+*)
+    tell "this node was not checked: $said"
+    exit 0
+    ;;
+esac
+# Slurm's own reason would be "Prolog error". No healthcheck.sh gives this node back: its reason begins in another way.
+reason=$(printf '%s' "preflight: ${said#drain: }" | tr '\n"' ' .' | LC_ALL=C tr -cs '[:print:]' '?' | cut -c1-200)
+scontrol update nodename="$node" state=drain reason="$reason" || tell "scontrol did not take the reason"
+tell "$reason"
+: >"$noted/$job.over"
+exit 1

@@ -22,7 +22,7 @@ from meshwright.planning.device_selection import select_for_lease
 from meshwright.planning.request import Inventory
 from meshwright.wire.base import DeviceRef, DeviceSelection
 from meshwright.wire.devices import Device, Devices
-from meshwright.wire.leases import Lease, LeaseRequest
+from meshwright.wire.leases import Lease, LeaseRequest, Verdict
 from meshwright_agent.clock import BootClock, Clock, SystemClock
 from meshwright_agent.store import (
     HELD,
@@ -59,12 +59,14 @@ class StoredLease(BaseModel):
         boot_id: the boot from which `until_s` counts.
         until_s: seconds since the boot at which the lease expires.
         ended: why the lease has ended; empty if it was active at the time of writing.
+        verdict: of the last preflight under the lease.
     """
 
     lease: Lease
     boot_id: str
     until_s: FiniteFloat
     ended: str = ""
+    verdict: Verdict | None = None
 
     @field_validator("lease", mode="before")
     @classmethod
@@ -295,7 +297,8 @@ class LeaseService:
                 return self._registry.show(await self._create(lease_id, request, by)), True
             by.check(held.lease)
             self._check_same(held.lease, request)
-            renewed = self._registry.date(held.lease.model_copy(update={"purpose": request.purpose}), request.ttl_s)
+            dated = self._registry.date(held.lease.model_copy(update={"purpose": request.purpose}), request.ttl_s)
+            renewed = dated.model_copy(update={"verdict": held.verdict})
             await self._store.write(_build_document(renewed))
             self._registry.put(renewed)
             return self._registry.show(renewed), False
@@ -373,6 +376,32 @@ class LeaseService:
     async def _end(self, leases: Sequence[StoredLease], reason: str) -> None:
         await self._store.write(*(_build_document(held, reason) for held in leases))
         self._registry.remove(*leases)
+
+    async def put_verdict(self, lease_id: str, verdict: Verdict, *, by: Owner) -> Verdict:
+        """Keeps what a preflight under a lease found on this host, until the lease ends.
+
+        Raises:
+            NotFoundError, ForbiddenError, StoreUnavailableError: as `end`.
+        """
+        async with self._lock:
+            held = await self._find(lease_id)
+            by.check(held.lease)
+            kept = held.model_copy(update={"verdict": verdict})
+            await self._store.write(_build_document(kept))
+            self._registry.put(kept)
+            return verdict
+
+    async def get_verdict(self, lease_id: str) -> Verdict:
+        """Returns the verdict of the last preflight under a lease.
+
+        Raises:
+            NotFoundError: the lease has ended, or no preflight under it has.
+        """
+        verdict = (await self._find(lease_id)).verdict
+        if verdict is None:
+            detail = f"no preflight under lease {lease_id} has ended yet"
+            raise NotFoundError(detail, hint=f"meshwright preflight --lease {lease_id} --hosts … makes one")
+        return verdict
 
     async def get(self, lease_id: str) -> Lease:
         """Returns an active lease. Raises NotFoundError with the reason unless the lease is active."""

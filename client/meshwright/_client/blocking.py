@@ -78,7 +78,7 @@ from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
 from meshwright.wire.devices import Devices, Environment, Release, Targets
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvent, HealthEvents
-from meshwright.wire.leases import Lease, LeaseRequest, Leases
+from meshwright.wire.leases import Lease, LeaseRequest, Leases, Verdict, VerdictRequest
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
 from meshwright.wire.preflight import PreflightRequest
 from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent, RunList, RunState
@@ -752,6 +752,22 @@ class Client:
         """
         held = lease if isinstance(lease, Lease) else self.get_lease(lease)
         return self._ask(Lease, "DELETE", name_lease(held), gone=held)
+
+    def put_verdict(self, lease: Lease | str, request: VerdictRequest) -> Verdict:
+        """Tells the agent what a preflight under a lease found on its host.
+
+        Raises:
+            NotFoundError: the lease has ended, or never was.
+        """
+        return self._ask(Verdict, "PUT", f"{name_lease(lease)}/verdict", body=request)
+
+    def get_verdict(self, lease: Lease | str) -> Verdict:
+        """Returns what the last preflight under a lease found on this host.
+
+        Raises:
+            NotFoundError: there is none yet; or the lease has ended, or never was.
+        """
+        return self._ask(Verdict, "GET", f"{name_lease(lease)}/verdict")
 
     @contextlib.contextmanager
     def hold(

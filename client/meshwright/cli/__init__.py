@@ -253,6 +253,7 @@ _COMMANDS: Final[dict[str, _Entry]] = {
     "compile": _Entry(compiling.compile_step, "Compile a step of your own for a plan's hardware."),
     "bench": _Entry(bench.run_bench, "Measure transfers, collectives, matmul and memory."),
     "preflight": _Entry(preflight.check_hosts, "Check many hosts before a job; name the culprit."),
+    "preflight wait": _Entry(preflight.wait_for_verdict, "Wait for a preflight's verdict on this host."),
     "runs list": _Entry(runs.list_runs, "The agent's benches and compiles, newest first."),
     "runs show": _Entry(runs.show_run, "One run."),
     "runs cancel": _Entry(runs.cancel_run, "Cancel a run."),

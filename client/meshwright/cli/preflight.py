@@ -18,7 +18,15 @@ from meshwright.wire.preflight import DEFAULT_PORT, DEFAULT_TIMEOUT_S, Preflight
 if TYPE_CHECKING:
     from meshwright.preflight import PreflightReport
 
-EXIT_CODES: Final = {"ok": OK, "fault": FAILED, "unknown": NO_ANSWER}
+EXIT_CODES: Final = {"ok": OK, "fault": FAILED, "missing": FAILED, "unknown": NO_ANSWER, "unchecked": NO_ANSWER}
+"""Of a verdict on all hosts, and on one."""
+SLURM_WORDS: Final = {OK: "keep", FAILED: "drain", NO_ANSWER: "unknown"}
+"""As in `meshwright health --format slurm`."""
+VERDICT_S: Final = 2 * DEFAULT_TIMEOUT_S
+
+FormatOption = Annotated[
+    Literal["text", "json", "slurm"], typer.Option("--format", help="For people, programs, or Slurm: one line.")
+]
 
 
 def check_hosts(
@@ -39,9 +47,7 @@ def check_hosts(
             metavar="ID", envvar=LEASE_VARIABLE, help="A lease of all devices on every host; without, one is taken."
         ),
     ] = None,
-    form: Annotated[
-        Literal["text", "json", "slurm"], typer.Option("--format", help="For people, programs, or Slurm: one line.")
-    ] = "text",
+    form: FormatOption = "text",
 ) -> int:
     """Check many hosts in one JAX job before a training job starts, and name those that are not well.
 
@@ -72,11 +78,37 @@ def check_hosts(
     return EXIT_CODES[report.verdict]
 
 
+def wait_for_verdict(
+    session: Session,
+    lease: Annotated[str, typer.Argument(metavar="LEASE", help="The lease that the check runs under.")],
+    form: FormatOption = "text",
+) -> int:
+    """Wait until a preflight that runs under a lease has told this host's agent the verdict on this host.
+
+    A Slurm prolog calls it on every node, while the first node of the job checks all of them. It waits for --timeout,
+    which is 180 s unless given.
+
+    Exit codes: 0 this host is well · 1 it is at fault · 2 it could not be checked, no verdict came, or usage.
+    """
+    from meshwright import preflight
+
+    limit_s = session.options.timeout_s or VERDICT_S
+    with session.open() as client:
+        verdict = preflight.wait_for_verdict(client, lease, limit_s)
+    code = EXIT_CODES[verdict.state]
+    if session.as_json or form == "json":
+        session.print_lines(verdict.model_dump_json())
+    else:
+        session.print_lines(clean(f"{SLURM_WORDS[code] if form == 'slurm' else verdict.state}: {verdict.reason}"))
+    return code
+
+
 def _write_line(report: PreflightReport) -> str:
     """Returns the verdict in a line, as a reason for draining nodes."""
     hosts = report.culprits or report.hosts
     reasons = [f"{host.name}: {host.findings[0].text}" for host in hosts if host.findings]
-    return clean("meshwright preflight: " + "; ".join([report.summary, *reasons[:4]]))
+    word = SLURM_WORDS[EXIT_CODES[report.verdict]]
+    return clean(f"{word}: " + "; ".join([report.summary, *reasons[:4]]))
 
 
 def _write_report(report: PreflightReport) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
+import re
 import secrets
 import time
 from collections import Counter
@@ -24,14 +25,16 @@ from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,
     MeshwrightError,
+    NotFoundError,
     ProblemError,
     SettingsError,
 )
 from meshwright.fleet import MAX_AT_ONCE, Fleet
-from meshwright.preflight.report import HostFinding, HostReport, PreflightReport, State, build_report, describe_results
+from meshwright.preflight.report import HostFinding, HostReport, PreflightReport, build_report, describe_results
 from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import State as HealthState
+from meshwright.wire.leases import HostState, Verdict, VerdictRequest
 from meshwright.wire.preflight import (
     DEFAULT_PORT,
     DEFAULT_TIMEOUT_S,
@@ -46,19 +49,25 @@ ASK_S: Final = 10.0
 POLL_S: Final = 0.5
 GRACE_S: Final = 3.0
 """How long the other hosts may still find their own faults after one has failed."""
-JOB_RATIO: Final = 0.75
-"""Of the time limit: the rest is for asking the agents, leases, and the end of the processes."""
-END_S: Final = 6.0
+END_RATIO: Final = 0.2
+"""Of the time limit: it is left for the end of the processes, verdicts and leases."""
+JOB_RATIO: Final = 0.95
+"""Of the time that is left for the job: an agent ends its process at that time, and knows why."""
+LEASE_RATIO: Final = 0.25
+"""Of the time limit: how long the hosts may take until they have the caller's lease."""
+LEAST_JOB_S: Final = 5.0
 WAITED: Final = "it waited for the others when the check ended"
 BY_REQUEST: Final = "by request (DELETE)"
 """The agent's words for a run that this check has cancelled."""
 CLOCKS_S: Final = 30.0
 """Clocks may be apart by so much: tokens and certificates of a job have such tolerances."""
 
-_BAD_HEALTH: Final[tuple[tuple[set[HealthState], State, str], ...]] = (
+_BAD_HEALTH: Final[tuple[tuple[set[HealthState], HostState, str], ...]] = (
     ({"unhealthy"}, "fault", "unhealthy"),
     ({"unknown", "initializing"}, "unchecked", "not known to be healthy"),
 )
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+REASON_MOST: Final = 1000
 T = TypeVar("T")
 
 
@@ -78,7 +87,8 @@ def check_hosts(
         expect: devices that each host must have, such as "8*h100".
         timeout_s: time limit of the check, at least 10.
         port: where the coordinator listens during the check.
-        lease: id of the caller's lease of all devices on every host; None: leases are taken and given back.
+        lease: id of the caller's lease of all devices on every host, which may still be on its way to some; each
+            agent keeps the verdict on its host with it. None: leases are taken and given back.
         on_phase: hears the phase that the slowest host is in.
 
     Raises:
@@ -96,7 +106,8 @@ class _Check:
         self, fleet: Fleet, timeout_s: float, port: int, lease: str | None, on_phase: Callable[[str], None]
     ) -> None:
         self._fleet = fleet
-        self._job_s = JOB_RATIO * timeout_s
+        self._timeout_s = timeout_s
+        self._began_s = time.monotonic()
         self._lease = lease or f"preflight-{secrets.token_hex(8)}"
         self._is_own_lease = lease is None
         self._on_phase = on_phase
@@ -107,16 +118,41 @@ class _Check:
 
     def run(self, expect: ChipCount | None) -> PreflightReport:
         """Goes through the check, to the first step that finds something."""
-        began_s = time.monotonic()
         self._on_phase("agents")
-        state = self._fleet.devices(timeout_s=ASK_S)
+        state = self._ask_agents()
         self._names = [host.name or host.url for host in state.hosts]
         for place, finding in compare_hosts(state, expect, self._lease):
             self._note(place, finding)
-        if not self._findings:
-            with self._hold() as is_held:
-                if is_held:
-                    self._measure()
+        if self._findings:
+            return self._conclude()
+        with self._hold() as is_held:
+            if is_held:
+                self._measure()
+        return self._conclude()
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds until the time limit; 1 at least, so that what was begun is ended."""
+        return max(1.0, self._began_s + self._timeout_s - time.monotonic())
+
+    @property
+    def _job_left_s(self) -> float:
+        """Seconds that the job may still take."""
+        return max(0.0, self._left_s - END_RATIO * self._timeout_s)
+
+    def _ask_agents(self) -> FleetState:
+        """Returns what the agents know, once all that answer have the caller's lease, or it took too long."""
+        until_s = self._began_s + LEASE_RATIO * self._timeout_s
+        while True:
+            state = self._fleet.devices(timeout_s=min(ASK_S, self._left_s))
+            leases = [_find_leases(host) for host in state.hosts if host.devices is not None]
+            is_there = all(self._lease in each or each - {None} for each in leases)
+            if self._is_own_lease or is_there or time.monotonic() + POLL_S > until_s:
+                return state
+            time.sleep(POLL_S)
+
+    def _conclude(self) -> PreflightReport:
+        """Returns the report, after the agents have heard the verdicts on their hosts."""
         hosts = [
             HostReport(
                 address=url,
@@ -126,13 +162,17 @@ class _Check:
             )
             for place, url in enumerate(self._fleet.urls)
         ]
-        return build_report(hosts, time.monotonic() - began_s)
+        report = build_report(hosts, time.monotonic() - self._began_s)
+        if not self._is_own_lease:
+            verdicts = [_build_verdict(host, report.summary) for host in hosts]
+            self._ask_all(lambda place, client: client.put_verdict(self._lease, verdicts[place]))
+        return report
 
     def _note(self, place: int, finding: HostFinding) -> None:
         self._findings.setdefault(place, []).append(finding)
 
     def _note_error(self, place: int, error: MeshwrightError) -> None:
-        state: State = "unchecked"
+        state: HostState = "unchecked"
         if isinstance(error, AgentConnectionError):
             state = "missing"
         elif isinstance(error, ProblemError) and error.code == "worker_failed":
@@ -152,7 +192,7 @@ class _Check:
                 found[place] = error
 
         tasks = [functools.partial(ask, place, client) for place, client in enumerate(self._fleet.clients)]
-        run_all(tasks, limit_s=limit_s, at_once=MAX_AT_ONCE)
+        run_all(tasks, limit_s=min(limit_s, self._left_s), at_once=MAX_AT_ONCE)
         return dict(found)
 
     @contextlib.contextmanager
@@ -168,7 +208,7 @@ class _Check:
 
         def lease(place: int, client: Client, *, is_first: bool) -> None:
             if (place == first) is is_first:
-                client.lease("all", purpose="preflight", ttl_s=2 * self._job_s + 60, lease_id=self._lease)
+                client.lease("all", purpose="preflight", ttl_s=2 * self._timeout_s + 60, lease_id=self._lease)
 
         try:
             self._require_all(self._ask_all(functools.partial(lease, is_first=True)))
@@ -181,13 +221,18 @@ class _Check:
     def _require_all(self, answers: Mapping[int, object]) -> None:
         """Notes each host whose answer is an error, or missing."""
         for place in range(len(self._names)):
-            answer = answers.get(place, AgentTimeoutError(f"no answer within {ASK_S:g} s"))
+            answer = answers.get(place, AgentTimeoutError("its agent did not answer in time"))
             if isinstance(answer, MeshwrightError):
                 self._note_error(place, answer)
 
     def _measure(self) -> None:
         """Runs the job, and notes what it finds."""
-        hosts = tuple(self._names)
+        hosts, job_s = tuple(self._names), JOB_RATIO * self._job_left_s  # so that agents end it first
+        if job_s < LEAST_JOB_S:
+            text = f"the agents took {time.monotonic() - self._began_s:.0f} s, and no time was left for the check"
+            for place in range(len(hosts)):
+                self._note(place, HostFinding(state="unchecked", text=text, action="give a longer --timeout"))
+            return
         started = self._ask_all(
             lambda place, client: client.start_preflight(
                 PreflightRequest(
@@ -195,7 +240,7 @@ class _Check:
                     hosts=hosts,
                     process_id=place,
                     coordinator=self._coordinator,
-                    timeout_s=self._job_s,
+                    timeout_s=job_s,
                 )
             )
         )
@@ -210,7 +255,7 @@ class _Check:
 
     def _follow(self, runs: dict[int, Run]) -> None:
         """Updates the runs until all have ended, or one has failed and the others had time to fail too."""
-        until_s = time.monotonic() + self._job_s + GRACE_S
+        until_s = time.monotonic() + self._job_left_s
         heard_s = dict.fromkeys(runs, time.monotonic())
         while time.monotonic() < until_s:
             answers = self._ask_all(lambda place, client: client.run(runs[place].id), ASK_S / 2)
@@ -230,15 +275,15 @@ class _Check:
             time.sleep(POLL_S)
 
     def _cancel(self, runs: dict[int, Run]) -> None:
-        """Cancels the runs that go on, and waits until their processes have ended, or `END_S`."""
+        """Cancels the runs that go on, and waits until their processes have ended, or half of the time that is left."""
 
         def cancel(place: int, client: Client) -> None:
             if place in runs and runs[place].state not in FINAL_STATES:
                 runs[place] = client.cancel_run(runs[place].id)
 
-        until_s = time.monotonic() + END_S
+        until_s = time.monotonic() + self._left_s / 2
         while any(run.state not in FINAL_STATES for run in runs.values()) and time.monotonic() < until_s:
-            self._ask_all(cancel, END_S)
+            self._ask_all(cancel)
 
     def _evaluate(self, runs: Mapping[int, Run]) -> None:
         self._results = {
@@ -271,6 +316,30 @@ class _Check:
 
 def _order(phase: str) -> int:
     return PREFLIGHT_PHASES.index(phase) if phase in PREFLIGHT_PHASES else 0
+
+
+def wait_for_verdict(client: Client, lease: str, timeout_s: float) -> Verdict:
+    """Waits until the preflight under a lease has told this agent the verdict on its host.
+
+    Raises:
+        NotFoundError: the lease ended meanwhile, or there was no verdict in time.
+        AgentConnectionError: the agent does not answer.
+    """
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return client.get_verdict(lease)
+        except NotFoundError:
+            if time.monotonic() + POLL_S > until_s:
+                raise
+            client.get_lease(lease)
+        time.sleep(POLL_S)
+
+
+def _build_verdict(host: HostReport, summary: str) -> VerdictRequest:
+    found = [f"{each.text} ({each.action})" if each.action else each.text for each in host.findings]
+    reason = _CONTROL.sub(" ", "; ".join(found) or summary)
+    return VerdictRequest(state=host.state, reason=reason[:REASON_MOST])
 
 
 def build_coordinator(urls: tuple[str, ...], port: int) -> str:
@@ -325,8 +394,13 @@ def _compare_clocks(hosts: Mapping[int, FleetHost], now: datetime) -> Iterator[t
         if abs(offset_s - middle) > CLOCKS_S:
             where = "ahead of" if offset_s > middle else "behind"
             text = f"its clock is {abs(offset_s - middle):.0f} s {where} its peers'"
-            state: State = "fault" if len(offsets) > 2 else "unchecked"
+            state: HostState = "fault" if len(offsets) > 2 else "unchecked"
             yield place, HostFinding(state=state, text=text, action="let chrony or systemd-timesyncd keep its time")
+
+
+def _find_leases(host: FleetHost) -> set[str | None]:
+    """Returns the leases of the host's devices; None for a free one."""
+    return {device.lease.id if device.lease else None for device in _list(host).devices}
 
 
 def _check_host(host: FleetHost, expect: ChipCount | None, lease: str) -> Iterator[HostFinding]:

@@ -9,10 +9,8 @@ from pydantic import Field
 
 from meshwright.preflight.pairs import choose_rounds
 from meshwright.wire.base import Reply
+from meshwright.wire.leases import HostState
 from meshwright.wire.preflight import Figure, PreflightResult, SlowFigure, WrongContent
-
-State = Literal["ok", "fault", "missing", "unchecked"]
-"""It is well · it is at fault · its agent does not answer · it could not be checked, by no fault of its own."""
 
 _UNITS: Final[Mapping[Figure, str]] = {
     "matmul": "TFLOP/s",
@@ -44,7 +42,7 @@ E = TypeVar("E", SlowFigure, WrongContent)
 class HostFinding(Reply):
     """What is not well, and what to do."""
 
-    state: State
+    state: HostState
     text: str
     action: str = ""
 
@@ -58,9 +56,9 @@ class HostReport(Reply):
     result: PreflightResult | None = Field(default=None, description="what it measured; null: the check did not end")
 
     @property
-    def state(self) -> State:
+    def state(self) -> HostState:
         """The worst state of its findings; "ok" without one."""
-        order: tuple[State, ...] = ("fault", "missing", "unchecked")
+        order: tuple[HostState, ...] = ("fault", "missing", "unchecked")
         return next((state for state in order if any(each.state == state for each in self.findings)), "ok")
 
 

@@ -65,3 +65,24 @@ class Leases(Reply):
     """`GET /leases`: oldest first."""
 
     leases: tuple[Lease, ...]
+
+
+HostState = Literal["ok", "fault", "missing", "unchecked"]
+"""Of a host in a preflight: it is well · it is at fault · its agent does not answer · it could not be checked, by no
+fault of its own."""
+
+
+class VerdictRequest(RequestPart):
+    """`PUT /leases/{lease_id}/verdict`: what the preflight under this lease found on this host."""
+
+    state: HostState
+    reason: Annotated[Line, Field(max_length=4000)] = Field(
+        description="what was found on this host, and what to do; of a host that is well, the result of all hosts"
+    )
+
+
+class Verdict(Reply):
+    """`GET /leases/{lease_id}/verdict`."""
+
+    state: HostState
+    reason: str

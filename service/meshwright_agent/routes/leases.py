@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from meshwright.wire.base import DeviceSelection
-from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest, Leases
+from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest, Leases, Verdict, VerdictRequest
 from meshwright_agent.auth import NEEDS_READ, Operator, note
 from meshwright_agent.routes.shared import AgentHere, StrictRoute, owner_of
 
@@ -75,6 +75,21 @@ async def end_lease(agent: AgentHere, lease_id: LeaseId, caller: Operator, http:
     lease = await agent.leases.end(lease_id, by=owner_of(caller))
     _record_devices(http, lease)
     return lease
+
+
+@router.put("/leases/{lease_id}/verdict", summary="Tell a host its verdict")
+async def put_verdict(
+    agent: AgentHere, lease_id: LeaseId, request: VerdictRequest, caller: Operator, http: Request
+) -> Verdict:
+    """Keeps what the preflight under a lease found on this host, until the lease ends. `meshwright preflight` does so."""
+    note(http, lease=lease_id)
+    return await agent.leases.put_verdict(lease_id, Verdict(**request.model_dump()), by=owner_of(caller))
+
+
+@router.get("/leases/{lease_id}/verdict", summary="The verdict on a host", dependencies=[NEEDS_READ])
+async def get_verdict(agent: AgentHere, lease_id: LeaseId) -> Verdict:
+    """What the last preflight under a lease found on this host; 404 until there is one."""
+    return await agent.leases.get_verdict(lease_id)
 
 
 def _record_devices(request: Request, lease: Lease) -> None:

@@ -121,11 +121,11 @@ snapshot: $(VENV)/.installed ## write the OpenAPI document that the contract tes
 	$(BIN)/python -m tests.contract.openapi --write
 
 # Commands that a few tests need, each with Debian's package. Without them, and without root, those tests are skipped.
-EXTRAS := chromium:chromium promtool:prometheus systemd-analyze:systemd systemd-nspawn:systemd-container
+EXTRAS := chromium:chromium promtool:prometheus slurmctld:slurm-wlm systemd-analyze:systemd systemd-nspawn:systemd-container
 MISSING = $(strip $(foreach each,$(EXTRAS),\
 	$(if $(shell command -v $(firstword $(subst :, ,$(each))) 2>/dev/null),,$(lastword $(subst :, ,$(each))))))
 
-extras: ## install what a few tests need, and are skipped without: Chromium, promtool, systemd's containers (as root)
+extras: ## install what a few tests need, and are skipped without: Chromium, promtool, Slurm, containers (as root)
 	@[ -z "$(MISSING)" ] || { [ $$(id -u) = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(MISSING); } || \
 		echo "tests that need them are skipped; to add them: sudo apt-get install --no-install-recommends $(MISSING)"
 

@@ -68,7 +68,7 @@ def test_what_the_chart_makes_is_valid(values: dict[str, Any], version: str) -> 
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
-@pytest.mark.parametrize("name", ["namespace.yaml", "job-example.yaml"])
+@pytest.mark.parametrize("name", ["namespace.yaml", "job-example.yaml", "preflight-job.yaml"])
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_the_static_files_are_valid(name: str, version: str) -> None:
     for document in read_documents(name):

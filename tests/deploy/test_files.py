@@ -13,7 +13,7 @@ from tests.documents import ROOT, Document, read_settings
 DOCKERFILE = ROOT / "Dockerfile"
 OF_SCRIPTS = {
     *("MESHWRIGHT_STRICT", "MESHWRIGHT_SHARED", "MESHWRIGHT_RUNDIR", "MESHWRIGHT_CHECK", "MESHWRIGHT_RESUME"),
-    "MESHWRIGHT_PYTHON",
+    *("MESHWRIGHT_PREFLIGHT", "MESHWRIGHT_EXPECT", "MESHWRIGHT_ADDRESS", "MESHWRIGHT_PYTHON"),
 }
 """Variables of scripts, each told at the top of the script that reads it."""
 
@@ -41,7 +41,7 @@ def test_every_variable_that_is_named_is_one_that_somebody_reads() -> None:
 
 def test_variables_of_the_scripts_are_read_by_them() -> None:
     scripts = "".join(path.read_text() for path in DEPLOY.rglob("*.sh"))
-    read = set(re.findall(r"\$\{(MESHWRIGHT_\w+):-", scripts))
+    read = set(re.findall(r"\$\{(MESHWRIGHT_\w+):[-+]", scripts))
     assert read >= OF_SCRIPTS
 
 

@@ -63,7 +63,7 @@ def signaling(agent: RunningAgent, number: int, phase: str) -> Iterator[None]:
             run = httpx.get(f"{agent.url}/runs?limit=1").json()["runs"]
             return bool(run) and run[0]["state"] == "running" and run[0]["progress"]["message"] == phase
 
-        wait_for(is_there, limit_s=60)
+        wait_for(is_there, limit_s=120)
         child = find_child(agent)
         assert child is not None
         os.kill(child, number)

@@ -24,6 +24,11 @@ def run(command: str) -> str:
     return subprocess.run(command.split(), check=True, capture_output=True, text=True).stdout
 
 
+def build_prefix(name: str) -> tuple[str, ...]:
+    """Returns the words before a command that make it run on a host, and the host's name its own."""
+    return (*f"ip netns exec {name} unshare --uts sh -c".split(), f'hostname {name}; exec "$@"', "sh")
+
+
 class Network:
     """A bridge with hosts."""
 
@@ -89,12 +94,8 @@ def start_hosts(
                 stack.enter_context(
                     start_agent(
                         cpu_devices=cpu_devices,
-                        options=("--host", address),
-                        prefix=(
-                            *f"ip netns exec {name} unshare --uts sh -c".split(),
-                            f'hostname {name}; exec "$@"',
-                            "sh",
-                        ),
+                        options=("--host", address, "--port", "8790"),
+                        prefix=build_prefix(name),
                         **environment,
                     )
                 )

@@ -81,7 +81,7 @@ async def end_lease(agent: AgentHere, lease_id: LeaseId, caller: Operator, http:
 async def put_verdict(
     agent: AgentHere, lease_id: LeaseId, request: VerdictRequest, caller: Operator, http: Request
 ) -> Verdict:
-    """Keeps what the preflight under a lease found on this host, until the lease ends. `meshwright preflight` does so."""
+    """Keeps what the preflight under a lease found on this host, until the lease ends."""
     note(http, lease=lease_id)
     return await agent.leases.put_verdict(lease_id, Verdict(**request.model_dump()), by=owner_of(caller))
 

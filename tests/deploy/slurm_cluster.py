@@ -1,0 +1,129 @@
+"""A Slurm cluster on one machine: slurmd in the network namespace of each host, slurmctld in that of the first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.agents import wait_for
+from tests.deploy.charts import DEPLOY
+from tests.deploy.slurm_node import CLIENT, SETTINGS
+from tests.process.namespaces import Network, build_prefix
+
+COMMANDS = ("slurmctld", "slurmd", "scontrol", "sbatch")
+MISSING = [name for name in COMMANDS if shutil.which(name) is None]
+CONF = """\
+ClusterName=meshwright
+SlurmctldHost={names[0]}({addresses[0]})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdSpoolDir={folder}/spool-%n
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+ReturnToService=2
+Prolog={folder}/prolog.sh
+Epilog={folder}/epilog.sh
+PrologFlags=Alloc
+SchedulerParameters=nohold_on_prolog_fail
+{nodes}
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+@dataclass
+class Cluster:
+    """Commands of a running cluster.
+
+    Attributes:
+        folder: configuration, logs, and what jobs wrote.
+        network: its hosts; their names are the nodes'.
+    """
+
+    folder: Path
+    network: Network
+
+    def run(self, *command: str) -> str:
+        """Runs a command on the first host; returns its output."""
+        done = subprocess.run(
+            [*build_prefix(self.network.names[0]), *command], env=self.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def submit(self, nodes: int) -> str:
+        """Submits a job of whole nodes that writes their names; returns its id."""
+        path = f"{self.folder}/job-$SLURM_JOB_ID"
+        script = f"--wrap=scontrol show hostnames $SLURM_JOB_NODELIST >{path}.new && mv {path}.new {path}"
+        return self.run("sbatch", "--parsable", "--requeue", f"--nodes={nodes}", "--output=/dev/null", script).strip()
+
+    def start_now(self, job: str) -> None:
+        """Starts a requeued job, which waits for two minutes otherwise, when the nodes are free."""
+        wait_for(lambda: "JobState=PENDING" in self.run("scontrol", "--oneliner", "show", "job", job), limit_s=60)
+        self.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+
+    def read_job(self, job: str, *, limit_s: float) -> list[str]:
+        """Waits until a job has run; returns its nodes."""
+        path = self.folder / f"job-{job}"
+        wait_for(path.exists, limit_s=limit_s)
+        return path.read_text().split()
+
+    def show_node(self, name: str) -> str:
+        """Returns a node as scontrol shows it, in one line."""
+        return self.run("scontrol", "--oneliner", "show", "node", name)
+
+
+@contextlib.contextmanager
+def start_slurm(folder: Path, network: Network, **settings: str) -> Iterator[Cluster]:
+    """Yields a cluster whose nodes run the prolog and the epilog with these settings."""
+    cluster = Cluster(folder, network)
+    (folder / "state").mkdir()
+    own = {
+        "MESHWRIGHT": CLIENT,
+        "MESHWRIGHT_URL": "http://$SLURMD_NODENAME:8790",
+        "MESHWRIGHT_RUNDIR": f"{folder}/leases-$SLURMD_NODENAME",
+        "PATH": os.environ["PATH"],
+        **settings,
+    }
+    (folder / "slurm.env").write_text("".join(f'{name}="{value}"\n' for name, value in own.items()))
+    for script in ("prolog.sh", "epilog.sh"):
+        text = (DEPLOY / "slurm" / script).read_text().replace(SETTINGS, str(folder / "slurm.env"))
+        (folder / script).write_text(text)
+        (folder / script).chmod(0o755)
+    nodes = "\n".join(
+        f"NodeName={name} NodeAddr={address} CPUs=1 State=UNKNOWN"
+        for name, address in zip(network.names, network.addresses, strict=True)
+    )
+    conf = CONF.format(folder=folder, names=network.names, addresses=network.addresses, nodes=nodes)
+    (folder / "slurm.conf").write_text(conf)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    daemons = [(network.names[0], ["slurmctld", "-D"])]
+    daemons += [(name, ["slurmd", "-D", "-N", name]) for name in network.names]
+    with contextlib.ExitStack() as stack:
+        for host, command in daemons:
+            process = subprocess.Popen(
+                [*build_prefix(host), *command],
+                env=cluster.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        wait_for(lambda: all("State=IDLE " in cluster.show_node(name) for name in network.names), limit_s=60)
+        yield cluster

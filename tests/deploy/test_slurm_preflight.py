@@ -1,0 +1,119 @@
+"""The preflight of Slurm's prolog and of a Kubernetes job's pods; under a real slurmctld with three nodes, one bad."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.agents import RunningAgent, start_agent, wait_for
+from tests.deploy.charts import DEPLOY
+from tests.deploy.slurm_cluster import MISSING, start_slurm
+from tests.deploy.slurm_node import JOB, Node, build_node, read_leases
+from tests.process.bad_hosts import signaling
+from tests.process.living import end_leases
+from tests.process.namespaces import CAN_RUN, REASON, start_hosts
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[RunningAgent]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(start_agent(cpu_devices=1)) for _ in range(2)]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, hosts: list[RunningAgent]) -> list[Node]:
+    """The nodes of a job; their names are their agents' ports."""
+    names = [host.url.rpartition(":")[2] for host in hosts]
+    found = []
+    for name, host in zip(names, hosts, strict=True):
+        folder = tmp_path / name
+        folder.mkdir()
+        node = build_node(folder, host.url)
+        node.environment |= {"SLURMD_NODENAME": name, "SLURM_JOB_NODELIST": ",".join(names)}
+        node.environment |= {"MESHWRIGHT_PREFLIGHT": "60", "MESHWRIGHT_ADDRESS": "http://127.0.0.1:NODE"}
+        (folder / "shown").write_text("\n".join(names) + "\n")  # for `scontrol show hostnames`
+        found.append(node)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("expect", "exits", "told"),
+    [("1*cpu", {0}, ""), ("8*h100", {1}, "reason=preflight: it has 0 of 8*h100 devices")],
+)
+def test_every_node_hears_the_verdict_on_itself(
+    nodes: list[Node], hosts: list[RunningAgent], expect: str, exits: set[int], told: str
+) -> None:
+    ended = {}
+
+    def begin(node: Node) -> None:
+        ended[node.folder] = node.run("prolog.sh", MESHWRIGHT_EXPECT=expect)
+
+    threads = [threading.Thread(target=begin, args=(node,)) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {each.returncode for each in ended.values()} == exits, ended
+    assert "preflight of all nodes: " in ended[nodes[0].folder].stderr
+    assert all(told in node.told() if told else node.told() == "" for node in nodes)
+    for node, host in zip(nodes, hosts, strict=True):
+        assert [lease["id"] for lease in read_leases(host)] == [f"slurm-{JOB}"]
+        assert node.run("epilog.sh").returncode == 0
+        assert read_leases(host) == []
+
+
+def test_a_node_that_hears_no_verdict_starts_the_job(nodes: list[Node]) -> None:
+    alone = nodes[1].run("prolog.sh", MESHWRIGHT_PREFLIGHT="1")
+    assert alone.returncode == 0
+    assert "this node was not checked: " in alone.stderr
+    assert "no preflight under lease slurm-4711 has ended yet" in alone.stderr
+    assert nodes[1].told() == ""
+    assert nodes[1].run("epilog.sh").returncode == 0
+
+
+@pytest.mark.parametrize(("spoiled", "exits"), [("", {0}), ("--expect 8*h100", {1})])
+def test_a_kubernetes_job_starts_on_well_nodes_only(hosts: list[RunningAgent], spoiled: str, exits: set[int]) -> None:
+    job = yaml.safe_load_all((DEPLOY / "kubernetes" / "preflight-job.yaml").read_text())
+    (pod,) = (each["spec"]["template"]["spec"] for each in job if each["kind"] == "Job")
+    (container,) = pod["initContainers"]
+    (script,) = container["args"]
+    script = script.replace("preflight --hosts", f"preflight {spoiled} --hosts")
+    names = {"HOSTS": ",".join(host.url.removeprefix("http://") for host in hosts), "LEASE": "e9b2f1d0-job"}
+    begun = [
+        subprocess.Popen(
+            [*container["command"], script],
+            env={**os.environ, **names, "MESHWRIGHT_URL": host.url, "JOB_COMPLETION_INDEX": str(index)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index, host in enumerate(hosts)
+    ]
+    said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in begun]
+    assert {process.returncode for process in begun} == exits, said
+    assert all(line.startswith("fault: it has 0 of 8*h100" if spoiled else "ok: 2 hosts are well") for line in said)
+    for host in hosts:
+        end_leases(host)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not CAN_RUN, reason=REASON)
+@pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not here: apt-get install slurm-wlm")
+def test_slurm_drains_the_bad_node_and_starts_the_job_on_good_ones(tmp_path: Path) -> None:
+    with start_hosts(3) as (network, agents), start_slurm(tmp_path, network, MESHWRIGHT_PREFLIGHT="90") as cluster:
+        first, bad, other = network.names
+        with signaling(agents[1], signal.SIGKILL, "pairs"):
+            job = cluster.submit(nodes=2)
+            wait_for(lambda: "+DRAIN" in cluster.show_node(bad), limit_s=200)
+        cluster.start_now(job)
+        assert cluster.read_job(job, limit_s=200) == [first, other]
+        shown = {name: cluster.show_node(name) for name in network.names}
+        assert "Reason=preflight: the process of the preflight ended in phase pairs" in shown[bad]
+        assert all("DRAIN" not in shown[name] for name in (first, other))

@@ -93,7 +93,9 @@ class Agent:
             clock=self.clock,
             spawn=self._spawn,
         )
-        self.preflights = Preflights(self.preflight, self.device, self.host, runs=self.runs, registry=self.registry)
+        self.preflights = Preflights(
+            self.preflight, self.device, self.host, runs=self.runs, registry=self.registry, clock=self.clock
+        )
         self.leases = LeaseService(
             self.registry,
             store,
@@ -149,6 +151,7 @@ class Agent:
         self.host.recall()
         await self.runs.finish_interrupted()
         await self.benches.recall()
+        await self.preflights.recall()
         await self.leases.recall()
         self._spawn(self.leases.run())
         self._spawn(self.host.run())

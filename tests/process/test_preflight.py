@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -61,6 +62,10 @@ def test_well_hosts_are_well_and_everything_is_given_back(
         assert [device["local_index"] for device in result["devices"]] == [0, 1]
         assert result["network_bytes_per_s"].count(None) == 1  # of three hosts one rests in each round
         assert {each["case"] for each in result["collectives"]} == {"all_reduce", "all_gather"}
+        network = httpx.get(f"{agent.url}/devices").json()["network"]
+        assert (network["basis"], network["run_id"]) == ("measured", run["id"])
+        rates = [rate / 2 for rate in result["network_bytes_per_s"] if rate is not None]
+        assert network["bytes_per_s"] == pytest.approx(median(rates))
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: A
         chip = find_chip(topology.devices[lines[0][0]].kind)
         rate = chip.scaleout_bytes_per_s if chip else None
         known |= {"dcn_size": score.granules, "link": "dcn"}
+        if (network := topology.network) is not None:
+            return PlanAxis(**known, bandwidth_bytes_per_s=network.bytes_per_s, basis="measured")
         return PlanAxis(**known, bandwidth_bytes_per_s=rate, basis="declared" if rate else None)
     slowest = max((edge for line in lines for edge in list_edges(line)), key=lambda edge: price_pair(topology, *edge))
     rate, basis = _read_rate(topology, slowest)

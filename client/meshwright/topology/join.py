@@ -21,7 +21,7 @@ from meshwright.topology.identity import shorten
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Device, Devices, Granule
+from meshwright.wire.devices import Device, Devices, Granule, MeasuredNetwork
 
 NAMES_SHOWN: Final = 8
 
@@ -440,7 +440,8 @@ def _assemble(
         tuple(at[index, place] for place in range(len(reply.devices))) for index, reply in enumerate(replies)
     )
     try:
-        return Topology(devices, tuple(sorted(links, key=lambda link: (link.a, link.b))), listed), places
+        ordered = tuple(sorted(links, key=lambda link: (link.a, link.b)))
+        return Topology(devices, ordered, listed, _find_slowest_network(replies)), places
     except ValueError as error:
         raise refuse(
             f"{len(replies)} hosts were joined; together they contradict themselves: {error}",
@@ -488,3 +489,9 @@ def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
     return [
         notice.model_copy(update={"message": f"{shorten(hosts)}: {notice.message}"}) for notice, hosts in told.items()
     ]
+
+
+def _find_slowest_network(replies: Sequence[Devices]) -> MeasuredNetwork | None:
+    """Returns the slowest of the hosts' networks; None unless all hosts have measured theirs."""
+    found = [reply.network for reply in replies if reply.network is not None]
+    return min(found, key=lambda each: each.bytes_per_s) if len(found) == len(replies) else None

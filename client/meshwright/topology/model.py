@@ -23,7 +23,7 @@ from typing import Any, Final
 from meshwright.targets import write_shape
 from meshwright.topology.identity import Position, write_chip
 from meshwright.wire.base import DeviceRef
-from meshwright.wire.devices import Device, Devices, Granule, Link, Platform
+from meshwright.wire.devices import Device, Devices, Granule, Link, MeasuredNetwork, Platform
 
 Coords = tuple[int, ...]
 
@@ -224,6 +224,9 @@ NAMES_SHOWN: Final = 16
 class Topology:
     """The devices of one host, slice or fleet. Indices below are places in `devices`, as in `links`.
 
+    Attributes:
+        network: between hosts, as preflights measured it: the slowest host's; None where one has not.
+
     Raises:
         ValueError: two devices at one place of a granule, a device in a granule that is not listed, granules that
             contradict themselves or each other, or a link to a device that is not
@@ -233,6 +236,7 @@ class Topology:
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
     granules: tuple[Granule, ...] = ()
+    network: MeasuredNetwork | None = None
 
     def __post_init__(self) -> None:
         if len(self.order) != len(self.devices):
@@ -251,7 +255,7 @@ class Topology:
         Raises:
             ValueError: the reply contradicts itself.
         """
-        return cls(devices.devices, devices.links, devices.granules)
+        return cls(devices.devices, devices.links, devices.granules, devices.network)
 
     @cached_property
     def order(self) -> tuple[int, ...]:

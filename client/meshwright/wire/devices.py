@@ -178,6 +178,15 @@ class Worker(Reply):
     last_error: str | None = None
 
 
+class MeasuredNetwork(Evidence):
+    """The network between this host and others, as its last preflight measured it."""
+
+    bytes_per_s: float = Field(
+        description="a device's share, each way at once, while all devices send; the median over the host's partners"
+    )
+    run_id: str
+
+
 class Devices(Reply):
     """`GET /devices`: this host as a topology."""
 
@@ -190,6 +199,9 @@ class Devices(Reply):
     granules: Annotated[tuple[Granule, ...], FailFast()]
     devices: Annotated[tuple[Device, ...], FailFast()]
     links: Annotated[tuple[Link, ...], FailFast()]
+    network: MeasuredNetwork | None = Field(
+        default=None, description="between hosts; null: no preflight has measured it, or the hosts share faster links"
+    )
     warnings: tuple[Notice, ...] = ()
 
 

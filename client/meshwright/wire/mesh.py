@@ -305,10 +305,12 @@ class PlanStepTime(Reply):
 class MeasuredFigure(Reply):
     """A figure of this host that was measured, and stands in the place of the tables' own."""
 
-    name: str = Field(description='what it is: "flops_per_s", "memory_bytes_per_s", "bus_bandwidth_bytes_per_s"')
+    name: str = Field(
+        description='"flops_per_s", "memory_bytes_per_s", "bus_bandwidth_bytes_per_s" or "network_bytes_per_s"'
+    )
     value: float
     default: float | None = Field(description="what would have been taken; null: nothing is known")
-    run_id: str = Field(description="the bench that measured it")
+    run_id: str = Field(description="the bench, or the preflight, that measured it")
     age_s: float
 
 

@@ -8,7 +8,12 @@ end. This module does not depend on routes.
 from __future__ import annotations
 
 import asyncio
+import logging
+from datetime import datetime
+from statistics import median
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from meshwright.errors import (
     InvalidRequestError,
@@ -17,9 +22,11 @@ from meshwright.errors import (
     UnavailableError,
 )
 from meshwright.wire.bench import BenchRequest
-from meshwright.wire.preflight import OWN_PHASES, PREFLIGHT_PHASES, PreflightRequest
+from meshwright.wire.devices import MeasuredNetwork
+from meshwright.wire.preflight import OWN_PHASES, PREFLIGHT_PHASES, PreflightRequest, PreflightResult
 from meshwright.wire.runs import Run
 from meshwright_agent.bench.limits import check_idle
+from meshwright_agent.clock import Clock
 from meshwright_agent.host.base import AgentHost
 from meshwright_agent.leases import LeaseRegistry, Owner
 from meshwright_agent.runs import Done, Emit, RunQueue
@@ -32,6 +39,9 @@ _ENDED_BY_JAX: Final = "the JAX distributed service detected fatal errors"
 WATCH_S: Final = 0.5
 PHASE_RATIO: Final = 0.4
 """Of the time limit: how long one phase may take."""
+
+
+log = logging.getLogger(__name__)
 
 
 class _Watch:
@@ -72,16 +82,48 @@ class Preflights:
         host: the host of the devices.
         runs: the queue of benches and preflights.
         registry: the active leases.
+        clock: dates what they measure.
     """
 
     def __init__(
-        self, child: Supervisor, device: Supervisor, host: AgentHost, *, runs: RunQueue, registry: LeaseRegistry
+        self,
+        child: Supervisor,
+        device: Supervisor,
+        host: AgentHost,
+        *,
+        runs: RunQueue,
+        registry: LeaseRegistry,
+        clock: Clock,
     ) -> None:
         self._child = child
         self._device = device
         self._host = host
         self._runs = runs
         self._registry = registry
+        self._clock = clock
+
+    async def recall(self) -> None:
+        """Reads what the last preflight measured.
+
+        Raises:
+            StoreUnavailableError: the store does not answer.
+        """
+        for run in await self._runs.list_succeeded("preflight", limit=1):
+            self._note_network(run.id, run.result or {}, run.finished_at or run.created_at)
+
+    def _note_network(self, run_id: str, result: dict[str, Any], at: datetime) -> None:
+        """Notes a device's share of the rate between hosts."""
+        try:
+            found = PreflightResult.model_validate(result)
+        except ValidationError as error:
+            log.warning("the result of %s is not read for plans: %s", run_id, error)
+            return
+        rates = [rate / len(found.devices) for rate in found.network_bytes_per_s if rate is not None]
+        if rates:
+            network = MeasuredNetwork(
+                bytes_per_s=median(rates), run_id=run_id, basis="measured", observed_at=at, age_s=0.0
+            )
+            self._host.update(network=network)
 
     async def submit(self, request: PreflightRequest, *, by: Owner) -> Run:
         """Queues this host's part after checking that its devices are idle and leased for it.
@@ -149,6 +191,7 @@ class Preflights:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             await self._child.release(reason="the preflight has ended")  # a job may start when the run has ended
+        self._note_network(run.id, answer.result, self._clock.now())
         return answer.result, None
 
     def _check_held(self, request: PreflightRequest) -> None:

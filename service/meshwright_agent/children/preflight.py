@@ -74,7 +74,9 @@ MATMUL_SIZE: Final = 4096
 MOST_WRONG: Final = 8
 """Wrong contents that a process tells the others."""
 NETWORK_BYTES: Final = {True: 2**20, False: 16 * 2**20}
-"""Of each device in each round, by whether the platform is CPU."""
+"""Of each device in each exchange, by whether the platform is CPU."""
+EXCHANGES: Final = {True: 1, False: 9}
+"""Of each round, in one program, so that its start counts little; odd, so that a host ends with its partner's data."""
 _STRIDE, _STEP = 2246822519, 2654435761
 """Odd, so that no two devices send the same and no two places hold the same. Source: xxHash's and Knuth's primes."""
 LOCAL: Final[tuple[Figure, ...]] = (*DEVICE_FIGURES, "all_reduce")
@@ -328,7 +330,10 @@ class _Part:
 
     def _measure_round(self, pairs: Round, choose: Choose) -> float | None:
         both = sorted(pairs.items())
-        exchange = self._build(lambda block: jax.lax.ppermute(block, "host", both))
+        count = EXCHANGES[self.is_cpu]
+        exchange = self._build(
+            lambda block: jax.lax.fori_loop(0, count, lambda _, data: jax.lax.ppermute(data, "host", both), block)
+        )
         duration_s, result = self._time(exchange, self._place(), choose)
         partner = pairs.get(self.own)
         if partner is None:
@@ -336,7 +341,7 @@ class _Part:
         for device, shard in enumerate(self._list_shards(result)):
             if wrong := int(np.count_nonzero(shard != self._fill(partner * len(self.devices) + device))):
                 self.wrong.append(Wrong(self.own, partner, device, "network", wrong))
-        return len(self.devices) * NETWORK_BYTES[self.is_cpu] / duration_s
+        return count * len(self.devices) * NETWORK_BYTES[self.is_cpu] / duration_s
 
     def measure_all(self) -> Iterator[CollectiveRate]:
         """Yields the bus bandwidth of collectives over all devices. With one device there is none."""

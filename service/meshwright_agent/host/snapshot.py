@@ -15,7 +15,7 @@ from typing import Any, Final, get_args
 
 from meshwright.errors import ProblemError, UnavailableError
 from meshwright.wire.base import Basis, Notice
-from meshwright.wire.devices import Device, Devices, Link, Platform, Worker
+from meshwright.wire.devices import Device, Devices, Link, MeasuredNetwork, Platform, Worker
 from meshwright_agent.facts.model import CpuFacts, HostFacts, MachineFacts
 
 LOG_LINES: Final = 60
@@ -60,6 +60,7 @@ class HostSnapshot:
         released: the worker was released on purpose.
         cpu_devices: number of CPU devices that the agent uses, regardless of other devices.
         declared: the target that replaces this host (--simulate); then no other facts are known.
+        network: between hosts, as the last preflight measured it.
     """
 
     worker: Worker
@@ -71,6 +72,7 @@ class HostSnapshot:
     released: bool = False
     cpu_devices: int | None = None
     declared: Devices | None = None
+    network: MeasuredNetwork | None = None
 
     @property
     def knows_topology(self) -> bool:

@@ -14,7 +14,18 @@ from typing import Final, get_args
 
 import meshwright_agent
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Cpu, Devices, Granule, Host, Link, Memory, NumaNode, Platform, Software
+from meshwright.wire.devices import (
+    Cpu,
+    Devices,
+    Granule,
+    Host,
+    Link,
+    MeasuredNetwork,
+    Memory,
+    NumaNode,
+    Platform,
+    Software,
+)
 from meshwright_agent.host.gpu import build_gpus, find_domain
 from meshwright_agent.host.snapshot import HostSnapshot, PlatformDevices, View
 from meshwright_agent.host.tpu import build_tpus, find_slice
@@ -33,6 +44,7 @@ def build_devices(snapshot: HostSnapshot, now: datetime) -> Devices:
     found = build(view)
     machine, cpu = vars(view.facts.machine) | {"name": view.host}, dict(vars(view.facts.cpu))
     del cpu["memory_limit_bytes"]
+    granule = _build_granule(view, platform, len(found.devices))
     return Devices(
         host=Host(**machine, **view.passive),
         cpu=Cpu(**cpu),
@@ -40,11 +52,19 @@ def build_devices(snapshot: HostSnapshot, now: datetime) -> Devices:
         software=build_software(view),
         platform=platform,
         worker=snapshot.worker,
-        granules=(_build_granule(view, platform, len(found.devices)),),
+        granules=(granule,),
         devices=found.devices,
         links=found.links,
+        network=_date_network(snapshot.network, granule, now),
         warnings=(*_warn(view), *found.warnings),
     )
+
+
+def _date_network(network: MeasuredNetwork | None, granule: Granule, now: datetime) -> MeasuredNetwork | None:
+    """Returns the network with its age; None where hosts share faster links: of a TPU slice or an NVLink domain."""
+    if network is None or granule.kind != "host" or granule.domain is not None:
+        return None
+    return network.model_copy(update={"age_s": max(0.0, (now - network.observed_at).total_seconds())})
 
 
 def choose_platform(view: View) -> Platform:

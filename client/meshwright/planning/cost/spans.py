@@ -118,8 +118,11 @@ class Span:
     def send(self, byte_count: Any) -> Any:
         """Returns the seconds in which a device sends this many bytes to its neighbor on the axis."""
         inner = time_permute(byte_count, calibrate(self.inner, self.chip, "all_gather"))
-        outer = time_permute(byte_count, calibrate(self.outer, self.chip, "all_gather", "across"))
-        return np.maximum(inner, outer)
+        return np.maximum(inner, self.send_across(byte_count))
+
+    def send_across(self, byte_count: Any) -> Any:
+        """Returns the same for a neighbor in another node or slice."""
+        return time_permute(byte_count, calibrate(self.outer, self.chip, "all_gather", "across"))
 
 
 Spans = Mapping[str, Span]

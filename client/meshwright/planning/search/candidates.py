@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import PlanInfeasibleError
+from meshwright.planning.cost.collectives import AxisLinks
 from meshwright.planning.cost.memory import (
     StepMemory,
     build_execution,
@@ -24,7 +25,6 @@ from meshwright.planning.cost.spans import (
     AXES,
     REMATS,
     Layout,
-    Span,
     Spans,
     lay_on_hosts,
     lay_on_torus,
@@ -34,10 +34,19 @@ from meshwright.planning.cost.step_time import DeviceRates, price_step
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.hardware import find_capacity, find_memory_fraction
 from meshwright.planning.parallelism import SEARCH_AXES, AxisRule, check_sequence, list_divisors, list_rules
-from meshwright.planning.search.measured import COPY_ALONE, KINDS, MATMUL_ALONE, Factor, Measurements
+from meshwright.planning.search.measured import (
+    COPY_ALONE,
+    KINDS,
+    MATMUL_ALONE,
+    NETWORK_SIZE_BYTES,
+    Factor,
+    Measurements,
+    time_network,
+)
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.links import classify_link
 from meshwright.topology.model import Topology
+from meshwright.wire.devices import MeasuredNetwork
 from meshwright.wire.mesh import Plan
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 
@@ -203,6 +212,7 @@ class Hardware:
         measured: bench results of these devices; empty: the tables' figures are used.
         pair_bytes_per_s: of one GPU to one other of its host, one way; None where it is unknown, or where
             some pairs have no link.
+        network: between the hosts, as preflights measured it; None where one of them has not.
     """
 
     chip: Chip
@@ -213,6 +223,7 @@ class Hardware:
     memory_bytes: int | None = None
     measured: Measurements = field(default_factory=Measurements)
     pair_bytes_per_s: float | None = None
+    network: MeasuredNetwork | None = None
 
     @classmethod
     def of(cls, topology: Topology, devices: int, measured: Measurements | None = None) -> Hardware:
@@ -247,6 +258,7 @@ class Hardware:
             memory_bytes=min(memory, default=None),
             measured=measured or Measurements(),
             pair_bytes_per_s=_find_pair_rate(topology),
+            network=topology.network if len(topology.granules) > 1 else None,
         )
 
     @cached_property
@@ -268,6 +280,11 @@ class Hardware:
             estimated_s = seconds[0] - sum(seconds[1:])
             expected = reduced.rate * reduced.seconds / estimated_s
             found.append(Factor(reduced, expected, float(np.max(span.inner.bytes_per_s))))
+        if self.network is not None:
+            timed = time_network(self.network)
+            span = self._lay_published(Layout(dp=2 * self.domain), self.domain)["dp"]
+            expected = NETWORK_SIZE_BYTES / float(span.send_across(NETWORK_SIZE_BYTES))
+            found.append(Factor(timed, expected, expected))
         return tuple(found)
 
     def find_ratio(self, case: str) -> float:
@@ -291,16 +308,21 @@ class Hardware:
         return self._scale(self._lay_published(layout, self.domain))
 
     def _scale(self, spans: Spans) -> Spans:
-        """Returns the links of axes with all rates inside the host at what was measured; latencies do not change.
+        """Returns the links of axes with all rates at what was measured; latencies do not change.
 
         All GPUs of a host have one rate: a slower link that a plan found on its axis was measured with the rest.
         """
+        across = self.find_ratio("network")
+        if across != 1.0:
+            spans = {axis: replace(span, outer=scale_links(span.outer, across)) for axis, span in spans.items()}
         factor = next((factor for factor in self.factors if factor.case == "all_reduce" and factor.is_taken), None)
         if factor is None:
             return spans
         rate = factor.ratio * factor.peak if self.chip.platform == "gpu" else None
         return {
-            axis: scale_inner(span, rate / np.asarray(span.inner.bytes_per_s) if rate else factor.ratio)
+            axis: replace(
+                span, inner=scale_links(span.inner, rate / np.asarray(span.inner.bytes_per_s) if rate else factor.ratio)
+            )
             for axis, span in spans.items()
         }
 
@@ -309,7 +331,8 @@ class Hardware:
         """The source of the constants of a step's time, with the measured figures beside the published ones."""
         words = [KINDS[factor.case][2] for factor in self.factors if factor.is_taken]
         basis = f"fit to published runs on {'TPUs' if self.chip.platform == 'tpu' else 'GPUs'}"
-        return f"{basis}; measured on this host: {', '.join(words)}" if words else basis
+        where = "" if self.network else " on this host"
+        return f"{basis}; measured{where}: {', '.join(words)}" if words else basis
 
     def _lay_published(self, layout: Layout, domain: int) -> Spans:
         """Returns the same at published rates; `domain`: devices that a fast network joins."""
@@ -318,12 +341,11 @@ class Hardware:
         return lay_on_hosts(layout, self.chip, domain, self.pair_bytes_per_s)
 
 
-def scale_inner(span: Span, ratio: Any) -> Span:
-    """Returns the span with the rates of its links inside a host or slice scaled."""
-    wire = span.inner
-    near = None if wire.neighbor_bytes_per_s is None else wire.neighbor_bytes_per_s * ratio
-    rates = {"bytes_per_s": wire.bytes_per_s * ratio, "middle_bytes_per_s": wire.middle_bytes_per_s * ratio}
-    return replace(span, inner=replace(wire, neighbor_bytes_per_s=near, **rates))
+def scale_links(links: AxisLinks, ratio: Any) -> AxisLinks:
+    """Returns the links with their rates scaled."""
+    near = None if links.neighbor_bytes_per_s is None else links.neighbor_bytes_per_s * ratio
+    rates = {"bytes_per_s": links.bytes_per_s * ratio, "middle_bytes_per_s": links.middle_bytes_per_s * ratio}
+    return replace(links, neighbor_bytes_per_s=near, **rates)
 
 
 def _find_pair_rate(topology: Topology) -> float | None:

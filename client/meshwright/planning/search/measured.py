@@ -10,8 +10,8 @@ definitions of the benches:
   them and not others, such a group does not represent smaller ones, so it is not read.
 
 Each scales what the tables say of such a chip by measured ÷ expected: its peak, its memory's bandwidth, and the links
-inside the host of every axis. The network between hosts is not measured here. Imports no numpy, since the agent's own
-process makes measurements.
+inside the host of every axis. What a preflight measured between hosts scales the links between them; of several hosts
+the slowest counts. Imports no numpy, since the agent's own process makes measurements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ from meshwright.topology.links import classify_link
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice, Wire
 from meshwright.wire.bench import BenchCase
+from meshwright.wire.devices import MeasuredNetwork
 from meshwright.wire.mesh import MeasuredFigure
 
 START_S: Final = 1.3e-4
@@ -59,10 +60,14 @@ COPY_ALONE: Final = 0.8
 LEFT_OUT: Final = "measurement_left_out"
 """The code of the warning that a figure was not used."""
 
-KINDS: Final[dict[BenchCase, tuple[str, str, str]]] = {
+Case = BenchCase | Literal["network"]
+"""What is measured: by a bench; or by a preflight, between hosts."""
+
+KINDS: Final[dict[Case, tuple[str, str, str]]] = {
     "matmul": ("flops_per_s", "FLOP/s", "matmul"),
     "memory_bandwidth": ("memory_bytes_per_s", "B/s", "memory bandwidth"),
     "all_reduce": ("bus_bandwidth_bytes_per_s", "B/s", "all-reduce"),
+    "network": ("network_bytes_per_s", "B/s", "network between hosts"),
 }
 """Name of the rate, its unit, and what the basis of a step's time calls it."""
 
@@ -70,7 +75,7 @@ KINDS: Final[dict[BenchCase, tuple[str, str, str]]] = {
 class Measurement(Wire):
     """What one bench timed, without its samples; it goes from the agent to its planner."""
 
-    case: BenchCase
+    case: Case
     dtype: str
     device_kind: str = Field(description="as JAX calls the first device")
     device_indices: tuple[int, ...] = Field(description="local indices that took part")
@@ -131,8 +136,8 @@ class Factor:
     peak: float
 
     @property
-    def case(self) -> BenchCase:
-        """The bench's."""
+    def case(self) -> Case:
+        """What was measured."""
         return self.timed.large.case
 
     @property
@@ -142,8 +147,8 @@ class Factor:
 
     @property
     def is_taken(self) -> bool:
-        """Whether a chip of this published peak can do it."""
-        return LEAST_RATIO * self.peak <= self.timed.rate <= MOST_RATIO * self.peak
+        """Whether a chip of this published peak can do it; hosts have networks of any rate."""
+        return self.case == "network" or LEAST_RATIO * self.peak <= self.timed.rate <= MOST_RATIO * self.peak
 
     def to_figure(self) -> MeasuredFigure:
         """Returns the rate in the form of a plan, beside the figure that it replaces."""
@@ -197,7 +202,7 @@ class Measurements:
         same = (row for row in rows if row.device_kind == chosen[0].kind and (alike or row.case != "all_reduce"))
         return cls(tuple(same), tuple(device.local_index for device in chosen))
 
-    def find(self, case: BenchCase, dtype: str | None = None) -> Timed | None:
+    def find(self, case: Case, dtype: str | None = None) -> Timed | None:
         """Returns the timing of the slowest device, or of a group with all of them; None where one was not measured."""
         rows = [row for row in self.rows if row.case == case and dtype in (None, row.dtype)]
         groups = [[row for row in rows if row.device_indices == (index,)] for index in self.devices]
@@ -206,6 +211,26 @@ class Measurements:
         timed = [found for group in groups if (found := find_newest(group))]
         is_known = len(timed) == len(groups) and (case != "all_reduce" or len(self.devices) > 1)
         return min(timed, key=lambda each: each.rate) if timed and is_known else None
+
+
+NETWORK_SIZE_BYTES: Final = 2**30
+"""Of the exchange that stands for a measured network: latencies do not count in it."""
+
+
+def time_network(network: MeasuredNetwork) -> Timed:
+    """Returns the time in which a device sends `NETWORK_SIZE_BYTES` to another host."""
+    row = Measurement(
+        case="network",
+        dtype="uint32",
+        device_kind="",
+        device_indices=(),
+        size_bytes=NETWORK_SIZE_BYTES,
+        median_s=NETWORK_SIZE_BYTES / network.bytes_per_s,
+        run_id=network.run_id,
+        observed_at=network.observed_at,
+        age_s=network.age_s,
+    )
+    return Timed(row)
 
 
 def find_newest(rows: Sequence[Measurement]) -> Timed | None:

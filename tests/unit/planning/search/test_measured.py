@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.measured import Measurement, Measurements, Timed, find_newest, pick_newest
+from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
+from meshwright.wire.devices import Devices, MeasuredNetwork
+from meshwright.wire.mesh import PlanRequest, SearchRequest
+from meshwright.wire.model import TrainingSpec
+from tests.fakes.fleets import AT
+from tests.fakes.fleets import build_host as build_reply
 from tests.fakes.measured import (
     FACTORS,
     MIB,
@@ -77,3 +85,38 @@ def test_what_is_kept_of_many_runs_gives_the_same_rates(rows: list[Measurement])
     whole, kept = choose(rows), choose(pick_newest(rows))
     assert kept.find("all_reduce") == whole.find("all_reduce")
     assert len(kept.rows) <= 2
+
+
+@pytest.mark.parametrize(("rate", "is_slower"), [(50e9, False), (1.25e9, True)])
+def test_what_a_preflight_measured_between_hosts_is_in_plans_and_searches(rate: float, is_slower: bool) -> None:
+    network = MeasuredNetwork(bytes_per_s=rate, run_id="run-7", basis="measured", observed_at=AT, age_s=60.0)
+    hosts, before = (Inventory(replace(build_target("2*h100:8"), network=each)) for each in (network, None))
+    search = SearchRequest(model="llama3-8b", training=TrainingSpec(global_batch_size=64), targets=())
+    found, usual = (answer_request(search, each).plans[0] for each in (hosts, before))
+    (figure,) = found.measured
+    assert (figure.name, figure.value, figure.run_id, figure.age_s) == ("network_bytes_per_s", rate, "run-7", 60.0)
+    assert figure.default is not None
+    assert 20e9 < figure.default <= 50e9
+    assert usual.measured == ()
+    assert found.step_time is not None
+    assert usual.step_time is not None
+    assert "measured: network between hosts" in found.step_time.basis
+    assert (found.step_time.total_s > 1.2 * usual.step_time.total_s) is is_slower
+    axis = answer_request(PlanRequest(mesh="dp:2,tp:8"), hosts).plans[0].axes[0]
+    assert (axis.name, axis.link, axis.bandwidth_bytes_per_s, axis.basis) == ("dp", "dcn", rate, "measured")
+
+
+def test_of_several_hosts_the_slowest_network_counts_if_all_have_measured_theirs() -> None:
+    def build(rate: float | None) -> Devices:
+        network = rate and MeasuredNetwork(
+            bytes_per_s=rate, run_id="run-7", basis="measured", observed_at=AT, age_s=60.0
+        )
+        return host.model_copy(update={"network": network or None})
+
+    host = build_reply("n0", "h100:8")
+    others = [build_reply(f"n{i}", "h100:8") for i in (1, 2)]
+    assert join_devices([build(4e9), *others]).topology.network is None
+    slow = [other.model_copy(update={"network": build(3e9).network}) for other in others]
+    joined = join_devices([build(4e9), *slow]).topology.network
+    assert joined is not None
+    assert joined.bytes_per_s == 3e9

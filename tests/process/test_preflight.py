@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from meshwright import Client
+from meshwright._reference import load_plan
 from meshwright.cli import main
 from meshwright.errors import InvalidRequestError, NotFoundError, SettingsError
 from meshwright.fleet import Fleet
@@ -184,3 +185,24 @@ def test_a_wrong_content_is_the_fault_of_the_device_that_sent_it(agents: list[Ru
         report = check_hosts(fleet, port=find_port())
     assert [host.address for host in report.culprits] == [liar.url]
     assert report.hosts[1].findings[0].text == "device 0 produced 1 wrong elements (network to its partners)"
+
+
+def test_the_collectives_of_a_plans_axes_are_measured(
+    agents: list[RunningAgent], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts, path = ",".join(list_urls(agents)), str(tmp_path / "plan.json")
+    for mesh, axes in (
+        ("fsdp:3,tp:2", {"fsdp": "all-gather", "tp": "all-reduce"}),
+        ("pp:3,ep:2", {"pp": "permute", "ep": "all-to-all"}),
+    ):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(["plan", mesh, "--hosts", hosts, "--save", path])
+        capsys.readouterr()
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(["preflight", "--hosts", hosts, "--plan", path, "--port", str(find_port())])
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("3 hosts are well")
+        for axis, case in axes.items():
+            assert any(f"{case} over axis {axis}: " in line and "slowest" in line for line in lines), lines
+    with Fleet(list_urls(agents)[:2]) as fleet, pytest.raises(SettingsError, match="the plan lists 6 devices of"):
+        check_hosts(fleet, plan=load_plan(path), port=find_port())

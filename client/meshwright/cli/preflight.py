@@ -47,6 +47,10 @@ def check_hosts(
             metavar="ID", envvar=LEASE_VARIABLE, help="A lease of all devices on every host; without, one is taken."
         ),
     ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A plan on these hosts: the collectives of its axes are measured too."),
+    ] = None,
     form: FormatOption = "text",
 ) -> int:
     """Check many hosts in one JAX job before a training job starts, and name those that are not well.
@@ -59,6 +63,7 @@ def check_hosts(
     Exit codes: 0 all hosts are well · 1 a host is at fault or missing · 2 they could not be checked, or usage.
     """
     from meshwright import preflight  # here, so that --help need not wait for the HTTP library
+    from meshwright._reference import load_plan
 
     is_asked(session, hosts)
     wanted = None if expect is None else parse_chips(expect, "--expect")
@@ -67,7 +72,13 @@ def check_hosts(
         limit_s = session.options.timeout_s or DEFAULT_TIMEOUT_S
         with session.err.status("agents") as status:
             report = preflight.check_hosts(
-                fleet, expect=wanted, timeout_s=limit_s, port=port, lease=lease, on_phase=status.update
+                fleet,
+                expect=wanted,
+                timeout_s=limit_s,
+                port=port,
+                lease=lease,
+                plan=None if plan is None else load_plan(plan),
+                on_phase=status.update,
             )
     if is_json:
         session.print_lines(report.model_dump_json())
@@ -133,5 +144,8 @@ def _list_medians(results: Sequence[PreflightResult]) -> Iterator[tuple[str, str
         yield "a device, median", f"matmul {format_rate(flops, 'FLOP/s')}, memory {format_rate(memory, 'B/s')}"
     if rates:
         yield "a pair of hosts, median", f"{format_rate(median(rates), 'B/s')} each way"
-    for each in results[0].collectives:
-        yield f"{each.case.replace('_', '-')} over all devices", f"{format_rate(each.busbw_bytes_per_s, 'B/s')} busbw"
+    for same in zip(*(result.collectives for result in results), strict=True):
+        found = [each.busbw_bytes_per_s for each in same]
+        where = "all devices" if same[0].axis is None else f"axis {same[0].axis}"
+        slowest = "" if same[0].axis is None else f", slowest {format_rate(min(found), 'B/s')}"
+        yield f"{same[0].case.replace('_', '-')} over {where}", f"{format_rate(median(found), 'B/s')} busbw{slowest}"

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from statistics import median_low
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from meshwright._client.blocking import Client
@@ -35,6 +35,7 @@ from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import State as HealthState
 from meshwright.wire.leases import HostState, Verdict, VerdictRequest
+from meshwright.wire.mesh import Plan
 from meshwright.wire.preflight import (
     DEFAULT_PORT,
     DEFAULT_TIMEOUT_S,
@@ -78,6 +79,7 @@ def check_hosts(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     port: int = DEFAULT_PORT,
     lease: str | None = None,
+    plan: Plan | None = None,
     on_phase: Callable[[str], None] | None = None,
 ) -> PreflightReport:
     """Checks the hosts of a fleet in one JAX job, and names those that are not well.
@@ -89,27 +91,36 @@ def check_hosts(
         port: where the coordinator listens during the check.
         lease: id of the caller's lease of all devices on every host, which may still be on its way to some; each
             agent keeps the verdict on its host with it. None: leases are taken and given back.
+        plan: made on these hosts with all their devices; the collectives of its axes are measured too.
         on_phase: hears the phase that the slowest host is in.
 
     Raises:
-        SettingsError: the other hosts cannot reach the first by its address.
+        SettingsError: the other hosts cannot reach the first by its address, or the plan is of other devices.
         ValueError: `expect` is not a number of devices, or names a chip that is in no table.
     """
     wanted = parse_chip_count(expect) if isinstance(expect, str) else expect
-    return _Check(fleet, timeout_s, port, lease, on_phase or (lambda _: None)).run(wanted)
+    return _Check(fleet, timeout_s, port, lease, plan, on_phase or (lambda _: None)).run(wanted)
 
 
 class _Check:
     """One preflight."""
 
     def __init__(
-        self, fleet: Fleet, timeout_s: float, port: int, lease: str | None, on_phase: Callable[[str], None]
+        self,
+        fleet: Fleet,
+        timeout_s: float,
+        port: int,
+        lease: str | None,
+        plan: Plan | None,
+        on_phase: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
         self._timeout_s = timeout_s
         self._began_s = time.monotonic()
         self._lease = lease or f"preflight-{secrets.token_hex(8)}"
         self._is_own_lease = lease is None
+        self._plan = plan
+        self._mesh: dict[str, Any] = {}
         self._on_phase = on_phase
         self._coordinator = build_coordinator(fleet.urls, port)
         self._findings: dict[int, list[HostFinding]] = {}
@@ -125,6 +136,8 @@ class _Check:
             self._note(place, finding)
         if self._findings:
             return self._conclude()
+        if self._plan is not None:
+            self._mesh = read_mesh(self._plan, state)
         with self._hold() as is_held:
             if is_held:
                 self._measure()
@@ -241,6 +254,7 @@ class _Check:
                     process_id=place,
                     coordinator=self._coordinator,
                     timeout_s=job_s,
+                    **self._mesh,
                 )
             )
         )
@@ -385,6 +399,27 @@ def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> It
     yield from _compare(known, "platform", lambda host: _list(host).platform, "see `meshwright-agent doctor` there")
     yield from _compare(known, "jax", lambda host: str(_list(host).software.jax), "install the same JAX on all hosts")
     yield from _compare_clocks(known, now)
+
+
+def read_mesh(plan: Plan, state: FleetState) -> dict[str, Any]:
+    """Returns the axes of a plan and the order of the hosts' devices on them, as a preflight's request has them.
+
+    Raises:
+        SettingsError: the plan is of other devices, or of some only.
+    """
+    joined = state.joined
+    ranks = {}
+    for place, (host, seats) in enumerate(zip(state.hosts, joined.places, strict=True)):
+        for number, seat in enumerate(seats):
+            device = joined.topology.devices[seat]
+            ranks[device.host, device.local_index] = place * len(_list(host).devices) + number
+    named = [(device.host, device.local_index) for device in plan.devices]
+    if set(named) != set(ranks):
+        there = ", ".join(sorted({host for host, _ in named})) or "no devices"
+        detail = f"the plan lists {len(named)} devices of {there}; these hosts have {len(ranks)}"
+        hint = "plan on them: meshwright plan MESH --hosts … --save plan.json"
+        raise SettingsError(f"{detail} of {', '.join(sorted({host for host, _ in ranks}))}; {hint}")
+    return {"axes": plan.mesh_shape, "order": tuple(ranks[each] for each in named)}
 
 
 def _compare_clocks(hosts: Mapping[int, FleetHost], now: datetime) -> Iterator[tuple[int, HostFinding]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, StrictInt, StrictStr, model_validator
@@ -40,12 +41,21 @@ class PreflightRequest(RequestPart):
     timeout_s: Annotated[float, Field(strict=True, ge=5, le=3600)] = Field(
         default=DEFAULT_TIMEOUT_S, description="time limit of the whole check"
     )
+    axes: dict[Annotated[StrictStr, Field(max_length=64)], Annotated[StrictInt, Field(ge=1)]] | None = Field(
+        default=None, description="mesh of a plan over all devices, whose collectives are measured too"
+    )
+    order: Annotated[tuple[StrictInt, ...], Field(min_length=1), COUNTED_FIRST] | None = Field(
+        default=None, description="of the mesh's devices, row-major: host × devices of a host + local place"
+    )
 
     @model_validator(mode="after")
     def _check_place(self) -> PreflightRequest:
         if self.process_id >= len(self.hosts):
             detail = f"process_id is {self.process_id}, and {len(self.hosts)} hosts are named"
             raise InvalidRequestError.of("process_id", detail, f"use 0 to {len(self.hosts) - 1}")
+        if self.order is not None and sorted(self.order) != list(range(math.prod((self.axes or {}).values()))):
+            detail = f"order has {len(self.order)} devices, and axes are {self.axes}"
+            raise InvalidRequestError.of("order", detail, "name each device once, as many as the axes have")
         name, _, port = self.coordinator.rpartition(":")
         if name.strip("[]") in {"", "0.0.0.0", "::"} or not 0 < int(port) < 65536:
             detail = f"coordinator is {self.coordinator!r}; it is one address of the first host and a port up to 65535"
@@ -80,10 +90,14 @@ class WrongContent(Reply):
     wrong_elements: int
 
 
-class CollectiveRate(Reply):
-    """One collective over the devices of all hosts."""
+CollectiveCase = Literal["all_reduce", "all_gather", "all_to_all", "permute"]
 
-    case: Literal["all_reduce", "all_gather"]
+
+class CollectiveRate(Reply):
+    """One collective over the devices of all hosts; over an axis, of the groups that this host is in."""
+
+    case: CollectiveCase
+    axis: str | None = Field(default=None, description="of the plan; null: all devices")
     busbw_bytes_per_s: float = Field(description="bus bandwidth as in nccl-tests")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import socket
 import threading
@@ -25,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.compiling.worker import lower_priority
 from meshwright.errors import RunFailedError
+from meshwright.planning.parallelism import Role, find_role
 from meshwright.preflight.pairs import Round, choose_rounds
 from meshwright.preflight.rule import (
     CONFIRM_TRIES,
@@ -39,6 +41,7 @@ from meshwright.preflight.rule import (
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import parse_platform
 from meshwright.wire.preflight import (
+    CollectiveCase,
     CollectiveRate,
     Figure,
     PreflightDevice,
@@ -144,6 +147,53 @@ def waiting_for_others(what: str) -> Iterator[None]:
         raise RunFailedError(detail, hint="see the other hosts", code="run_cancelled") from error
 
 
+@dataclass(frozen=True)
+class Grid:
+    """The devices of all hosts on a mesh; an array has one row for each.
+
+    Attributes:
+        ranks: of each device in the mesh: its host × devices of a host + its place among them.
+    """
+
+    mesh: Mesh
+    ranks: np.ndarray[Any, np.dtype[np.int64]]
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Of an array: a row a device."""
+        return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+
+    def build(self, work: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        """Returns the program that does `work` on each device's row."""
+        spec = self.sharding.spec
+        return jax.jit(jax.shard_map(work, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False))
+
+    def group(self, axes: Sequence[str]) -> dict[int, list[int]]:
+        """Returns position in the mesh → ranks of its group over some axes, in the order of these axes."""
+        chosen = [self.mesh.axis_names.index(axis) for axis in axes]
+        size = math.prod(self.mesh.devices.shape[axis] for axis in chosen)
+        positions = np.arange(self.ranks.size).reshape(self.ranks.shape)
+        rows = [np.moveaxis(each, chosen, range(-len(chosen), 0)).reshape(-1, size) for each in (positions, self.ranks)]
+        return {place: ranks for at, ranks in zip(*(row.tolist() for row in rows), strict=True) for place in at}
+
+    def list_shards(self, result: jax.Array) -> list[tuple[int, np.ndarray[Any, Any]]]:
+        """Returns this host's rows of an array, each with its position in the mesh, in their order."""
+        rows = [(shard.index[0].start or 0, np.asarray(shard.data).reshape(-1)) for shard in result.addressable_shards]
+        return sorted(rows, key=lambda row: row[0])
+
+
+CASES: Final[dict[Role | None, CollectiveCase]] = {
+    "pipeline": "permute",
+    "data": "all_reduce",
+    "fsdp": "all_gather",
+    "expert": "all_to_all",
+    "context": "permute",
+    "tensor": "all_reduce",
+    None: "all_reduce",
+}
+"""Role of a plan's axis → what is most sent over it; all-gather stands for reduce-scatter too."""
+
+
 @dataclass
 class _Part:
     """This host's part of the job."""
@@ -165,7 +215,8 @@ class _Part:
         with waiting_for_others("opening the devices"):  # JAX waits until every process has opened its own
             self.devices, _ = read_devices()
             self.check_devices()
-            self.mesh = build_mesh(self.count)
+            mesh = build_mesh(self.count)
+            self.grid = Grid(mesh, np.arange(mesh.size).reshape(mesh.devices.shape))
         self.signs.enter("devices")
         self.is_cpu = self.platform == "cpu"
         local = self.measure_local()
@@ -331,63 +382,82 @@ class _Part:
     def _measure_round(self, pairs: Round, choose: Choose) -> float | None:
         both = sorted(pairs.items())
         count = EXCHANGES[self.is_cpu]
-        exchange = self._build(
+        exchange = self.grid.build(
             lambda block: jax.lax.fori_loop(0, count, lambda _, data: jax.lax.ppermute(data, "host", both), block)
         )
-        duration_s, result = self._time(exchange, self._place(), choose)
+        duration_s, result = self._time(exchange, self._place(self.grid), choose)
         partner = pairs.get(self.own)
         if partner is None:
             return None
-        for device, shard in enumerate(self._list_shards(result)):
-            if wrong := int(np.count_nonzero(shard != self._fill(partner * len(self.devices) + device))):
-                self.wrong.append(Wrong(self.own, partner, device, "network", wrong))
+        for position, shard in self.grid.list_shards(result):
+            rank = partner * len(self.devices) + position % len(self.devices)
+            self._note_wrong(rank, shard != self._fill(rank))
         return count * len(self.devices) * NETWORK_BYTES[self.is_cpu] / duration_s
 
+    def measure_collective(self, grid: Grid, case: CollectiveCase, axes: Sequence[str]) -> CollectiveRate:
+        """Returns the bus bandwidth of a collective over some axes, all groups at once, and notes wrong contents."""
+        groups, names = grid.group(axes), tuple(axes)
+        size = len(next(iter(groups.values())))
+        part = self._width // size
+        works: dict[CollectiveCase, Callable[[jax.Array], jax.Array]] = {
+            "all_reduce": lambda block: jax.lax.psum(block, names),
+            "all_gather": lambda block: jax.lax.all_gather(block[:, :part], names, axis=1, tiled=True),
+            "all_to_all": lambda block: jax.lax.all_to_all(block[:, : size * part], names, 1, 1, tiled=True),
+            "permute": lambda block: jax.lax.ppermute(block, names, [(i, (i + 1) % size) for i in range(size)]),
+        }
+        duration_s, result = self._time(grid.build(works[case]), self._place(grid))
+        base = self._fill(0)
+        for position, shard in grid.list_shards(result):
+            ranks = groups[position]
+            place = ranks.index(int(grid.ranks.flat[position]))
+            if case == "all_reduce":
+                total = size * base + np.uint32(sum(ranks) * _STEP % 2**32)  # modulo 2³², as XLA adds
+                self._note_wrong(-1, shard != total)
+            elif case == "permute":
+                self._note_wrong(ranks[place - 1], shard != self._fill(ranks[place - 1]))
+            else:
+                sent = base[:part] if case == "all_gather" else base[place * part : (place + 1) * part]
+                for rank, received in zip(ranks, shard.reshape(size, part), strict=True):
+                    self._note_wrong(rank, received != sent + np.uint32(rank * _STEP % 2**32))
+        moved = 4 * (self._width if case in ("all_reduce", "permute") else size * part)
+        factor = {"all_reduce": 2 * (size - 1) / size, "permute": 1.0}.get(case, (size - 1) / size)
+        return CollectiveRate(case=case, busbw_bytes_per_s=factor * moved / duration_s)
+
     def measure_all(self) -> Iterator[CollectiveRate]:
-        """Yields the bus bandwidth of collectives over all devices. With one device there is none."""
-        ranks, names = self.mesh.size, ("host", "device")
-        if ranks < 2:
+        """Yields collectives over all devices, then those of the plan's axes. With one device there are none."""
+        if self.grid.mesh.size > 1:
+            for case in ("all_reduce", "all_gather"):
+                yield self.measure_collective(self.grid, case, self.grid.mesh.axis_names)
+        if self.request.axes is None or self.request.order is None:
             return
-        reduce = self._build(lambda block: jax.lax.psum(block, names))
-        duration_s, result = self._time(reduce, self._place())
-        total = ranks * self._fill(0) + np.uint32(ranks * (ranks - 1) // 2 * _STEP % 2**32)  # modulo 2³², as XLA adds
-        for shard in self._list_shards(result):
-            if wrong := int(np.count_nonzero(shard != total)):
-                self.wrong.append(Wrong(self.own, -1, -1, "network", wrong))
-        size = NETWORK_BYTES[self.is_cpu]
-        yield CollectiveRate(case="all_reduce", busbw_bytes_per_s=2 * (ranks - 1) / ranks * size / duration_s)
-        gather = self._build(
-            lambda block: jax.lax.all_gather(block[:, : block.shape[1] // ranks], names, axis=1, tiled=True)
-        )
-        duration_s, result = self._time(gather, self._place())
-        part = size // 4 // ranks
-        yield CollectiveRate(case="all_gather", busbw_bytes_per_s=(ranks - 1) / ranks * part * ranks * 4 / duration_s)
-        starts = np.arange(ranks, dtype=np.uint64) * _STEP
-        expected = self._fill(0)[:part] + starts.astype(np.uint32)[:, None]
-        for shard in self._list_shards(result):
-            wrong_elements = np.count_nonzero(shard.reshape(ranks, part) != expected, axis=1)
-            for rank in np.flatnonzero(wrong_elements):
-                host, device = divmod(int(rank), len(self.devices))
-                wrong = int(wrong_elements[rank])
-                self.wrong.append(Wrong(self.own, host, device, "network", wrong))
+        ranks = np.array(self.request.order).reshape(tuple(self.request.axes.values()))
+        grid = Grid(Mesh(self.grid.mesh.devices.flatten()[ranks], tuple(self.request.axes)), ranks)
+        for axis, size in self.request.axes.items():
+            if size > 1:
+                rate = self.measure_collective(grid, CASES[find_role(axis)], (axis,))
+                yield rate.model_copy(update={"axis": axis})
+
+    def _note_wrong(self, rank: int, is_wrong: np.ndarray[Any, Any]) -> None:
+        """Notes wrong elements, if there are any, of the device of this rank; −1: of the sum of all."""
+        if wrong := int(np.count_nonzero(is_wrong)):
+            host, device = (-1, -1) if rank < 0 else divmod(rank, len(self.devices))
+            self.wrong.append(Wrong(self.own, host, device, "network", wrong))
+
+    @property
+    def _width(self) -> int:
+        """Numbers that each device sends."""
+        return NETWORK_BYTES[self.is_cpu] // 4
 
     def _fill(self, rank: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """Returns what a device sends: numbers of which each depends on the device and on the place, modulo 2³²."""
-        places = np.arange(NETWORK_BYTES[self.is_cpu] // 4, dtype=np.uint32)
+        places = np.arange(self._width, dtype=np.uint32)
         return places * np.uint32(_STRIDE) + np.uint32(rank * _STEP % 2**32)
 
-    def _place(self) -> jax.Array:
-        sharding = NamedSharding(self.mesh, PartitionSpec(("host", "device")))
-        shape = (self.mesh.size, NETWORK_BYTES[self.is_cpu] // 4)
-
+    def _place(self, grid: Grid) -> jax.Array:
         def fill_row(index: tuple[slice, ...] | None) -> Any:
-            return self._fill(index[0].start or 0 if index else 0)[None]
+            return self._fill(int(grid.ranks.flat[index[0].start or 0 if index else 0]))[None]
 
-        return jax.make_array_from_callback(shape, sharding, fill_row)
-
-    def _build(self, work: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-        spec = PartitionSpec(("host", "device"))
-        return jax.jit(jax.shard_map(work, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        return jax.make_array_from_callback((grid.mesh.size, self._width), grid.sharding, fill_row)
 
     def _time(
         self, work: Callable[[jax.Array], jax.Array], given: jax.Array, choose: Choose = median
@@ -399,11 +469,6 @@ class _Part:
             result = jax.block_until_ready(work(given))
             samples.append(time.monotonic() - began_s)
         return choose(samples), result
-
-    def _list_shards(self, result: jax.Array) -> list[np.ndarray[Any, Any]]:
-        """Returns this host's parts of a result, in the order of the mesh."""
-        parts = {shard.device: shard.data for shard in result.addressable_shards}
-        return [np.asarray(parts[device]).reshape(-1) for device in self.mesh.devices[self.own]]
 
     # ---- together ----------------------------------------------------------------------------------------------------
 

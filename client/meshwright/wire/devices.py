@@ -157,6 +157,25 @@ class Host(Evidence):
     container: str | None = Field(default=None, description='"docker", "kubernetes", …; null: none seen')
 
 
+class Nic(Reply):
+    """One port of a network adapter with RDMA (InfiniBand, RoCE, EFA), seen with `host`."""
+
+    name: str = Field(description='adapter and port, as NCCL_IB_HCA takes them: "mlx5_0:1"')
+    pci_bus_id: str
+    device_indices: tuple[int, ...] = Field(
+        default=(), description="the closest of `devices` below its PCIe root; empty: none is, or not known"
+    )
+    link_layer: str | None = Field(default=None, description='"InfiniBand"; "Ethernet": RoCE')
+    state: str | None = Field(default=None, description='"ACTIVE", "INIT", "DOWN", …, as the kernel says')
+    physical_state: str | None = Field(default=None, description='"LinkUp", "Polling", "Disabled", …')
+    rate_bytes_per_s: float | None = Field(default=None, description="one way; null: not up, or not known")
+    net_device: str | None = Field(default=None, description="its interface, where the agent sees it")
+    counters: dict[str, int] = Field(
+        default_factory=dict, description="errors and congestion so far, by the kernel's names: link_downed, …"
+    )
+    attributes: dict[str, str] = Field(default_factory=dict, description="hca_type, fw_ver, board_id, node_guid")
+
+
 class Software(Evidence):
     """Versions that matter to a job. Of jax: what the worker runs."""
 
@@ -199,6 +218,7 @@ class Devices(Reply):
     granules: Annotated[tuple[Granule, ...], FailFast()]
     devices: Annotated[tuple[Device, ...], FailFast()]
     links: Annotated[tuple[Link, ...], FailFast()]
+    nics: tuple[Nic, ...] = ()
     network: MeasuredNetwork | None = Field(
         default=None, description="between hosts; null: no preflight has measured it, or the hosts share faster links"
     )

@@ -246,6 +246,46 @@ class DriverFacts:
 
 
 @dataclass(frozen=True)
+class NicFacts:
+    """One port of a network adapter with RDMA: InfiniBand, RoCE (link layer Ethernet), EFA (Unspecified).
+
+    Attributes:
+        name: "mlx5_0:1", adapter and port as NCCL writes them; "mlx5_0" for an adapter whose ports cannot be listed.
+        near: PCI addresses of the accelerators closest to it, below the same PCIe root; empty: none, or unknown.
+        state, physical_state, link_layer: the kernel's words: "ACTIVE", "LinkUp", "InfiniBand".
+        rate_bytes_per_s: rate one way; None: unknown, or the port is not up, whose rate is not that of a link.
+        net_device: its network interface, in the agent's network namespace.
+        counters: errors and congestion since the adapter's reset, as the kernel names them; without unreadable ones.
+        attributes: hca_type, fw_ver, board_id and node_guid.
+    """
+
+    name: str
+    pci_bus_id: str
+    near: tuple[str, ...] = ()
+    link_layer: str | None = None
+    state: str | None = None
+    physical_state: str | None = None
+    rate_bytes_per_s: float | None = None
+    net_device: str | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Where it is, whatever the kernel calls it: "0000:18:00.0:1"."""
+        return f"{self.pci_bus_id}:{self.name.partition(':')[2]}"
+
+    @property
+    def is_up(self) -> bool:
+        """True for a port that carries traffic."""
+        return self.state in UP
+
+
+UP: Final = frozenset({"ACTIVE", "ACTIVE_DEFER"})
+"""States of a port that carries traffic. Source: Linux, drivers/infiniband/core/sysfs.c, state_show."""
+
+
+@dataclass(frozen=True)
 class KfdFacts:
     """AMD's compute driver, by its device file. `holders`: processes that have it open; None: unknown."""
 
@@ -266,6 +306,7 @@ class HostFacts:
         holders: processes that compute on a device; None: none found, and some processes could not be inspected.
         kernel_log: None: this host does not have an NVIDIA card.
         kfd: processes that have AMD's GPUs; None: AMD's driver is not loaded.
+        nics: ports of adapters with RDMA, by their names; empty without such an adapter.
     """
 
     machine: MachineFacts
@@ -282,6 +323,7 @@ class HostFacts:
     holders: tuple[DeviceProcess, ...] | None = ()
     kernel_log: KernelLog | None = None
     kfd: KfdFacts | None = None
+    nics: tuple[NicFacts, ...] = ()
 
 
 _HOST: TypeAdapter[HostFacts] = TypeAdapter(HostFacts)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from meshwright.topology.chips import DISPLAY_CLASS, NVIDIA
 from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts import tpu
+from meshwright_agent.facts.infiniband import read_nics
 from meshwright_agent.facts.kernel_log import read_kernel_log
 from meshwright_agent.facts.model import HostFacts, KernelLog, SourceProblem, TpuFacts
 from meshwright_agent.facts.nvidia import read_nvidia
@@ -61,7 +62,7 @@ def read_host_facts(
         roots: roots of the host's files.
         nvml: the module `pynvml` or a replacement; None: not available.
         log: the kernel log; None: do not read it.
-        wants_health: False to read only the holders, because the health of a card takes many calls.
+        wants_health: False to read only the holders, because the health of cards and network ports takes many calls.
     """
     table = ProcessTable(roots.proc)
     machine = read_machine(roots)
@@ -89,6 +90,7 @@ def read_host_facts(
         holders=join_holders(computing, kfd.holders) if kfd else computing,
         kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)),
         kfd=kfd,
+        nics=read_nics(roots.sysfs, [card.pci_bus_id for card in gpu.gpus]) if wants_health else (),
     )
 
 

@@ -7,7 +7,7 @@ has listed them, they are declared, not live.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import combinations
 from typing import Final, get_args
@@ -16,12 +16,14 @@ import meshwright_agent
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import (
     Cpu,
+    Device,
     Devices,
     Granule,
     Host,
     Link,
     MeasuredNetwork,
     Memory,
+    Nic,
     NumaNode,
     Platform,
     Software,
@@ -55,6 +57,7 @@ def build_devices(snapshot: HostSnapshot, now: datetime) -> Devices:
         granules=(granule,),
         devices=found.devices,
         links=found.links,
+        nics=build_nics(view, found.devices),
         network=_date_network(snapshot.network, granule, now),
         warnings=(*_warn(view), *found.warnings),
     )
@@ -139,6 +142,17 @@ def build_share(view: View, count: int) -> Memory | None:
     """Returns a device's equal share of the memory that this process may use; None: unknown."""
     total = view.facts.cpu.memory_limit_bytes or view.facts.cpu.memory_bytes
     return None if total is None else Memory(basis="passive", capacity_bytes=total // count)
+
+
+def build_nics(view: View, devices: Sequence[Device]) -> tuple[Nic, ...]:
+    """Returns the ports with RDMA, each with the positions of the devices beside it."""
+    return tuple(
+        Nic(
+            **{name: value for name, value in vars(nic).items() if name != "near"},
+            device_indices=tuple(index for index, device in enumerate(devices) if device.pci_bus_id in nic.near),
+        )
+        for nic in view.facts.nics
+    )
 
 
 def build_software(view: View) -> Software:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 from meshwright_agent import cli as agent_cli
+from meshwright_agent.health.nics import NIC_RULES
 from meshwright_agent.health.rules import CARD_RULES, DRIVER_RULES, Rule
 from meshwright_agent.settings import Settings
 from tests.documents import ROOT
@@ -22,7 +23,7 @@ _SIGNS: Final = {"gt": ">", "ge": "≥", "le": "≤"}
 
 def write_page(path: Path) -> str:
     """Returns the text of one of `PAGES` with its generated table as the code has it; settings in their order."""
-    rules: list[Rule[Any]] = [*DRIVER_RULES, *CARD_RULES]
+    rules: list[Rule[Any]] = [*DRIVER_RULES, *CARD_RULES, *NIC_RULES]
     if path.stem == "settings":
         head, rows = HEAD, [*map(_write_row, Settings.model_fields)]
     else:
@@ -34,6 +35,7 @@ def write_page(path: Path) -> str:
 
 def _write_rule(rule: Rule[Any]) -> str:
     action = re.sub(r"\{v\.gpu\.(\w+)\}", r"the \1 action", rule.action)
+    action = action.replace("{v.tools}", "`ibstat`, `mlxlink` or `rdma link`")
     return f"| `{rule.component}` | `{rule.state}` | {rule.when} | {action} | {rule.source} |"
 
 

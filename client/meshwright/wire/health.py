@@ -18,8 +18,8 @@ State = Literal["initializing", "healthy", "degraded", "unhealthy", "unknown"]
 
 WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
 
-HARDWARE: Final = frozenset({"device", "driver", "inventory", "link", "memory", "thermal"})
-"""The kinds of components (the text before the colon) that may take a node out of service: devices and driver.
+HARDWARE: Final = frozenset({"device", "driver", "inventory", "link", "memory", "nic", "thermal"})
+"""The kinds of components (the text before the colon) that may take a node out of service: hardware, and its driver.
 
 A fault of any other component, such as the agent's store, disk or worker, says nothing about the hardware.
 """

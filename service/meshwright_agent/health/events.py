@@ -82,6 +82,7 @@ class HealthMemory:
         nvlinks: card → the maximum number of its active NVLinks in any boot, so that a reboot does not hide a lost
             link. 0: an operator confirmed that the card does not have NVLinks.
         had_file: cards whose device file existed in any boot.
+        nics: place of a network port that was up in any boot → its name.
     """
 
     states: dict[str, Standing] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class HealthMemory:
     baselines: dict[str, dict[str, int]] = field(default_factory=dict)
     nvlinks: dict[str, int] = field(default_factory=dict)
     had_file: set[str] = field(default_factory=set)
+    nics: dict[str, str] = field(default_factory=dict)
 
     def load(self, text: str) -> None:
         """Replaces the memory by the output of `dump`.

@@ -20,6 +20,7 @@ from meshwright.wire.devices import Device, Devices
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import GpuFacts, GpuHealth, HostFacts, PciHealth, RefusedCard, TpuFacts
 from meshwright_agent.health.events import HealthMemory, History, KnownDevice
+from meshwright_agent.health.nics import NIC, NicEvaluator
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.health.rules import PARTS, CardView, Finding, evaluate_card, evaluate_driver, find_worst
 from meshwright_agent.health.xid import DRIVER, KERNEL_LOG, report_kernel_log
@@ -315,8 +316,9 @@ def describe_device(device: KnownDevice) -> str:
 WORKER: Final = "worker"
 INVENTORY: Final = "inventory"
 STORE: Final = "store"
-KINDS: Final = (WORKER, DRIVER, STORE, INVENTORY, KERNEL_LOG, "device", *PARTS)
-"""All kinds of components. Devices and parts have the number of their device: `device:N`, `thermal:N`."""
+KINDS: Final = (WORKER, DRIVER, STORE, INVENTORY, KERNEL_LOG, NIC, "device", *PARTS)
+"""All kinds of components. Devices and parts have the number of their device: `device:N`, `thermal:N`;
+network ports their name: `nic:mlx5_0:1`."""
 _SILENT_PART: Final = Finding("unknown", "its data source stopped reporting", "see `driver`")
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
 MAX_SILENCE_S: Final = 60.0
@@ -343,6 +345,7 @@ class HealthMonitor:
         self._memory = history.memory
         self._cards = CardEvaluator(self._memory)
         self._inventory = InventoryCheck(self._memory, expected)
+        self._nics = NicEvaluator(self._memory)
         self._standing: dict[str, Finding] = {}
         self._parts: set[str] = set()
         self._silent: set[str] = set()
@@ -357,9 +360,10 @@ class HealthMonitor:
         devices = [f"device:{device.key}" for device in self._memory.devices.values()]
         states = self._memory.states
         parts = [component for component in states if component.partition(":")[0] in PARTS]
+        self._nics.listed = frozenset(component for component in states if component.partition(":")[0] == NIC)
         self._listed.update(devices)
         self._parts.update(parts)
-        self._registry.expect((*devices, *parts, *({INVENTORY} & states.keys())))
+        self._registry.expect((*devices, *parts, *sorted(self._nics.listed), *({INVENTORY} & states.keys())))
         self._registry.recall_faults(at)
 
     @property
@@ -380,7 +384,7 @@ class HealthMonitor:
             self._standing[component] = silent
         missing = [f"device:{device.key}" for device in self._missing]
         inventory = {INVENTORY} & set(self._registry.names())
-        for component in (*sorted(self._listed), *missing, *sorted(self._parts), *inventory):
+        for component in (*sorted(self._listed), *missing, *sorted(self._parts | self._nics.listed), *inventory):
             self._report(component, silent, at)
 
     def report_facts(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
@@ -421,6 +425,11 @@ class HealthMonitor:
         diagnosis.parts |= dict.fromkeys(self._silent, _SILENT_PART)
         self._parts, self._of_last_boot = set(diagnosis.parts), set()
         for component, finding in diagnosis.parts.items():
+            self._report(component, finding, at)
+        nics_before, nics = self._nics.listed, self._nics.evaluate(facts, at)
+        for component in nics_before - nics.keys():
+            self._registry.forget(component)
+        for component, finding in nics.items():
             self._report(component, finding, at)
         self._report_missing(facts, at)
         self._forget_unshown(known)
@@ -490,7 +499,8 @@ class HealthMonitor:
             self._registry.forget(f"device:{key}")
         if facts is not None and devices is not None:
             self._cards.acknowledge(component, facts)
-            if self._has_answered and (gone or component in self._listed | self._parts):
+            self._nics.acknowledge(component)
+            if self._has_answered and (gone or component in self._listed | self._parts | self._nics.listed):
                 self._evaluate(facts, facts, devices, at)
 
     # devices, by JAX and by benches

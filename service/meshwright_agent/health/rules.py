@@ -382,15 +382,16 @@ def find_worst(findings: Iterable[Finding]) -> Finding | None:
 
 def evaluate_driver(problems: Iterable[SourceProblem]) -> Finding:
     """Returns the state of the driver from its problems, in order of their occurrence."""
-    findings = [_build_finding(rule, problem) for problem in problems for rule in DRIVER_RULES if rule.holds(problem)]
+    findings = [build_finding(rule, problem) for problem in problems for rule in DRIVER_RULES if rule.holds(problem)]
     return find_worst(findings) or Finding("healthy", "driver, sysfs and /proc answer")
 
 
 def evaluate_card(component: str, view: CardView) -> Finding | None:
     """Returns the state of a card ("device") or one of its parts; None: no source reports on it."""
     rules = (rule for rule in CARD_RULES if rule.component == component and rule.holds(view))
-    return find_worst(_build_finding(rule, view) for rule in rules)
+    return find_worst(build_finding(rule, view) for rule in rules)
 
 
-def _build_finding(rule: Rule[View], view: View) -> Finding:
+def build_finding(rule: Rule[View], view: View) -> Finding:
+    """Returns the finding of a rule that holds."""
     return Finding(rule.state, rule.text.format(v=view), rule.action.format(v=view), rule.permanence)

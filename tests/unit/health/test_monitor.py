@@ -27,6 +27,8 @@ from tests.unit.store.opening import build_closed_store
 
 UUID = "GPU-6a3f10d0-5b1e-4c0a-9d6f-00000020c1a0"
 ADDRESS = "0000:1b:00.0"
+UNCHECKED = {"kernel_log", "nic:mlx5_2:1", "nic:mlx5_8:1"}
+"""What is left alone: no log is read, and these ports have no cable."""
 
 
 class Scene:
@@ -116,7 +118,7 @@ def test_a_host_that_is_well_has_each_part_of_each_card_and_all_are_healthy(scen
     assert scene.ill() == set()
     for part in ("device", "thermal", "memory", "link"):
         assert scene.state(f"{part}:{UUID}") == "healthy"
-    assert len(scene.registry.names()) == 8 * 4 + 4  # worker, driver, inventory, kernel_log
+    assert len(scene.registry.names()) == 8 * 4 + 12 + 4  # network ports; worker, driver, inventory, kernel_log
     assert scene.state("inventory") == "healthy"
 
 
@@ -481,7 +483,7 @@ def test_a_restart_and_a_boot_after_which_all_is_as_before_are_no_events(scene: 
     before, ill = sinces(scene), scene.ill()
     scene.clock.advance(7200)
     scene.restart()
-    assert set(scene.registry.names()) == {*before, "worker"} - {"kernel_log"}  # listed before anybody has looked
+    assert set(scene.registry.names()) == {*before, "worker"} - UNCHECKED  # listed before anybody has looked
     scene.look(boot(facts) if is_boot else facts)
     assert (sinces(scene), scene.ill()) == (before, ill)
     assert list(scene.history._waiting) == []

@@ -148,7 +148,7 @@ def waiting_for_others(what: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Grid:
+class JobMesh:
     """The devices of all hosts on a mesh; an array has one row for each.
 
     Attributes:
@@ -216,7 +216,7 @@ class _Part:
             self.devices, _ = read_devices()
             self.check_devices()
             mesh = build_mesh(self.count)
-            self.grid = Grid(mesh, np.arange(mesh.size).reshape(mesh.devices.shape))
+            self.job_mesh = JobMesh(mesh, np.arange(mesh.size).reshape(mesh.devices.shape))
         self.signs.enter("devices")
         self.is_cpu = self.platform == "cpu"
         local = self.measure_local()
@@ -382,21 +382,21 @@ class _Part:
     def _measure_round(self, pairs: Round, choose: Choose) -> float | None:
         both = sorted(pairs.items())
         count = EXCHANGES[self.is_cpu]
-        exchange = self.grid.build(
+        exchange = self.job_mesh.build(
             lambda block: jax.lax.fori_loop(0, count, lambda _, data: jax.lax.ppermute(data, "host", both), block)
         )
-        duration_s, result = self._time(exchange, self._place(self.grid), choose)
+        duration_s, result = self._time(exchange, self._place(self.job_mesh), choose)
         partner = pairs.get(self.own)
         if partner is None:
             return None
-        for position, shard in self.grid.list_shards(result):
+        for position, shard in self.job_mesh.list_shards(result):
             rank = partner * len(self.devices) + position % len(self.devices)
             self._note_wrong(rank, shard != self._fill(rank))
         return count * len(self.devices) * NETWORK_BYTES[self.is_cpu] / duration_s
 
-    def measure_collective(self, grid: Grid, case: CollectiveCase, axes: Sequence[str]) -> CollectiveRate:
+    def measure_collective(self, job_mesh: JobMesh, case: CollectiveCase, axes: Sequence[str]) -> CollectiveRate:
         """Returns the bus bandwidth of a collective over some axes, all groups at once, and notes wrong contents."""
-        groups, names = grid.group(axes), tuple(axes)
+        groups, names = job_mesh.group(axes), tuple(axes)
         size = len(next(iter(groups.values())))
         part = self._width // size
         works: dict[CollectiveCase, Callable[[jax.Array], jax.Array]] = {
@@ -405,11 +405,11 @@ class _Part:
             "all_to_all": lambda block: jax.lax.all_to_all(block[:, : size * part], names, 1, 1, tiled=True),
             "permute": lambda block: jax.lax.ppermute(block, names, [(i, (i + 1) % size) for i in range(size)]),
         }
-        duration_s, result = self._time(grid.build(works[case]), self._place(grid))
+        duration_s, result = self._time(job_mesh.build(works[case]), self._place(job_mesh))
         base = self._fill(0)
-        for position, shard in grid.list_shards(result):
+        for position, shard in job_mesh.list_shards(result):
             ranks = groups[position]
-            place = ranks.index(int(grid.ranks.flat[position]))
+            place = ranks.index(int(job_mesh.ranks.flat[position]))
             if case == "all_reduce":
                 total = size * base + np.uint32(sum(ranks) * _STEP % 2**32)  # modulo 2³², as XLA adds
                 self._note_wrong(-1, shard != total)
@@ -425,16 +425,16 @@ class _Part:
 
     def measure_all(self) -> Iterator[CollectiveRate]:
         """Yields collectives over all devices, then those of the plan's axes. With one device there are none."""
-        if self.grid.mesh.size > 1:
+        if self.job_mesh.mesh.size > 1:
             for case in ("all_reduce", "all_gather"):
-                yield self.measure_collective(self.grid, case, self.grid.mesh.axis_names)
+                yield self.measure_collective(self.job_mesh, case, self.job_mesh.mesh.axis_names)
         if self.request.axes is None or self.request.order is None:
             return
         ranks = np.array(self.request.order).reshape(tuple(self.request.axes.values()))
-        grid = Grid(Mesh(self.grid.mesh.devices.flatten()[ranks], tuple(self.request.axes)), ranks)
+        job_mesh = JobMesh(Mesh(self.job_mesh.mesh.devices.flatten()[ranks], tuple(self.request.axes)), ranks)
         for axis, size in self.request.axes.items():
             if size > 1:
-                rate = self.measure_collective(grid, CASES[find_role(axis)], (axis,))
+                rate = self.measure_collective(job_mesh, CASES[find_role(axis)], (axis,))
                 yield rate.model_copy(update={"axis": axis})
 
     def _note_wrong(self, rank: int, is_wrong: np.ndarray[Any, Any]) -> None:
@@ -453,11 +453,11 @@ class _Part:
         places = np.arange(self._width, dtype=np.uint32)
         return places * np.uint32(_STRIDE) + np.uint32(rank * _STEP % 2**32)
 
-    def _place(self, grid: Grid) -> jax.Array:
+    def _place(self, job_mesh: JobMesh) -> jax.Array:
         def fill_row(index: tuple[slice, ...] | None) -> Any:
-            return self._fill(int(grid.ranks.flat[index[0].start or 0 if index else 0]))[None]
+            return self._fill(int(job_mesh.ranks.flat[index[0].start or 0 if index else 0]))[None]
 
-        return jax.make_array_from_callback((grid.mesh.size, self._width), grid.sharding, fill_row)
+        return jax.make_array_from_callback((job_mesh.mesh.size, self._width), job_mesh.sharding, fill_row)
 
     def _time(
         self, work: Callable[[jax.Array], jax.Array], given: jax.Array, choose: Choose = median

@@ -126,6 +126,7 @@ class Agent:
         return HostWatch(
             probe=self.probe,
             device=self.device,
+            preflight=self.preflight,
             runs=self.runs,
             leases=self.registry,
             health=self.health,

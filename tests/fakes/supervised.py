@@ -72,7 +72,7 @@ class FakeSupervisor:
     async def release(self, *, reason: str = "released", within_s: float | None = None) -> ReleaseOutcome:
         self.releases.append(reason)
         self.state = "stopped"
-        return ReleaseOutcome(0.0, killed=False)
+        return ReleaseOutcome(0.0, killed=False, abandoned_pids=self.abandoned_pids)
 
     def reset(self) -> None:
         self.resets += 1
@@ -99,11 +99,13 @@ def build_watch(
     stays: bool = False,
     leases: Any = None,
     runs: Any = None,
+    preflight: FakeSupervisor | None = None,
 ) -> HostWatch:
     """Returns the watch of a host without leases and runs, or with these."""
     return HostWatch(
         probe=probe,  # type: ignore[arg-type]
         device=device,  # type: ignore[arg-type]
+        preflight=preflight or FakeSupervisor(deque()),  # type: ignore[arg-type]
         runs=runs or NoRuns(),
         leases=leases or LeaseRegistry(clock, ManualBoot()),
         health=health,

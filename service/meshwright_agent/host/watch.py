@@ -65,6 +65,7 @@ class HostWatch(AgentHost):
         *,
         probe: Supervisor,
         device: Supervisor,
+        preflight: Supervisor,
         runs: RunQueue,
         leases: LeaseRegistry,
         health: HealthRegistry,
@@ -76,6 +77,7 @@ class HostWatch(AgentHost):
     ) -> None:
         super().__init__(device, leases=leases, health=health, clock=clock, cpu_devices=settings.cpu_devices)
         self._probe = probe
+        self._preflight = preflight
         self._runs = runs
         self._monitor = HealthMonitor(health, history, parse_chip_count(settings.expect) if settings.expect else None)
         self._settings = settings
@@ -282,9 +284,9 @@ class HostWatch(AgentHost):
     async def release(self) -> Release:
         """Ends the worker and its runs, then probes the holders. The worker is not restarted without a request."""
         self._record_release()
-        started_s, was_running = self._clock.monotonic(), self._device.pid is not None
-        outcome, cancelled = await asyncio.gather(
-            self._device.release(reason=RELEASED, within_s=BOUND_S - ANSWER_S - PROBE_S),
+        started_s, was_running = self._clock.monotonic(), any(each.pid is not None for each in self._opening)
+        (is_killed, ending), cancelled = await asyncio.gather(
+            self._end_opening(RELEASED, within_s=BOUND_S - ANSWER_S - PROBE_S),
             self._runs.cancel_all(RELEASED, lane="device"),
         )
 
@@ -297,21 +299,32 @@ class HostWatch(AgentHost):
             if again[1] == "driver_timeout":
                 break
             holders, unknown = again
-        ending = outcome.abandoned_pids
-        holding = [pid for pid in ending if pid in self._device.holding_pids]  # a process may have ended meanwhile
-        holders = _name_own(holders, ending, holding, self._device.spec.module)
+        present = {pid for each in self._opening for pid in each.holding_pids}  # a process may have ended meanwhile
+        holding = {pid: module for pid, module in ending.items() if pid in present}
+        holders = _name_own(holders, ending, holding)
         duration_s = self._clock.monotonic() - started_s
-        RELEASE_DURATION.labels("abandoned" if holding else "killed" if outcome.killed else "released").observe(
-            duration_s
-        )
+        RELEASE_DURATION.labels("abandoned" if holding else "killed" if is_killed else "released").observe(duration_s)
         self._record_release()
         return Release(
             released=not holding,
-            worker_killed=outcome.killed,
+            worker_killed=is_killed,
             cancelled_runs=cancelled,
             holders=holders,
             holders_unknown=unknown if holders is None else None,
         )
+
+    @property
+    def _opening(self) -> tuple[Supervisor, ...]:
+        """The children that open devices."""
+        return self._device, self._preflight
+
+    async def _end_opening(self, reason: str, within_s: float | None = None) -> tuple[bool, dict[int, str]]:
+        """Ends the children that open devices; returns whether one was killed, and process → module of those left."""
+        ended = await asyncio.gather(*(each.release(reason=reason, within_s=within_s) for each in self._opening))
+        left = zip(self._opening, ended, strict=True)
+        return any(each.killed for each in ended), {
+            pid: child.spec.module for child, each in left for pid in each.abandoned_pids
+        }
 
     def _record_release(self) -> None:
         self.update(released=True, failure=None)
@@ -348,20 +361,20 @@ class HostWatch(AgentHost):
         cancelling = self._runs.cancel_all(reason, lane="device", only=ids)
         if not set(under_way) & set(ids) and (under_way or self._stays):
             return await cancelling
-        outcome, gone = await asyncio.gather(self._device.release(reason=reason), cancelling)
+        (_, left), gone = await asyncio.gather(self._end_opening(reason), cancelling)
         self.report_worker()
-        if outcome.abandoned_pids and not self._stays:
-            pids = ", ".join(map(str, outcome.abandoned_pids))
+        if left and not self._stays:
+            pids = ", ".join(map(str, left))
             detail = f"the agent's own worker, process {pids}, does not let go of the devices, not even killed"
             raise DeviceBusyError(detail, hint="the driver hangs: look at the kernel log, and drain this host")
         return gone
 
 
 def _name_own(
-    holders: tuple[DeviceProcess, ...] | None, ending: Collection[int], holding: Collection[int], module: str
+    holders: tuple[DeviceProcess, ...] | None, ending: Collection[int], holding: Mapping[int, str]
 ) -> tuple[DeviceProcess, ...] | None:
     """Returns the holders and the agent's own processes that do not end, reported by the probe or not."""
     seen = tuple(holder for holder in holders or () if holder.pid not in ending or holder.pid in holding)
-    missing = set(holding) - {holder.pid for holder in seen}
-    own = tuple(DeviceProcess(pid=pid, command=f"python -m {module}", own=True) for pid in sorted(missing))
+    missing = holding.keys() - {holder.pid for holder in seen}
+    own = tuple(DeviceProcess(pid=pid, command=f"python -m {holding[pid]}", own=True) for pid in sorted(missing))
     return None if holders is None and not own else (*seen, *own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,10 +41,16 @@ class Scene:
     runs: RunQueue
     execute: Execute
 
-    def watch(self, *, has_devices: bool = True) -> HostWatch:
+    def watch(self, *, has_devices: bool = True, preflight: FakeSupervisor | None = None) -> HostWatch:
         health, clock = HealthRegistry(stale_after_s=60), SystemClock()
-        around: Any = {"settings": Settings(), "clock": clock, "runs": self.runs, "stays": not has_devices}
-        return build_watch(self.probe, self.worker, health=health, **around)  # type: ignore[arg-type]
+        around: Any = {
+            "settings": Settings(),
+            "clock": clock,
+            "runs": self.runs,
+            "stays": not has_devices,
+            "preflight": preflight,
+        }
+        return build_watch(self.probe, self.worker, health=health, preflight=preflight, **around)  # type: ignore[arg-type]
 
     async def release(self) -> Release:
         return await self.watch().release()
@@ -209,6 +216,20 @@ def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path
 
     spawn = FakeSpawn(ending=Ending(status=None, killed=True))
     run_scene(tmp_path, test, spawn=spawn, look={"holders": []})
+
+
+def test_a_preflights_process_that_does_not_end_holds_the_devices_too(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        spec = ChildSpec("preflight", "the.preflight", dict)
+        stuck = FakeSupervisor(deque(), pid=77, spec=spec, abandoned_pids=(77,), holding_pids=(77,))
+        answer = await scene.watch(preflight=stuck).release()
+        assert (answer.released, [holder.pid for holder in answer.holders or ()]) == (False, [77])
+        assert answer.holders is not None
+        assert answer.holders[0].command == "python -m the.preflight"
+        with pytest.raises(DeviceBusyError, match="process 77, does not let go"):
+            await scene.watch(preflight=stuck).preempt((), "a lease")
+
+    run_scene(tmp_path, test, look={"holders": []})
 
 
 @pytest.mark.parametrize(("is_in_the_way", "has_devices"), [(True, True), (True, False), (False, True), (False, False)])

@@ -22,7 +22,7 @@
 #   MESHWRIGHT_SHARED   1: nodes are shared by GRES, so that a job without SLURM_JOB_GPUS has no device, and reserves none
 #   MESHWRIGHT_RUNDIR   where jobs are noted whose lease may stand though they are over, default /run/meshwright-slurm
 #   MESHWRIGHT_PREFLIGHT  seconds: jobs of several whole nodes are checked for so long at most; 90 is enough for hundreds
-#   MESHWRIGHT_EXPECT     devices that each node must have, such as 8*h100
+#   MESHWRIGHT_EXPECT     devices that each node must have, such as 8*h100; needed where GRES names a job's GPUs
 #   MESHWRIGHT_ADDRESS    where other nodes reach the agent of NODE, default http://NODE:8790
 set -uo pipefail
 settings=/etc/meshwright/slurm.env
@@ -101,20 +101,29 @@ if ! ask devices release; then
     fail "devices are still held"
 fi
 
-limit=${MESHWRIGHT_PREFLIGHT:-}
-[[ $limit =~ ^[1-9][0-9]{0,3}$ && $devices == all ]] || exit 0
+# A preflight opens all devices of a node: those of a job that has them all, by GRES as many as are expected.
+limit=${MESHWRIGHT_PREFLIGHT:-0}
+[[ $limit == 0 ]] && exit 0
+[[ $limit =~ ^[1-9][0-9]{0,3}$ ]] || { tell "no preflight: MESHWRIGHT_PREFLIGHT=$limit is no number of seconds"; exit 0; }
+commas=${devices//[^,]/} expect=${MESHWRIGHT_EXPECT:-}
+if [[ $devices != all && $((${#commas} + 1)) != "${expect%%[!0-9]*}" ]]; then
+    tell "no preflight: the job has devices $devices of this node; MESHWRIGHT_EXPECT, which says how many there are, is '$expect'"
+    exit 0
+fi
 node=${SLURMD_NODENAME:-$(hostname -s)}
 nodes=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-${SLURM_NODELIST:-}}") # asks no daemon
 [[ $nodes == *$'\n'* ]] || exit 0
+wait=$((limit + 30))
 if [[ $node == "${nodes%%$'\n'*}" ]]; then
     address=${MESHWRIGHT_ADDRESS:-http://NODE:8790}
     while read -r each; do echo "${address//NODE/$each}"; done <<<"$nodes" >"$noted/$job.hosts"
     said=$("$meshwright" --timeout "$limit" preflight --hosts "@$noted/$job.hosts" --lease "slurm-$job" --format slurm \
-        ${MESHWRIGHT_EXPECT:+--expect "$MESHWRIGHT_EXPECT"} 2>&1)
+        ${expect:+--expect "$expect"})
     tell "preflight of all nodes: $said"
     rm -f "$noted/$job.hosts"
+    wait=5
 fi
-said=$("$meshwright" --timeout $((limit + 30)) preflight wait "slurm-$job" --format slurm 2>&1)
+said=$("$meshwright" --timeout "$wait" preflight wait "slurm-$job" --format slurm)
 case "$? $said" in
 "0 keep: "*) exit 0 ;;
 "1 drain: "*) ;;

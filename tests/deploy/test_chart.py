@@ -162,6 +162,7 @@ def test_the_default_pod_asks_for_nothing() -> None:
         ("nvidiaRuntime", {"runtimeClassName"}),
         ("privileged", {"privileged", "root"}),
         ("hostPort", {"hostPort"}),
+        ("hostNetwork", {"hostNetwork"}),
         ("hostSocket", {"hostPath", "initContainers"}),
     ],
 )

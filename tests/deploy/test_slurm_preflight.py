@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,6 @@ from tests.deploy.charts import DEPLOY
 from tests.deploy.slurm_cluster import MISSING, start_slurm
 from tests.deploy.slurm_node import JOB, Node, build_node, read_leases
 from tests.process.bad_hosts import signaling
-from tests.process.living import end_leases
 from tests.process.namespaces import CAN_RUN, REASON, start_hosts
 
 
@@ -70,10 +70,28 @@ def test_every_node_hears_the_verdict_on_itself(
         assert read_leases(host) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"SLURM_JOB_GPUS": "0"},
+            "no preflight: the job has devices 0 of this node",
+        ),
+        ({"SLURM_JOB_GPUS": "0", "MESHWRIGHT_EXPECT": "8*h100"}, "is '8*h100'"),
+        ({"MESHWRIGHT_PREFLIGHT": "90s"}, "no preflight: MESHWRIGHT_PREFLIGHT=90s is no number of seconds"),
+    ],
+)
+def test_a_job_that_is_not_checked_is_told_why(nodes: list[Node], settings: dict[str, str], told: str) -> None:
+    ended = nodes[1].run("prolog.sh", **settings)
+    assert (ended.returncode, told in ended.stderr) == (0, True), ended.stderr
+    assert nodes[1].run("epilog.sh").returncode == 0
+
+
 def test_a_node_that_hears_no_verdict_starts_the_job(nodes: list[Node]) -> None:
     alone = nodes[1].run("prolog.sh", MESHWRIGHT_PREFLIGHT="1")
     assert alone.returncode == 0
     assert "this node was not checked: " in alone.stderr
+    assert alone.stdout == ""
     assert "no preflight under lease slurm-4711 has ended yet" in alone.stderr
     assert nodes[1].told() == ""
     assert nodes[1].run("epilog.sh").returncode == 0
@@ -87,20 +105,21 @@ def test_a_kubernetes_job_starts_on_well_nodes_only(hosts: list[RunningAgent], s
     (script,) = container["args"]
     script = script.replace("preflight --hosts", f"preflight {spoiled} --hosts")
     names = {"HOSTS": ",".join(host.url.removeprefix("http://") for host in hosts), "LEASE": "e9b2f1d0-job"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     begun = [
         subprocess.Popen(
             [*container["command"], script],
-            env={**os.environ, **names, "MESHWRIGHT_URL": host.url, "JOB_COMPLETION_INDEX": str(index)},
+            env={**os.environ, **names, "MESHWRIGHT_URL": host.url, "JOB_COMPLETION_INDEX": str(index), "PATH": path},
             stdout=subprocess.PIPE,
             text=True,
         )
         for index, host in enumerate(hosts)
     ]
-    said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in begun]
+    said = [process.communicate(timeout=120)[0] for process in begun]
     assert {process.returncode for process in begun} == exits, said
-    assert all(line.startswith("fault: it has 0 of 8*h100" if spoiled else "ok: 2 hosts are well") for line in said)
-    for host in hosts:
-        end_leases(host)
+    verdict = "fault: it has 0 of 8*h100" if spoiled else "ok: 2 hosts are well"
+    assert all(f"\n{verdict}" in text for text in said), said
+    assert all(read_leases(host) == [] for host in hosts)
 
 
 @pytest.mark.exhaustive

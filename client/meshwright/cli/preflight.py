@@ -11,17 +11,20 @@ import typer
 from meshwright.cli.arguments import parse_chips
 from meshwright.cli.fleet import is_asked, open_fleet
 from meshwright.cli.leases import LEASE_VARIABLE
-from meshwright.cli.output import clean, format_rate
+from meshwright.cli.output import clean, format_rate, print_error
 from meshwright.cli.session import FAILED, NO_ANSWER, OK, Session
+from meshwright.errors import NotFoundError
 from meshwright.wire.preflight import DEFAULT_PORT, DEFAULT_TIMEOUT_S, PreflightResult
 
 if TYPE_CHECKING:
     from meshwright.preflight import PreflightReport
 
-EXIT_CODES: Final = {"ok": OK, "fault": FAILED, "missing": FAILED, "unknown": NO_ANSWER, "unchecked": NO_ANSWER}
+EXIT_CODES: Final = {"ok": OK, "fault": FAILED, "unknown": NO_ANSWER, "unchecked": NO_ANSWER}
 """Of a verdict on all hosts, and on one."""
 SLURM_WORDS: Final = {OK: "keep", FAILED: "drain", NO_ANSWER: "unknown"}
 """As in `meshwright health --format slurm`."""
+PRINT_S: Final = 2.0
+"""Of --timeout: what is left to print the report."""
 VERDICT_S: Final = 2 * DEFAULT_TIMEOUT_S
 
 FormatOption = Annotated[
@@ -69,7 +72,7 @@ def check_hosts(
     wanted = None if expect is None else parse_chips(expect, "--expect")
     is_json = session.as_json or form == "json"
     with open_fleet(hosts) as fleet:
-        limit_s = session.options.timeout_s or DEFAULT_TIMEOUT_S
+        limit_s = (session.options.timeout_s or DEFAULT_TIMEOUT_S) - PRINT_S
         with session.err.status("agents") as status:
             report = preflight.check_hosts(
                 fleet,
@@ -105,7 +108,11 @@ def wait_for_verdict(
 
     limit_s = session.options.timeout_s or VERDICT_S
     with session.open() as client:
-        verdict = preflight.wait_for_verdict(client, lease, limit_s)
+        try:
+            verdict = preflight.wait_for_verdict(client, lease, limit_s)
+        except NotFoundError as error:
+            print_error(session, error)
+            return NO_ANSWER
     code = EXIT_CODES[verdict.state]
     if session.as_json or form == "json":
         session.print_lines(verdict.model_dump_json())

@@ -30,11 +30,18 @@ from meshwright.errors import (
     SettingsError,
 )
 from meshwright.fleet import MAX_AT_ONCE, Fleet
-from meshwright.preflight.report import HostFinding, HostReport, PreflightReport, build_report, describe_results
+from meshwright.preflight.report import (
+    HostFinding,
+    HostReport,
+    HostState,
+    PreflightReport,
+    build_report,
+    describe_results,
+)
 from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import State as HealthState
-from meshwright.wire.leases import HostState, Verdict, VerdictRequest
+from meshwright.wire.leases import Verdict, VerdictRequest, VerdictState
 from meshwright.wire.mesh import Plan
 from meshwright.wire.preflight import (
     DEFAULT_PORT,
@@ -57,6 +64,9 @@ JOB_RATIO: Final = 0.95
 LEASE_RATIO: Final = 0.25
 """Of the time limit: how long the hosts may take until they have the caller's lease."""
 LEAST_JOB_S: Final = 5.0
+MOST_JOB_S: Final = 3600.0
+LEAST_BLAME_S: Final = 25.0
+"""Of the job: in less time a well host may not have come through a phase of its own."""
 WAITED: Final = "it waited for the others when the check ended"
 BY_REQUEST: Final = "by request (DELETE)"
 """The agent's words for a run that this check has cancelled."""
@@ -87,7 +97,7 @@ def check_hosts(
     Args:
         fleet: the agents; the process of the first is the job's coordinator.
         expect: devices that each host must have, such as "8*h100".
-        timeout_s: time limit of the check, at least 10.
+        timeout_s: time limit of the check, at least 10; below 40 no host is blamed for being slow to start.
         port: where the coordinator listens during the check.
         lease: id of the caller's lease of all devices on every host, which may still be on its way to some; each
             agent keeps the verdict on its host with it. None: leases are taken and given back.
@@ -120,6 +130,7 @@ class _Check:
         self._lease = lease or f"preflight-{secrets.token_hex(8)}"
         self._is_own_lease = lease is None
         self._plan = plan
+        self._job_s = 0.0
         self._mesh: dict[str, Any] = {}
         self._on_phase = on_phase
         self._coordinator = build_coordinator(fleet.urls, port)
@@ -154,13 +165,13 @@ class _Check:
         return max(0.0, self._left_s - END_RATIO * self._timeout_s)
 
     def _ask_agents(self) -> FleetState:
-        """Returns what the agents know, once all that answer have the caller's lease, or it took too long."""
+        """Returns what the agents know, once all answer and have the caller's lease, or it took too long."""
         until_s = self._began_s + LEASE_RATIO * self._timeout_s
         while True:
             state = self._fleet.devices(timeout_s=min(ASK_S, self._left_s))
             leases = [_find_leases(host) for host in state.hosts if host.devices is not None]
-            is_there = all(self._lease in each or each - {None} for each in leases)
-            if self._is_own_lease or is_there or time.monotonic() + POLL_S > until_s:
+            has_all = len(leases) == len(state.hosts) and all(self._lease in each or each - {None} for each in leases)
+            if self._is_own_lease or has_all or time.monotonic() + POLL_S > until_s:
                 return state
             time.sleep(POLL_S)
 
@@ -240,13 +251,26 @@ class _Check:
 
     def _measure(self) -> None:
         """Runs the job, and notes what it finds."""
-        hosts, job_s = tuple(self._names), JOB_RATIO * self._job_left_s  # so that agents end it first
+        hosts, job_s = tuple(self._names), min(MOST_JOB_S, JOB_RATIO * self._job_left_s)  # agents end it first
+        self._job_s = job_s
         if job_s < LEAST_JOB_S:
             text = f"the agents took {time.monotonic() - self._began_s:.0f} s, and no time was left for the check"
             for place in range(len(hosts)):
                 self._note(place, HostFinding(state="unchecked", text=text, action="give a longer --timeout"))
             return
-        started = self._ask_all(
+        runs: dict[int, Run] = {}
+        try:
+            started = self._start(hosts, job_s)
+            runs |= {place: run for place, run in started.items() if isinstance(run, Run)}
+            self._require_all(started)
+            if not self._findings:
+                self._follow(runs)
+        finally:
+            self._cancel(runs)
+        self._evaluate(runs)
+
+    def _start(self, hosts: tuple[str, ...], job_s: float) -> dict[int, Run | MeshwrightError]:
+        return self._ask_all(
             lambda place, client: client.start_preflight(
                 PreflightRequest(
                     lease=self._lease,
@@ -258,21 +282,13 @@ class _Check:
                 )
             )
         )
-        runs = {place: run for place, run in started.items() if isinstance(run, Run)}
-        try:
-            self._require_all(started)
-            if not self._findings:
-                self._follow(runs)
-        finally:
-            self._cancel(runs)
-        self._evaluate(runs)
 
     def _follow(self, runs: dict[int, Run]) -> None:
         """Updates the runs until all have ended, or one has failed and the others had time to fail too."""
         until_s = time.monotonic() + self._job_left_s
         heard_s = dict.fromkeys(runs, time.monotonic())
         while time.monotonic() < until_s:
-            answers = self._ask_all(lambda place, client: client.run(runs[place].id), ASK_S / 2)
+            answers = self._ask_all(lambda place, client: client.run(runs[place].id), min(ASK_S / 2, self._job_left_s))
             now_s = time.monotonic()
             for place, run in answers.items():
                 if isinstance(run, Run):
@@ -292,12 +308,20 @@ class _Check:
         """Cancels the runs that go on, and waits until their processes have ended, or half of the time that is left."""
 
         def cancel(place: int, client: Client) -> None:
+            if place not in runs:  # it may have begun one without an answer in time
+                for run in client.runs(limit=4).runs:
+                    if run.kind == "preflight" and run.request.get("lease") == self._lease:
+                        runs.setdefault(place, run)
             if place in runs and runs[place].state not in FINAL_STATES:
                 runs[place] = client.cancel_run(runs[place].id)
 
         until_s = time.monotonic() + self._left_s / 2
-        while any(run.state not in FINAL_STATES for run in runs.values()) and time.monotonic() < until_s:
-            self._ask_all(cancel)
+        is_all = len(runs) == len(self._names)
+        while not is_all or any(run.state not in FINAL_STATES for run in runs.values()):
+            if (left_s := until_s - time.monotonic()) <= 0:
+                return
+            self._ask_all(cancel, left_s)
+            is_all = True
 
     def _evaluate(self, runs: Mapping[int, Run]) -> None:
         self._results = {
@@ -325,7 +349,8 @@ class _Check:
             if phase in OWN_PHASES and _order(phase) < _order(ahead):
                 text = f"it was in phase {phase} when the time was over, and most others waited in phase {ahead}"
                 action = "look at its processors, memory and GET /health; or give a longer --timeout"
-                self._note(place, HostFinding(state="fault", text=text, action=action))
+                state: HostState = "fault" if self._job_s >= LEAST_BLAME_S else "unchecked"
+                self._note(place, HostFinding(state=state, text=text, action=action))
 
 
 def _order(phase: str) -> int:
@@ -351,9 +376,11 @@ def wait_for_verdict(client: Client, lease: str, timeout_s: float) -> Verdict:
 
 
 def _build_verdict(host: HostReport, summary: str) -> VerdictRequest:
+    """Returns what an agent hears. It was not missing if it does: it was restarted, or slow."""
+    state: VerdictState = "unchecked" if host.state == "missing" else host.state
     found = [f"{each.text} ({each.action})" if each.action else each.text for each in host.findings]
-    reason = _CONTROL.sub(" ", "; ".join(found) or summary)
-    return VerdictRequest(state=host.state, reason=reason[:REASON_MOST])
+    default = summary if state == "ok" else f"the check ended before it was measured: {summary}"
+    return VerdictRequest(state=state, reason=_CONTROL.sub(" ", "; ".join(found) or default)[:REASON_MOST])
 
 
 def build_coordinator(urls: tuple[str, ...], port: int) -> str:

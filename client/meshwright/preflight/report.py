@@ -9,8 +9,10 @@ from pydantic import Field
 
 from meshwright.preflight.pairs import choose_rounds
 from meshwright.wire.base import Reply
-from meshwright.wire.leases import HostState
 from meshwright.wire.preflight import Figure, PreflightResult, SlowFigure, WrongContent
+
+HostState = Literal["ok", "fault", "missing", "unchecked"]
+"""It is well · it is at fault · its agent does not answer · it could not be checked, by no fault of its own."""
 
 _UNITS: Final[Mapping[Figure, str]] = {
     "matmul": "TFLOP/s",
@@ -57,9 +59,11 @@ class HostReport(Reply):
 
     @property
     def state(self) -> HostState:
-        """The worst state of its findings; "ok" without one."""
+        """The worst state of its findings; without one "ok" if it was measured, else "unchecked"."""
         order: tuple[HostState, ...] = ("fault", "missing", "unchecked")
-        return next((state for state in order if any(each.state == state for each in self.findings)), "ok")
+        is_measured = self.result is not None and bool(self.result.devices)
+        default: HostState = "ok" if is_measured else "unchecked"
+        return next((state for state in order if any(each.state == state for each in self.findings)), default)
 
 
 class PreflightReport(Reply):

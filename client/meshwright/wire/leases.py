@@ -67,15 +67,14 @@ class Leases(Reply):
     leases: tuple[Lease, ...]
 
 
-HostState = Literal["ok", "fault", "missing", "unchecked"]
-"""Of a host in a preflight: it is well · it is at fault · its agent does not answer · it could not be checked, by no
-fault of its own."""
+VerdictState = Literal["ok", "fault", "unchecked"]
+"""Of a host in a preflight: it is well · it is at fault · it could not be checked, by no fault of its own."""
 
 
 class VerdictRequest(RequestPart):
     """`PUT /leases/{lease_id}/verdict`: what the preflight under this lease found on this host."""
 
-    state: HostState
+    state: VerdictState
     reason: Annotated[Line, Field(max_length=4000)] = Field(
         description="what was found on this host, and what to do; of a host that is well, the result of all hosts"
     )
@@ -84,5 +83,5 @@ class VerdictRequest(RequestPart):
 class Verdict(Reply):
     """`GET /leases/{lease_id}/verdict`."""
 
-    state: HostState
+    state: VerdictState
     reason: str

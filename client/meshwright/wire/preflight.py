@@ -53,8 +53,9 @@ class PreflightRequest(RequestPart):
         if self.process_id >= len(self.hosts):
             detail = f"process_id is {self.process_id}, and {len(self.hosts)} hosts are named"
             raise InvalidRequestError.of("process_id", detail, f"use 0 to {len(self.hosts) - 1}")
-        if self.order is not None and sorted(self.order) != list(range(math.prod((self.axes or {}).values()))):
-            detail = f"order has {len(self.order)} devices, and axes are {self.axes}"
+        size, order = math.prod((self.axes or {}).values()), self.order or (0,)
+        if (self.axes is None) != (self.order is None) or len(order) != size or sorted(order) != list(range(size)):
+            detail = f"order has {len(self.order or ())} devices, and axes are {self.axes}"
             raise InvalidRequestError.of("order", detail, "name each device once, as many as the axes have")
         name, _, port = self.coordinator.rpartition(":")
         if name.strip("[]") in {"", "0.0.0.0", "::"} or not 0 < int(port) < 65536:

@@ -37,6 +37,8 @@ STUCK_S: Final = 15.0
 _ENDED_BY_JAX: Final = "the JAX distributed service detected fatal errors"
 """Source: xla/pjrt/distributed/client.h. It ends every process of a job when one is missing."""
 WATCH_S: Final = 0.5
+LEAST_BLAME_S: Final = 10.0
+"""A phase of its own that takes less is no host's fault: JAX's import alone takes seconds."""
 PHASE_RATIO: Final = 0.4
 """Of the time limit: how long one phase may take."""
 
@@ -103,12 +105,12 @@ class Preflights:
         self._clock = clock
 
     async def recall(self) -> None:
-        """Reads what the last preflight measured.
+        """Reads what the last preflights measured.
 
         Raises:
             StoreUnavailableError: the store does not answer.
         """
-        for run in await self._runs.list_succeeded("preflight", limit=1):
+        for run in reversed(await self._runs.list_succeeded("preflight", limit=8)):
             self._note_network(run.id, run.result or {}, run.finished_at or run.created_at)
 
     def _note_network(self, run_id: str, result: dict[str, Any], at: datetime) -> None:
@@ -119,7 +121,7 @@ class Preflights:
             log.warning("the result of %s is not read for plans: %s", run_id, error)
             return
         rates = [rate / len(found.devices) for rate in found.network_bytes_per_s if rate is not None]
-        if rates:
+        if rates and not found.wrong:
             network = MeasuredNetwork(
                 bytes_per_s=median(rates), run_id=run_id, basis="measured", observed_at=at, age_s=0.0
             )
@@ -141,6 +143,10 @@ class Preflights:
             detail = "who has the devices could not be looked at: the driver did not answer"
             raise UnavailableError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
         check_idle(BenchRequest(lease=request.lease), self._host.devices())
+        count = len(request.hosts) * len(self._host.devices().devices)
+        if request.order is not None and len(request.order) != count:
+            detail = f"order has {len(request.order)} devices, and the hosts have {count}"
+            raise InvalidRequestError.of("order", detail, "plan on all devices of these hosts")
         return await self._runs.submit("preflight", request.model_dump(mode="json"), self.execute)
 
     def _check_lease(self, request: PreflightRequest, by: Owner) -> None:
@@ -212,9 +218,10 @@ class Preflights:
                 )
             if watch.phase_s <= PHASE_RATIO * limit_s and watch.total_s <= limit_s:
                 continue
-            if watch.phase in OWN_PHASES:
+            if watch.phase in OWN_PHASES and watch.phase_s >= LEAST_BLAME_S:
                 detail = f"this host did not come through phase {watch.phase} within {watch.phase_s:.0f} s"
                 raise RunFailedError(detail, hint="see GET /health; or give a longer timeout_s")
-            detail = f"phase {watch.phase} did not end within {watch.phase_s:.0f} s: another host holds it up"
+            cause = "too short to tell why" if watch.phase in OWN_PHASES else "another host holds it up"
+            detail = f"phase {watch.phase} did not end within {watch.phase_s:.0f} s: {cause}"
             raise CallCancelled(detail)
         return call.result()

@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test test-all lint types public-types size docs unit test-compile-cuda test-image bench verify-order order-table verify-steps step-table accuracy soak soak-preflight fuzz snapshot extras images coverage mutation device clean
+.PHONY: help run test test-all lint types public-types size docs unit test-compile-cuda test-image bench verify-order order-table step-table accuracy soak soak-preflight fuzz snapshot extras images coverage mutation device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -83,9 +83,6 @@ verify-order: $(VENV)/.installed ## our device order and JAX's, by XLA's TPU com
 
 order-table: $(VENV)/.installed ## our device order and JAX's on all named slices: hops and scores (ARGS=--write)
 	$(BIN)/python -m tests.compiler.sweep $(ARGS)
-
-verify-steps: $(VENV)/.installed ## peak memory of our step and of one written independently (ARGS="--write --only tp:4"); half an hour
-	$(BIN)/python -m tests.compiler.steps $(ARGS)
 
 step-table: $(VENV)/.installed ## compiled step times beside published ones (ARGS="--write --rows 39,40"); hours, goes on where it was
 	$(BIN)/python -m tests.compiler.steps.estimates $(ARGS)

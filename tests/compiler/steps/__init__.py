@@ -1,1 +1,1 @@
-"""The step that is compiled, weighed: against a step written a second time, and against published step times."""
+"""The step that is compiled: the compiler's estimates of it beside published step times."""

@@ -1,8 +1,4 @@
-"""The steps whose peak memory is weighed: ours and the other one, on the same mesh of the same target.
-
-Rule: each way to split is there alone and with another, each way to save memory, several lengths, kinds of model and
-targets; and each case is large enough that weights and activations weigh more than what a compiler adds.
-"""
+"""A step that the compiler is asked about, and the models of `tests/accuracy/data/peaks.csv`."""
 
 from __future__ import annotations
 
@@ -59,26 +55,4 @@ OLDER: Final = _build_model(
 )
 EXPERTS: Final = _build_model(
     "3b-8e", 1024, 16, num_key_value_heads=8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=4096
-)
-TINY: Final = _build_model("0.1b", 512, 8, num_key_value_heads=4, vocab_size=8192)
-
-
-def _train(batch: int, length: int, **other: Any) -> TrainingSpec:
-    return TrainingSpec(global_batch_size=batch, seq_len=length, **other)
-
-
-CASES: Final = (
-    Case("v5e:2x2", "fsdp:4", DENSE, _train(16, 2048)),
-    Case("v5e:2x2", "tp:4", DENSE, _train(4, 4096)),
-    Case("v5e:2x2", "fsdp:2,tp:2", DENSE, _train(8, 2048, remat="minimal")),
-    Case("v5e:2x2", "dp:4", SMALL, _train(16, 2048, remat="minimal")),
-    Case("v5e:2x2", "fsdp:4", SMALL, _train(16, 1024, remat="none")),
-    Case("v5e:2x2", "fsdp:4", DENSE, _train(4, 1024, attention="xla")),
-    Case("v5e:2x2", "fsdp:2,cp:2", DENSE, _train(2, 8192)),
-    Case("v5e:2x2", "fsdp:4", OLDER, _train(16, 2048)),
-    Case("v5e:2x2", "fsdp:4", DENSE, _train(8, 2048, first_moment_dtype="bfloat16")),
-    Case("v5p:2x2x2", "fsdp:4,tp:2", LARGE, _train(16, 8192)),
-    Case("v5p:2x2x2", "fsdp:4,ep:2", EXPERTS, _train(32, 2048)),
-    Case("2*v5e:2x2", "dp:2,fsdp:4", DENSE, _train(32, 2048), dcn="dp:2"),
-    Case("cpu:4", "fsdp:2,tp:2", TINY, _train(16, 1024)),
 )

@@ -6,18 +6,19 @@ Rule: every row stands there: with its error, or with the reason why it has none
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from meshwright.wire.verification import Verification
 from tests.compiler.steps.cases import Case
 from tests.compiler.steps.published import Published
-from tests.compiler.steps.weigh import GIB, write_table
 
 _COLUMNS: Final = (
     "row", "model", "target", "mesh", "batch", "remat", "published s", "compiler s", "error", "peak GiB", "compile s",
 )  # fmt: skip
+
+GIB: Final = 2**30
 
 _DERIVED: Final = "- \\* Derived from published FLOP/s or tokens/s; the others were published in seconds."
 
@@ -65,14 +66,8 @@ def _list_cells(row: Row) -> tuple[str, ...]:
     measured = f"{published.measured_s:.2f}{'*' if published.derived else ''}"
     batch = f"{case.training.global_batch_size}×{case.training.seq_len}"
     remat = case.training.remat + ("†" if published.published_remat != case.training.remat else "")
-    head = (
-        f"[{published.row}]({find_link(published)})",
-        published.fields["model"],
-        case.target,
-        case.mesh,
-        batch,
-        remat,
-    )
+    link = f"[{published.row}]({published.source.split(' ')[0]})"
+    head = (link, published.fields["model"], case.target, case.mesh, batch, remat)
     if answer is None:
         return (*head, measured, "not asked", "–", "–", "–")
     return (
@@ -83,11 +78,6 @@ def _list_cells(row: Row) -> tuple[str, ...]:
         _write(answer.peak_memory_bytes and answer.peak_memory_bytes / GIB, ".1f"),
         _write(answer.compile_s, ".0f"),
     )
-
-
-def find_link(published: Published) -> str:
-    """Returns the address of a source, without what stands beside it."""
-    return published.source.split(" ")[0]
 
 
 def _list_policies(cases: Sequence[Row]) -> list[str]:
@@ -129,6 +119,12 @@ def tell(row: Row) -> str:
         return f"{row.answer.estimated_step_s:.2f} s, published {row.published.measured_s:.2f} s, {row.error:+.1%}"
     reason = " ".join((row.answer.reason or "no cycles told").split())
     return f"{row.answer.status.replace('_', ' ')}: {reason[:300].rstrip('.')}"
+
+
+def write_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Returns a Markdown table."""
+    cells = [columns, ("---",) * len(columns), *lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def _write(value: float | None, form: str) -> str:

@@ -8,56 +8,52 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from tests.compiler.page import put_section
-from tests.compiler.steps.answers import Answers, add_options
+from tests.compiler.steps.answers import Answers
 from tests.compiler.steps.estimate_table import Row, build_section, tell
 from tests.compiler.steps.published import Published, read_published
 
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "step-estimates.md"
 KEPT: Final = Path(__file__).with_name("estimates.jsonl")
-HEADING: Final = "# Steps, compiled\n"
 SECTION: Final = "step-estimates"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Returns the exit status: 1 where a row was not asked, as a complete table has none."""
     parser = argparse.ArgumentParser(prog="python -m tests.compiler.steps.estimates", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"put the table into docs/explanation/{PAGE.name}")
     parser.add_argument("--rows", default="", metavar="N,N", help="ask for these alone; others as they are kept")
-    add_options(parser, KEPT)
-    asked = parser.parse_args(arguments)
-    answers = Answers.of(asked)
-    wanted = {int(row) for row in asked.rows.split(",") if row}
-    rows = [estimate(published, answers, wanted) for published in read_published()]
-    return report(rows, PAGE if asked.write else None)
-
-
-def estimate(published: Published, answers: Answers, wanted: Iterable[int] = ()) -> Row:
-    """Returns a row; asks the compiler where no answer is kept, and `wanted` is empty or has the row."""
-    if published.case is None:
-        return Row(published)
-    job, chosen = published.case.build_job(), set(wanted)
-    if chosen and published.row not in chosen and not answers.has("ours", job):
-        return Row(published)
-    row = Row(published, answers.find("ours", job))
-    print(f"{published.row} {published.case.name}: {tell(row)}", file=sys.stderr, flush=True)
-    return row
-
-
-def report(rows: Sequence[Row], page: Path | None = None) -> int:
-    """Prints the table, and writes it into `page`; returns 1 where a row was not asked, else 0."""
+    parser.add_argument("--anew", action="store_true", help="ask again for what is kept")
+    options = parser.parse_args()
+    if options.anew:
+        KEPT.unlink(missing_ok=True)
+    wanted = {int(row) for row in options.rows.split(",") if row}
+    rows = [estimate(published, Answers(KEPT), wanted) for published in read_published()]
     text = build_section(rows)
     print(text)
-    if page is not None:
-        page.write_text(put_section(page.read_text() if page.exists() else HEADING, SECTION, text))
+    if options.write:
+        PAGE.write_text(put_section(PAGE.read_text(), SECTION, text))
     missing = [row.published.row for row in rows if row.published.case is not None and row.answer is None]
     if missing:
         print(f"not asked: rows {', '.join(map(str, missing))}", file=sys.stderr)
     return 1 if missing else 0
+
+
+def estimate(published: Published, answers: Answers, wanted: Collection[int]) -> Row:
+    """Returns a row; asks the compiler where no answer is kept, and `wanted` is empty or has the row."""
+    if published.case is None:
+        return Row(published)
+    job = published.case.build_job()
+    answer = answers.find(job)
+    if answer is None and (not wanted or published.row in wanted):
+        answer = answers.ask(job)
+    row = Row(published, answer)
+    print(f"{published.row} {published.case.name}: {tell(row)}", file=sys.stderr, flush=True)
+    return row
 
 
 if __name__ == "__main__":

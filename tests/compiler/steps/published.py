@@ -21,6 +21,12 @@ from tests.compiler.steps.cases import Case
 TABLE: Final = Path(__file__).with_name("published.csv")
 
 _LLAMA: Final = {"num_key_value_heads": 8, "head_dim": 128}
+_LLAMA3: Final = {**_LLAMA, "vocab_size": 128256}
+_GPT3: Final = {
+    "vocab_size": 50304, "activation": "gelu", "gated": False, "norm": "layernorm", "positions": "learned",
+    "max_position_embeddings": 16384, "tie_word_embeddings": True,
+    "attention_bias": True, "attention_output_bias": True, "mlp_bias": True,
+}  # fmt: skip
 
 MODELS: Final[dict[str, dict[str, Any]]] = {
     "maxtext-scale-16": {"hidden_size": 4096, "intermediate_size": 28672, "num_hidden_layers": 32, "heads": 64},
@@ -29,38 +35,15 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
     "maxtext-scale-128": {"hidden_size": 8192, "intermediate_size": 57344, "num_hidden_layers": 64, "heads": 128},
     "maxtext-scale-256": {"hidden_size": 16384, "intermediate_size": 57344, "num_hidden_layers": 64, "heads": 128},
     "llama2-70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "heads": 64, **_LLAMA},
-    "llama3.1-70b": {
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "heads": 64,
-        "vocab_size": 128256,
-        **_LLAMA,
-    },
+    "llama3.1-70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "heads": 64, **_LLAMA3},
     "llama3.1-405b": {
         "hidden_size": 16384,
         "intermediate_size": 53248,
         "num_hidden_layers": 126,
         "heads": 128,
-        "vocab_size": 128256,
-        **_LLAMA,
+        **_LLAMA3,
     },
-    "gpt3-175b": {
-        "hidden_size": 12288,
-        "intermediate_size": 49152,
-        "num_hidden_layers": 96,
-        "heads": 96,
-        "vocab_size": 50304,
-        "activation": "gelu",
-        "gated": False,
-        "norm": "layernorm",
-        "positions": "learned",
-        "max_position_embeddings": 16384,
-        "tie_word_embeddings": True,
-        "attention_bias": True,
-        "attention_output_bias": True,
-        "mlp_bias": True,
-    },
+    "gpt3-175b": {"hidden_size": 12288, "intermediate_size": 49152, "num_hidden_layers": 96, "heads": 96, **_GPT3},
 }
 """Dimensions as MaxText has them, with its heads of 128 and its vocabulary of 32,000 where none is said.
 

@@ -1,4 +1,4 @@
-"""`make step-table` and `make verify-steps` on made-up answers: the published rows, the tables, what is kept."""
+"""`make step-table`: every published row can be asked, or says why not."""
 
 from __future__ import annotations
 

@@ -82,12 +82,7 @@ def _end_what_began(http: httpx.Client, response: Any) -> None:
 
 
 @schema.parametrize()
-@settings(
-    max_examples=EXAMPLES,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_what_the_contract_says(case: schemathesis.Case, target: Target) -> None:
     _name_what_exists(case, target.known)
     _plan_what_fits(case)

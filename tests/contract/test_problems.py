@@ -22,8 +22,6 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", PLAN, '{"mesh": 8}', 422, "invalid_mesh"),
     ("POST", PLAN, '{"mesh": "dp:-1,tp:-1"}', 422, "invalid_mesh"),
     ("POST", PLAN, '{"mesh": "dp:0"}', 422, "invalid_mesh"),
-    ("POST", PLAN, '{"mesh": {"dp": -3}}', 422, "invalid_mesh"),
-    ("POST", PLAN, '{"mesh": {"dp": 2.5}}', 422, "invalid_mesh"),
     ("POST", PLAN, '{"mesh": {"": 8}}', 422, "invalid_mesh"),
     ("POST", PLAN, '{"mesh": [["dp", 2], ["dp", 4]]}', 422, "invalid_mesh"),
     ("POST", PLAN, '{"mesh": "dp:16"}', 422, "plan_infeasible"),
@@ -43,34 +41,25 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("POST", PLAN, '{"mesh": "dp:8", "target": "4x4:v5p"}', 422, "invalid_request"),
     ("POST", PLAN, '{"mesh": "dp:8", "target": "v5q:4x4"}', 422, "plan_infeasible"),
     ("POST", PLAN, '{"mesh": "dp:8", "target": "v5p:3x4x4"}', 422, "plan_infeasible"),
-    ("POST", PLAN, '{"mesh": "dp:16", "target": "v5e:2x4"}', 422, "plan_infeasible"),
-    ("POST", PLAN, '{"mesh": "dp:4", "target": "v5e:2x4"}', 422, "devices_unused"),
-    ("POST", PLAN, '{"mesh": "dp:0", "target": "v5e:2x4"}', 422, "invalid_mesh"),
     ("POST", PLAN, '{"mesh": "dp:8", "topology": []}', 422, "plan_infeasible"),
     ("POST", PLAN, '{"mesh": "dp:8", "topology": [{}]}', 422, "invalid_request"),
-    ("GET", f"{PLAN}?mesh=dp:8&target=v5q:4x4", None, 422, "plan_infeasible"),
     ("POST", PLAN, b'{"mesh": "d\xffp:8"}', 422, "invalid_request"),
     ("POST", PLAN, '{"mesh": {"dp": "8"}}', 422, "invalid_mesh"),
     ("GET", "/health?verbose=1", None, 422, "invalid_request"),
     ("GET", f"{PLAN}?mesh=dp:2&color=red", None, 422, "invalid_request"),
     ("GET", PLAN, None, 422, "invalid_mesh"),
-    ("GET", f"{PLAN}?mesh=dp:16", None, 422, "plan_infeasible"),
     ("GET", f"{PLAN}/mw1-0000", None, 404, "not_found"),
     ("POST", BATCH, '{"hardware": "abacus"}', 422, "unknown_hardware"),
     ("POST", BATCH, '{"per_device_batch_size": 0}', 422, "invalid_request"),
     ("POST", BATCH, '{"per_device_batch_size": NaN}', 422, "invalid_request"),
-    ("GET", f"{BATCH}?batch=many", None, 422, "invalid_request"),
     ("GET", f"{BATCH}?hardwre=h100", None, 422, "invalid_request"),
     ("GET", "/environment?memory_stratgy=aggressive", None, 422, "invalid_request"),
     ("POST", BENCH, '{"max_s": 1e999}', 422, "invalid_request"),
-    ("POST", BENCH, '{"max_s": -1}', 422, "invalid_request"),
     ("POST", BENCH, '{"cases": ["teleport"]}', 422, "invalid_request"),
     ("POST", BENCH, '{"sizes_bytes": [1152921504606846976]}', 422, "invalid_request"),
     ("POST", BENCH, '{"sizes_bytes": [1099511627776]}', 422, "bench_too_large"),
     ("POST", BENCH, '{"devices": [99]}', 422, "invalid_request"),
     ("GET", "/devices?format=yaml", None, 422, "invalid_request"),
-    ("GET", "/devices?color=red", None, 422, "invalid_request"),
-    ("GET", "/environment?memory_strategy=greedy", None, 422, "invalid_request"),
     ("GET", "/environment?memory_fraction=2", None, 422, "invalid_request"),
     ("GET", "/environment?memory_strategy=custom", None, 422, "invalid_request"),
     ("GET", "/runs/run-none", None, 404, "not_found"),
@@ -80,7 +69,6 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("GET", "/runs?limit=0", None, 422, "invalid_request"),
     ("GET", "/nowhere", None, 404, "not_found"),
     ("DELETE", "/devices", None, 405, "not_found"),
-    ("PUT", PLAN, "{}", 405, "not_found"),
 ]
 
 
@@ -125,15 +113,6 @@ def _state(agent: RunningAgent, run_id: str) -> str:
     return str(httpx.get(f"{agent.url}/runs/{run_id}").json()["state"])
 
 
-def test_refusals_leave_the_worker_the_runs_and_the_records_as_they_were(agent: RunningAgent) -> None:
-    run_id = _start_bench(agent, cases=["replicate"], sizes_bytes=[1024], samples=3)
-    wait_for(lambda: _state(agent, run_id) == "succeeded", agent)
-    before = _look(agent)
-    assert before[2]
-    _provoke_all(agent)
-    assert _look(agent) == before
-
-
 def test_refusals_leave_a_bench_that_runs_as_it_was(agent: RunningAgent) -> None:
     run_id = _start_bench(agent, cases=["matmul"], matmul_size=2048, samples=1000, max_s=300, dtype="float32")
     try:
@@ -148,19 +127,10 @@ def test_refusals_leave_a_bench_that_runs_as_it_was(agent: RunningAgent) -> None
     wait_for(lambda: _state(agent, run_id) == "cancelled", agent)
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_a_body_that_is_not_json_by_its_type_is_refused(agent: RunningAgent, content_type: str) -> None:
-    headers = {"Content-Type": content_type} if content_type else {}
+@pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {}])
+def test_a_body_that_is_not_json_by_its_type_is_refused(agent: RunningAgent, headers: dict[str, str]) -> None:
     response = httpx.post(agent.url + PLAN, content=b'{"mesh": "dp:8"}', headers=headers)
-    document = check_problem(response, 415, "invalid_request")
-    assert "--json" in document["hint"]
-
-
-def test_a_refused_mesh_names_the_wrong_field_and_a_shape_that_works(agent: RunningAgent) -> None:
-    response = httpx.post(agent.url + PLAN, json={"mesh": "dp:3,tp:4"})
-    document = check_problem(response, 422, "plan_infeasible")
-    assert document["errors"][0]["field"] == "mesh"
-    assert "dp:" in document["hint"]
+    assert "--json" in check_problem(response, 415, "invalid_request")["hint"]
 
 
 def test_a_wrong_field_is_named_by_its_path(agent: RunningAgent) -> None:
@@ -179,14 +149,8 @@ def test_a_callers_request_id_comes_back_and_a_wild_one_is_replaced(agent: Runni
 
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_every_code_survives_the_way_through_http(code: str) -> None:
-    error = CODES[code].error(
-        "what was asked",
-        code=code,
-        hint="what works",
-        errors=[{"field": "mesh", "message": "no"}],
-        log=["last line"],
-        retry_after_s=3.0,
-    )
+    told: dict[str, Any] = {"hint": "what works", "errors": [{"field": "mesh", "message": "no"}], "log": ["last line"]}
+    error = CODES[code].error("what was asked", code=code, retry_after_s=3.0, **told)
     fake = FakeAgent()
     fake.answer("GET", "/health", error)
     with fake.client(max_retries=0) as client, pytest.raises(CODES[code].error) as caught:

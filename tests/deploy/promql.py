@@ -18,12 +18,7 @@ from tests.documents import Document
 
 SCRAPED: Final = {"job", "instance"}
 """Labels that Prometheus adds to what it scrapes."""
-FOREIGN: Final[Mapping[str, set[str]]] = {
-    "up": set(),
-    "process_resident_memory_bytes": set(),
-    "process_cpu_seconds_total": set(),
-    "process_open_fds": set(),
-}
+FOREIGN: Final = ("up", "process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds")
 """Not ours: Prometheus' own, and what prometheus-client tells of each process."""
 
 _TEXT: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -36,7 +31,7 @@ _VARIABLES: Final = {"$__rate_interval": "5m", "$job": "meshwright", "$instance"
 
 def list_metrics() -> dict[str, set[str]]:
     """Returns the labels of every metric that may be named, and of the parts of histograms."""
-    known = {name: set(labels) for name, labels in FOREIGN.items()}
+    known: dict[str, set[str]] = {name: set() for name in FOREIGN}
     for name, kind, labels, _ in Document.read("docs/reference/metrics.md").table("Metrics"):
         own = set(labels.replace(",", " ").split())
         if kind == "histogram":
@@ -83,13 +78,5 @@ def run_promtool(*arguments: str, input_text: str | None = None, cwd: Path | Non
     command = shutil.which("promtool") or pytest.skip(
         "promtool is not here; to add it: sudo apt-get install --no-install-recommends prometheus"
     )
-    done = subprocess.run(
-        [command, *arguments],
-        cwd=cwd,
-        input=input_text,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
+    done = subprocess.run([command, *arguments], cwd=cwd, input=input_text, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -35,10 +35,7 @@ def read_endpoint(values: dict[str, Any]) -> dict[str, Any]:
 # ---- settings ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(16777216, "16777216"), (4294967296, "4294967296"), (0.5, "0.5"), (True, "true"), ("1", "1"), (30, "30")],
-)
+@pytest.mark.parametrize(("value", "text"), [(4294967296, "4294967296"), (0.5, "0.5"), (True, "true"), ("1", "1")])
 def test_a_setting_arrives_as_it_was_written(value: object, text: str) -> None:
     found = read_environment({"settings": {"MESHWRIGHT_COMPILE_MEMORY_BYTES": value}})
     assert found["MESHWRIGHT_COMPILE_MEMORY_BYTES"] == text

@@ -27,14 +27,6 @@ def test_promtool_parses_every_expression(tmp_path: Path) -> None:
     check_rules([fill_variables(target["expr"]) for _, target in TARGETS], tmp_path)
 
 
-def test_a_legend_shows_labels_that_its_expression_leaves() -> None:
-    known = list_metrics()
-    for title, target in TARGETS:
-        shown = [part.split("}}")[0] for part in target["legendFormat"].split("{{")[1:]]
-        there = {"job", "instance"}.union(*(labels for name, labels in known.items() if name in target["expr"]))
-        assert set(shown) <= there, title
-
-
 def test_the_data_source_and_the_hosts_are_chosen_by_whoever_looks() -> None:
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert list(variables) == ["datasource", "job", "instance"]
@@ -47,10 +39,7 @@ def test_the_data_source_and_the_hosts_are_chosen_by_whoever_looks() -> None:
             assert 'job=~"$job", instance=~"$instance"' in target["expr"]
 
 
-def test_ids_and_titles_are_unique_and_no_two_panels_overlap() -> None:
-    for name in ("id", "title"):
-        values = [panel[name] for panel in PANELS]
-        assert len(set(values)) == len(values)
+def test_no_two_panels_overlap() -> None:
     for one, other in combinations([panel["gridPos"] for panel in PANELS], 2):
         apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]

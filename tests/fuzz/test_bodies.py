@@ -32,10 +32,7 @@ SEEDS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("/mesh/search", {"targets": ["h100:8"], "model": MODEL, "training": TRAINING, "top": 2, "axes": {"tp": 2}}),
     ("/mesh/search", {"targets": ["h100:8", "v5e:2x2"], "model": MODEL, "training": TRAINING, "fallback": True}),
     ("/batch-size", {"hardware": "h100", "per_device_batch_size": 256}),
-    (
-        "/batch-size",
-        {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"seq_len": 64}},
-    ),
+    ("/batch-size", {"model": "llama3-8b", "target": "v5e:4x4", "mesh": "fsdp:16", "training": {"seq_len": 64}}),
     ("/batch-size", {"model": MODEL, "target": "h100:8", "mesh": {"fsdp": 8}}),
     ("/placement/bench", {"suite": "quick", "cases": ["host_to_device"], "sizes_bytes": [4096]}),
     ("/leases/slurm-1", {"devices": [0, 1], "purpose": "job 7", "ttl_s": 30.0, "preemptible": True}),

@@ -28,6 +28,7 @@ ERRORS = sorted(
     {value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_") and isinstance(value, int)}
 )
 WORDS = ("", " ", "GPU-", "../../..", "N/A", "ERROR!", "x" * 500, "0000:00:00.0", "MIG-", "٣", "NVIDIA H100 MIG ")
+SPOILED_FIELDS = ("name", "uuid", "bus_id", "compute_mode", "architecture", "memory", "link_speed", "capability")
 NUMBERS = (0, 1, -1, 10**6, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 
 
@@ -94,13 +95,7 @@ def look_with(document: Any, failing: dict[str, int], folder: Path) -> None:
 def spoil(told: Any, chance: random.Random) -> None:
     """Puts another word or number in the place of one that a card tells of itself."""
     card = chance.choice(list(list_cards(told)))
-    name = chance.choice(
-        [
-            name
-            for name in ("name", "uuid", "bus_id", "compute_mode", "architecture", "memory", "link_speed", "capability")
-            if name in card
-        ]
-    )
+    name = chance.choice([name for name in SPOILED_FIELDS if name in card])
     if isinstance(card[name], str):
         card[name] = chance.choice(WORDS)
     elif isinstance(card[name], list):

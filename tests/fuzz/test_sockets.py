@@ -30,58 +30,29 @@ GROWTH_BYTES = 40_000_000
 token = st.text("abcXYZ-_", min_size=1, max_size=12).map(str.encode)
 path = st.sampled_from(
     [
-        b"/healthz",
-        b"/readyz",
-        b"/devices",
-        b"/mesh/plan?mesh=dp:2",
-        b"/mesh/plan",
-        b"/batch-size",
-        b"/runs",
-        b"/runs/x/events",
-        b"/placement/bench",
-        b"/metrics",
-        b"/environment?memory_strategy=custom",
-        b"*",
-        b"http://evil/devices",
-        b"//",
-        b"/%00%ff",
+        b"/healthz", b"/readyz", b"/devices", b"/mesh/plan?mesh=dp:2", b"/mesh/plan", b"/batch-size", b"/runs",
+        b"/runs/x/events", b"/placement/bench", b"/metrics", b"/environment?memory_strategy=custom", b"*",
+        b"http://evil/devices", b"//", b"/%00%ff",
     ]
-)
+)  # fmt: skip
 method = st.sampled_from([b"GET", b"POST", b"PUT", b"DELETE", b"HEAD", b"OPTIONS", b"CONNECT", b"PRI"]) | token
 version = st.sampled_from([b"HTTP/1.1"] * 4 + [b"HTTP/1.0", b"HTTP/2.0", b"HTTP/9", b""])
 header = st.sampled_from(
     [
-        b"Host: localhost",
-        b"Host: 127.0.0.1",
-        b"Content-Type: application/json",
-        b"Content-Length: 0",
-        b"Content-Length: 5",
-        b"Content-Length: 99999999999999999999",
-        b"Content-Length: -1",
-        b"Transfer-Encoding: chunked",
-        b"Connection: close",
-        b"Expect: 100-continue",
-        b"Upgrade: h2c",
-        b"Connection: upgrade",
-        b"Connection: Upgrade, HTTP2-Settings",
-        b"If-None-Match: *",
-        b"Last-Event-ID: 9",
+        b"Host: localhost", b"Host: 127.0.0.1", b"Content-Type: application/json", b"Content-Length: 0",
+        b"Content-Length: 5", b"Content-Length: 99999999999999999999", b"Content-Length: -1",
+        b"Transfer-Encoding: chunked", b"Connection: close", b"Expect: 100-continue", b"Upgrade: h2c",
+        b"Connection: upgrade", b"Connection: Upgrade, HTTP2-Settings", b"If-None-Match: *", b"Last-Event-ID: 9",
         b"A:\x00",
     ]
-) | st.tuples(token, st.binary(max_size=30)).map(b": ".join)
+) | st.tuples(token, st.binary(max_size=30)).map(b": ".join)  # fmt: skip
 body = st.sampled_from(
     [
-        b"",
-        b'{"mesh":"dp:2"}',
-        b"{}",
-        b"[",
-        b"null",
-        b"5\r\nhello\r\n0\r\n\r\n",
-        b"5;name=value\r\nhello\r\n0\r\nHost: evil\r\nX-Trailer: 1\r\n\r\n",
-        b"0\r\n" + b"X-Trailer: a\r\n" * 200,
+        b"", b'{"mesh":"dp:2"}', b"{}", b"[", b"null", b"5\r\nhello\r\n0\r\n\r\n",
+        b"5;name=value\r\nhello\r\n0\r\nHost: evil\r\nX-Trailer: 1\r\n\r\n", b"0\r\n" + b"X-Trailer: a\r\n" * 200,
         b"FFFFFFFFFFFFFFFF\r\n",
     ]
-) | st.binary(max_size=80)
+) | st.binary(max_size=80)  # fmt: skip
 
 
 FRAMES: list[list[bytes]] = [
@@ -147,12 +118,7 @@ def send_all(agent: RunningAgent, inputs: list[bytes]) -> list[bytes]:
 
 
 @pytest.mark.timeout(7200)
-@settings(
-    max_examples=scale(EXAMPLES),
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=scale(EXAMPLES), database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(inputs=st.lists(requests(), min_size=BATCH, max_size=BATCH))
 def test_no_bytes_make_a_server_error(host: RunningAgent, inputs: list[bytes]) -> None:
     for data, answer in zip(inputs, send_all(host, inputs), strict=True):

@@ -54,26 +54,45 @@ class Manager:
         self._sock.close()
 
 
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    manager = Manager(tmp_path / "notify.sock")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("watched")
+
+
+@pytest.fixture(scope="module")
+def manager(folder: Path) -> Iterator[Manager]:
+    manager = Manager(folder / "notify.sock")
     yield manager
     manager.close()
 
 
-@pytest.fixture
-def watched(tmp_path: Path, manager: Manager) -> Iterator[RunningAgent]:
+@pytest.fixture(scope="module")
+def watched(folder: Path, manager: Manager) -> Iterator[RunningAgent]:
     """An agent as systemd starts it. Children would load the handler too, but nobody signals them."""
-    (tmp_path / "sitecustomize.py").write_text(BLOCK_THE_LOOP)
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    with start_agent(
-        cpu_devices=2,
-        NOTIFY_SOCKET=str(tmp_path / "notify.sock"),
-        WATCHDOG_USEC=str(int(WATCHDOG_S * 1e6)),
-        MESHWRIGHT_LABEL_FILE=str(tmp_path / "labels"),
-        PYTHONPATH=path,
-    ) as running:
+    (folder / "sitecustomize.py").write_text(BLOCK_THE_LOOP)
+    settings = {
+        "NOTIFY_SOCKET": str(folder / "notify.sock"),
+        "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6)),
+        "MESHWRIGHT_LABEL_FILE": str(folder / "labels"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))),
+    }
+    with start_agent(cpu_devices=2, **settings) as running:
         yield running
+
+
+def test_an_agent_labels_its_node(watched: RunningAgent, folder: Path) -> None:
+    wait_for((folder / "labels").exists, watched)
+    labels = read_feature_file((folder / "labels").read_text(), now=datetime.now(UTC))
+    assert labels[f"{NAMESPACE}/platform"] == "cpu"
+    assert labels[f"{NAMESPACE}/device-count"] == "2"
+
+
+def test_no_child_can_speak_to_systemd_in_the_agents_name(watched: RunningAgent) -> None:
+    assert worker_pid(watched) in list_children(watched.pid)
+    for pid in list_children(watched.pid):
+        names = {entry.split(b"=")[0] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
+        assert not names & {b"NOTIFY_SOCKET", b"WATCHDOG_USEC", b"WATCHDOG_PID"}
+        assert b"PATH" in names
 
 
 @pytest.mark.exhaustive
@@ -95,18 +114,3 @@ def test_an_agent_tells_systemd_of_its_life_and_a_loop_that_hangs_does_not(
     assert watched.stop() == 0
     said = manager.listen(0.2)
     assert said.index("STATUS=draining") == said.index("STOPPING=1") + 1
-
-
-def test_an_agent_labels_its_node(watched: RunningAgent, tmp_path: Path) -> None:
-    wait_for((tmp_path / "labels").exists, watched)
-    labels = read_feature_file((tmp_path / "labels").read_text(), now=datetime.now(UTC))
-    assert labels[f"{NAMESPACE}/platform"] == "cpu"
-    assert labels[f"{NAMESPACE}/device-count"] == "2"
-
-
-def test_no_child_can_speak_to_systemd_in_the_agents_name(watched: RunningAgent) -> None:
-    assert worker_pid(watched) in list_children(watched.pid)
-    for pid in list_children(watched.pid):
-        names = {entry.split(b"=")[0] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
-        assert not names & {b"NOTIFY_SOCKET", b"WATCHDOG_USEC", b"WATCHDOG_PID"}
-        assert b"PATH" in names

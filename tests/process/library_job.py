@@ -28,7 +28,7 @@ from meshwright.mesh import (
     force_cpu,
     mesh_fingerprint,
 )
-from meshwright.parallelism import build_device_mesh, data_parallel_coords, parse_parallelism_conf, process_batch_shard
+from meshwright.parallelism import build_device_mesh, data_parallel_coords, process_batch_shard
 from meshwright.placement import DevicePlacement, distribute_batch, prefetch_to_device
 
 Answer = dict[str, Any]
@@ -54,14 +54,6 @@ def make_device_mesh(block: dict[str, Any], world_size: int | None = None) -> An
 
 def find_coords(conf: dict[str, Any], **given: int) -> Answer:
     return {"coords": data_parallel_coords(conf, **given)}
-
-
-def train(conf: dict[str, Any], rows: int) -> Answer:
-    """What a trainer with one device a process does: the sampler's part of the data, on the mesh of its block."""
-    part, parts = data_parallel_coords(conf)
-    mesh, _ = build_device_mesh(parse_parallelism_conf(conf), "cpu")
-    assert mesh is not None
-    return {"coords": (part, parts), **load(mesh, ["dp"], rows, part, parts)}
 
 
 def feed(shape: list[int], names: list[str], axes: list[str], rows: int, order: list[int] | None = None) -> Answer:
@@ -206,7 +198,6 @@ STEPS: dict[str, Callable[..., Answer]] = {
     "on_cpu": compute_on_cpu,
     "device_mesh": make_device_mesh,
     "coords": find_coords,
-    "train": train,
     "feed": feed,
     "planned": multiply_as_planned,
 }

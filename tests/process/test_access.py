@@ -44,24 +44,11 @@ class Guarded:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     path = tmp_path_factory.mktemp("access") / "tokens"
     secrets = {scope: add_token(path, f"{scope}er", scope) for scope in ("read", "operate", "admin")}
-    with start_agent(
-        ready=True,
-        cpu_devices=2,
-        MESHWRIGHT_TOKENS_FILE=str(path),
-        MESHWRIGHT_UDS_ADMINS="",
-        MESHWRIGHT_ALLOWED_HOSTS="gateway.example",
-        MESHWRIGHT_LOG_LEVEL="debug",
-        MESHWRIGHT_TOKEN=secrets["admin"],
-        OTEL_EXPORTER_OTLP_HEADERS=f"authorization=Bearer {secrets['admin']}",
-    ) as agent:
+    settings = {"MESHWRIGHT_TOKENS_FILE": str(path), "MESHWRIGHT_UDS_ADMINS": "", "MESHWRIGHT_LOG_LEVEL": "debug"}
+    secret = secrets["admin"]
+    settings |= {"MESHWRIGHT_TOKEN": secret, "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer {secret}"}
+    with start_agent(cpu_devices=2, **settings) as agent:
         yield Guarded(agent, path, secrets)
-
-
-@pytest.fixture(scope="module")
-def bare() -> Iterator[RunningAgent]:
-    """An agent without tokens."""
-    with start_agent(cpu_devices=2) as agent:
-        yield agent
 
 
 # ---- at the start ----------------------------------------------------------------------------------------------------
@@ -89,13 +76,6 @@ def test_a_malformed_token_file_stops_the_start_with_its_line(tmp_path: Path) ->
     assert f"{path}, line 2" in _refuse_start(tmp_path, "--tokens-file", str(path))
 
 
-def test_insecure_is_taken_at_its_word_and_warned_of(tmp_path: Path) -> None:
-    with start_agent(cpu_devices=2, ready=False, MESHWRIGHT_HOST="0.0.0.0", MESHWRIGHT_INSECURE="true") as agent:
-        port = agent.url.rpartition(":")[2]
-        assert httpx.get(f"http://127.0.0.1:{port}/runs").status_code == 200
-        assert "without a token" in agent.log_text()
-
-
 # ---- tokens and scopes -----------------------------------------------------------------------------------------------
 
 
@@ -119,16 +99,12 @@ def test_a_token_that_the_command_makes_is_taken_by_the_running_agent_and_expire
     assert ask("mw_no_such_token") == 401
 
 
-@pytest.mark.parametrize("path", ["/devices", "/", "/docs", "/metrics", "/openapi.json", "/runs", "/health"])
-def test_everything_but_the_probes_needs_a_token(guarded: Guarded, path: str) -> None:
-    refused = guarded.ask("GET", path, None)
-    assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
-    assert refused.headers["www-authenticate"] == 'Bearer, Basic realm="meshwright"'
-    assert refused.json()["request_id"] == refused.headers["x-request-id"]
-    assert guarded.ask("GET", path).status_code == 200
-
-
-def test_probes_need_none(guarded: Guarded) -> None:
+def test_everything_but_the_probes_needs_a_token(guarded: Guarded) -> None:
+    for path in ("/devices", "/", "/docs", "/metrics", "/openapi.json"):
+        refused = guarded.ask("GET", path, None)
+        assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized"), path
+        assert refused.headers["www-authenticate"] == 'Bearer, Basic realm="meshwright"'
+        assert guarded.ask("GET", path).status_code == 200, path
     assert guarded.ask("GET", "/healthz", None).text == "ok\n"
     assert guarded.ask("GET", "/readyz", None).status_code == 200
 
@@ -138,15 +114,6 @@ def test_a_browser_may_send_the_token_as_a_password(guarded: Guarded) -> None:
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
     assert httpx.get(f"{guarded.agent.url}/", auth=("me", "wrong")).status_code == 401
-
-
-def test_a_scope_that_is_too_small_is_named_with_the_one_that_is_needed(guarded: Guarded) -> None:
-    for method, path in [("POST", "/devices/release"), ("POST", "/placement/bench"), ("DELETE", "/runs/x")]:
-        refused = guarded.ask(method, path, "read")
-        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
-        assert "needs the scope operate; token:reader has read" in refused.json()["detail"]
-    assert guarded.ask("POST", "/mesh/plan", "read", json={"mesh": "x:2"}).status_code == 200
-    assert guarded.ask("DELETE", "/runs/x", "operate").status_code == 404
 
 
 def test_who_is_admin_on_the_unix_socket_is_one_setting(guarded: Guarded) -> None:
@@ -159,46 +126,6 @@ def test_who_is_admin_on_the_unix_socket_is_one_setting(guarded: Guarded) -> Non
         assert f"uid:{os.geteuid()} has read" in refused.json()["detail"]
         assert client.delete("/runs/x", headers=_bearer(guarded.secrets["operate"])).status_code == 404
         assert client.get("/runs", headers=_bearer("wrong")).status_code == 401
-
-
-def test_tokens_change_without_a_restart_and_a_damaged_file_keeps_the_last_good_ones(guarded: Guarded) -> None:
-    path, good = guarded.token_file, guarded.token_file.read_text()
-    secret = add_token(path, "visitor", "read")
-
-    def status() -> int:
-        return httpx.get(f"{guarded.agent.url}/runs", headers=_bearer(secret)).status_code
-
-    wait_for(lambda: status() == 200, guarded.agent, limit_s=30)
-    path.write_text("nonsense\n")
-    wait_for(lambda: "line 1" in guarded.agent.log_text(), guarded.agent, limit_s=30)
-    assert status() == 200
-    path.write_text(good)
-    wait_for(lambda: status() == 401, guarded.agent, limit_s=30)
-    remove_token(path, "visitor")
-
-
-# ---- hosts and sites ----------------------------------------------------------------------------------------------
-
-
-def test_a_name_that_is_not_its_own_is_not_answered(guarded: Guarded, bare: RunningAgent) -> None:
-    for headers in ({"Host": "evil.example"}, {"Host": "evil.example", **_bearer(guarded.secrets["admin"])}):
-        refused = httpx.get(f"{guarded.agent.url}/devices", headers=headers)
-        assert (refused.status_code, refused.json()["code"]) == (421, "forbidden")
-    assert httpx.get(f"{bare.url}/devices", headers={"Host": "evil.example"}).status_code == 421
-    for name in ("localhost", "gateway.example", socket.gethostname()):
-        assert guarded.ask("GET", "/runs", headers={"Host": name}).status_code == 200
-
-
-def test_a_page_of_another_site_changes_nothing(bare: RunningAgent) -> None:
-    own = bare.url.removeprefix("http://")
-    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        refused = httpx.post(f"{bare.url}/devices/release", headers=headers)
-        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
-    allowed = httpx.delete(f"{bare.url}/runs/x", headers={"Origin": f"http://{own}", "Sec-Fetch-Site": "same-origin"})
-    assert allowed.status_code == 404
-    answer = httpx.get(f"{bare.url}/runs", headers={"Origin": "http://evil.example"})
-    assert not [name for name in answer.headers if name.startswith("access-control-")]
-    assert httpx.options(f"{bare.url}/runs", headers={"Origin": "http://evil.example"}).status_code == 405
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
@@ -237,23 +164,6 @@ def test_without_tokens_tcp_may_read_and_the_socket_of_the_agents_user_everythin
 # ---- the audit, and what stands nowhere ------------------------------------------------------------------------------
 
 
-def test_each_operation_leaves_one_line_that_says_who_did_what(guarded: Guarded) -> None:
-    guarded.ask("POST", "/devices/release", "operate", headers={"X-Request-ID": "audit-1"})
-    guarded.ask("POST", "/devices/release", "read", headers={"X-Request-ID": "audit-2"})
-    guarded.ask("POST", "/devices/release", None, headers={"X-Request-ID": "audit-3"})
-    guarded.ask("GET", "/devices", "admin", headers={"X-Request-ID": "audit-4"})
-
-    def lines() -> list[str]:
-        return re.findall(r"meshwright\.audit.*?: (.*request_id=audit-\d)", guarded.agent.log_text())
-
-    wait_for(lambda: len(lines()) >= 3, guarded.agent, limit_s=30)
-    assert lines() == [
-        "caller=token:operateer scope=operate method=POST path=/devices/release status=200 request_id=audit-1",
-        "caller=token:reader scope=read method=POST path=/devices/release status=403 request_id=audit-2",
-        "caller=addr:127.0.0.1 method=POST path=/devices/release status=401 request_id=audit-3",
-    ]
-
-
 def test_the_audit_names_the_devices_and_what_was_made_and_what_the_agent_opened(guarded: Guarded) -> None:
     def post(path: str, number: int, body: dict[str, Any]) -> httpx.Response:
         return guarded.ask("POST", path, "operate", headers={"X-Request-ID": f"made-{number}"}, json=body)
@@ -266,10 +176,8 @@ def test_the_audit_names_the_devices_and_what_was_made_and_what_the_agent_opened
     guarded.ask("DELETE", f"/leases/{lease_id}", "operate", headers={"X-Request-ID": "made-4"})
 
     def lines() -> list[str]:
-        return re.findall(r"meshwright\.audit.*?: caller=token:operateer scope=operate (.*made-\d)", read_log())
-
-    def read_log() -> str:
-        return guarded.agent.log_text()
+        said = guarded.agent.log_text()
+        return re.findall(r"meshwright\.audit.*?: caller=token:operateer scope=operate (.*made-\d)", said)
 
     wait_for(lambda: len(lines()) >= 4, guarded.agent, limit_s=30)
     assert lines() == [
@@ -283,31 +191,18 @@ def test_the_audit_names_the_devices_and_what_was_made_and_what_the_agent_opened
 def test_a_token_stands_in_no_log_no_error_and_no_metric(guarded: Guarded) -> None:
     secret = guarded.secrets["admin"]
     said = []
-    for headers in (
-        _bearer(secret),
-        _bearer(f"{secret}x"),
-        _bearer(f"{secret} {secret}"),
-        {"Authorization": secret},
-        {"Authorization": f"Token {secret}"},
-        {"Authorization": f"Basic {secret}"},
-    ):
-        for method, path in [
-            ("GET", "/devices"),
-            ("POST", "/mesh/plan"),
-            ("GET", "/nowhere"),
-            ("POST", "/placement/bench"),
-        ]:
-            answer = httpx.request(
-                method, f"{guarded.agent.url}{path}", headers=headers, timeout=60, content=b"{broken"
-            )
+    for given in (f"Bearer {secret}", f"Bearer {secret}x", f"Bearer {secret} {secret}", secret, f"Basic {secret}"):
+        for method, path in (("GET", "/devices"), ("POST", "/mesh/plan"), ("GET", "/nowhere")):
+            url, headers = f"{guarded.agent.url}{path}", {"Authorization": given}
+            answer = httpx.request(method, url, headers=headers, timeout=60, content=b"{broken")
             said.append(answer.text + str(answer.headers))
-    with _connect(guarded.agent) as raw:
-        raw.sendall(
-            f"GET /devices HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\nBroken\r\n\r\n".encode()
-        )
+    url = httpx.URL(guarded.agent.url)
+    with socket.create_connection((url.host, url.port or 0), timeout=60) as raw:
+        head = f"GET /devices HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\nBroken\r\n\r\n"
+        raw.sendall(head.encode())
         said.append(_read_all(raw).decode())
     said += [guarded.ask("GET", "/metrics", "admin").text, guarded.ask("GET", "/health", "admin").text]
-    said += [guarded.agent.log_text(), *(path.read_text() for path in [guarded.token_file])]
+    said += [guarded.agent.log_text(), guarded.token_file.read_text()]
     assert not [text for text in said if any(known in text for known in guarded.secrets.values())]
 
 
@@ -331,16 +226,6 @@ def test_children_are_given_no_secret_and_a_crash_tells_none(guarded: Guarded) -
     assert not [text for text in [*said, guarded.agent.log_text()] if secret.decode() in text]
 
 
-# ---- connections -----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _connect(agent: RunningAgent) -> Iterator[socket.socket]:
-    host, _, port = agent.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as raw:
-        yield raw
-
-
 def _read_all(raw: socket.socket) -> bytes:
     """Returns what comes until the other end closes."""
     chunks = []
@@ -348,10 +233,3 @@ def _read_all(raw: socket.socket) -> bytes:
         while chunk := raw.recv(65536):
             chunks.append(chunk)
     return b"".join(chunks)
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/devices", "/metrics"])
-def test_head_is_get_without_its_body(bare: RunningAgent, path: str) -> None:
-    heard = httpx.head(f"{bare.url}{path}", timeout=60)
-    got = httpx.get(f"{bare.url}{path}", timeout=60)
-    assert (heard.status_code, heard.headers["content-type"], heard.content) == (200, got.headers["content-type"], b"")

@@ -91,16 +91,6 @@ def test_a_worker_that_falls_silent_is_unknown_and_so_are_its_devices() -> None:
 
 
 @pytest.mark.exhaustive
-def test_driver_and_store_are_looked_at_while_a_long_bench_runs() -> None:
-    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_INTERVAL_S="0.2") as agent:
-        run_id = start_long_bench(agent)
-        for name in ("driver", "store"):
-            await_newer_look(agent, name)
-            await_newer_look(agent, name)
-        assert read_run(agent, run_id)["state"] == "running"
-
-
-@pytest.mark.exhaustive
 def test_chips_are_looked_at_while_jax_does_not_start(tmp_path: Path) -> None:
     settings = plant_host("tpu-v5p-4", tmp_path)
     hanging = {
@@ -109,21 +99,20 @@ def test_chips_are_looked_at_while_jax_does_not_start(tmp_path: Path) -> None:
     }
     with start_agent(cpu_devices=None, **settings, **hanging, **OFTEN) as agent:
         wait_for(lambda: ask(agent, "/devices")["worker"]["state"] == "starting", agent, limit_s=30)
-        for _ in range(10):
-            await_newer_look(agent, "driver")
-            assert read_component(agent, "driver")["state"] == "healthy"
+        for _ in range(3):
+            assert await_newer_look(agent, "driver")["state"] == "healthy"
         assert set(chips(agent).values()) == {"healthy"}
         assert ask(agent, "/devices")["worker"]["generation"] == 1
 
 
-def test_while_a_bench_runs_its_worker_and_the_devices_that_it_has_measured_are_healthy() -> None:
+def test_while_a_bench_runs_all_is_looked_at_and_its_worker_and_what_it_has_measured_are_healthy() -> None:
     both = {**LONG, "cases": ["matmul", "all_reduce"], "matmul_size": 64}  # the first is over in a moment
     with start_agent(cpu_devices=2, **WATCHFUL) as agent:
         await_state(agent, "driver", "healthy")  # until then the host's memory is not known, and a bench is small
         run_id = submit(agent, both)
         wait_for(lambda: "matmul" in read_component(agent, "device:0")["reason"], agent, limit_s=30)
-        await_newer_look(agent, "worker")
-        assert read_component(agent, "worker")["state"] == "healthy"
+        for name in ("worker", "driver", "store"):
+            assert await_newer_look(agent, name)["state"] == "healthy"
         assert read_run(agent, run_id)["state"] == "running"
 
 
@@ -132,10 +121,7 @@ def test_no_component_is_healthy_before_it_was_looked_at(tmp_path: Path) -> None
     fix = silence(tmp_path / "proc/cpuinfo")
     slow = {"PYTHONPATH": plant_jax(tmp_path / "path", "import time; time.sleep(3600)")}
     with start_agent(cpu_devices=2, ready=False, **settings, **slow) as agent:
-        assert {name: states(agent)[name] for name in ("worker", "driver")} == {
-            "worker": "initializing",
-            "driver": "initializing",
-        }
+        assert [states(agent)[name] for name in ("worker", "driver")] == ["initializing", "initializing"]
         assert ask(agent, "/health")["state"] == "initializing"
         ready = httpx.get(f"{agent.url}/readyz")
         assert (ready.status_code, ready.text[:8]) == (503, "starting")
@@ -152,23 +138,13 @@ def test_a_driver_that_hangs_is_unknown_and_healthy_when_it_answers_again(tmp_pa
     with start_agent(cpu_devices=2, **settings, **WATCHFUL) as agent:
         await_state(agent, "driver", "healthy")
         fix = silence(tmp_path / "proc/cpuinfo")
-        seen = await_state(agent, "driver", "unknown", limit_s=30)
-        assert seen["reason"]
+        assert await_state(agent, "driver", "unknown", limit_s=30)["reason"]
+        for _ in range(3):  # more often than a child may crash
+            assert await_newer_look(agent, "driver")["state"] == "unknown"
         assert httpx.get(f"{agent.url}/readyz").status_code == 200
         assert ask(agent, "/devices")["cpu"]  # what was read before, with its age
         fix()
         await_state(agent, "driver", "healthy", limit_s=30)
-
-
-@pytest.mark.exhaustive
-def test_a_driver_that_has_hung_more_often_than_a_child_may_crash_is_still_asked(tmp_path: Path) -> None:
-    settings = plant_host("cpu-vm", tmp_path)
-    fix = silence(tmp_path / "proc/cpuinfo")
-    with start_agent(cpu_devices=1, ready=False, **settings, **WATCHFUL) as agent:
-        for _ in range(3):
-            assert await_newer_look(agent, "driver")["state"] == "unknown"
-        fix()
-        await_state(agent, "driver", "healthy", limit_s=60)
 
 
 @pytest.mark.exhaustive
@@ -219,16 +195,6 @@ def test_chips_that_jax_does_not_see_are_not_benched_and_the_worker_is_degraded(
         assert ask(agent, "/devices")["platform"] == "tpu"
 
 
-@pytest.mark.exhaustive
-def test_chips_whose_probe_falls_silent_are_unknown(tmp_path: Path) -> None:
-    settings = plant_host("tpu-v5p-4", tmp_path)
-    with start_agent(cpu_devices=None, **settings, **WATCHFUL) as agent:
-        wait_for(lambda: len(chips(agent)) == 4, agent)
-        silence(tmp_path / "sys/bus/pci/devices/0000:05:00.0/vendor")
-        for name in ("driver", *chips(agent)):
-            await_state(agent, name, "unknown", limit_s=30)
-
-
 # ---- store ----------------------------------------------------------------------------------------------------------
 
 
@@ -251,16 +217,11 @@ def put_lease(agent: RunningAgent) -> httpx.Response:
     return httpx.put(f"{agent.url}/leases/slurm-7", json={"purpose": "slurm job 7", "devices": [0]}, timeout=60)
 
 
-@pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_a_store_whose_file_is_gone_is_unhealthy_and_plans_are_still_made(how: str, tmp_path: Path) -> None:
+def test_a_store_whose_file_is_gone_is_unhealthy_and_plans_are_still_made(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     with start_agent(cpu_devices=2, state_dir=state_dir, **WATCHFUL) as agent:
         await_state(agent, "store", "healthy")
-        if how == "removed":
-            shutil.rmtree(state_dir)
-        else:
-            (state_dir / "meshwright.sqlite3").rename(tmp_path / "elsewhere")
-            (state_dir / "meshwright.sqlite3").write_bytes(b"")
+        shutil.rmtree(state_dir)
         seen = await_state(agent, "store", "unhealthy", limit_s=30)
         assert "removed or replaced" in seen["reason"]
         assert str(state_dir) in seen["action"]

@@ -123,21 +123,6 @@ def test_a_process_that_comes_late_is_named_in_time_though_jax_waits_for_it_to_s
     assert first["devices"] == last["devices"] == [0, 0, 1, 1]
 
 
-def test_a_job_that_sees_exactly_the_planned_part_builds_its_mesh(tmp_path: Path) -> None:
-    whole = make_plan("dp:2,tp:2", 4, devices=[2, 0, 3, 1], device_order="given")
-    subset = make_plan("dp:2,tp:2", 8, devices=[7, 0, 3, 5], device_order="given")
-    other = make_plan("dp:2", 4, devices=[3, 1], device_order="given")
-    steps = [build(whole, multiply=True), build(subset, multiply=True), build(other)]
-    jobs = run_job(tmp_path, steps, processes=2, devices_each=2)
-    seen = jobs[0]["seen"]
-    for job in jobs:
-        for answer, plan in zip(job["answers"], (whole, subset, other), strict=True):
-            assert answer["fingerprint"] == answer["again"] == plan.fingerprint
-            assert answer["order"] == expected_order(plan, seen)
-        assert job["answers"][0]["right"]
-        assert job["answers"][1]["right"]
-
-
 def test_processes_that_share_a_host_and_each_see_all_cpu_devices_are_told_to_divide_them(tmp_path: Path) -> None:
     plan = make_plan("dp:2,tp:4", 8)
     each = int(plan.environment["JAX_NUM_CPU_DEVICES"])
@@ -146,8 +131,6 @@ def test_processes_that_share_a_host_and_each_see_all_cpu_devices_are_told_to_di
         (answer,) = job["answers"]
         assert len(answer["surplus"]) == 8
         assert "with 2 processes on 1 host, start each with JAX_NUM_CPU_DEVICES=4" in answer["error"]
-    jobs = run_job(tmp_path, [build(plan)], processes=2, devices_each=4)
-    assert {job["answers"][0]["fingerprint"] for job in jobs} == {plan.fingerprint}
 
 
 def test_one_process_builds_what_the_code_of_its_plan_builds(tmp_path: Path) -> None:
@@ -163,8 +146,7 @@ def test_one_process_builds_what_the_code_of_its_plan_builds(tmp_path: Path) -> 
         build(json.dumps({"plans": [json.loads(whole.model_dump_json())]})),
         build(json.dumps({"plans": []})),
         build(small),
-        build(plain, devices=[0, 0, 1]),
-        build(plain, devices=[]),
+        *(build(plain, devices=devices) for devices in ([0, 0, 1], [])),
         build(plain, multiply=False),
     ]
     (job,) = run_job(tmp_path, steps, processes=1, devices_each=8)

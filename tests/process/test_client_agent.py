@@ -24,8 +24,7 @@ from meshwright.wire.health import HealthEvent
 from tests.agents import RunningAgent
 from tests.unit.client.both import Kind, ask_async, ask_sync
 
-both = pytest.mark.parametrize("kind", ["sync", "async"])
-everywhere = pytest.mark.parametrize("over", ["tcp", "unix"])
+everywhere = pytest.mark.parametrize(("kind", "over"), [("sync", "tcp"), ("async", "unix")])
 
 
 def _ask(agent: RunningAgent, kind: Kind, over: str, question: Any) -> Any:
@@ -40,7 +39,6 @@ async def _ask_async(url: str, question: Any) -> Any:
     return await ask_async(AsyncClient(url, timeout=120), question)
 
 
-@both
 @everywhere
 def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: str) -> None:
     def ask(question: Any) -> Any:
@@ -61,7 +59,6 @@ def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: st
     assert "meshwright_" in ask(lambda c: c.metrics())
 
 
-@both
 @pytest.mark.parametrize(
     ("question", "error"),
     [
@@ -74,11 +71,9 @@ def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: st
         (lambda c: c.environment("custom"), InvalidRequestError),
     ],
 )
-def test_the_fake_refuses_as_the_real_agent_does(
-    agent: RunningAgent, kind: Kind, question: Any, error: type[ProblemError]
-) -> None:
+def test_the_fake_refuses_as_the_real_agent_does(agent: RunningAgent, question: Any, error: type[ProblemError]) -> None:
     with pytest.raises(error) as real:
-        _ask(agent, kind, "tcp", question)
+        _ask(agent, "sync", "tcp", question)
     with pytest.raises(error) as fake, FakeAgent("cpu:8").client() as client:
         ask_sync(client, question)
     assert (real.value.code, real.value.status) == (fake.value.code, fake.value.status)
@@ -145,23 +140,13 @@ def test_all_that_the_client_asks_stands_in_the_agents_document(agent: RunningAg
     assert left == {("get", "/mesh/plan"), ("get", "/batch-size"), ("post", "/preflight")}, "for curl, and real hosts"
 
 
-@both
 @everywhere
 def test_a_bench_reports_as_it_goes_and_its_events_can_be_read_again(
     agent: RunningAgent, kind: Kind, over: str
 ) -> None:
     told: list[Any] = []
-    result = _ask(
-        agent,
-        kind,
-        over,
-        lambda c: c.bench(
-            cases=["matmul", "memory_bandwidth"],
-            samples=3,
-            on_progress=lambda progress: told.append(progress),
-            on_record=lambda record: told.append(record.case),
-        ),
-    )
+    asked: dict[str, Any] = {"cases": ["matmul", "memory_bandwidth"], "samples": 3, "on_progress": told.append}
+    result = _ask(agent, kind, over, lambda c: c.bench(**asked, on_record=lambda record: told.append(record.case)))
     assert {record.case for record in result.records} == {"matmul", "memory_bandwidth"}
     assert {"matmul", "memory_bandwidth"} <= {each for each in told if isinstance(each, str)}
     newest = _ask(agent, kind, over, lambda c: c.runs(limit=1)).runs[0]
@@ -171,8 +156,8 @@ def test_a_bench_reports_as_it_goes_and_its_events_can_be_read_again(
     assert _ask(agent, kind, over, lambda c: c.latest_bench()).records
 
 
-@both
-def test_a_run_is_cancelled_while_it_runs(agent: RunningAgent, kind: Kind) -> None:
-    run = _ask(agent, kind, "tcp", lambda c: c.submit_bench(suite="full"))
-    _ask(agent, kind, "tcp", lambda c: c.cancel_run(run.id))
-    assert _ask(agent, kind, "tcp", lambda c: c.wait(run.id, timeout_s=60)).state == "cancelled"
+def test_a_run_is_cancelled_while_it_runs(agent: RunningAgent) -> None:
+    with Client(agent.url, timeout=120) as client:
+        run = client.submit_bench(suite="full")
+        client.cancel_run(run.id)
+        assert client.wait(run.id, timeout_s=60).state == "cancelled"

@@ -8,12 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from meshwright import AsyncClient, Client
@@ -21,49 +19,31 @@ from meshwright.errors import DeviceLeasedError, MeshwrightError, NotFoundError
 from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import end_leases
-from tests.unit.client.both import Kind, ask_async, ask_sync
+from tests.unit.client.both import Kind
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 LIMIT_S = 120.0
 COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[RunningAgent]:
-    """An agent of our own: its devices are reserved here."""
-    with start_agent() as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
-def no_leases(host: RunningAgent) -> Iterator[None]:
+def no_leases(agent: RunningAgent) -> Iterator[None]:
     yield
-    end_leases(host)
+    end_leases(agent)
 
 
-def _ask(host: RunningAgent, kind: Kind, question: Any) -> Any:
-    if kind == "sync":
-        with Client(host.url, timeout=LIMIT_S) as client:
-            return ask_sync(client, question)
-
-    async def ask() -> Any:
-        return await ask_async(AsyncClient(host.url, timeout=LIMIT_S), question)
-
-    return asyncio.run(ask())
-
-
-@both
-def test_a_lease_lives_from_its_making_to_its_end(host: RunningAgent, kind: Kind) -> None:
-    lease = _ask(host, kind, lambda c: c.lease([0, 1], purpose="job 7", ttl_s=600))
-    assert [device.local_index for device in lease.devices] == [0, 1]
-    assert 590 < _ask(host, kind, lambda c: c.get_lease(lease)).expires_in_s <= 600
-    assert 3590 < _ask(host, kind, lambda c: c.renew_lease(lease, 3600)).expires_in_s <= 3600
-    assert [each.id for each in _ask(host, kind, lambda c: c.leases()).leases] == [lease.id]
-    with pytest.raises(DeviceLeasedError, match="job 7"):
-        _ask(host, kind, lambda c: c.lease([1, 2], purpose="job 8"))
-    assert _ask(host, kind, lambda c: c.end_lease(lease)).id == lease.id
-    with pytest.raises(NotFoundError):
-        _ask(host, kind, lambda c: c.end_lease(lease))
+def test_a_lease_lives_from_its_making_to_its_end(agent: RunningAgent) -> None:
+    with Client(agent.url, timeout=LIMIT_S) as client:
+        lease = client.lease([0, 1], purpose="job 7", ttl_s=600)
+        assert [device.local_index for device in lease.devices] == [0, 1]
+        assert 590 < client.get_lease(lease).expires_in_s <= 600
+        assert 3590 < client.renew_lease(lease, 3600).expires_in_s <= 3600
+        assert [each.id for each in client.leases().leases] == [lease.id]
+        with pytest.raises(DeviceLeasedError, match="job 7"):
+            client.lease([1, 2], purpose="job 8")
+        assert client.end_lease(lease).id == lease.id
+        with pytest.raises(NotFoundError):
+            client.end_lease(lease)
 
 
 def _behave(client: Client) -> list[Any]:
@@ -102,35 +82,9 @@ def _behave(client: Client) -> list[Any]:
     return seen
 
 
-def test_the_fake_agent_leases_as_the_real_one_does(host: RunningAgent) -> None:
-    with Client(host.url, timeout=LIMIT_S) as real, FakeAgent("cpu:8").client() as fake:
+def test_the_fake_agent_leases_as_the_real_one_does(agent: RunningAgent) -> None:
+    with Client(agent.url, timeout=LIMIT_S) as real, FakeAgent("cpu:8").client() as fake:
         assert _behave(real) == _behave(fake)
-
-
-def test_an_id_is_renewed_or_refused_by_both_alike(host: RunningAgent) -> None:
-    fake = FakeAgent("cpu:8")
-    codes = []
-    for http in (
-        httpx.Client(base_url=host.url),
-        httpx.Client(transport=fake.transport(), base_url="http://fake-agent"),
-    ):
-        with http:
-            for lease_id, devices in (("a", [0]), ("a", [0]), ("a", [1]), (".a", [2])):
-                reply = http.put(f"/leases/{lease_id}", json={"purpose": "x", "devices": devices})
-                codes.append((reply.status_code, reply.json().get("code")))
-            http.delete("/leases/a")
-    assert codes == [(201, None), (200, None), (409, "device_leased"), (422, "invalid_request")] * 2
-
-
-@pytest.mark.exhaustive
-def test_a_held_lease_outlives_its_time_and_ends_with_its_block(host: RunningAgent) -> None:
-    with Client(host.url, timeout=LIMIT_S) as client:
-        with client.hold(purpose="train", ttl_s=1.5) as held:
-            started = time.monotonic()
-            wait_for(lambda: time.monotonic() - started > 4)
-            held.check()
-            assert [lease.id for lease in client.leases().leases] == [held.lease.id]
-        assert client.leases().leases == ()
 
 
 @pytest.mark.exhaustive
@@ -154,41 +108,48 @@ def test_a_held_lease_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
     gc.collect()
 
 
-def test_a_command_is_held_and_a_signal_ends_its_lease(host: RunningAgent, tmp_path: Path) -> None:
+@pytest.fixture
+def held(agent: RunningAgent, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs under a preemptible lease of an hour and would not end."""
     up = tmp_path / "up"
     code = f"import time; open({str(up)!r}, 'w').close(); time.sleep(600)"
-    process = subprocess.Popen(
-        [*COMMAND, "lease", "run", "--purpose", "train", "--", sys.executable, "-c", code],
-        env={**os.environ, "MESHWRIGHT_URL": host.url},
-    )
-    with Client(host.url, timeout=LIMIT_S) as client:
+    options = ("--purpose", "train", "--preemptible", "--ttl", "1h", "--", sys.executable, "-c", code)
+    environment = {**os.environ, "MESHWRIGHT_URL": agent.url}
+    command = [*COMMAND, "lease", "run", *options]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         wait_for(up.exists)
+        yield process
+        process.kill()
+
+
+def test_a_command_is_held_and_a_signal_ends_its_lease(agent: RunningAgent, held: subprocess.Popen[str]) -> None:
+    with Client(agent.url, timeout=LIMIT_S) as client:
         assert [lease.purpose for lease in client.leases().leases] == ["train"]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+        held.send_signal(signal.SIGTERM)
+        assert held.wait(LIMIT_S) == 128 + signal.SIGTERM
         assert client.leases().leases == ()
 
 
 @both
 def test_a_holder_learns_long_before_its_next_renewal_that_its_lease_was_taken_over(
-    host: RunningAgent, kind: Kind
+    agent: RunningAgent, kind: Kind
 ) -> None:
     lost: list[MeshwrightError] = []
 
     def take_over(held: Any) -> None:
-        with Client(host.url, timeout=LIMIT_S) as other:
+        with Client(agent.url, timeout=LIMIT_S) as other:
             other.lease([0], purpose="job 7")
         wait_for(lambda: lost, limit_s=LIMIT_S)
         assert held.lost is lost[0]
 
     options = {"purpose": "train", "preemptible": True, "ttl_s": 10 * 3 * LIMIT_S, "on_lost": lost.append}
     if kind == "sync":
-        with Client(host.url, timeout=LIMIT_S) as client, client.hold(**options) as held:
+        with Client(agent.url, timeout=LIMIT_S) as client, client.hold(**options) as held:
             take_over(held)
     else:
 
         async def hold() -> None:
-            async with AsyncClient(host.url, timeout=LIMIT_S) as client, client.hold(**options) as held:
+            async with AsyncClient(agent.url, timeout=LIMIT_S) as client, client.hold(**options) as held:
                 await asyncio.to_thread(take_over, held)
 
         asyncio.run(hold())
@@ -196,51 +157,25 @@ def test_a_holder_learns_long_before_its_next_renewal_that_its_lease_was_taken_o
     assert "(job 7)" in str(lost[0])
 
 
-def test_a_held_command_ends_with_75_long_before_the_next_renewal(host: RunningAgent, tmp_path: Path) -> None:
-    up = tmp_path / "up"
-    code = f"import time; open({str(up)!r}, 'w').close(); time.sleep(600)"
-    process = subprocess.Popen(
-        [
-            *COMMAND,
-            "lease",
-            "run",
-            "--purpose",
-            "train",
-            "--preemptible",
-            "--ttl",
-            "1h",
-            "--",
-            sys.executable,
-            "-c",
-            code,
-        ],
-        env={**os.environ, "MESHWRIGHT_URL": host.url},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(up.exists)
-    with Client(host.url, timeout=LIMIT_S) as client:
+def test_a_held_command_ends_with_75_long_before_the_next_renewal(
+    agent: RunningAgent, held: subprocess.Popen[str]
+) -> None:
+    with Client(agent.url, timeout=LIMIT_S) as client:
         client.lease([0], purpose="job 7")
-        _, said = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 75
+        _, said = held.communicate(timeout=LIMIT_S)
+        assert held.returncode == 75
         assert "the lease is lost, the command is ended: lease" in said
         assert "(job 7)" in said
         assert [lease.purpose for lease in client.leases().leases] == ["job 7"]
 
 
-# ---- health's history
-
-
-@both
-def test_the_history_can_be_asked_and_followed(host: RunningAgent, kind: Kind) -> None:
-    history = _ask(host, kind, lambda c: c.events(limit=1000))
-    assert [event.seq for event in history.events] == sorted({event.seq for event in history.events})
-    assert history.events, "an agent that started has come into some state"
-    first = history.events[0]
-    named = _ask(host, kind, lambda c: c.events(first.component, limit=1000))
-    assert {event.component for event in named.events} == {first.component}
-    if kind == "sync":
-        with Client(host.url, timeout=LIMIT_S) as client:
-            followed = client.follow_events(after=first.seq - 1)
-            assert next(followed) == first
-            followed.close()  # type: ignore[attr-defined]
+def test_the_history_can_be_asked_and_followed(agent: RunningAgent) -> None:
+    with Client(agent.url, timeout=LIMIT_S) as client:
+        history = client.events(limit=1000).events
+        assert [event.seq for event in history] == sorted({event.seq for event in history})
+        assert history, "an agent that started has come into some state"
+        named = client.events(history[0].component, limit=1000).events
+        assert {event.component for event in named} == {history[0].component}
+        followed = client.follow_events(after=history[0].seq - 1)
+        assert next(followed) == history[0]
+        followed.close()  # type: ignore[attr-defined]

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from meshwright import Client
 from tests.agents import RunningAgent
 from tests.process.jobs import find_port, read_answer
@@ -42,10 +40,8 @@ def finish(trainer: subprocess.Popen[str]) -> dict[str, Any]:
     return read_answer(out)
 
 
-@pytest.mark.parametrize("over", ["tcp", "unix"])
-def test_a_trainer_computes_on_the_mesh_that_the_agent_planned(agent: RunningAgent, over: str) -> None:
-    url = agent.url if over == "tcp" else f"unix://{agent.uds}"
-    report = finish(start(url, "dp:2,tp:-1"))
+def test_a_trainer_computes_on_the_mesh_that_the_agent_planned(agent: RunningAgent) -> None:
+    report = finish(start(f"unix://{agent.uds}", "dp:2,tp:-1"))
     assert report["mesh"] == report["plan"]
     assert report["shape"] == {"dp": 2, "tp": 4}
     assert report["right"]

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from meshwright import Client
+from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent
 from tests.documents import Document
 from tests.process.jobs import run_program
 
 PROGRAM = Path(__file__).with_name("library_job.py")
-ROWS = 16
-SIZES = [(2, 4), pytest.param(4, 2, marks=pytest.mark.exhaustive)]
-"""Processes, and devices of each: 8 ranks in both."""
+ROWS, PROCESSES, EACH = 16, 2, 4
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ def spread(blocks: Sequence[int], size: int) -> list[int]:
     return [block * size + row for block in blocks for row in range(size)]
 
 
-TWO_BY_FOUR = [
+LAYOUTS = [
     Layout("data outer", (2, 4), "data tp", "data", (0, 1), 2),
     Layout("data outer, tp within processes", (4, 2), "dp tp", "dp", (0, 1), 2),
     Layout("data inner: each process has all of it", (2, 4), "tp data", "data", (0, 0), 1),
@@ -66,44 +61,27 @@ TWO_BY_FOUR = [
     # Not adjacent: process 0 has every second block of four rows, for the inner axis is named first.
     Layout("inner axis first", (2, 2, 2), "dp tp fsdp", "fsdp dp", (0, 1), 2, rows=spread([0, 2, 1, 3], 4)),
 ]  # fmt: skip
-FOUR_BY_TWO = [
-    Layout("tp across processes", (2, 4), "data tp", "data", (0, 0, 1, 1), 2),
-    Layout("data outer", (4, 2), "data tp", "data", (0, 1, 2, 3), 4),
-    Layout("data inner: two processes have the same half", (2, 4), "tp data", "data", (0, 1, 0, 1), 2),
-    Layout("tp between two data axes", (2, 2, 2), "dp tp fsdp", "dp fsdp", (0, 0, 1, 1), 2),
-    Layout("data over two of three axes", (2, 2, 2), "dp fsdp tp", "dp fsdp", (0, 1, 2, 3), 4),
-    Layout("processes out of order", (8,), "data", "data", (2, 0, 3, 1), 4, order=(2, 3, 6, 7, 1, 0, 5, 4)),
-    # Not adjacent: processes 0 and 1 have blocks 0 and 3 of four rows.
-    Layout(
-        "there and back", (4, 2), "data tp", "data", (0, 0, 1, 1), 2,
-        rows=spread([0, 2, 3, 1], 4), order=(0, 2, 4, 6, 5, 7, 1, 3),
-    ),
-]  # fmt: skip
 
 
 def nest(**block: Any) -> dict[str, Any]:
     return {"trainer": {"parallelism": block}}
 
 
-def run(folder: Path, steps: list[dict[str, Any]], processes: int, devices_each: int) -> list[dict[str, Any]]:
+def run(folder: Path, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns what each process saw and answered; all see the same ranks, those of process 0 first."""
-    job = run_program(PROGRAM, folder, steps, processes=processes, devices_each=devices_each)
-    owners = [rank // devices_each for rank in range(processes * devices_each)]
-    assert [[process for process, _ in answer["seen"]] for answer in job] == [owners] * processes
+    job = run_program(PROGRAM, folder, steps, processes=PROCESSES, devices_each=EACH)
+    assert [[process for process, _ in answer["seen"]] for answer in job] == [[0] * EACH + [1] * EACH] * PROCESSES
     return job
 
 
 # ---- batches that processes load ----
 
 
-@pytest.mark.parametrize(
-    ("processes", "layouts"), [(2, TWO_BY_FOUR), pytest.param(4, FOUR_BY_TWO, marks=pytest.mark.exhaustive)]
-)
-def test_the_parts_that_processes_load_make_one_batch(tmp_path: Path, processes: int, layouts: list[Layout]) -> None:
-    job = run(tmp_path, [layout.step() for layout in layouts], processes, 8 // processes)
-    for at, layout in enumerate(layouts):
+def test_the_parts_that_processes_load_make_one_batch(tmp_path: Path) -> None:
+    job = run(tmp_path, [layout.step() for layout in LAYOUTS])
+    for at, layout in enumerate(LAYOUTS):
         answers = [process["answers"][at] for process in job]
-        assert [answer.get("error") for answer in answers] == [None] * processes, layout.name
+        assert [answer.get("error") for answer in answers] == [None] * PROCESSES, layout.name
         assert [tuple(answer["shard"]) for answer in answers] == [(i, layout.count) for i in layout.shards], layout.name
         for answer in answers:
             assert answer["global"] == [ROWS, 3], layout.name
@@ -127,18 +105,15 @@ def check_against_jax(answers: list[dict[str, Any]], name: str) -> None:
     assert len(pairs) == answers[0]["shard"][1], name
 
 
-@pytest.mark.parametrize(("processes", "devices_each"), SIZES)
-def test_the_trainers_example_for_several_processes_prints_what_the_page_says(
-    tmp_path: Path, processes: int, devices_each: int
-) -> None:
+def test_the_trainers_example_for_several_processes_prints_what_the_page_says(tmp_path: Path) -> None:
     blocks = Document.read("docs/tutorials/trainer.md").blocks()
     (at,) = [at for at, block in enumerate(blocks) if block.options.get("file") == "rows.py"]
     example = tmp_path / "rows.py"
     example.write_text(blocks[at].text)
     program, steps = PROGRAM.with_name("example_job.py"), [{"path": str(example)}]
-    job = run_program(program, tmp_path, steps, processes=processes, devices_each=devices_each)
+    job = run_program(program, tmp_path, steps, processes=PROCESSES, devices_each=EACH)
     assert blocks[at + 1].language == "text"
-    assert [answer["printed"] for answer in job] == [blocks[at + 1].text] * processes
+    assert [answer["printed"] for answer in job] == [blocks[at + 1].text] * PROCESSES
 
 
 def test_uneven_layouts_and_processes_without_a_device_are_refused(tmp_path: Path) -> None:
@@ -156,7 +131,7 @@ def test_uneven_layouts_and_processes_without_a_device_are_refused(tmp_path: Pat
         {"do": "coords", "conf": nest(tensor=2)},
         {"do": "coords", "conf": nest(tensor=2), "rank": 5, "world_size": 8},
     ]
-    first, second = (process["answers"] for process in run(tmp_path, steps, 2, 4))
+    first, second = (process["answers"] for process in run(tmp_path, steps))
     uneven = {
         0: "the 6 data coordinates is uneven: process 0 covers 0-3; process 1 covers 4-5;",
         1: "the 4 data coordinates is uneven: process 0 covers 0-2; process 1 covers 1-3;",
@@ -181,9 +156,9 @@ def test_uneven_layouts_and_processes_without_a_device_are_refused(tmp_path: Pat
 # ---- meshes over processes ----
 
 
-def is_split(ranks: Sequence[int], shape: Sequence[int], each: int) -> tuple[int, ...]:
+def is_split(ranks: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """How many different processes stand along each axis, at the least: 1 for an axis inside processes."""
-    owners = np.array(ranks).reshape(shape) // each
+    owners = np.array(ranks).reshape(shape) // EACH
     counts = []
     for axis in range(owners.ndim):
         lines = np.moveaxis(owners, axis, -1).reshape(-1, owners.shape[axis])
@@ -191,78 +166,61 @@ def is_split(ranks: Sequence[int], shape: Sequence[int], each: int) -> tuple[int
     return tuple(counts)
 
 
-@pytest.mark.parametrize(("processes", "devices_each"), SIZES)
-def test_processes_are_the_granules_of_a_mesh_over_them(tmp_path: Path, processes: int, devices_each: int) -> None:
+def test_processes_are_the_granules_of_a_mesh_over_them(tmp_path: Path) -> None:
     whole = {"do": "create", "names": ["a", "b"]}
     steps = [
         {**whole, "sizes": [4, 2]},
         {**whole, "sizes": [2, -1]},
-        {**whole, "sizes": [4, 2], "dcn_mesh_dims": [processes // 2, 2]},
+        {**whole, "sizes": [4, 2], "dcn_mesh_dims": [1, 2]},
         {**whole, "sizes": [4, 2], "use_jax": True},
-        {**whole, "sizes": [4, 2], "dcn_mesh_dims": [processes, 2]},
-        {**whole, "sizes": [3, 2], "subset": [0, 1, 2, 3, 4, 5][: 6 if processes == 2 else 5] + [7] * (processes == 4)},
+        {**whole, "sizes": [4, 2], "dcn_mesh_dims": [2, 2]},
+        {**whole, "sizes": [3, 2], "subset": [0, 1, 2, 3, 4, 5]},
         {"do": "manage", "shape": {"data": -1, "model": 2}},
         {"do": "part_of_host", "sizes": [4, 2]},
         {"do": "part_of_host", "sizes": [4, 4]},
         {"do": "on_cpu"},
     ]
-    job = run(tmp_path, steps, processes, devices_each)
+    job = run(tmp_path, steps)
     for at in range(9):
         assert len({str(process["answers"][at]) for process in job}) == 1, "all processes make the same mesh"
     first = job[0]["answers"]
     for at in (0, 1, 2, 3, 5):
         assert all(first[at].get("right", [False])), first[at]
     assert first[0] == {**first[3], "ranks": list(range(8))}
-    assert is_split(first[0]["ranks"], (4, 2), devices_each) == (processes, 1)
+    assert is_split(first[0]["ranks"], (4, 2)) == (2, 1)
     assert first[1]["shape"] == {"a": 2, "b": 4}
-    assert is_split(first[1]["ranks"], (2, 4), devices_each) == ((2, 1) if processes == 2 else (2, 2))
-    assert is_split(first[2]["ranks"], (4, 2), devices_each) == (processes // 2, 2)
-    assert f"there are {processes} granules" in first[4]["error"]
+    assert is_split(first[1]["ranks"], (2, 4)) == (2, 1)
+    assert is_split(first[2]["ranks"], (4, 2)) == (1, 2)
+    assert "there are 2 granules" in first[4]["error"]
     assert len(first[5]["warnings"]) == 1
     assert "cross them unevenly" in first[5]["warnings"][0]
     assert first[6] == {"shape": {"data": 4, "model": 2}, "ranks": list(range(8))}
-    assert first[7] == {"part": [4 // processes, 2]}
-    assert f"{processes} processes with {devices_each} devices each have 8" in first[8]["error"]
+    assert first[7] == {"part": [2, 2]}
+    assert "2 processes with 4 devices each have 8" in first[8]["error"]
     for rank, process in enumerate(job):
-        own = list(range(rank * devices_each, (rank + 1) * devices_each))
+        own = list(range(rank * EACH, (rank + 1) * EACH))
         assert process["answers"][9]["ranks"] == own
         assert (process["answers"][9]["first"], process["answers"][9]["total"]) == (own[0], 28.0)
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
-def test_inner_axes_stay_inside_processes_whoever_makes_the_mesh(tmp_path: Path, processes: int) -> None:
+def test_inner_axes_stay_inside_processes_whoever_makes_the_mesh(tmp_path: Path) -> None:
     """`create_mesh`, `DeviceMeshManager`, plans with `build_mesh`, and `calculate_host_mesh_shape` split alike."""
-    each = 4
-    shapes = {
-        2: [((2, 2, 2), (2, 1, 1)), ((1, 2, 4), (1, 2, 1)), ((4, 2), (2, 1)), ((2, 4), (2, 1))],
-        4: [((2, 2, 4), (2, 2, 1)), ((2, 8), (2, 2)), ((4, 4), (4, 1)), ((2, 4, 2), (2, 2, 1))],
-    }[processes]
+    shapes = [((2, 2, 2), (2, 1, 1)), ((1, 2, 4), (1, 2, 1)), ((4, 2), (2, 1)), ((2, 4), (2, 1))]
     steps: list[dict[str, Any]] = []
     for sizes, _ in shapes:
-        names = ["dp", "fsdp", "tp"][-len(sizes) :]
-        mesh = ",".join(f"{name}:{size}" for name, size in zip(names, sizes, strict=True))
-        target = f"{processes}*cpu:{each}"
-        command = [
-            Path(sys.executable).with_name("meshwright"),
-            "--format=json",
-            "plan",
-            "--offline",
-            "--target",
-            target,
-            mesh,
-        ]
-        plans = json.loads(subprocess.run(command, capture_output=True, timeout=60, check=True).stdout)
+        shape = dict(zip(["dp", "fsdp", "tp"][-len(sizes) :], sizes, strict=True))
+        with FakeAgent().client() as client:
+            plan = client.plan(shape, target=f"{PROCESSES}*cpu:{EACH}")
         steps += [
-            {"do": "create", "names": names, "sizes": sizes},
-            {"do": "manage", "shape": dict(zip(names, sizes, strict=True))},
-            {"do": "build", "plan": json.dumps(plans["plans"][0])},
+            {"do": "create", "names": list(shape), "sizes": sizes},
+            {"do": "manage", "shape": shape},
+            {"do": "build", "plan": plan.model_dump_json()},
             {"do": "part_of_host", "sizes": sizes},
         ]
-    job = run(tmp_path, steps, processes, each)
-    for process in job:
+    for process in run(tmp_path, steps):
         for at, (sizes, split) in enumerate(shapes):
             created, managed, built, part = process["answers"][4 * at : 4 * at + 4]
-            assert is_split(created["ranks"], sizes, each) == split
+            assert is_split(created["ranks"], sizes) == split
             assert created["ranks"] == managed["ranks"] == built["ranks"]
             assert part == {"part": [size // parts for size, parts in zip(sizes, split, strict=True)]}
 
@@ -270,13 +228,10 @@ def test_inner_axes_stay_inside_processes_whoever_makes_the_mesh(tmp_path: Path,
 # ---- meshes of parallelism blocks ----
 
 
-@pytest.mark.parametrize(("processes", "devices_each"), SIZES)
-def test_every_process_makes_the_mesh_of_a_block_and_its_own_lines(
-    tmp_path: Path, processes: int, devices_each: int
-) -> None:
+def test_every_process_makes_the_mesh_of_a_block_and_its_own_lines(tmp_path: Path) -> None:
     degrees = [(1, 1), (2, 1), (1, 4), (2, 2), (8, 1), (4, 2)]
     steps = [{"do": "device_mesh", "block": {"data": "fsdp2", "tensor": t, "domain": d}} for t, d in degrees]
-    job = run(tmp_path, steps, processes, devices_each)
+    job = run(tmp_path, steps)
     for at, (tensor, domain) in enumerate(degrees):
         sizes = {"dp": 8 // (tensor * domain), "tp": tensor, "domain": domain}
         shape = {name: size for name, size in sizes.items() if size > 1 or name == "dp"}
@@ -285,52 +240,27 @@ def test_every_process_makes_the_mesh_of_a_block_and_its_own_lines(
             answer = answers["answers"][at]
             assert answer["mesh"] == {"shape": shape, "ranks": list(range(8))}
             assert answer["types"] == ["Auto"]
-            place = np.argwhere(ranks == process * devices_each)[0]
+            place = np.argwhere(ranks == process * EACH)[0]
             for axis, name in enumerate(shape):
                 through = [*place[:axis], slice(None), *place[axis + 1 :]]
                 line = {"shape": {name: shape[name]}, "ranks": ranks[tuple(through)].tolist()}
                 assert answer["lines"][name] == line, (shape, process)
-            replicas_here = max(1, devices_each // (tensor * domain))
+            replicas_here = max(1, EACH // (tensor * domain))
             count = shape["dp"] // replicas_here
-            assert answer["shard"] == [process * count // processes, count]
-
-
-def list_parts(tensor: int, domain: int) -> list[list[int]]:
-    return [[rank // (tensor * domain), 4 // (tensor * domain)] for rank in range(4)]
-
-
-@pytest.mark.exhaustive
-def test_with_one_device_a_process_the_sampler_and_the_mesh_agree(tmp_path: Path) -> None:
-    degrees = [(1, 1), (2, 1), (1, 2), (2, 2)]
-    confs = [nest(data="fsdp2", tensor=tensor, domain=domain) for tensor, domain in degrees]
-    steps = [
-        *({"do": "train", "conf": conf, "rows": ROWS} for conf in confs),
-        *({"do": "device_mesh", "block": conf["trainer"]["parallelism"]} for conf in confs),
-        {"do": "coords", "conf": nest(tensor=3)},
-    ]
-    job = run(tmp_path, steps, 4, 1)
-    for at, (tensor, domain) in enumerate(degrees):
-        trained = [process["answers"][at] for process in job]
-        assert [answer["coords"] for answer in trained] == list_parts(tensor, domain)
-        assert all(answer["right"] for answer in trained)
-        assert [process["answers"][len(degrees) + at]["shard"] for process in job] == list_parts(tensor, domain)
-    assert all("world_size 4 is not divisible by tensor 3" in process["answers"][-1]["error"] for process in job)
+            assert answer["shard"] == [process * count // PROCESSES, count]
 
 
 # ---- the agent's plans ----
 
 
-@pytest.mark.parametrize(("processes", "devices_each"), SIZES)
-def test_processes_load_their_rows_onto_the_mesh_that_the_agent_planned(
-    agent: RunningAgent, tmp_path: Path, processes: int, devices_each: int
-) -> None:
+def test_processes_load_their_rows_onto_the_mesh_that_the_agent_planned(agent: RunningAgent, tmp_path: Path) -> None:
     turned = {"devices": [4, 5, 6, 7, 3, 2, 1, 0], "device_order": "given"}
     with Client(agent.url) as client:
         plans = [client.plan("dp:4,tp:2"), client.plan("dp:2,tp:4"), client.plan("dp:4,tp:2", **turned)]
         planned = [[device.local_index for device in plan.devices] for plan in plans]
         known = {device.jax_id for device in client.devices().devices}
     steps = [{"do": "planned", "plan": plan.model_dump_json(), "rows": ROWS} for plan in plans]
-    job = run(tmp_path, steps, processes, devices_each)
+    job = run(tmp_path, steps)
     assert known == set(range(8)) != {identity for _, identity in job[0]["seen"]}
     for at, plan in enumerate(plans):
         answers = [process["answers"][at] for process in job]
@@ -340,7 +270,7 @@ def test_processes_load_their_rows_onto_the_mesh_that_the_agent_planned(
             assert answer["ids"] == [job[0]["seen"][rank][1] for rank in planned[at]]
             assert answer["right"]
         indices = [answer["shard"][0] for answer in answers]
-        count = min(processes, plan.axes[0].size)
+        count = min(PROCESSES, plan.axes[0].size)
         assert {answer["shard"][1] for answer in answers} == {count}
         assert set(indices) == set(range(count))
     assert job[0]["answers"][2]["shard"][0] > job[-1]["answers"][2]["shard"][0]

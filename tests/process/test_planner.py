@@ -21,7 +21,7 @@ from meshwright import Client
 from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fakes.hosts import build_devices
-from tests.process.living import find_children, is_alive, list_children, list_mapped_files, stopped, worker_pid
+from tests.process.living import find_children, is_alive, list_mapped_files, stopped
 from tests.process.polling import polling
 
 LARGE = "v5p:16x20x28"
@@ -62,28 +62,11 @@ def test_plans_on_9000_chips_are_not_felt_by_those_who_ask_whether_the_agent_liv
     assert not {path for path in mapped if HEAVY_FILE.search(path)}
 
 
-def test_a_small_plan_on_this_host_needs_no_planner() -> None:
-    with start_agent(cpu_devices=4) as agent:
-        assert ask(agent, mesh="dp:2,tp:2").status_code == 200
-        assert list_children(agent.pid) <= {worker_pid(agent), *find_children(agent, "probe")}
-
-
-@pytest.mark.exhaustive
-def test_the_planner_goes_when_nobody_plans() -> None:
-    with start_agent(cpu_devices=2, MESHWRIGHT_IDLE_RELEASE_S="0.2") as agent:
-        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
-        wait_for(
-            lambda: list_children(agent.pid) <= {worker_pid(agent), *find_children(agent, "probe")}, agent, limit_s=10
-        )
-        assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200
-
-
 # ---- what it answers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [{}, {"include_devices": False}, {"dcn": "dp:2", "importance": {"dp": 2, "tp": 1}}])
-def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent, fields: dict[str, Any]) -> None:
-    body = {"mesh": "dp:2,tp:-1", "target": "2*v5e:4x4", **fields}
+def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent) -> None:
+    body = {"mesh": "dp:2,tp:-1", "target": "2*v5e:4x4", "dcn": "dp:2", "importance": {"dp": 2, "tp": 1}}
     with httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent") as here:
         assert ask(host, **body).text == here.post("/mesh/plan", json=body).text
 
@@ -92,12 +75,8 @@ def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent, fiel
     "body",
     [
         {"mesh": "dp:9", "target": "v5e:2x4"},
-        {"mesh": "dp:4", "target": "v5e:2x4"},
-        {"mesh": "dp:-1,tp:-1", "target": "v5e:2x4"},
         {"mesh": "dp:8", "target": "v5q:2x4"},
-        {"mesh": "dp:8", "target": "?"},
         {"mesh": "dp:8", "target": "v5e:2x4", "dcn": "zz:2"},
-        {"mesh": "dp:8", "target": "v5e:2x4", "topology": []},
         {"mesh": "dp:8", "topology": []},
     ],
 )
@@ -109,10 +88,9 @@ def test_its_refusals_are_those_of_planning_in_this_process(host: RunningAgent, 
     assert {**reply.json(), "request_id": ""} == {**refused.json(), "request_id": ""}
 
 
-def test_more_devices_than_an_agent_lists_are_refused_with_what_works() -> None:
+def test_more_devices_than_an_agent_lists_are_refused_with_what_works(host: RunningAgent) -> None:
     asked = {"mesh": "dp:8960", "target": LARGE}
-    with start_agent(cpu_devices=2) as agent:
-        refused, bare = ask(agent, **asked), ask(agent, **asked, include_devices=False)
+    refused, bare = ask(host, **asked), ask(host, **asked, include_devices=False)
     assert (refused.status_code, [each["field"] for each in refused.json()["errors"]]) == (422, ["include_devices"])
     assert "8,960 devices" in refused.json()["detail"]
     assert "--offline" in refused.json()["hint"]
@@ -126,13 +104,6 @@ def test_a_plan_for_a_target_is_kept_for_the_ranks_of_a_job(host: RunningAgent) 
         bare = client.plan("dp:2,tp:-1", target="v5e:4x4", include_devices=False)
         assert bare.devices == ()
         assert len(client.get_plan(bare.fingerprint).devices) == 16
-
-
-def test_a_host_of_many_devices_is_planned_with_its_health() -> None:
-    with start_agent(cpu_devices=80) as agent:
-        plan = ask(agent, mesh="x:-1").json()["plans"][0]
-        assert plan["mesh_shape"] == {"x": 80}
-        assert find_planner(agent)
 
 
 # ---- large bodies ---------------------------------------------------------------------------------------------------
@@ -228,16 +199,7 @@ def run(*command: str) -> str:
     """Returns what a command of this installation prints; it must succeed."""
     name, *arguments = command
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MESHWRIGHT_", "JAX_"))}
-    done = subprocess.run(
-        [Path(sys.executable).with_name(name), *arguments],
-        env=inherited,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.check_output([Path(sys.executable).with_name(name), *arguments], env=inherited, text=True)
 
 
 def test_without_an_agent_the_same_bytes_are_printed(host: RunningAgent, tmp_path: Path) -> None:
@@ -251,7 +213,6 @@ def test_without_an_agent_the_same_bytes_are_printed(host: RunningAgent, tmp_pat
 def test_a_kept_topology_is_planned_on_as_the_agent_plans_on_it(host: RunningAgent, tmp_path: Path) -> None:
     devices = httpx.get(f"{host.url}/devices").text
     (tmp_path / "request.json").write_text(f'{{"topology": [{devices}]}}')
-    local = run(
-        "meshwright", "plan", "dp:2,tp:-1", "--offline", "--request", str(tmp_path / "request.json"), "--format=json"
-    )
-    assert local == ask(host, mesh="dp:2,tp:-1", topology=[json.loads(devices)]).text + "\n"
+    options = ("--offline", "--request", str(tmp_path / "request.json"), "--format=json")
+    planned = ask(host, mesh="dp:2,tp:-1", topology=[json.loads(devices)]).text
+    assert run("meshwright", "plan", "dp:2,tp:-1", *options) == planned + "\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import httpx
 import pytest
 
 from meshwright.testing import FakeAgent
-from tests.agents import RunningAgent, start_agent
+from tests.agents import RunningAgent
 from tests.process.living import ask, await_end
 from tests.process.slice_environment import needs_tpu_compiler
 
@@ -25,58 +24,52 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[RunningAgent]:
-    with start_agent(cpu_devices=2) as running:
-        yield running
-
-
 def post(agent: RunningAgent, **fields: Any) -> httpx.Response:
     asked = {"targets": ["v5e:4x4"], "model": "llama3-8b", "training": TRAINING, **fields}
     return httpx.post(f"{agent.url}/mesh/search", json=asked, timeout=60)
 
 
-def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(host: RunningAgent) -> None:
-    reply = post(host, include_devices=False)
+def test_the_agent_answers_what_the_library_does_and_loads_no_numpy(agent: RunningAgent) -> None:
+    reply = post(agent, include_devices=False)
     assert reply.status_code == 200, reply.text
     asked = {"targets": ["v5e:4x4"], "model": "llama3-8b", "training": TRAINING, "include_devices": False}
     with httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent") as here:
         assert reply.json() == here.post("/mesh/search", json=asked).json()
     assert len(reply.json()["plans"]) == 3
-    assert not any("numpy" in line for line in Path(f"/proc/{host.pid}/maps").read_text().splitlines())
+    assert not any("numpy" in line for line in Path(f"/proc/{agent.pid}/maps").read_text().splitlines())
 
 
-def test_small_searches_are_answered_while_a_large_one_runs(host: RunningAgent) -> None:
+def test_small_searches_are_answered_while_a_large_one_runs(agent: RunningAgent) -> None:
     training = {"global_batch_size": 16384, "seq_len": 4096}
     with ThreadPoolExecutor(1) as pool:
-        large = pool.submit(post, host, targets=["2048*h100:8"], training=training, include_devices=False)
+        large = pool.submit(post, agent, targets=["2048*h100:8"], training=training, include_devices=False)
         answered = 0
         while not large.done():
-            assert post(host, targets=["h100:8"], include_devices=False).status_code == 200
+            assert post(agent, targets=["h100:8"], include_devices=False).status_code == 200
             answered += 1
     assert large.result().status_code == 200
     assert answered > 3
 
 
-def test_a_given_mesh_on_a_small_host_is_priced_by_the_planner_too(host: RunningAgent) -> None:
+def test_a_given_mesh_on_a_small_host_is_priced_by_the_planner_too(agent: RunningAgent) -> None:
     asked = {"mesh": "fsdp:16", "target": "v5e:4x4", "model": "llama3-8b", "training": TRAINING}
-    reply = httpx.post(f"{host.url}/mesh/plan", json=asked, timeout=60)
+    reply = httpx.post(f"{agent.url}/mesh/plan", json=asked, timeout=60)
     (plan,) = reply.json()["plans"]
     assert plan["step_time"]["total_s"] > 0
     assert plan["memory"]["parts"]
     # What a stored plan says is the mesh's alone: another training may ask for the same one.
-    stored = ask(host, f"/mesh/plan/{plan['fingerprint']}")["plans"][0]
+    stored = ask(agent, f"/mesh/plan/{plan['fingerprint']}")["plans"][0]
     assert stored["step_time"] is None
     assert stored["memory"] is None
     assert stored["schedule"] is None
 
 
-def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(host: RunningAgent) -> None:
-    reply = post(host, targets=["4*h100:8"], fallback=True, top=1, include_devices=False)
+def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(agent: RunningAgent) -> None:
+    reply = post(agent, targets=["4*h100:8"], fallback=True, top=1, include_devices=False)
     fallback = reply.json()["fallback"]
     (left,) = fallback["plans"]
     assert left["devices"] == []
-    stored = ask(host, f"/mesh/plan/{left['fingerprint']}")["plans"][0]
+    stored = ask(agent, f"/mesh/plan/{left['fingerprint']}")["plans"][0]
     assert len(stored["devices"]) == 16
     assert len({device["host"] for device in stored["devices"]}) == 2
     assert stored["step_time"] is None
@@ -84,11 +77,11 @@ def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(host: RunningAge
 
 @pytest.mark.exhaustive
 @needs_tpu_compiler
-def test_the_best_are_compiled_as_they_are_scheduled(host: RunningAgent) -> None:
+def test_the_best_are_compiled_as_they_are_scheduled(agent: RunningAgent) -> None:
     training = {"global_batch_size": 8, "seq_len": 1024}
-    reply = post(host, targets=["v5e:2x2"], model=SMALL, training=training, top=2, compile=True)
+    reply = post(agent, targets=["v5e:2x2"], model=SMALL, training=training, top=2, compile=True)
     assert reply.status_code == 202, reply.text
-    run = await_end(host, reply.json()["id"], limit_s=300)
+    run = await_end(agent, reply.json()["id"], limit_s=300)
     assert run["state"] == "succeeded", run["error"]
     plans = run["result"]["plans"]
     assert len(plans) == 2

@@ -61,8 +61,6 @@ def fail(folder: Path, failing: dict[str, int]) -> None:
     ("failing", "component", "words"),
     [
         ({f"nvmlDeviceGetRemappedRows:{UUID}": 10}, f"memory:{UUID}", "NVML_ERROR_TIMEOUT"),
-        ({"nvmlDeviceGetTemperature": 999}, f"thermal:{UUID}", "NVML_ERROR_UNKNOWN"),
-        ({f"nvmlDeviceGetPerformanceState:{UUID}": 3}, f"link:{UUID}", "another card of its kind"),
         ({f"nvmlDeviceGetHandleByIndex:{UUID}": 4}, "inventory", "7 of 8 devices are here; missing: "),
         ({"nvmlInit": 4}, "driver", "Insufficient Permissions"),  # all cards of before are missing
     ],

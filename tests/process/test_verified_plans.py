@@ -30,12 +30,8 @@ from tests.process.living import (
 from tests.process.polling import polling
 
 MODEL = {
-    "vocab_size": 256,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+    "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
 ON_TPU = {"mesh": "dp:2,tp:2", "target": "v5e:2x2"}
 ON_CPU = {"mesh": "dp:2", "target": "cpu:2"}
 FORGOTTEN = {"model", "verification", "memory", "step_time", "schedule", "mfu", "tokens_per_s", "largest_batch"}
@@ -133,12 +129,11 @@ def test_the_stored_plan_is_the_mesh_without_the_callers_model(host: RunningAgen
 # ---- asked in other ways --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", ["model", "training"])
-def test_a_compile_without_a_model_or_its_training_is_refused(host: RunningAgent, field: str) -> None:
-    body = {name: value for name, value in build_request().items() if name != field}
-    reply = post(host, body)
-    assert reply.status_code == 422, reply.text
-    assert f"{field} is not given" in reply.json()["detail"]
+def test_a_compile_without_a_model_or_its_training_is_refused(host: RunningAgent) -> None:
+    for field in ("model", "training"):
+        reply = post(host, {name: value for name, value in build_request().items() if name != field})
+        assert reply.status_code == 422, reply.text
+        assert f"{field} is not given" in reply.json()["detail"]
 
 
 def test_a_target_that_no_compiler_here_knows_is_said_at_once_and_never_passes(host: RunningAgent) -> None:
@@ -152,12 +147,11 @@ def test_a_target_that_no_compiler_here_knows_is_said_at_once_and_never_passes(h
 
 def test_equal_requests_at_once_are_runs_of_their_own_and_compiled_once(host: RunningAgent) -> None:
     body = build_request(16)
-    with ThreadPoolExecutor(3) as threads:
-        replies = list(threads.map(lambda _: post(host, body), range(3)))
+    with ThreadPoolExecutor(2) as threads:
+        replies = list(threads.map(lambda _: post(host, body), range(2)))
     assert {reply.status_code for reply in replies} == {202}
     runs = [await_end(host, run_id, limit_s=200) for run_id in sorted({reply.json()["id"] for reply in replies})]
-    assert len(runs) == 3
-    assert [verification_of(run)["stored"] for run in runs] == [False, True, True]
+    assert [verification_of(run)["stored"] for run in runs] == [False, True]
     assert post(host, body).status_code == 200
 
 
@@ -178,23 +172,16 @@ def test_the_largest_batch_is_found_by_compiling_and_stored(host: RunningAgent) 
     assert (again.status_code, again.json()["compiled"]["verification"]["stored"]) == (200, True)
 
 
-def test_a_batch_is_found_for_a_plan_that_is_stored(host: RunningAgent) -> None:
+def test_a_batch_that_was_found_is_the_stored_plans_too(host: RunningAgent) -> None:
     plan = ask(host, "/mesh/plan?mesh=dp:2,tp:2&target=v5e:2x2")["plans"][0]
     body = {"plan": plan["fingerprint"], "model": MODEL, "compile": True}
     body["training"] = {"seq_len": 64, "global_batch_size": 4}
     reply = post(host, body, "/batch-size")
-    if reply.status_code == 202:
-        assert await_end(host, reply.json()["id"], limit_s=200)["state"] == "succeeded"
-        reply = post(host, body, "/batch-size")
     assert reply.json()["compiled"]["global_batch_size"] == 4
     assert reply.json()["compiled"]["verification"]["target"] == "v5e:2x2"
     other = post(host, {**body, "target": "v5p:2x2x1"}, "/batch-size")
     assert (other.status_code, other.json()["errors"][0]["field"]) == (422, "target")
     assert "v5e:2x2" in other.json()["detail"]
-    missing = post(host, {**body, "plan": "mw1-none"}, "/batch-size")
-    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
-    refused = post(host, {"compile": True, "model": MODEL, "training": {}}, "/batch-size")
-    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "mesh")
 
 
 # ---- when it dies ---------------------------------------------------------------------------------------------------

@@ -77,8 +77,6 @@ def test_any_other_exception_is_a_failed_run_with_its_traceback_and_the_child_li
     ("op", "ending"),
     [
         ("abort", "killed by SIGABRT"),
-        ("segfault", "killed by SIGSEGV"),
-        ("kill_self", "killed by SIGKILL"),
         ("leave", "exited with status 3"),
     ],
 )
@@ -88,7 +86,7 @@ def test_a_crash_names_how_the_child_ended_and_the_next_call_gets_a_new_one(op: 
             await child.call(op, status=3)
         if op == "abort":
             assert "last words before the abort" in caught.value.log
-        if op in ("abort", "segfault"):  # faulthandler's
+        if op == "abort":  # faulthandler's
             assert any("faulty_child.py" in line for line in caught.value.log)
         assert child.last_error == caught.value.detail
         assert (await child.call("echo"))["generation"] == 2
@@ -119,18 +117,7 @@ def test_a_fork_that_holds_the_socket_does_not_hide_the_childs_death() -> None:
     wait_for(lambda: not is_alive(fork), limit_s=10)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "no JSON",
-        "no frame",
-        "not a child's frame",
-        "nobody's reply",
-        "too deep",
-        "a line without end",
-        "another generation's reply",
-    ],
-)
+@pytest.mark.parametrize("how", ["no JSON", "too deep", "a line without end", "another generation's reply"])
 def test_a_bad_frame_is_a_crash_of_that_child_and_never_of_the_agent(how: str) -> None:
     async def scenario(child: Child) -> None:
         with fails("worker_failed", "broke the protocol"):
@@ -163,19 +150,18 @@ def test_a_child_that_closes_its_socket_and_lives_on_is_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "match"),
+    ("fault", "match"),
     [
-        ("raise", "worker_failed", "it cannot work: RuntimeError: no devices were found"),
-        ("exit", "worker_failed", "exited with status 3"),
-        ("hang", "worker_failed", "was not ready within 2 s"),
-        ("wrong protocol", "worker_failed", "protocol, kind, generation, pid .2, 'faulty', 1,"),
-        ("wrong pid", "worker_failed", "protocol, kind, generation, pid"),
-        ("progress first", "worker_failed", "broke the protocol: .* that nobody waits for"),
+        ("raise", "it cannot work: RuntimeError: no devices were found"),
+        ("exit", "exited with status 3"),
+        ("hang", "was not ready within 2 s"),
+        ("wrong protocol", "protocol, kind, generation, pid .2, 'faulty', 1,"),
+        ("progress first", "broke the protocol: .* that nobody waits for"),
     ],
 )
-def test_a_child_that_does_not_say_hello_as_it_should_fails_the_start(fault: str, code: str, match: str) -> None:
+def test_a_child_that_does_not_say_hello_as_it_should_fails_the_start(fault: str, match: str) -> None:
     async def scenario(child: Child) -> None:
-        with fails(code, match) as caught:
+        with fails("worker_failed", match) as caught:
             await child.start()
         if fault == "raise":
             assert any("RuntimeError: no devices were found" in line for line in caught.value.log)

@@ -65,10 +65,6 @@ def build_ring_all_gather(mesh: Mesh) -> Any:
     return jax.jit(lambda x: all_gather(x, mesh=mesh, axis_name="tp")), (part,)
 
 
-def build_wrong(mesh: Mesh) -> Any:
-    return jitted
-
-
 def mismatched(w: Any, x: Any) -> Any:
     return x @ x
 

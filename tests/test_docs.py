@@ -150,15 +150,9 @@ def test_a_documented_command_prints_what_is_documented(
     command: Command, host: RunningAgent, reader: dict[str, str], folder: Path
 ) -> None:
     done = subprocess.run(
-        ["bash", "-c", move_here(command.text, host)],
-        cwd=folder,
-        env=reader,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        timeout=LIMIT_S,
-    )
+        ["bash", "-c", move_here(command.text, host)], cwd=folder, env=reader, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
     assert_shape(f"{command}: {command.text}", move_away(done.stdout, host), command.output)
 
 

@@ -155,13 +155,9 @@ def list_memory() -> Iterator[str]:
 
 
 TABLES: Final = {
-    "seconds": list_seconds,
-    "intervals": list_intervals,
-    "others": list_others,
-    "constants": list_constants,
-    "runs": list_runs,
-    "memory": list_memory,
-}
+    "seconds": list_seconds, "intervals": list_intervals, "others": list_others, "constants": list_constants,
+    "runs": list_runs, "memory": list_memory,
+}  # fmt: skip
 
 
 def write(text: str) -> str:

@@ -109,18 +109,10 @@ def _build_run(row: dict[str, Any]) -> Run:
     if len(kept) != len(row["kept"].split()):
         raise ValueError(f"{row['id']}: not all of {row['kept']!r} are {get_args(Output)}")
     return Run(
-        id=row["id"],
-        group=f"{hardware.chip.family}/{row['model']}",
-        model=model,
-        chip=hardware.chip,
-        devices=len(topology.devices),
-        work=work,
-        layout=layout,
-        spans=hardware.lay(layout),
-        repeated=find_repeated(work, kept),
-        step_s=float(row["step_s"]),
-        source=row["source"],
-    )
+        id=row["id"], group=f"{hardware.chip.family}/{row['model']}", model=model, chip=hardware.chip,
+        devices=len(topology.devices), work=work, layout=layout, spans=hardware.lay(layout),
+        repeated=find_repeated(work, kept), step_s=float(row["step_s"]), source=row["source"],
+    )  # fmt: skip
 
 
 def select(platform: str, *, experts: bool = False) -> list[Run]:

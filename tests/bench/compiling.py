@@ -29,12 +29,8 @@ LLAMA_80B: Final = _LLAMA_70B.model_copy(update={"num_hidden_layers": 91, "name"
 """79,965,290,496 parameters: the class that the budget names."""
 
 SMALL: Final = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
 
 
 def bench_compiling() -> list[Row]:

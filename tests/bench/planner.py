@@ -74,15 +74,11 @@ def build_stand_ins(topology: Topology) -> list[SimpleNamespace]:
     """Returns devices as JAX shows them."""
     return [
         SimpleNamespace(
-            id=number,
-            platform=device.platform,
-            device_kind=device.kind,
-            coords=device.coords,
-            core_on_chip=device.core_on_chip,
-            process_index=device.process_index,
+            id=number, platform=device.platform, device_kind=device.kind, coords=device.coords,
+            core_on_chip=device.core_on_chip, process_index=device.process_index,
         )
         for number, device in enumerate(topology.devices)
-    ]
+    ]  # fmt: skip
 
 
 def time_plans(request: PlanRequest, topology: Topology, other: Call) -> list[float]:

@@ -29,15 +29,9 @@ SMALL, LARGE = "v5p:8x8x8", "16*v5p:16x16x16"
 GPUS: Final = "64*h100:8"
 
 CHINCHILLA: Final[Mapping[str, Any]] = {
-    "vocab_size": 32000,
-    "hidden_size": 8192,
-    "intermediate_size": 32768,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "gated": False,
-    "activation": "gelu",
-    "norm": "layernorm",
-}
+    "vocab_size": 32000, "hidden_size": 8192, "intermediate_size": 32768, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "gated": False, "activation": "gelu", "norm": "layernorm",
+}  # fmt: skip
 """calculon-ai/calculon at caa4b11, models/chinchilla.json; calculon prices no vocabulary, so ours is a small one."""
 
 

@@ -49,18 +49,9 @@ SMALL_SEARCH_S: Final = 2.0
 SPIN: Final = "while True: pass"
 
 BODILESS: Final = (
-    "/devices",
-    "/healthz",
-    "/readyz",
-    "/health",
-    "/runs",
-    "/placement/bench",
-    "/targets",
-    "/environment",
-    "/leases",
-    "/events",
-    "/mesh/plan?mesh=dp:8",
-)
+    "/devices", "/healthz", "/readyz", "/health", "/runs", "/placement/bench", "/targets", "/environment", "/leases",
+    "/events", "/mesh/plan?mesh=dp:8",
+)  # fmt: skip
 """What is read, in turns with the run of a bench; every second request is for /devices. Not /metrics, which is scraped
 every 15 s and takes the loop 4 ms."""
 

@@ -34,17 +34,9 @@ def read_header(page: Visit) -> str:
 
 
 REPLIES = {
-    "state": "healthy",
-    "components": [],
-    "leases": [],
-    "records": [],
-    "devices": [],
-    "links": [],
-    "warnings": [],
-    "host": {"name": "host"},
-    "worker": {"state": "ready", "generation": 1},
-    "id": "run-1",
-}
+    "state": "healthy", "components": [], "leases": [], "records": [], "devices": [], "links": [], "warnings": [],
+    "host": {"name": "host"}, "worker": {"state": "ready", "generation": 1}, "id": "run-1",
+}  # fmt: skip
 """What the stand-in answers whatever is asked: no rows anywhere."""
 
 STAND_IN = """<script>

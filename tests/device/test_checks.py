@@ -28,12 +28,8 @@ pytestmark = pytest.mark.exhaustive
 
 SMI = Path(__file__).with_name("smi.xml").read_text()
 TOLD = {
-    "temperature": 34,
-    "thresholds": {"slowdown": 90, "off": 95},
-    "clocks": 1,
-    "ecc": [0, 0],
-    "pcie": [16, 16, 5, 5],
-}
+    "temperature": 34, "thresholds": {"slowdown": 90, "off": 95}, "clocks": 1, "ecc": [0, 0], "pcie": [16, 16, 5, 5],
+}  # fmt: skip
 CPU = Bed("cpu", tries=1)
 
 
@@ -113,16 +109,10 @@ def test_a_step_is_held_against_what_was_said_of_it() -> None:
     assert plan.step_time is not None
     held = plan.memory.per_device_bytes
     ran = {
-        "fingerprint": plan.fingerprint,
-        "is_finite": True,
-        "losses": [11.0, 10.5],
-        "steps_s": [plan.step_time.total_s],
-        "compile_s": 1.0,
-        "device": "NVIDIA H200",
-        "jax": "0",
-        "peak_bytes": held,
-        "compiled_peak_bytes": held,
-    }
+        "fingerprint": plan.fingerprint, "is_finite": True, "losses": [11.0, 10.5],
+        "steps_s": [plan.step_time.total_s], "compile_s": 1.0, "device": "NVIDIA H200", "jax": "0",
+        "peak_bytes": held, "compiled_peak_bytes": held,
+    }  # fmt: skip
     found = Verification(status="verified", peak_memory_bytes=held)
     assert wrong(list(compare_step("it", plan, found, ran))) == []
     worse = {**ran, "fingerprint": "other", "losses": [11.0, 11.5], "peak_bytes": held * 2, "steps_s": [9.0]}
@@ -178,13 +168,9 @@ def test_what_was_found_is_kept_whatever_becomes_of_the_check(tmp_path: Path) ->
     assert read.run["on"] == "a card"
     states = {name: (len(one.findings), one.done.state) for name, one in read.checks.items()}
     assert states == {
-        "good": (1, "done"),
-        "falls": (1, "failed"),
-        "hangs": (1, "failed"),
-        "cards": (0, "skipped"),
-        "late": (0, "skipped"),
-        "cut": (0, "cut short"),
-    }
+        "good": (1, "done"), "falls": (1, "failed"), "hangs": (1, "failed"), "cards": (0, "skipped"),
+        "late": (0, "skipped"), "cut": (0, "cut short"),
+    }  # fmt: skip
     assert read.checks["falls"].done.reason == "ValueError: first line"
     assert "longer than 0 s" in read.checks["hangs"].done.reason
     assert not read.is_good

@@ -88,13 +88,9 @@ HOSTS: Final[Mapping[str, Host]] = {
     "faults": _on(
         "dgx-h100",
         gpus={
-            1: {"ecc": [3, 5]},
-            2: {"remapped": [0, 2, 1, 0]},
-            3: {"remapped": [0, 8, 0, 1]},
-            4: {"temperature": 90, "clocks": 0x40},
-            5: {"clocks": 0x80, "power": [350_000, 700_000]},
-            6: {"pcie": [8, 16, 5, 5]},
-            7: {"nvlinks": [None, *["switch"] * 17]},
+            1: {"ecc": [3, 5]}, 2: {"remapped": [0, 2, 1, 0]}, 3: {"remapped": [0, 8, 0, 1]},
+            4: {"temperature": 90, "clocks": 0x40}, 5: {"clocks": 0x80, "power": [350_000, 700_000]},
+            6: {"pcie": [8, 16, 5, 5]}, 7: {"nvlinks": [None, *["switch"] * 17]},
         },
     ),
     "lost": _on(
@@ -135,7 +131,7 @@ HOSTS: Final[Mapping[str, Host]] = {
     ),
     "simulated h100:8": _simulate("h100:8"),
     "simulated v5e:4x4": _simulate("v5e:4x4"),
-}
+}  # fmt: skip
 
 JOB_HOST: Final = Host(cpu_devices=8, settled=WITH_JAX)
 

@@ -22,15 +22,9 @@ from tests.agents import RunningAgent
 from tests.process.living import FINAL, LONG, QUICK
 
 EXPECTED: Final = {
-    "queue_full",
-    "worker_failed",
-    "run_cancelled",
-    "not_ready",
-    "bench_too_large",
-    "device_leased",
-    "device_busy",
+    "queue_full", "worker_failed", "run_cancelled", "not_ready", "bench_too_large", "device_leased", "device_busy",
     "not_found",
-}
+}  # fmt: skip
 """Codes of refusals that this load brings about."""
 MESHES: Final = ("dp:2", "dp:-1", "dp:2,tp:-1", "x:1,y:2,z:-1", "dp:3")
 TARGETS: Final = ("v5e:16x16", "v5p:4x4x4", "8*h100:8")
@@ -196,13 +190,6 @@ def kill(load: Load, http: httpx.Client, chance: random.Random) -> None:
 
 
 ACTORS: Final[dict[str, Actor]] = {
-    "reads": read,
-    "plans": plan,
-    "batch sizes": size_batch,
-    "benches": bench,
-    "cancels": cancel,
-    "listeners": listen,
-    "releases": release,
-    "leases": reserve,
-    "kills": kill,
-}
+    "reads": read, "plans": plan, "batch sizes": size_batch, "benches": bench, "cancels": cancel, "listeners": listen,
+    "releases": release, "leases": reserve, "kills": kill,
+}  # fmt: skip

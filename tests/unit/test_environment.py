@@ -113,13 +113,9 @@ def test_a_strategy_set_later_takes_effect_also_as_a_word() -> None:
 
 
 COPIES: list[Callable[[DeviceConfiguration], DeviceConfiguration]] = [
-    lambda config: config,
-    copy.copy,
-    copy.deepcopy,
-    replace,
-    lambda config: DeviceConfiguration(**asdict(config)),
+    lambda config: config, copy.copy, copy.deepcopy, replace, lambda config: DeviceConfiguration(**asdict(config)),
     lambda config: pickle.loads(pickle.dumps(config)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("take", COPIES)

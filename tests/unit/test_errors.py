@@ -19,14 +19,9 @@ def test_a_code_decides_status_and_title() -> None:
 
 def test_an_error_prints_its_detail_fields_hint_log_and_origin() -> None:
     error = errors.UnavailableError(
-        "the worker died",
-        hint="see the log",
-        errors=[{"field": "mesh", "message": "no"}],
-        log=["a", "b"],
-        host="h",
-        request_id="r",
-        code="worker_failed",
-    )
+        "the worker died", hint="see the log", errors=[{"field": "mesh", "message": "no"}], log=["a", "b"], host="h",
+        request_id="r", code="worker_failed",
+    )  # fmt: skip
     text = str(error)
     assert all(
         part in text

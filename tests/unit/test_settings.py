@@ -14,15 +14,9 @@ from meshwright_agent.settings import DEFAULT_PORT, Settings, default_state_dir
 
 NUMBERS = [name for name, field in Settings.model_fields.items() if field.metadata and field.annotation is not str]
 FLAGS = {"host", "port", "uds", "cpu_devices", "simulate", "state_dir"} | {
-    "memory_strategy",
-    "idle_release_s",
-    "log_level",
-    "tokens_file",
-    "insecure",
-    "tls_cert_file",
-    "tls_key_file",
+    "memory_strategy", "idle_release_s", "log_level", "tokens_file", "insecure", "tls_cert_file", "tls_key_file",
     "tls_client_ca_file",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -44,19 +38,12 @@ def test_without_anything_said_the_agent_is_on_loopback_only() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("PORT", "0", 0),
-        ("CPU_DEVICES", "8", 8),
-        ("IDLE_RELEASE_S", "0.5", 0.5),
-        ("MEMORY_STRATEGY", "aggressive", "aggressive"),
-        ("UDS", "/run/agent.sock", Path("/run/agent.sock")),
-        ("HOST", "", ""),
-        ("UDS", "", None),
-        ("SIMULATE", "64*H100:8", "64*h100:8"),
-        ("SIMULATE", "v5p-8", "v5p:2x2x1"),
-        ("SIMULATE", "", None),
-        ("COMPILE_TIMEOUT_S", "2.5", 2.5),
+        ("PORT", "0", 0), ("CPU_DEVICES", "8", 8), ("IDLE_RELEASE_S", "0.5", 0.5),
+        ("MEMORY_STRATEGY", "aggressive", "aggressive"), ("UDS", "/run/agent.sock", Path("/run/agent.sock")),
+        ("HOST", "", ""), ("UDS", "", None), ("SIMULATE", "64*H100:8", "64*h100:8"),
+        ("SIMULATE", "v5p-8", "v5p:2x2x1"), ("SIMULATE", "", None), ("COMPILE_TIMEOUT_S", "2.5", 2.5),
     ],
-)
+)  # fmt: skip
 def test_each_setting_is_also_an_environment_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any
 ) -> None:

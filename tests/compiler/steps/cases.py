@@ -43,16 +43,9 @@ DENSE: Final = _build_model("1.1b", 2048, 16, num_key_value_heads=8)
 SMALL: Final = _build_model("0.3b", 1024, 16, num_key_value_heads=8)
 LARGE: Final = _build_model("8b", 4096, 32, num_key_value_heads=8, intermediate_size=14336, vocab_size=128256)
 OLDER: Final = _build_model(
-    "0.8b-gpt",
-    2048,
-    14,
-    norm="layernorm",
-    activation="gelu",
-    gated=False,
-    positions="learned",
-    max_position_embeddings=4096,
-    tie_word_embeddings=True,
-)
+    "0.8b-gpt", 2048, 14, norm="layernorm", activation="gelu", gated=False, positions="learned",
+    max_position_embeddings=4096, tie_word_embeddings=True,
+)  # fmt: skip
 EXPERTS: Final = _build_model(
     "3b-8e", 1024, 16, num_key_value_heads=8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=4096
 )

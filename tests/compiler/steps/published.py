@@ -37,14 +37,10 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
     "llama2-70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "heads": 64, **_LLAMA},
     "llama3.1-70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "heads": 64, **_LLAMA3},
     "llama3.1-405b": {
-        "hidden_size": 16384,
-        "intermediate_size": 53248,
-        "num_hidden_layers": 126,
-        "heads": 128,
-        **_LLAMA3,
+        "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "heads": 128, **_LLAMA3,
     },
     "gpt3-175b": {"hidden_size": 12288, "intermediate_size": 49152, "num_hidden_layers": 96, "heads": 96, **_GPT3},
-}
+}  # fmt: skip
 """Dimensions as MaxText has them, with its heads of 128 and its vocabulary of 32,000 where none is said.
 
 Source: AI-Hypercomputer/maxtext, src/maxtext/configs/models/*.yml; "scale": base.yml × global_parameter_scale."""
@@ -89,17 +85,10 @@ def _build(fields: dict[str, str]) -> Published:
     case = None if fields["left_out"] else _build_case(fields)
     measured_s, derived = (0.0, "") if case is None else derive_step_s(fields, case)
     return Published(
-        row=int(fields["row"]),
-        name=fields["id"],
-        case=case,
-        left_out=fields["left_out"],
-        measured_s=measured_s,
-        derived=derived,
-        published_remat=fields["published_remat"],
-        note=fields["note"],
-        source=fields["source"],
+        row=int(fields["row"]), name=fields["id"], case=case, left_out=fields["left_out"], measured_s=measured_s,
+        derived=derived, published_remat=fields["published_remat"], note=fields["note"], source=fields["source"],
         fields=fields,
-    )
+    )  # fmt: skip
 
 
 def build_model(name: str) -> ModelSpec:

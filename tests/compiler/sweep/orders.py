@@ -116,16 +116,12 @@ class Ground:
         topology = build_target(target)
         devices = [
             SimpleNamespace(
-                id=number,
-                platform=device.platform,
-                device_kind=device.kind,
-                coords=device.coords,
-                core_on_chip=device.core_on_chip,
-                process_index=device.process_index,
+                id=number, platform=device.platform, device_kind=device.kind, coords=device.coords,
+                core_on_chip=device.core_on_chip, process_index=device.process_index,
                 slice_index=device.slice_index or 0,
             )
             for number, device in enumerate(topology.devices)
-        ]
+        ]  # fmt: skip
         return cls(topology, devices, Places.of(devices, named))
 
     def measure(self, case: Case, order: Array) -> tuple[Cost, Score]:

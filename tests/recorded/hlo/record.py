@@ -19,13 +19,9 @@ from typing import Any, Final
 PLATFORM: Final = sys.argv[1] if len(sys.argv) > 1 else "tpu"
 
 os.environ.update(
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-    TPU_SKIP_MDS_QUERY="1",
-    TPU_ACCELERATOR_TYPE="v5litepod-4",
-    TPU_WORKER_HOSTNAMES="localhost",
-    TPU_WORKER_ID="0",
-    JAX_PLATFORMS="cpu",
-)
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-4",
+    TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0", JAX_PLATFORMS="cpu",
+)  # fmt: skip
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402

@@ -23,19 +23,12 @@ def build_host(
     devices = tuple(
         Device(
             **{
-                "host": "a",
-                "local_index": index,
-                "position": index,
-                "platform": platform,
-                "kind": KINDS[platform],
-                "memory": memory,
-                "processes": (),
-                **EVIDENCE,
-                **(changes or {}).get(index, {}),
+                "host": "a", "local_index": index, "position": index, "platform": platform, "kind": KINDS[platform],
+                "memory": memory, "processes": (), **EVIDENCE, **(changes or {}).get(index, {}),
             }
         )
         for index in range(count)
-    )
+    )  # fmt: skip
     return Devices(
         host=Host(name="a", **EVIDENCE),
         cpu=Cpu(memory_bytes=host_bytes, available_bytes=host_bytes, **EVIDENCE),

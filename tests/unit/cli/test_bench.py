@@ -16,17 +16,9 @@ from tests.unit.cli.conftest import CommandLine
 
 def _build_result(meshwright: CommandLine, *records: BenchRecord, **changes: Any) -> BenchResult:
     return BenchResult(
-        suite="quick",
-        platform="cpu",
-        device_kind="cpu",
-        device_count=8,
-        jax="0.10.0",
-        jaxlib="0.10.0",
-        started_at=datetime.now(UTC),
-        duration_s=12.0,
-        records=records,
-        **changes,
-    )
+        suite="quick", platform="cpu", device_kind="cpu", device_count=8, jax="0.10.0", jaxlib="0.10.0",
+        started_at=datetime.now(UTC), duration_s=12.0, records=records, **changes,
+    )  # fmt: skip
 
 
 def _end(meshwright: CommandLine, outcome: BenchResult | errors.ProblemError | None) -> None:

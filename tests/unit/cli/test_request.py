@@ -40,13 +40,9 @@ def keep(path: Path, **fields: object) -> str:
 
 def test_the_fields_of_a_request_reach_the_agent(meshwright: CommandLine, file: Path) -> None:
     fields = {
-        "mesh": [["x", -1]],
-        "devices": {"count": 4, "exclude": [0, 1]},
-        "axis_types": {"x": "manual"},
-        "allow_unused": True,
-        "memory_strategy": "aggressive",
-        "importance": {"x": 8.0},
-    }
+        "mesh": [["x", -1]], "devices": {"count": 4, "exclude": [0, 1]}, "axis_types": {"x": "manual"},
+        "allow_unused": True, "memory_strategy": "aggressive", "importance": {"x": 8.0},
+    }  # fmt: skip
     printed = meshwright("plan", "--request", keep(file, **fields))
     assert printed.code == 0, printed.err
     assert {**meshwright.body(), **fields} == meshwright.body()

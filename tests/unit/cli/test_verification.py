@@ -28,12 +28,7 @@ REPORT = Verification(
     memory=MemoryParts(argument_bytes=8 * GIB, temporary_bytes=4 * GIB, alias_bytes=0),
     collectives=(
         VerifiedCollective(
-            axis="tp",
-            op="all-reduce",
-            count=64,
-            bytes=2.0 * GIB,
-            group_size=4,
-            asynchronous_count=3,
+            axis="tp", op="all-reduce", count=64, bytes=2.0 * GIB, group_size=4, asynchronous_count=3,
         ),
     ),
     estimated_step_s=0.125,
@@ -41,7 +36,7 @@ REPORT = Verification(
     compile_s=12.5,
     versions={"jax": "0.10.2", "libtpu": "0.0.42.1"},
     warnings=(Notice(code="involuntary_rematerialization", message="it moves a whole array", hint="shard it"),),
-)
+)  # fmt: skip
 
 
 def unfit(**fields: Any) -> Verification:

@@ -99,17 +99,11 @@ def write_tpu(chip: str, shape: tuple[int, ...], granules: int = 1, *, twisted: 
 
 
 WHOLE = [
-    (write_tpu("v2", (2, 2)), 700e6),
-    (write_tpu("v3", (2, 2)), 940e6),
-    (write_tpu("v4", (2, 2, 1)), 1.05e9),
-    (write_tpu("v5e", (1, 1)), 1.503e9),
-    (write_tpu("v5e", (2, 4)), 1.503e9),
-    (write_tpu("v5e", (2, 2), 2), 1.503e9),
-    (write_tpu("v5p", (2, 2, 2)), 1.751e9),
-    (write_tpu("v5p", (4, 4, 8), twisted=True), 1.751e9),
-    (write_tpu("v6e", (2, 2)), 1.751e9),
-    (write_tpu("tpu7x", (2, 2, 1)), 2.2e9),
-]
+    (write_tpu("v2", (2, 2)), 700e6), (write_tpu("v3", (2, 2)), 940e6), (write_tpu("v4", (2, 2, 1)), 1.05e9),
+    (write_tpu("v5e", (1, 1)), 1.503e9), (write_tpu("v5e", (2, 4)), 1.503e9), (write_tpu("v5e", (2, 2), 2), 1.503e9),
+    (write_tpu("v5p", (2, 2, 2)), 1.751e9), (write_tpu("v5p", (4, 4, 8), twisted=True), 1.751e9),
+    (write_tpu("v6e", (2, 2)), 1.751e9), (write_tpu("tpu7x", (2, 2, 1)), 2.2e9),
+]  # fmt: skip
 
 
 @needs_tpu_compiler

@@ -37,13 +37,9 @@ def read_recorded(path: Path, clock_hz: float | None = 1.5e9) -> ProgramFacts:
     platform = {"cpu": "cpu", "h100": "gpu"}.get(head["target"].split(":")[0], "tpu")
     granules = head["granules"] or ()
     return read_program(
-        serialized,
-        mesh_shape=head["mesh"],
-        platform=platform,
-        clock_hz=clock_hz,
-        granules=granules,
+        serialized, mesh_shape=head["mesh"], platform=platform, clock_hz=clock_hz, granules=granules,
         device_ids=number_devices(granules),
-    )
+    )  # fmt: skip
 
 
 def number_devices(granules: Sequence[int]) -> list[int]:

@@ -266,15 +266,10 @@ def test_what_this_host_is_goes() -> None:
 
 def test_no_secret_and_nothing_of_the_service_manager_comes_along() -> None:
     told = {
-        "MESHWRIGHT_TOKEN": "s",
-        "MESHWRIGHT_TOKEN_FILE": "/s",
-        "MESHWRIGHT_ADMIN_TOKEN": "s",
-        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "s",
-        "NOTIFY_SOCKET": "/run/n",
-        "WATCHDOG_USEC": "1",
-        "WATCHDOG_PID": "1",
-        "LISTEN_FDS": "1",
-    }
+        "MESHWRIGHT_TOKEN": "s", "MESHWRIGHT_TOKEN_FILE": "/s", "MESHWRIGHT_ADMIN_TOKEN": "s",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "s", "NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "1",
+        "WATCHDOG_PID": "1", "LISTEN_FDS": "1",
+    }  # fmt: skip
     assert build_compile_environment(told) == COMPILE_ENVIRONMENT
 
 

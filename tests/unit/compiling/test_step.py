@@ -24,16 +24,9 @@ SIZES: dict[str, Any] = {
 LLAMA = ModelSpec(**SIZES)
 QWEN = ModelSpec(**SIZES, qk_norm=True, tie_word_embeddings=True, attention_bias=True)
 GPT = ModelSpec(
-    **{**SIZES, "num_key_value_heads": 4},
-    gated=False,
-    activation="gelu",
-    norm="layernorm",
-    positions="learned",
-    max_position_embeddings=32,
-    attention_bias=True,
-    attention_output_bias=True,
-    mlp_bias=True,
-)
+    **{**SIZES, "num_key_value_heads": 4}, gated=False, activation="gelu", norm="layernorm", positions="learned",
+    max_position_embeddings=32, attention_bias=True, attention_output_bias=True, mlp_bias=True,
+)  # fmt: skip
 EXPERTS = ModelSpec(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, num_shared_experts=1)
 
 TRAINING = TrainingSpec(

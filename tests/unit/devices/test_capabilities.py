@@ -28,15 +28,9 @@ def test_the_types_of_devices_are_these() -> None:
 def test_capabilities_have_the_published_fields_in_order_with_their_defaults() -> None:
     names = [field.name for field in fields(DeviceCapabilities)]
     assert names[:8] == [
-        "device_type",
-        "device_count",
-        "total_memory_mb",
-        "compute_capability",
-        "cuda_version",
-        "driver_version",
-        "supports_mixed_precision",
-        "supports_distributed",
-    ]
+        "device_type", "device_count", "total_memory_mb", "compute_capability", "cuda_version", "driver_version",
+        "supports_mixed_precision", "supports_distributed",
+    ]  # fmt: skip
     least = DeviceCapabilities(DeviceType.CPU, 1)
     assert [getattr(least, name) for name in names[2:8]] == [None, None, None, None, False, False]
 

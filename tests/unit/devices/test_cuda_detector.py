@@ -64,18 +64,10 @@ def test_the_fake_is_like_pynvml() -> None:
 
 def test_eight_gpus_are_told_with_all_that_nvml_says(detect: Detect) -> None:
     assert detect(FakeNvml(load("dgx-h100"))) == DeviceCapabilities(
-        DeviceType.GPU,
-        8,
-        total_memory_mb=8 * H100_MIB,
-        compute_capability="9.0",
-        cuda_version="12.2",
-        driver_version="535.129.03",
-        supports_mixed_precision=True,
-        supports_distributed=True,
-        supports_bfloat16=True,
-        device_kinds=("NVIDIA H100 80GB HBM3",),
-        device_memory_bytes=(H100_MIB * MIB,) * 8,
-    )
+        DeviceType.GPU, 8, total_memory_mb=8 * H100_MIB, compute_capability="9.0", cuda_version="12.2",
+        driver_version="535.129.03", supports_mixed_precision=True, supports_distributed=True, supports_bfloat16=True,
+        device_kinds=("NVIDIA H100 80GB HBM3",), device_memory_bytes=(H100_MIB * MIB,) * 8,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -151,11 +143,6 @@ def test_a_question_that_nvml_cannot_answer_costs_one_field(function: str, field
 def test_without_nvml_the_kernel_modules_files_tell_cards_and_driver(tmp_path: Path, detect: Detect) -> None:
     shown = detect(None, root=plant_proc(tmp_path))
     assert shown == DeviceCapabilities(
-        DeviceType.GPU,
-        2,
-        driver_version="535.129.03",
-        supports_mixed_precision=True,
-        supports_distributed=True,
-        supports_bfloat16=True,
-        device_kinds=("NVIDIA H100 80GB HBM3",),
-    )
+        DeviceType.GPU, 2, driver_version="535.129.03", supports_mixed_precision=True, supports_distributed=True,
+        supports_bfloat16=True, device_kinds=("NVIDIA H100 80GB HBM3",),
+    )  # fmt: skip

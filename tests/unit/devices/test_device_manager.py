@@ -59,13 +59,9 @@ class Stated:
 
 
 H100 = DeviceCapabilities(
-    DeviceType.GPU,
-    8,
-    compute_capability="9.0",
-    cuda_version="12.2",
-    supports_bfloat16=True,
+    DeviceType.GPU, 8, compute_capability="9.0", cuda_version="12.2", supports_bfloat16=True,
     supports_mixed_precision=True,
-)
+)  # fmt: skip
 
 
 # ---- a manager of a process in which JAX runs ----

@@ -47,15 +47,10 @@ def test_recorded_machines_are_told(
     plant((RECORDED / machine / "tree.txt").read_text(), tmp_path)
     environ = json.loads((RECORDED / machine / "environ.json").read_text())
     assert detect(environ) == DeviceCapabilities(
-        DeviceType.TPU,
-        count,
-        total_memory_mb=count * gib * 1024,
-        supports_mixed_precision=True,
-        supports_distributed=True,
-        supports_bfloat16=True,
-        device_kinds=(kind,),
+        DeviceType.TPU, count, total_memory_mb=count * gib * 1024, supports_mixed_precision=True,
+        supports_distributed=True, supports_bfloat16=True, device_kinds=(kind,),
         device_memory_bytes=(gib * GIB,) * count,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

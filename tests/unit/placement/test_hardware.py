@@ -116,16 +116,11 @@ def test_no_hardware_type_means_that_of_the_device() -> None:
 @pytest.mark.parametrize(
     ("batch", "warn", "valid", "words"),
     [
-        (63, True, False, "below minimum"),
-        (63, False, False, "below minimum"),
-        (0, True, False, "below minimum"),
-        (64, True, True, "below critical"),
-        (297, True, True, "below critical"),
-        (297, False, True, "is valid"),
-        (298, True, True, "at or above the critical 298"),
-        (4096, False, True, "at or above the critical 298"),
+        (63, True, False, "below minimum"), (63, False, False, "below minimum"), (0, True, False, "below minimum"),
+        (64, True, True, "below critical"), (297, True, True, "below critical"), (297, False, True, "is valid"),
+        (298, True, True, "at or above the critical 298"), (4096, False, True, "at or above the critical 298"),
     ],
-)
+)  # fmt: skip
 def test_a_batch_size_is_judged_as_the_contract_says(batch: int, warn: bool, valid: bool, words: str) -> None:
     verdict, text = make_placement("gpu", "NVIDIA H100 80GB HBM3").validate_batch_size(batch, warn)
     assert verdict is valid

@@ -76,16 +76,10 @@ def test_a_stored_plan_gives_mesh_hardware_and_memory() -> None:
 
 def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
     slow = Measurement(
-        case="matmul",
-        dtype="bfloat16",
-        device_kind=HERE.topology.devices[0].kind,
-        device_indices=(0,),
-        size_bytes=8192 * 8192 * 2,
-        median_s=2 * 8192**3 / 300e12,
-        flop_count=2 * 8192**3,
-        run_id="r1",
+        case="matmul", dtype="bfloat16", device_kind=HERE.topology.devices[0].kind, device_indices=(0,),
+        size_bytes=8192 * 8192 * 2, median_s=2 * 8192**3 / 300e12, flop_count=2 * 8192**3, run_id="r1",
         observed_at=datetime(2026, 1, 2, tzinfo=UTC),
-    )
+    )  # fmt: skip
     rows = [slow.model_copy(update={"device_indices": (place,)}) for place in range(8)]
     here = [
         estimate_request(

@@ -111,14 +111,9 @@ def test_moments_that_a_search_chose_are_compiled_and_those_that_were_meant_stay
     chosen: Literal["float32", "bfloat16"] | None, compiled: str | None
 ) -> None:
     schedule = PlanSchedule(
-        micro_batch_size=2,
-        gradient_accumulation_steps=4,
-        remat="minimal",
-        global_batch_size=64,
-        seq_len=512,
-        first_moment_dtype=chosen,
-        second_moment_dtype=chosen,
-    )
+        micro_batch_size=2, gradient_accumulation_steps=4, remat="minimal", global_batch_size=64, seq_len=512,
+        first_moment_dtype=chosen, second_moment_dtype=chosen,
+    )  # fmt: skip
     asked = TrainingSpec(global_batch_size=64, seq_len=512)
     found = apply_schedule(asked, schedule)
     assert (found.gradient_accumulation_steps, found.remat) == (4, "minimal")

@@ -78,12 +78,8 @@ def test_all_that_does_not_divide_is_told_in_one_refusal_always_alike() -> None:
     mesh = {"pp": 96, "dp": 3, "tp": 48, "cp": 5}
     first, second = refuse(LLAMA, TRAINING, mesh), refuse(LLAMA, TRAINING, dict(reversed(mesh.items())))
     assert [read_thing(error["message"]) for error in first.errors] == [
-        "num_attention_heads",
-        "intermediate_size",
-        "seq_len",
-        "num_hidden_layers",
-        "global_batch_size",
-    ]
+        "num_attention_heads", "intermediate_size", "seq_len", "num_hidden_layers", "global_batch_size",
+    ]  # fmt: skip
     assert first.errors == second.errors
     assert "more)" in first.detail
 

@@ -30,14 +30,9 @@ SMALL: dict[str, Any] = {
 GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT: dict[str, Any] = {
-    **EXPERTS,
-    "num_key_value_heads": 8,
-    "n_routed_experts": 8,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-}
+    **EXPERTS, "num_key_value_heads": 8, "n_routed_experts": 8, "kv_lora_rank": 20, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 12,
+}  # fmt: skip
 TOLD: list[tuple[dict[str, Any], int]] = [
     # Sizes that tell apart what could be mistaken; counted by transformers v5.23.0 on the meta device.
     (SMALL | {"model_type": "llama", "attention_bias": True, "mlp_bias": True}, 1_426_112),
@@ -91,13 +86,9 @@ TOLD: list[tuple[dict[str, Any], int]] = [
 def same_shape(one: ModelSpec, other: ModelSpec) -> bool:
     """Whether two specs are of one model: what is written out means the same as what is so without it."""
     ignored = {
-        "name",
-        "max_position_embeddings",
-        "head_dim",
-        "num_key_value_heads",
-        "moe_intermediate_size",
+        "name", "max_position_embeddings", "head_dim", "num_key_value_heads", "moe_intermediate_size",
         "qk_norm_scale",
-    }
+    }  # fmt: skip
     same = one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
     return same and list_meant(one) == list_meant(other)
 

@@ -52,19 +52,10 @@ def ask(
     headers = list(headers)
     headers += [(b"host", HOST.encode())] * (b"host" not in dict(headers))
     whole = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": query.encode(),
-        "headers": headers,
-        "server": (HOST, 80),
-        "client": ("test", 1),
-        **scope,
-    }
+        "type": "http", "http_version": "1.1", "method": method, "scheme": "http", "path": path,
+        "raw_path": path.encode(), "root_path": "", "query_string": query.encode(), "headers": headers,
+        "server": (HOST, 80), "client": ("test", 1), **scope,
+    }  # fmt: skip
     return asyncio.run(_serve(app, whole, iter(pieces)))
 
 

@@ -221,18 +221,10 @@ def test_a_time_to_come_back_is_a_header_in_whole_seconds() -> None:
 
 def _scope(path: str) -> dict[str, Any]:
     return {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "GET",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"host", HOST.encode())],
-        "server": (HOST, 80),
-        "client": ("test", 1),
-    }
+        "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": path,
+        "raw_path": path.encode(), "root_path": "", "query_string": b"", "headers": [(b"host", HOST.encode())],
+        "server": (HOST, 80), "client": ("test", 1),
+    }  # fmt: skip
 
 
 def test_a_listener_that_leaves_while_events_wait_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -103,14 +103,9 @@ def test_a_device_is_named_by_the_labels_that_dcgm_exporter_has(dgx: Devices) ->
     labels, value = _samples(text, "meshwright_device_info")[0]
     assert (len(_samples(text, "meshwright_device_info")), value) == (8, 1)
     assert labels == {
-        "gpu": "0",
-        "UUID": first.uuid,
-        "pci_bus_id": "00000000:1B:00.0",
-        "device": "nvidia0",
-        "modelName": first.kind,
-        "Hostname": first.host,
-        "platform": "gpu",
-    }
+        "gpu": "0", "UUID": first.uuid, "pci_bus_id": "00000000:1B:00.0", "device": "nvidia0",
+        "modelName": first.kind, "Hostname": first.host, "platform": "gpu",
+    }  # fmt: skip
     assert first.pci_bus_id == "0000:1b:00.0"
 
 

@@ -78,20 +78,12 @@ def test_jax_is_not_started_unasked_where_a_gpu_that_it_sees_lets_no_process_in(
 @pytest.mark.parametrize(
     ("files", "found"),
     [
-        ([], False),
-        (["null", "tty0", "dri", "kvm"], False),
-        (["nvidiactl", "nvidia-uvm", "nvidia-caps"], False),
-        (["vfio/vfio"], False),
-        (["accel", "nvidia0.old", "my-nvidia0"], False),
-        (["nvidia0"], True),
-        (["nvidiactl", "nvidia15"], True),
-        (["accel0"], True),
-        (["accel/accel0"], False),
-        (["vfio/vfio", "vfio/3"], True),
-        (["vfio/devices/vfio0", "vfio/12"], True),
-        (["kfd"], True),
+        ([], False), (["null", "tty0", "dri", "kvm"], False), (["nvidiactl", "nvidia-uvm", "nvidia-caps"], False),
+        (["vfio/vfio"], False), (["accel", "nvidia0.old", "my-nvidia0"], False), (["nvidia0"], True),
+        (["nvidiactl", "nvidia15"], True), (["accel0"], True), (["accel/accel0"], False),
+        (["vfio/vfio", "vfio/3"], True), (["vfio/devices/vfio0", "vfio/12"], True), (["kfd"], True),
     ],
-)
+)  # fmt: skip
 def test_accelerators_are_known_by_the_names_of_their_files(tmp_path: Path, files: list[str], found: bool) -> None:
     for name in files:
         (tmp_path / "dev" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -46,12 +46,8 @@ def test_hosts_of_a_slice_are_boxes_of_two_by_two_chips_counted_x_first() -> Non
     topology = build_target("v5e:4x4")
     hosts = {device.coords: device.host for device in topology.devices}
     assert [hosts[0, 0, 0], hosts[1, 1, 0], hosts[2, 1, 0], hosts[1, 2, 0], hosts[3, 3, 0]] == [
-        "host-0",
-        "host-0",
-        "host-1",
-        "host-2",
-        "host-3",
-    ]
+        "host-0", "host-0", "host-1", "host-2", "host-3",
+    ]  # fmt: skip
 
 
 def test_the_links_of_many_cpu_devices_are_left_out_as_agents_do() -> None:

@@ -70,13 +70,9 @@ def count_stacked_bytes(jaxpr: Any) -> int:
 def test_kept_activations_are_those_that_jax_stacks(name: str, remat: str, attention: str) -> None:
     traced = count_stacked_bytes(trace(MODELS[name], remat=remat, attention=attention))
     counted = StepMemory(
-        build_work(MODELS[name], LENGTH),
-        Layout(micro_batch_size=BATCH, remat=REMATS[remat]),
-        4,
-        read_keepings()["tpu"],
-        Execution(fused_attention=attention == "flash"),
-        capacity_factor=1.25,
-    ).price()
+        build_work(MODELS[name], LENGTH), Layout(micro_batch_size=BATCH, remat=REMATS[remat]), 4,
+        read_keepings()["tpu"], Execution(fused_attention=attention == "flash"), capacity_factor=1.25,
+    ).price()  # fmt: skip
     # A router's scores and places are not counted; of gelu jax 0.12 keeps one tensor less than 0.10.
     spare = LAYERS * BATCH * LENGTH * 1504 * 2 if (name, remat) == ("gpt", "none") else 0
     assert 0.99 * traced <= counted.activations <= 1.01 * traced + spare

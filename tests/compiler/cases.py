@@ -6,14 +6,30 @@ ones, and some on which JAX has no order. Axes have names that rank nothing, so 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Final
 
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {"v4": {"chip_config_name": "megacore"}}
 """So that v4 has one device a chip, which `mesh_utils` asks for."""
 
-_CORES: Final = {"tpu7x": 2}
+
+@dataclass(frozen=True)
+class Answer:
+    """What the compiler does along an axis, or why there is nothing.
+
+    Attributes:
+        strategy: its name for it.
+        colors: None where the strategy has none.
+        phases: None where the strategy has none.
+        hops: the longest step between neighbors.
+        failure: None where it compiled.
+    """
+
+    strategy: str | None = None
+    colors: int | None = None
+    phases: int | None = None
+    hops: int | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -24,22 +40,13 @@ class Case:
     sizes: tuple[int, ...]
 
     @property
-    def generation(self) -> str:
-        return self.topology.partition(":")[0]
-
-    @property
     def options(self) -> dict[str, Any]:
         """What `get_topology_desc` needs besides the name."""
-        return _OPTIONS.get(self.generation, {})
+        return _OPTIONS.get(self.topology.partition(":")[0], {})
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"a{axis}" for axis in range(len(self.sizes)))
-
-    @property
-    def device_count(self) -> int:
-        chips = math.prod(map(int, self.topology.partition(":")[2].split("x")))
-        return chips * _CORES.get(self.generation, 1)
 
     @property
     def axes(self) -> tuple[int, ...]:

@@ -6,16 +6,23 @@ not judged. Knows no JAX.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from tests.compiler.cases import Case
-from tests.compiler.children import COMMAND, Answer, Job, run_jobs
+from tests.compiler.cases import Answer, Case
+from tests.process.slice_environment import SLICE_ENVIRONMENT
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 WORKERS: Final = 2
+LIMIT_S: Final = 600.0
 
 _COLUMNS: Final = ("slice", "mesh", "axis", "ours", "colors", "phases", "hops", "JAX's", "colors", "phases", "hops")
 
@@ -41,22 +48,26 @@ class Row:
         return not self.is_worse and (fails or (self.ours.colors or 0) > (self.jax.colors or 0))
 
 
-def compare_orders(cases: Iterable[Case], command: Sequence[str] = COMMAND, workers: int = WORKERS) -> list[Row]:
-    """Returns a row for each axis of each case. Each slice has a child process of its own, a few at a time."""
-    slices: dict[str, list[Case]] = defaultdict(list)
-    for case in cases:
-        slices[case.topology].append(case)
-    with ThreadPoolExecutor(workers) as pool:
-        return [row for rows in pool.map(lambda cases: _compare_slice(cases, command), slices.values()) for row in rows]
+def compare_orders(cases: Iterable[Case]) -> list[Row]:
+    """Returns a row for each axis of each case."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return [row for rows in pool.map(_compare_case, cases) for row in rows]
 
 
-def _compare_slice(cases: Sequence[Case], command: Sequence[str]) -> list[Row]:
-    places = [(case, axis) for case in cases for axis in case.axes]
-    ours = [Job(case, axis, "ours") for case, axis in places]
-    theirs = [Job(case, axis, "jax") for case, axis in places]
-    answers = run_jobs([*ours, *theirs], command)
-    pairs = zip(answers[: len(places)], answers[len(places) :], strict=True)
-    return [Row(case, axis, *pair) for (case, axis), pair in zip(places, pairs, strict=True)]
+def _compare_case(case: Case) -> list[Row]:
+    answers = zip(case.axes, _ask_child(case, "ours"), _ask_child(case, "jax"), strict=True)
+    return [Row(case, axis, ours, theirs) for axis, ours, theirs in answers]
+
+
+def _ask_child(case: Case, order: str) -> list[Answer]:
+    """Returns the answer for each axis; a bad order can abort the process that compiles it, which is an answer too."""
+    command = [sys.executable, "-m", "tests.compiler.job", case.topology, order, *map(str, case.sizes)]
+    environ = {**os.environ, **SLICE_ENVIRONMENT}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
+    if done.returncode < 0:
+        return [Answer(failure=f"process abort ({signal.Signals(-done.returncode).name})")] * len(case.axes)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [Answer(**answer) for answer in json.loads(done.stdout.splitlines()[-1])]
 
 
 def build_table(rows: Sequence[Row]) -> str:

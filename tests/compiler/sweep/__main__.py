@@ -22,29 +22,33 @@ from tests.compiler.sweep.table import build_table, list_complaints, tell, write
 
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "device-order.md"
 ROWS: Final = Path(__file__).with_name("rows.csv")
-HEADING: Final = "# Device order\n"
 MARK: Final = "sweep"
 WORKERS: Final = 2
 PART: Final = 20
 """Cases on several slices that are one piece of work."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.compiler.sweep", description=__doc__)
-    parser.add_argument(
-        "--write", action="store_true", help=f"write docs/explanation/{PAGE.name} and tests/compiler/sweep/{ROWS.name}"
-    )
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} and {ROWS.name}")
     parser.add_argument("--cases", type=int, default=CASES_PER_SLICE, metavar="N", help="a slice, at most; 0: all")
     parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="of the samples")
-    asked = parser.parse_args(arguments)
+    asked = parser.parse_args()
     began_s = time.perf_counter()
     several = list_several(seed=asked.seed)
     parts = [several[start : start + PART] for start in range(0, len(several), PART)]
     rows = compare_all([*list_cases(per_slice=asked.cases, seed=asked.seed), *parts])
     print(f"({time.perf_counter() - began_s:.0f} s)", file=sys.stderr)
     table = build_table(rows) + tell(rows, count_factorings(), asked.cases, asked.seed, version("jax"))
-    return report(rows, table, (PAGE, ROWS) if asked.write else None)
+    print(table)
+    if asked.write:
+        PAGE.write_text(put_section(PAGE.read_text(), MARK, table))
+        ROWS.write_text(write_rows(rows))
+    complaints = list_complaints(rows)
+    for complaint in complaints:
+        print(f"broken: {complaint}", file=sys.stderr)
+    return 1 if complaints else 0
 
 
 def compare_all(parts: Sequence[Sequence[Case]], workers: int = WORKERS) -> list[Row]:
@@ -57,19 +61,6 @@ def compare_all(parts: Sequence[Sequence[Case]], workers: int = WORKERS) -> list
 
 def _weigh(cases: Sequence[Case]) -> int:
     return sum(case.slice.device_count * case.slice_count for case in cases)
-
-
-def report(rows: Sequence[Row], table: str, files: tuple[Path, Path] | None = None) -> int:
-    """Prints the table, writes it into the page and the rows into the file, complains; returns 1 for a broken rule."""
-    print(table)
-    if files is not None:
-        page, kept = files
-        page.write_text(put_section(page.read_text() if page.exists() else HEADING, MARK, table))
-        kept.write_text(write_rows(rows))
-    complaints = list_complaints(rows)
-    for complaint in complaints:
-        print(f"broken: {complaint}", file=sys.stderr)
-    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

@@ -5,14 +5,11 @@ A comparison is between two servers in the same run, as a ratio of medians over 
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -20,12 +17,11 @@ from meshwright import Client
 from tests.agents import RunningAgent, start_agent
 from tests.bench.compiling import bench_compiling, time_stored
 from tests.bench.mesh import bench_create_mesh
-from tests.bench.planner import bench_planner
+from tests.bench.planner import bench_planner, time_in_turns
 from tests.bench.prefetch import bench_prefetch
 from tests.bench.searching import bench_searching
 from tests.bench.traffic import measure_traffic
-
-PLAN = json.dumps({"mesh": "dp:2,tp:-1"}).encode()
+from tests.process.living import read_rss_bytes
 
 
 def main() -> None:
@@ -52,14 +48,11 @@ def tell(name: str, value: str, note: str = "") -> None:
 
 def bench_memory(agent: RunningAgent) -> None:
     """The agent process at rest: memory, CPU share, descriptors."""
-    folder = Path(f"/proc/{agent.pid}")
-    rss = int(
-        next(line for line in (folder / "status").read_text().splitlines() if line.startswith("VmRSS")).split()[1]
-    )
+    rss_bytes = read_rss_bytes(agent.pid)
     before, seconds = _cpu_seconds(agent.pid), 20.0
     time.sleep(seconds)
     share = (_cpu_seconds(agent.pid) - before) / seconds
-    tell("agent RSS at rest", f"{rss * 1024 / 1e6:.1f} MB", "budget 90 MB")
+    tell("agent RSS at rest", f"{rss_bytes / 1e6:.1f} MB", "budget 90 MB")
     tell("agent CPU at rest", f"{share * 100:.2f} % of a core", "budget 1 % (agent process; probes counted below)")
     children = _cpu_seconds(agent.pid, children=True)
     tell("ended probes so far", f"{children:.2f} s CPU", "cumulative, one every probe_interval_s")
@@ -74,34 +67,14 @@ def _cpu_seconds(pid: int, *, children: bool = False) -> float:
 def bench_client(agent: RunningAgent) -> None:
     """What the typed client adds to raw httpx, per call."""
     with Client(agent.url) as client, httpx.Client(base_url=agent.url, trust_env=False) as raw:
+        plan, mesh = (lambda: raw.post("/mesh/plan", json={"mesh": mesh}).json()), "dp:2,tp:-1"
         for name, typed, plain in (
             ("devices()", client.devices, lambda: raw.get("/devices").json()),
-            (
-                "plan()",
-                lambda: client.plan("dp:2,tp:-1"),
-                lambda: raw.post("/mesh/plan", content=PLAN, headers=JSON).json(),
-            ),
+            ("plan()", lambda: client.plan(mesh), plan),
         ):
-            a, b = _time_in_turns(typed, plain)
-            tell(
-                f"client {name}",
-                f"{a * 1e3:.2f} ms",
-                f"raw httpx and json {b * 1e3:.2f} ms; adds {(a - b) * 1e6:.0f} µs",
-            )
-
-
-JSON = {"Content-Type": "application/json"}
-
-
-def _time_in_turns(*calls: Callable[[], Any], repeat: int = 300) -> list[float]:
-    samples: list[list[float]] = [[] for _ in calls]
-    for index in range(repeat + 20):
-        for call, kept in zip(calls, samples, strict=True):
-            began_s = time.perf_counter()
-            call()
-            if index >= 20:
-                kept.append(time.perf_counter() - began_s)
-    return [statistics.median(kept) for kept in samples]
+            a, b = time_in_turns((None, typed), (None, plain), rounds=300)
+            note = f"raw httpx and json {b * 1e3:.2f} ms; adds {(a - b) * 1e6:.0f} µs"
+            tell(f"client {name}", f"{a * 1e3:.2f} ms", note)
 
 
 def bench_placement(agent: RunningAgent) -> None:
@@ -109,19 +82,13 @@ def bench_placement(agent: RunningAgent) -> None:
     with Client(agent.url) as client:
         began_s = time.perf_counter()
         quick = client.bench()
-        tell(
-            "quick suite",
-            f"{time.perf_counter() - began_s:.1f} s",
-            f"limit 20 s; {len(quick.records)} records, {len(quick.skipped)} skipped",
-        )
+        note = f"limit 20 s; {len(quick.records)} records, {len(quick.skipped)} skipped"
+        tell("quick suite", f"{time.perf_counter() - began_s:.1f} s", note)
         for record in quick.records:
             rate = record.busbw_bytes_per_s or record.algbw_bytes_per_s
             value = f"{record.flops_per_s / 1e9:.1f} GFLOP/s" if record.flops_per_s else f"{(rate or 0) / 1e9:.2f} GB/s"
-            tell(
-                f"  {record.case} {record.axis or ''}",
-                value,
-                f"median {record.median_s * 1e3:.2f} ms, wrong_elements {record.wrong_elements}",
-            )
+            note = f"median {record.median_s * 1e3:.2f} ms, wrong_elements {record.wrong_elements}"
+            tell(f"  {record.case} {record.axis or ''}", value, note)
 
 
 def bench_release(agent: RunningAgent, tries: int = 5) -> None:

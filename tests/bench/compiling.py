@@ -24,6 +24,7 @@ from tests.bench.rows import Row, tell_rows
 LIMIT_S: Final = 1200.0
 STORED_COUNT: Final = 50
 
+_LLAMA_7B: Final = read_model("llama2-7b")
 _LLAMA_70B: Final = read_model("llama3-70b")
 LLAMA_80B: Final = _LLAMA_70B.model_copy(update={"num_hidden_layers": 91, "name": "llama3-70b with 91 layers"})
 """79,965,290,496 parameters: the class that the budget names."""
@@ -39,11 +40,9 @@ def bench_compiling() -> list[Row]:
         ("verifying: measured on", f"load {os.getloadavg()[0]:.1f}", f"{os.cpu_count()} cores"),
         time_verify("80B", build("64*h100:8", "fsdp:64,tp:8", LLAMA_80B, 64, 8192), "budget 15 s"),
         time_verify("70B that does not fit", build("8*h100:8", "fsdp:8,tp:8", _LLAMA_70B, 512, 8192), "budget 10 s"),
-        time_verify(
-            "7B that does not fit", build("v5e:2x2", "fsdp:4", read_model("llama2-7b"), 4, 2048), "budget 10 s"
-        ),
-        time_verify("7B", build("v5e:4x4", "fsdp:16", read_model("llama2-7b"), 16, 2048), "budget 150 s"),
-        time_fit("7B", build("16*a100:8", "fsdp:128", read_model("llama2-7b"), 128 * 64, 4096)),
+        time_verify("7B that does not fit", build("v5e:2x2", "fsdp:4", _LLAMA_7B, 4, 2048), "budget 10 s"),
+        time_verify("7B", build("v5e:4x4", "fsdp:16", _LLAMA_7B, 16, 2048), "budget 150 s"),
+        time_fit("7B", build("16*a100:8", "fsdp:128", _LLAMA_7B, 128 * 64, 4096)),
     ]
 
 

@@ -29,11 +29,8 @@ TOLERANCE_BYTES: Final = 64 * 2**20
 driver's own bookkeeping was seen to vary by."""
 
 _LONG_ON_CARDS: Final[dict[str, Any]] = {
-    "cases": ["host_to_device", "device_to_host"],
-    "sizes_bytes": [1 << 30],
-    "samples": 1000,
-    "max_s": 600,
-}
+    "cases": ["host_to_device", "device_to_host"], "sizes_bytes": [1 << 30], "samples": 1000, "max_s": 600,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,10 +53,7 @@ class Bed:
     @contextlib.contextmanager
     def start_agent(self, **settings: str) -> Iterator[RunningAgent]:
         """Yields an agent that looks at its host every second."""
-        given: dict[str, Any] = {
-            "MESHWRIGHT_PROBE_INTERVAL_S": "1",
-            **self.settings,
-        }
+        given: dict[str, Any] = {"MESHWRIGHT_PROBE_INTERVAL_S": "1", **self.settings}
         named = {f"MESHWRIGHT_{name.upper()}": value for name, value in settings.items()}
         with start_agent(cpu_devices=None if self.is_gpu else CPU_DEVICES, **{**given, **named}) as agent:
             yield agent

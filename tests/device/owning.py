@@ -31,6 +31,7 @@ from tests.device.bed import (
 )
 from tests.device.gil import forget, is_deaf, is_granted, plant_hang, wish_hang
 from tests.device.record import Finding
+from tests.device.smi import SmiCard
 from tests.process.living import (
     RELEASE_LIMIT_S,
     ask,
@@ -56,6 +57,17 @@ CONTEXT_BYTES: Final = 1 << 30
 """What CUDA's context and libraries take of a card, beside arrays: an H100 had 774 MiB."""
 _QUICK: Final[dict[str, Any]] = {"cases": ["matmul", "memory_bandwidth", "host_to_device"]}
 _SMALL: Final[dict[str, Any]] = {"sizes_bytes": [1 << 20], "matmul_size": 128, "samples": 3}
+
+
+def holds(name: str, is_so: bool, note: str = "") -> Finding:
+    """Returns the finding of something that is so, or is not."""
+    return Finding(name, is_so, is_so, rule="True", note=note)
+
+
+def find_memory(bed: Bed, before: tuple[SmiCard, ...], name: str) -> Finding:
+    """Returns whether the memory of the cards comes back."""
+    late_s, more = await_baseline(bed, before)
+    return Finding(name, more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later")
 
 
 def take_lease(agent: RunningAgent, *, ttl_s: int) -> httpx.Response:
@@ -96,9 +108,8 @@ def check_quick(bed: Bed) -> Iterator[Finding]:
         with PeakOfCards(bed) as peak:
             body = _QUICK if bed.is_gpu else {**_QUICK, **_SMALL}
             run = await_end(agent, submit(agent, body), limit_s=90)
-        yield Finding(
-            "quick bench", run["state"], run["state"] == "succeeded", rule="succeeded", note=str(run["error"] or "")
-        )
+        state, note = run["state"], str(run["error"] or "")
+        yield Finding("quick bench", state, state == "succeeded", rule="succeeded", note=note)
         if bed.is_gpu:
             more, rule = peak.bytes - count_used(before), "≤ 2 GiB and a context's 1 GiB"
             yield Finding("memory of the card at most", more, more <= QUICK_BYTES + CONTEXT_BYTES, "B", rule, "by NVML")
@@ -126,8 +137,7 @@ def check_release_from_gil(bed: Bed) -> Iterator[Finding]:
                 pid = worker_pid(agent)
                 wish_hang(folder)
                 wait_for(lambda: is_granted(folder), agent, limit_s=20)
-                deaf = is_deaf(pid)
-                yield Finding(f"worker {number} ignores SIGTERM", deaf, deaf, rule="True")
+                yield holds(f"worker {number} ignores SIGTERM", is_deaf(pid))
                 forget(folder)
                 yield from _release(bed, agent, before, f"release {number} from the GIL", killed=True)
 
@@ -135,20 +145,15 @@ def check_release_from_gil(bed: Bed) -> Iterator[Finding]:
 def _release(bed: Bed, agent: RunningAgent, before: Any, name: str, killed: bool | None = None) -> Iterator[Finding]:
     pid = read_worker(agent)["pid"]
     answer, duration_s = release(agent)
-    note = f"killed: {answer['worker_killed']}"
-    yield Finding(
-        name, duration_s, duration_s <= RELEASE_LIMIT_S and answer["released"], "s", f"≤ {RELEASE_LIMIT_S:g} s", note
-    )
+    ok, note = duration_s <= RELEASE_LIMIT_S and answer["released"], f"killed: {answer['worker_killed']}"
+    yield Finding(name, duration_s, ok, "s", f"≤ {RELEASE_LIMIT_S:g} s", note)
     if killed is not None:
         was_killed = answer["worker_killed"]
         yield Finding(f"{name}: it had to be killed", was_killed, was_killed is killed, rule=str(killed))
     if pid is not None:
-        yield Finding(f"{name}: process gone", not is_alive(pid), not is_alive(pid), rule="True")
+        yield holds(f"{name}: process gone", not is_alive(pid))
     if bed.is_gpu:
-        late_s, more = await_baseline(bed, before)
-        yield Finding(
-            f"{name}: memory against before", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later"
-        )
+        yield find_memory(bed, before, f"{name}: memory against before")
 
 
 def check_owners(bed: Bed) -> Iterator[Finding]:
@@ -162,23 +167,19 @@ def check_owners(bed: Bed) -> Iterator[Finding]:
             rule = "409 device_busy"
             found = f"{reply.status_code} {problem.get('code')}"
             yield Finding("bench beside it", found, found == rule, rule=rule, note=str(problem.get("detail")))
-            named = str(pid) in str(problem.get("detail")) and command in str(problem.get("detail"))
-            yield Finding("… names process and command", named, named, rule="True")
+            said = str(problem.get("detail"))
+            yield holds("… names process and command", str(pid) in said and command in said)
             time.sleep(2.0)
             listed = [each for device in ask(agent, "/devices")["devices"] for each in device["processes"] or ()]
             seen: dict[str, Any] = next((each for each in listed if each["pid"] == pid), {})
-            yield Finding(
-                "/devices: command of the holder",
-                seen.get("command"),
-                command in str(seen.get("command")),
-                rule=command,
-            )
+            told = str(seen.get("command"))
+            yield Finding("/devices: command of the holder", told, command in told, rule=command)
             yield Finding("/devices: its memory", seen.get("used_bytes"), bool(seen.get("used_bytes")), "B", "told")
             yield Finding("/devices: its container", seen.get("container"), note="none is right outside one")
-            yield Finding("/devices: it is not ours", seen.get("own") is False, seen.get("own") is False, rule="True")
+            yield holds("/devices: it is not ours", seen.get("own") is False)
             answer, duration_s = release(agent)
             is_held = any(each["pid"] == pid for each in answer["holders"] or ())
-            yield Finding("a release names it", is_held, is_held, rule="True", note=f"{duration_s:.2f} s")
+            yield holds("a release names it", is_held, f"{duration_s:.2f} s")
 
 
 def check_lease(bed: Bed) -> Iterator[Finding]:
@@ -193,15 +194,11 @@ def check_lease(bed: Bed) -> Iterator[Finding]:
             assert reply.status_code in {200, 201}, reply.text
             lease = reply.json()
             gone = lease["cancelled_runs"] == [run_id] and read_run(agent, run_id)["state"] == "cancelled"
-            yield Finding(
-                f"lease {number} in a bench", duration_s, duration_s <= RELEASE_LIMIT_S and gone, "s", "≤ 2 s"
-            )
+            ok = duration_s <= RELEASE_LIMIT_S and gone
+            yield Finding(f"lease {number} in a bench", duration_s, ok, "s", "≤ 2 s")
             if bed.is_gpu:
-                yield Finding(f"lease {number}: worker gone", not is_alive(pid), not is_alive(pid), rule="True")
-                late_s, more = await_baseline(bed, before)
-                yield Finding(
-                    f"lease {number}: memory", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later"
-                )
+                yield holds(f"lease {number}: worker gone", not is_alive(pid))
+                yield find_memory(bed, before, f"lease {number}: memory")
             httpx.delete(f"{agent.url}/leases/{lease['id']}", timeout=30)
 
 
@@ -219,16 +216,13 @@ def check_kill(bed: Bed) -> Iterator[Finding]:
                 time.sleep(0.02)
             left = [pid for pid in children if is_alive(pid)]
             duration_s = time.monotonic() - began_s
-            yield Finding(
-                f"kill {number}: children gone after", duration_s, not left, "s", f"≤ {GONE_S:g} s", f"{left} left"
-            )
+            rule, note = f"≤ {GONE_S:g} s", f"{left} left"
+            yield Finding(f"kill {number}: children gone after", duration_s, not left, "s", rule, note)
             if bed.is_gpu:
-                late_s, more = await_baseline(bed, before)
+                memory = find_memory(bed, before, f"kill {number}: memory")
                 own = sorted(children & list_pids(bed.read_cards()))
                 yield Finding(f"kill {number}: contexts left", len(own), not own, rule="0")
-                yield Finding(
-                    f"kill {number}: memory", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later"
-                )
+                yield memory
 
 
 def check_idle(bed: Bed) -> Iterator[Finding]:
@@ -238,8 +232,7 @@ def check_idle(bed: Bed) -> Iterator[Finding]:
         do_bench(agent)
         duration_s = await_stopped(agent, limit_s=IDLE_S + 15)
         yield Finding("worker gone after", duration_s, duration_s <= IDLE_S + 3.0, "s", f"≤ {IDLE_S:g} s idle and 3 s")
-        late_s, more = await_baseline(bed, before)
-        yield Finding("memory against before", more, more <= TOLERANCE_BYTES, "B", "≤ 64 MiB", f"{late_s:.1f} s later")
+        yield find_memory(bed, before, "memory against before")
 
 
 def check_hold(bed: Bed) -> Iterator[Finding]:
@@ -250,7 +243,7 @@ def check_hold(bed: Bed) -> Iterator[Finding]:
         time.sleep(4.0)
         later = read_worker(agent)
         kept = later["state"] == "ready" and later["generation"] == first["generation"]
-        yield Finding("kept for four times the idle time", kept, kept, rule="True", note=str(later))
+        yield holds("kept for four times the idle time", kept, str(later))
         reply = take_lease(agent, ttl_s=60)
         away = read_worker(agent)["state"]
         yield Finding("during a lease", away, away == "stopped", rule="stopped", note=str(reply.status_code))

@@ -76,6 +76,5 @@ def compare_peaks(best: dict[str, tuple[float, str]], chip: Chip | None) -> Iter
             ok = LEAST_RATIO <= share <= MOST_RATIO
             yield Finding(f"{case} ÷ the table's {chip.name}", share, ok, "ratio", rule, f"{peaks[case]:.4g} a second")
         elif chip and chip.pcie_bytes_per_s and case.startswith(("host", "device_to_host")):
-            yield Finding(
-                f"{case} ÷ PCIe", rate / chip.pcie_bytes_per_s, unit="ratio", note="from and to pageable memory"
-            )
+            share, note = rate / chip.pcie_bytes_per_s, "from and to pageable memory"
+            yield Finding(f"{case} ÷ PCIe", share, unit="ratio", note=note)

@@ -29,23 +29,15 @@ from tests.process.jobs import read_answer
 LIMIT_S: Final = 200.0
 MEMORY_RATIOS: Final = (0.85, 1.15)
 
+SMALL: Final = {
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
 CASES: Final[dict[str, list[tuple[Any, dict[str, Any]]]]] = {
     "gpu": [
         ("llama3.2-1b", {"seq_len": 4096, "global_batch_size": 4}),
         ("llama3.2-3b", {"seq_len": 4096, "global_batch_size": 4}),
     ],
-    "cpu": [
-        (
-            {
-                "vocab_size": 256,
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-            },
-            {"seq_len": 64, "global_batch_size": 1},
-        )
-    ],
+    "cpu": [(SMALL, {"seq_len": 64, "global_batch_size": 1})],
 }
 """Model and training by platform, the batch of one device."""
 
@@ -64,15 +56,10 @@ def check_step(bed: Bed) -> Iterator[Finding]:
         found = compile_in_child(build_job(plan, model, spec), limit_s=LIMIT_S)
         assert isinstance(found, Verification)
         what = f"{named if isinstance(named, str) else 'a small model'}, {batch} × {spec.seq_len} tokens"
-        yield Finding(
-            f"{what}: compile-only", found.status, found.status == "verified", rule="verified", note=found.reason or ""
-        )
-        job = {
-            "plan": plan.model_dump(mode="json"),
-            "model": model.model_dump(mode="json"),
-            "training": spec.model_dump(mode="json", exclude_none=True),
-            "steps": 10,
-        }
+        is_verified, note = found.status == "verified", found.reason or ""
+        yield Finding(f"{what}: compile-only", found.status, is_verified, rule="verified", note=note)
+        job = {"plan": plan.model_dump(mode="json"), "model": model.model_dump(mode="json"), "steps": 10}
+        job["training"] = spec.model_dump(mode="json", exclude_none=True)
         yield from compare_step(what, plan, found, run_job({**job, "attention": "own"}))
         if bed.is_gpu:
             yield from compare_time(what, plan, run_job({**job, "attention": "cudnn"}))
@@ -84,30 +71,20 @@ def check_batch(bed: Bed) -> Iterator[Finding]:
     training = {"seq_len": training["seq_len"], **({} if bed.is_gpu else {"global_batch_size": 8})}
     with bed.start_agent() as agent, Client(agent.url, timeout=60) as client:
         least = {**training, "global_batch_size": len(client.devices().devices)}
-        plan = client.plan(
-            "dp:-1", model=named, training=least
-        )  # whose environment has the memory that a compile counts on
-        found = client.batch_size(
-            model=named, training=training, mesh="dp:-1", compile=True, timeout_s=LIMIT_S
-        ).compiled
+        plan = client.plan("dp:-1", model=named, training=least)  # its environment has the memory of the compile
+        asked: dict[str, Any] = {"model": named, "training": training, "mesh": "dp:-1"}
+        found = client.batch_size(**asked, compile=True, timeout_s=LIMIT_S).compiled
         release(agent)
     assert found is not None
     batch = found.global_batch_size or 0
     yield Finding("largest batch", batch, bool(batch), rule="1 or more", note=f"{len(found.tried)} compiles")
-    job = {
-        "plan": plan.model_dump(mode="json"),
-        "model": read_model(named).model_dump(mode="json"),
-        "attention": "own",
-        "steps": 2,
-    }
+    model = read_model(named).model_dump(mode="json")
+    job = {"plan": plan.model_dump(mode="json"), "model": model, "attention": "own", "steps": 2}
     ran = run_job({**job, "training": {**training, "global_batch_size": batch}})
     said_bytes, peak = found.verification.peak_memory_bytes, ran["peak_bytes"]
     yield build_step_finding("largest batch: step", ran)
     if said_bytes and peak:
-        ratio, (low, high) = said_bytes / peak, MEMORY_RATIOS
-        yield Finding(
-            "memory by compile-only ÷ measured", ratio, low <= ratio <= high, "ratio", f"{low:.0%} to {high:.0%}"
-        )
+        yield build_ratio_finding("memory by compile-only ÷ measured", said_bytes / peak)
     if bed.is_gpu:
         more = {**training, "global_batch_size": batch + batch // (found.per_replica_batch_size or 1)}
         try:
@@ -138,7 +115,7 @@ def compare_step(what: str, plan: Plan, found: Verification, ran: dict[str, Any]
     falls = ran["is_finite"] and ran["losses"][-1] < ran["losses"][0]
     yield Finding(f"{what}: loss", ran["losses"][-1], falls, "", "falls", f"from {ran['losses'][0]:.4g}")
     yield build_step_finding(f"{what}: step", ran)
-    peak, low, high = ran["peak_bytes"], *MEMORY_RATIOS
+    peak = ran["peak_bytes"]
     yield Finding(f"{what}: memory at most", peak, unit="B", note="JAX's peak_bytes_in_use")
     said: list[tuple[str, int | None]] = [
         ("compile-only", found.peak_memory_bytes),
@@ -147,10 +124,7 @@ def compare_step(what: str, plan: Plan, found: Verification, ran: dict[str, Any]
     ]
     for who, said_bytes in said:
         if said_bytes and peak:
-            ratio = said_bytes / peak
-            yield Finding(
-                f"{what}: memory by {who} ÷ measured", ratio, low <= ratio <= high, "ratio", f"{low:.0%} to {high:.0%}"
-            )
+            yield build_ratio_finding(f"{what}: memory by {who} ÷ measured", said_bytes / peak)
         elif said_bytes:
             yield Finding(f"{what}: memory by {who}", said_bytes, unit="B")
     if found.estimated_step_s is not None:
@@ -166,6 +140,12 @@ def compare_time(what: str, plan: Plan, ran: dict[str, Any]) -> Iterator[Finding
     if told is not None and told.low_s is not None and told.high_s is not None:
         inside, rule = told.low_s <= step_s <= told.high_s, f"within {told.low_s:.4g} to {told.high_s:.4g} s"
         yield Finding(f"{what}: step time by the plan ÷ measured", told.total_s / step_s, inside, "ratio", rule)
+
+
+def build_ratio_finding(name: str, ratio: float) -> Finding:
+    """Returns whether memory is what was said of it."""
+    low, high = MEMORY_RATIOS
+    return Finding(name, ratio, low <= ratio <= high, "ratio", f"{low:.0%} to {high:.0%}")
 
 
 def build_step_finding(name: str, ran: dict[str, Any]) -> Finding:

@@ -95,11 +95,7 @@ def format_report(soaked: Soaked) -> str:
     counts, load = soaked.load.counts, soaked.load
     asked = ", ".join(f"{_count(load, actor):,} {actor}" for actor in dict.fromkeys(name for name, _ in sorted(counts)))
     refused = sum(count for (_, outcome), count in counts.items() if outcome not in {"answered", "left"})
-    verdict = (
-        "Verdict: nothing grows, every answer was expected."
-        if not soaked.faults
-        else "Verdict: " + "; ".join(soaked.faults)
-    )
+    verdict = f"Verdict: {'; '.join(soaked.faults) or 'nothing grows, every answer was expected.'}"
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
     return (
         f"{soaked.minutes:g} minutes on {datetime.now(UTC):%Y-%m-%d}, {machine}, 4 virtual CPU devices. "

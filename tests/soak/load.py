@@ -112,14 +112,12 @@ def plan(load: Load, http: httpx.Client, chance: random.Random) -> None:
 
 
 def size_batch(load: Load, http: httpx.Client, chance: random.Random) -> None:
-    load.take(
-        "batch sizes",
-        http.get("/batch-size", params={"hardware": "h100", "per_device_batch_size": chance.randint(1, 4096)}),
-    )
+    asked = {"hardware": "h100", "per_device_batch_size": chance.randint(1, 4096)}
+    load.take("batch sizes", http.get("/batch-size", params=asked))
 
 
 def bench(load: Load, http: httpx.Client, chance: random.Random) -> None:
-    run = load.take("benches", _post_bench(http, chance, QUICK))
+    run = load.take("benches", http.post("/placement/bench", json=QUICK))
     while "id" in run and run["state"] not in FINAL and not load.ended.is_set():
         load.ended.wait(0.1)
         run = load.take("benches", http.get(f"/runs/{run['id']}"))
@@ -129,14 +127,10 @@ def bench(load: Load, http: httpx.Client, chance: random.Random) -> None:
 
 
 def cancel(load: Load, http: httpx.Client, chance: random.Random) -> None:
-    run = load.take("cancels", _post_bench(http, chance, {**LONG, "sizes_bytes": [1 << 20]}))
+    run = load.take("cancels", http.post("/placement/bench", json={**LONG, "sizes_bytes": [1 << 20]}))
     if "id" in run:
         load.ended.wait(chance.uniform(0, 2))
         load.take("cancels", http.delete(f"/runs/{run['id']}"))
-
-
-def _post_bench(http: httpx.Client, chance: random.Random, body: dict[str, Any]) -> httpx.Response:
-    return http.post("/placement/bench", json=body)
 
 
 def listen(load: Load, http: httpx.Client, chance: random.Random) -> None:
@@ -170,10 +164,8 @@ def reserve(load: Load, http: httpx.Client, chance: random.Random) -> None:
     """Leases a device or all, which pre-empts a bench; gives it back, or lets it run out."""
     load.ended.wait(chance.uniform(1, 6))
     wanted = {"devices": chance.choice(("all", [0], [1, 2])), "purpose": "soak", "ttl_s": chance.uniform(0.2, 2)}
-    lease = load.take(
-        "leases",
-        http.put(f"/leases/soak-{chance.getrandbits(64):x}", json={**wanted, "preemptible": chance.random() < 0.3}),
-    )
+    wanted["preemptible"] = chance.random() < 0.3
+    lease = load.take("leases", http.put(f"/leases/soak-{chance.getrandbits(64):x}", json=wanted))
     if "id" in lease and chance.random() < 0.5:
         load.ended.wait(chance.uniform(0, 1))
         load.take("leases", http.delete(f"/leases/{lease['id']}"))

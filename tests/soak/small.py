@@ -9,13 +9,9 @@ from meshwright_agent.store import HEALTH, LEASE, LIMITS, RUN, Limit
 from meshwright_agent.supervisor import specs
 from meshwright_agent.supervisor.process import ChildSpec
 
-LIMITS.update(
-    {
-        ("documents", RUN): Limit(100, 1 << 28),
-        ("documents", LEASE): Limit(100, 1 << 24),
-        ("events", HEALTH): Limit(30, 1 << 24),
-    }
-)
+LIMITS["documents", RUN] = Limit(100, 1 << 28)
+LIMITS["documents", LEASE] = Limit(100, 1 << 24)
+LIMITS["events", HEALTH] = Limit(30, 1 << 24)
 
 specs.ChildSpec = functools.partial(ChildSpec, crash_budget=1_000_000)  # the kills are ours
 

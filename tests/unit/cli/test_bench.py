@@ -27,13 +27,8 @@ def _end(meshwright: CommandLine, outcome: BenchResult | errors.ProblemError | N
 
 
 def test_records_show_bandwidth_spread_and_whether_they_were_right(meshwright: CommandLine) -> None:
-    figures: dict[str, Any] = {
-        "device_indices": range(8),
-        "size_bytes": 2**20,
-        "p10_s": 0.9e-3,
-        "p90_s": 1.1e-3,
-        "algbw_bytes_per_s": 1.05e9,
-    }
+    figures: dict[str, Any] = {"device_indices": range(8), "size_bytes": 2**20, "p10_s": 0.9e-3, "p90_s": 1.1e-3}
+    figures["algbw_bytes_per_s"] = 1.05e9
     reduced = build_record(axis="x", axis_size=8, busbw_bytes_per_s=1.84e9, **figures)
     multiplied = build_record(case="matmul", axis=None, axis_size=None, flops_per_s=1e12, **figures)
     _end(meshwright, _build_result(meshwright, reduced, multiplied))

@@ -85,16 +85,9 @@ def test_a_release_says_how_long_it_took(meshwright: CommandLine) -> None:
 
 
 def test_what_is_still_held_is_exit_code_1_and_the_holder_is_named(meshwright: CommandLine) -> None:
-    meshwright.fake.answer(
-        "POST",
-        "/devices/release",
-        Release(
-            released=False,
-            worker_killed=True,
-            cancelled_runs=("run-1",),
-            holders=(DeviceProcess(pid=99, name="train", devices=("GPU-1",), own=True),),
-        ),
-    )
+    holder = DeviceProcess(pid=99, name="train", devices=("GPU-1",), own=True)
+    reply = Release(released=False, worker_killed=True, cancelled_runs=("run-1",), holders=(holder,))
+    meshwright.fake.answer("POST", "/devices/release", reply)
     printed = meshwright("devices", "release")
     assert printed.code == 1
     assert "not released: its worker had to be killed\ncancelled run-1\n" in printed.out

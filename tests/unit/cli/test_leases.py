@@ -123,7 +123,6 @@ def test_a_lease_that_is_anothers_keeps_none_of_the_others_of_its_purpose(h100: 
         (("lease", "create"), "--purpose"),
         (("lease", "create", "--purpose", "x", "--ttl", "60"), "30min"),
         (("lease", "create", "0,,1", "--purpose", "x"), "0,1"),
-        (("lease", "end"), "id"),
         (("lease", "list", "lease-1"), "lease-1"),
         (("lease", "drop", "lease-1"), "renew"),
         (("lease", "run", "--purpose", "x"), "COMMAND"),

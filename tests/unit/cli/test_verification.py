@@ -212,6 +212,3 @@ def test_plan_local_compiles_in_a_child_of_its_own(meshwright: CommandLine, tmp_
     assert printed.code == 0, printed.err
     assert "compiled: fits on cpu:2" in printed.out
     assert json.loads(path.read_text())["plans"][0]["verification"]["status"] == "verified"
-    late = meshwright("plan", "fsdp:2", "--offline", "--target", "cpu:2", *STEP, "--timeout", "0.1")
-    assert late.code == 1
-    assert "the compiler did not end within 0.1 s" in late.out

@@ -162,27 +162,20 @@ run_child(FUNCTIONS["verify"], {"does": "hang"}, on_progress=lambda p: print("up
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_compile_outlives_its_parent(number: signal.Signals) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        text=True,
-    )
-    try:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "up\n"
-        (child,) = list_children(parent.pid)
-        parent.send_signal(number)
-        parent.wait(10)
-        wait_for(lambda: not is_alive(child), limit_s=5.0)
-    finally:
-        parent.kill()
-        parent.wait()
-        if parent.stdout is not None:
-            parent.stdout.close()
+    environ, command = {**os.environ, "PYTHONPATH": str(ROOT)}, [sys.executable, "-c", PARENT]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env=environ, **pipes) as parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "up\n"
+            (child,) = list_children(parent.pid)
+            parent.send_signal(number)
+            parent.wait(10)
+            wait_for(lambda: not is_alive(child), limit_s=5.0)
+        finally:
+            parent.kill()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,18 +134,14 @@ def boot(root: Path) -> dict[str, str]:
     command += ["--private-network", f"--machine=meshwright-{os.getpid()}", "--console=pipe"]
     command += [f"--bind-ro={sys.prefix}:/opt/meshwright", f"--bind-ro={ROOT}:/opt/source"]
     command += [] if python.is_relative_to("/usr") else [f"--bind-ro={python}"]
-    command += [
-        "--capability=CAP_BPF,CAP_SYSLOG",
-        "--system-call-filter=bpf",
-    ]  # CAP_BPF: with which systemd holds units to DeviceAllow=
+    command += ["--capability=CAP_BPF,CAP_SYSLOG", "--system-call-filter=bpf"]  # BPF: for DeviceAllow=
     command += [f"--bind={root.parent / 'vfio'}:/dev/vfio/vfio", f"--bind={root.parent / 'other'}:/dev/other"]
     command += ["systemd.unit=inspect.target", "systemd.show_status=no"]
     console = root.parent / "console"
     with console.open("w") as output:
         environment = {**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}
-        child = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        child = subprocess.Popen(command, env=environment, **pipes)
         try:
             child.wait(BOOT_LIMIT_S)
         except subprocess.TimeoutExpired:

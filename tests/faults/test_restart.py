@@ -79,12 +79,8 @@ QUESTIONS: dict[str, Callable[[Client], object]] = {
 
 def await_answers(agent: RunningAgent, told: Sequence[Told]) -> None:
     """Waits until each who asks has been answered ten times by this agent."""
-    before = [len(answered) for answered, _ in told]
-    wait_for(
-        lambda: all(len(answered) >= count + 10 for (answered, _), count in zip(told, before, strict=True)),
-        agent,
-        limit_s=120,
-    )
+    goals = [(answered, len(answered) + 10) for answered, _ in told]
+    wait_for(lambda: all(len(answered) >= goal for answered, goal in goals), agent, limit_s=120)
 
 
 @pytest.mark.timeout(600)
@@ -132,10 +128,8 @@ def test_an_upgrade_ends_a_bench_and_a_compile_as_cancelled_with_the_reason_and_
             assert "the agent is shutting down" in run["error"]["detail"]
         assert ask(after, "/runs?state=running")["runs"] == []
         kept = ask(after, "/leases")["leases"]
-        assert [(each["id"], each["purpose"]) for each in kept] == [
-            (job["id"], "slurm job 7"),
-            (own["id"], "acceptance"),
-        ]
+        purposes = [(each["id"], each["purpose"]) for each in kept]
+        assert purposes == [(job["id"], "slurm job 7"), (own["id"], "acceptance")]
         assert all(900 < each["expires_in_s"] < 1000 for each in kept)
         refused = post_bench(after, {**QUICK, "devices": [2], "lease": own["id"]})
         assert (refused.status_code, refused.json()["code"]) == (409, "device_leased")

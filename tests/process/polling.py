@@ -16,7 +16,7 @@ from tests.agents import RunningAgent
 def polling(agent: RunningAgent, *, every_s: float) -> Iterator[list[float]]:
     """Asks /healthz again and again for the length of the block; gives how long each answer took."""
     duration_s: list[float] = []
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def poll() -> None:
         with httpx.Client(base_url=agent.url, timeout=60) as client:
@@ -24,10 +24,12 @@ def polling(agent: RunningAgent, *, every_s: float) -> Iterator[list[float]]:
                 began_s = time.perf_counter()
                 client.get("/healthz").raise_for_status()
                 duration_s.append(time.perf_counter() - began_s)
+                begun.set()
 
     poller = threading.Thread(target=poll)
     poller.start()
     try:
+        assert begun.wait(timeout=60)
         yield duration_s
     finally:
         ended.set()

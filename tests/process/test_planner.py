@@ -88,9 +88,9 @@ def test_its_refusals_are_those_of_planning_in_this_process(host: RunningAgent, 
     assert {**reply.json(), "request_id": ""} == {**refused.json(), "request_id": ""}
 
 
-def test_more_devices_than_an_agent_lists_are_refused_with_what_works(host: RunningAgent) -> None:
+def test_more_devices_than_an_agent_lists_are_refused_with_what_works(agent: RunningAgent) -> None:
     asked = {"mesh": "dp:8960", "target": LARGE}
-    refused, bare = ask(host, **asked), ask(host, **asked, include_devices=False)
+    refused, bare = ask(agent, **asked), ask(agent, **asked, include_devices=False)
     assert (refused.status_code, [each["field"] for each in refused.json()["errors"]]) == (422, ["include_devices"])
     assert "8,960 devices" in refused.json()["detail"]
     assert "--offline" in refused.json()["hint"]

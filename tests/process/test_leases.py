@@ -210,18 +210,18 @@ def test_simulated_devices_can_be_leased_by_a_scheduler_under_test() -> None:
         wait_for(lambda: ask(agent, "/devices")["devices"][0]["lease"]["expires_in_s"] < left_s, agent, limit_s=30)
 
 
-def test_a_verdict_lives_as_long_as_the_lease(host: RunningAgent) -> None:
-    made_id = lease(host, [0])["id"]
-    path = f"{host.url}/leases/{made_id}/verdict"
+def test_a_verdict_lives_as_long_as_the_lease(agent: RunningAgent) -> None:
+    made_id = lease(agent, [0])["id"]
+    path = f"{agent.url}/leases/{made_id}/verdict"
     missing = httpx.get(path)
     assert (missing.status_code, missing.json()["detail"]) == (404, f"no preflight under lease {made_id} has ended yet")
     wrong = httpx.put(path, json={"state": "bad", "reason": "two\nlines"})
     assert (wrong.status_code, {each["field"] for each in wrong.json()["errors"]}) == (422, {"state", "reason"})
     verdict = {"state": "fault", "reason": "device 3: matmul 101 TFLOP/s, peers' median 610 TFLOP/s"}
     assert httpx.put(path, json=verdict).json() == httpx.get(path).json() == verdict
-    put_lease(host, [0], lease_id=made_id, ttl_s=7200).raise_for_status()  # renewed
+    put_lease(agent, [0], lease_id=made_id, ttl_s=7200).raise_for_status()  # renewed
     assert httpx.get(path).json() == verdict
-    httpx.delete(f"{host.url}/leases/{made_id}").raise_for_status()
+    httpx.delete(f"{agent.url}/leases/{made_id}").raise_for_status()
     assert "has ended" in httpx.get(path).json()["detail"]
-    put_lease(host, [0], lease_id=made_id).raise_for_status()  # a requeued job
+    put_lease(agent, [0], lease_id=made_id).raise_for_status()  # a requeued job
     assert httpx.get(path).status_code == 404

@@ -191,16 +191,9 @@ def compute_on_cpu() -> Answer:
 
 
 STEPS: dict[str, Callable[..., Answer]] = {
-    "create": create,
-    "manage": manage,
-    "build": build,
-    "part_of_host": part_of_host,
-    "on_cpu": compute_on_cpu,
-    "device_mesh": make_device_mesh,
-    "coords": find_coords,
-    "feed": feed,
-    "planned": multiply_as_planned,
-}
+    "create": create, "manage": manage, "build": build, "part_of_host": part_of_host, "on_cpu": compute_on_cpu,
+    "device_mesh": make_device_mesh, "coords": find_coords, "feed": feed, "planned": multiply_as_planned,
+}  # fmt: skip
 
 
 def run_step(step: dict[str, Any]) -> Answer:

@@ -81,15 +81,10 @@ def test_two_processes_build_planned_meshes_and_refuse_wrong_ones_together(tmp_p
     assert first[5]["order"] == expected_order(subset, seen)
     assert all(answers[step]["right"] for answers in (first, second) for step in (2, 4, 14))
     refused = {
-        6: "surplus",
-        7: "contradicts itself",
-        8: "process 1: plan mw1-",
-        9: "hold different plans",
-        10: "with other devices",
-        11: "uses all 16 devices",
-        12: "is for 8 gpu devices",
+        6: "surplus", 7: "contradicts itself", 8: "process 1: plan mw1-", 9: "hold different plans",
+        10: "with other devices", 11: "uses all 16 devices", 12: "is for 8 gpu devices",
         13: "is no file that can be read",
-    }
+    }  # fmt: skip
     for step, words in refused.items():
         for answers in (first, second):
             assert "hint: " in answers[step]["error"], step

@@ -92,17 +92,9 @@ def test_a_configuration_takes_effect_before_the_backend_starts() -> None:
     )
     flags = "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=3"
     assert says == {
-        "started": False,
-        "fraction": "0.9",
-        "own": "1",
-        "flags": flags,
-        "platforms": ["cpu", "cpu"],
-        "capable": 3,
-        "dtype": "float64",
-        "traced": False,
-        "count": 3,
-        "again": [],
-    }
+        "started": False, "fraction": "0.9", "own": "1", "flags": flags, "platforms": ["cpu", "cpu"], "capable": 3,
+        "dtype": "float64", "traced": False, "count": 3, "again": [],
+    }  # fmt: skip
 
 
 def test_without_a_configuration_what_the_process_was_given_stays_in_force() -> None:

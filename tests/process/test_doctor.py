@@ -56,14 +56,6 @@ def test_a_variable_that_hides_the_devices_or_names_others_is_named(
         assert words in said[subject]["seen"]
 
 
-def test_cards_without_a_cuda_plugin_are_named_with_what_to_install(tmp_path: Path) -> None:
-    status, said = examine(tmp_path, host=Host("dgx-h100"))
-    assert (status, said["CUDA plugin"]["level"]) == (1, "wrong")
-    assert "8 GPUs, but JAX has no CUDA plugin" in said["CUDA plugin"]["seen"]
-    assert "meshwright[cuda13]" in said["CUDA plugin"]["fix"]
-    assert said["probe"]["seen"].startswith("8 GPUs, 0 TPU chips")
-
-
 def test_a_driver_that_does_not_answer_is_named_with_its_own_words(tmp_path: Path) -> None:
     _, broken = examine(tmp_path / "a", host=Host("dgx-h100", fail={"nvmlInit": 9}))
     assert (broken["probe"]["level"], "NVML" in broken["probe"]["seen"]) == ("note", True)
@@ -72,13 +64,6 @@ def test_a_driver_that_does_not_answer_is_named_with_its_own_words(tmp_path: Pat
     assert (status, silent["probe"]["level"]) == (1, "wrong")
     assert "did not answer" in silent["probe"]["seen"]
     assert "not known who holds the devices" in silent["device worker"]["seen"]
-
-
-def test_chips_that_a_process_holds_are_left_alone_and_it_is_named(tmp_path: Path) -> None:
-    status, said = examine(tmp_path, host=Host("tpu-v5e-8"))
-    assert (status, said["libtpu"]["level"], said["device worker"]["level"]) == (0, "ok", "note")
-    assert "JAX was not started: process 3110 (python)" in said["device worker"]["seen"]
-    assert "process 3110" in said["devices"]["seen"]
 
 
 def test_a_platform_that_is_not_here_is_said_without_a_traceback_in_the_way_to_mend_it(tmp_path: Path) -> None:

@@ -16,12 +16,8 @@ from tests.process.slice_environment import needs_tpu_compiler
 
 TRAINING = {"global_batch_size": 64, "seq_len": 4096}
 SMALL = {
-    "vocab_size": 256,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+    "vocab_size": 256, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
 
 
 def post(agent: RunningAgent, **fields: Any) -> httpx.Response:

@@ -29,12 +29,8 @@ EXPERTS, CHOSEN = 4, 2
 BF16, F32 = 2, 4
 
 DENSE: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": D,
-    "intermediate_size": F,
-    "num_hidden_layers": L,
-    "num_attention_heads": HEADS,
-}
+    "vocab_size": V, "hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "num_attention_heads": HEADS,
+}  # fmt: skip
 MIXTURE = {**DENSE, "num_experts": EXPERTS, "num_experts_per_tok": CHOSEN}
 
 ATTENTION = 4 * D * D

@@ -254,10 +254,7 @@ PROGRAMS: Final[dict[str, list[Program]]] = {
         Program("dcn", "2*v5e:2x2", {"dp": 2, "fsdp": 4}, build_dp, (0,) * 4 + (1,) * 4),
         Program("dcn-inner", "2*v5e:2x2", {"fsdp": 4, "dp": 2}, build_dp, (0, 1) * 4),
         Program(
-            "transfers",
-            "4*v5e:2x2",
-            {"pp": 2, "dp": 2, "fsdp": 4},
-            build_transfers,
+            "transfers", "4*v5e:2x2", {"pp": 2, "dp": 2, "fsdp": 4}, build_transfers,
             tuple(place // 4 for place in range(16)),
         ),
         Program("dp", "v5p:2x2x2", {"dp": 8}, build_dp),
@@ -271,7 +268,7 @@ PROGRAMS: Final[dict[str, list[Program]]] = {
         *(Program(name, "h100:4", mesh, build) for name, (build, mesh) in BUILDERS.items()),
         Program("windowed", "h100:8", {"dp": 2, "tp": 4}, build_windowed),
     ],
-}
+}  # fmt: skip
 
 
 def build_mesh(program: Program) -> Mesh:
@@ -330,13 +327,10 @@ def main() -> None:
             continue
         head = json.dumps(
             {
-                "mesh": program.mesh,
-                "target": program.target,
-                "jax": jax.__version__,
-                "made_by": version,
+                "mesh": program.mesh, "target": program.target, "jax": jax.__version__, "made_by": version,
                 "granules": program.granules,
             }
-        )
+        )  # fmt: skip
         path = FOLDER / f"{name}.{version}.hlo.gz"
         try:
             serialized = compile_program(program)

@@ -115,11 +115,8 @@ def mix_models() -> dict[str, Any]:
 def test_of_different_models_by_number_only_the_count_is_certain(detect: Detect) -> None:
     shown = detect(FakeNvml(mix_models()), {"CUDA_VISIBLE_DEVICES": "0"})
     assert (shown.device_count, shown.device_kinds, shown.compute_capability, shown.total_memory_mb) == (
-        1,
-        (),
-        None,
-        None,
-    )
+        1, (), None, None,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

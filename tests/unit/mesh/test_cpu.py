@@ -79,12 +79,9 @@ def test_what_was_in_force_before_cpu_context_is_so_again_after_it(raised: type[
     def find_force() -> tuple[Any, ...]:
         constrained = jax.lax.with_sharding_constraint(jnp.arange(16), PartitionSpec("x"))
         return (
-            jax.sharding.get_mesh(),
-            jax.sharding.get_abstract_mesh(),
-            jax.config.jax_default_device,
-            constrained.sharding,
-            jnp.ones(2).devices(),
-        )
+            jax.sharding.get_mesh(), jax.sharding.get_abstract_mesh(), jax.config.jax_default_device,
+            constrained.sharding, jnp.ones(2).devices(),
+        )  # fmt: skip
 
     with jax.default_device(device), jax.set_mesh(before):
         there = find_force()

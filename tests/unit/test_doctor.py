@@ -110,6 +110,7 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("cpu", {"versions": {}}, "wrong jax", "not installed", "pip install 'meshwright[agent,cpu]'"),
     ("cpu", {"facts": None, "facts_error": "no answer within 10 s"}, "wrong probe", "within 10 s", "dmesg"),
     ("gpu", {"nvml_library": False}, "wrong NVIDIA driver", "libnvidia-ml is not", "--gpus all"),
+    ("gpu", {"versions": PLAIN}, "wrong CUDA plugin", "JAX has no CUDA plugin", "meshwright[cuda"),
     ("tpu", {"versions": PLAIN}, "wrong libtpu", "8 TPU chips", "meshwright[tpu]"),
     ("cpu", {"state_error": "[Errno 30] Read-only file system"}, "wrong state directory", "Read-only", "--state-dir"),
 ]

@@ -63,35 +63,29 @@ for name, line, code in json.load(open(sys.argv[1])):
 # ---- how printed output is compared ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("printed", "documented"),
-    [
-        ("all_reduce   814 MB/s   1.29 ms\n", "all_reduce  1.42 GB/s  723 µs"),
-        ("4 of 64 threads · 1.48 TiB", "2 of 2 threads · 23.5 GiB"),
-        ("0   cpu   ? / 2.94 GiB   ?   free", "0   cpu   ? / 2.94 GiB   0   free"),
-        ('{"code":"x","request_id":"9030a05eb8fa0627"}', '{"code":"x",\n "request_id":"7fb8c610cf0dfae3"}'),
-        ('{"a":1,"b":[2,3],"c":4}', '{"a":1,…,"c":4}'),
-        (
-            "run-01a1fd23937752eb2e2502b0f5…  2026-11-21 08:05:29 UTC",
-            "run-01b2fd239377c06bfafe2502b0f5…  2026-11-22 18:05:29 UTC",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("printed", "documented"), [
+    ("all_reduce   814 MB/s   1.29 ms\n", "all_reduce  1.42 GB/s  723 µs"),
+    ("4 of 64 threads · 1.48 TiB", "2 of 2 threads · 23.5 GiB"),
+    ("0   cpu   ? / 2.94 GiB   ?   free", "0   cpu   ? / 2.94 GiB   0   free"),
+    ('{"code":"x","request_id":"9030a05eb8fa0627"}', '{"code":"x",\n "request_id":"7fb8c610cf0dfae3"}'),
+    ('{"a":1,"b":[2,3],"c":4}', '{"a":1,…,"c":4}'),
+    (
+        "run-01a1fd23937752eb2e2502b0f5…  2026-11-21 08:05:29 UTC",
+        "run-01b2fd239377c06bfafe2502b0f5…  2026-11-22 18:05:29 UTC",
+    ),
+])  # fmt: skip
 def test_figures_ids_times_and_folds_may_differ(printed: str, documented: str) -> None:
     assert has_shape(printed, documented)
 
 
-@pytest.mark.parametrize(
-    ("printed", "documented"),
-    [
-        ("worker stopped, generation 2", "worker ready, generation 1"),
-        ("0 cpu free\n1 cpu free\n", "0 cpu free\n"),
-        ("0 cpu free\n", "0 cpu free\n1 cpu free\n"),
-        ('{"a":1,"d":4}', '{"a":1,…,"c":4}'),
-        ("mw1-3231df9ed3ea36febda8b9c14a05c9cf", "mw1-4231ab9ed3ea36febda8b9c14a05c9cf"),
-        ("Traceback (most recent call last)", ""),
-    ],
-)
+@pytest.mark.parametrize(("printed", "documented"), [
+    ("worker stopped, generation 2", "worker ready, generation 1"),
+    ("0 cpu free\n1 cpu free\n", "0 cpu free\n"),
+    ("0 cpu free\n", "0 cpu free\n1 cpu free\n"),
+    ('{"a":1,"d":4}', '{"a":1,…,"c":4}'),
+    ("mw1-3231df9ed3ea36febda8b9c14a05c9cf", "mw1-4231ab9ed3ea36febda8b9c14a05c9cf"),
+    ("Traceback (most recent call last)", ""),
+])  # fmt: skip
 def test_words_and_lines_may_not(printed: str, documented: str) -> None:
     assert not has_shape(printed, documented)
 

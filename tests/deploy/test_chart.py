@@ -90,22 +90,19 @@ def test_helm_has_nothing_to_say_against_the_chart() -> None:
 # ---- values -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"prot": 8790}, "prot"),
-        ({"features": {"kernelog": {"enabled": True}}}, "kernelog"),
-        ({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}, "cpu"),
-        ({"resources": {"limits": {"memory": None}}}, "memory"),
-        ({"runAsUser": 0}, "runAsUser"),
-        ({"token": {"secretName": ""}}, "secretName"),
-        ({"tls": {"clientCertificates": True}}, "secretName"),
-        ({"settings": {"PATH": "/x"}}, "PATH"),
-        ({"image": {"digest": "latest"}}, "digest"),
-        ({"settings": {"MESHWRIGHT_INSECURE": "true"}}, "the chart sets it itself"),
-        ({"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}, r"needs service\.enabled"),
-    ],
-)
+@pytest.mark.parametrize(("values", "words"), [
+    ({"prot": 8790}, "prot"),
+    ({"features": {"kernelog": {"enabled": True}}}, "kernelog"),
+    ({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}, "cpu"),
+    ({"resources": {"limits": {"memory": None}}}, "memory"),
+    ({"runAsUser": 0}, "runAsUser"),
+    ({"token": {"secretName": ""}}, "secretName"),
+    ({"tls": {"clientCertificates": True}}, "secretName"),
+    ({"settings": {"PATH": "/x"}}, "PATH"),
+    ({"image": {"digest": "latest"}}, "digest"),
+    ({"settings": {"MESHWRIGHT_INSECURE": "true"}}, "the chart sets it itself"),
+    ({"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}, r"needs service\.enabled"),
+])  # fmt: skip
 def test_a_value_that_is_wrong_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(helm_python.HelmError, match=words):
         render(values)
@@ -144,19 +141,16 @@ def test_the_default_pod_asks_for_nothing() -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
-@pytest.mark.parametrize(
-    ("feature", "given"),
-    [
-        ("hostPID", {"hostPID"}),
-        ("kernelLog", {"privileged", "root", "hostPath"}),
-        ("nodeLabels", {"hostPath", "initContainers"}),
-        ("nvidiaRuntime", {"runtimeClassName"}),
-        ("privileged", {"privileged", "root"}),
-        ("hostPort", {"hostPort"}),
-        ("hostNetwork", {"hostNetwork"}),
-        ("hostSocket", {"hostPath", "initContainers"}),
-    ],
-)
+@pytest.mark.parametrize(("feature", "given"), [
+    ("hostPID", {"hostPID"}),
+    ("kernelLog", {"privileged", "root", "hostPath"}),
+    ("nodeLabels", {"hostPath", "initContainers"}),
+    ("nvidiaRuntime", {"runtimeClassName"}),
+    ("privileged", {"privileged", "root"}),
+    ("hostPort", {"hostPort"}),
+    ("hostNetwork", {"hostNetwork"}),
+    ("hostSocket", {"hostPath", "initContainers"}),
+])  # fmt: skip
 def test_each_feature_brings_its_own_rights_and_no_others(feature: str, given: set[str]) -> None:
     assert list_rights(read_pod(switch_on(feature))) == given
 

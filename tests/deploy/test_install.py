@@ -32,14 +32,11 @@ def install(*arguments: str, root: Path | None = None, **variables: str) -> subp
     return subprocess.run([*before, *command], capture_output=True, text=True, env=environment, timeout=500)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("agent,cpu", "agent"), "one argument at most"),
-        (("agent; reboot",), "is no list of extras"),
-        (("cuda13",), "has no agent in it; such as agent,cuda13"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("agent,cpu", "agent"), "one argument at most"),
+    (("agent; reboot",), "is no list of extras"),
+    (("cuda13",), "has no agent in it; such as agent,cuda13"),
+])  # fmt: skip
 def test_what_it_is_not_told_rightly_it_refuses_with_what_would_be(arguments: tuple[str, ...], said: str) -> None:
     done = install(*arguments)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr

@@ -80,14 +80,11 @@ def test_the_manager_hears_from_the_agent_and_stops_it_gently() -> None:
     assert unit["StateDirectory"] == unit["RuntimeDirectory"] == "meshwright"
 
 
-@pytest.mark.parametrize(
-    ("file", "driver"),
-    [
-        ("/dev/nvidia0", "nvidia"), ("/dev/nvidiactl", "nvidia-frontend"),
-        ("/dev/nvidia-caps/nvidia-cap1", "nvidia-caps"), ("/dev/accel/accel0", "accel"), ("/dev/vfio/0", "vfio"),
-        ("/dev/vfio/devices/vfio0", "vfio-dev"), ("/dev/vfio/vfio", "misc"), ("/dev/iommu", "misc"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "driver"), [
+    ("/dev/nvidia0", "nvidia"), ("/dev/nvidiactl", "nvidia-frontend"),
+    ("/dev/nvidia-caps/nvidia-cap1", "nvidia-caps"), ("/dev/accel/accel0", "accel"), ("/dev/vfio/0", "vfio"),
+    ("/dev/vfio/devices/vfio0", "vfio-dev"), ("/dev/vfio/vfio", "misc"), ("/dev/iommu", "misc"),
+])  # fmt: skip
 def test_the_sandbox_lets_the_agent_open_what_accelerators_are_opened_by(file: str, driver: str) -> None:
     """Drivers as /proc/devices names them; of misc no more than single files. Source: Linux, drivers/vfio."""
     allowed = [value.removesuffix(" rw") for value in read_unit()["DeviceAllow"]]

@@ -59,18 +59,15 @@ def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: st
     assert "meshwright_" in ask(lambda c: c.metrics())
 
 
-@pytest.mark.parametrize(
-    ("question", "error"),
-    [
-        (lambda c: c.plan("dp:2,dp:2"), InvalidMeshError),
-        (lambda c: c.plan("dp:2"), PlanInfeasibleError),
-        (lambda c: c.batch_size("abacus"), UnknownHardwareError),
-        (lambda c: c.run("run-none"), NotFoundError),
-        (lambda c: c.run(".."), NotFoundError),
-        (lambda c: c.run_events("run-none"), NotFoundError),
-        (lambda c: c.environment("custom"), InvalidRequestError),
-    ],
-)
+@pytest.mark.parametrize(("question", "error"), [
+    (lambda c: c.plan("dp:2,dp:2"), InvalidMeshError),
+    (lambda c: c.plan("dp:2"), PlanInfeasibleError),
+    (lambda c: c.batch_size("abacus"), UnknownHardwareError),
+    (lambda c: c.run("run-none"), NotFoundError),
+    (lambda c: c.run(".."), NotFoundError),
+    (lambda c: c.run_events("run-none"), NotFoundError),
+    (lambda c: c.environment("custom"), InvalidRequestError),
+])  # fmt: skip
 def test_the_fake_refuses_as_the_real_agent_does(agent: RunningAgent, question: Any, error: type[ProblemError]) -> None:
     with pytest.raises(error) as real:
         _ask(agent, "sync", "tcp", question)

@@ -38,14 +38,10 @@ def test_this_machine_with_two_virtual_devices_is_well_and_nothing_is_made(tmp_p
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize(
-    ("host", "environ", "wrong"),
-    [
-        (Host("dgx-h100"), {"CUDA_VISIBLE_DEVICES": "-1"}, {"CUDA_VISIBLE_DEVICES": "hides every GPU"}),
-        (Host("tpu-v5p-4"), {"JAX_PLATFORMS": "cpu"}, {"JAX_PLATFORMS": "ignores the accelerators"}),
-    ],
-    ids=lambda value: value.machine if isinstance(value, Host) else " ".join(value.values()),
-)
+@pytest.mark.parametrize(("host", "environ", "wrong"), [
+    (Host("dgx-h100"), {"CUDA_VISIBLE_DEVICES": "-1"}, {"CUDA_VISIBLE_DEVICES": "hides every GPU"}),
+    (Host("tpu-v5p-4"), {"JAX_PLATFORMS": "cpu"}, {"JAX_PLATFORMS": "ignores the accelerators"}),
+], ids=lambda value: value.machine if isinstance(value, Host) else " ".join(value.values()))  # fmt: skip
 def test_a_variable_that_hides_the_devices_or_names_others_is_named(
     host: Host, environ: dict[str, str], wrong: dict[str, str], tmp_path: Path
 ) -> None:

@@ -71,15 +71,12 @@ def test_its_answer_is_that_of_planning_in_this_process(host: RunningAgent) -> N
         assert ask(host, **body).text == here.post("/mesh/plan", json=body).text
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"mesh": "dp:9", "target": "v5e:2x4"},
-        {"mesh": "dp:8", "target": "v5q:2x4"},
-        {"mesh": "dp:8", "target": "v5e:2x4", "dcn": "zz:2"},
-        {"mesh": "dp:8", "topology": []},
-    ],
-)
+@pytest.mark.parametrize("body", [
+    {"mesh": "dp:9", "target": "v5e:2x4"},
+    {"mesh": "dp:8", "target": "v5q:2x4"},
+    {"mesh": "dp:8", "target": "v5e:2x4", "dcn": "zz:2"},
+    {"mesh": "dp:8", "topology": []},
+])  # fmt: skip
 def test_its_refusals_are_those_of_planning_in_this_process(host: RunningAgent, body: dict[str, Any]) -> None:
     with httpx.Client(transport=FakeAgent().transport(), base_url="http://fake-agent") as here:
         refused, reply = here.post("/mesh/plan", json=body), ask(host, **body)

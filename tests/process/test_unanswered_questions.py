@@ -57,14 +57,11 @@ def fail(folder: Path, failing: dict[str, int]) -> None:
     new.rename(path)
 
 
-@pytest.mark.parametrize(
-    ("failing", "component", "words"),
-    [
-        ({f"nvmlDeviceGetRemappedRows:{UUID}": 10}, f"memory:{UUID}", "NVML_ERROR_TIMEOUT"),
-        ({f"nvmlDeviceGetHandleByIndex:{UUID}": 4}, "inventory", "7 of 8 devices are here; missing: "),
-        ({"nvmlInit": 4}, "driver", "Insufficient Permissions"),  # all cards of before are missing
-    ],
-)
+@pytest.mark.parametrize(("failing", "component", "words"), [
+    ({f"nvmlDeviceGetRemappedRows:{UUID}": 10}, f"memory:{UUID}", "NVML_ERROR_TIMEOUT"),
+    ({f"nvmlDeviceGetHandleByIndex:{UUID}": 4}, "inventory", "7 of 8 devices are here; missing: "),
+    ({"nvmlInit": 4}, "driver", "Insufficient Permissions"),  # all cards of before are missing
+])  # fmt: skip
 def test_a_card_that_does_not_answer_passes_no_check(
     host: tuple[RunningAgent, Path], tmp_path: Path, failing: dict[str, int], component: str, words: str
 ) -> None:

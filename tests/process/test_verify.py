@@ -73,13 +73,10 @@ def test_a_closure_is_brought_over_and_a_step_that_nothing_splits_is_told() -> N
     assert [notice.code for notice in found.warnings] == ["nothing_is_split"]
 
 
-@pytest.mark.parametrize(
-    ("ask", "reason"),
-    [
-        (lambda: verify(make_plan(), steps.mismatched, steps.WEIGHTS, steps.BATCH), "does not trace: TypeError: dot_g"),
-        (lambda: verify(make_plan(), f"{MODULE}:fails"), "the builder failed: RuntimeError: no such checkpoint"),
-    ],
-)
+@pytest.mark.parametrize(("ask", "reason"), [
+    (lambda: verify(make_plan(), steps.mismatched, steps.WEIGHTS, steps.BATCH), "does not trace: TypeError: dot_g"),
+    (lambda: verify(make_plan(), f"{MODULE}:fails"), "the builder failed: RuntimeError: no such checkpoint"),
+])  # fmt: skip
 def test_a_step_that_cannot_be_traced_is_not_compiled_and_says_where(
     ask: Callable[[], Verification], reason: str
 ) -> None:
@@ -90,15 +87,12 @@ def test_a_step_that_cannot_be_traced_is_not_compiled_and_says_where(
     assert any(line.strip() for line in found.log)
 
 
-@pytest.mark.parametrize(
-    ("step", "said"),
-    [
-        ("tests.process.no_such:build", "there is no module tests.process.no_such"),
-        (f"{MODULE}:nobody", "has no nobody; it has build, "),
-        (f"{MODULE}:WEIGHTS", "a step is a function"),
-        (f"{ROOT}/no/such/file.py:build", "there is no file"),
-    ],
-)
+@pytest.mark.parametrize(("step", "said"), [
+    ("tests.process.no_such:build", "there is no module tests.process.no_such"),
+    (f"{MODULE}:nobody", "has no nobody; it has build, "),
+    (f"{MODULE}:WEIGHTS", "a step is a function"),
+    (f"{ROOT}/no/such/file.py:build", "there is no file"),
+])  # fmt: skip
 def test_a_step_that_is_not_there_is_refused(step: str, said: str) -> None:
     before = list_own_children(os.getpid())
     with pytest.raises(InvalidRequestError, match=said):

@@ -73,13 +73,9 @@ def test_any_other_exception_is_a_failed_run_with_its_traceback_and_the_child_li
 # death
 
 
-@pytest.mark.parametrize(
-    ("op", "ending"),
-    [
-        ("abort", "killed by SIGABRT"),
-        ("leave", "exited with status 3"),
-    ],
-)
+@pytest.mark.parametrize(("op", "ending"), [
+    ("abort", "killed by SIGABRT"), ("leave", "exited with status 3"),
+])  # fmt: skip
 def test_a_crash_names_how_the_child_ended_and_the_next_call_gets_a_new_one(op: str, ending: str) -> None:
     async def scenario(child: Child) -> None:
         with fails("worker_failed", rf"{op} was asked of the faulty worker \(generation 1, pid .*{ending}") as caught:
@@ -149,16 +145,13 @@ def test_a_child_that_closes_its_socket_and_lives_on_is_killed() -> None:
 # starting
 
 
-@pytest.mark.parametrize(
-    ("fault", "match"),
-    [
-        ("raise", "it cannot work: RuntimeError: no devices were found"),
-        ("exit", "exited with status 3"),
-        ("hang", "was not ready within 2 s"),
-        ("wrong protocol", "protocol, kind, generation, pid .2, 'faulty', 1,"),
-        ("progress first", "broke the protocol: .* that nobody waits for"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "match"), [
+    ("raise", "it cannot work: RuntimeError: no devices were found"),
+    ("exit", "exited with status 3"),
+    ("hang", "was not ready within 2 s"),
+    ("wrong protocol", "protocol, kind, generation, pid .2, 'faulty', 1,"),
+    ("progress first", "broke the protocol: .* that nobody waits for"),
+])  # fmt: skip
 def test_a_child_that_does_not_say_hello_as_it_should_fails_the_start(fault: str, match: str) -> None:
     async def scenario(child: Child) -> None:
         with fails("worker_failed", match) as caught:
@@ -175,13 +168,10 @@ def test_a_child_that_does_not_say_hello_as_it_should_fails_the_start(fault: str
     supervise(scenario, fault=fault, start_timeout_s=2.0, backoff_initial_s=30)
 
 
-@pytest.mark.parametrize(
-    ("spec", "match"),
-    [
-        ({"module": "tests.fakes.no_such_module"}, "exited with status 1"),
-        ({"environment": lambda: {}["gone"]}, "could not be started .KeyError: 'gone'"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "match"), [
+    ({"module": "tests.fakes.no_such_module"}, "exited with status 1"),
+    ({"environment": lambda: {}["gone"]}, "could not be started .KeyError: 'gone'"),
+])  # fmt: skip
 def test_a_child_that_cannot_even_be_spawned_fails_the_start(spec: dict[str, Any], match: str) -> None:
     async def scenario(child: Child) -> None:
         with fails("worker_failed", match) as caught:

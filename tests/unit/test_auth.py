@@ -58,23 +58,20 @@ def test_a_new_token_is_known_by_its_line_and_its_secret_stands_nowhere_in_it() 
     assert len({make_token("a", "read")[0] for _ in range(50)}) == 50
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("prolog operate", "2 words"),
-        (f"prolog operate sha256:{DIGEST} a b", "5 words"),
-        (f"-x read sha256:{DIGEST}", "the name"),
-        (f"prolog write sha256:{DIGEST}", "the scope"),
-        (f"prolog read,operate sha256:{DIGEST}", "the scope"),
-        (f"prolog read sha256:{DIGEST[1:]}", "third word"),
-        (f"prolog read {DIGEST}", "third word"),
-        (f"prolog read sha256:{DIGEST} until=2027-01-01T00:00:00Z", "fourth word"),
-        (f"prolog read sha256:{DIGEST} expires=2027-01-01", "RFC 3339"),
-        (f"prolog read sha256:{DIGEST} expires=2027-01-01T00:00:00", "RFC 3339"),
-        (f"first read sha256:{'1' * 64}", "stands on a line before"),
-        (f"second read sha256:{'f' * 64}", "stands on a line before"),
-    ],
-)
+@pytest.mark.parametrize(("line", "words"), [
+    ("prolog operate", "2 words"),
+    (f"prolog operate sha256:{DIGEST} a b", "5 words"),
+    (f"-x read sha256:{DIGEST}", "the name"),
+    (f"prolog write sha256:{DIGEST}", "the scope"),
+    (f"prolog read,operate sha256:{DIGEST}", "the scope"),
+    (f"prolog read sha256:{DIGEST[1:]}", "third word"),
+    (f"prolog read {DIGEST}", "third word"),
+    (f"prolog read sha256:{DIGEST} until=2027-01-01T00:00:00Z", "fourth word"),
+    (f"prolog read sha256:{DIGEST} expires=2027-01-01", "RFC 3339"),
+    (f"prolog read sha256:{DIGEST} expires=2027-01-01T00:00:00", "RFC 3339"),
+    (f"first read sha256:{'1' * 64}", "stands on a line before"),
+    (f"second read sha256:{'f' * 64}", "stands on a line before"),
+])  # fmt: skip
 def test_a_wrong_line_is_named_by_its_number_and_its_digest_is_not_shown(line: str, words: str) -> None:
     with pytest.raises(ValueError, match=r"^line 2: ") as caught:
         parse_tokens(f"first read sha256:{'f' * 64}\n{line}\n")
@@ -166,19 +163,16 @@ def test_with_a_ca_for_clients_tcp_must_show_a_certificate(tmp_path: Path) -> No
     assert authenticator.identify(Peer("uid:0", 0), None).scope == "admin"
 
 
-@pytest.mark.parametrize(
-    ("admins", "peer", "scope"),
-    [
-        ("root,self,@meshwright", Peer("uid:0", 0), "admin"),
-        ("root,self,@meshwright", Peer(f"uid:{os.geteuid()}", os.geteuid()), "admin"),
-        ("root,self,@meshwright", Peer("uid:4711", 4711, frozenset({4711})), "read"),
-        ("4711", Peer("uid:4711", 4711), "admin"),
-        ("@815", Peer("uid:4711", 4711, frozenset({9, 815})), "admin"),
-        ("815", Peer("uid:4711", 4711, frozenset({815})), "read"),
-        ("", Peer("uid:0", 0), "read"),
-        ("nobody-of-this-name", Peer("uid:unknown"), "read"),
-    ],
-)
+@pytest.mark.parametrize(("admins", "peer", "scope"), [
+    ("root,self,@meshwright", Peer("uid:0", 0), "admin"),
+    ("root,self,@meshwright", Peer(f"uid:{os.geteuid()}", os.geteuid()), "admin"),
+    ("root,self,@meshwright", Peer("uid:4711", 4711, frozenset({4711})), "read"),
+    ("4711", Peer("uid:4711", 4711), "admin"),
+    ("@815", Peer("uid:4711", 4711, frozenset({9, 815})), "admin"),
+    ("815", Peer("uid:4711", 4711, frozenset({815})), "read"),
+    ("", Peer("uid:0", 0), "read"),
+    ("nobody-of-this-name", Peer("uid:unknown"), "read"),
+])  # fmt: skip
 def test_on_the_unix_socket_one_setting_says_who_is_admin(admins: str, peer: Peer, scope: str) -> None:
     assert _authenticate(uds_admins=admins).identify(peer, None) == Caller(peer.name, scope)  # type: ignore[arg-type]
 

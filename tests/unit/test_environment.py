@@ -75,26 +75,23 @@ def test_every_fraction_in_range_survives_the_way_through_the_environment(fracti
     assert float(built[FRACTION]) == fraction
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("memory_strategy", "greedy"),
-        ("memory_fraction", 2),
-        ("enable_x64", "false"),
-        ("enable_jit", 1),
-        ("platform_priority", "gpu"),
-        ("platform_priority", 5),
-        ("platform_priority", [1]),
-        ("environment_variables", None),
-        ("memory_fraction", "0.5"),
-        ("environment_variables", {"NOT A NAME": "1"}),
-        ("environment_variables", {"": "1"}),
-        ("environment_variables", {"LEVEL": 3}),
-        ("environment_variables", {"LEVEL": "a\0b"}),
-        ("environment_variables", {"XLA_FLAGS": "--xla_a=1 stray --xla_b=2"}),
-        ("environment_variables", {"XLA_FLAGS": "/etc/flags"}),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    ("memory_strategy", "greedy"),
+    ("memory_fraction", 2),
+    ("enable_x64", "false"),
+    ("enable_jit", 1),
+    ("platform_priority", "gpu"),
+    ("platform_priority", 5),
+    ("platform_priority", [1]),
+    ("environment_variables", None),
+    ("memory_fraction", "0.5"),
+    ("environment_variables", {"NOT A NAME": "1"}),
+    ("environment_variables", {"": "1"}),
+    ("environment_variables", {"LEVEL": 3}),
+    ("environment_variables", {"LEVEL": "a\0b"}),
+    ("environment_variables", {"XLA_FLAGS": "--xla_a=1 stray --xla_b=2"}),
+    ("environment_variables", {"XLA_FLAGS": "/etc/flags"}),
+])  # fmt: skip
 def test_a_wrong_value_is_refused_when_made_and_when_set_later(field: str, value: object) -> None:
     with pytest.raises(ValueError):
         DeviceConfiguration(**{field: value})  # type: ignore[arg-type]

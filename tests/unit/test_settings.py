@@ -35,15 +35,12 @@ def test_without_anything_said_the_agent_is_on_loopback_only() -> None:
     assert (settings.host, settings.port, settings.uds) == ("127.0.0.1", DEFAULT_PORT, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("PORT", "0", 0), ("CPU_DEVICES", "8", 8), ("IDLE_RELEASE_S", "0.5", 0.5),
-        ("MEMORY_STRATEGY", "aggressive", "aggressive"), ("UDS", "/run/agent.sock", Path("/run/agent.sock")),
-        ("HOST", "", ""), ("UDS", "", None), ("SIMULATE", "64*H100:8", "64*h100:8"),
-        ("SIMULATE", "v5p-8", "v5p:2x2x1"), ("SIMULATE", "", None), ("COMPILE_TIMEOUT_S", "2.5", 2.5),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "text", "value"), [
+    ("PORT", "0", 0), ("CPU_DEVICES", "8", 8), ("IDLE_RELEASE_S", "0.5", 0.5),
+    ("MEMORY_STRATEGY", "aggressive", "aggressive"), ("UDS", "/run/agent.sock", Path("/run/agent.sock")),
+    ("HOST", "", ""), ("UDS", "", None), ("SIMULATE", "64*H100:8", "64*h100:8"),
+    ("SIMULATE", "v5p-8", "v5p:2x2x1"), ("SIMULATE", "", None), ("COMPILE_TIMEOUT_S", "2.5", 2.5),
+])  # fmt: skip
 def test_each_setting_is_also_an_environment_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any
 ) -> None:
@@ -130,16 +127,13 @@ def test_names_of_numbers_carry_their_unit() -> None:
 # ---- the command line -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--port", "70000"], "--port / MESHWRIGHT_PORT: "),
-        (["--cpu-devices", "0"], "--cpu-devices / MESHWRIGHT_CPU_DEVICES: "),
-        (["--memory-strategy", "greedy"], "--memory-strategy / MESHWRIGHT_MEMORY_STRATEGY: "),
-        (["--idle-release-s", "-1"], "--idle-release-s / MESHWRIGHT_IDLE_RELEASE_S: "),
-        (["--log-level", "loud"], "--log-level / MESHWRIGHT_LOG_LEVEL: "),
-    ],
-)
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--port", "70000"], "--port / MESHWRIGHT_PORT: "),
+    (["--cpu-devices", "0"], "--cpu-devices / MESHWRIGHT_CPU_DEVICES: "),
+    (["--memory-strategy", "greedy"], "--memory-strategy / MESHWRIGHT_MEMORY_STRATEGY: "),
+    (["--idle-release-s", "-1"], "--idle-release-s / MESHWRIGHT_IDLE_RELEASE_S: "),
+    (["--log-level", "loud"], "--log-level / MESHWRIGHT_LOG_LEVEL: "),
+])  # fmt: skip
 def test_a_value_out_of_bounds_is_a_usage_error_of_one_line(flags: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["serve", *flags])
     assert result.exit_code == 2
@@ -167,16 +161,13 @@ def test_every_flag_of_serve_is_a_setting() -> None:
 # ---- simulated hosts ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--simulate", "v5q:4x4"], "did you mean"),
-        (["--simulate", "v5p:3x4x4"], "v5p"),
-        (["--simulate", "?"], "is no name"),
-        (["--simulate", "4096*h100:8"], "simulates up to 4096"),
-        (["--simulate", "h100:8", "--cpu-devices", "8"], "stands beside cpu_devices"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--simulate", "v5q:4x4"], "did you mean"),
+    (["--simulate", "v5p:3x4x4"], "v5p"),
+    (["--simulate", "?"], "is no name"),
+    (["--simulate", "4096*h100:8"], "simulates up to 4096"),
+    (["--simulate", "h100:8", "--cpu-devices", "8"], "stands beside cpu_devices"),
+])  # fmt: skip
 @pytest.mark.parametrize("command", ["serve", "doctor"])
 def test_a_target_that_cannot_be_simulated_is_a_usage_error_with_the_reason(
     command: str, flags: list[str], said: str

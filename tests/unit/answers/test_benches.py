@@ -124,13 +124,10 @@ def test_no_bench_opens_devices_that_nobody_could_look_at(tmp_path: Path, dgx: M
     run_scene(tmp_path, [look(dgx), UnavailableError("the probe did not answer", code="worker_failed")], [{}], test)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"compute_mode": "prohibited"}, "device 3 .* prohibited"),
-        ({"compute_mode": "exclusive_process", "processes": (FOREIGN,)}, "device 3 .* process 4711"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"compute_mode": "prohibited"}, "device 3 .* prohibited"),
+    ({"compute_mode": "exclusive_process", "processes": (FOREIGN,)}, "device 3 .* process 4711"),
+])  # fmt: skip
 def test_what_closes_a_device_while_a_bench_waits_fails_it_and_opens_nothing(
     tmp_path: Path, dgx: Machine, changes: dict[str, Any], reason: str
 ) -> None:

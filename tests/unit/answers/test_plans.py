@@ -82,21 +82,18 @@ def read(maker: PlanMaker, request: PlanRequest | SearchRequest) -> Plans:
 # ---- where a plan is made -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("request_", "is_large"),
-    [
-        (TARGET, False),
-        (PlanRequest(mesh="x:-1", target=f"{LARGE_DEVICES // 8}*h100:8"), False),
-        (PlanRequest(mesh="x:-1", target=f"{LARGE_DEVICES // 8 + 1}*h100:8"), True),
-        (
-            SearchRequest(
-                targets=("512*h100:8", "v5p:8x8x8"), model="llama3-8b", training=TrainingSpec(global_batch_size=64)
-            ),
-            True,
+@pytest.mark.parametrize(("request_", "is_large"), [
+    (TARGET, False),
+    (PlanRequest(mesh="x:-1", target=f"{LARGE_DEVICES // 8}*h100:8"), False),
+    (PlanRequest(mesh="x:-1", target=f"{LARGE_DEVICES // 8 + 1}*h100:8"), True),
+    (
+        SearchRequest(
+            targets=("512*h100:8", "v5p:8x8x8"), model="llama3-8b", training=TrainingSpec(global_batch_size=64)
         ),
-        (PlanRequest(mesh="x:1", target="no-such-chip"), False),
-    ],
-)
+        True,
+    ),
+    (PlanRequest(mesh="x:1", target="no-such-chip"), False),
+])  # fmt: skip
 def test_a_large_request_has_a_planner_of_its_own(request_: PlanRequest | SearchRequest, is_large: bool) -> None:
     small, large = answering(ANSWER), answering(ANSWER)
     asyncio.run(build(small, large=large).answer(request_))
@@ -106,15 +103,12 @@ def test_a_large_request_has_a_planner_of_its_own(request_: PlanRequest | Search
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("failure", "raised"),
-    [
-        (PlanInfeasibleError("no", hint="other"), PlanInfeasibleError),
-        (UnavailableError("gone", code="worker_failed"), UnavailableError),
-        (CallCancelled("closing"), UnavailableError),
-        (FrameError("too long"), InvalidRequestError),
-    ],
-)
+@pytest.mark.parametrize(("failure", "raised"), [
+    (PlanInfeasibleError("no", hint="other"), PlanInfeasibleError),
+    (UnavailableError("gone", code="worker_failed"), UnavailableError),
+    (CallCancelled("closing"), UnavailableError),
+    (FrameError("too long"), InvalidRequestError),
+])  # fmt: skip
 def test_what_the_child_cannot_do_is_a_problem_and_the_next_request_is_answered(
     failure: Exception, raised: type[Exception]
 ) -> None:

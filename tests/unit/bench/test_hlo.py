@@ -38,18 +38,15 @@ TUPLE = build("""  %h = f32[1,4] slice(%p), slice={[0:1], [0:4]}
   ROOT %r = f32[1,8] concatenate(%u, %u), dimensions={1}""")
 
 
-@pytest.mark.parametrize(
-    ("program", "case", "found"),
-    [
-        (SYNC, "all_reduce", True),
-        (TWICE, "all_reduce", True),
-        (PAIRS, "all_gather", True),
-        (PAIRS, "permute", True),
-        (PAIRS, "all_reduce", True),
-        (TUPLE, "all_to_all", True),
-        (SYNC, "reduce_scatter", True),  # as CPU and GPU may write it
-        (SYNC, "all_gather", False),  # it was taken out
-    ],
-)
+@pytest.mark.parametrize(("program", "case", "found"), [
+    (SYNC, "all_reduce", True),
+    (TWICE, "all_reduce", True),
+    (PAIRS, "all_gather", True),
+    (PAIRS, "permute", True),
+    (PAIRS, "all_reduce", True),
+    (TUPLE, "all_to_all", True),
+    (SYNC, "reduce_scatter", True),  # as CPU and GPU may write it
+    (SYNC, "all_gather", False),  # it was taken out
+])  # fmt: skip
 def test_a_collective_is_found_in_the_compiled_program(program: Module, case: str, found: bool) -> None:
     assert has_collective(KINDS[case], program) is found  # type: ignore[index]

@@ -127,13 +127,9 @@ def test_a_device_that_is_hidden_from_jax_is_not_opened() -> None:
     check(build_host(2, "gpu", changes=changes), devices=[0])
 
 
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ({"job": "slurm 7"}, "in slurm 7"),
-        ({"job": "pod p-1"}, "in pod p-1"),
-    ],
-)
+@pytest.mark.parametrize(("where", "words"), [
+    ({"job": "slurm 7"}, "in slurm 7"), ({"job": "pod p-1"}, "in pod p-1"),
+])  # fmt: skip
 def test_who_is_in_the_way_is_named_with_command_and_place(where: dict[str, str], words: str) -> None:
     processes = tuple(DeviceProcess(pid=pid, command=f"python train{pid}.py", **where) for pid in (5, 6))
     with pytest.raises(DeviceBusyError) as caught:

@@ -54,20 +54,17 @@ def test_a_mesh_is_filled_in_and_runs_over_each_axis_or_the_named_one() -> None:
     assert str(scope(devices=[4, 5], mesh="a:1,b:2").mesh) == "a:1,b:2"
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ({"devices": [0, 9]}, "devices", "device 9 is not there; this host has 8"),
-        ({"devices": [-1]}, "devices", "device -1 is not there"),
-        ({"devices": [1, 1]}, "devices", "device 1 is named 2 times"),
-        ({"mesh": "dp:2,tp:2"}, "mesh", "mesh dp:2,tp:2 has 4 places for 8 devices"),
-        ({"mesh": "dp:16"}, "mesh", "16 places for 8 devices"),
-        ({"mesh": "dp:3,tp:-1"}, "mesh", "does not divide 8 devices"),
-        ({"mesh": "dp:8", "devices": [0, 1]}, "mesh", "8 places for 2 devices"),
-        ({"mesh": "dp:8", "axis": "tp"}, "axis", "axis 'tp' is not in mesh dp:8"),
-        ({"axis": "tp"}, "axis", "axis 'tp' is not in mesh x:8"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "field", "words"), [
+    ({"devices": [0, 9]}, "devices", "device 9 is not there; this host has 8"),
+    ({"devices": [-1]}, "devices", "device -1 is not there"),
+    ({"devices": [1, 1]}, "devices", "device 1 is named 2 times"),
+    ({"mesh": "dp:2,tp:2"}, "mesh", "mesh dp:2,tp:2 has 4 places for 8 devices"),
+    ({"mesh": "dp:16"}, "mesh", "16 places for 8 devices"),
+    ({"mesh": "dp:3,tp:-1"}, "mesh", "does not divide 8 devices"),
+    ({"mesh": "dp:8", "devices": [0, 1]}, "mesh", "8 places for 2 devices"),
+    ({"mesh": "dp:8", "axis": "tp"}, "axis", "axis 'tp' is not in mesh dp:8"),
+    ({"axis": "tp"}, "axis", "axis 'tp' is not in mesh x:8"),
+])  # fmt: skip
 def test_what_is_not_there_is_refused_with_the_field_and_a_value_that_works(
     fields: dict[str, object], field: str, words: str
 ) -> None:

@@ -121,18 +121,15 @@ def test_a_mesh_beside_a_stored_plan_is_refused_since_the_plan_has_one() -> None
     assert caught.value.errors[0]["field"] == "mesh"
 
 
-@pytest.mark.parametrize(
-    ("hardware", "target", "is_refused"),
-    [
-        ("h100", "cpu:4", True),
-        ("cpu", "cpu:4", False),
-        ("h100", "h100-pcie:4", False),  # the type, of which there are two chips
-        ("h100-pcie", "h100:4", True),
-        ("NVIDIA H100 80GB HBM3", "h100:4", False),
-        ("tpu_v5e", "v5e:2x2", False),
-        ("v5p", "v5e:2x2", True),
-    ],
-)
+@pytest.mark.parametrize(("hardware", "target", "is_refused"), [
+    ("h100", "cpu:4", True),
+    ("cpu", "cpu:4", False),
+    ("h100", "h100-pcie:4", False),  # the type, of which there are two chips
+    ("h100-pcie", "h100:4", True),
+    ("NVIDIA H100 80GB HBM3", "h100:4", False),
+    ("tpu_v5e", "v5e:2x2", False),
+    ("v5p", "v5e:2x2", True),
+])  # fmt: skip
 def test_the_table_is_of_the_chip_that_is_compiled_for(hardware: str, target: str, is_refused: bool) -> None:
     def asking() -> CompileTask:
         return ask_batch(hardware=hardware, target=target)
@@ -145,15 +142,12 @@ def test_the_table_is_of_the_chip_that_is_compiled_for(hardware: str, target: st
     assert caught.value.errors[0]["field"] == "hardware"
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"mesh": None, "target": "cpu:4"}, "mesh"),
-        ({"model": None, "target": "cpu:4"}, "model"),
-        ({"training": None, "target": "cpu:4"}, "training"),
-        ({"target": "v5q:1"}, "target"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "field"), [
+    ({"mesh": None, "target": "cpu:4"}, "mesh"),
+    ({"model": None, "target": "cpu:4"}, "model"),
+    ({"training": None, "target": "cpu:4"}, "training"),
+    ({"target": "v5q:1"}, "target"),
+])  # fmt: skip
 def test_a_batch_that_cannot_be_looked_for_is_refused_by_the_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ProblemError) as caught:
         ask_batch(**fields)

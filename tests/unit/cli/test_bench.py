@@ -43,14 +43,10 @@ def test_records_show_bandwidth_spread_and_whether_they_were_right(meshwright: C
     assert all(row.rstrip().endswith("ok") for row in rows.values())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field", "value"),
-    [
-        (("--suite", "full"), "suite", "full"),
-        (("--case", "matmul"), "cases", ["matmul"]),
-        (("--devices", "0,1"), "devices", [0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "field", "value"), [
+    (("--suite", "full"), "suite", "full"), (("--case", "matmul"), "cases", ["matmul"]),
+    (("--devices", "0,1"), "devices", [0, 1]),
+])  # fmt: skip
 def test_every_option_reaches_the_agent(
     meshwright: CommandLine, arguments: tuple[str, ...], field: str, value: object
 ) -> None:
@@ -105,14 +101,11 @@ def test_latest_with_no_records_is_1(meshwright: CommandLine) -> None:
     assert meshwright("bench", "--latest").code == 1
 
 
-@pytest.mark.parametrize(
-    ("outcome", "code"),
-    [
-        (errors.UnavailableError("it died", log=["Fatal Python error"], code="worker_failed"), 1),
-        (errors.RunFailedError("released", code="run_cancelled"), 1),
-        (errors.UnavailableError("it hung", code="worker_failed"), 1),
-    ],
-)
+@pytest.mark.parametrize(("outcome", "code"), [
+    (errors.UnavailableError("it died", log=["Fatal Python error"], code="worker_failed"), 1),
+    (errors.RunFailedError("released", code="run_cancelled"), 1),
+    (errors.UnavailableError("it hung", code="worker_failed"), 1),
+])  # fmt: skip
 def test_a_run_that_failed_or_was_cancelled_is_1(
     meshwright: CommandLine, outcome: errors.ProblemError, code: int
 ) -> None:

@@ -113,18 +113,15 @@ def test_a_plan_that_cannot_be_is_1_and_a_fleet_that_is_not_there_2(fleet: Fleet
     assert fleet("plan", "--hosts", "env", "dp:12").code == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["devices", "--hosts", "env", "--url", "http://n1:8790"], "--url names one"),
-        (["devices", "--hosts", "env", "--topology"], "it is of one host"),
-        (["plan", "--hosts", "n1", "--target", "v5p:4x4x4", "dp:64"], "target is not of that"),
-        (["plan", "--hosts", "n1", "--offline", "dp:4"], "--offline does not"),
-        (["plan", "dp:8", "--hosts", "env", "--model", "gpt2", "--global-batch-size", "8"], "model is not of that"),
-        (["plan", "--hosts", "n[1-2]", "dp:4"], "scontrol show hostnames"),
-        (["plan", "--hosts", "", "dp:4"], "no address is given"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["devices", "--hosts", "env", "--url", "http://n1:8790"], "--url names one"),
+    (["devices", "--hosts", "env", "--topology"], "it is of one host"),
+    (["plan", "--hosts", "n1", "--target", "v5p:4x4x4", "dp:64"], "target is not of that"),
+    (["plan", "--hosts", "n1", "--offline", "dp:4"], "--offline does not"),
+    (["plan", "dp:8", "--hosts", "env", "--model", "gpt2", "--global-batch-size", "8"], "model is not of that"),
+    (["plan", "--hosts", "n[1-2]", "dp:4"], "scontrol show hostnames"),
+    (["plan", "--hosts", "", "dp:4"], "no address is given"),
+])  # fmt: skip
 def test_what_cannot_be_meant_is_usage(fleet: FleetLine, arguments: list[str], words: str) -> None:
     printed = fleet(*arguments)
     assert words in " ".join(printed.err.split())

@@ -106,19 +106,16 @@ def test_nagios_gets_status_text_and_figures_on_one_line(meshwright: CommandLine
     assert out == f"MESHWRIGHT CRITICAL - device:0 unhealthy: a / b c | {figures}\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "state", "driver", "seconds", "code", "words"),
-    [
-        ("device:0", "unhealthy", "healthy", 0, 1, "drain: device:0 unhealthy: it broke"),
-        ("memory:0", "unknown", "healthy", 0, 1, "drain: memory:0 unknown: it broke"),
-        ("device:0", "unknown", "degraded", 0, 1, "drain: device:0 unknown: it broke"),
-        ("device:0", "unknown", "healthy", -300, 2, "unknown: device:0 unknown: it broke"),
-        ("device:0", "unknown", "unknown", 0, 2, "unknown: 2 parts unknown: it broke, such as driver"),
-        ("driver", "unknown", "healthy", 0, 2, "unknown: driver unknown: it broke"),
-        ("device:0", "initializing", "healthy", 0, 2, "unknown: device:0 initializing: it broke"),
-        ("device:0", "degraded", "healthy", 0, 0, "keep: device:0 degraded: it broke"),
-    ],
-)
+@pytest.mark.parametrize(("name", "state", "driver", "seconds", "code", "words"), [
+    ("device:0", "unhealthy", "healthy", 0, 1, "drain: device:0 unhealthy: it broke"),
+    ("memory:0", "unknown", "healthy", 0, 1, "drain: memory:0 unknown: it broke"),
+    ("device:0", "unknown", "degraded", 0, 1, "drain: device:0 unknown: it broke"),
+    ("device:0", "unknown", "healthy", -300, 2, "unknown: device:0 unknown: it broke"),
+    ("device:0", "unknown", "unknown", 0, 2, "unknown: 2 parts unknown: it broke, such as driver"),
+    ("driver", "unknown", "healthy", 0, 2, "unknown: driver unknown: it broke"),
+    ("device:0", "initializing", "healthy", 0, 2, "unknown: device:0 initializing: it broke"),
+    ("device:0", "degraded", "healthy", 0, 0, "keep: device:0 degraded: it broke"),
+])  # fmt: skip
 def test_slurm_drains_for_what_is_broken_or_does_not_answer_and_keeps_nothing_that_was_not_looked_at(
     meshwright: CommandLine, name: str, state: State, driver: State, seconds: int, code: int, words: str
 ) -> None:

@@ -45,14 +45,10 @@ def test_code_alone_can_be_run(meshwright: CommandLine) -> None:
     compile(printed.out, "<plan>", "exec")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field", "value"),
-    [
-        (("--devices", "1,0"), "devices", [1, 0]),
-        (("--count", "4"), "devices", {"count": 4}),
-        (("--target", "h100:8"), "target", "h100:8"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "field", "value"), [
+    (("--devices", "1,0"), "devices", [1, 0]), (("--count", "4"), "devices", {"count": 4}),
+    (("--target", "h100:8"), "target", "h100:8"),
+])  # fmt: skip
 def test_every_option_reaches_the_agent(
     meshwright: CommandLine, arguments: tuple[str, ...], field: str, value: object
 ) -> None:
@@ -121,19 +117,16 @@ def test_a_local_plan_is_what_the_agent_would_answer_and_asks_nobody(
         assert "MESHWRIGHT_PLAN=FILE  # no agent knows this plan: keep it with --save FILE" in local.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("x:8", "--offline"), 2, "neither target nor topology"),
-        (("x:8", "--offline", "--target", "?"), 2, "no name"),
-        (("x:8", "--offline", "--target", "v5q:4x4"), 1, "did you mean"),
-        (("x:8", "--offline", "--target", "v5p:3x4x4"), 1, "v5p"),
-        (("x:9", "--offline", "--target", "h100:8"), 1, "needs 9 devices"),
-        (("x:4", "--offline", "--target", "h100:8"), 1, "stay idle"),
-        (("x:0", "--offline", "--target", "h100:8"), 2, "size"),
-        (("x:8", "--offline", "--target", "h100:8", "--url", "http://a:1"), 2, "asks no agent"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "said"), [
+    (("x:8", "--offline"), 2, "neither target nor topology"),
+    (("x:8", "--offline", "--target", "?"), 2, "no name"),
+    (("x:8", "--offline", "--target", "v5q:4x4"), 1, "did you mean"),
+    (("x:8", "--offline", "--target", "v5p:3x4x4"), 1, "v5p"),
+    (("x:9", "--offline", "--target", "h100:8"), 1, "needs 9 devices"),
+    (("x:4", "--offline", "--target", "h100:8"), 1, "stay idle"),
+    (("x:0", "--offline", "--target", "h100:8"), 2, "size"),
+    (("x:8", "--offline", "--target", "h100:8", "--url", "http://a:1"), 2, "asks no agent"),
+])  # fmt: skip
 def test_a_local_plan_that_is_infeasible_is_1_and_a_wrong_question_is_2(
     meshwright: CommandLine, arguments: tuple[str, ...], code: int, said: str
 ) -> None:

@@ -57,13 +57,10 @@ def test_the_plan_for_when_a_device_fails_is_told_at_the_end(meshwright: Command
     assert "a host of 8 devices" in told["message"]
 
 
-@pytest.mark.parametrize(
-    ("model", "mesh", "target", "said"),
-    [
-        ("llama3-8b", "fsdp:2,tp:16", "4*h100:8", "% less"),
-        ("llama3-70b", "fsdp:8", "v5e:2x4", "no mesh of 8 devices holds this training step"),
-    ],
-)
+@pytest.mark.parametrize(("model", "mesh", "target", "said"), [
+    ("llama3-8b", "fsdp:2,tp:16", "4*h100:8", "% less"),
+    ("llama3-70b", "fsdp:8", "v5e:2x4", "no mesh of 8 devices holds this training step"),
+])  # fmt: skip
 def test_a_given_mesh_is_told_beside_the_best_of_its_devices(
     meshwright: CommandLine, model: str, mesh: str, target: str, said: str
 ) -> None:
@@ -75,18 +72,15 @@ def test_a_given_mesh_is_told_beside_the_best_of_its_devices(
     assert said not in plain.out + plain.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("search",), "--global-batch-size: how many sequences has a step? write 64"),
-        (("search", "--global-batch-size", "64"), "--model: the rest says how it is trained; write --model llama3-8b"),
-        (("search", "--model", "gpt2"), "--global-batch-size: how many"),
-        (("plan", "fsdp:8", "--model", "gpt2", "--seq-len", "64"), "--global-batch-size: how many"),
-        (("search", "--model", "gpt2", "--global-batch-size", "0"), "set --global-batch-size to 1 or more"),
-        (("search", "--model", "gpt2", "--global-batch-size", "8", "--seq-len", "0"), "set --seq-len to 1 or more"),
-        (("plan",), "MESH: a plan needs a mesh"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("search",), "--global-batch-size: how many sequences has a step? write 64"),
+    (("search", "--global-batch-size", "64"), "--model: the rest says how it is trained; write --model llama3-8b"),
+    (("search", "--model", "gpt2"), "--global-batch-size: how many"),
+    (("plan", "fsdp:8", "--model", "gpt2", "--seq-len", "64"), "--global-batch-size: how many"),
+    (("search", "--model", "gpt2", "--global-batch-size", "0"), "set --global-batch-size to 1 or more"),
+    (("search", "--model", "gpt2", "--global-batch-size", "8", "--seq-len", "0"), "set --seq-len to 1 or more"),
+    (("plan",), "MESH: a plan needs a mesh"),
+])  # fmt: skip
 def test_an_error_names_the_option_that_is_missing_or_wrong(
     meshwright: CommandLine, arguments: tuple[str, ...], said: str
 ) -> None:

@@ -61,16 +61,13 @@ def test_a_report_says_what_it_needs_what_it_moves_and_how_it_is_known(meshwrigh
     assert printed.err.startswith("warning: it moves a whole array\n  hint: shard it\n")
 
 
-@pytest.mark.parametrize(
-    ("verification", "words"),
-    [
-        (unfit(), "needs 20 GiB of 15 GiB a device: 5 GiB too much"),
-        (unfit(peak_memory_bytes=16 * GIB, needed_bytes=16 * GIB), "peak 16 GiB of 15 GiB a device: 1 GiB too much"),
-        (unfit(peak_memory_bytes=14 * GIB, needed_bytes=16 * GIB), "needs 16 GiB of 15 GiB a device: 1 GiB too much"),
-        (Verification(status="not_compiled", reason="libtpu is not installed"), "libtpu is not installed"),
-        (Verification(status="aborted", reason="the compiler aborted (SIGABRT)"), "the compiler aborted (SIGABRT)"),
-    ],
-)
+@pytest.mark.parametrize(("verification", "words"), [
+    (unfit(), "needs 20 GiB of 15 GiB a device: 5 GiB too much"),
+    (unfit(peak_memory_bytes=16 * GIB, needed_bytes=16 * GIB), "peak 16 GiB of 15 GiB a device: 1 GiB too much"),
+    (unfit(peak_memory_bytes=14 * GIB, needed_bytes=16 * GIB), "needs 16 GiB of 15 GiB a device: 1 GiB too much"),
+    (Verification(status="not_compiled", reason="libtpu is not installed"), "libtpu is not installed"),
+    (Verification(status="aborted", reason="the compiler aborted (SIGABRT)"), "the compiler aborted (SIGABRT)"),
+])  # fmt: skip
 @pytest.mark.parametrize("options", [(), ("--format=json",), ("--export", "python")])
 def test_only_verified_is_a_yes(
     meshwright: CommandLine, verification: Verification, words: str, options: tuple[str, ...]
@@ -136,17 +133,14 @@ def test_an_earlier_compiles_answer_says_so(meshwright: CommandLine) -> None:
     assert "(an earlier compile's answer; jax 0)" in meshwright("plan", "dp:8", *STEP).out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--model", "no/such/config.json"), "--model no/such/config.json: cannot be read"),
-        (("--model", "{"), "no JSON"),
-        (("--global-batch-size", "8"), "--model llama3-8b"),
-        (("--compile",), "--model llama3-8b"),
-        (("--model", "llama3-8b", "--global-batch-size", "0"), "--global-batch-size"),
-        ((*STEP, "--offline"), "target"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("--model", "no/such/config.json"), "--model no/such/config.json: cannot be read"),
+    (("--model", "{"), "no JSON"),
+    (("--global-batch-size", "8"), "--model llama3-8b"),
+    (("--compile",), "--model llama3-8b"),
+    (("--model", "llama3-8b", "--global-batch-size", "0"), "--global-batch-size"),
+    ((*STEP, "--offline"), "target"),
+])  # fmt: skip
 def test_a_wrong_step_is_2(meshwright: CommandLine, arguments: tuple[str, ...], said: str) -> None:
     printed = meshwright("plan", "dp:8", *arguments)
     assert printed.code == 2

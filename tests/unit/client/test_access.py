@@ -42,14 +42,11 @@ class Guarded(FakeAgent):
 
 
 @both
-@pytest.mark.parametrize(
-    ("status", "error", "hint"),
-    [
-        (401, UnauthorizedError, "MESHWRIGHT_TOKEN"),
-        (403, ForbiddenError, "scope"),
-        (421, ForbiddenError, "MESHWRIGHT_ALLOWED_HOSTS"),
-    ],
-)
+@pytest.mark.parametrize(("status", "error", "hint"), [
+    (401, UnauthorizedError, "MESHWRIGHT_TOKEN"),
+    (403, ForbiddenError, "scope"),
+    (421, ForbiddenError, "MESHWRIGHT_ALLOWED_HOSTS"),
+])  # fmt: skip
 def test_a_proxys_refusal_is_the_class_of_its_status_with_what_helps(
     kind: Kind, status: int, error: type[ProblemError], hint: str
 ) -> None:

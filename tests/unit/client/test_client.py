@@ -57,14 +57,11 @@ def test_a_busy_agent_is_asked_again_after_the_time_that_it_named(kind: Kind) ->
 
 
 @both
-@pytest.mark.parametrize(
-    ("broken", "error"),
-    [
-        (httpx.ConnectError, AgentConnectionError),
-        (httpx.ReadTimeout, AgentTimeoutError),
-        (httpx.RemoteProtocolError, AgentConnectionError),
-    ],
-)
+@pytest.mark.parametrize(("broken", "error"), [
+    (httpx.ConnectError, AgentConnectionError),
+    (httpx.ReadTimeout, AgentTimeoutError),
+    (httpx.RemoteProtocolError, AgentConnectionError),
+])  # fmt: skip
 def test_a_connection_that_stays_broken_is_our_error_and_not_the_http_librarys(
     kind: Kind, broken: Any, error: type[AgentConnectionError]
 ) -> None:

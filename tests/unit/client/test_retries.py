@@ -59,18 +59,15 @@ def test_a_mesh_may_be_written_in_every_way_and_keeps_its_order(
     assert list(body["mesh"]) == list(sent)
 
 
-@pytest.mark.parametrize(
-    ("question", "path"),
-    [
-        (lambda c, **more: c.plan(PlanRequest(mesh="dp:2"), **more), "/mesh/plan"),
-        (
-            lambda c, **more: c.search(SearchRequest(model="m", training=TrainingSpec(global_batch_size=8)), **more),
-            "/mesh/search",
-        ),
-        (lambda c, **more: c.batch_size(BatchSizeRequest(hardware="h100"), **more), "/batch-size"),
-        (lambda c, **more: c.submit_bench(BenchRequest(samples=3), **more), "/placement/bench"),
-    ],
-)
+@pytest.mark.parametrize(("question", "path"), [
+    (lambda c, **more: c.plan(PlanRequest(mesh="dp:2"), **more), "/mesh/plan"),
+    (
+        lambda c, **more: c.search(SearchRequest(model="m", training=TrainingSpec(global_batch_size=8)), **more),
+        "/mesh/search",
+    ),
+    (lambda c, **more: c.batch_size(BatchSizeRequest(hardware="h100"), **more), "/batch-size"),
+    (lambda c, **more: c.submit_bench(BenchRequest(samples=3), **more), "/placement/bench"),
+])  # fmt: skip
 def test_a_whole_request_is_sent_as_it_is_and_takes_no_fields_beside_it(
     question: Any, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,19 +82,16 @@ def test_a_whole_request_is_sent_as_it_is_and_takes_no_fields_beside_it(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("question", "error"),
-    [
-        (lambda c: c.plan("dp:2", devices=[1.5]), InvalidRequestError),
-        (lambda c: c.plan("dp:2", devices={"counts": 4}), InvalidRequestError),
-        (lambda c: c.plan("dp:2", device_order="best"), InvalidRequestError),
-        (lambda c: c.search("llama3-8b"), InvalidRequestError),
-        (lambda c: c.submit_bench(samples=1), InvalidRequestError),
-        (lambda c: c.submit_bench(mesh={"dp": 0}), InvalidMeshError),
-        (lambda c: c.run(""), InvalidRequestError),
-        (lambda c: c.run("\ud800"), InvalidRequestError),
-    ],
-)
+@pytest.mark.parametrize(("question", "error"), [
+    (lambda c: c.plan("dp:2", devices=[1.5]), InvalidRequestError),
+    (lambda c: c.plan("dp:2", devices={"counts": 4}), InvalidRequestError),
+    (lambda c: c.plan("dp:2", device_order="best"), InvalidRequestError),
+    (lambda c: c.search("llama3-8b"), InvalidRequestError),
+    (lambda c: c.submit_bench(samples=1), InvalidRequestError),
+    (lambda c: c.submit_bench(mesh={"dp": 0}), InvalidMeshError),
+    (lambda c: c.run(""), InvalidRequestError),
+    (lambda c: c.run("\ud800"), InvalidRequestError),
+])  # fmt: skip
 def test_a_wrong_argument_is_refused_before_anything_is_sent(
     question: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:

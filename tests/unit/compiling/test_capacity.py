@@ -34,15 +34,10 @@ VMEM = (
 program before its memory is laid out."""
 
 
-@pytest.mark.parametrize(
-    ("message", "needed", "available"),
-    [
-        (LIBTPU_0_0_42, 16.5 * GIB, 15.75 * GIB),
-        (LIBTPU_0_0_50, 2 * 2**50, 7.48 * GIB),
-        (LAID_OUT, 63.8 * GIB, 30.75 * GIB),
-    ],
-    ids=["libtpu 0.0.42", "libtpu 0.0.50", "laid out"],
-)
+@pytest.mark.parametrize(("message", "needed", "available"), [
+    (LIBTPU_0_0_42, 16.5 * GIB, 15.75 * GIB), (LIBTPU_0_0_50, 2 * 2**50, 7.48 * GIB),
+    (LAID_OUT, 63.8 * GIB, 30.75 * GIB),
+], ids=["libtpu 0.0.42", "libtpu 0.0.50", "laid out"])  # fmt: skip
 def test_a_refusal_says_what_is_needed_and_what_there_is(message: str, needed: float, available: float) -> None:
     assert parse_out_of_memory(message) == OutOfMemory(round(needed), round(available))
 

@@ -20,19 +20,16 @@ TRAINING = {"seq_len": 128, "global_batch_size": 8}
 TARGETS = [("cpu:4", "cpu"), ("v5e:2x2", "compile-tpu"), ("h100:4", "compile-cuda")]
 
 
-@pytest.mark.parametrize(
-    ("versions", "platform", "words"),
-    [
-        ({"jax": "1", "jaxlib": "1"}, "cpu", None),
-        ({"jax": "1", "jaxlib": "1", "jax-cuda12-plugin": "1", "nvidia-cuda-nvcc-cu12": "12.9"}, "gpu", None),
-        ({"jax": "1", "jaxlib": "1", "jax-cuda13-plugin": "1", "nvidia-cuda-nvcc": "13.0"}, "gpu", None),
-        ({"jax": "1", "jaxlib": "1"}, "tpu", "pip install 'meshwright[compile-tpu]'"),
-        ({"jax": "1", "jaxlib": "1", "libtpu": "1"}, "gpu", "pip install 'meshwright[compile-cuda]'"),
-        ({}, "cpu", "jax is not installed, without which nothing compiles; pip install 'meshwright[cpu]'"),
-        ({"jax": "1", "libtpu": "1"}, "tpu", "jaxlib is not installed, without which nothing compiles; pip install"),
-        ({"jaxlib": "1"}, "gpu", "pip install 'meshwright[compile-cuda]'"),
-    ],
-)
+@pytest.mark.parametrize(("versions", "platform", "words"), [
+    ({"jax": "1", "jaxlib": "1"}, "cpu", None),
+    ({"jax": "1", "jaxlib": "1", "jax-cuda12-plugin": "1", "nvidia-cuda-nvcc-cu12": "12.9"}, "gpu", None),
+    ({"jax": "1", "jaxlib": "1", "jax-cuda13-plugin": "1", "nvidia-cuda-nvcc": "13.0"}, "gpu", None),
+    ({"jax": "1", "jaxlib": "1"}, "tpu", "pip install 'meshwright[compile-tpu]'"),
+    ({"jax": "1", "jaxlib": "1", "libtpu": "1"}, "gpu", "pip install 'meshwright[compile-cuda]'"),
+    ({}, "cpu", "jax is not installed, without which nothing compiles; pip install 'meshwright[cpu]'"),
+    ({"jax": "1", "libtpu": "1"}, "tpu", "jaxlib is not installed, without which nothing compiles; pip install"),
+    ({"jaxlib": "1"}, "gpu", "pip install 'meshwright[compile-cuda]'"),
+])  # fmt: skip
 def test_a_missing_compiler_is_named_with_the_line_that_adds_it(
     versions: dict[str, str], platform: Any, words: str | None
 ) -> None:
@@ -70,14 +67,11 @@ def test_an_assembler_of_the_machines_will_do(tmp_path: Path, monkeypatch: pytes
     assert explain_missing("gpu", bare) is None
 
 
-@pytest.mark.parametrize(
-    ("chip", "versions", "words"),
-    [
-        ("h100", {**CUDA_12, "jaxlib": "0.10.2"}, "jax-cuda12-plugin 0.12.0 is here with jaxlib 0.10.2"),
-        ("v100", CUDA_13, "pip install 'meshwright[compile-cuda12]'"),
-        ("mi300x", CUDA_12, "XLA's ROCm compiler is not supported"),
-    ],
-)
+@pytest.mark.parametrize(("chip", "versions", "words"), [
+    ("h100", {**CUDA_12, "jaxlib": "0.10.2"}, "jax-cuda12-plugin 0.12.0 is here with jaxlib 0.10.2"),
+    ("v100", CUDA_13, "pip install 'meshwright[compile-cuda12]'"),
+    ("mi300x", CUDA_12, "XLA's ROCm compiler is not supported"),
+])  # fmt: skip
 def test_a_compiler_that_does_not_match_is_explained(chip: str, versions: dict[str, str], words: str) -> None:
     assert words in (explain_missing("gpu", versions, chip=chip) or "")
 

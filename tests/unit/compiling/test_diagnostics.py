@@ -35,23 +35,20 @@ IDLE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (REMAT_JAXLIB_0_10, ["mul.1", "jit(f)/mul", "from {devices=[8,1,1]<=[8]} to {devices=[1,4,2]<=[2,4]T(1,0)}"]),
-        (
-            REMAT_JAXLIB_0_12,
-            ["mul.1", "from {mesh['a'=2,'b'=4], [{'a', 'b'}, {}, {}]} to {mesh['a'=2,'b'=4], [{}, {'b'}, {'a'}]}"],
-        ),
-        (
-            REMAT_OLD,
-            [
-                "add.3 (jit(f)/add, /home/me/train.py:41)",
-                "from {devices=[2,1,4]<=[8] last_tile_dim_replicate} to {replicated}",
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("line", "said"), [
+    (REMAT_JAXLIB_0_10, ["mul.1", "jit(f)/mul", "from {devices=[8,1,1]<=[8]} to {devices=[1,4,2]<=[2,4]T(1,0)}"]),
+    (
+        REMAT_JAXLIB_0_12,
+        ["mul.1", "from {mesh['a'=2,'b'=4], [{'a', 'b'}, {}, {}]} to {mesh['a'=2,'b'=4], [{}, {'b'}, {'a'}]}"],
+    ),
+    (
+        REMAT_OLD,
+        [
+            "add.3 (jit(f)/add, /home/me/train.py:41)",
+            "from {devices=[2,1,4]<=[8] last_tile_dim_replicate} to {replicated}",
+        ],
+    ),
+])  # fmt: skip
 def test_a_tensor_that_is_gathered_to_be_sharded_anew_is_named_with_its_place(line: str, said: list[str]) -> None:
     (notice,) = read_diagnostics([*IDLE, line])
 

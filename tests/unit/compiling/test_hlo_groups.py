@@ -35,25 +35,22 @@ def shapes_and_axes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shape, tuple(sorted(draw(st.sets(st.integers(0, len(shape) - 1)))))
 
 
-@pytest.mark.parametrize(
-    ("written", "groups"),
-    [
-        ("{{0,1},{2,3}}", [(0, 1), (2, 3)]),
-        ("{{0,2},{1,3}}", [(0, 2), (1, 3)]),
-        ("{}", [tuple(range(8))]),
-        ("[2,4]<=[8]", [(0, 1, 2, 3), (4, 5, 6, 7)]),
-        ("[4,2]<=[2,4]T(1,0)", [(0, 4), (1, 5), (2, 6), (3, 7)]),
-        ("[8,1]<=[8]", [(i,) for i in range(8)]),
-        ("mesh['axis_0'=8,'axis_1'=1] {'axis_0'}", [tuple(range(8))]),
-        ("mesh['fsdp'=4,'tp'=2] {'fsdp'}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
-        ("mesh['fsdp'=4,'tp'=2] {'tp'}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
-        ("mesh['a'=4,'b'=2] {'a':(1)2}", [(0, 4), (2, 6), (1, 5), (3, 7)]),
-        ("mesh['a'=4,'b'=2] {'a':(2)2}", [(0, 2), (4, 6), (1, 3), (5, 7)]),
-        ("mesh['a'=8] {'a':(2)2}", [(0, 2), (1, 3), (4, 6), (5, 7)]),
-        ("mesh['a'=2,'b'=1,'c'=4], device_ids=([4,2]T(1,0)) {'a'}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
-        ("mesh['a'=2,'b'=2], device_ids=(0,3,1,2) {'b'}", [(0, 3), (1, 2)]),
-    ],
-)
+@pytest.mark.parametrize(("written", "groups"), [
+    ("{{0,1},{2,3}}", [(0, 1), (2, 3)]),
+    ("{{0,2},{1,3}}", [(0, 2), (1, 3)]),
+    ("{}", [tuple(range(8))]),
+    ("[2,4]<=[8]", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+    ("[4,2]<=[2,4]T(1,0)", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+    ("[8,1]<=[8]", [(i,) for i in range(8)]),
+    ("mesh['axis_0'=8,'axis_1'=1] {'axis_0'}", [tuple(range(8))]),
+    ("mesh['fsdp'=4,'tp'=2] {'fsdp'}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
+    ("mesh['fsdp'=4,'tp'=2] {'tp'}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
+    ("mesh['a'=4,'b'=2] {'a':(1)2}", [(0, 4), (2, 6), (1, 5), (3, 7)]),
+    ("mesh['a'=4,'b'=2] {'a':(2)2}", [(0, 2), (4, 6), (1, 3), (5, 7)]),
+    ("mesh['a'=8] {'a':(2)2}", [(0, 2), (1, 3), (4, 6), (5, 7)]),
+    ("mesh['a'=2,'b'=1,'c'=4], device_ids=([4,2]T(1,0)) {'a'}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
+    ("mesh['a'=2,'b'=2], device_ids=(0,3,1,2) {'b'}", [(0, 3), (1, 2)]),
+])  # fmt: skip
 def test_each_form_of_replica_groups_is_read(written: str, groups: list[tuple[int, ...]]) -> None:
     found = read_text(written, 8)
     assert {frozenset(group) for group in found} == {frozenset(group) for group in groups}
@@ -95,17 +92,14 @@ def test_groups_are_named_by_their_axes_whatever_the_sizes(case: tuple[tuple[int
     assert named == (",".join(wide) or "?")
 
 
-@pytest.mark.parametrize(
-    ("groups", "axis"),
-    [
-        ([(0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (12, 13), (14, 15)], "tp"),  # half of tp
-        ([(0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15)], "fsdp"),  # half of fsdp
-        ([(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)], "fsdp,tp"),  # half of fsdp with all of tp
-        ([(0, 5), (1, 4)], "?"),  # a diagonal
-        ([(0, 1, 4)], "?"),  # no box
-        ([(0, 99)], "?"),  # no place of the mesh
-    ],
-)
+@pytest.mark.parametrize(("groups", "axis"), [
+    ([(0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (12, 13), (14, 15)], "tp"),  # half of tp
+    ([(0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15)], "fsdp"),  # half of fsdp
+    ([(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)], "fsdp,tp"),  # half of fsdp with all of tp
+    ([(0, 5), (1, 4)], "?"),  # a diagonal
+    ([(0, 1, 4)], "?"),  # no box
+    ([(0, 99)], "?"),  # no place of the mesh
+])  # fmt: skip
 def test_parts_of_axes_are_of_their_axes_and_what_is_no_box_is_of_none(
     groups: list[tuple[int, ...]], axis: str
 ) -> None:

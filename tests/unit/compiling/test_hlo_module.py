@@ -106,17 +106,14 @@ def test_data_types_have_the_numbers_of_xla() -> None:
         assert DTYPES[int(getattr(_hlo.PrimitiveType, name))] == expected
 
 
-@pytest.mark.parametrize(
-    ("opcode", "change", "said"),
-    [
-        ("all-reduce", lambda each: each.MergeFromString(NEW_FIELD), "fields [1023] of all-reduce (sum)"),
-        ("all-reduce", lambda each: each.device_list.MergeFromString(NEW_FIELD), "unreadable groups of all-reduce"),
-        ("all-reduce", lambda each: setattr(each, "opcode", "all-new"), "what all-new (sum) sends"),
-        ("all-reduce", lambda each: setattr(each, "opcode", "all-new-start"), "what all-new-start (sum) sends"),
-        ("all-reduce", lambda each: setattr(each.shape, "element_type", 99), "a data type of all-reduce (sum)"),
-        ("while", lambda each: setattr(each, "opcode", "repeat"), "what repeat (loop) calls"),
-    ],
-)
+@pytest.mark.parametrize(("opcode", "change", "said"), [
+    ("all-reduce", lambda each: each.MergeFromString(NEW_FIELD), "fields [1023] of all-reduce (sum)"),
+    ("all-reduce", lambda each: each.device_list.MergeFromString(NEW_FIELD), "unreadable groups of all-reduce"),
+    ("all-reduce", lambda each: setattr(each, "opcode", "all-new"), "what all-new (sum) sends"),
+    ("all-reduce", lambda each: setattr(each, "opcode", "all-new-start"), "what all-new-start (sum) sends"),
+    ("all-reduce", lambda each: setattr(each.shape, "element_type", 99), "a data type of all-reduce (sum)"),
+    ("while", lambda each: setattr(each, "opcode", "repeat"), "what repeat (loop) calls"),
+])  # fmt: skip
 def test_what_a_newer_compiler_added_is_reported(opcode: str, change: Callable[[Any], None], said: str) -> None:
     (notice,) = (each for each in read_changed(change, opcode).notices if each.code == "program_incomplete")
 

@@ -107,23 +107,20 @@ def find(model: dict[str, Any], name: str, **mesh: int) -> ShardedTensor:
     return tensor
 
 
-@pytest.mark.parametrize(
-    ("model", "name", "mesh", "stored", "used"),
-    [
-        (PLAIN, "query", {"dp": 8}, (None, None), (None, None)),
-        (PLAIN, "query", {"fsdp": 2, "tp": 4}, (("fsdp",), ("tp",)), (None, ("tp",))),
-        (PLAIN, "output", {"fsdp": 2, "tp": 4}, (("tp",), ("fsdp",)), (("tp",), None)),
-        (PLAIN, "up", {"fsdp": 2, "cp": 2, "tp": 2}, (("fsdp", "cp"), ("tp",)), (None, ("tp",))),
-        (PLAIN, "up", {"cp": 8}, (None, None), (None, None)),
-        (PLAIN, "embedding", {"fsdp": 2, "tp": 4}, (None, ("tp", "fsdp")), (None, ("tp",))),
-        (PLAIN, "head", {"fsdp": 2, "tp": 4}, (("fsdp",), ("tp",)), (None, ("tp",))),
-        (PLAIN, "mlp_norm", {"fsdp": 2, "tp": 4}, (None,), (None,)),
-        ({**PLAIN, "num_key_value_heads": 2}, "key", {"tp": 4}, (None, ("tp",)), (None, ("tp",))),
-        (PLAIN | EXPERTS, "up", {"fsdp": 2, "ep": 2, "tp": 2}, ("ep", "fsdp", "tp"), ("ep", None, "tp")),
-        (PLAIN | EXPERTS, "down", {"fsdp": 2, "ep": 2, "tp": 2}, ("ep", "tp", "fsdp"), ("ep", "tp", None)),
-        (PLAIN | EXPERTS, "router", {"fsdp": 2, "ep": 2}, (("fsdp", "ep"), None), (None, None)),
-    ],
-)
+@pytest.mark.parametrize(("model", "name", "mesh", "stored", "used"), [
+    (PLAIN, "query", {"dp": 8}, (None, None), (None, None)),
+    (PLAIN, "query", {"fsdp": 2, "tp": 4}, (("fsdp",), ("tp",)), (None, ("tp",))),
+    (PLAIN, "output", {"fsdp": 2, "tp": 4}, (("tp",), ("fsdp",)), (("tp",), None)),
+    (PLAIN, "up", {"fsdp": 2, "cp": 2, "tp": 2}, (("fsdp", "cp"), ("tp",)), (None, ("tp",))),
+    (PLAIN, "up", {"cp": 8}, (None, None), (None, None)),
+    (PLAIN, "embedding", {"fsdp": 2, "tp": 4}, (None, ("tp", "fsdp")), (None, ("tp",))),
+    (PLAIN, "head", {"fsdp": 2, "tp": 4}, (("fsdp",), ("tp",)), (None, ("tp",))),
+    (PLAIN, "mlp_norm", {"fsdp": 2, "tp": 4}, (None,), (None,)),
+    ({**PLAIN, "num_key_value_heads": 2}, "key", {"tp": 4}, (None, ("tp",)), (None, ("tp",))),
+    (PLAIN | EXPERTS, "up", {"fsdp": 2, "ep": 2, "tp": 2}, ("ep", "fsdp", "tp"), ("ep", None, "tp")),
+    (PLAIN | EXPERTS, "down", {"fsdp": 2, "ep": 2, "tp": 2}, ("ep", "tp", "fsdp"), ("ep", "tp", None)),
+    (PLAIN | EXPERTS, "router", {"fsdp": 2, "ep": 2}, (("fsdp", "ep"), None), (None, None)),
+])  # fmt: skip
 def test_a_tensor_lies_where_its_part_in_a_matmul_says(
     model: dict[str, Any], name: str, mesh: dict[str, int], stored: Any, used: Any
 ) -> None:

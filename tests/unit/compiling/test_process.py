@@ -178,17 +178,14 @@ def test_no_compile_outlives_its_parent(number: signal.Signals) -> None:
             parent.kill()
 
 
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (-6, "the compiler aborted (SIGABRT)"),
-        (-11, "the compiler crashed (SIGSEGV)"),
-        (-9, "the compiler was killed (SIGKILL), most likely since the host had no memory left"),
-        (-99, "the compiler crashed (signal 99)"),
-        (1, "the compiler ended with status 1 before it answered"),
-        (None, "the compiler closed its connection, did not end, and was killed"),
-    ],
-)
+@pytest.mark.parametrize(("status", "said"), [
+    (-6, "the compiler aborted (SIGABRT)"),
+    (-11, "the compiler crashed (SIGSEGV)"),
+    (-9, "the compiler was killed (SIGKILL), most likely since the host had no memory left"),
+    (-99, "the compiler crashed (signal 99)"),
+    (1, "the compiler ended with status 1 before it answered"),
+    (None, "the compiler closed its connection, did not end, and was killed"),
+])  # fmt: skip
 def test_an_ending_is_said_in_words(status: int | None, said: str) -> None:
     assert describe_status(status) == said
 
@@ -205,16 +202,13 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "bound_bytes"),
-    [
-        ("sys__fs__cgroup__memory.max", "max\n", 8 << 30),
-        ("sys__fs__cgroup__memory.max", f"{2 << 30}\n", 2 << 30),
-        ("sys__fs__cgroup__memory.max", f"{64 << 30}\n", 8 << 30),
-        ("sys__fs__cgroup__memory__memory.limit_in_bytes", f"{1 << 30}\n", 1 << 30),
-        ("sys__fs__cgroup__memory__memory.limit_in_bytes", "9223372036854771712\n", 8 << 30),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "bound_bytes"), [
+    ("sys__fs__cgroup__memory.max", "max\n", 8 << 30),
+    ("sys__fs__cgroup__memory.max", f"{2 << 30}\n", 2 << 30),
+    ("sys__fs__cgroup__memory.max", f"{64 << 30}\n", 8 << 30),
+    ("sys__fs__cgroup__memory__memory.limit_in_bytes", f"{1 << 30}\n", 1 << 30),
+    ("sys__fs__cgroup__memory__memory.limit_in_bytes", "9223372036854771712\n", 8 << 30),
+])  # fmt: skip
 def test_by_default_it_is_a_part_of_the_host_or_of_what_the_cgroup_lets_it_have(
     tmp_path: Path, name: str, text: str, bound_bytes: int
 ) -> None:

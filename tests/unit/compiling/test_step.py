@@ -142,17 +142,14 @@ def test_every_mesh_trains_as_one_device_does(model: ModelSpec, shape: dict[str,
     check_same(model, TRAINING, shape)
 
 
-@pytest.mark.parametrize(
-    ("model", "changed"),
-    [
-        (LLAMA, {"remat": "full"}),
-        pytest.param(LLAMA, {"remat": "minimal", "scan_layers": False}, marks=pytest.mark.exhaustive),
-        pytest.param(LLAMA, {"gradient_accumulation_steps": 2}, marks=pytest.mark.exhaustive),
-        pytest.param(QWEN, {"scan_layers": False, "gradient_accumulation_steps": 4}, marks=pytest.mark.exhaustive),
-        pytest.param(EXPERTS, {"remat": "full"}, marks=pytest.mark.exhaustive),
-        pytest.param(GPT, {"remat": "minimal"}, marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.parametrize(("model", "changed"), [
+    (LLAMA, {"remat": "full"}),
+    pytest.param(LLAMA, {"remat": "minimal", "scan_layers": False}, marks=pytest.mark.exhaustive),
+    pytest.param(LLAMA, {"gradient_accumulation_steps": 2}, marks=pytest.mark.exhaustive),
+    pytest.param(QWEN, {"scan_layers": False, "gradient_accumulation_steps": 4}, marks=pytest.mark.exhaustive),
+    pytest.param(EXPERTS, {"remat": "full"}, marks=pytest.mark.exhaustive),
+    pytest.param(GPT, {"remat": "minimal"}, marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_remat_scans_and_accumulation_change_nothing_of_what_is_trained(
     model: ModelSpec, changed: dict[str, Any]
 ) -> None:

@@ -81,21 +81,18 @@ def test_cuda_visible_devices_is_honored(visible: str, count: int, detect: Detec
     assert shown.cuda_version == "12.2"
 
 
-@pytest.mark.parametrize(
-    ("visible", "kind", "memory_mb"),
-    [
-        (None, "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
-        ("0", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
-        ("1,0", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
-        ("MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d", "NVIDIA A100-SXM4-40GB MIG 2g.10gb", 9856),
-        (
-            "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d,MIG-84fd49f2-48ad-50e8-9f2e-3bf0dfd47ccb",
-            "NVIDIA A100-SXM4-40GB MIG 2g.10gb",
-            9856,
-        ),
-        ("1", "NVIDIA A100-SXM4-40GB", 40960),
-    ],
-)
+@pytest.mark.parametrize(("visible", "kind", "memory_mb"), [
+    (None, "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
+    ("0", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
+    ("1,0", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
+    ("MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d", "NVIDIA A100-SXM4-40GB MIG 2g.10gb", 9856),
+    (
+        "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d,MIG-84fd49f2-48ad-50e8-9f2e-3bf0dfd47ccb",
+        "NVIDIA A100-SXM4-40GB MIG 2g.10gb",
+        9856,
+    ),
+    ("1", "NVIDIA A100-SXM4-40GB", 40960),
+])  # fmt: skip
 def test_cuda_shows_one_mig_instance_and_no_whole_gpu_beside_it(
     visible: str | None, kind: str, memory_mb: int, detect: Detect
 ) -> None:
@@ -119,15 +116,12 @@ def test_of_different_models_by_number_only_the_count_is_certain(detect: Detect)
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("function", "field"),
-    [
-        ("nvmlDeviceGetMemoryInfo", "total_memory_mb"),
-        ("nvmlDeviceGetCudaComputeCapability", "compute_capability"),
-        ("nvmlSystemGetDriverVersion", "driver_version"),
-        ("nvmlSystemGetCudaDriverVersion_v2", "cuda_version"),
-    ],
-)
+@pytest.mark.parametrize(("function", "field"), [
+    ("nvmlDeviceGetMemoryInfo", "total_memory_mb"),
+    ("nvmlDeviceGetCudaComputeCapability", "compute_capability"),
+    ("nvmlSystemGetDriverVersion", "driver_version"),
+    ("nvmlSystemGetCudaDriverVersion_v2", "cuda_version"),
+])  # fmt: skip
 def test_a_question_that_nvml_cannot_answer_costs_one_field(function: str, field: str, detect: Detect) -> None:
     document = load("dgx-h100")
     shown = detect(FakeNvml(document, {function: pynvml.NVML_ERROR_UNKNOWN}))

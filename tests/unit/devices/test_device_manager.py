@@ -67,18 +67,15 @@ H100 = DeviceCapabilities(
 # ---- a manager of a process in which JAX runs ----
 
 
-@pytest.mark.parametrize(
-    ("config", "names"),
-    [
-        (DeviceConfiguration(MemoryStrategy.AGGRESSIVE), [FRACTION]),
-        (DeviceConfiguration(memory_fraction=0.5, enable_x64=True), [FRACTION, "JAX_ENABLE_X64"]),
-        (DeviceConfiguration(enable_jit=False), ["JAX_DISABLE_JIT"]),
-        (DeviceConfiguration(environment_variables={"XLA_FLAGS": "--xla_a=1"}), ["XLA_FLAGS"]),
-        (DeviceConfiguration(environment_variables={"JAX_PLATFORMS": "tpu"}), ["JAX_PLATFORMS"]),
-        (DeviceConfiguration(environment_variables={"JAX_NUM_CPU_DEVICES": "3"}), ["JAX_NUM_CPU_DEVICES"]),
-        (DeviceConfiguration(environment_variables={"NCCL_DEBUG": "INFO"}), ["NCCL_DEBUG"]),
-    ],
-)
+@pytest.mark.parametrize(("config", "names"), [
+    (DeviceConfiguration(MemoryStrategy.AGGRESSIVE), [FRACTION]),
+    (DeviceConfiguration(memory_fraction=0.5, enable_x64=True), [FRACTION, "JAX_ENABLE_X64"]),
+    (DeviceConfiguration(enable_jit=False), ["JAX_DISABLE_JIT"]),
+    (DeviceConfiguration(environment_variables={"XLA_FLAGS": "--xla_a=1"}), ["XLA_FLAGS"]),
+    (DeviceConfiguration(environment_variables={"JAX_PLATFORMS": "tpu"}), ["JAX_PLATFORMS"]),
+    (DeviceConfiguration(environment_variables={"JAX_NUM_CPU_DEVICES": "3"}), ["JAX_NUM_CPU_DEVICES"]),
+    (DeviceConfiguration(environment_variables={"NCCL_DEBUG": "INFO"}), ["NCCL_DEBUG"]),
+])  # fmt: skip
 def test_what_comes_too_late_is_named_and_changes_nothing(config: DeviceConfiguration, names: list[str]) -> None:
     with pytest.warns(RuntimeWarning, match="could not take effect") as caught:
         manager = DeviceManager(config)
@@ -120,16 +117,13 @@ def test_a_callers_detector_has_the_word_and_is_asked_once() -> None:
     assert not manager.has_gpu
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "dtype"),
-    [
-        (H100, "bfloat16"),
-        (DeviceCapabilities(DeviceType.TPU, 4, supports_bfloat16=True), "bfloat16"),
-        (DeviceCapabilities(DeviceType.GPU, 1, compute_capability="7.0"), "float16"),
-        (DeviceCapabilities(DeviceType.GPU, 1), "float32"),
-        (DeviceCapabilities(DeviceType.CPU, 1), "float32"),
-    ],
-)
+@pytest.mark.parametrize(("capabilities", "dtype"), [
+    (H100, "bfloat16"),
+    (DeviceCapabilities(DeviceType.TPU, 4, supports_bfloat16=True), "bfloat16"),
+    (DeviceCapabilities(DeviceType.GPU, 1, compute_capability="7.0"), "float16"),
+    (DeviceCapabilities(DeviceType.GPU, 1), "float32"),
+    (DeviceCapabilities(DeviceType.CPU, 1), "float32"),
+])  # fmt: skip
 def test_mixed_precision_takes_what_the_hardware_has(capabilities: DeviceCapabilities, dtype: str) -> None:
     manager = DeviceManager(detector=Stated(capabilities))
     assert manager.compute_dtype == jax.numpy.float32
@@ -201,20 +195,17 @@ def test_a_configuration_that_was_changed_since_is_another_one(new_process: None
 # ---- what is in force ----
 
 
-@pytest.mark.parametrize(
-    ("environ", "config", "fraction"),
-    [
-        ({}, DeviceConfiguration(), 0.75),
-        ({FRACTION: ""}, DeviceConfiguration(), 0.75),
-        ({FRACTION: "0.60"}, DeviceConfiguration(MemoryStrategy.CONSERVATIVE), 0.6),
-        ({FRACTION: ".9"}, DeviceConfiguration(MemoryStrategy.AGGRESSIVE), 0.9),
-        ({FRACTION: "0.33"}, DeviceConfiguration(MemoryStrategy.CUSTOM, 0.33), 0.33),
-        ({NEW_FRACTION: "0.5", FRACTION: "0.6"}, DeviceConfiguration(MemoryStrategy.CUSTOM, 0.5), 0.5),
-        ({FRACTION: "4.0"}, DeviceConfiguration(environment_variables={FRACTION: "4.0"}), 4.0),
-        ({NEW_FRACTION: "2"}, DeviceConfiguration(environment_variables={NEW_FRACTION: "2"}), 2.0),
-        ({FRACTION: "much"}, DeviceConfiguration(environment_variables={FRACTION: "much"}), "much"),
-    ],
-)
+@pytest.mark.parametrize(("environ", "config", "fraction"), [
+    ({}, DeviceConfiguration(), 0.75),
+    ({FRACTION: ""}, DeviceConfiguration(), 0.75),
+    ({FRACTION: "0.60"}, DeviceConfiguration(MemoryStrategy.CONSERVATIVE), 0.6),
+    ({FRACTION: ".9"}, DeviceConfiguration(MemoryStrategy.AGGRESSIVE), 0.9),
+    ({FRACTION: "0.33"}, DeviceConfiguration(MemoryStrategy.CUSTOM, 0.33), 0.33),
+    ({NEW_FRACTION: "0.5", FRACTION: "0.6"}, DeviceConfiguration(MemoryStrategy.CUSTOM, 0.5), 0.5),
+    ({FRACTION: "4.0"}, DeviceConfiguration(environment_variables={FRACTION: "4.0"}), 4.0),
+    ({NEW_FRACTION: "2"}, DeviceConfiguration(environment_variables={NEW_FRACTION: "2"}), 2.0),
+    ({FRACTION: "much"}, DeviceConfiguration(environment_variables={FRACTION: "much"}), "much"),
+])  # fmt: skip
 def test_the_configuration_in_force_is_read_from_the_environment(
     environ: dict[str, str], config: DeviceConfiguration, fraction: object
 ) -> None:
@@ -226,25 +217,22 @@ def test_the_configuration_in_force_is_read_from_the_environment(
         assert manager.get_device_info()["memory_fraction"] == fraction
 
 
-@pytest.mark.parametrize(
-    ("wanted", "present", "names"),
-    [
-        ({FRACTION: "0.9"}, {}, [FRACTION]),
-        ({FRACTION: "0.75"}, {}, []),
-        ({FRACTION: "0.9"}, {FRACTION: "0.90"}, []),
-        ({NEW_FRACTION: "0.9", FRACTION: ""}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}, [NEW_FRACTION]),
-        ({NEW_FRACTION: "0.5", FRACTION: ""}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}, []),
-        ({"JAX_ENABLE_X64": "0"}, {"JAX_ENABLE_X64": "true"}, []),
-        ({"JAX_ENABLE_X64": "on"}, {"JAX_ENABLE_X64": "true"}, ["JAX_ENABLE_X64"]),
-        ({"JAX_PLATFORMS": "cpu"}, {}, []),
-        ({"JAX_NO_SUCH_OPTION": "1"}, {}, ["JAX_NO_SUCH_OPTION"]),
-        ({"XLA_FLAGS": "--b=2 --a=1"}, {"XLA_FLAGS": " --a=1  --b=2 "}, []),
-        ({"XLA_FLAGS": "--a=1"}, {}, ["XLA_FLAGS"]),
-        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, {}, []),
-        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, {}, ["XLA_PYTHON_CLIENT_PREALLOCATE"]),
-        ({"A": "1", "B": "2"}, {"A": "1"}, ["B"]),
-    ],
-)
+@pytest.mark.parametrize(("wanted", "present", "names"), [
+    ({FRACTION: "0.9"}, {}, [FRACTION]),
+    ({FRACTION: "0.75"}, {}, []),
+    ({FRACTION: "0.9"}, {FRACTION: "0.90"}, []),
+    ({NEW_FRACTION: "0.9", FRACTION: ""}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}, [NEW_FRACTION]),
+    ({NEW_FRACTION: "0.5", FRACTION: ""}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}, []),
+    ({"JAX_ENABLE_X64": "0"}, {"JAX_ENABLE_X64": "true"}, []),
+    ({"JAX_ENABLE_X64": "on"}, {"JAX_ENABLE_X64": "true"}, ["JAX_ENABLE_X64"]),
+    ({"JAX_PLATFORMS": "cpu"}, {}, []),
+    ({"JAX_NO_SUCH_OPTION": "1"}, {}, ["JAX_NO_SUCH_OPTION"]),
+    ({"XLA_FLAGS": "--b=2 --a=1"}, {"XLA_FLAGS": " --a=1  --b=2 "}, []),
+    ({"XLA_FLAGS": "--a=1"}, {}, ["XLA_FLAGS"]),
+    ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, {}, []),
+    ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, {}, ["XLA_PYTHON_CLIENT_PREALLOCATE"]),
+    ({"A": "1", "B": "2"}, {"A": "1"}, ["B"]),
+])  # fmt: skip
 def test_only_what_would_mean_something_else_differs(
     wanted: dict[str, str], present: dict[str, str], names: list[str]
 ) -> None:

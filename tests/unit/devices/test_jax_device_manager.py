@@ -14,23 +14,20 @@ GPU_HOST = build_host(gpu=2, cpu=1)
 TPU_HOST = build_host(cpu=1, tpu=4)
 
 
-@pytest.mark.parametrize(
-    ("priority", "devices", "expected"),
-    [
-        (None, GPU_HOST, "gpu:0"),
-        (None, build_host(cpu=1, gpu=2), "gpu:0"),
-        (None, TPU_HOST, "tpu:0"),
-        (None, build_host(cpu=2), "cpu:0"),
-        ([], GPU_HOST, "gpu:0"),
-        (["cpu", "gpu"], GPU_HOST, "cpu:0"),
-        (["tpu", "cpu"], GPU_HOST, "cpu:0"),
-        (["tpu"], GPU_HOST, "gpu:0"),
-        (["CUDA"], build_host(cpu=1, gpu=1), "gpu:0"),
-        (["no such thing"], TPU_HOST, "tpu:0"),
-        (None, [FakeDevice(0, "METAL")], "METAL:0"),
-        (["metal"], [FakeDevice(0, "metal"), *GPU_HOST], "metal:0"),
-    ],
-)
+@pytest.mark.parametrize(("priority", "devices", "expected"), [
+    (None, GPU_HOST, "gpu:0"),
+    (None, build_host(cpu=1, gpu=2), "gpu:0"),
+    (None, TPU_HOST, "tpu:0"),
+    (None, build_host(cpu=2), "cpu:0"),
+    ([], GPU_HOST, "gpu:0"),
+    (["cpu", "gpu"], GPU_HOST, "cpu:0"),
+    (["tpu", "cpu"], GPU_HOST, "cpu:0"),
+    (["tpu"], GPU_HOST, "gpu:0"),
+    (["CUDA"], build_host(cpu=1, gpu=1), "gpu:0"),
+    (["no such thing"], TPU_HOST, "tpu:0"),
+    (None, [FakeDevice(0, "METAL")], "METAL:0"),
+    (["metal"], [FakeDevice(0, "metal"), *GPU_HOST], "metal:0"),
+])  # fmt: skip
 def test_the_default_device_is_of_the_preferred_platform_else_the_fastest(
     priority: list[str] | None, devices: list[Any], expected: str
 ) -> None:
@@ -76,15 +73,12 @@ def test_random_keys_empty_places_and_types_that_numpy_lacks_are_dealt_out_too()
     assert first["none"] is None
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        ({"x": np.zeros((4, 2)), "y": [np.zeros(3)]}, r"leaf \['x'\] has 4, leaf \['y'\]\[0\] has 3"),
-        ({"x": np.zeros(4), "step": 3}, r"leaf \['step'\] has none.*replicate"),
-        (np.float32(1), r"leaf \(data\) has none"),
-        ({}, r"no leaf.*numpy\.zeros"),
-    ],
-)
+@pytest.mark.parametrize(("data", "words"), [
+    ({"x": np.zeros((4, 2)), "y": [np.zeros(3)]}, r"leaf \['x'\] has 4, leaf \['y'\]\[0\] has 3"),
+    ({"x": np.zeros(4), "step": 3}, r"leaf \['step'\] has none.*replicate"),
+    (np.float32(1), r"leaf \(data\) has none"),
+    ({}, r"no leaf.*numpy\.zeros"),
+])  # fmt: skip
 def test_data_that_cannot_be_split_is_refused_by_the_leafs_path(data: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         JAXDeviceManager().distribute_data(data)

@@ -53,19 +53,16 @@ def test_recorded_machines_are_told(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("pci_id", "environ", "count", "kind"),
-    [
-        ("0x0076", {}, 2, "TPU7x"),
-        ("0x0027", {}, 2, None),
-        ("0x0027", {"TPU_ACCELERATOR_TYPE": "v3-8"}, 2, "TPU v3"),
-        ("0x005e", {}, 1, "TPU v4"),
-        ("0x006f", {}, 1, "TPU v6 lite"),
-        ("0x0083", {}, 2, "TPU8i"),
-        ("0x007c", {}, 1, "TPU8t"),
-        ("0x0056", {}, 1, None),
-    ],
-)
+@pytest.mark.parametrize(("pci_id", "environ", "count", "kind"), [
+    ("0x0076", {}, 2, "TPU7x"),
+    ("0x0027", {}, 2, None),
+    ("0x0027", {"TPU_ACCELERATOR_TYPE": "v3-8"}, 2, "TPU v3"),
+    ("0x005e", {}, 1, "TPU v4"),
+    ("0x006f", {}, 1, "TPU v6 lite"),
+    ("0x0083", {}, 2, "TPU8i"),
+    ("0x007c", {}, 1, "TPU8t"),
+    ("0x0056", {}, 1, None),
+])  # fmt: skip
 def test_a_chip_is_one_jax_device_or_two(
     pci_id: str, environ: dict[str, str], count: int, kind: str | None, tmp_path: Path, detect: Detect
 ) -> None:

@@ -41,28 +41,25 @@ def look(fakes: dict[str, FakeAgent], **options: Any) -> FleetState:
     return state
 
 
-@pytest.mark.parametrize(
-    ("harm", "state", "words"),
-    [
-        (lambda fake: fake.fail_next(httpx.ConnectError("refused"), times=2), "unreachable", "no answer from"),
-        (lambda fake: fake.fail_next(httpx.ReadTimeout("timeout"), times=2), "unreachable", "did not answer in time"),
-        (lambda fake: fake.fail_next(httpx.RemoteProtocolError("lost"), times=2), "unreachable", "lost"),
-        (lambda fake: fake.fail_next(UnavailableError("asked for", hint="wait"), times=2), "not_ready", "; wait"),
-        (lambda fake: fake.fail_next(UnavailableError("asked for"), times=2), "not_ready", "asked for"),
-        (
-            lambda fake: fake.fail_next(UnavailableError("asked for", code="worker_failed"), times=2),
-            "error",
-            "asked for",
-        ),
-        (lambda fake: fake.fail_next(ProblemError("asked for", code="internal"), times=2), "error", "asked for"),
-        (lambda fake: fake.fail_next(UnauthorizedError("asked for")), "error", "asked for"),
-        (
-            lambda fake: fake.fail_next(httpx.Response(200, html="<html>")),
-            "error",
-            "is the address that of a meshwright agent?",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("harm", "state", "words"), [
+    (lambda fake: fake.fail_next(httpx.ConnectError("refused"), times=2), "unreachable", "no answer from"),
+    (lambda fake: fake.fail_next(httpx.ReadTimeout("timeout"), times=2), "unreachable", "did not answer in time"),
+    (lambda fake: fake.fail_next(httpx.RemoteProtocolError("lost"), times=2), "unreachable", "lost"),
+    (lambda fake: fake.fail_next(UnavailableError("asked for", hint="wait"), times=2), "not_ready", "; wait"),
+    (lambda fake: fake.fail_next(UnavailableError("asked for"), times=2), "not_ready", "asked for"),
+    (
+        lambda fake: fake.fail_next(UnavailableError("asked for", code="worker_failed"), times=2),
+        "error",
+        "asked for",
+    ),
+    (lambda fake: fake.fail_next(ProblemError("asked for", code="internal"), times=2), "error", "asked for"),
+    (lambda fake: fake.fail_next(UnauthorizedError("asked for")), "error", "asked for"),
+    (
+        lambda fake: fake.fail_next(httpx.Response(200, html="<html>")),
+        "error",
+        "is the address that of a meshwright agent?",
+    ),
+])  # fmt: skip
 def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, state: str, words: str) -> None:
     fakes = build_fakes("n0", "n1", "n2")
     harm(fakes[HOST_1])
@@ -102,17 +99,14 @@ def test_an_ill_device_of_any_host_is_left_out(what: str) -> None:
     assert "devices_left_out" in {notice.code for notice in plan.warnings}
 
 
-@pytest.mark.parametrize(
-    ("question", "error"),
-    [
-        (lambda fleet: fleet.plan("dp:2,dp:2"), InvalidMeshError),
-        (lambda fleet: fleet.plan("dp:2", devices=1.5), InvalidRequestError),
-        (lambda fleet: fleet.plan("dp:2", target="h100:8"), InvalidRequestError),
-        (lambda fleet: fleet.plan("dp:2", alow_unused=True), InvalidRequestError),
-        (lambda fleet: fleet.plan("dp:64"), PlanInfeasibleError),
-        (lambda fleet: fleet.plan("dp:2"), PlanInfeasibleError),
-    ],
-)
+@pytest.mark.parametrize(("question", "error"), [
+    (lambda fleet: fleet.plan("dp:2,dp:2"), InvalidMeshError),
+    (lambda fleet: fleet.plan("dp:2", devices=1.5), InvalidRequestError),
+    (lambda fleet: fleet.plan("dp:2", target="h100:8"), InvalidRequestError),
+    (lambda fleet: fleet.plan("dp:2", alow_unused=True), InvalidRequestError),
+    (lambda fleet: fleet.plan("dp:64"), PlanInfeasibleError),
+    (lambda fleet: fleet.plan("dp:2"), PlanInfeasibleError),
+])  # fmt: skip
 def test_refusals_are_those_of_the_client(question: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         ask(build_fakes("n0", "n1"), question)

@@ -121,19 +121,16 @@ def test_the_owner_renews_by_the_same_put_and_may_change_time_and_purpose(tmp_pa
     run_scene(tmp_path, test)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"devices": [0, 2]}, "it holds device 0, 1, and device 0, 2 is asked for"),
-        ({"devices": [0]}, "device 0 is asked for"),
-        ({"devices": [0, 1, 2]}, "device 0, 1, 2 is asked for"),
-        ({"devices": {"count": 1}}, "1 device(s) is asked for"),
-        ({"devices": "all"}, "device 0, 1, 2, 3 is asked for"),
-        ({"devices": {"count": 3}}, "3 device(s) is asked for"),
-        ({"devices": [0, 1], "preemptible": True}, "it has preemptible False, and True is asked for"),
-        ({"devices": [0, 1], "preemptible": False}, "it has preemptible True, and False is asked for"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"devices": [0, 2]}, "it holds device 0, 1, and device 0, 2 is asked for"),
+    ({"devices": [0]}, "device 0 is asked for"),
+    ({"devices": [0, 1, 2]}, "device 0, 1, 2 is asked for"),
+    ({"devices": {"count": 1}}, "1 device(s) is asked for"),
+    ({"devices": "all"}, "device 0, 1, 2, 3 is asked for"),
+    ({"devices": {"count": 3}}, "3 device(s) is asked for"),
+    ({"devices": [0, 1], "preemptible": True}, "it has preemptible False, and True is asked for"),
+    ({"devices": [0, 1], "preemptible": False}, "it has preemptible True, and False is asked for"),
+])  # fmt: skip
 def test_a_put_with_other_devices_is_refused_and_says_what_differs(
     tmp_path: Path, asked: dict[str, Any], said: str
 ) -> None:
@@ -249,16 +246,13 @@ def test_a_wall_clock_that_jumps_changes_nothing_but_what_is_shown(tmp_path: Pat
     run_scene(tmp_path, second, clock=clock, boot=boot)
 
 
-@pytest.mark.parametrize(
-    ("boot", "why"),
-    [
-        (ManualBoot("boot-2", now_s=5000.0), "the host was restarted"),
-        (ManualBoot("boot-1", now_s=5000.0), "not renewed in time"),
-        (ManualBoot("boot-0", now_s=1010.0), "the host was restarted"),
-        (ManualBoot("boot-1", now_s=20.0), "the host was restarted"),
-        (ManualBoot("boot-1", now_s=997.0), "the host was restarted"),
-    ],
-)
+@pytest.mark.parametrize(("boot", "why"), [
+    (ManualBoot("boot-2", now_s=5000.0), "the host was restarted"),
+    (ManualBoot("boot-1", now_s=5000.0), "not renewed in time"),
+    (ManualBoot("boot-0", now_s=1010.0), "the host was restarted"),
+    (ManualBoot("boot-1", now_s=20.0), "the host was restarted"),
+    (ManualBoot("boot-1", now_s=997.0), "the host was restarted"),
+])  # fmt: skip
 def test_leases_of_before_end_with_the_reason_when_an_agent_is_back(tmp_path: Path, boot: ManualBoot, why: str) -> None:
     async def first(scene: Scene) -> str:
         return (await scene.lease([0], ttl_s=600)).id

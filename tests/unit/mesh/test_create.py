@@ -66,34 +66,31 @@ def test_jax_is_left_to_it_where_it_can_and_agrees_on_equal_devices() -> None:
     assert ours == theirs
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: create_mesh((2, 3), ("a", "b")), ValueError, r"a:2,b:3 needs 6 devices; there are 8.*use a:2,b:4"),
-        (lambda: create_mesh((2, 3), ("a", "b")), ValueError, r"or devices=jax.devices\(\)\[:6\]"),
-        (lambda: create_mesh((4, 4), ("a", "b")), ValueError, "needs 16 devices; there are 8.*use a:4,b:2 or a:2,b:4$"),
-        (lambda: create_mesh((-1, 3), ("a", "b")), ValueError, "make 3, which does not divide 8 devices.*use"),
-        (lambda: create_mesh((-1, -1), ("a", "b")), ValueError, "at most one axis"),
-        (lambda: create_mesh((8,), ("a", "b")), ValueError, "has 1 sizes, axis_names .* has 2"),
-        (lambda: create_mesh(axis_types="sharded"), ValueError, "one of auto, explicit, manual"),
-        (lambda: create_mesh(axis_types=1.5), TypeError, "float"),  # type: ignore[arg-type]
-        (lambda: create_mesh(axis_types=("auto", None)), TypeError, "NoneType"),  # type: ignore[arg-type]
-        (lambda: create_mesh(axis_types=("auto", "sharded")), ValueError, "holds 'sharded'"),
-        (lambda: create_mesh(axis_types=("auto",) * 3), ValueError, "has 3 entries, the mesh has 5 axes"),
-        (lambda: create_mesh(axis_types=()), ValueError, "has 0 entries"),
-        (lambda: create_mesh((2.0, 4), ("a", "b")), TypeError, "float"),  # type: ignore[arg-type]
-        (lambda: create_mesh((0, 8), ("a", "b")), ValueError, "has size 0; .*use axis_dims="),
-        (lambda: create_mesh((2, 4), ("a", "a")), ValueError, "stands 2 times"),
-        (lambda: create_mesh((2, 4), ("a", "")), ValueError, "a name is a word"),
-        (lambda: create_mesh((), ()), ValueError, "0 axes"),
-        (lambda: create_mesh(backend="gpu", devices=jax.devices()), ValueError, "'gpu' and devices are of cpu"),
-        (lambda: create_mesh(devices=[]), ValueError, "devices is empty"),
-        (lambda: create_mesh(devices=jax.devices() + jax.devices()[:1]), ValueError, "more than once"),
-        (lambda: create_mesh(backend="tpu"), RuntimeError, r"'tpu' was asked for; here are cpu \(8 devices\)"),
-        (lambda: parse_mesh_from_string("a:3,b:-1", ("a", "b")), ValueError, "does not divide 8"),
-        (lambda: parse_mesh_from_string("a:2,c:4", ("a", "b")), ValueError, "'c' is unknown"),
-    ],
-)
+@pytest.mark.parametrize(("call", "error", "words"), [
+    (lambda: create_mesh((2, 3), ("a", "b")), ValueError, r"a:2,b:3 needs 6 devices; there are 8.*use a:2,b:4"),
+    (lambda: create_mesh((2, 3), ("a", "b")), ValueError, r"or devices=jax.devices\(\)\[:6\]"),
+    (lambda: create_mesh((4, 4), ("a", "b")), ValueError, "needs 16 devices; there are 8.*use a:4,b:2 or a:2,b:4$"),
+    (lambda: create_mesh((-1, 3), ("a", "b")), ValueError, "make 3, which does not divide 8 devices.*use"),
+    (lambda: create_mesh((-1, -1), ("a", "b")), ValueError, "at most one axis"),
+    (lambda: create_mesh((8,), ("a", "b")), ValueError, "has 1 sizes, axis_names .* has 2"),
+    (lambda: create_mesh(axis_types="sharded"), ValueError, "one of auto, explicit, manual"),
+    (lambda: create_mesh(axis_types=1.5), TypeError, "float"),  # type: ignore[arg-type]
+    (lambda: create_mesh(axis_types=("auto", None)), TypeError, "NoneType"),  # type: ignore[arg-type]
+    (lambda: create_mesh(axis_types=("auto", "sharded")), ValueError, "holds 'sharded'"),
+    (lambda: create_mesh(axis_types=("auto",) * 3), ValueError, "has 3 entries, the mesh has 5 axes"),
+    (lambda: create_mesh(axis_types=()), ValueError, "has 0 entries"),
+    (lambda: create_mesh((2.0, 4), ("a", "b")), TypeError, "float"),  # type: ignore[arg-type]
+    (lambda: create_mesh((0, 8), ("a", "b")), ValueError, "has size 0; .*use axis_dims="),
+    (lambda: create_mesh((2, 4), ("a", "a")), ValueError, "stands 2 times"),
+    (lambda: create_mesh((2, 4), ("a", "")), ValueError, "a name is a word"),
+    (lambda: create_mesh((), ()), ValueError, "0 axes"),
+    (lambda: create_mesh(backend="gpu", devices=jax.devices()), ValueError, "'gpu' and devices are of cpu"),
+    (lambda: create_mesh(devices=[]), ValueError, "devices is empty"),
+    (lambda: create_mesh(devices=jax.devices() + jax.devices()[:1]), ValueError, "more than once"),
+    (lambda: create_mesh(backend="tpu"), RuntimeError, r"'tpu' was asked for; here are cpu \(8 devices\)"),
+    (lambda: parse_mesh_from_string("a:3,b:-1", ("a", "b")), ValueError, "does not divide 8"),
+    (lambda: parse_mesh_from_string("a:2,c:4", ("a", "b")), ValueError, "'c' is unknown"),
+])  # fmt: skip
 def test_wrong_input_is_refused_with_a_value_that_works(
     call: Callable[[], object], error: type[Exception], words: str
 ) -> None:
@@ -126,30 +123,27 @@ def test_a_text_names_its_axes_or_gives_them_by_position(text: str, shape: dict[
     assert dict(parse_mesh_from_string(text, ("dp", "tp")).shape) == shape
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "has 1 sizes"),
-        (",4", "axis 'dp' has size ''"),
-        ("dp:2,,tp:4", "empty entry"),
-        ("dp:2,tp:4,", "empty entry"),
-        ("dp:2,4", "entry '4' has no size"),
-        ("dp:2,xp:4", "'xp' is unknown"),
-        ("dp:2,dp:4", "'dp' stands 2 times"),
-        ("dp:2", "'tp' is missing"),
-        ("dp:2,tp:four", "axis 'tp' has size 'four'; a size is an integer"),
-        ("dp:2,tp:4.0", "has size '4.0'"),
-        ("dp:2,tp:", "has size ''"),
-        ("dp:2:3,tp:4", "has size '2:3'"),
-        ("dp:0,tp:4", "has size 0"),
-        ("dp:-2,tp:4", "has size -2"),
-        ("dp:-1,tp:-1", "at most one axis"),
-        ("2,4,8", "has 3 sizes"),
-        ("2", "has 1 sizes"),
-        ("two,4", "has size 'two'"),
-        ("9" * 5000 + ",1", "a size is an integer"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("", "has 1 sizes"),
+    (",4", "axis 'dp' has size ''"),
+    ("dp:2,,tp:4", "empty entry"),
+    ("dp:2,tp:4,", "empty entry"),
+    ("dp:2,4", "entry '4' has no size"),
+    ("dp:2,xp:4", "'xp' is unknown"),
+    ("dp:2,dp:4", "'dp' stands 2 times"),
+    ("dp:2", "'tp' is missing"),
+    ("dp:2,tp:four", "axis 'tp' has size 'four'; a size is an integer"),
+    ("dp:2,tp:4.0", "has size '4.0'"),
+    ("dp:2,tp:", "has size ''"),
+    ("dp:2:3,tp:4", "has size '2:3'"),
+    ("dp:0,tp:4", "has size 0"),
+    ("dp:-2,tp:4", "has size -2"),
+    ("dp:-1,tp:-1", "at most one axis"),
+    ("2,4,8", "has 3 sizes"),
+    ("2", "has 1 sizes"),
+    ("two,4", "has size 'two'"),
+    ("9" * 5000 + ",1", "a size is an integer"),
+])  # fmt: skip
 def test_the_offending_piece_of_a_text_is_named(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         parse_mesh_from_string(text, ("dp", "tp"))

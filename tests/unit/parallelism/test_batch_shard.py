@@ -54,19 +54,16 @@ def test_a_process_with_adjacent_coordinates_has_the_index_of_their_place(
     assert [answer[process] for process in range(shard_count)] == [(shard, shard_count) for shard in shards]
 
 
-@pytest.mark.parametrize(
-    ("coverage", "count", "said"),
-    [
-        ({0: {0, 1, 2}, 1: {3}}, 4, "process 0 covers 0-2; process 1 covers 3;"),
-        ({0: {0, 1}, 1: {1, 2}}, 3, "process 0 covers 0-1; process 1 covers 1-2;"),
-        ({0: {0, 1}, 1: {2, 3}, 2: {0, 3}}, 4, "process 2 covers 0, 3;"),
-        ({0: {0, 1}, 1: {0, 1}}, 4, "the 4 data coordinates is uneven"),
-        ({0: set()}, 1, "process 0 covers nothing;"),
-        ({}, 1, "uneven"),
-        ({p: {p} for p in range(12)}, 13, "process 7 covers 7; and 4 more;"),
-        ({0: set(range(0, 40, 2)), 1: {1}}, 40, "process 0 covers 0, 2, 4, 6, 8, 10, 12, 14, …;"),
-    ],
-)
+@pytest.mark.parametrize(("coverage", "count", "said"), [
+    ({0: {0, 1, 2}, 1: {3}}, 4, "process 0 covers 0-2; process 1 covers 3;"),
+    ({0: {0, 1}, 1: {1, 2}}, 3, "process 0 covers 0-1; process 1 covers 1-2;"),
+    ({0: {0, 1}, 1: {2, 3}, 2: {0, 3}}, 4, "process 2 covers 0, 3;"),
+    ({0: {0, 1}, 1: {0, 1}}, 4, "the 4 data coordinates is uneven"),
+    ({0: set()}, 1, "process 0 covers nothing;"),
+    ({}, 1, "uneven"),
+    ({p: {p} for p in range(12)}, 13, "process 7 covers 7; and 4 more;"),
+    ({0: set(range(0, 40, 2)), 1: {1}}, 40, "process 0 covers 0, 2, 4, 6, 8, 10, 12, 14, …;"),
+])  # fmt: skip
 def test_an_uneven_layout_says_who_covers_what(coverage: dict[int, set[int]], count: int, said: str) -> None:
     with pytest.raises(ValueError, match="uneven") as caught:
         shard_processes(coverage, count)
@@ -79,16 +76,13 @@ def test_a_process_that_has_every_device_loads_every_batch_whole(data_axes: str 
     assert process_batch_shard(make_mesh(dp=2, tp=2, domain=2), data_axes) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("data_axes", "error", "words"),
-    [
-        ("data", ValueError, "data axis 'data' is no axis of the mesh; the mesh has 'dp', 'tp'"),
-        (["dp", "fsdp"], ValueError, "data axis 'fsdp' is no axis"),
-        (["dp", "dp"], ValueError, "data axis 'dp' stands twice"),
-        ([("dp", "tp")], ValueError, "data axis ('dp', 'tp') is no axis"),
-        (["dp", None], ValueError, "data axis None is no axis"),
-    ],
-)
+@pytest.mark.parametrize(("data_axes", "error", "words"), [
+    ("data", ValueError, "data axis 'data' is no axis of the mesh; the mesh has 'dp', 'tp'"),
+    (["dp", "fsdp"], ValueError, "data axis 'fsdp' is no axis"),
+    (["dp", "dp"], ValueError, "data axis 'dp' stands twice"),
+    ([("dp", "tp")], ValueError, "data axis ('dp', 'tp') is no axis"),
+    (["dp", None], ValueError, "data axis None is no axis"),
+])  # fmt: skip
 def test_axes_that_the_mesh_does_not_have_are_refused(data_axes: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
         process_batch_shard(make_mesh(dp=4, tp=2), data_axes)

@@ -28,39 +28,33 @@ def nest(block: object) -> dict[str, Any]:
     return {"model": {"layers": 2}, "trainer": {"epochs": 3, "parallelism": block}}
 
 
-@pytest.mark.parametrize(
-    ("block", "parsed"),
-    [
-        ({}, ("none", 1, 1)),
-        ({"data": "fsdp2"}, ("fsdp2", 1, 1)),
-        ({"data": "ddp", "tensor": 2}, ("ddp", 2, 1)),
-        ({"data": "none", "domain": 4}, ("none", 1, 4)),
-        ({"data": "fsdp2", "tensor": "2", "domain": " 4 "}, ("fsdp2", 2, 4)),
-        ({"tensor": np.int64(8)}, ("none", 8, 1)),
-        (OrderedDict(domain=2, tensor=3), ("none", 3, 2)),
-        (MappingProxyType({"tensor": 2}), ("none", 2, 1)),
-    ],
-)
+@pytest.mark.parametrize(("block", "parsed"), [
+    ({}, ("none", 1, 1)),
+    ({"data": "fsdp2"}, ("fsdp2", 1, 1)),
+    ({"data": "ddp", "tensor": 2}, ("ddp", 2, 1)),
+    ({"data": "none", "domain": 4}, ("none", 1, 4)),
+    ({"data": "fsdp2", "tensor": "2", "domain": " 4 "}, ("fsdp2", 2, 4)),
+    ({"tensor": np.int64(8)}, ("none", 8, 1)),
+    (OrderedDict(domain=2, tensor=3), ("none", 3, 2)),
+    (MappingProxyType({"tensor": 2}), ("none", 2, 1)),
+])  # fmt: skip
 def test_a_block_is_read_with_its_defaults(block: Mapping[str, Any], parsed: tuple[str, int, int]) -> None:
     answer = parse_parallelism_conf(nest(block))
     assert answer == dict(zip(("data", "tensor", "domain"), parsed, strict=True))
     assert [type(value) for value in answer.values()] == [str, int, int]
 
 
-@pytest.mark.parametrize(
-    ("conf", "there"),
-    [
-        ({}, "the config holds nothing"),
-        (None, "the config holds nothing"),
-        ({"data": "fsdp2", "tensor": 2}, "the config holds 'data', 'tensor'"),
-        ({"trainer": None}, "the config holds 'trainer'"),
-        ({"trainer": {}}, "its trainer holds nothing"),
-        ({"trainer": {"mode": "fsdp"}}, "its trainer holds 'mode'"),
-        ({"trainer": {"parallelism": None}}, "its trainer holds 'parallelism'"),
-        ({"trainer": ["parallelism"]}, "trainer is ['parallelism']"),
-        ({"trainer": {"parallelism": "fsdp2"}}, "parallelism is 'fsdp2'"),
-    ],
-)
+@pytest.mark.parametrize(("conf", "there"), [
+    ({}, "the config holds nothing"),
+    (None, "the config holds nothing"),
+    ({"data": "fsdp2", "tensor": 2}, "the config holds 'data', 'tensor'"),
+    ({"trainer": None}, "the config holds 'trainer'"),
+    ({"trainer": {}}, "its trainer holds nothing"),
+    ({"trainer": {"mode": "fsdp"}}, "its trainer holds 'mode'"),
+    ({"trainer": {"parallelism": None}}, "its trainer holds 'parallelism'"),
+    ({"trainer": ["parallelism"]}, "trainer is ['parallelism']"),
+    ({"trainer": {"parallelism": "fsdp2"}}, "parallelism is 'fsdp2'"),
+])  # fmt: skip
 def test_a_missing_block_is_named_with_what_stands_in_its_place(conf: Any, there: str) -> None:
     with pytest.raises(ValueError, match=r"trainer\.parallelism") as caught:
         parse_parallelism_conf(conf)
@@ -68,17 +62,14 @@ def test_a_missing_block_is_named_with_what_stands_in_its_place(conf: Any, there
     assert '{"trainer": {"parallelism": {"data": "fsdp2", "tensor": 2, "domain": 1}}}' in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        *(("tensor", value, "integer ≥ 1") for value in (0, -1, "0", "-2", "", "two", "2.0", "1_0", "²", "9" * 5000)),
-        *(("domain", value, "integer ≥ 1") for value in (2.0, 1.5, True, False, None, [2], float("nan"), np.True_)),
-        *(("data", value, "fsdp2, ddp, none") for value in (None, "", 2, ["ddp"], True, np.array(["ddp", "none"]))),
-        ("data", "fsdp", "did you mean 'fsdp2'"),
-        ("data", "DDP", "did you mean 'ddp'"),
-        ("data", "None", "did you mean 'none'"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "words"), [
+    *(("tensor", value, "integer ≥ 1") for value in (0, -1, "0", "-2", "", "two", "2.0", "1_0", "²", "9" * 5000)),
+    *(("domain", value, "integer ≥ 1") for value in (2.0, 1.5, True, False, None, [2], float("nan"), np.True_)),
+    *(("data", value, "fsdp2, ddp, none") for value in (None, "", 2, ["ddp"], True, np.array(["ddp", "none"]))),
+    ("data", "fsdp", "did you mean 'fsdp2'"),
+    ("data", "DDP", "did you mean 'ddp'"),
+    ("data", "None", "did you mean 'none'"),
+])  # fmt: skip
 def test_a_value_that_cannot_be_used_is_refused_with_its_key(key: str, value: object, words: str) -> None:
     with pytest.raises(ValueError, match=f"trainer.parallelism.{key} is ") as caught:
         parse_parallelism_conf(nest({"tensor": 1, key: value}))
@@ -116,19 +107,16 @@ def test_ranks_that_the_degrees_do_not_divide_are_refused_with_a_number_that_wor
     assert world_size % product == 0
 
 
-@pytest.mark.parametrize(
-    ("block", "world_size", "error", "words"),
-    [
-        ({"tensor": 3}, 8, ValueError, "world_size 8 is not divisible by tensor 3 · domain 1 = 3"),
-        ({"tensor": 16}, 8, ValueError, "use 16 ranks"),
-        ({}, 0, ValueError, "world_size is 0; it is an integer ≥ 1"),
-        ({}, -8, ValueError, "world_size is -8"),
-        ({}, 8.0, TypeError, "float"),
-        ({"tensor": 0}, 8, ValueError, "trainer.parallelism.tensor"),
-        ({"tensr": 2}, 8, ValueError, "did you mean 'tensor'"),
-        ({"trainer": {"parallelism": {"tensor": 2}}}, 8, ValueError, "this is the whole config"),
-    ],
-)
+@pytest.mark.parametrize(("block", "world_size", "error", "words"), [
+    ({"tensor": 3}, 8, ValueError, "world_size 8 is not divisible by tensor 3 · domain 1 = 3"),
+    ({"tensor": 16}, 8, ValueError, "use 16 ranks"),
+    ({}, 0, ValueError, "world_size is 0; it is an integer ≥ 1"),
+    ({}, -8, ValueError, "world_size is -8"),
+    ({}, 8.0, TypeError, "float"),
+    ({"tensor": 0}, 8, ValueError, "trainer.parallelism.tensor"),
+    ({"tensr": 2}, 8, ValueError, "did you mean 'tensor'"),
+    ({"trainer": {"parallelism": {"tensor": 2}}}, 8, ValueError, "this is the whole config"),
+])  # fmt: skip
 def test_a_wrong_block_or_world_size_is_refused(
     block: Any, world_size: Any, error: type[Exception], words: str
 ) -> None:
@@ -151,18 +139,15 @@ def test_the_parts_of_the_data_divide_the_ranks_evenly(block: dict[str, Any], re
         assert data_parallel_coords(conf, rank=rank, world_size=world_size) == (coordinate, replicas)
 
 
-@pytest.mark.parametrize(
-    ("rank", "world_size", "error", "words"),
-    [
-        (0, None, ValueError, "rank is 0 and world_size is None; both are given or neither"),
-        (None, 8, ValueError, "rank is None and world_size is 8"),
-        (8, 8, ValueError, "ranks are 0 to 7"),
-        (-1, 8, ValueError, "rank is -1"),
-        (0, 6, ValueError, "not divisible"),
-        (0, 0, ValueError, "world_size is 0"),
-        (1.0, 8, TypeError, "float"),
-    ],
-)
+@pytest.mark.parametrize(("rank", "world_size", "error", "words"), [
+    (0, None, ValueError, "rank is 0 and world_size is None; both are given or neither"),
+    (None, 8, ValueError, "rank is None and world_size is 8"),
+    (8, 8, ValueError, "ranks are 0 to 7"),
+    (-1, 8, ValueError, "rank is -1"),
+    (0, 6, ValueError, "not divisible"),
+    (0, 0, ValueError, "world_size is 0"),
+    (1.0, 8, TypeError, "float"),
+])  # fmt: skip
 def test_a_wrong_rank_is_refused(rank: Any, world_size: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
         data_parallel_coords(nest({"tensor": 4}), rank=rank, world_size=world_size)

@@ -113,14 +113,11 @@ def test_no_hardware_type_means_that_of_the_device() -> None:
     assert h100.get_batch_size_recommendation(HardwareType.V100).critical_batch_size == 96
 
 
-@pytest.mark.parametrize(
-    ("batch", "warn", "valid", "words"),
-    [
-        (63, True, False, "below minimum"), (63, False, False, "below minimum"), (0, True, False, "below minimum"),
-        (64, True, True, "below critical"), (297, True, True, "below critical"), (297, False, True, "is valid"),
-        (298, True, True, "at or above the critical 298"), (4096, False, True, "at or above the critical 298"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("batch", "warn", "valid", "words"), [
+    (63, True, False, "below minimum"), (63, False, False, "below minimum"), (0, True, False, "below minimum"),
+    (64, True, True, "below critical"), (297, True, True, "below critical"), (297, False, True, "is valid"),
+    (298, True, True, "at or above the critical 298"), (4096, False, True, "at or above the critical 298"),
+])  # fmt: skip
 def test_a_batch_size_is_judged_as_the_contract_says(batch: int, warn: bool, valid: bool, words: str) -> None:
     verdict, text = make_placement("gpu", "NVIDIA H100 80GB HBM3").validate_batch_size(batch, warn)
     assert verdict is valid
@@ -141,14 +138,11 @@ def test_the_devices_here_are_told_and_cpus_say_nothing_of_memory() -> None:
     assert json.loads(json.dumps(info)) == info
 
 
-@pytest.mark.parametrize(
-    ("machine", "count", "hardware", "kind", "limit_bytes", "coords"),
-    [
-        ("dgx-h100", 8, "h100", "NVIDIA H100 80GB HBM3", 63_779_000_000, None),
-        ("tpu-v5e-8", 8, "tpu_v5e", "TPU v5 lite", 16_909_334_528, [1, 0, 0]),
-        ("mig-a100", 1, "unknown", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 15_300_000_000, None),
-    ],
-)
+@pytest.mark.parametrize(("machine", "count", "hardware", "kind", "limit_bytes", "coords"), [
+    ("dgx-h100", 8, "h100", "NVIDIA H100 80GB HBM3", 63_779_000_000, None),
+    ("tpu-v5e-8", 8, "tpu_v5e", "TPU v5 lite", 16_909_334_528, [1, 0, 0]),
+    ("mig-a100", 1, "unknown", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 15_300_000_000, None),
+])  # fmt: skip
 def test_accelerators_tell_their_memory_and_coordinates(
     machine: str, count: int, hardware: str, kind: str, limit_bytes: int, coords: Any
 ) -> None:

@@ -87,16 +87,13 @@ def test_a_tree_of_shardings_may_be_as_deep_as_the_data_or_stand_for_whole_parts
     assert [leaf.sharding for leaf in jax.tree.leaves(full)] == [one, whole, split]
 
 
-@pytest.mark.parametrize(
-    ("shardings", "kind", "words"),
-    [
-        (None, ValueError, "give one for all, or a tree like the data"),
-        ({"x": "data"}, TypeError, "'data' is a str; data is placed on a jax.Device, or under a jax.sharding.Sharding"),
-        (P("data"), TypeError, 'such as NamedSharding(mesh, PartitionSpec("data"))'),
-        ({"y": SingleDeviceSharding(jax.devices()[0])}, ValueError, "PyTreeDef({'y': *}), the data has PyTreeDef({'x'"),
-        ([SingleDeviceSharding(jax.devices()[0])], ValueError, "give one for all, or a tree like the data"),
-    ],
-)
+@pytest.mark.parametrize(("shardings", "kind", "words"), [
+    (None, ValueError, "give one for all, or a tree like the data"),
+    ({"x": "data"}, TypeError, "'data' is a str; data is placed on a jax.Device, or under a jax.sharding.Sharding"),
+    (P("data"), TypeError, 'such as NamedSharding(mesh, PartitionSpec("data"))'),
+    ({"y": SingleDeviceSharding(jax.devices()[0])}, ValueError, "PyTreeDef({'y': *}), the data has PyTreeDef({'x'"),
+    ([SingleDeviceSharding(jax.devices()[0])], ValueError, "give one for all, or a tree like the data"),
+])  # fmt: skip
 def test_what_is_no_sharding_for_the_data_is_refused(shardings: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind) as caught:
         distribute_batch({"x": np.arange(8)}, shardings)
@@ -138,19 +135,16 @@ def test_a_number_that_no_dtype_holds_is_refused_by_its_path() -> None:
         assert place_on_device({"step": 2**40})["step"] == 2**40
 
 
-@pytest.mark.parametrize(
-    ("shape", "spec", "words"),
-    [
-        ((6, 2), P("data"), "['x'] has the shape (6, 2); its dimension 0 is 6 and is split over mesh axis"),
-        ((6, 2), P("data"), "over mesh axis 'data' of size 4, which does not divide it"),
-        ((6, 2), P("data"), "use 4 or 8"),
-        ((3, 2), P("data"), "use 4"),
-        ((8, 5), P("data", "model"), "its dimension 1 is 5 and is split over mesh axis 'model' of size 2"),
-        ((12,), P(("data", "model")), "over mesh axes 'data', 'model' of size 8, which does not divide it: use 8 or"),
-        ((), P("data"), "P('data',) names dimension 0, which it has not: give this leaf PartitionSpec()"),
-        ((8,), P(None, "data"), "names dimension 1, which it has not"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("shape", "spec", "words"), [
+    ((6, 2), P("data"), "['x'] has the shape (6, 2); its dimension 0 is 6 and is split over mesh axis"),
+    ((6, 2), P("data"), "over mesh axis 'data' of size 4, which does not divide it"),
+    ((6, 2), P("data"), "use 4 or 8"),
+    ((3, 2), P("data"), "use 4"),
+    ((8, 5), P("data", "model"), "its dimension 1 is 5 and is split over mesh axis 'model' of size 2"),
+    ((12,), P(("data", "model")), "over mesh axes 'data', 'model' of size 8, which does not divide it: use 8 or"),
+    ((), P("data"), "P('data',) names dimension 0, which it has not: give this leaf PartitionSpec()"),
+    ((8,), P(None, "data"), "names dimension 1, which it has not"),
+])  # fmt: skip
 def test_a_shape_that_does_not_fit_its_sharding_is_refused_by_its_path(
     shape: tuple[int, ...], spec: P, words: str
 ) -> None:

@@ -100,20 +100,17 @@ def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ({"model": None}, "training", "model is not given"),
-        ({"model": None, "training": None}, "mesh", "model is not given"),
-        ({"model": None, "training": None, "mesh": None, "plan": "mw1-0"}, "plan", "model is not given"),
-        ({"model": None, "training": None, "mesh": None}, "model", "no model is given"),
-        ({"model": "llama3-9b"}, "model", "is no preset"),
-        ({"plan": "mw1-0"}, "plan", "only its agent knows"),
-        ({"target": None}, "target", "no target is named"),
-        ({"hardware": "h100"}, "hardware", "stands beside v5e:4x4, which is v5e"),
-        ({"training": {"global_batch_size": 8}}, "training.global_batch_size", "less than one sequence"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "field", "words"), [
+    ({"model": None}, "training", "model is not given"),
+    ({"model": None, "training": None}, "mesh", "model is not given"),
+    ({"model": None, "training": None, "mesh": None, "plan": "mw1-0"}, "plan", "model is not given"),
+    ({"model": None, "training": None, "mesh": None}, "model", "no model is given"),
+    ({"model": "llama3-9b"}, "model", "is no preset"),
+    ({"plan": "mw1-0"}, "plan", "only its agent knows"),
+    ({"target": None}, "target", "no target is named"),
+    ({"hardware": "h100"}, "hardware", "stands beside v5e:4x4, which is v5e"),
+    ({"training": {"global_batch_size": 8}}, "training.global_batch_size", "less than one sequence"),
+])  # fmt: skip
 def test_a_question_that_is_none_is_refused_by_its_field(fields: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words) as refused:
         estimate(**fields)
@@ -121,21 +118,18 @@ def test_a_question_that_is_none_is_refused_by_its_field(fields: dict[str, Any],
     assert refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind", "words"),
-    [
-        ({"mesh": "fsdp:32"}, PlanInfeasibleError, "needs 32 devices"),
-        ({"mesh": "fsdp:8"}, RequestError, "8 would stay idle"),
-        (
-            {"mesh": "tp:16", "target": "v5e:4x4", "model": "gpt2", "training": {"seq_len": 1024}},
-            PlanInfeasibleError,
-            "num_attention_heads",
-        ),
-        ({"mesh": "fsdp:8", "target": "cpu:8"}, PlanInfeasibleError, "the devices are cpu"),
-        ({"mesh": None, "target": "cpu:8"}, PlanInfeasibleError, "the devices are cpu"),
-        ({"mesh": None, "model": "llama3-70b", "target": "v5e:2x2"}, PlanInfeasibleError, "holds this training step"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "kind", "words"), [
+    ({"mesh": "fsdp:32"}, PlanInfeasibleError, "needs 32 devices"),
+    ({"mesh": "fsdp:8"}, RequestError, "8 would stay idle"),
+    (
+        {"mesh": "tp:16", "target": "v5e:4x4", "model": "gpt2", "training": {"seq_len": 1024}},
+        PlanInfeasibleError,
+        "num_attention_heads",
+    ),
+    ({"mesh": "fsdp:8", "target": "cpu:8"}, PlanInfeasibleError, "the devices are cpu"),
+    ({"mesh": None, "target": "cpu:8"}, PlanInfeasibleError, "the devices are cpu"),
+    ({"mesh": None, "model": "llama3-70b", "target": "v5e:2x2"}, PlanInfeasibleError, "holds this training step"),
+])  # fmt: skip
 def test_hardware_or_a_mesh_that_cannot_be_is_refused_with_what_works(
     fields: dict[str, Any], kind: type[RequestError], words: str
 ) -> None:

@@ -70,18 +70,15 @@ def test_wrap_and_twist_of_slices_go_to_the_compiler() -> None:
 # ---- what cannot be asked -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("target", "fields", "words"),
-    [
-        ("2*h100:8", {"device_kind": None}, "not all of one kind that it names"),
-        ("2*h100:8", {"device_kind": "NVIDIA A100-SXM4-80GB"}, "not all of one kind that it names"),
-        ("h100:8", {"device_kind": "NVIDIA Z9"}, "no chip of the table is called 'NVIDIA Z9'"),
-        ("v5e:4x4", {"shape": None}, "the slices have no shape, or not the same one"),
-        ("2*v5e:4x4", {"shape": (2, 8, 1)}, "the slices have no shape, or not the same one"),
-        ("2*v5p:2x2x2", {"wrap": (True, True, True)}, "the slices have no shape, or not the same one"),
-        ("2*v5e:4x4", {"device_count": 15}, "a slice of 4x4x1 chips has 16 devices, and one here lacks some"),
-    ],
-)
+@pytest.mark.parametrize(("target", "fields", "words"), [
+    ("2*h100:8", {"device_kind": None}, "not all of one kind that it names"),
+    ("2*h100:8", {"device_kind": "NVIDIA A100-SXM4-80GB"}, "not all of one kind that it names"),
+    ("h100:8", {"device_kind": "NVIDIA Z9"}, "no chip of the table is called 'NVIDIA Z9'"),
+    ("v5e:4x4", {"shape": None}, "the slices have no shape, or not the same one"),
+    ("2*v5e:4x4", {"shape": (2, 8, 1)}, "the slices have no shape, or not the same one"),
+    ("2*v5p:2x2x2", {"wrap": (True, True, True)}, "the slices have no shape, or not the same one"),
+    ("2*v5e:4x4", {"device_count": 15}, "a slice of 4x4x1 chips has 16 devices, and one here lacks some"),
+])  # fmt: skip
 def test_hardware_that_no_compiler_knows_is_refused_with_what_to_do_instead(
     target: str, fields: dict[str, Any], words: str
 ) -> None:

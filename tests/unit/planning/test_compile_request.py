@@ -59,14 +59,11 @@ def test_the_greatest_batch_is_the_most_that_divides_up_to_the_one_named(
     )
 
 
-@pytest.mark.parametrize(
-    ("passes", "asked", "field", "hint"),
-    [
-        (2**16, None, "gradient_accumulation_steps", "use gradient_accumulation_steps 32768 or less"),
-        (1, 511, "global_batch_size", "use 512 or more"),
-        (2, 1023, "global_batch_size", "use 1024 or more"),
-    ],
-)
+@pytest.mark.parametrize(("passes", "asked", "field", "hint"), [
+    (2**16, None, "gradient_accumulation_steps", "use gradient_accumulation_steps 32768 or less"),
+    (1, 511, "global_batch_size", "use 512 or more"),
+    (2, 1023, "global_batch_size", "use 1024 or more"),
+])  # fmt: skip
 def test_a_search_without_any_batch_is_refused(passes: int, asked: int | None, field: str, hint: str) -> None:
     training = TrainingSpec(**limit(asked), gradient_accumulation_steps=passes)
     with pytest.raises(InvalidRequestError) as caught:

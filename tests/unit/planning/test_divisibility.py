@@ -41,29 +41,26 @@ def read_thing(message: str) -> str:
     return re.split(" does not divide | is more than ", message)[1].split()[0]
 
 
-@pytest.mark.parametrize(
-    ("model", "mesh", "message", "legal"),
-    [
-        (LLAMA, {"tp": 24}, "tp:24 does not divide num_attention_heads 64", {"tp": [8, 16, 32, 64]}),
-        (LLAMA, {"cp": 3}, "cp:3 does not divide seq_len 8192", {"cp": [1, 2, 4, 8]}),
-        (LLAMA, {"pp": 96}, "pp:96 is more than num_hidden_layers 80", {"pp": [16, 20, 40, 80]}),
-        (LLAMA, {"dp": 3}, "dp:3 does not divide global_batch_size 64", {"dp": [1, 2, 4, 8]}),
-        (MIXTRAL, {"ep": 3}, "ep:3 does not divide num_experts 8", {"ep": [1, 2, 4, 8]}),
-        (LLAMA, {"fsdp": 3}, "fsdp:3 does not divide hidden_size 8192", {"fsdp": [1, 2, 4, 8]}),
-        (
-            LLAMA,
-            {"tp": 3, "mp": 2},
-            "tp:3 × mp:2 = 6 does not divide num_attention_heads 64",
-            {"tp × mp": [2, 4, 8, 16]},
-        ),
-        (
-            LLAMA,
-            {"dp": 4, "fsdp": 32},
-            "dp:4 × fsdp:32 = 128 does not divide global_batch_size 64",
-            {"dp": [1, 2], "fsdp": [2, 4, 8, 16]},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("model", "mesh", "message", "legal"), [
+    (LLAMA, {"tp": 24}, "tp:24 does not divide num_attention_heads 64", {"tp": [8, 16, 32, 64]}),
+    (LLAMA, {"cp": 3}, "cp:3 does not divide seq_len 8192", {"cp": [1, 2, 4, 8]}),
+    (LLAMA, {"pp": 96}, "pp:96 is more than num_hidden_layers 80", {"pp": [16, 20, 40, 80]}),
+    (LLAMA, {"dp": 3}, "dp:3 does not divide global_batch_size 64", {"dp": [1, 2, 4, 8]}),
+    (MIXTRAL, {"ep": 3}, "ep:3 does not divide num_experts 8", {"ep": [1, 2, 4, 8]}),
+    (LLAMA, {"fsdp": 3}, "fsdp:3 does not divide hidden_size 8192", {"fsdp": [1, 2, 4, 8]}),
+    (
+        LLAMA,
+        {"tp": 3, "mp": 2},
+        "tp:3 × mp:2 = 6 does not divide num_attention_heads 64",
+        {"tp × mp": [2, 4, 8, 16]},
+    ),
+    (
+        LLAMA,
+        {"dp": 4, "fsdp": 32},
+        "dp:4 × fsdp:32 = 128 does not divide global_batch_size 64",
+        {"dp": [1, 2], "fsdp": [2, 4, 8, 16]},
+    ),
+])  # fmt: skip
 def test_an_axis_that_does_not_divide_is_told_with_what_it_cuts_and_the_legal_sizes(
     model: ModelSpec, mesh: dict[str, int], message: str, legal: dict[str, list[int]]
 ) -> None:
@@ -84,15 +81,12 @@ def test_all_that_does_not_divide_is_told_in_one_refusal_always_alike() -> None:
     assert "more)" in first.detail
 
 
-@pytest.mark.parametrize(
-    ("model", "tensor", "named"),
-    [
-        ("deepseek3-671b", 256, ["num_attention_heads"]),
-        ("deepseek2-16b", 256, ["num_attention_heads", "intermediate_size", "moe_intermediate_size"]),
-        ("llama4-17b-16e", 5, ["num_key_value_heads", "moe_intermediate_size", "vocab_size"]),
-        ("llama4-17b-128e", 5, ["num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"]),
-    ],
-)
+@pytest.mark.parametrize(("model", "tensor", "named"), [
+    ("deepseek3-671b", 256, ["num_attention_heads"]),
+    ("deepseek2-16b", 256, ["num_attention_heads", "intermediate_size", "moe_intermediate_size"]),
+    ("llama4-17b-16e", 5, ["num_key_value_heads", "moe_intermediate_size", "vocab_size"]),
+    ("llama4-17b-128e", 5, ["num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"]),
+])  # fmt: skip
 def test_each_kind_of_block_that_a_model_has_is_cut_and_latent_attention_has_no_kv_heads(
     model: str, tensor: int, named: list[str]
 ) -> None:
@@ -100,14 +94,11 @@ def test_each_kind_of_block_that_a_model_has_is_cut_and_latent_attention_has_no_
     assert [read_thing(message) for message in wrong] == named
 
 
-@pytest.mark.parametrize(
-    ("model", "training", "mesh", "message", "hint"),
-    [
-        ("llama3-8b", {}, {"x": 2, "y": 3}, "x:2, y:3 says nothing", "fsdp"),
-        ("llama3-8b", {}, {"ep": 2}, "the model has none", "dp"),
-        ("gpt2", {"seq_len": 2048}, {"dp": 2}, "max_position_embeddings 1024", "1024 or less"),
-    ],
-)
+@pytest.mark.parametrize(("model", "training", "mesh", "message", "hint"), [
+    ("llama3-8b", {}, {"x": 2, "y": 3}, "x:2, y:3 says nothing", "fsdp"),
+    ("llama3-8b", {}, {"ep": 2}, "the model has none", "dp"),
+    ("gpt2", {"seq_len": 2048}, {"dp": 2}, "max_position_embeddings 1024", "1024 or less"),
+])  # fmt: skip
 def test_an_axis_or_a_sequence_that_the_model_has_no_use_for_is_an_invalid_request(
     model: str, training: dict[str, Any], mesh: dict[str, int], message: str, hint: str
 ) -> None:

@@ -21,28 +21,25 @@ def list_fields(model: ModelSpec, seq_len: int = LENGTH) -> list[str]:
     return [name for name, _ in find_inexpressible(model, seq_len)]
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({**PLAIN, **LATENT}, "kv_lora_rank"),
-        ({**PLAIN, "qk_norm": True, "qk_norm_scale": "all_heads"}, "qk_norm_scale"),
-        ({**PLAIN, "qk_norm": True, "qk_norm_scale": "none"}, "qk_norm_scale"),
-        ({**PLAIN, "attention_sinks": True}, "attention_sinks"),
-        ({**PLAIN, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        ({**PLAIN, "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
-        ({**PLAIN, "sliding_window": LENGTH - 1}, "sliding_window"),
-        ({**PLAIN, "attention_chunk_size": LENGTH - 1}, "attention_chunk_size"),
-        ({**PLAIN, "pre_norms": False}, "pre_norms"),
-        ({**PLAIN, "post_attention_norm": True}, "post_attention_norm"),
-        ({**PLAIN, "post_feedforward_norm": True}, "post_feedforward_norm"),
-        ({**PLAIN, "use_parallel_residual": True}, "use_parallel_residual"),
-        ({**MIXTURE, "num_expert_layers": 1}, "num_expert_layers"),
-        ({**MIXTURE, "expert_bias": True}, "expert_bias"),
-        ({**MIXTURE, "router_bias": True}, "router_bias"),
-        ({**MIXTURE, "shared_expert_intermediate_size": 96}, "shared_expert_intermediate_size"),
-        ({**MIXTURE, "shared_expert_gate": True}, "shared_expert_gate"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "named"), [
+    ({**PLAIN, **LATENT}, "kv_lora_rank"),
+    ({**PLAIN, "qk_norm": True, "qk_norm_scale": "all_heads"}, "qk_norm_scale"),
+    ({**PLAIN, "qk_norm": True, "qk_norm_scale": "none"}, "qk_norm_scale"),
+    ({**PLAIN, "attention_sinks": True}, "attention_sinks"),
+    ({**PLAIN, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ({**PLAIN, "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    ({**PLAIN, "sliding_window": LENGTH - 1}, "sliding_window"),
+    ({**PLAIN, "attention_chunk_size": LENGTH - 1}, "attention_chunk_size"),
+    ({**PLAIN, "pre_norms": False}, "pre_norms"),
+    ({**PLAIN, "post_attention_norm": True}, "post_attention_norm"),
+    ({**PLAIN, "post_feedforward_norm": True}, "post_feedforward_norm"),
+    ({**PLAIN, "use_parallel_residual": True}, "use_parallel_residual"),
+    ({**MIXTURE, "num_expert_layers": 1}, "num_expert_layers"),
+    ({**MIXTURE, "expert_bias": True}, "expert_bias"),
+    ({**MIXTURE, "router_bias": True}, "router_bias"),
+    ({**MIXTURE, "shared_expert_intermediate_size": 96}, "shared_expert_intermediate_size"),
+    ({**MIXTURE, "shared_expert_gate": True}, "shared_expert_gate"),
+])  # fmt: skip
 def test_what_the_step_has_not_is_named_by_its_field(fields: dict[str, Any], named: str) -> None:
     model = read_model(fields)
     assert list_fields(model) == [named]

@@ -35,14 +35,11 @@ MIXED = lease({0: OURS, 1: OURS, 2: THEIRS})
 TAKEN = {"processes": (DeviceProcess(pid=7, name="train"),), "compute_mode": "exclusive_process"}
 
 
-@pytest.mark.parametrize(
-    ("asked", "own", "chosen"),
-    [
-        (None, None, (3, 4, 5, 6, 7)), (None, OURS, (0, 1)), (None, ANY_LEASE, (0, 1, 2, 3, 4, 5, 6, 7)),
-        (DeviceSelection(count=4), None, (4, 5, 6, 7)), (DeviceSelection(count=2), OURS, (0, 1)),
-        (DeviceSelection(exclude=(7,)), None, (3, 4, 5, 6)), ((2, 3), None, (2, 3)), ((1, 2), OURS, (1, 2)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("asked", "own", "chosen"), [
+    (None, None, (3, 4, 5, 6, 7)), (None, OURS, (0, 1)), (None, ANY_LEASE, (0, 1, 2, 3, 4, 5, 6, 7)),
+    (DeviceSelection(count=4), None, (4, 5, 6, 7)), (DeviceSelection(count=2), OURS, (0, 1)),
+    (DeviceSelection(exclude=(7,)), None, (3, 4, 5, 6)), ((2, 3), None, (2, 3)), ((1, 2), OURS, (1, 2)),
+])  # fmt: skip
 def test_what_others_have_reserved_is_not_chosen(asked: Any, own: str | None, chosen: tuple[int, ...]) -> None:
     found = select_devices(asked, MIXED, {}, own).indices
     assert len(found) == len(chosen)

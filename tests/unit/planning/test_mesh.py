@@ -102,20 +102,17 @@ def test_devices_are_named_by_index_uuid_or_pci_address() -> None:
     assert indices(made) == [3, 1, 2, 0]
 
 
-@pytest.mark.parametrize(
-    ("devices", "words"),
-    [
-        ([0, 9], "devices names 9; host a has devices 0, 1, 2"),
-        ([0, -1], "devices names -1"),
-        (["GPU-none"], "names 'GPU-none'"),
-        ([0, 1, 0], "names device 0 2 times"),
-        ([0, "0"], "names device 0 2 times"),
-        ([], "empty list"),
-        (DeviceSelection(count=9), "asks for 9; host a has 8"),
-        (DeviceSelection(count=4, exclude=(0, 1, 2, 3, 4)), "5 are excluded"),
-        (DeviceSelection(exclude=("nobody",)), "devices.exclude names 'nobody'"),
-    ],
-)
+@pytest.mark.parametrize(("devices", "words"), [
+    ([0, 9], "devices names 9; host a has devices 0, 1, 2"),
+    ([0, -1], "devices names -1"),
+    (["GPU-none"], "names 'GPU-none'"),
+    ([0, 1, 0], "names device 0 2 times"),
+    ([0, "0"], "names device 0 2 times"),
+    ([], "empty list"),
+    (DeviceSelection(count=9), "asks for 9; host a has 8"),
+    (DeviceSelection(count=4, exclude=(0, 1, 2, 3, 4)), "5 are excluded"),
+    (DeviceSelection(exclude=("nobody",)), "devices.exclude names 'nobody'"),
+])  # fmt: skip
 def test_devices_that_cannot_be_meant_are_refused(devices: Any, words: str) -> None:
     error = refuse(PlanInfeasibleError, MACHINES["cpu"], "dp:-1", devices=devices)
     assert words in error.detail
@@ -176,15 +173,12 @@ def test_two_nodes_of_memory_keep_the_inner_axis_inside_one() -> None:
 UNEVEN = join_topologies(build_target("v5e:4x4"), build_target("v5e:2x4"))
 
 
-@pytest.mark.parametrize(
-    ("target", "mesh", "message", "hint"),
-    [
-        ("2*h100:8", "tp:2,dp:8", "axis tp crosses 2 hosts, while axis dp", "use dp:8,tp:2"),
-        ("4*v5e:2x2", "dp:2,tp:4,sp:2", "axis tp crosses 2 slices, while axis sp", "use dp:2,sp:2,tp:4"),
-        ("7*h100:8", "dp:8,tp:7", "axis tp crosses 7 hosts, while axis dp", "use dp:7,tp:8"),
-        ("5*h100:2", "a:2,b:5", "axis b crosses 5 hosts, while axis a", "use a:5,b:2"),
-    ],
-)
+@pytest.mark.parametrize(("target", "mesh", "message", "hint"), [
+    ("2*h100:8", "tp:2,dp:8", "axis tp crosses 2 hosts, while axis dp", "use dp:8,tp:2"),
+    ("4*v5e:2x2", "dp:2,tp:4,sp:2", "axis tp crosses 2 slices, while axis sp", "use dp:2,sp:2,tp:4"),
+    ("7*h100:8", "dp:8,tp:7", "axis tp crosses 7 hosts, while axis dp", "use dp:7,tp:8"),
+    ("5*h100:2", "a:2,b:5", "axis b crosses 5 hosts, while axis a", "use a:5,b:2"),
+])  # fmt: skip
 def test_an_axis_with_more_traffic_that_crosses_while_one_with_less_stays_inside_is_warned_of(
     target: str, mesh: str, message: str, hint: str
 ) -> None:

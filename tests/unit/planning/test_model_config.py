@@ -110,55 +110,49 @@ def test_a_config_has_as_many_parameters_as_its_familys_own_code_makes(config: d
     assert count_parameters(read_model(config)).total == told
 
 
-@pytest.mark.parametrize(
-    ("config", "fields"),
-    [
-        ({"model_type": "llama", "attention_bias": True}, {"attention_bias": True, "attention_output_bias": True}),
-        ({"model_type": "llama", "mlp_bias": True}, {"mlp_bias": True}),
-        ({"model_type": "qwen2"}, {"attention_bias": True, "attention_output_bias": False, "qk_norm": False}),
-        ({"model_type": "qwen2", "attention_bias": False}, {"attention_bias": True}),
-        ({"model_type": "qwen3"}, {"qk_norm": True, "head_dim": 128, "attention_bias": False}),
-        ({"model_type": "mistral", "sliding_window": None}, {"num_key_value_heads": 8}),
-        ({"model_type": "mistral", "sliding_window": None, "num_key_value_heads": None}, {"num_key_value_heads": None}),
-        ({"model_type": "mixtral", "num_local_experts": 4}, {"num_experts": 4, "num_experts_per_tok": 2}),
-        ({"model_type": "qwen3_moe", "num_local_experts": 16}, {"num_experts": 16}),
-        ({"model_type": "gemma", "hidden_activation": None, "hidden_act": "gelu"}, {"activation": "gelu"}),
-        ({"model_type": "gemma", "hidden_activation": None}, {"activation": "gelu", "tie_word_embeddings": True}),
-        ({**GPT2, "n_embd": 1600, "n_head": 25}, {"hidden_size": 1600, "intermediate_size": 6400}),
-        ({**GPT2, "n_inner": 1000}, {"intermediate_size": 1000, "gated": False, "norm": "layernorm"}),
-        ({"model_type": "gpt_neox"}, {"mlp_bias": True, "positions": "rope", "use_parallel_residual": True}),
-        ({"model_type": "gpt_neox", "use_parallel_residual": False}, {"use_parallel_residual": False}),
-        ({"model_type": "mixtral", "num_experts": 4}, {"num_experts": 4}),
-        ({"model_type": "qwen2_moe", "qkv_bias": False}, {"attention_bias": False, "attention_output_bias": False}),
-        ({"model_type": "qwen2_moe"}, {"num_shared_experts": 1, "shared_size": 5632, "shared_expert_gate": True}),
-        ({"model_type": "gpt_oss"}, {"router_bias": True, "expert_bias": True, "attention_sinks": True}),
-        ({"model_type": "gpt_oss", "attention_bias": False}, {"attention_bias": False, "attention_output_bias": False}),
-        ({"model_type": "deepseek_v3", "n_shared_experts": None}, {"num_shared_experts": 0}),
-        (
-            {"model_type": "deepseek_v3", "q_lora_rank": None},
-            {"q_lora_rank": None, "head_size": 192, "value_size": 128},
-        ),
-        ({"model_type": "deepseek_v3", "head_dim": 64, "qk_head_dim": 192}, {"head_dim": None, "head_size": 192}),
-        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 4}, {"num_hidden_layers": 32}),
-        ({"model_type": "deepseek_v32"}, {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}),
-        ({"model_type": "llama4_text"}, {"qk_norm": True, "qk_norm_scale": "none", "expert_size": 11008}),
-        ({"model_type": "gemma2", "attn_logit_softcapping": None}, {"attn_logit_softcapping": None}),
-        ({"model_type": "olmo2"}, {"pre_norms": False, "post_attention_norm": True, "qk_norm_scale": "all_heads"}),
-        ({"model_type": "llama", "_name_or_path": "me/mine"}, {"name": "me/mine"}),
-    ],
-)
+@pytest.mark.parametrize(("config", "fields"), [
+    ({"model_type": "llama", "attention_bias": True}, {"attention_bias": True, "attention_output_bias": True}),
+    ({"model_type": "llama", "mlp_bias": True}, {"mlp_bias": True}),
+    ({"model_type": "qwen2"}, {"attention_bias": True, "attention_output_bias": False, "qk_norm": False}),
+    ({"model_type": "qwen2", "attention_bias": False}, {"attention_bias": True}),
+    ({"model_type": "qwen3"}, {"qk_norm": True, "head_dim": 128, "attention_bias": False}),
+    ({"model_type": "mistral", "sliding_window": None}, {"num_key_value_heads": 8}),
+    ({"model_type": "mistral", "sliding_window": None, "num_key_value_heads": None}, {"num_key_value_heads": None}),
+    ({"model_type": "mixtral", "num_local_experts": 4}, {"num_experts": 4, "num_experts_per_tok": 2}),
+    ({"model_type": "qwen3_moe", "num_local_experts": 16}, {"num_experts": 16}),
+    ({"model_type": "gemma", "hidden_activation": None, "hidden_act": "gelu"}, {"activation": "gelu"}),
+    ({"model_type": "gemma", "hidden_activation": None}, {"activation": "gelu", "tie_word_embeddings": True}),
+    ({**GPT2, "n_embd": 1600, "n_head": 25}, {"hidden_size": 1600, "intermediate_size": 6400}),
+    ({**GPT2, "n_inner": 1000}, {"intermediate_size": 1000, "gated": False, "norm": "layernorm"}),
+    ({"model_type": "gpt_neox"}, {"mlp_bias": True, "positions": "rope", "use_parallel_residual": True}),
+    ({"model_type": "gpt_neox", "use_parallel_residual": False}, {"use_parallel_residual": False}),
+    ({"model_type": "mixtral", "num_experts": 4}, {"num_experts": 4}),
+    ({"model_type": "qwen2_moe", "qkv_bias": False}, {"attention_bias": False, "attention_output_bias": False}),
+    ({"model_type": "qwen2_moe"}, {"num_shared_experts": 1, "shared_size": 5632, "shared_expert_gate": True}),
+    ({"model_type": "gpt_oss"}, {"router_bias": True, "expert_bias": True, "attention_sinks": True}),
+    ({"model_type": "gpt_oss", "attention_bias": False}, {"attention_bias": False, "attention_output_bias": False}),
+    ({"model_type": "deepseek_v3", "n_shared_experts": None}, {"num_shared_experts": 0}),
+    (
+        {"model_type": "deepseek_v3", "q_lora_rank": None},
+        {"q_lora_rank": None, "head_size": 192, "value_size": 128},
+    ),
+    ({"model_type": "deepseek_v3", "head_dim": 64, "qk_head_dim": 192}, {"head_dim": None, "head_size": 192}),
+    ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 4}, {"num_hidden_layers": 32}),
+    ({"model_type": "deepseek_v32"}, {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}),
+    ({"model_type": "llama4_text"}, {"qk_norm": True, "qk_norm_scale": "none", "expert_size": 11008}),
+    ({"model_type": "gemma2", "attn_logit_softcapping": None}, {"attn_logit_softcapping": None}),
+    ({"model_type": "olmo2"}, {"pre_norms": False, "post_attention_norm": True, "qk_norm_scale": "all_heads"}),
+    ({"model_type": "llama", "_name_or_path": "me/mine"}, {"name": "me/mine"}),
+])  # fmt: skip
 def test_each_key_means_what_the_familys_code_makes_of_it(config: dict[str, Any], fields: dict[str, Any]) -> None:
     model = read_model(config if "n_embd" in config else SIZES | config)
     assert {name: getattr(model, name) for name in fields} == fields
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ({"model_type": "llama", "hidden_act": "relu"}, "relu"),
-        ({"model_type": "gemma", "use_bidirectional_attention": True}, "both directions"),
-    ],
-)
+@pytest.mark.parametrize(("config", "reason"), [
+    ({"model_type": "llama", "hidden_act": "relu"}, "relu"),
+    ({"model_type": "gemma", "use_bidirectional_attention": True}, "both directions"),
+])  # fmt: skip
 def test_what_changes_the_model_and_cannot_be_said_is_unsupported(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         read_model(SIZES | config)
@@ -171,37 +165,34 @@ def test_a_known_family_of_another_kind_is_unsupported(family: str, reason: str)
     assert reason in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("config", "field", "hint"),
-    [
-        ({"model_type": "bert"}, "model.model_type", "plain dimensions"),
-        ({"model_type": "qwen3moe"}, "model.model_type", "did you mean qwen3_moe"),
-        ({"model_type": "gpt-neox"}, "model.model_type", "did you mean gpt_neox"),
-        ({"architectures": ["LlamaForCasualLM"]}, "model.architectures", "did you mean llama"),
-        ({"model_type": "gemma3"}, "model.text_config", "gemma3_text"),
-        ({"model_type": "x", "text_config": {"model_type": "y"}}, "model.text_config.model_type", "plain dimensions"),
-        ({"model_type": "gemma3", "text_config": {"hidden_size": 0}}, "model.text_config.hidden_size", "1 or more"),
-        (
-            {"model_type": "llama4", "text_config": {"intermediate_size_mlp": "x"}},
-            "model.text_config.intermediate_size_mlp",
-            "",
-        ),
-        ({"model_type": "gpt2", "n_embd": 768}, "model.hidden_size", "leave hidden_size out"),
-        ({"model_type": "llama", "hidden_size": None}, "model.hidden_size", ""),
-        ({"model_type": "deepseek_v2"}, "model.num_experts_per_tok", "set it to 2"),
-        ({"model_type": "deepseek_v3", "kv_lora_rank": None}, "model.q_lora_rank", "give kv_lora_rank"),
-        ({"model_type": "deepseek_v3", "num_key_value_heads": 8}, "model.num_key_value_heads", "leave it out"),
-        ({"model_type": "deepseek_v3", "attention_bias": True}, "model.attention_bias", "leave out attention_bias"),
-        ({"model_type": "deepseek_v3", "n_routed_experts": 4}, "model.num_experts_per_tok", "use 4 or less"),
-        ({"architectures": ["T5Model"]}, "model.architectures", "plain dimensions"),
-        ({"architectures": []}, "model.architectures", "plain dimensions"),
-        ({**GPT2, "n_head": "x"}, "model.n_head", ""),
-        ({**GPT2, "n_embd": 0}, "model.n_embd", "set model.n_embd to 1 or more"),
-        ({**GPT2, "n_head": 7}, "model.head_dim", "head_dim"),
-        ({"model_type": "mixtral", "num_local_experts": 1}, "model.num_experts_per_tok", "use 1 or less"),
-        ({"model_type": "llama", "num_key_value_heads": 5}, "model.num_key_value_heads", "use 2, 4 or 8"),
-    ],
-)
+@pytest.mark.parametrize(("config", "field", "hint"), [
+    ({"model_type": "bert"}, "model.model_type", "plain dimensions"),
+    ({"model_type": "qwen3moe"}, "model.model_type", "did you mean qwen3_moe"),
+    ({"model_type": "gpt-neox"}, "model.model_type", "did you mean gpt_neox"),
+    ({"architectures": ["LlamaForCasualLM"]}, "model.architectures", "did you mean llama"),
+    ({"model_type": "gemma3"}, "model.text_config", "gemma3_text"),
+    ({"model_type": "x", "text_config": {"model_type": "y"}}, "model.text_config.model_type", "plain dimensions"),
+    ({"model_type": "gemma3", "text_config": {"hidden_size": 0}}, "model.text_config.hidden_size", "1 or more"),
+    (
+        {"model_type": "llama4", "text_config": {"intermediate_size_mlp": "x"}},
+        "model.text_config.intermediate_size_mlp",
+        "",
+    ),
+    ({"model_type": "gpt2", "n_embd": 768}, "model.hidden_size", "leave hidden_size out"),
+    ({"model_type": "llama", "hidden_size": None}, "model.hidden_size", ""),
+    ({"model_type": "deepseek_v2"}, "model.num_experts_per_tok", "set it to 2"),
+    ({"model_type": "deepseek_v3", "kv_lora_rank": None}, "model.q_lora_rank", "give kv_lora_rank"),
+    ({"model_type": "deepseek_v3", "num_key_value_heads": 8}, "model.num_key_value_heads", "leave it out"),
+    ({"model_type": "deepseek_v3", "attention_bias": True}, "model.attention_bias", "leave out attention_bias"),
+    ({"model_type": "deepseek_v3", "n_routed_experts": 4}, "model.num_experts_per_tok", "use 4 or less"),
+    ({"architectures": ["T5Model"]}, "model.architectures", "plain dimensions"),
+    ({"architectures": []}, "model.architectures", "plain dimensions"),
+    ({**GPT2, "n_head": "x"}, "model.n_head", ""),
+    ({**GPT2, "n_embd": 0}, "model.n_embd", "set model.n_embd to 1 or more"),
+    ({**GPT2, "n_head": 7}, "model.head_dim", "head_dim"),
+    ({"model_type": "mixtral", "num_local_experts": 1}, "model.num_experts_per_tok", "use 1 or less"),
+    ({"model_type": "llama", "num_key_value_heads": 5}, "model.num_key_value_heads", "use 2, 4 or 8"),
+])  # fmt: skip
 def test_a_wrong_config_is_refused_by_its_own_keys(config: dict[str, Any], field: str, hint: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         read_model(config if "n_embd" in config and "n_head" in config else SIZES | config)

@@ -52,17 +52,14 @@ def test_maxtexts_scale_models_have_its_count_without_norms(scale: int, publishe
     assert count.total - count.parts["norms"] == published
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [
-        ("qwen3-30b-a3b", 3.3),
-        ("qwen3-235b-a22b", 22),
-        ("llama4-17b-16e", 17),
-        ("llama4-17b-128e", 17),
-        ("deepseek2-236b", 21),
-        ("deepseek3-671b", 37),  # arXiv:2412.19437
-    ],
-)
+@pytest.mark.parametrize(("name", "billions"), [
+    ("qwen3-30b-a3b", 3.3),
+    ("qwen3-235b-a22b", 22),
+    ("llama4-17b-16e", 17),
+    ("llama4-17b-128e", 17),
+    ("deepseek2-236b", 21),
+    ("deepseek3-671b", 37),  # arXiv:2412.19437
+])  # fmt: skip
 def test_active_parameters_are_those_that_the_models_are_named_for(name: str, billions: float) -> None:
     assert count_parameters(read_model(name)).active / 1e9 == pytest.approx(billions, rel=0.02)
 
@@ -126,44 +123,41 @@ def test_what_was_read_reads_as_itself(model: ModelSpec) -> None:
     assert read_model(json.loads(model.model_dump_json(exclude_defaults=True))) == model
 
 
-@pytest.mark.parametrize(
-    ("change", "field", "rule", "works"),
-    [
-        ({"num_key_value_heads": 3}, "num_key_value_heads", "does not divide", {"num_key_value_heads": 4}),
-        ({"num_attention_heads": 7}, "head_dim", "does not divide hidden_size", {"head_dim": 8}),
-        ({"num_attention_heads": 64}, "head_dim", "it is even", {"head_dim": 2}),
-        ({"num_attention_heads": 128}, "head_dim", "does not divide", {"head_dim": 2}),
-        ({"positions": "learned"}, "max_position_embeddings", "is missing", {"max_position_embeddings": 2048}),
-        ({"num_experts": 4}, "num_experts_per_tok", "is missing", {"num_experts_per_tok": 2}),
-        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok", "more than", {"num_experts_per_tok": 4}),
-        ({"num_experts_per_tok": 2}, "num_experts_per_tok", "num_experts is missing", {"num_experts": 8}),
-        ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_bias": True}, "mlp_bias", "no biases", {"mlp_bias": False}),
-        ({"expert_bias": True}, "expert_bias", "num_experts is missing", {"expert_bias": False}),
-        ({"num_expert_layers": 1}, "num_expert_layers", "only a mixture", {"num_expert_layers": None}),
-        ({**MIXTURE, "num_expert_layers": 3}, "num_expert_layers", "more than", {"num_expert_layers": 2}),
-        ({**MIXTURE, "num_expert_layers": 0}, "num_expert_layers", "equal to 1", {"num_expert_layers": 1}),
-        ({**MIXTURE, "shared_expert_gate": True}, "shared_expert_gate", "no shared expert", {"num_shared_experts": 1}),
-        ({"v_head_dim": 8}, "v_head_dim", "only latent attention", {"v_head_dim": None}),
-        ({**LATENT, "v_head_dim": None}, "v_head_dim", "is missing", {"v_head_dim": 64}),
-        ({**LATENT, "qk_rope_head_dim": 3}, "qk_rope_head_dim", "it is even", {"qk_rope_head_dim": 4}),
-        ({**LATENT, "head_dim": 8}, "head_dim", "latent attention", {"head_dim": None}),
-        ({**LATENT, "attention_bias": True}, "attention_bias", "latent attention", {"attention_bias": False}),
-        ({**LATENT, "num_key_value_heads": 2}, "num_key_value_heads", "its own", {"num_key_value_heads": None}),
-        ({"index_topk": 8}, "index_n_heads", "is missing", {"index_topk": None}),
-        ({**LATENT, **INDEXER}, "q_lora_rank", "narrow queries", {"q_lora_rank": 512}),
-        ({"num_window_layers": 2}, "num_window_layers", "sliding_window is missing", {"sliding_window": 4096}),
-        ({"sliding_window": 8, "num_window_layers": 3}, "num_window_layers", "more than", {"num_window_layers": 2}),
-        (
-            {"sliding_window": 8, "attention_chunk_size": 8},
-            "attention_chunk_size",
-            "a layer has one",
-            {"attention_chunk_size": None},
-        ),
-        ({"hidden_size": 0}, "hidden_size", "greater than or equal to 1", {"hidden_size": 1, "head_dim": 2}),
-        ({"hidden_size": "64"}, "hidden_size", "should be an integer", {"hidden_size": 64}),
-        ({"color": 1}, "color", "unknown field", {"color": None}),
-    ],
-)
+@pytest.mark.parametrize(("change", "field", "rule", "works"), [
+    ({"num_key_value_heads": 3}, "num_key_value_heads", "does not divide", {"num_key_value_heads": 4}),
+    ({"num_attention_heads": 7}, "head_dim", "does not divide hidden_size", {"head_dim": 8}),
+    ({"num_attention_heads": 64}, "head_dim", "it is even", {"head_dim": 2}),
+    ({"num_attention_heads": 128}, "head_dim", "does not divide", {"head_dim": 2}),
+    ({"positions": "learned"}, "max_position_embeddings", "is missing", {"max_position_embeddings": 2048}),
+    ({"num_experts": 4}, "num_experts_per_tok", "is missing", {"num_experts_per_tok": 2}),
+    ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok", "more than", {"num_experts_per_tok": 4}),
+    ({"num_experts_per_tok": 2}, "num_experts_per_tok", "num_experts is missing", {"num_experts": 8}),
+    ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_bias": True}, "mlp_bias", "no biases", {"mlp_bias": False}),
+    ({"expert_bias": True}, "expert_bias", "num_experts is missing", {"expert_bias": False}),
+    ({"num_expert_layers": 1}, "num_expert_layers", "only a mixture", {"num_expert_layers": None}),
+    ({**MIXTURE, "num_expert_layers": 3}, "num_expert_layers", "more than", {"num_expert_layers": 2}),
+    ({**MIXTURE, "num_expert_layers": 0}, "num_expert_layers", "equal to 1", {"num_expert_layers": 1}),
+    ({**MIXTURE, "shared_expert_gate": True}, "shared_expert_gate", "no shared expert", {"num_shared_experts": 1}),
+    ({"v_head_dim": 8}, "v_head_dim", "only latent attention", {"v_head_dim": None}),
+    ({**LATENT, "v_head_dim": None}, "v_head_dim", "is missing", {"v_head_dim": 64}),
+    ({**LATENT, "qk_rope_head_dim": 3}, "qk_rope_head_dim", "it is even", {"qk_rope_head_dim": 4}),
+    ({**LATENT, "head_dim": 8}, "head_dim", "latent attention", {"head_dim": None}),
+    ({**LATENT, "attention_bias": True}, "attention_bias", "latent attention", {"attention_bias": False}),
+    ({**LATENT, "num_key_value_heads": 2}, "num_key_value_heads", "its own", {"num_key_value_heads": None}),
+    ({"index_topk": 8}, "index_n_heads", "is missing", {"index_topk": None}),
+    ({**LATENT, **INDEXER}, "q_lora_rank", "narrow queries", {"q_lora_rank": 512}),
+    ({"num_window_layers": 2}, "num_window_layers", "sliding_window is missing", {"sliding_window": 4096}),
+    ({"sliding_window": 8, "num_window_layers": 3}, "num_window_layers", "more than", {"num_window_layers": 2}),
+    (
+        {"sliding_window": 8, "attention_chunk_size": 8},
+        "attention_chunk_size",
+        "a layer has one",
+        {"attention_chunk_size": None},
+    ),
+    ({"hidden_size": 0}, "hidden_size", "greater than or equal to 1", {"hidden_size": 1, "head_dim": 2}),
+    ({"hidden_size": "64"}, "hidden_size", "should be an integer", {"hidden_size": 64}),
+    ({"color": 1}, "color", "unknown field", {"color": None}),
+])  # fmt: skip
 def test_dimensions_that_do_not_fit_are_refused_with_field_rule_and_a_value_that_works(
     change: dict[str, Any], field: str, rule: str, works: dict[str, Any]
 ) -> None:

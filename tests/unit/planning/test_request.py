@@ -56,14 +56,11 @@ def test_the_health_and_the_notices_of_this_host_are_of_plans_on_this_host_alone
     assert NOTICE not in there.warnings
 
 
-@pytest.mark.parametrize(
-    ("fields", "needed"),
-    [
-        ({"training": {"global_batch_size": 8}}, "model"),
-        ({"exports": ["jax"]}, "model"),
-        ({"audit": True, "model": "gpt2"}, "training"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "needed"), [
+    ({"training": {"global_batch_size": 8}}, "model"),
+    ({"exports": ["jax"]}, "model"),
+    ({"audit": True, "model": "gpt2"}, "training"),
+])  # fmt: skip
 def test_a_field_about_a_step_that_is_not_given_is_refused(fields: dict[str, Any], needed: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"{needed} is not given") as refused:
         answer_request(ask(**fields), HERE)

@@ -53,14 +53,11 @@ def test_the_planner_goes_when_idle_and_starts_no_threads_for_matrices() -> None
 # ---- who may be disturbed -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("modes", "environment", "may"),
-    [
-        (("default", "exclusive_process", None), {}, True),
-        (("default", "prohibited"), {}, False),
-        (("default", "prohibited"), {"CUDA_VISIBLE_DEVICES": "0"}, True),
-    ],
-)
+@pytest.mark.parametrize(("modes", "environment", "may"), [
+    (("default", "exclusive_process", None), {}, True),
+    (("default", "prohibited"), {}, False),
+    (("default", "prohibited"), {"CUDA_VISIBLE_DEVICES": "0"}, True),
+])  # fmt: skip
 def test_jax_is_not_started_unasked_where_a_gpu_that_it_sees_lets_no_process_in(
     tmp_path: Path, modes: tuple[Any, ...], environment: dict[str, str], may: bool
 ) -> None:
@@ -75,15 +72,12 @@ def test_jax_is_not_started_unasked_where_a_gpu_that_it_sees_lets_no_process_in(
 # ---- device files ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        ([], False), (["null", "tty0", "dri", "kvm"], False), (["nvidiactl", "nvidia-uvm", "nvidia-caps"], False),
-        (["vfio/vfio"], False), (["accel", "nvidia0.old", "my-nvidia0"], False), (["nvidia0"], True),
-        (["nvidiactl", "nvidia15"], True), (["accel0"], True), (["accel/accel0"], False),
-        (["vfio/vfio", "vfio/3"], True), (["vfio/devices/vfio0", "vfio/12"], True), (["kfd"], True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("files", "found"), [
+    ([], False), (["null", "tty0", "dri", "kvm"], False), (["nvidiactl", "nvidia-uvm", "nvidia-caps"], False),
+    (["vfio/vfio"], False), (["accel", "nvidia0.old", "my-nvidia0"], False), (["nvidia0"], True),
+    (["nvidiactl", "nvidia15"], True), (["accel0"], True), (["accel/accel0"], False),
+    (["vfio/vfio", "vfio/3"], True), (["vfio/devices/vfio0", "vfio/12"], True), (["kfd"], True),
+])  # fmt: skip
 def test_accelerators_are_known_by_the_names_of_their_files(tmp_path: Path, files: list[str], found: bool) -> None:
     for name in files:
         (tmp_path / "dev" / name).parent.mkdir(parents=True, exist_ok=True)

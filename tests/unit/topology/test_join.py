@@ -212,17 +212,13 @@ def test_a_core_that_lacks_is_its_chip_that_lacks() -> None:
     assert find_notice(join_devices([part]), "chips_missing").endswith("missing: (1,1,0)")
 
 
-@pytest.mark.parametrize(
-    "two",
-    [
-        [build_slice((2, 2, 2), (2, 2, 1), name=name, prefix=name) for name in ("b", "a")],
-        [build_slice((2, 2, 2), (2, 2, 1), slice_index=index, prefix=f"p{index}") for index in (1, 0)],
-        [build_slice((2, 2, 2), (2, 2, 1), name=None, slice_index=index, prefix=f"p{index}") for index in (1, 0)],
-        [build_slice((2, 4, 1), (2, 4, 1), name=None, prefix=prefix) for prefix in ("q", "p")],
-        [build_slice((2, 4, 1), (2, 4, 1), name=None, prefix=prefix, says_shape=False) for prefix in ("q", "p")],
-    ],
-    ids=["by name", "by index", "by index, without names", "each whole", "each alone"],
-)
+@pytest.mark.parametrize("two", [
+    [build_slice((2, 2, 2), (2, 2, 1), name=name, prefix=name) for name in ("b", "a")],
+    [build_slice((2, 2, 2), (2, 2, 1), slice_index=index, prefix=f"p{index}") for index in (1, 0)],
+    [build_slice((2, 2, 2), (2, 2, 1), name=None, slice_index=index, prefix=f"p{index}") for index in (1, 0)],
+    [build_slice((2, 4, 1), (2, 4, 1), name=None, prefix=prefix) for prefix in ("q", "p")],
+    [build_slice((2, 4, 1), (2, 4, 1), name=None, prefix=prefix, says_shape=False) for prefix in ("q", "p")],
+], ids=["by name", "by index", "by index, without names", "each whole", "each alone"])  # fmt: skip
 def test_slices_are_told_apart(two: list[list[Devices]]) -> None:
     one, other = two
     joined = join_devices([host for pair in zip(one, other, strict=True) for host in pair])

@@ -35,14 +35,11 @@ def test_a_jitted_function_without_a_name_is_refused_with_a_way() -> None:
         pack_step(jax.jit(lambda x: x))
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "where", "name"),
-    [
-        ("train:build", "module", "train", "build"),
-        ("a.b:Trainer.step", "module", "a.b", "Trainer.step"),
-        ("/x/y.py:f", "file", "/x/y.py", "f"),
-    ],
-)
+@pytest.mark.parametrize(("text", "kind", "where", "name"), [
+    ("train:build", "module", "train", "build"),
+    ("a.b:Trainer.step", "module", "a.b", "Trainer.step"),
+    ("/x/y.py:f", "file", "/x/y.py", "f"),
+])  # fmt: skip
 def test_a_name_is_read(text: str, kind: str, where: str, name: str) -> None:
     assert parse_step(text) == Step.model_validate({"kind": kind, "where": where, "name": name})
 
@@ -72,15 +69,12 @@ def test_whatever_the_users_code_raises_is_told_with_its_frames(error: BaseExcep
     assert any("in fail" in line for line in caught.value.log)
 
 
-@pytest.mark.parametrize(
-    ("step", "said"),
-    [
-        (Step(kind="module", where="tests.no_such", name="f"), "there is no module tests.no_such"),
-        (Step(kind="module", where=HERE, name="nobody"), "has no nobody"),
-        (Step(kind="module", where=HERE, name="HERE"), "is a str; a step is a function"),
-        (Step(kind="file", where="/no/such.py", name="f"), "there is no file /no/such.py"),
-    ],
-)
+@pytest.mark.parametrize(("step", "said"), [
+    (Step(kind="module", where="tests.no_such", name="f"), "there is no module tests.no_such"),
+    (Step(kind="module", where=HERE, name="nobody"), "has no nobody"),
+    (Step(kind="module", where=HERE, name="HERE"), "is a str; a step is a function"),
+    (Step(kind="file", where="/no/such.py", name="f"), "there is no file /no/such.py"),
+])  # fmt: skip
 def test_a_name_that_is_not_there_is_a_wrong_question(step: Step, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         load_step(step, None)

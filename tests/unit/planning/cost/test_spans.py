@@ -9,17 +9,14 @@ from meshwright.planning.search.candidates import Hardware
 from meshwright.topology.targets import build_target
 
 
-@pytest.mark.parametrize(
-    ("target", "rates"),
-    [
-        ("mi300x:8", {2: 64e9, 4: 192e9, 8: 448e9}),  # a link of 64 GB/s to each other GPU
-        ("mi300x:4", {2: 64e9, 4: 192e9}),
-        ("h100:4", {2: 150e9, 4: 450e9}),  # 18 links over 3 peers, no switch
-        ("h100:8", {2: 450e9, 4: 450e9, 8: 450e9}),
-        ("2*gb200:72", {2: 900e9, 4: 900e9}),
-        ("v100:8", {2: 150e9, 8: 150e9}),  # not joined each to each: the sum of its links, as before
-    ],
-)
+@pytest.mark.parametrize(("target", "rates"), [
+    ("mi300x:8", {2: 64e9, 4: 192e9, 8: 448e9}),  # a link of 64 GB/s to each other GPU
+    ("mi300x:4", {2: 64e9, 4: 192e9}),
+    ("h100:4", {2: 150e9, 4: 450e9}),  # 18 links over 3 peers, no switch
+    ("h100:8", {2: 450e9, 4: 450e9, 8: 450e9}),
+    ("2*gb200:72", {2: 900e9, 4: 900e9}),
+    ("v100:8", {2: 150e9, 8: 150e9}),  # not joined each to each: the sum of its links, as before
+])  # fmt: skip
 def test_a_small_group_without_a_switch_has_its_own_links_only(target: str, rates: dict[int, float]) -> None:
     topology = build_target(target)
     hardware = Hardware.of(topology, len(topology.devices))

@@ -59,17 +59,14 @@ def test_a_pipeline_waits_for_its_stages() -> None:
     assert float(step.bubble_s) == pytest.approx(steady * 3 / 8)
 
 
-@pytest.mark.parametrize(
-    ("chip", "work", "layout", "spread", "words"),
-    [
-        ("v5p", WORK, Layout(fsdp=64), 1.09, "31 published runs"),
-        ("v4", WORK, Layout(fsdp=64), 1.14, "no run on this chip"),
-        ("h100", WORK, Layout(fsdp=64), 1.22, "five runs"),
-        ("v5p", WORK, Layout(pp=2, cp=4), 1.25, "no run judges pp, cp"),
-        ("v5p", WORK, Layout(cp=8), 1.3, "so few tokens"),
-        ("v5p", SPARSE, Layout(ep=8), 1.5, "mixtures of experts"),
-    ],
-)
+@pytest.mark.parametrize(("chip", "work", "layout", "spread", "words"), [
+    ("v5p", WORK, Layout(fsdp=64), 1.09, "31 published runs"),
+    ("v4", WORK, Layout(fsdp=64), 1.14, "no run on this chip"),
+    ("h100", WORK, Layout(fsdp=64), 1.22, "five runs"),
+    ("v5p", WORK, Layout(pp=2, cp=4), 1.25, "no run judges pp, cp"),
+    ("v5p", WORK, Layout(cp=8), 1.3, "so few tokens"),
+    ("v5p", SPARSE, Layout(ep=8), 1.5, "mixtures of experts"),
+])  # fmt: skip
 def test_an_interval_is_as_wide_as_what_is_known_least(
     chip: str, work: Any, layout: Layout, spread: float, words: str
 ) -> None:

@@ -112,18 +112,15 @@ MIXED = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (0, 3)]
 """Devices of two hosts in an order that is no part inside times a part across."""
 
 
-@pytest.mark.parametrize(
-    ("mesh", "target", "said", "more"),
-    [
-        ("tensor_transpose:8", "h100:8", "tensor_transpose is none of MaxText's mesh", {}),
-        (
-            "dp:2,tp:4",
-            "2*h100:4",
-            "dp:2 over 2, tp:4 over 2 hosts is not so",
-            {"devices": [f"host-{host}/{at}" for host, at in MIXED], "device_order": "given"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("mesh", "target", "said", "more"), [
+    ("tensor_transpose:8", "h100:8", "tensor_transpose is none of MaxText's mesh", {}),
+    (
+        "dp:2,tp:4",
+        "2*h100:4",
+        "dp:2 over 2, tp:4 over 2 hosts is not so",
+        {"devices": [f"host-{host}/{at}" for host, at in MIXED], "device_order": "given"},
+    ),
+])  # fmt: skip
 def test_a_mesh_that_maxtext_cannot_have_is_refused(mesh: str, target: str, said: str, more: dict[str, Any]) -> None:
     model = {**TINY, "num_attention_heads": 24, "head_dim": 8, "intermediate_size": 96, "vocab_size": 240}
     with pytest.raises(InvalidRequestError, match=said) as refused:

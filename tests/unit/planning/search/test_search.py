@@ -143,15 +143,12 @@ def test_communication_is_told_by_the_names_of_the_mesh() -> None:
         assert set(plan.step_time.communication_s) <= set(plan.mesh_shape)
 
 
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({"tp": 3}, "tp:3 does not divide 64 devices"),
-        ({"tp": 8, "fsdp": 16}, "fsdp:16 × tp:8 does not divide 64 devices"),
-        ({"ep": 2}, "ep:2 does not divide num_experts 1"),
-        ({"pp": 1, "dp": 2, "fsdp": 2, "ep": 1, "cp": 1, "tp": 1}, "are 4 devices of 64, and no axis is free"),
-    ],
-)
+@pytest.mark.parametrize(("axes", "message"), [
+    ({"tp": 3}, "tp:3 does not divide 64 devices"),
+    ({"tp": 8, "fsdp": 16}, "fsdp:16 × tp:8 does not divide 64 devices"),
+    ({"ep": 2}, "ep:2 does not divide num_experts 1"),
+    ({"pp": 1, "dp": 2, "fsdp": 2, "ep": 1, "cp": 1, "tp": 1}, "are 4 devices of 64, and no axis is free"),
+])  # fmt: skip
 def test_given_axes_that_no_mesh_has_are_refused_by_their_own_field(axes: dict[str, int], message: str) -> None:
     with pytest.raises(PlanInfeasibleError) as refused:
         ask(axes=axes)
@@ -265,19 +262,16 @@ def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mes
     assert "NVIDIA H100 NVL" in notice.message
 
 
-@pytest.mark.parametrize(
-    ("model", "target", "training", "mesh"),
-    [
-        ("llama3-8b", "h100:8", (64, 8192), {"fsdp": 8}),
-        ("llama3-8b", "4*h100:8", (128, 8192), {"fsdp": 32}),
-        ("llama2-13b", "4*h100:8", (256, 4096), {"fsdp": 32}),
-        ("llama2-13b", "v5p:4x4x4", (256, 4096), {"fsdp": 64}),
-        ("gpt2", "h100:8", (512, 1024), {"dp": 8}),
-        ("llama3-70b", "8*h100:8", (256, 8192), {"fsdp": 64}),
-        ("mixtral-8x7b", "8*h100:8", (1024, 4096), {"fsdp": 16, "ep": 4}),
-        ("llama3-8b", "64*gb200:4", (512, 8192), {"fsdp": 256}),  # four domains of 64 GPUs
-    ],
-)
+@pytest.mark.parametrize(("model", "target", "training", "mesh"), [
+    ("llama3-8b", "h100:8", (64, 8192), {"fsdp": 8}),
+    ("llama3-8b", "4*h100:8", (128, 8192), {"fsdp": 32}),
+    ("llama2-13b", "4*h100:8", (256, 4096), {"fsdp": 32}),
+    ("llama2-13b", "v5p:4x4x4", (256, 4096), {"fsdp": 64}),
+    ("gpt2", "h100:8", (512, 1024), {"dp": 8}),
+    ("llama3-70b", "8*h100:8", (256, 8192), {"fsdp": 64}),
+    ("mixtral-8x7b", "8*h100:8", (1024, 4096), {"fsdp": 16, "ep": 4}),
+    ("llama3-8b", "64*gb200:4", (512, 8192), {"fsdp": 256}),  # four domains of 64 GPUs
+])  # fmt: skip
 def test_the_best_is_what_people_run(model: str, target: str, training: tuple[int, int], mesh: dict[str, int]) -> None:
     asked = dict(zip(("global_batch_size", "seq_len"), training, strict=True))
     assert ask(model=model, target=target, training=asked).plans[0].mesh_shape == mesh

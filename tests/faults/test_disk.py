@@ -62,9 +62,7 @@ def test_a_full_disk_costs_runs_and_nothing_else_and_is_forgotten_when_there_is_
         assert agent.stop() == 0
 
 
-def test_a_run_that_ends_while_the_disk_is_full_is_written_when_there_is_room(
-    spoiled: tuple[Path, Spoil, str],
-) -> None:
+def test_a_run_that_ends_while_the_disk_is_full_is_written_when_there_is_room(spoiled: tuple[Path, Spoil, str]) -> None:
     state_dir, spoil, usual = spoiled
     with start_agent(cpu_devices=2, state_dir=state_dir, **WATCHFUL) as agent:
         await_state(agent, "driver", "healthy")  # until then the host's memory is not known, and a bench is small

@@ -76,8 +76,7 @@ def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("simulated", "variables"),
-    [("v5e:2x2", {}), ("h100:8", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.75"})],
+    ("simulated", "variables"), [("v5e:2x2", {}), ("h100:8", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.75"})]
 )
 def test_a_job_is_told_what_its_platform_reads_and_what_was_asked_for(
     tmp_path: Path, simulated: str, variables: dict[str, str]

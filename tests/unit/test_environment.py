@@ -44,8 +44,7 @@ def write_flags(pairs: list[tuple[str, str]]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "fraction"),
-    [("conservative", 0.60), ("balanced", 0.75), ("aggressive", 0.90), ("custom", None)],
+    ("strategy", "fraction"), [("conservative", 0.60), ("balanced", 0.75), ("aggressive", 0.90), ("custom", None)]
 )
 def test_each_strategy_has_its_fraction(strategy: str, fraction: float | None) -> None:
     assert MemoryStrategy(strategy).fraction == fraction

@@ -16,14 +16,7 @@ from meshwright.wire.devices import Devices
 from meshwright.wire.health import Component, Health, State
 from meshwright_agent.agent import Agent
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.labels import (
-    NAMESPACE,
-    LabelFile,
-    build_labels,
-    fit_value,
-    format_labels,
-    write_labels,
-)
+from meshwright_agent.labels import NAMESPACE, LabelFile, build_labels, fit_value, format_labels, write_labels
 from meshwright_agent.settings import Settings
 from tests.fakes.machines import NAMES, NOW, plant_machine
 from tests.fakes.node_labels import read_feature_file

@@ -13,11 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from meshwright_agent import server
-from meshwright_agent.server import (
-    describe_wait,
-    notify_systemd,
-    sweep,
-)
+from meshwright_agent.server import describe_wait, notify_systemd, sweep
 
 
 def test_systemd_is_told_and_a_manager_that_is_not_there_is_no_failure(

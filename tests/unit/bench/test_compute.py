@@ -8,12 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright_agent.children.bench.compute import (
-    ComputeCall,
-    build_matrix,
-    count_off,
-    multiply,
-)
+from meshwright_agent.children.bench.compute import ComputeCall, build_matrix, count_off, multiply
 from meshwright_agent.children.bench.measure import Stage
 from tests.fakes.stored import ManualClock
 

@@ -7,9 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright_agent.children.bench.measure import (
-    choose_modulus,
-)
+from meshwright_agent.children.bench.measure import choose_modulus
 
 dtypes = st.sampled_from(["float32", "bfloat16", "float16"])
 

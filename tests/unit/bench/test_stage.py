@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from meshwright.topology.identity import VisibleGpu
 from meshwright.wire.bench import BenchRequest
 from meshwright_agent.bench.scope import build_scope
-from meshwright_agent.children.bench.measure import (
-    follow_plan,
-    order_devices,
-)
+from meshwright_agent.children.bench.measure import follow_plan, order_devices
 from tests.fakes.jax_devices import build_tpus
 
 

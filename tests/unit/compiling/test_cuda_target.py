@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.compiling.compilers import (
-    CARDS,
-    MULTIPROCESSORS,
-    describe_gpus,
-    write_config,
-)
+from meshwright.compiling.compilers import CARDS, MULTIPROCESSORS, describe_gpus, write_config
 from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import CompileTarget
 from meshwright.topology.chips import Chip, find_chip, read_chips

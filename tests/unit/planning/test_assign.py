@@ -59,12 +59,7 @@ def test_eight_v100_make_a_ring_over_nvlink_only_which_the_plain_order_does_not(
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4), (4, 2), (2, 2, 2)])
 def test_eight_devices_are_ordered_exactly_within_a_few_milliseconds(sizes: tuple[int, ...]) -> None:
-    for topology in (
-        build_dgx1(),
-        build_tpu((2, 4)),
-        build_tpu((2, 2, 2)),
-        build_pcie(((0, 1), (2, 3)), count=8),
-    ):
+    for topology in (build_dgx1(), build_tpu((2, 4)), build_tpu((2, 2, 2)), build_pcie(((0, 1), (2, 3)), count=8)):
         costs = price_pairs(topology, topology.order)
         duration_s = []
         for _ in range(3):

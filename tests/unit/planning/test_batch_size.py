@@ -4,12 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.batch_size import (
-    HardwareType,
-    answer_batch_size,
-    recommend_batch_size,
-    validate_batch_size,
-)
+from meshwright.planning.batch_size import HardwareType, answer_batch_size, recommend_batch_size, validate_batch_size
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 
 hardware_types = st.sampled_from(list(HardwareType))
@@ -17,11 +12,7 @@ batches = st.integers(-10, 2000) | st.integers()
 
 
 def ask(
-    hardware: str | None = None,
-    batch: int | None = None,
-    *,
-    platform: str | None = None,
-    kind: str | None = None,
+    hardware: str | None = None, batch: int | None = None, *, platform: str | None = None, kind: str | None = None
 ) -> BatchSize:
     request = BatchSizeRequest(hardware=hardware, per_device_batch_size=batch)
     return answer_batch_size(request, platform=platform, kind=kind, basis="live")
@@ -61,10 +52,7 @@ def test_a_batch_is_valid_from_the_minimum_on_and_critical_is_said(hardware_type
 
 @given(hardware_types, batches)
 def test_without_the_warning_only_the_text_of_a_small_batch_changes(hardware_type: HardwareType, batch: int) -> None:
-    warned, silent = (
-        validate_batch_size(hardware_type, batch),
-        validate_batch_size(hardware_type, batch, False),
-    )
+    warned, silent = (validate_batch_size(hardware_type, batch), validate_batch_size(hardware_type, batch, False))
     assert warned[0] == silent[0]
     assert "below critical" not in silent[1]
     assert silent[1]

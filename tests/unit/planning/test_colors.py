@@ -160,10 +160,7 @@ def test_cores_are_no_dimension_of_chips() -> None:
     assert count_colors((1,), torus, 64) == 2
 
 
-READ = [
-    ("v5p-plane", "2x2x4", make_box(2, 2), False),
-    ("tpu7x-plane", "2x2x1", make_box(2, 2, 1, 1), True),
-]
+READ = [("v5p-plane", "2x2x4", make_box(2, 2), False), ("tpu7x-plane", "2x2x1", make_box(2, 2, 1, 1), True)]
 
 
 @pytest.mark.parametrize(("name", "torus", "group", "cores"), READ)

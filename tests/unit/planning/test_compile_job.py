@@ -8,12 +8,7 @@ import pytest
 
 from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
-from meshwright.planning.compile_job import (
-    CompileJob,
-    build_compile_target,
-    build_job,
-    read_memory_fraction,
-)
+from meshwright.planning.compile_job import CompileJob, build_compile_target, build_job, read_memory_fraction
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.request import answer_request
 from meshwright.topology.model import Topology
@@ -90,9 +85,7 @@ def test_hardware_that_no_compiler_knows_is_refused_with_what_to_do_instead(
 
 def test_a_plan_that_does_not_divide_its_model_is_refused_before_any_compiler_is_asked() -> None:
     with pytest.raises(
-        PlanInfeasibleError,
-        match="tp:16 does not divide num_attention_heads 8",
-        check=has_code("does_not_divide"),
+        PlanInfeasibleError, match="tp:16 does not divide num_attention_heads 8", check=has_code("does_not_divide")
     ):
         ask("v5e:4x4", "tp:16")
     with pytest.raises(InvalidRequestError, match="x:16 says nothing"):

@@ -43,8 +43,7 @@ def test_each_chip_belongs_to_a_hardware_type_by_all_its_names(chip: Chip) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "near"),
-    [("h1000", "h100"), ("tpu v5e lite", "TPU v5 lite"), ("gb2000", "gb200"), ("mi300", "mi300x")],
+    ("name", "near"), [("h1000", "h100"), ("tpu v5e lite", "TPU v5 lite"), ("gb2000", "gb200"), ("mi300", "mi300x")]
 )
 def test_an_unknown_name_is_refused_with_near_ones(name: str, near: str) -> None:
     with pytest.raises(UnknownHardwareError) as caught:

@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.granules import (
-    Weights,
-    weigh_axes,
-)
+from meshwright.planning.granules import Weights, weigh_axes
 
 
 def weigh(*names: str, sizes: tuple[int, ...] | None = None) -> Weights:

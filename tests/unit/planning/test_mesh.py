@@ -87,11 +87,7 @@ def test_devices_left_idle_are_refused_unless_somebody_said_so() -> None:
     error = refuse(PlanInfeasibleError, cpu, "dp:3,tp:2")
     assert "uses 6 devices; host a has 8; 2 would stay idle" in error.detail
     assert "dp:4,tp:2 or dp:-1,tp:2" in error.hint
-    for more in (
-        {"allow_unused": True},
-        {"devices": [0, 1, 2, 3, 4, 5, 6]},
-        {"devices": DeviceSelection(count=7)},
-    ):
+    for more in ({"allow_unused": True}, {"devices": [0, 1, 2, 3, 4, 5, 6]}, {"devices": DeviceSelection(count=7)}):
         assert codes(plan(cpu, "dp:3,tp:2", **more)) == ["devices_unused"]
     assert codes(plan(cpu, "dp:3,tp:2", devices=[7, 6, 5, 4, 3, 2])) == []
 

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from meshwright.planning.device_order import score_order, search_layout
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
-from tests.fakes.topologies import (
-    build_cpu,
-    build_dgx1,
-    build_tpu,
-    drop_devices,
-    join_topologies,
-    weigh_positions,
-)
+from tests.fakes.topologies import build_cpu, build_dgx1, build_tpu, drop_devices, join_topologies, weigh_positions
 
 
 @pytest.mark.parametrize(("topology", "sizes", "method"), [

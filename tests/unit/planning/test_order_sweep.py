@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compiler.sweep.cases import (
-    Case,
-    find_generation,
-    list_several,
-)
-from tests.compiler.sweep.orders import (
-    Cost,
-    Row,
-    compare_cases,
-)
+from tests.compiler.sweep.cases import Case, find_generation, list_several
+from tests.compiler.sweep.orders import Cost, Row, compare_cases
 from tests.compiler.sweep.table import list_complaints
 from tests.fakes.slices import read_named_slices
 

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planning.device_order import (
-    count_links,
-    score_cut,
-    score_order,
-    search_layout,
-)
+from meshwright.planning.device_order import count_links, score_cut, score_order, search_layout
 from meshwright.planning.granules import Weights, interleave_granules
 from meshwright.planning.torus import cut_torus, list_grid
 from meshwright.topology.links import PCIE_4_X16_BYTES_PER_S, price_crossing, price_hop, price_link

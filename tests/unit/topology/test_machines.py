@@ -5,11 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.topology.chips import find_chip, read_chips
-from meshwright.topology.systems import (
-    GpuHost,
-    find_machine,
-    list_counts,
-)
+from meshwright.topology.systems import GpuHost, find_machine, list_counts
 
 RECORDED = Path(__file__).parents[2] / "recorded"
 GPUS = [chip for chip in read_chips() if chip.platform == "gpu"]

@@ -4,14 +4,7 @@ import pytest
 
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Link
-from tests.fakes.topologies import (
-    EVIDENCE,
-    build_cpu,
-    build_dgx1,
-    build_dgx_h100,
-    build_mig,
-    build_tpu,
-)
+from tests.fakes.topologies import EVIDENCE, build_cpu, build_dgx1, build_dgx_h100, build_mig, build_tpu
 
 
 @pytest.mark.parametrize(("a", "b"), [(0, 4), (-1, 0), (2, 2)])

@@ -11,12 +11,7 @@ from meshwright.targets import TargetSpec
 from meshwright.topology.chips import read_chips
 from meshwright.topology.model import MAX_DEVICE_COUNT
 from meshwright.topology.systems import list_names
-from meshwright.topology.targets import (
-    count_devices,
-    find_hardware,
-    list_chips,
-    read_target,
-)
+from meshwright.topology.targets import count_devices, find_hardware, list_chips, read_target
 
 NAMES = ["cpu", *(alias for chip in read_chips() for alias in chip.aliases), *list_names()]
 

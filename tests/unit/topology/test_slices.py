@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.topology.chips import Chip, find_chip, read_chips
-from meshwright.topology.systems import (
-    build_slice,
-    check_twist,
-    find_slice,
-    is_legal,
-    list_names,
-    read_slices,
-)
+from meshwright.topology.systems import build_slice, check_twist, find_slice, is_legal, list_names, read_slices
 from tests.fakes.slices import NamedSlice, read_named_slices
 
 TPUS = [chip for chip in read_chips() if chip.platform == "tpu"]

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.cost.memory import (
-    Keeping,
-    MemoryUse,
-    StepMemory,
-    read_keepings,
-)
+from meshwright.planning.cost.memory import Keeping, MemoryUse, StepMemory, read_keepings
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.models import read_model

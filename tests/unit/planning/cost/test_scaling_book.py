@@ -111,9 +111,7 @@ COLLECTIVES = [
     ),
 ]
 
-TRAINING = [
-    Case("llama70-params", "applied-training", 70.4e9, count_llama()),
-]
+TRAINING = [Case("llama70-params", "applied-training", 70.4e9, count_llama())]
 
 
 @pytest.mark.parametrize("case", [*COLLECTIVES, *TRAINING], ids=lambda case: case.name)

@@ -19,13 +19,7 @@ from meshwright.wire.mesh import PlanRequest, SearchRequest
 from meshwright.wire.model import TrainingSpec
 from tests.fakes.fleets import AT
 from tests.fakes.fleets import build_host as build_reply
-from tests.fakes.measured import (
-    FACTORS,
-    MIB,
-    build_collective,
-    build_host,
-    build_matmul,
-)
+from tests.fakes.measured import FACTORS, MIB, build_collective, build_host, build_matmul
 
 HOST = build_target("h100:8")
 

@@ -47,11 +47,7 @@ def look(fakes: dict[str, FakeAgent], **options: Any) -> FleetState:
     (lambda fake: fake.fail_next(httpx.RemoteProtocolError("lost"), times=2), "unreachable", "lost"),
     (lambda fake: fake.fail_next(UnavailableError("asked for", hint="wait"), times=2), "not_ready", "; wait"),
     (lambda fake: fake.fail_next(UnavailableError("asked for"), times=2), "not_ready", "asked for"),
-    (
-        lambda fake: fake.fail_next(UnavailableError("asked for", code="worker_failed"), times=2),
-        "error",
-        "asked for",
-    ),
+    (lambda fake: fake.fail_next(UnavailableError("asked for", code="worker_failed"), times=2), "error", "asked for"),
     (lambda fake: fake.fail_next(ProblemError("asked for", code="internal"), times=2), "error", "asked for"),
     (lambda fake: fake.fail_next(UnauthorizedError("asked for")), "error", "asked for"),
     (

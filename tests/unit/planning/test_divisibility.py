@@ -48,12 +48,7 @@ def read_thing(message: str) -> str:
     (LLAMA, {"dp": 3}, "dp:3 does not divide global_batch_size 64", {"dp": [1, 2, 4, 8]}),
     (MIXTRAL, {"ep": 3}, "ep:3 does not divide num_experts 8", {"ep": [1, 2, 4, 8]}),
     (LLAMA, {"fsdp": 3}, "fsdp:3 does not divide hidden_size 8192", {"fsdp": [1, 2, 4, 8]}),
-    (
-        LLAMA,
-        {"tp": 3, "mp": 2},
-        "tp:3 × mp:2 = 6 does not divide num_attention_heads 64",
-        {"tp × mp": [2, 4, 8, 16]},
-    ),
+    (LLAMA, {"tp": 3, "mp": 2}, "tp:3 × mp:2 = 6 does not divide num_attention_heads 64", {"tp × mp": [2, 4, 8, 16]}),
     (
         LLAMA,
         {"dp": 4, "fsdp": 32},

@@ -132,10 +132,7 @@ def test_a_config_has_as_many_parameters_as_its_familys_own_code_makes(config: d
     ({"model_type": "gpt_oss"}, {"router_bias": True, "expert_bias": True, "attention_sinks": True}),
     ({"model_type": "gpt_oss", "attention_bias": False}, {"attention_bias": False, "attention_output_bias": False}),
     ({"model_type": "deepseek_v3", "n_shared_experts": None}, {"num_shared_experts": 0}),
-    (
-        {"model_type": "deepseek_v3", "q_lora_rank": None},
-        {"q_lora_rank": None, "head_size": 192, "value_size": 128},
-    ),
+    ({"model_type": "deepseek_v3", "q_lora_rank": None}, {"q_lora_rank": None, "head_size": 192, "value_size": 128}),
     ({"model_type": "deepseek_v3", "head_dim": 64, "qk_head_dim": 192}, {"head_dim": None, "head_size": 192}),
     ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 4}, {"num_hidden_layers": 32}),
     ({"model_type": "deepseek_v32"}, {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}),

@@ -21,9 +21,9 @@ PUBLIC = {
 }  # fmt: skip
 METHODS = {
     "acknowledge", "alive", "base_url", "batch_size", "bench", "cancel_run", "close", "devices", "devices_text",
-    "end_lease", "environment", "events", "follow_events", "get_lease", "get_plan", "health", "hold",
-    "latest_bench", "lease", "leases", "metrics", "plan", "ready", "release", "renew_lease", "run", "run_events",
-    "runs", "search", "start_preflight", "submit_bench", "targets", "wait",
+    "end_lease", "environment", "events", "follow_events", "get_lease", "get_plan", "get_verdict", "health",
+    "hold", "latest_bench", "lease", "leases", "metrics", "plan", "put_verdict", "ready", "release", "renew_lease",
+    "run", "run_events", "runs", "search", "start_preflight", "submit_bench", "targets", "wait",
 }  # fmt: skip
 
 

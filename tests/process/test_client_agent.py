@@ -134,7 +134,9 @@ def test_all_that_the_client_asks_stands_in_the_agents_document(agent: RunningAg
         assert str(reply.status_code) in operation["responses"], url
         assert set(url.params) <= {parameter["name"] for parameter in operation.get("parameters", ())}, url
         left.discard((method, path))
-    assert left == {("get", "/mesh/plan"), ("get", "/batch-size"), ("post", "/preflight")}, "for curl, and real hosts"
+    verdict = {("get", "/leases/{lease_id}/verdict"), ("put", "/leases/{lease_id}/verdict")}
+    for_curl_and_real_hosts = {("get", "/mesh/plan"), ("get", "/batch-size"), ("post", "/preflight"), *verdict}
+    assert left == for_curl_and_real_hosts
 
 
 @everywhere

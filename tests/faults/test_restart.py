@@ -84,9 +84,8 @@ def await_answers(agent: RunningAgent, told: Sequence[Told]) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # httpcore leaves closing to the collector
+# httpcore leaves closing to the collector:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_an_agent_that_is_restarted_under_load_is_hidden_by_the_clients_retries(how: str, tmp_path: Path) -> None:
     uds, state_dir = tmp_path / "agent.sock", tmp_path / "state"

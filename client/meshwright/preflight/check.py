@@ -267,7 +267,7 @@ class _Check:
                 self._follow(runs)
         finally:
             self._cancel(runs)
-        self._evaluate(runs)
+        self._evaluate(dict(runs))  # an agent that answers late still changes it
 
     def _start(self, hosts: tuple[str, ...], job_s: float) -> dict[int, Run | MeshwrightError]:
         return self._ask_all(
@@ -310,14 +310,15 @@ class _Check:
         def cancel(place: int, client: Client) -> None:
             if place not in runs:  # it may have begun one without an answer in time
                 for run in client.runs(limit=4).runs:
-                    if run.kind == "preflight" and run.request.get("lease") == self._lease:
+                    is_own = run.kind == "preflight" and run.request.get("lease") == self._lease
+                    if is_own and run.state not in FINAL_STATES:
                         runs.setdefault(place, run)
             if place in runs and runs[place].state not in FINAL_STATES:
                 runs[place] = client.cancel_run(runs[place].id)
 
         until_s = time.monotonic() + self._left_s / 2
         is_all = len(runs) == len(self._names)
-        while not is_all or any(run.state not in FINAL_STATES for run in runs.values()):
+        while not is_all or any(run.state not in FINAL_STATES for run in tuple(runs.values())):
             if (left_s := until_s - time.monotonic()) <= 0:
                 return
             self._ask_all(cancel, left_s)

@@ -136,5 +136,6 @@ esac
 reason=$(printf '%s' "preflight: ${said#drain: }" | tr '\n"' ' .' | LC_ALL=C tr -cs '[:print:]' '?' | cut -c1-200)
 scontrol update nodename="$node" state=drain reason="$reason" || tell "scontrol did not take the reason"
 tell "$reason"
-: >"$noted/$job.over"
+# The job starts elsewhere; people who look at this node may want to run a bench.
+ask lease end --purpose "slurm job $job" || : >"$noted/$job.over"
 exit 1

@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 from meshwright import Client
-from meshwright._reference import load_plan
 from meshwright.cli import main
 from meshwright.errors import InvalidRequestError, NotFoundError, SettingsError
 from meshwright.fleet import Fleet
@@ -204,5 +203,6 @@ def test_the_collectives_of_a_plans_axes_are_measured(
         assert lines[0].startswith("3 hosts are well")
         for axis, case in axes.items():
             assert any(f"{case} over axis {axis}: " in line and "slowest" in line for line in lines), lines
-    with Fleet(list_urls(agents)[:2]) as fleet, pytest.raises(SettingsError, match="the plan lists 6 devices of"):
-        check_hosts(fleet, plan=load_plan(path), port=find_port())
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["preflight", "--hosts", ",".join(list_urls(agents)[:2]), "--plan", path])
+    assert "the plan lists 6 devices of " in capsys.readouterr().err

@@ -48,7 +48,6 @@ class Scene:
             "clock": clock,
             "runs": self.runs,
             "stays": not has_devices,
-            "preflight": preflight,
         }
         return build_watch(self.probe, self.worker, health=health, preflight=preflight, **around)  # type: ignore[arg-type]
 

@@ -43,12 +43,7 @@ class Scene:
 
     def watch(self, *, has_devices: bool = True, preflight: FakeSupervisor | None = None) -> HostWatch:
         health, clock = HealthRegistry(stale_after_s=60), SystemClock()
-        around: Any = {
-            "settings": Settings(),
-            "clock": clock,
-            "runs": self.runs,
-            "stays": not has_devices,
-        }
+        around: Any = {"settings": Settings(), "clock": clock, "runs": self.runs, "stays": not has_devices}
         return build_watch(self.probe, self.worker, health=health, preflight=preflight, **around)  # type: ignore[arg-type]
 
     async def release(self) -> Release:

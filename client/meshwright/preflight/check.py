@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
-import re
 import secrets
 import time
 from collections import Counter
@@ -36,12 +35,13 @@ from meshwright.preflight.report import (
     HostState,
     PreflightReport,
     build_report,
+    build_verdict,
     describe_results,
 )
 from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import State as HealthState
-from meshwright.wire.leases import Verdict, VerdictRequest, VerdictState
+from meshwright.wire.leases import Verdict
 from meshwright.wire.mesh import Plan
 from meshwright.wire.preflight import (
     DEFAULT_PORT,
@@ -77,8 +77,6 @@ _BAD_HEALTH: Final[tuple[tuple[set[HealthState], HostState, str], ...]] = (
     ({"unhealthy"}, "fault", "unhealthy"),
     ({"unknown", "initializing"}, "unchecked", "not known to be healthy"),
 )
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-REASON_MOST: Final = 1000
 T = TypeVar("T")
 
 
@@ -188,7 +186,7 @@ class _Check:
         ]
         report = build_report(hosts, time.monotonic() - self._began_s)
         if not self._is_own_lease:
-            verdicts = [_build_verdict(host, report.summary) for host in hosts]
+            verdicts = [build_verdict(host, report.summary) for host in hosts]
             self._ask_all(lambda place, client: client.put_verdict(self._lease, verdicts[place]))
         return report
 
@@ -374,14 +372,6 @@ def wait_for_verdict(client: Client, lease: str, timeout_s: float) -> Verdict:
                 raise
             client.get_lease(lease)
         time.sleep(POLL_S)
-
-
-def _build_verdict(host: HostReport, summary: str) -> VerdictRequest:
-    """Returns what an agent hears. It was not missing if it does: it was restarted, or slow."""
-    state: VerdictState = "unchecked" if host.state == "missing" else host.state
-    found = [f"{each.text} ({each.action})" if each.action else each.text for each in host.findings]
-    default = summary if state == "ok" else f"the check ended before it was measured: {summary}"
-    return VerdictRequest(state=state, reason=_CONTROL.sub(" ", "; ".join(found) or default)[:REASON_MOST])
 
 
 def build_coordinator(urls: tuple[str, ...], port: int) -> str:

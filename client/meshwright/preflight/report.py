@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from meshwright.preflight.pairs import choose_rounds
 from meshwright.wire.base import Reply
+from meshwright.wire.leases import VerdictRequest, VerdictState
 from meshwright.wire.preflight import Figure, PreflightResult, SlowFigure, WrongContent
 
 HostState = Literal["ok", "fault", "missing", "unchecked"]
@@ -34,6 +36,8 @@ _ACTIONS: Final[Mapping[Figure, str]] = {
 }
 
 
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+REASON_MOST: Final = 1000
 _FEW: Final = {
     1: "; its devices were compared with each other only",
     2: "; the network between two hosts has no peer to be compared with",
@@ -98,6 +102,14 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
     summary = f"{len(hosts)} {what} well: {count} device{'s' if count > 1 else ''} each, checked in {duration_s:.0f} s"
     summary += _FEW.get(len(hosts), "")
     return PreflightReport(verdict="ok", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
+
+
+def build_verdict(host: HostReport, summary: str) -> VerdictRequest:
+    """Returns what an agent hears. It was not missing if it does: it was restarted, or slow."""
+    state: VerdictState = "unchecked" if host.state == "missing" else host.state
+    found = [f"{each.text} ({each.action})" if each.action else each.text for each in host.findings]
+    default = summary if state == "ok" else f"the check ended before it was measured: {summary}"
+    return VerdictRequest(state=state, reason=_CONTROL.sub(" ", "; ".join(found) or default)[:REASON_MOST])
 
 
 def describe_results(

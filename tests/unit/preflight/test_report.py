@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.preflight.report import HostReport, build_report, describe_results
+from meshwright.preflight.report import HostFinding, HostReport, build_report, build_verdict, describe_results
 from meshwright.preflight.rule import Wrong, blame_contents
 from meshwright.wire.preflight import PreflightDevice, PreflightResult, WrongContent
 
@@ -64,3 +64,25 @@ def test_a_verdict_says_what_had_no_peer(count: int, words: str) -> None:
     report = build_report([HostReport(address=name, name=name, result=WELL) for name in NAMES[:count]], 1.0)
     assert report.verdict == "ok"
     assert report.summary.endswith(words or "checked in 1 s")
+
+
+MISSING = HostFinding(state="missing", text="no answer\nfor 10 s", action="look at it")
+
+
+@pytest.mark.parametrize(
+    ("result", "findings", "state", "verdict", "reason"),
+    [
+        (WELL, (), "ok", "ok", "all is well"),
+        (None, (), "unchecked", "unchecked", "the check ended before it was measured: all is well"),
+        (PreflightResult(), (), "unchecked", "unchecked", "the check ended before it was measured: all is well"),
+        (None, (MISSING,), "missing", "unchecked", "no answer for 10 s (look at it)"),
+        (WELL, (HostFinding(state="fault", text="it is slow"), MISSING), "fault", "fault", "it is slow; no answer"),
+    ],
+)
+def test_who_was_not_measured_is_not_well_and_who_hears_a_verdict_is_not_missing(
+    result: PreflightResult | None, findings: tuple[HostFinding, ...], state: str, verdict: str, reason: str
+) -> None:
+    host = HostReport(address="http://a:8790", name="a", findings=findings, result=result)
+    told = build_verdict(host, "all is well")
+    assert (host.state, told.state) == (state, verdict)
+    assert told.reason.startswith(reason)

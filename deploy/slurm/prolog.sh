@@ -113,25 +113,29 @@ fi
 node=${SLURMD_NODENAME:-$(hostname -s)}
 nodes=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-${SLURM_NODELIST:-}}") # asks no daemon
 [[ $nodes == *$'\n'* ]] || exit 0
-wait=$((limit + 30))
+wait=$((limit + 30)) fault=0
 if [[ $node == "${nodes%%$'\n'*}" ]]; then
     address=${MESHWRIGHT_ADDRESS:-http://NODE:8790}
     while read -r each; do echo "${address//NODE/$each}"; done <<<"$nodes" >"$noted/$job.hosts"
     said=$("$meshwright" --timeout "$limit" preflight --hosts "@$noted/$job.hosts" --lease "slurm-$job" --format slurm \
         ${expect:+--expect "$expect"})
+    [[ $? == 1 ]] && fault=1
     tell "preflight of all nodes: $said"
     rm -f "$noted/$job.hosts"
     wait=5
 fi
 said=$("$meshwright" --timeout "$wait" preflight wait "slurm-$job" --format slurm)
-case "$? $said" in
-"0 keep: "*) exit 0 ;;
-"1 drain: "*) ;;
-*)
-    tell "this node was not checked: $said"
+heard=$?
+if [[ $heard != 1 || $said != "drain: "* ]]; then
+    [[ $heard == 0 ]] || tell "this node was not checked: $said"
+    # Slurm starts a batch script when the prolog of its node has ended, and waits for no other node's: where one is at
+    # fault, it has 30 s to fail, and Slurm to take the job back.
+    for ((i = 0; fault && i < 30; i++)); do
+        [[ $(scontrol show job "$job") == *JobState=@(CONFIGURING|RUNNING)* ]] || break
+        sleep 1
+    done
     exit 0
-    ;;
-esac
+fi
 # Slurm's own reason would be "Prolog error". No healthcheck.sh gives this node back: its reason begins in another way.
 reason=$(printf '%s' "preflight: ${said#drain: }" | tr '\n"' ' .' | LC_ALL=C tr -cs '[:print:]' '?' | cut -c1-200)
 scontrol update nodename="$node" state=drain reason="$reason" || tell "scontrol did not take the reason"

@@ -3,7 +3,7 @@
 Rule: a figure is slow if it is below its peers' median by more than 10 % and by more than four times their noise. The
 noise is the median absolute deviation, as a normal distribution's sigma, of the logarithms of the figures above the
 median: slow figures are below it. A host's network is suspected if it is slow with partners that are fast with others.
-Suspects are measured again, with good hosts, before one is blamed.
+Suspects are measured again, beside those that are not suspected, before one is blamed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ FEW_TOLERANCE: Final = math.log(2)
 """Below `FEW` peers their noise is not known, and only half of the median is slow."""
 
 
+Place = tuple[Figure, int | None]
+"""A figure, and the device that it is of; None: of the host."""
+
+
 @dataclass(frozen=True)
 class HostFigures:
     """What one host measured. Rates are per second.
@@ -50,6 +54,10 @@ class HostFigures:
     def best(self) -> float:
         """The fastest rate of `network`, bytes/s."""
         return max((rate for rate in self.network if rate is not None), default=0.0)
+
+    def read(self, figure: Figure, device: int | None) -> float | None:
+        """Returns a figure of a device, or of the host."""
+        return self.all_reduce if device is None else self.devices[device][figure]
 
 
 class Wrong(NamedTuple):
@@ -105,25 +113,49 @@ def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int) -> tupl
     return pair_with(network, good if len(good) >= len(network) else others, CONFIRM_TRIES)
 
 
+def choose_places(suspects: Iterable[SlowFigure], host_count: int, device_count: int) -> frozenset[Place]:
+    """Returns what every host measures again: what is suspected on any, so that peers are measured at the same time.
+
+    The peers on a host alone are its other devices.
+    """
+    places = {(slow.figure, slow.device) for slow in suspects if slow.figure != "network"}
+    if host_count > 1:
+        return frozenset(places)
+    others = {(figure, other) for figure, device in places if device is not None for other in range(device_count)}
+    return frozenset(places | others)
+
+
 def confirm(
     suspects: Sequence[SlowFigure],
     hosts: Sequence[HostFigures],
     rounds: Sequence[Round],
-    again: Mapping[int, HostFigures],
+    again: Sequence[HostFigures],
 ) -> tuple[SlowFigure, ...]:
     """Returns the suspects that were slow again.
 
     Args:
         suspects: from `find_suspects`.
-        hosts, rounds: the first figures, which give the level.
-        again: the second figures of the suspected hosts; their `network` is of `choose_confirmation`.
+        hosts, rounds: the first figures. They give the level of the network, and of figures that all are suspected of.
+        again: the second figures of all hosts: of `choose_places`; their `network` is of `choose_confirmation`.
     """
-    levels = {
-        "matmul": _level_devices(hosts, "matmul"),
-        "memory_bandwidth": _level_devices(hosts, "memory_bandwidth"),
-        "all_reduce": _level_hosts(hosts),
-        "network": _level_network(hosts, rounds),
-    }
+    places = choose_places(suspects, len(hosts), len(hosts[0].devices))
+    suspected = {(slow.host, slow.figure, slow.device) for slow in suspects}
+
+    def find_level(figure: Figure) -> Level | None:
+        if figure == "network":
+            return _level_network(hosts, rounds)
+        peers = [
+            again[host].read(figure, device)
+            for named, device in places
+            for host in range(len(hosts))
+            if named == figure and (host, figure, device) not in suspected
+        ]
+        values = [value for value in peers if value is not None]
+        if values:
+            return Level.of(values)
+        return _level_hosts(hosts) if figure == "all_reduce" else _level_devices(hosts, figure)
+
+    levels = {figure: find_level(figure) for figure in {slow.figure for slow in suspects}}
     return tuple(slow for slow in suspects if _is_slow_again(slow, again[slow.host], levels[slow.figure]))
 
 
@@ -157,12 +189,8 @@ def blame_contents(seen: Sequence[Wrong]) -> tuple[WrongContent, ...]:
 
 
 def _is_slow_again(slow: SlowFigure, again: HostFigures, level: Level | None) -> bool:
-    if slow.figure == "network":
-        values = [rate for rate in again.network if rate is not None]
-    elif slow.device is None:
-        values = [] if again.all_reduce is None else [again.all_reduce]
-    else:
-        values = [again.devices[slow.device][slow.figure]]
+    found = again.network if slow.figure == "network" else (again.read(slow.figure, slow.device),)
+    values = [rate for rate in found if rate is not None]
     return level is not None and bool(values) and all(level.is_slow(value) for value in values)
 
 

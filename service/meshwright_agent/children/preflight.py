@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 import numpy as np
@@ -32,9 +32,11 @@ from meshwright.preflight.rule import (
     CONFIRM_TRIES,
     DEVICE_FIGURES,
     HostFigures,
+    Place,
     Wrong,
     blame_contents,
     choose_confirmation,
+    choose_places,
     confirm,
     find_suspects,
 )
@@ -333,36 +335,35 @@ class _Part:
         devices = tuple({figure: found[figure][index] for figure in DEVICE_FIGURES} for index in self.devices)
         return HostFigures(devices, next(iter(found["all_reduce"].values()), None), ())
 
-    def measure_again(self, before: HostFigures, suspects: Collection[SlowFigure]) -> HostFigures:
-        """Returns the figures with the suspected ones measured again, each the best of `CONFIRM_TRIES`."""
-        wanted = {(slow.figure, slow.device) for slow in suspects}
-        found = self._measure_figures(LOCAL, tries=CONFIRM_TRIES, wanted=wanted)
+    def measure_again(self, before: HostFigures, places: Collection[Place]) -> HostFigures:
+        """Returns the figures with those of some places measured again, each the best of `CONFIRM_TRIES`."""
+        found = self._measure_figures(LOCAL, tries=CONFIRM_TRIES, wanted=places)
         devices = tuple(
-            {figure: found.get(figure, {}).get(index, value) for figure, value in rates.items()}
+            {figure: found[figure].get(index, value) for figure, value in rates.items()}
             for index, rates in zip(self.devices, before.devices, strict=True)
         )
-        all_reduce = next(iter(found.get("all_reduce", {}).values()), before.all_reduce)
-        return replace(before, devices=devices, all_reduce=all_reduce)
+        return replace(before, devices=devices, all_reduce=next(iter(found["all_reduce"].values()), before.all_reduce))
 
     def _measure_figures(
-        self, figures: Sequence[Figure], *, tries: int, wanted: Collection[tuple[Figure, int | None]] | None = None
+        self, figures: Sequence[Figure], *, tries: int, wanted: Collection[Place] | None = None
     ) -> dict[Figure, dict[int, float]]:
         """Returns figure → first device → the best of some tries, of all or the wanted; notes wrong results."""
         found: dict[Figure, dict[int, float]] = {figure: {} for figure in figures}
         for figure in figures:
-            for trial in self._list_trials(figure):
-                place = (figure, trial.device_indices[0] if len(trial.device_indices) == 1 else None)
-                if wanted is not None and place not in wanted:
-                    continue
-                subject = trial.prepare()
-                rates = [
-                    _measure_rate(trial, subject, median if tries == 1 else min, pause_s=PAUSE_S if number else 0.0)
-                    for number in range(tries)
-                ]
-                found[figure][trial.device_indices[0]] = max(rates)
+            places = {_name_place(trial): trial for trial in self._list_trials(figure)}
+            subjects = [
+                (trial, trial.prepare()) for place, trial in places.items() if wanted is None or place in wanted
+            ]
+            for number in range(tries):
+                time.sleep(PAUSE_S if number and subjects else 0.0)
+                for trial, subject in subjects:
+                    rate = _measure_rate(trial, subject, median if tries == 1 else min)
+                    first = trial.device_indices[0]
+                    found[figure][first] = max(rate, found[figure].get(first, 0.0))
+            for trial, subject in subjects:
                 if wrong := subject.verify().wrong_elements:
-                    device = trial.device_indices[0] if len(trial.device_indices) == 1 else -1
-                    self.wrong.append(Wrong(self.own, self.own, device, figure, wrong))
+                    _, device = _name_place(trial)
+                    self.wrong.append(Wrong(self.own, self.own, -1 if device is None else device, figure, wrong))
         return found
 
     def _list_trials(self, figure: Figure) -> list[Trial]:
@@ -496,11 +497,11 @@ class _Part:
         if not suspects:
             return ()
         self.signs.enter("again")
-        own = self.measure_again(hosts[self.own], [slow for slow in suspects if slow.host == self.own])
+        own = self.measure_again(hosts[self.own], choose_places(suspects, self.count, len(self.devices)))
         self.signs.enter("confirm")
         network = self.measure_rounds(choose_confirmation(suspects, self.count), min)
         again = self.share_figures(replace(own, network=network))
-        return confirm(suspects, hosts, rounds, dict(enumerate(again)))
+        return confirm(suspects, hosts, rounds, again)
 
     def share_wrong(self) -> tuple[WrongContent, ...]:
         """Returns who produced the wrong contents that any host has seen. Every process returns the same."""
@@ -512,9 +513,12 @@ class _Part:
         return blame_contents([Wrong(a, b, c, figures[figure], wrong) for a, b, c, figure, wrong in rows if wrong])
 
 
-def _measure_rate(trial: Trial, subject: Subject, choose: Choose, *, pause_s: float) -> float:
+def _name_place(trial: Trial) -> Place:
+    return cast(Figure, trial.case), trial.device_indices[0] if len(trial.device_indices) == 1 else None
+
+
+def _measure_rate(trial: Trial, subject: Subject, choose: Choose) -> float:
     """Returns the rate of a trial by one of `SAMPLES` samples after one: FLOP/s, or (bus) bytes/s."""
-    time.sleep(pause_s)
     samples = [subject.sample() for _ in range(SAMPLES + 1)][1:]
     amount = trial.flops or trial.size_bytes * (trial.busbw_factor or 1.0)
     return amount / choose(samples)

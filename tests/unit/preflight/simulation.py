@@ -62,5 +62,4 @@ def blame(hosts: Hosts) -> tuple[SlowFigure, ...]:
     first = [hosts.run(host, rounds) for host in range(hosts.count)]
     suspects = find_suspects(first, rounds)
     again = choose_confirmation(suspects, hosts.count)
-    suspected = {slow.host for slow in suspects}
-    return confirm(suspects, first, rounds, {host: hosts.run(host, again, CONFIRM_TRIES) for host in suspected})
+    return confirm(suspects, first, rounds, [hosts.run(host, again, CONFIRM_TRIES) for host in range(hosts.count)])

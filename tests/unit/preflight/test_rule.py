@@ -7,7 +7,8 @@ import random
 import pytest
 
 from meshwright.preflight.pairs import choose_rounds, pair_with
-from meshwright.preflight.rule import HostFigures, confirm, find_suspects
+from meshwright.preflight.rule import HostFigures, choose_places, confirm, find_suspects
+from meshwright.wire.preflight import SlowFigure
 from tests.unit.preflight.simulation import Hosts, blame
 
 FIGURES = ("matmul", "memory_bandwidth", "all_reduce", "network", "all")
@@ -54,5 +55,24 @@ def test_a_suspect_that_was_fast_once_again_is_not_blamed() -> None:
     suspects = find_suspects(hosts, rounds)
     assert [(slow.host, slow.figure) for slow in suspects] == [(3, "network")]
     for again, blamed in (((1e8, 1e8), [3]), ((1e8, 1e9), []), ((None, None), [])):
-        second = {3: HostFigures((device,), None, again)}
+        second = [*hosts[:3], HostFigures((device,), None, again)]
         assert [slow.host for slow in confirm(suspects, hosts, rounds, second)] == blamed
+
+
+def test_a_host_is_not_blamed_for_what_slows_its_peers_too_once_it_is_measured_again() -> None:
+    def measured(*rates: float) -> list[HostFigures]:
+        device = {"memory_bandwidth": 1e11}
+        return [HostFigures(({**device, "matmul": rate},), None, (1e9, 1e9, 1e9)) for rate in rates]
+
+    rounds, hosts = choose_rounds(3), measured(1e12, 1e12, 2e11)
+    suspects = find_suspects(hosts, rounds)
+    assert [(slow.host, slow.figure) for slow in suspects] == [(2, "matmul")]
+    assert confirm(suspects, hosts, rounds, measured(3e11, 2e11, 2e11)) == ()
+    assert confirm(suspects, hosts, rounds, measured(3e11, 3e11, 1e11)) == suspects
+
+
+def test_the_peers_of_a_device_on_a_host_alone_are_its_other_devices() -> None:
+    slow = SlowFigure(host=0, figure="matmul", device=1, value=1.0, peers=9.0)
+    assert choose_places([slow], 2, 3) == {("matmul", 1)}
+    assert choose_places([slow], 1, 3) == {("matmul", 0), ("matmul", 1), ("matmul", 2)}
+    assert choose_places([slow.model_copy(update={"figure": "network", "device": None})], 2, 3) == set()

@@ -86,16 +86,11 @@ def test_cuda_visible_devices_is_honored(visible: str, count: int, detect: Detec
     ("0", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
     ("1,0", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19968),
     ("MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d", "NVIDIA A100-SXM4-40GB MIG 2g.10gb", 9856),
-    (
-        "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d,MIG-84fd49f2-48ad-50e8-9f2e-3bf0dfd47ccb",
-        "NVIDIA A100-SXM4-40GB MIG 2g.10gb",
-        9856,
-    ),
+    ("MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d,MIG-84fd49f2-48ad-50e8-9f2e-3bf0dfd47ccb",
+     "NVIDIA A100-SXM4-40GB MIG 2g.10gb", 9856),
     ("1", "NVIDIA A100-SXM4-40GB", 40960),
 ])  # fmt: skip
-def test_cuda_shows_one_mig_instance_and_no_whole_gpu_beside_it(
-    visible: str | None, kind: str, memory_mb: int, detect: Detect
-) -> None:
+def test_cuda_shows_one_mig_instance_and_no_gpu(visible: str | None, kind: str, memory_mb: int, detect: Detect) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     shown = detect(FakeNvml(load("mig-a100")), environ)
     assert (shown.device_count, shown.device_kinds, shown.total_memory_mb) == (1, (kind,), memory_mb)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import pytest
@@ -87,9 +88,7 @@ def test_what_comes_too_late_is_named_and_changes_nothing(config: DeviceConfigur
     assert caught[0].filename == __file__
 
 
-def test_what_is_set_on_a_configuration_after_it_was_applied_is_not_in_force(
-    capsys: pytest.CaptureFixture[str], new_process: None
-) -> None:
+def test_what_is_set_after_a_start_is_not_in_force(capsys: pytest.CaptureFixture[str], new_process: None) -> None:
     manager = get_device_manager(DeviceConfiguration())
     manager.config.memory_strategy = MemoryStrategy.AGGRESSIVE
     manager.config.platform_priority = ["cpu"]
@@ -206,9 +205,7 @@ def test_a_configuration_that_was_changed_since_is_another_one(new_process: None
     ({NEW_FRACTION: "2"}, DeviceConfiguration(environment_variables={NEW_FRACTION: "2"}), 2.0),
     ({FRACTION: "much"}, DeviceConfiguration(environment_variables={FRACTION: "much"}), "much"),
 ])  # fmt: skip
-def test_the_configuration_in_force_is_read_from_the_environment(
-    environ: dict[str, str], config: DeviceConfiguration, fraction: object
-) -> None:
+def test_the_configuration_in_force_is_the_environments(environ: dict[str, str], config: Any, fraction: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environ.items():
             patch.setenv(name, value)
@@ -233,9 +230,7 @@ def test_the_configuration_in_force_is_read_from_the_environment(
     ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, {}, ["XLA_PYTHON_CLIENT_PREALLOCATE"]),
     ({"A": "1", "B": "2"}, {"A": "1"}, ["B"]),
 ])  # fmt: skip
-def test_only_what_would_mean_something_else_differs(
-    wanted: dict[str, str], present: dict[str, str], names: list[str]
-) -> None:
+def test_only_another_meaning_differs(wanted: dict[str, str], present: dict[str, str], names: list[str]) -> None:
     assert list(devices._find_differences(wanted, present)) == names
 
 

@@ -46,9 +46,7 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("code", "change", "words"), BROKEN)
-def test_each_reason_is_named_alone_with_what_was_found_the_rule_and_what_to_do(
-    code: str, change: dict[str, Any], words: list[str]
-) -> None:
+def test_each_reason_is_named_alone_with_rule_and_hint(code: str, change: dict[str, Any], words: list[str]) -> None:
     (reason,) = explain_no_gpu(replace(FINE, **change))
     assert reason.code == code
     assert reason.found

@@ -50,11 +50,8 @@ def look(fakes: dict[str, FakeAgent], **options: Any) -> FleetState:
     (lambda fake: fake.fail_next(UnavailableError("asked for", code="worker_failed"), times=2), "error", "asked for"),
     (lambda fake: fake.fail_next(ProblemError("asked for", code="internal"), times=2), "error", "asked for"),
     (lambda fake: fake.fail_next(UnauthorizedError("asked for")), "error", "asked for"),
-    (
-        lambda fake: fake.fail_next(httpx.Response(200, html="<html>")),
-        "error",
-        "is the address that of a meshwright agent?",
-    ),
+    (lambda fake: fake.fail_next(httpx.Response(200, html="<html>")), "error",
+     "is the address that of a meshwright agent?"),
 ])  # fmt: skip
 def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, state: str, words: str) -> None:
     fakes = build_fakes("n0", "n1", "n2")

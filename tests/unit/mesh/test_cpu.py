@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -52,9 +52,7 @@ def use_seed() -> Iterator[Mesh]:
 
 
 @pytest.mark.parametrize("context", [use_seed, cpu_context])
-def test_inside_cpu_context_only_what_has_a_sharding_lies_on_several_devices(
-    context: Callable[[], AbstractContextManager[Mesh]],
-) -> None:
+def test_inside_cpu_context_only_what_has_a_sharding_lies_on_several_devices(context: Any) -> None:
     first = {jax.local_devices(backend="cpu")[0]}
     rows = PartitionSpec("fsdp")
     with context() as mesh:

@@ -18,16 +18,12 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("mesh", "devices", "processes", "part"), HOSTS)
-def test_a_host_has_its_part_of_the_mesh(
-    mesh: tuple[int, ...], devices: int, processes: int, part: tuple[int, ...]
-) -> None:
+def test_a_host_has_its_part_of_the_mesh(mesh: tuple[int, ...], devices: int, processes: int, part: Any) -> None:
     assert calculate_host_mesh_shape(mesh, devices, processes) == part
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.data())
-def test_host_parts_multiply_back_and_a_split_is_found_wherever_there_is_one(
-    sizes: list[int], data: st.DataObject
-) -> None:
+def test_host_parts_multiply_back_and_a_split_is_found_where_one_is(sizes: list[int], data: st.DataObject) -> None:
     total = math.prod(sizes)
     hosts = data.draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0]))
     part = calculate_host_mesh_shape(sizes, total // hosts, hosts)

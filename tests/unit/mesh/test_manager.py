@@ -11,13 +11,10 @@ import pytest
 from meshwright.mesh import DeviceMeshManager
 
 SHAPES = [
-    ({"data": 2, "model": 1}, (("data", 2), ("model", 1))),
-    ([("data", 2), ("model", 4)], (("data", 2), ("model", 4))),
-    ([["model", 4], ["data", 2]], (("model", 4), ("data", 2))),
-    ({"data": -1}, (("data", 8),)),
-    ({"data": 2, "model": -1}, (("data", 2), ("model", 4))),
-    ({"data": np.int64(4)}, (("data", 4),)),
-]
+    ({"data": 2, "model": 1}, (("data", 2), ("model", 1))), ([("data", 2), ("model", 4)], (("data", 2), ("model", 4))),
+    ([["model", 4], ["data", 2]], (("model", 4), ("data", 2))), ({"data": -1}, (("data", 8),)),
+    ({"data": 2, "model": -1}, (("data", 2), ("model", 4))), ({"data": np.int64(4)}, (("data", 4),)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("shape", "axes"), SHAPES)

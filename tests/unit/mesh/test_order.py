@@ -76,9 +76,7 @@ def test_the_outer_part_of_an_axis_crosses_granules() -> None:
 
 
 @given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 4, 6]), st.data())
-def test_each_device_stands_once_and_inner_neighbors_are_in_one_granule(
-    processes: int, each: int, data: st.DataObject
-) -> None:
+def test_each_device_stands_once_and_inner_neighbors_are_in_one_granule(processes: int, each: int, data: Any) -> None:
     devices = data.draw(st.permutations(build_gpus(processes, each)))
     total = processes * each
     outer = data.draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0]))

@@ -31,9 +31,7 @@ def layouts(draw: st.DrawFn) -> tuple[dict[int, list[int]], list[list[int]]]:
 
 
 @given(layout=layouts())
-def test_even_layouts_give_each_shard_one_index_and_all_indices_are_there(
-    layout: tuple[dict[int, list[int]], list[list[int]]],
-) -> None:
+def test_even_layouts_give_each_shard_one_index_and_all_indices_are_there(layout: Any) -> None:
     coverage, shards = layout
     answer = shard_processes(coverage, sum(map(len, shards)))
     assert {count for _, count in answer.values()} == {len(shards)}
@@ -44,9 +42,7 @@ def test_even_layouts_give_each_shard_one_index_and_all_indices_are_there(
 
 
 @given(shard_count=st.integers(1, 8), size=st.integers(1, 5), seed=st.randoms(use_true_random=False))
-def test_a_process_with_adjacent_coordinates_has_the_index_of_their_place(
-    shard_count: int, size: int, seed: Any
-) -> None:
+def test_a_process_with_adjacent_coordinates_has_the_index_of_its_place(shard_count: int, size: int, seed: Any) -> None:
     shards = list(range(shard_count))
     seed.shuffle(shards)
     coverage = {process: range(shard * size, (shard + 1) * size) for process, shard in enumerate(shards)}

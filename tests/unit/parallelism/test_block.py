@@ -91,9 +91,7 @@ def test_an_unknown_key_is_named_with_those_near_to_it(key: object, near: str) -
 
 
 @given(block=BLOCKS, world_size=st.integers(1, 5000))
-def test_ranks_that_the_degrees_do_not_divide_are_refused_with_a_number_that_works(
-    block: dict[str, Any], world_size: int
-) -> None:
+def test_ranks_that_do_not_divide_are_refused_with_a_number_that_works(block: dict[str, Any], world_size: int) -> None:
     each = block.get("tensor", 1) * block.get("domain", 1)
     if world_size % each == 0:
         assert dp_world_size(block, world_size) * each == world_size
@@ -117,9 +115,7 @@ def test_ranks_that_the_degrees_do_not_divide_are_refused_with_a_number_that_wor
     ({"tensr": 2}, 8, ValueError, "did you mean 'tensor'"),
     ({"trainer": {"parallelism": {"tensor": 2}}}, 8, ValueError, "this is the whole config"),
 ])  # fmt: skip
-def test_a_wrong_block_or_world_size_is_refused(
-    block: Any, world_size: Any, error: type[Exception], words: str
-) -> None:
+def test_a_wrong_block_or_size_is_refused(block: Any, world_size: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
         dp_world_size(block, world_size)
     assert words in str(caught.value)

@@ -29,9 +29,7 @@ def refuse(plan: Plan, job: list[JobDevice]) -> PlanMismatchError:
 
 
 @given(st.permutations(range(8)), st.permutations(range(8)), st.sampled_from([1, 2, 4, 8]))
-def test_positions_bind_whatever_the_ids_and_the_order_of_the_list(
-    given_order: list[int], listed: list[int], each: int
-) -> None:
+def test_positions_bind_whatever_ids_and_order_are(given_order: list[int], listed: list[int], each: int) -> None:
     plan = make_plan(build_cpu(8), "dp:2,tp:4", devices=given_order, device_order="given")
     job = cpu_job(8, each=each)
     binding = bind(plan, [job[i] for i in listed])
@@ -191,9 +189,7 @@ def test_processes_that_do_not_make_up_the_granules_are_refused(counts: tuple[in
 
 @pytest.mark.parametrize("seen", [[4, 5, 6, 7, 0, 1, 2, 3], [0, 3, 6, 1, 4, 7, 2, 5]])
 @pytest.mark.parametrize("each", [1, 4])
-def test_gpus_in_containers_of_one_machine_are_bound_by_uuid_whichever_process_has_them(
-    seen: list[int], each: int
-) -> None:
+def test_gpus_in_containers_are_bound_by_uuid_whichever_process_has_them(seen: list[int], each: int) -> None:
     topology = join_devices([build_host("pod-a"), build_host("pod-b")]).topology
     plan = make_plan(topology, "dp:8")
     job = [JobDevice(r // each, r, "boot-1", "gpu", uuid=topology.devices[i].uuid) for r, i in enumerate(seen)]

@@ -70,9 +70,7 @@ def test_one_recorded_host_alone_is_the_topology_that_it_was(name: str, tmp_path
     st.lists(st.tuples(st.sampled_from(["cpu", "h100"]), st.sampled_from([1, 2, 4])), min_size=1, max_size=5),
     st.randoms(),
 )
-def test_every_device_and_every_link_is_there_once_and_stands_where_places_say(
-    sizes: list[tuple[str, int]], chance: random.Random
-) -> None:
+def test_devices_and_links_are_there_once_where_places_say(sizes: list[tuple[str, int]], chance: random.Random) -> None:
     platform = sizes[0][0]
     replies = [build_host(f"n{i}", f"{platform}:{count}") for i, (_, count) in enumerate(sizes)]
     chance.shuffle(replies)

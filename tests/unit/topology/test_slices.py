@@ -56,9 +56,7 @@ def test_a_shape_that_only_the_rule_names_is_legal(chip: str, shape: tuple[int, 
     ("v5e", (32, 32), "v5e:16x16"), ("v5e", (4, 4, 4), "v5e:8x8"), ("v6e", (3,), "v6e:2x2"),
     ("v2", (16, 32), "v2:16x16"), ("v3", (2, 8), "v3:4x4"), ("v3", (1, 1), "v3:2x2"),
 ])  # fmt: skip
-def test_an_illegal_slice_is_refused_with_the_rule_and_the_nearest(
-    chip: str, shape: tuple[int, ...], suggested: str
-) -> None:
+def test_an_illegal_slice_is_refused_with_rule_and_nearest(chip: str, shape: tuple[int, ...], suggested: str) -> None:
     with pytest.raises(PlanInfeasibleError) as caught:
         build_slice(tpu(chip), shape, asked="what was asked")
     assert caught.value.detail.startswith("target what was asked: ")

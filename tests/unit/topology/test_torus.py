@@ -10,24 +10,17 @@ from meshwright.wire.devices import Granule
 from tests.fakes.topologies import build_cpu, build_tpu
 
 WRAPS = [
-    ("TPU v2", (16, 16, 1), (True, True, False)),
-    ("TPU v2", (4, 4, 1), (False, False, False)),
-    ("TPU v3", (16, 32, 1), (False, True, False)),
-    ("TPU v4", (4, 4, 4), (True, True, True)),
-    ("TPU v4", (2, 2, 4), (False, False, False)),
-    ("TPU v5 lite", (8, 16, 1), (False, True, False)),
-    ("TPU v5", (4, 4, 28), (True, True, True)),
-    ("TPU v5", (2, 4, 4), (False, False, False)),
-    ("TPU v6 lite", (16, 16, 1), (True, True, False)),
-    ("TPU7x", (4, 4, 8), (True, True, True)),
+    ("TPU v2", (16, 16, 1), (True, True, False)), ("TPU v2", (4, 4, 1), (False, False, False)),
+    ("TPU v3", (16, 32, 1), (False, True, False)), ("TPU v4", (4, 4, 4), (True, True, True)),
+    ("TPU v4", (2, 2, 4), (False, False, False)), ("TPU v5 lite", (8, 16, 1), (False, True, False)),
+    ("TPU v5", (4, 4, 28), (True, True, True)), ("TPU v5", (2, 4, 4), (False, False, False)),
+    ("TPU v6 lite", (16, 16, 1), (True, True, False)), ("TPU7x", (4, 4, 8), (True, True, True)),
     ("TPU of tomorrow", (16, 16, 16), (False, False, False)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "shape", "wraps"), WRAPS)
-def test_a_generation_closes_its_own_dimensions_to_rings(
-    kind: str, shape: tuple[int, ...], wraps: tuple[bool, ...]
-) -> None:
+def test_a_generation_closes_its_own_dimensions(kind: str, shape: tuple[int, ...], wraps: tuple[bool, ...]) -> None:
     assert find_wraps(kind, shape) == wraps
 
 

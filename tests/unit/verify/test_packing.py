@@ -35,9 +35,8 @@ def test_a_jitted_function_without_a_name_is_refused_with_a_way() -> None:
         pack_step(jax.jit(lambda x: x))
 
 
-@pytest.mark.parametrize(("text", "kind", "where", "name"), [
-    ("train:build", "module", "train", "build"),
-    ("a.b:Trainer.step", "module", "a.b", "Trainer.step"),
+@pytest.mark.parametrize(("text", "kind", "where", "name"),[
+    ("train:build", "module", "train", "build"), ("a.b:Trainer.step", "module", "a.b", "Trainer.step"),
     ("/x/y.py:f", "file", "/x/y.py", "f"),
 ])  # fmt: skip
 def test_a_name_is_read(text: str, kind: str, where: str, name: str) -> None:
@@ -81,9 +80,7 @@ def test_a_name_that_is_not_there_is_a_wrong_question(step: Step, said: str) -> 
 
 
 @pytest.mark.parametrize("source", ["raise ValueError('broken')", "import no_such_module_at_all", "def f(:"])
-def test_a_module_that_fails_is_the_users_error(
-    source: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_a_module_that_fails_is_the_users_error(source: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"trainer_{abs(hash(source))}"
     (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.measured import Measurement, Measurements, Timed, find_newest, pick_newest
 from meshwright.topology.join import join_devices
-from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.devices import Devices, MeasuredNetwork
 from meshwright.wire.mesh import PlanRequest, SearchRequest
@@ -24,31 +24,26 @@ from tests.fakes.measured import FACTORS, MIB, build_collective, build_host, bui
 HOST = build_target("h100:8")
 
 
-def choose(rows: Sequence[Measurement], places: Sequence[int] = range(8), topology: Topology = HOST) -> Measurements:
-    return Measurements.of(rows, topology, places)
-
-
-def read_rate(timed: Timed | None) -> float:
-    assert timed is not None
-    return timed.rate
+def choose(rows: Sequence[Measurement], places: Sequence[int] = range(8)) -> Any:
+    return Measurements.of(rows, HOST, places)
 
 
 def test_two_sizes_give_the_rate_without_what_each_call_takes() -> None:
     # 8192³ takes 1.0995e12 FLOP: 2.7488 ms at 400 TFLOP/s, and 0.2 ms more that 4096³ takes as well.
     assert build_matmul(0, 4e14).median_s == pytest.approx(2.9488e-3, rel=1e-4)
-    assert read_rate(choose(build_host(4e14)).find("matmul", "bfloat16")) == pytest.approx(4e14)
+    assert choose(build_host(4e14)).find("matmul", "bfloat16").rate == pytest.approx(4e14)
 
 
 def test_the_slowest_of_the_planned_devices_counts_since_all_wait_for_it() -> None:
     rows = [build_matmul(index, 4e14 if index == 5 else 6e14, n=n) for index in range(8) for n in (4096, 8192)]
-    assert read_rate(choose(rows).find("matmul", "bfloat16")) == pytest.approx(4e14)
-    assert read_rate(choose(rows, (0, 1, 2, 3)).find("matmul", "bfloat16")) == pytest.approx(6e14)
+    assert choose(rows).find("matmul", "bfloat16").rate == pytest.approx(4e14)
+    assert choose(rows, (0, 1, 2, 3)).find("matmul", "bfloat16").rate == pytest.approx(6e14)
 
 
 def test_an_all_reduce_over_all_planned_devices_gives_its_bus_bandwidth() -> None:
     rows = [build_collective("all_reduce", 3e11, size_bytes=size * MIB) for size in (16, 256)]
-    assert read_rate(choose(rows).find("all_reduce")) == pytest.approx(3e11)
-    assert read_rate(choose(rows, (2, 3)).find("all_reduce")) == pytest.approx(3e11)
+    assert choose(rows).find("all_reduce").rate == pytest.approx(3e11)
+    assert choose(rows, (2, 3)).find("all_reduce").rate == pytest.approx(3e11)
     assert choose(rows, (2,)).find("all_reduce") is None  # one device has nobody to exchange with
 
 
@@ -89,11 +84,8 @@ def test_what_a_preflight_measured_between_hosts_is_in_plans_and_searches(rate: 
     found, usual = (answer_request(search, each).plans[0] for each in (hosts, before))
     (figure,) = found.measured
     assert (figure.name, figure.value, figure.run_id, figure.age_s) == ("network_bytes_per_s", rate, "run-7", 60.0)
-    assert figure.default is not None
     assert 20e9 < figure.default <= 50e9
     assert usual.measured == ()
-    assert found.step_time is not None
-    assert usual.step_time is not None
     assert "measured: network between hosts" in found.step_time.basis
     assert (found.step_time.total_s > 1.2 * usual.step_time.total_s) is is_slower
     axis = answer_request(PlanRequest(mesh="dp:2,tp:8"), hosts).plans[0].axes[0]
@@ -101,16 +93,12 @@ def test_what_a_preflight_measured_between_hosts_is_in_plans_and_searches(rate: 
 
 
 def test_of_several_hosts_the_slowest_network_counts_if_all_have_measured_theirs() -> None:
-    def build(rate: float | None) -> Devices:
-        network = rate and MeasuredNetwork(
-            bytes_per_s=rate, run_id="run-7", basis="measured", observed_at=AT, age_s=60.0
-        )
-        return host.model_copy(update={"network": network or None})
+    def build(name: str, rate: float | None) -> Devices:
+        told = rate and MeasuredNetwork(bytes_per_s=rate, run_id="r", basis="measured", observed_at=AT, age_s=60.0)
+        return build_reply(name, "h100:8").model_copy(update={"network": told})
 
-    host = build_reply("n0", "h100:8")
-    others = [build_reply(f"n{i}", "h100:8") for i in (1, 2)]
-    assert join_devices([build(4e9), *others]).topology.network is None
-    slow = [other.model_copy(update={"network": build(3e9).network}) for other in others]
-    joined = join_devices([build(4e9), *slow]).topology.network
-    assert joined is not None
-    assert joined.bytes_per_s == 3e9
+    def join(*rates: float | None) -> Any:
+        return join_devices([build(f"n{place}", rate) for place, rate in enumerate(rates)]).topology.network
+
+    assert join(4e9, None, None) is None
+    assert join(4e9, 3e9, 3e9).bytes_per_s == 3e9

@@ -10,42 +10,39 @@ import pytest
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import Fallback, Plan, Plans
 from tests.fakes.asking import ask_planner
 
 TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 
 
-def ask(target: str, *, failed: tuple[int, ...] = (), **fields: Any) -> Plans:
+def ask(target: str, *, failed: tuple[int, ...] = (), **fields: Any) -> Any:
     here = Inventory(build_target(target), health=dict.fromkeys(failed, "unhealthy"))
     return ask_planner(here, **{"model": "llama3-8b", "training": TRAINING, "top": 1, **fields})
 
 
-def ask_fallback(target: str, **fields: Any) -> tuple[Plan, Fallback]:
-    found = ask(target, fallback=True, **fields)
-    assert found.fallback is not None
-    return found.plans[0], found.fallback
+def ask_fallback(target: str, **fields: Any) -> Any:
+    return ask(target, fallback=True, **fields).fallback
 
 
-def count(plan: Plan) -> int:
+def count(plan: Any) -> int:
     return math.prod(plan.mesh_shape.values())
 
 
 def test_of_one_host_a_device_goes_alone() -> None:
-    _, fallback = ask_fallback("h100:8")
+    fallback = ask_fallback("h100:8")
     assert count(fallback.plans[0]) == 6
     assert "one device" in fallback.message
     assert "1 of them stay idle" in fallback.message
 
 
 def test_of_several_slices_a_slice_goes() -> None:
-    _, fallback = ask_fallback("2*v5e:4x8")
+    fallback = ask_fallback("2*v5e:4x8")
     assert "a slice of 32 devices" in fallback.message
     assert {device.granule for device in fallback.plans[0].devices} == {0}
 
 
 def test_where_nothing_is_left_that_holds_the_model_it_is_said() -> None:
-    _, fallback = ask_fallback("2*v5e:2x4", training={"seq_len": 2048, "global_batch_size": 32}, model="llama2-13b")
+    fallback = ask_fallback("2*v5e:2x4", training={"seq_len": 2048, "global_batch_size": 32}, model="llama2-13b")
     assert fallback.plans == ()
     assert "nothing fits" in fallback.message
 
@@ -64,8 +61,6 @@ def test_the_fastest_step_counts_and_not_the_most_devices() -> None:
     left = ask("6*h200:8", failed=(0,), **asked).plans[0]
     most = ask("6*h200:8", devices={"count": 40}, **asked).plans[0]
     assert count(left) == 32
-    assert left.step_time is not None
-    assert most.step_time is not None
     assert left.step_time.total_s < most.step_time.total_s
 
 

@@ -26,27 +26,22 @@ def models(draw: st.DrawFn) -> ModelSpec:
     experts = draw(st.none() | st.integers(1, 16))
     positions = draw(st.sampled_from(["rope", "learned"]))
     flags = {name: draw(st.booleans()) for name in ("gated", "tie_word_embeddings", "attention_bias", "qk_norm")}
-    has_experts = experts is not None
+    wide = {name: draw(st.integers(1, 512)) for name in ("hidden_size", "intermediate_size")}
     fields: dict[str, Any] = {
-        "vocab_size": draw(st.integers(1, 4096)),
-        "hidden_size": draw(st.integers(1, 512)),
-        "intermediate_size": draw(st.integers(1, 512)),
-        "num_hidden_layers": draw(st.integers(1, 16)),
-        "num_attention_heads": heads,
-        "num_key_value_heads": pairs,
-        "head_dim": size,
-        "activation": draw(st.sampled_from(["silu", "gelu"])),
-        "norm": draw(st.sampled_from(["rmsnorm", "layernorm"])),
+        "vocab_size": draw(st.integers(1, 4096)), "num_hidden_layers": draw(st.integers(1, 16)),
+        "num_attention_heads": heads, "num_key_value_heads": pairs, "head_dim": size,
+        "activation": draw(st.sampled_from(["silu", "gelu"])), "norm": draw(st.sampled_from(["rmsnorm", "layernorm"])),
         "positions": positions,
         "max_position_embeddings": draw(st.integers(1, 4096)) if positions == "learned" else None,
-        "attention_output_bias": draw(st.booleans()),
-        "mlp_bias": False if has_experts else draw(st.booleans()),
-        "num_experts": experts,
-        "num_experts_per_tok": draw(st.integers(1, experts)) if experts is not None else None,
-        "moe_intermediate_size": draw(st.none() | st.integers(1, 256)) if has_experts else None,
-        "num_shared_experts": draw(st.integers(0, 3)) if has_experts else 0,
-    }
-    return ModelSpec.model_validate(fields | flags)
+        "attention_output_bias": draw(st.booleans()), "mlp_bias": False if experts else draw(st.booleans()),
+    }  # fmt: skip
+    if experts:
+        fields |= {
+            "num_experts": experts, "num_experts_per_tok": draw(st.integers(1, experts)),
+            "moe_intermediate_size": draw(st.none() | st.integers(1, 256)),
+            "num_shared_experts": draw(st.integers(0, 3)),
+        }  # fmt: skip
+    return ModelSpec.model_validate(fields | wide | flags)
 
 
 @st.composite
@@ -61,18 +56,11 @@ def described_models(draw: st.DrawFn) -> ModelSpec:
     return ModelSpec.model_validate(fields)
 
 
-_layers = st.fixed_dictionaries(
-    {
-        "qk_norm_scale": st.sampled_from(["head", "all_heads", "none"]),
-        "attention_sinks": st.booleans(),
-        "attn_logit_softcapping": st.none() | st.just(50.0),
-        "final_logit_softcapping": st.none() | st.just(30.0),
-        "pre_norms": st.booleans(),
-        "post_attention_norm": st.booleans(),
-        "post_feedforward_norm": st.booleans(),
-        "use_parallel_residual": st.booleans(),
-    }
-)
+FLAGS = ("attention_sinks", "pre_norms", "post_attention_norm", "post_feedforward_norm", "use_parallel_residual")
+_layers = st.fixed_dictionaries({
+    **{name: st.booleans() for name in FLAGS}, "qk_norm_scale": st.sampled_from(["head", "all_heads", "none"]),
+    "attn_logit_softcapping": st.none() | st.just(50.0), "final_logit_softcapping": st.none() | st.just(30.0),
+})  # fmt: skip
 
 
 def _draw_windows(draw: st.DrawFn, layers: int) -> dict[str, Any]:
@@ -87,14 +75,9 @@ def _draw_latent(draw: st.DrawFn, heads: int) -> dict[str, Any]:
     narrow = draw(st.none() | st.integers(1, 64))
     indexer = {name: draw(st.integers(1, 16)) for name in ("index_topk", "index_n_heads", "index_head_dim")}
     without = {"head_dim": None, "attention_bias": False, "attention_output_bias": False, "qk_norm": False}
-    return {
-        **without,
-        **sizes,
-        **(indexer if narrow and draw(st.booleans()) else {}),
-        "qk_rope_head_dim": 2 * draw(st.integers(1, 32)),
-        "num_key_value_heads": heads,
-        "q_lora_rank": narrow,
-    }
+    chosen = indexer if narrow and draw(st.booleans()) else {}
+    rope = {"qk_rope_head_dim": 2 * draw(st.integers(1, 32)), "num_key_value_heads": heads, "q_lora_rank": narrow}
+    return without | sizes | chosen | rope
 
 
 def _draw_experts(draw: st.DrawFn, layers: int) -> dict[str, Any]:

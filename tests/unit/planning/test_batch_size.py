@@ -11,11 +11,8 @@ hardware_types = st.sampled_from(list(HardwareType))
 batches = st.integers(-10, 2000) | st.integers()
 
 
-def ask(
-    hardware: str | None = None, batch: int | None = None, *, platform: str | None = None, kind: str | None = None
-) -> BatchSize:
-    request = BatchSizeRequest(hardware=hardware, per_device_batch_size=batch)
-    return answer_batch_size(request, platform=platform, kind=kind, basis="live")
+def ask(hardware: str | None = None, *, platform: str | None = None, kind: str | None = None) -> BatchSize:
+    return answer_batch_size(BatchSizeRequest(hardware=hardware), platform=platform, kind=kind, basis="live")
 
 
 def codes(answer: BatchSize) -> list[str]:

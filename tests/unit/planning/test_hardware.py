@@ -11,13 +11,10 @@ from meshwright.topology.chips import Chip, find_chip, read_chips
 chips = st.sampled_from(read_chips())
 
 
-@pytest.mark.parametrize(("platform", "kind", "expected"), [
-    ("cpu", "Intel(R) Xeon(R)", HardwareType.CPU),
-    ("cuda", "NVIDIA H100 PCIe", HardwareType.H100),
-    ("gpu", "NVIDIA H100 NVL", HardwareType.H100),
-    ("gpu", "NVIDIA A100-PCIE-40GB", HardwareType.A100),
-    ("gpu", "Tesla V100-SXM2-16GB", HardwareType.V100),
-    ("rocm", "AMD Instinct MI300X", HardwareType.MI300X),
+@pytest.mark.parametrize(("platform", "kind", "expected"),[
+    ("cpu", "Intel(R) Xeon(R)", HardwareType.CPU), ("cuda", "NVIDIA H100 PCIe", HardwareType.H100),
+    ("gpu", "NVIDIA H100 NVL", HardwareType.H100), ("gpu", "NVIDIA A100-PCIE-40GB", HardwareType.A100),
+    ("gpu", "Tesla V100-SXM2-16GB", HardwareType.V100), ("rocm", "AMD Instinct MI300X", HardwareType.MI300X),
 ])  # fmt: skip
 def test_a_device_is_known_by_platform_and_kind(platform: str, kind: str, expected: HardwareType) -> None:
     """Of a family also where the chip itself is in no row; each row's own kinds: the test of all chips."""

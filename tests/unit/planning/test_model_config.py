@@ -170,11 +170,8 @@ def test_a_known_family_of_another_kind_is_unsupported(family: str, reason: str)
     ({"model_type": "gemma3"}, "model.text_config", "gemma3_text"),
     ({"model_type": "x", "text_config": {"model_type": "y"}}, "model.text_config.model_type", "plain dimensions"),
     ({"model_type": "gemma3", "text_config": {"hidden_size": 0}}, "model.text_config.hidden_size", "1 or more"),
-    (
-        {"model_type": "llama4", "text_config": {"intermediate_size_mlp": "x"}},
-        "model.text_config.intermediate_size_mlp",
-        "",
-    ),
+    ({"model_type": "llama4", "text_config": {"intermediate_size_mlp": "x"}}, "model.text_config.intermediate_size_mlp",
+     ""),
     ({"model_type": "gpt2", "n_embd": 768}, "model.hidden_size", "leave hidden_size out"),
     ({"model_type": "llama", "hidden_size": None}, "model.hidden_size", ""),
     ({"model_type": "deepseek_v2"}, "model.num_experts_per_tok", "set it to 2"),

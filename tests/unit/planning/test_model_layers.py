@@ -55,9 +55,7 @@ def test_a_window_that_is_not_used_is_no_window(config: dict[str, Any]) -> None:
     ({"model_type": "gpt_oss", "num_hidden_layers": 3, "layer_types": [WINDOW, WHOLE, WHOLE]}, 128, 1),
     ({"model_type": "qwen2_moe", "use_sliding_window": True, "max_window_layers": 5}, 4096, 3),
 ])  # fmt: skip
-def test_windows_are_in_the_layers_that_the_familys_code_gives_them(
-    config: dict[str, Any], window: int, layers: int
-) -> None:
+def test_windows_are_in_the_layers_of_the_familys_code(config: dict[str, Any], window: int, layers: int) -> None:
     model = read_model(SIZES | config)
     assert (model.window, model.window_layer_count) == (window, layers)
 
@@ -104,17 +102,12 @@ def test_layers_of_a_kind_that_cannot_be_said_are_unsupported(config: dict[str, 
     ({"model_type": "llama4_text", "moe_layers": [1, 1]}, "moe_layers", "up to 31"),
     ({"model_type": "deepseek_v32", "mlp_layer_types": ["dense"] * 32}, "mlp_layer_types", "leave it out"),
     ({"model_type": "deepseek_v3", "first_k_dense_replace": 32}, "first_k_dense_replace", "use 31 or less"),
-    (
-        {"model_type": "deepseek_v3", "first_k_dense_replace": 31, "moe_layer_freq": 4},
-        "first_k_dense_replace",
-        "use 28 or less",
-    ),
+    ({"model_type": "deepseek_v3", "first_k_dense_replace": 31, "moe_layer_freq": 4}, "first_k_dense_replace",
+     "use 28 or less"),
     ({"model_type": "qwen3_moe", "decoder_sparse_step": 33}, "decoder_sparse_step", "use 32 or less"),
     ({"model_type": "gpt_oss", "sliding_window": None, "layer_types": [WINDOW] * 32}, "sliding_window", WHOLE),
 ])  # fmt: skip
-def test_an_order_of_layers_that_contradicts_another_key_is_refused_by_its_own(
-    config: dict[str, Any], field: str, hint: str
-) -> None:
+def test_layers_that_contradict_a_key_are_refused_by_their_own(config: dict[str, Any], field: str, hint: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         read_model(SIZES | config)
     assert [error["field"] for error in refused.value.errors] == [f"model.{field}"]

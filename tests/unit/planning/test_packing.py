@@ -29,8 +29,11 @@ MACHINES = {
 }
 
 
+Case = tuple[Topology, tuple[int, ...], int]
+
+
 @st.composite
-def draw_pools(draw: st.DrawFn) -> tuple[Topology, tuple[int, ...], int]:
+def draw_pools(draw: st.DrawFn) -> Case:
     """A machine, the devices of it that are free, and how many of these to take."""
     topology = MACHINES[draw(st.sampled_from(sorted(MACHINES)))]
     taken = draw(st.sets(st.sampled_from(topology.order), max_size=len(topology.order) - 1))
@@ -45,9 +48,7 @@ def count_by(topology: Topology, chosen: Sequence[int], *, host: bool = False) -
 
 
 @given(draw_pools())
-def test_as_many_as_were_asked_for_are_taken_out_of_the_pool_in_plain_order(
-    case: tuple[Topology, tuple[int, ...], int],
-) -> None:
+def test_as_many_as_were_asked_for_are_taken_out_of_the_pool_in_plain_order(case: Case) -> None:
     topology, pool, count = case
     chosen = pack_devices(topology, pool, count)
     assert len(set(chosen)) == len(chosen) == count
@@ -56,9 +57,7 @@ def test_as_many_as_were_asked_for_are_taken_out_of_the_pool_in_plain_order(
 
 
 @given(draw_pools())
-def test_packed_devices_are_in_no_more_domains_nor_hosts_than_need_be(
-    case: tuple[Topology, tuple[int, ...], int],
-) -> None:
+def test_packed_devices_are_in_no_more_domains_nor_hosts_than_need_be(case: Case) -> None:
     topology, pool, count = case
     chosen = pack_devices(topology, pool, count)
     free, used = count_by(topology, pool), count_by(topology, chosen)

@@ -48,17 +48,15 @@ def test_a_target_and_a_topology_together_are_refused() -> None:
 
 
 def test_the_health_and_the_notices_of_this_host_are_of_plans_on_this_host_alone() -> None:
-    here = answer_request(ask(mesh="x:-1"), HERE).plans[0]
-    there = answer_request(ask(mesh="x:-1", target="cpu:8"), HERE).plans[0]
+    here, there = (answer_request(ask(mesh="x:-1", target=each), HERE).plans[0] for each in (None, "cpu:8"))
     assert here.mesh_shape == {"x": 7}
     assert NOTICE in here.warnings
     assert there.mesh_shape == {"x": 8}
     assert NOTICE not in there.warnings
 
 
-@pytest.mark.parametrize(("fields", "needed"), [
-    ({"training": {"global_batch_size": 8}}, "model"),
-    ({"exports": ["jax"]}, "model"),
+@pytest.mark.parametrize(("fields", "needed"),[
+    ({"training": {"global_batch_size": 8}}, "model"), ({"exports": ["jax"]}, "model"),
     ({"audit": True, "model": "gpt2"}, "training"),
 ])  # fmt: skip
 def test_a_field_about_a_step_that_is_not_given_is_refused(fields: dict[str, Any], needed: str) -> None:

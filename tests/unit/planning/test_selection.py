@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,9 +30,7 @@ ANY = (None, DeviceSelection(exclude=(7,)))
 
 @pytest.mark.parametrize("machine", [hold(hold(TPU, 0), 3), hold_alone(hold_alone(GPUS, 0), 3)])
 @pytest.mark.parametrize("asked", ANY)
-def test_a_device_that_another_process_has_to_itself_is_left_out_and_told_once(
-    machine: Topology, asked: DeviceSelection | None
-) -> None:
+def test_a_device_that_another_process_has_to_itself_is_left_out_and_told_once(machine: Topology, asked: Any) -> None:
     pool = select_devices(asked, machine, {})
     assert pool.taken == (0, 3)
     assert not {0, 3} & {*pool.indices, *pool.alternatives}
@@ -115,9 +115,7 @@ def test_a_device_of_several_hosts_is_named_with_its_host_in_any_case() -> None:
 
 @pytest.mark.parametrize("name", [1, "1"])
 @pytest.mark.parametrize("field", ["devices", "devices.exclude"])
-def test_a_local_index_that_several_hosts_have_is_refused_with_the_names_that_mean_one(
-    name: int | str, field: str
-) -> None:
+def test_a_local_index_that_several_hosts_have_is_refused_with_names_that_mean_one(name: int | str, field: str) -> None:
     asked = (name,) if field == "devices" else DeviceSelection(exclude=(name,))
     with pytest.raises(PlanInfeasibleError) as caught:
         select_devices(asked, HOSTS, {})

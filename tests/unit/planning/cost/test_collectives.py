@@ -22,14 +22,7 @@ from meshwright.planning.cost.collectives import (
     torus_wire,
 )
 
-time_all_gather = partial(time_collective, "all_gather")
-time_all_gather_across = partial(time_across, "all_gather")
-time_all_reduce = partial(time_collective, "all_reduce")
-time_all_reduce_across = partial(time_across, "all_reduce")
-time_all_to_all = partial(time_collective, "all_to_all")
-time_all_to_all_across = partial(time_across, "all_to_all")
-
-ACROSS = (time_all_gather_across, time_all_reduce_across, time_all_to_all_across)
+Sizes = tuple[int, ...]
 
 LINK = 9e10
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 8, 16])
@@ -42,12 +35,8 @@ def wires(draw: st.DrawFn) -> AxisLinks:
     size, kind = draw(SIZES), draw(st.sampled_from([gpu_wire, network_wire, None]))
     dims = draw(st.lists(SIZES, min_size=1, max_size=3))
     made = kind(LINK, size) if kind else torus_wire(LINK, dims, [draw(st.booleans()) for _ in dims])
-    return replace(
-        made,
-        start_s=draw(st.floats(0, 1e-4)),
-        ramp_s_per_root_byte=draw(st.floats(0, 1e-8)),
-        reached_ratio=draw(st.floats(0.1, 1)),
-    )
+    start_s, ramp_s, ratio = draw(st.tuples(st.floats(0, 1e-4), st.floats(0, 1e-8), st.floats(0.1, 1)))
+    return replace(made, start_s=start_s, ramp_s_per_root_byte=ramp_s, reached_ratio=ratio)
 
 
 def count_heaviest(dims: tuple[int, ...], wraps: tuple[bool, ...]) -> float:
@@ -61,11 +50,9 @@ def count_heaviest(dims: tuple[int, ...], wraps: tuple[bool, ...]) -> float:
     return max(loads.values())
 
 
-def list_ways(
-    source: tuple[int, ...], target: tuple[int, ...], dims: tuple[int, ...], wraps: tuple[bool, ...]
-) -> list[tuple[list[tuple[Any, ...]], float]]:
+def list_ways(source: Sizes, target: Sizes, dims: Sizes, wraps: tuple[bool, ...]) -> list[tuple[list[Any], float]]:
     """The shortest ways, dimension after dimension; half goes each way where both ways round are as long."""
-    ways: list[tuple[list[tuple[Any, ...]], float]] = [([], 1.0)]
+    ways: list[tuple[list[Any], float]] = [([], 1.0)]
     at = list(source)
     for axis, (length, wrap) in enumerate(zip(dims, wraps, strict=True)):
         ahead = (target[axis] - source[axis]) % length
@@ -94,16 +81,14 @@ def test_an_all_to_all_takes_as_long_as_its_busiest_link(dims: tuple[int, ...], 
     size = math.prod(dims)
     part = 1e9 / size**2
     counted = count_heaviest(dims, wraps) * part / LINK
-    assert time_all_to_all(1e9, torus_wire(LINK, dims, wraps)) == pytest.approx(counted)
+    assert time_collective("all_to_all", 1e9, torus_wire(LINK, dims, wraps)) == pytest.approx(counted)
 
 
 @given(wires(), wires(), BYTES, st.booleans())
-def test_over_one_node_or_one_device_a_node_only_one_stage_is_left(
-    inner: AxisLinks, outer: AxisLinks, byte_count: float, pipelined: bool
-) -> None:
+def test_a_stage_of_one_adds_nothing(inner: AxisLinks, outer: AxisLinks, byte_count: float, pipelined: bool) -> None:
     alone_in, alone_out = replace(inner, size=1), replace(outer, size=1)
-    flat = (time_all_gather, time_all_reduce, time_all_to_all)
-    for across, timing in zip(ACROSS, flat, strict=True):
+    for operation in ("all_gather", "all_reduce", "all_to_all"):
+        across, timing = partial(time_across, operation), partial(time_collective, operation)
         assert across(byte_count, inner, alone_out, pipelined=pipelined) == timing(byte_count, inner)
         assert across(byte_count, alone_in, outer, pipelined=pipelined) == timing(byte_count, outer)
         assert across(byte_count, inner, outer, pipelined=True) <= across(byte_count, inner, outer, pipelined=False)

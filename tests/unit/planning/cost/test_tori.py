@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,11 +30,8 @@ def plan(target: str, mesh: str) -> Plan:
 
 
 def lay(target: str, layout: Layout) -> Spans:
-    spec = TargetSpec.parse(target)
-    chip, granule = find_chip(spec.chip), build_target(target).granules[0]
-    assert chip is not None
-    assert granule.shape is not None
-    assert granule.wrap is not None
+    chip: Any = find_chip(TargetSpec.parse(target).chip)
+    granule: Any = build_target(target).granules[0]
     return lay_on_torus(layout, chip, granule.shape, granule.wrap)
 
 

@@ -26,6 +26,7 @@ DENSE_FIRST = {
     "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1001, "moe_intermediate_size": 14336,
     "num_expert_layers": 30,
 }  # fmt: skip
+WIDE = DENSE_FIRST | {"intermediate_size": 14336}
 
 
 def list_rows(space: Space) -> list[dict[str, int]]:
@@ -86,15 +87,9 @@ def list_shapes(devices: int) -> list[tuple[int, ...]]:
     ({"vocab_size": 50257}, "tp:2 does not divide vocab_size 50257"),
     ({"hidden_size": 4100, "head_dim": 128}, "fsdp:8 does not divide hidden_size 4100"),
     (DENSE_FIRST, "tp:4 does not divide intermediate_size 1001"),
-    (
-        DENSE_FIRST | {"intermediate_size": 14336, "moe_intermediate_size": 1001},
-        "tp:2 does not divide moe_intermediate_size 1001",
-    ),
-    (
-        DENSE_FIRST
-        | {"intermediate_size": 14336, "num_shared_experts": 1, "shared_expert_intermediate_size": 1003},
-        "tp:2 does not divide shared_expert_intermediate_size 1003",
-    ),
+    (WIDE | {"moe_intermediate_size": 1001}, "tp:2 does not divide moe_intermediate_size 1001"),
+    (WIDE | {"num_shared_experts": 1, "shared_expert_intermediate_size": 1003},
+     "tp:2 does not divide shared_expert_intermediate_size 1003"),
 ])  # fmt: skip
 def test_a_size_that_a_rule_keeps_out_is_told_with_it(changes: dict[str, Any], words: str) -> None:
     model = LLAMA.model_copy(update=changes)

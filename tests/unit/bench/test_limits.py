@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import DeviceBusyError, InvalidRequestError
 from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
-from meshwright.wire.devices import DeviceProcess, Devices, Memory, WorkerState
+from meshwright.wire.devices import DeviceProcess, Devices, Memory
 from meshwright_agent.bench.limits import check_bench
 from meshwright_agent.bench.scope import CASES
 from meshwright_agent.facts.model import IDLE_BYTES
@@ -25,18 +25,18 @@ def check(host: Devices, **fields: Any) -> None:
     check_bench(BenchRequest.model_validate(fields), host)
 
 
+def too_large(words: str) -> Any:
+    return pytest.raises(InvalidRequestError, match=words, check=has_code("bench_too_large"))
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case != "matmul"])
 def test_an_absurd_size_is_refused_for_every_case(case: str) -> None:
-    with pytest.raises(
-        InvalidRequestError,
-        match=rf"{case} with S = {MAX_SIZE_BYTES} bytes on .* it has {16 * GIB} bytes",
-        check=has_code("bench_too_large"),
-    ):
+    with too_large(rf"{case} with S = {MAX_SIZE_BYTES} bytes on .* it has {16 * GIB} bytes"):
         check(build_host(), cases=[case], sizes_bytes=[MAX_SIZE_BYTES])
 
 
 def test_an_absurd_matmul_is_refused_with_the_largest_n_that_fits() -> None:
-    with pytest.raises(InvalidRequestError, match="matmul", check=has_code("bench_too_large")) as caught:
+    with too_large("matmul") as caught:
         check(build_host(1), cases=["matmul"], matmul_size=131072)
     assert caught.value.errors[0]["field"] == "matmul_size"
     fields = json.loads("{" + str(caught.value.hint).removeprefix("use ") + "}")
@@ -44,15 +44,10 @@ def test_an_absurd_matmul_is_refused_with_the_largest_n_that_fits() -> None:
 
 
 @given(
-    case=st.sampled_from([case for case in CASES if case != "matmul"]),
-    size=st.integers(4, MAX_SIZE_BYTES),
-    room=st.integers(2**12, 2**42),
-    count=st.integers(2, 16),
-    platform=st.sampled_from(["cpu", "gpu"]),
-)
-def test_a_refusal_names_a_size_that_is_then_accepted(
-    case: str, size: int, room: int, count: int, platform: Any
-) -> None:
+    st.sampled_from([case for case in CASES if case != "matmul"]), st.integers(4, MAX_SIZE_BYTES),
+    st.integers(2**12, 2**42), st.integers(2, 16), st.sampled_from(["cpu", "gpu"]),
+)  # fmt: skip
+def test_a_refusal_names_a_size_that_is_accepted(case: str, size: int, room: int, count: int, platform: Any) -> None:
     host = build_host(count, platform, host_bytes=room, device_bytes=room)
     try:
         check(host, cases=[case], sizes_bytes=[size])
@@ -65,22 +60,18 @@ def test_a_refusal_names_a_size_that_is_then_accepted(
 def test_virtual_devices_share_the_hosts_memory() -> None:
     one, eight = build_host(1, host_bytes=4 * GIB), build_host(8, host_bytes=4 * GIB)
     check(one, cases=["replicate"], sizes_bytes=[GIB // 2])
-    with pytest.raises(InvalidRequestError, match="on the host", check=has_code("bench_too_large")):
+    with too_large("on the host"):
         check(eight, cases=["replicate"], sizes_bytes=[GIB // 2])
 
 
 def test_of_an_accelerator_what_others_hold_is_not_there_and_jaxs_limit_counts_first() -> None:
     size = {"cases": ["all_reduce"], "sizes_bytes": [2 * GIB], "devices": [0, 1]}
     used = {1: {"memory": Memory(capacity_bytes=16 * GIB, used_bytes=10 * GIB, **EVIDENCE)}}
-    with pytest.raises(
-        InvalidRequestError, match="on device 1; it has 6442450944 bytes", check=has_code("bench_too_large")
-    ):
+    with too_large("on device 1; it has 6442450944 bytes"):
         check(build_host(2, "gpu", changes=used), **size)
     check(build_host(3, "gpu", changes={2: used[1]}), **size)
     limited = {0: {"memory": Memory(capacity_bytes=80 * GIB, limit_bytes=5 * GIB, **EVIDENCE)}}
-    with pytest.raises(
-        InvalidRequestError, match="on device 0; it has 5368709120 bytes", check=has_code("bench_too_large")
-    ):
+    with too_large("on device 0; it has 5368709120 bytes"):
         check(build_host(2, "gpu", changes=limited), **size)
 
 
@@ -88,7 +79,7 @@ def test_of_an_accelerator_what_others_hold_is_not_there_and_jaxs_limit_counts_f
 def test_memory_that_nobody_has_told_is_not_assumed(platform: Any) -> None:
     host = build_host(2, platform, host_bytes=None, device_bytes=None)
     check(host, cases=["host_to_device"], sizes_bytes=[2**20])
-    with pytest.raises(InvalidRequestError, match="its memory is not known", check=has_code("bench_too_large")):
+    with too_large("its memory is not known"):
         check(host, cases=["host_to_device"], sizes_bytes=[GIB])
 
 
@@ -98,9 +89,7 @@ def hold(*, own: bool = False) -> dict[str, Any]:
 
 @pytest.mark.parametrize("suite", ["quick", "full"])
 @pytest.mark.parametrize(("platform", "mode"), [("tpu", None), ("gpu", "exclusive_process"), ("gpu", "default")])
-def test_a_device_that_another_process_holds_is_refused_with_its_name(
-    platform: Any, mode: str | None, suite: str
-) -> None:
+def test_a_device_that_another_process_holds_is_refused_by_name(platform: Any, mode: str | None, suite: str) -> None:
     changes = {1: {**hold(), "compute_mode": mode}}
     with pytest.raises(DeviceBusyError, match=r"device 1 .* is held by process 4321 \(train.py\); .* idle") as caught:
         check(build_host(4, platform, changes=changes), suite=suite)
@@ -152,7 +141,7 @@ def test_memory_of_our_own_worker_is_ours_and_that_of_a_display_is_not_there() -
         return build_host(1, "gpu", changes={0: {"memory": memory, "processes": processes}})
 
     check(host(DeviceProcess(pid=7, used_bytes=15 * GIB, own=True)), **size)
-    with pytest.raises(InvalidRequestError, match=f"it has {GIB} bytes", check=has_code("bench_too_large")):
+    with too_large(f"it has {GIB} bytes"):
         check(host(), **size)
     check(host(), **{**size, "sizes_bytes": [2**20]})  # which makes the device no less idle
 
@@ -160,9 +149,7 @@ def test_memory_of_our_own_worker_is_ours_and_that_of_a_display_is_not_there() -
 # ---- processes that cannot be seen -----------------------------------------------------------------------------------
 
 
-def build_unseen(
-    platform: Any = "gpu", used_bytes: int | None = GIB, basis: Any = "passive", state: WorkerState = "stopped"
-) -> Devices:
+def build_unseen(platform: Any = "gpu", used_bytes: Any = GIB, basis: Any = "passive", state: Any = "stopped") -> Any:
     """Returns a host whose device 1 has holders that cannot be seen."""
     memory = Memory(capacity_bytes=80 * GIB, used_bytes=used_bytes, **{**EVIDENCE, "basis": basis})
     host = build_host(2, platform, changes={1: {"processes": None, "memory": memory}})

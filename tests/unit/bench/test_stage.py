@@ -57,9 +57,10 @@ def test_gpus_have_their_place_in_pci_order_also_when_some_are_hidden() -> None:
     assert order_devices(devices, visible) == ({1: devices[1], 3: devices[0]}, ())
 
 
-@pytest.mark.parametrize(
-    "visible", [None, [], [VisibleGpu("MIG-a", None), VisibleGpu("MIG-b", None)], [VisibleGpu("GPU-a", 0)]]
-)
+UNKNOWN = [None, [], [VisibleGpu("MIG-a", None), VisibleGpu("MIG-b", None)], [VisibleGpu("GPU-a", 0)]]
+
+
+@pytest.mark.parametrize("visible", UNKNOWN)
 def test_gpus_that_cannot_be_told_apart_are_in_jaxs_order_and_that_is_said(visible: list[VisibleGpu] | None) -> None:
     devices = [FakeDevice("cuda", id=i, local_hardware_id=i) for i in range(2)]
     found, [notice] = order_devices(devices, visible)

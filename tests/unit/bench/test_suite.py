@@ -61,9 +61,10 @@ def fail(error: BaseException) -> Callable[[], Subject]:
     return prepare
 
 
-@pytest.mark.parametrize(
-    "error", [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore"), MemoryError()]
-)
+REFUSED = [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore"), MemoryError()]
+
+
+@pytest.mark.parametrize("error", REFUSED)
 def test_a_trial_that_xla_refuses_is_skipped_with_its_words_and_the_rest_goes_on(error: Exception) -> None:
     run = Run()
     bench = run.start(run.steady(), fail(error), run.steady())

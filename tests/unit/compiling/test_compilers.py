@@ -12,7 +12,6 @@ from meshwright.compiling import compilers
 from meshwright.compiling.compilers import COMPILERS, explain_missing
 from meshwright.compiling.request import answer_plans
 from meshwright.wire.mesh import PlanRequest
-from meshwright.wire.verification import Verification
 
 CUDA_12 = {"jax": "1", "jaxlib": "0.12.0", "jax-cuda12-plugin": "0.12.0", "nvidia-cuda-nvcc-cu12": "12.9"}
 CUDA_13 = {"jax": "1", "jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0", "nvidia-cuda-nvcc": "13.0"}
@@ -30,9 +29,7 @@ TARGETS = [("cpu:4", "cpu"), ("v5e:2x2", "compile-tpu"), ("h100:4", "compile-cud
     ({"jax": "1", "libtpu": "1"}, "tpu", "jaxlib is not installed, without which nothing compiles; pip install"),
     ({"jaxlib": "1"}, "gpu", "pip install 'meshwright[compile-cuda]'"),
 ])  # fmt: skip
-def test_a_missing_compiler_is_named_with_the_line_that_adds_it(
-    versions: dict[str, str], platform: Any, words: str | None
-) -> None:
+def test_a_missing_compiler_is_named_with_its_line(versions: dict[str, str], platform: Any, words: str | None) -> None:
     reason = explain_missing(platform, versions)
     assert reason is None if words is None else words in (reason or "")
 
@@ -41,9 +38,7 @@ def test_a_missing_compiler_is_named_with_the_line_that_adds_it(
     ("0.0.42.1", "0.0.42.*", True), ("0.0.42", "0.0.42.*", True), ("0.0.421", "0.0.42.*", False),
     ("0.0.51", "0.0.42.*", False), ("0.0.42.1", "0.0.42.1", True), ("0.0.51", None, True),
 ])  # fmt: skip
-def test_a_libtpu_of_another_release_is_explained(
-    installed: str, wanted: str | None, matches: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_libtpu_is_told(installed: str, wanted: Any, matches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [] if wanted is None else ["numpy>=2", f'libtpu=={wanted}; extra == "tpu"']
     monkeypatch.setattr(compilers, "requires", lambda name: lines)
     reason = explain_missing("tpu", {"jax": "1", "jaxlib": "1", "libtpu": installed})
@@ -83,14 +78,10 @@ def test_each_extra_is_one_that_the_distribution_has() -> None:
 
 
 @pytest.mark.parametrize(("target", "extra"), TARGETS)
-def test_without_jax_a_plan_is_not_compiled_and_says_what_to_install(
-    target: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_jax_a_plan_says_what_to_install(target: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilers, "read_versions", lambda platform: {"meshwright": "1"})
-    asked = PlanRequest.model_validate(
-        {"mesh": "fsdp:4", "target": target, "model": "llama3-8b", "training": TRAINING, "compile": True}
-    )
-    (plan,) = answer_plans(asked).plans
+    asked = {"mesh": "fsdp:4", "target": target, "model": "llama3-8b", "training": TRAINING, "compile": True}
+    (plan,) = answer_plans(PlanRequest.model_validate(asked)).plans
     assert _is_told(plan.verification, extra, target)
     assert plan.mesh_shape == {"fsdp": 4}
 
@@ -101,7 +92,6 @@ def test_without_jax_a_users_own_step_is_not_compiled_either(monkeypatch: pytest
     assert _is_told(ask.ask_child(plan, ask.parse_step("train:build")), "compile-tpu", "v5e:2x2")
 
 
-def _is_told(found: Verification | None, extra: str, target: str) -> bool:
-    assert found is not None
+def _is_told(found: Any, extra: str, target: str) -> bool:
     assert (found.status, found.target) == ("not_compiled", target)
     return f"pip install 'meshwright[{extra}]'" in (found.reason or "")

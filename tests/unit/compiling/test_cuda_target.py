@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from meshwright.compiling.compilers import CARDS, MULTIPROCESSORS, describe_gpus, write_config
 from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import CompileTarget
-from meshwright.topology.chips import Chip, find_chip, read_chips
+from meshwright.topology.chips import find_chip, read_chips
 
 
-def get_chip(name: str) -> Chip:
-    chip = find_chip(name)
-    assert chip is not None, name
-    return chip
+def get_chip(name: str) -> Any:
+    return find_chip(name)
 
 
 def write_target(chip: str, count: int = 8, hosts: int = 1) -> CompileTarget:

@@ -37,10 +37,8 @@ IDLE = (
 
 @pytest.mark.parametrize(("line", "said"), [
     (REMAT_JAXLIB_0_10, ["mul.1", "jit(f)/mul", "from {devices=[8,1,1]<=[8]} to {devices=[1,4,2]<=[2,4]T(1,0)}"]),
-    (
-        REMAT_JAXLIB_0_12,
-        ["mul.1", "from {mesh['a'=2,'b'=4], [{'a', 'b'}, {}, {}]} to {mesh['a'=2,'b'=4], [{}, {'b'}, {'a'}]}"],
-    ),
+    (REMAT_JAXLIB_0_12,
+     ["mul.1", "from {mesh['a'=2,'b'=4], [{'a', 'b'}, {}, {}]} to {mesh['a'=2,'b'=4], [{}, {'b'}, {'a'}]}"]),
     (
         REMAT_OLD,
         [
@@ -68,9 +66,8 @@ def test_nobody_needs_jax_to_read_a_program() -> None:
 
 def test_what_the_partitioner_only_tries_is_no_warning() -> None:
     line = (
-        "W1121 20:17:54.585564 11944 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler "
-        "cannot go from sharding {devices=[2,2,2]<=[8]} to {devices=[1,1,8]<=[4,2]T(1,0)} efficiently for HLO "
-        "operation "
+        "W1121 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler cannot "
+        "go from sharding {devices=[2,2,2]<=[8]} to {devices=[1,1,8]<=[4,2]T(1,0)} efficiently for HLO operation "
         "%fake_parameter.2 = bf16[4,512,32]{2,1,0} parameter(2), sharding={devices=[2,2,2]<=[8]}. As the last resort"
     )
     assert read_diagnostics([line]) == ()

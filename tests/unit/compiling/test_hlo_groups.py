@@ -58,8 +58,7 @@ def test_each_form_of_replica_groups_is_read(written: str, groups: list[tuple[in
 
 
 def read_text(written: str, device_count: int) -> Groups:
-    module = build_module(
-        f"""HloModule m, num_partitions={device_count}
+    text = f"""HloModule m, num_partitions={device_count}
 
 %add (x: f32[], y: f32[]) -> f32[] {{
   %x = f32[] parameter(0)
@@ -72,8 +71,8 @@ ENTRY %main (a: f32[8]) -> f32[8] {{
   ROOT %r = f32[8]{{0}} all-reduce(%a), channel_id=1, replica_groups={written}, to_apply=%add
 }}
 """
-    )
-    (reduced,) = (each for computation in module.computations for each in computation.instructions if each.channel_id)
+    computations = build_module(text).computations
+    (reduced,) = (each for computation in computations for each in computation.instructions if each.channel_id)
     return read_groups(reduced, device_count)
 
 
@@ -100,9 +99,7 @@ def test_groups_are_named_by_their_axes_whatever_the_sizes(case: tuple[tuple[int
     ([(0, 1, 4)], "?"),  # no box
     ([(0, 99)], "?"),  # no place of the mesh
 ])  # fmt: skip
-def test_parts_of_axes_are_of_their_axes_and_what_is_no_box_is_of_none(
-    groups: list[tuple[int, ...]], axis: str
-) -> None:
+def test_parts_of_axes_are_of_their_axes_and_no_box_is_of_none(groups: list[tuple[int, ...]], axis: str) -> None:
     assert MeshIds({"fsdp": 4, "tp": 4}, 16).name_axes(groups) == axis
 
 

@@ -43,9 +43,7 @@ def test_whatever_changes_the_answer_changes_the_key(job: CompileJob) -> None:
     ("TPU_LIBRARY_PATH", True), ("XLA_PYTHON_CLIENT_MEM_FRACTION", False), ("JAX_COMPILATION_CACHE_DIR", False),
     ("JAX_PLATFORMS", False), ("HOME", False),
 ])  # fmt: skip
-def test_what_jax_and_compilers_read_from_the_environment_is_in_the_key(
-    name: str, matters: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_that_is_read_is_in_the_key(name: str, matters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(name, raising=False)
     without = build_key(JOB)
     monkeypatch.setenv(name, "1")

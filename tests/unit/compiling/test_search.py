@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,24 +20,22 @@ TELLS = ("all", "fitting", "none")
 """For which sizes a compiler tells bytes."""
 
 
+@dataclass
 class Machine:
     """A device with so much memory; counts what is tried on it."""
 
-    def __init__(
-        self, memory: Memory, capacity_bytes: int, *, tells: str = "all", fixed_bytes: int | None = None
-    ) -> None:
-        self._memory = memory
-        self._capacity_bytes = capacity_bytes
-        self._tells = tells
-        self._fixed_bytes = fixed_bytes
-        self.sizes: list[int] = []
+    memory: Memory
+    capacity_bytes: int
+    tells: str = "all"
+    fixed_bytes: int | None = None
+    sizes: list[int] = field(default_factory=list)
 
     def attempt(self, size: int) -> Attempt:
         """Tries a size; what it needs is told always, only where it fits, or never."""
         self.sizes.append(size)
-        fits = self._memory(size) <= self._capacity_bytes
-        tells = self._tells == "all" or (self._tells == "fitting" and fits)
-        return Attempt(size, fits, self._memory(size) if tells else None, self._fixed_bytes)
+        fits = self.memory(size) <= self.capacity_bytes
+        tells = self.tells == "all" or (self.tells == "fitting" and fits)
+        return Attempt(size, fits, self.memory(size) if tells else None, self.fixed_bytes)
 
 
 def search(machine: Machine, greatest: int, capacity_bytes: int | None) -> int:
@@ -61,9 +61,7 @@ def rising(draw: st.DrawFn) -> tuple[Memory, int]:
 
 
 @given(rising(), st.integers(0, 60_000), st.integers(1, GREATEST), st.sampled_from(TELLS), st.data())
-def test_the_answer_is_the_largest_size_that_fits(
-    memory: tuple[Memory, int], capacity_bytes: int, greatest: int, tells: str, data: st.DataObject
-) -> None:
+def test_the_largest_that_fits_is_found(memory: Any, capacity_bytes: int, greatest: int, tells: str, data: Any) -> None:
     known = data.draw(st.sampled_from([capacity_bytes, None]))
     machine = Machine(memory[0], capacity_bytes, tells=tells, fixed_bytes=data.draw(st.sampled_from([memory[1], None])))
     expected = max((size for size in range(1, greatest + 1) if memory[0](size) <= capacity_bytes), default=0)
@@ -75,9 +73,7 @@ def test_the_answer_is_the_largest_size_that_fits(
 
 
 @given(rising(), st.integers(0, 60_000), st.sampled_from(TELLS))
-def test_tries_grow_with_the_logarithm_of_the_bound(
-    memory: tuple[Memory, int], capacity_bytes: int, tells: str
-) -> None:
+def test_tries_grow_with_the_logarithm_of_a_bound(memory: tuple[Memory, int], capacity_bytes: int, tells: str) -> None:
     """Each four tries halve the range at least: three guesses that did not, and the middle."""
     machine = Machine(memory[0], capacity_bytes, tells=tells)
     search(machine, GREATEST, capacity_bytes)

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.devices import JAXDeviceManager
 from tests.fakes.gpu_devices import FakeClient, FakeDevice, build_host
+from tests.unit.placement.buffers import make_aligned
 
 GPU_HOST = build_host(gpu=2, cpu=1)
 TPU_HOST = build_host(cpu=1, tpu=4)
@@ -46,9 +47,7 @@ def test_the_default_device_is_one_of_this_process() -> None:
 
 
 def test_writing_to_the_source_later_does_not_change_the_shards() -> None:
-    raw = np.zeros(64 + 1024 * 4, np.uint8)
-    start = -raw.ctypes.data % 64
-    data = raw[start : start + 1024 * 4].view(np.float32)
+    data = make_aligned(1024)
     (shard,) = JAXDeviceManager().distribute_data(data, jax.devices()[:1])
     shard.block_until_ready()
     data[:] = 7

@@ -84,11 +84,7 @@ def test_an_ill_device_of_any_host_is_left_out(what: str) -> None:
     fakes = build_fakes("n10", "n2", what=what)
     fakes["http://n2:8790"].change_health("device:1", "unhealthy", "a test")
     plan = ask(fakes, lambda fleet: fleet.plan("dp:7"))
-    assert [(ref.host, ref.local_index) for ref in plan.devices if ref.host == "n2"] == [
-        ("n2", 0),
-        ("n2", 2),
-        ("n2", 3),
-    ]
+    assert [ref.local_index for ref in plan.devices if ref.host == "n2"] == [0, 2, 3]
     assert "devices_left_out" in {notice.code for notice in plan.warnings}
 
 
@@ -109,9 +105,7 @@ def test_all_hosts_can_be_required() -> None:
     fakes = build_fakes("n0", "n1", "n2")
     fakes[HOST_2].fail_next(httpx.RemoteProtocolError("lost"), times=9)
     for question in (lambda fleet: fleet.devices(require_all=True), lambda fleet: fleet.plan("dp:8", require_all=True)):
-        with pytest.raises(
-            FleetIncompleteError, match=rf"1 of 3 hosts of the fleet did not answer: {HOST_2}"
-        ) as caught:
+        with pytest.raises(FleetIncompleteError, match=f"1 of 3 hosts of the fleet did not answer: {HOST_2}") as caught:
             ask(fakes, question)
         assert list(caught.value.hosts) == [HOST_2]
         assert "hint: " in str(caught.value)

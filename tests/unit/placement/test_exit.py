@@ -11,6 +11,7 @@ import time
 import pytest
 
 LIMIT_S = 20.0
+ENVIRON = {**os.environ, "JAX_PLATFORMS": "cpu"}
 START = """
     import itertools, threading, time
     import jax, numpy as np
@@ -56,14 +57,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_the_interpreter_ends(program: str) -> None:
     text = textwrap.dedent(START) + textwrap.dedent(program) + "\nprint('the end', flush=True)"
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", text],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command, pipes = [sys.executable, "-W", "error", "-c", text], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=ENVIRON, text=True, **pipes) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
         began_s = time.monotonic()
@@ -88,6 +83,5 @@ def test_in_a_forked_child_the_missing_thread_is_an_error_and_no_hang() -> None:
             os._exit(7 if "do not go along with a fork" in str(error) else 8)
         """
     )
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", text], env=environ, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", text], env=ENVIRON, timeout=60, check=False)
     assert done.returncode == 7

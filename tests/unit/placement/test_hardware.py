@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -33,60 +33,39 @@ PUBLISHED = [
 ]
 
 
-@dataclass(frozen=True)
-class FakeClient:
-    """A backend: whatever devices there are, of one platform."""
-
-    kept: list[Any]
-
-    def devices(self) -> list[Any]:
-        return self.kept
-
-
-@dataclass(frozen=True)
-class FakeDevice:
-    """A device that is not here, with the attributes of `jax.Device` that are read."""
-
-    id: int
-    platform: str
-    device_kind: str
-    client: Any
-    process_index: int = 0
-    local_hardware_id: int = 0
-    coords: Any = None
-    core_on_chip: Any = None
-    slice_index: Any = None
-    stats: Any = None
-
-    def memory_stats(self) -> Any:
-        return self.stats
+def build_fakes(*said: dict[str, Any]) -> list[Any]:
+    """Devices that are not here, of one client, with the attributes of `jax.Device` that are read."""
+    kept: list[Any] = []
+    client = SimpleNamespace(devices=lambda: kept)
+    known = {"id": 0, "process_index": 0, "local_hardware_id": 0, "coords": None, "memory_stats": None}
+    for each in said:
+        fields = {**known, **each, "client": client}
+        stats = fields.pop("memory_stats")
+        kept.append(SimpleNamespace(**fields, memory_stats=lambda stats=stats: stats))
+    return kept
 
 
 def build_recorded(machine: str) -> list[Any]:
     """Devices as `jax.devices()` gave them on a recorded machine."""
     recorded = json.loads((RECORDED / machine / "jax.json").read_text())["devices"]
-    client = FakeClient([])
-    for said in recorded:
-        fields = {name: said[name] for name in FakeDevice.__dataclass_fields__ if name in said}
-        device = FakeDevice(**fields, device_kind=said["kind"], client=client, stats=said["memory_stats"])
-        client.kept.append(check_fake(device))
-    return client.kept
+    devices = build_fakes(*({**said, "device_kind": said["kind"]} for said in recorded))
+    for device in devices:
+        check_fake(device)
+    return devices
 
 
-def check_fake(device: FakeDevice) -> FakeDevice:
+def check_fake(device: Any) -> None:
     """What a fake says, a real device says as well, and by the same names."""
     real = jax.devices()[0]
     for name in ("id", "platform", "device_kind", "process_index", "local_hardware_id"):
         assert type(getattr(real, name)) is type(getattr(device, name)), name
     assert isinstance(real.client.devices(), list)
     assert real.memory_stats() is None
-    assert set(device.stats) >= {"bytes_limit", "bytes_in_use"}  # as jaxlib names them
-    return device
+    assert set(device.memory_stats()) >= {"bytes_limit", "bytes_in_use"}  # as jaxlib names them
 
 
 def make_placement(platform: str, kind: str) -> DevicePlacement:
-    fake: Any = FakeDevice(0, platform, kind, FakeClient([]))
-    return DevicePlacement(fake)
+    return DevicePlacement(build_fakes({"platform": platform, "device_kind": kind})[0])
 
 
 def test_hardware_types_are_an_enum_with_the_values_of_the_contract() -> None:
@@ -96,9 +75,7 @@ def test_hardware_types_are_an_enum_with_the_values_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize(("hardware", "least", "best", "critical", "words"), PUBLISHED)
-def test_the_published_rows_are_as_published(
-    hardware: HardwareType, least: int, best: int, critical: int, words: str
-) -> None:
+def test_rows_are_as_published(hardware: HardwareType, least: int, best: int, critical: int, words: str) -> None:
     for row in (get_batch_size_recommendation(hardware), DevicePlacement().get_batch_size_recommendation(hardware)):
         assert isinstance(row, BatchSizeRecommendation)
         assert (row.min_batch_size, row.optimal_batch_size, row.critical_batch_size) == (least, best, critical)

@@ -55,9 +55,8 @@ def test_a_whole_pytree_comes_onto_one_device_with_its_structure_values_and_dtyp
     placed = place(build_batch(), device)
     assert_same(placed, build_batch())
     assert all(leaf.devices() == {device} and leaf.committed for leaf in jax.tree.leaves(placed))
-    assert [leaf.dtype for leaf in jax.tree.leaves(placed)] == [
-        jax.typeof(leaf).dtype for leaf in jax.tree.leaves(build_batch())
-    ]
+    dtypes = [jax.typeof(leaf).dtype for leaf in jax.tree.leaves(build_batch())]
+    assert [leaf.dtype for leaf in jax.tree.leaves(placed)] == dtypes
 
 
 @pytest.mark.parametrize("name", [5, "cpu"])
@@ -73,11 +72,8 @@ def test_jaxs_default_device_is_the_default_where_it_is_in_force(name: int | str
 
 
 def test_a_tree_of_shardings_may_be_as_deep_as_the_data_or_stand_for_whole_parts_of_it() -> None:
-    split, whole, one = (
-        NamedSharding(make_mesh(), P("data")),
-        NamedSharding(make_mesh(), P()),
-        SingleDeviceSharding(jax.devices()[6]),
-    )
+    split, whole = (NamedSharding(make_mesh(), spec) for spec in (P("data"), P()))
+    one = SingleDeviceSharding(jax.devices()[6])
     data = {"x": np.arange(8), "state": [np.arange(4), {"step": 3}, None]}
     prefix = distribute_batch(data, {"x": split, "state": whole})
     full = distribute_batch(data, {"x": split, "state": [one, {"step": whole}, None]})
@@ -145,9 +141,7 @@ def test_a_number_that_no_dtype_holds_is_refused_by_its_path() -> None:
     ((), P("data"), "P('data',) names dimension 0, which it has not: give this leaf PartitionSpec()"),
     ((8,), P(None, "data"), "names dimension 1, which it has not"),
 ])  # fmt: skip
-def test_a_shape_that_does_not_fit_its_sharding_is_refused_by_its_path(
-    shape: tuple[int, ...], spec: P, words: str
-) -> None:
+def test_a_shape_that_does_not_fit_is_refused_by_its_path(shape: tuple[int, ...], spec: P, words: str) -> None:
     with pytest.raises(ValueError) as caught:
         distribute_batch({"x": np.zeros(shape)}, NamedSharding(make_mesh(), spec))
     assert words in str(caught.value).replace("PartitionSpec('", "P('")
@@ -180,25 +174,16 @@ def test_devices_that_cannot_each_hold_a_copy_are_refused(indices: tuple[int, ..
 # ---- a dimension over a mesh axis ----
 
 SPLITS: list[tuple[tuple[int, ...], int, Any, P]] = [
-    ((8, 3), 0, "data", P("data")),
-    ((3, 8), 1, "data", P(None, "data")),
-    ((3, 8), -1, "data", P(None, "data")),
-    ((8, 3), -2, "data", P("data")),
-    ((16, 3), 0, ("data", "model"), P(("data", "model"))),
-    ((16, 3), 0, ["model", "data"], P(("model", "data"))),
-    ((8, 3), 0, ("model",), P("model")),
-    ((0, 3), 0, "data", P("data")),
-    ((), 0, "data", P()),
-    ((8,), 1, "data", P()),
-    ((8,), -2, "data", P()),
-]
+    ((8, 3), 0, "data", P("data")), ((3, 8), 1, "data", P(None, "data")), ((3, 8), -1, "data", P(None, "data")),
+    ((8, 3), -2, "data", P("data")), ((16, 3), 0, ("data", "model"), P(("data", "model"))),
+    ((16, 3), 0, ["model", "data"], P(("model", "data"))), ((8, 3), 0, ("model",), P("model")),
+    ((0, 3), 0, "data", P("data")), ((), 0, "data", P()), ((8,), 1, "data", P()), ((8,), -2, "data", P()),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize(("shape", "batch_axis", "mesh_axis", "spec"), SPLITS)
-def test_a_dimension_is_split_and_a_leaf_without_it_is_replicated(
-    kind: AxisType, shape: tuple[int, ...], batch_axis: int, mesh_axis: Any, spec: P
-) -> None:
+def test_a_leaf_is_split_else_replicated(kind: AxisType, shape: Any, batch_axis: int, mesh_axis: Any, spec: P) -> None:
     value = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     mesh = make_mesh(kind)
     [placed] = DevicePlacement().shard_batch_dim([value], mesh, batch_axis, mesh_axis)
@@ -219,9 +204,8 @@ def test_manual_axes_become_auto_and_shard_map_takes_the_arrays(types: tuple[Axi
         assert placed.sharding.spec == P("data")
     auto = make_mesh()
     double = jax.shard_map(lambda x: 2 * x, mesh=auto, in_specs=P("data"), out_specs=P("data"))
-    assert_same(
-        double(DevicePlacement().shard_batch_dim(np.arange(8.0), make_mesh(AxisType.Manual))), 2 * np.arange(8.0)
-    )
+    placed = DevicePlacement().shard_batch_dim(np.arange(8.0), make_mesh(AxisType.Manual))
+    assert_same(double(placed), 2 * np.arange(8.0))
 
 
 @given(rows=st.integers(0, 40), columns=st.integers(1, 3), axes=st.sampled_from(["data", "model", ("data", "model")]))
@@ -242,9 +226,7 @@ def test_a_size_is_split_evenly_or_refused_with_the_nearest_sizes_that_work(rows
     assert works == [near for near in (rows // count * count, (rows // count + 1) * count) if near]
 
 
-@pytest.mark.parametrize(
-    "axes", ["batch", ("data", "x"), (), ("data", "data")],
-)  # fmt: skip
+@pytest.mark.parametrize("axes", ["batch", ("data", "x"), (), ("data", "data")])
 def test_axes_that_the_mesh_does_not_have_or_that_are_named_twice_are_refused(axes: Any) -> None:
     with pytest.raises(ValueError, match="names one axis or more of the mesh, each once") as caught:
         DevicePlacement().shard_batch_dim(np.zeros((8, 2)), make_mesh(), mesh_axis=axes)
@@ -267,11 +249,8 @@ def test_jax_would_share_an_aligned_arrays_memory_and_we_do_not(target: Any) -> 
     """The first assertion is the reason for the copy: when it fails, JAX has changed and the copy can go."""
     host = make_aligned(1024)
     assert shares_memory(jax.device_put(host, target), host)
-    placed = (
-        place_on_device({"x": host}, target)
-        if isinstance(target, jax.Device)
-        else distribute_batch({"x": host}, target)
-    )["x"]
+    place: Any = place_on_device if isinstance(target, jax.Device) else distribute_batch
+    placed = place({"x": host}, target)["x"]
     assert not shares_memory(placed, host)
     host[:] = 7
     assert np.all(np.asarray(placed) == 0)

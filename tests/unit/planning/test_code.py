@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,12 @@ from tests.fakes.topologies import build_cpu, build_dgx_h100, build_tpu
 
 def make_plan(topology: Topology, mesh: str, **more: object) -> Plan:
     return plan_mesh(PlanRequest(mesh=mesh, **more), topology)  # type: ignore[arg-type]
+
+
+def find_value(code: str, name: str) -> Any:
+    """Returns what a name is set to."""
+    assigned = (node for node in ast.parse(code).body if isinstance(node, ast.Assign))
+    return next(node.value for node in assigned if ast.unparse(node.targets[0]) == name)
 
 
 def test_a_job_on_cpu_starts_with_as_many_devices_as_the_plan_uses() -> None:
@@ -42,29 +49,22 @@ def test_code_for_a_tpu_names_chips_by_coordinates() -> None:
 @pytest.mark.parametrize("name", ["dp", "a'b", 'a"b', "a\\", "{x}", "#", "größe"])
 def test_code_is_python_whatever_the_axes_are_called(name: str) -> None:
     for topology in (build_cpu(2), build_tpu((2, 1))):
-        tree = ast.parse(make_plan(topology, f"{name}:2").code)
-        (mesh,) = (
-            node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "mesh"
-        )
-        assert isinstance(mesh, ast.Call)
+        mesh = find_value(make_plan(topology, f"{name}:2").code, "mesh")
         assert ast.literal_eval(mesh.args[1]) == (name,)
 
 
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("target", "mesh"), [("v5p:4x4x8", "dp:8,tp:16"), ("v5p:8x8x16", "dp:64,tp:16"), ("tpu7x:2x2x1", "x:8")]
-)
+SLICES = [("v5p:4x4x8", "dp:8,tp:16"), ("v5p:8x8x16", "dp:64,tp:16"), ("tpu7x:2x2x1", "x:8")]
+
+
+@pytest.mark.parametrize(("target", "mesh"), SLICES)
 def test_code_for_one_slice_lists_its_chips_up_to_a_thousand(target: str, mesh: str) -> None:
     topology = build_target(target)
     plan = make_plan(topology, mesh)
     compile(plan.code, "plan.py", "exec")
-    (order,) = (
-        ast.literal_eval(node.value)
-        for node in ast.parse(plan.code).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "order"
-    )
+    order = ast.literal_eval(find_value(plan.code, "order"))
     assert order == [(ref.coords, ref.core_on_chip) for ref in plan.devices]
     assert len(order) <= LISTED_COUNT_MAX
 

@@ -27,9 +27,8 @@ def test_each_target_gets_the_answer_that_it_gets_alone_the_fastest_first() -> N
     assert len(seconds) == 3
     assert [each.target for each in found.comparison] == [plan.target for plan in found.plans]
     assert found.comparison[0].message == "the best"
-    assert found.comparison[1].message.startswith(
-        f"{seconds[1] / seconds[0]:.2f} times the step of {found.plans[0].target}"
-    )
+    words = f"{seconds[1] / seconds[0]:.2f} times the step of {found.plans[0].target}"
+    assert found.comparison[1].message.startswith(words)
 
 
 def test_with_prices_the_cheapest_tokens_come_first() -> None:
@@ -59,9 +58,10 @@ def test_the_fallback_is_that_of_the_best() -> None:
     assert found.fallback == ask("4*h100:8", fallback=True).fallback
 
 
-@pytest.mark.parametrize(
-    ("targets", "prices"), [(("v5p:4x4x4", "v5e:4x8"), {"v5e:8x8": 1}), (("h100:8",), {"h200:8": 1}), ((), {"x": 1})]
-)
+PRICES = [(("v5p:4x4x4", "v5e:4x8"), {"v5e:8x8": 1}), (("h100:8",), {"h200:8": 1}), ((), {"x": 1})]
+
+
+@pytest.mark.parametrize(("targets", "prices"), PRICES)
 def test_a_price_of_no_target_is_refused(targets: tuple[str, ...], prices: dict[str, float]) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         ask(*targets, price_per_device_hour=prices)

@@ -46,9 +46,7 @@ def change(made: Plan, **fields: Any) -> Plan:
     ("v5e:4x4", "tpu", "v5e", (4, 4), 1), ("2*v5p:2x2x2", "tpu", "v5p", (2, 2, 2), 2),
     ("v3:2x2", "tpu", "v3", (2, 2), 1), ("64*h100:8", "gpu", "h100", (8,), 64), ("cpu:8", "cpu", "cpu", (8,), 1),
 ])  # fmt: skip
-def test_hardware_is_told_as_compilers_know_it(
-    name: str, platform: str, chip: str, shape: tuple[int, ...], granules: int
-) -> None:
+def test_hardware_is_told_as_compilers_know_it(name: str, platform: str, chip: str, shape: Any, granules: int) -> None:
     found = build_compile_target(plan(name))
     assert (found.platform, found.chip, found.granules, found.name) == (platform, chip, granules, name)
     assert found.shape[: len(shape)] == shape
@@ -74,9 +72,7 @@ def test_wrap_and_twist_of_slices_go_to_the_compiler() -> None:
     ("2*v5p:2x2x2", {"wrap": (True, True, True)}, "the slices have no shape, or not the same one"),
     ("2*v5e:4x4", {"device_count": 15}, "a slice of 4x4x1 chips has 16 devices, and one here lacks some"),
 ])  # fmt: skip
-def test_hardware_that_no_compiler_knows_is_refused_with_what_to_do_instead(
-    target: str, fields: dict[str, Any], words: str
-) -> None:
+def test_hardware_that_no_compiler_knows_is_refused_with_a_way(target: str, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(NotCompiledError) as refused:
         build_compile_target(change(plan(target), **fields))
     assert words in str(refused.value)
@@ -84,9 +80,8 @@ def test_hardware_that_no_compiler_knows_is_refused_with_what_to_do_instead(
 
 
 def test_a_plan_that_does_not_divide_its_model_is_refused_before_any_compiler_is_asked() -> None:
-    with pytest.raises(
-        PlanInfeasibleError, match="tp:16 does not divide num_attention_heads 8", check=has_code("does_not_divide")
-    ):
+    rule = "tp:16 does not divide num_attention_heads 8"
+    with pytest.raises(PlanInfeasibleError, match=rule, check=has_code("does_not_divide")):
         ask("v5e:4x4", "tp:16")
     with pytest.raises(InvalidRequestError, match="x:16 says nothing"):
         ask("v5e:4x4", "x:16")
@@ -97,11 +92,9 @@ def test_a_plan_that_does_not_divide_its_model_is_refused_before_any_compiler_is
 
 def test_the_fraction_is_the_environments_under_either_name_and_jaxs_own_without_one() -> None:
     made = plan("h100:8")
-    fractions = [
-        read_memory_fraction(made.model_copy(update={"environment": environment}))
-        for environment in ({}, {MEM_FRACTION: "0.5"}, {NEW_MEM_FRACTION: "0.25", MEM_FRACTION: "0.5"})
-    ]
-    assert fractions == [0.75, 0.5, 0.25]
+    environments = ({}, {MEM_FRACTION: "0.5"}, {NEW_MEM_FRACTION: "0.25", MEM_FRACTION: "0.5"})
+    jobs = [made.model_copy(update={"environment": each}) for each in environments]
+    assert [read_memory_fraction(job) for job in jobs] == [0.75, 0.5, 0.25]
 
 
 # ---- what a plan says of a model ------------------------------------------------------------------------------------
@@ -124,6 +117,4 @@ def test_a_model_that_the_step_has_not_is_no_job_and_the_field_says_why() -> Non
     with pytest.raises(NotCompiledError, match=r"final_logit_softcapping \(capped logits\)"):
         build_job(made, ModelSpec(**PLAIN, final_logit_softcapping=30.0), TRAINING)
     with pytest.raises(PlanInfeasibleError, check=has_code("does_not_divide")):
-        build_job(
-            made, ModelSpec.model_validate({**PLAIN, "hidden_size": 40, "final_logit_softcapping": 30.0}), TRAINING
-        )
+        build_job(made, ModelSpec(**{**PLAIN, "hidden_size": 40, "final_logit_softcapping": 30.0}), TRAINING)

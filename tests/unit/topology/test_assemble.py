@@ -36,18 +36,15 @@ def test_a_slice_is_in_the_order_in_which_agents_list_chips(name: str) -> None:
     assert places == sorted(places)
     hardware = find_hardware(read_target(name))
     assert isinstance(hardware, Slice)
-    chips = product(*map(range, hardware.extent))
-    assert Counter(device.coords for device in topology.devices) == dict.fromkeys(
-        chips, hardware.chip.jax_devices_per_chip
-    )
+    cores = dict.fromkeys(product(*map(range, hardware.extent)), hardware.chip.jax_devices_per_chip)
+    assert Counter(device.coords for device in topology.devices) == cores
 
 
 def test_hosts_of_a_slice_are_boxes_of_two_by_two_chips_counted_x_first() -> None:
     topology = build_target("v5e:4x4")
     hosts = {device.coords: device.host for device in topology.devices}
-    assert [hosts[0, 0, 0], hosts[1, 1, 0], hosts[2, 1, 0], hosts[1, 2, 0], hosts[3, 3, 0]] == [
-        "host-0", "host-0", "host-1", "host-2", "host-3",
-    ]  # fmt: skip
+    chips = ((0, 0, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (3, 3, 0))
+    assert [hosts[chip] for chip in chips] == ["host-0", "host-0", "host-1", "host-2", "host-3"]
 
 
 def test_the_links_of_many_cpu_devices_are_left_out_as_agents_do() -> None:

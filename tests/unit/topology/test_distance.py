@@ -40,10 +40,8 @@ def join_twisted(shape: Coords) -> Links:
         if other[axis] == shape[axis]:
             other[axis] = 0
             if shape[axis] == short:
-                other = [
-                    (value + long // 2) % long if size == long else value
-                    for value, size in zip(other, shape, strict=True)
-                ]
+                turned = zip(other, shape, strict=True)
+                other = [(value + long // 2) % long if size == long else value for value, size in turned]
         links[chip].append(tuple(other))
         links[tuple(other)].append(chip)
     return links
@@ -82,9 +80,10 @@ def test_hops_on_a_twisted_torus_are_those_of_the_shortest_way_from_any_chip(sha
         assert {chip: distance(start, chip) for chip in list_chips(shape)} == walk(links, start)
 
 
-@pytest.mark.parametrize(
-    "shape", [(4, 4, 4), (4, 4, 16), (4, 8, 16), (4, 4, 12), (6, 8, 12), (4, 4), (4, 8), (2, 2, 1), ()]
-)
+PLAIN = [(4, 4, 4), (4, 4, 16), (4, 8, 16), (4, 4, 12), (6, 8, 12), (4, 4), (4, 8), (2, 2, 1), ()]
+
+
+@pytest.mark.parametrize("shape", PLAIN)
 def test_other_shapes_have_no_twist(shape: Coords) -> None:
     assert not can_twist(shape)
     with pytest.raises(ValueError, match=r"cannot be twisted; .* such as \(4, 4, 8\)"):

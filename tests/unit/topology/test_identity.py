@@ -40,8 +40,7 @@ def test_devices_that_no_plan_told_about_stand_in_canonical_order() -> None:
     job = cpu_job(4, each=2)
     assert number_devices(reversed(job)) == {device.key: (0, rank) for rank, device in enumerate(job)}
     v5e = build_tpu((2, 2))
-    assert [place for _, place in sorted(number_devices(tpu_job(v5e, [3, 2, 1, 0])).items())] == [
-        (0, 3), (0, 2), (0, 1), (0, 0),
-    ]  # fmt: skip
+    numbered = number_devices(tpu_job(v5e, [3, 2, 1, 0]))
+    assert [numbered[key] for key in sorted(numbered)] == [(0, 3), (0, 2), (0, 1), (0, 0)]
     seen = [JobDevice(0, i, "h", "gpu", uuid=f"GPU-{i}", host_position=p) for i, p in enumerate((5, 2))]
     assert number_devices(seen) == {(0, 0): (0, 5), (0, 1): (0, 2)}

@@ -1,22 +1,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshwright.topology.chips import find_chip, read_chips
-from meshwright.topology.systems import GpuHost, find_machine, list_counts
+from meshwright.topology.systems import find_machine, list_counts
 
 RECORDED = Path(__file__).parents[2] / "recorded"
 GPUS = [chip for chip in read_chips() if chip.platform == "gpu"]
 FORMS = [(chip.aliases[0], count) for chip in GPUS for count in list_counts(chip)]
 
 
-def machine(alias: str, count: int) -> GpuHost:
-    chip = find_chip(alias)
-    found = find_machine(chip, count) if chip else None
-    assert found
-    return found
+def machine(alias: str, count: int) -> Any:
+    chip: Any = find_chip(alias)
+    return find_machine(chip, count)
 
 
 def read_matrix(name: str) -> dict[tuple[int, int], str]:
@@ -39,9 +38,8 @@ def test_a_host_is_wired_as_a_real_one_was_printed(recorded: str, alias: str, co
 def test_no_gpu_has_more_links_than_its_chip_and_every_pair_has_one(alias: str, count: int) -> None:
     host = machine(alias, count)
     assert len({(wire.a, wire.b) for wire in host.wires}) == len(host.wires) == count * (count - 1) // 2
-    switched = len({wire.kind for wire in host.wires}) == 1 and any(
-        wire.count == host.chip.link_count for wire in host.wires
-    )
+    alike = len({wire.kind for wire in host.wires}) == 1
+    switched = alike and any(wire.count == host.chip.link_count for wire in host.wires)
     for place in range(count):
         links = sum(wire.count or 0 for wire in host.wires if place in (wire.a, wire.b))
         assert switched or links <= (host.chip.link_count or 12)

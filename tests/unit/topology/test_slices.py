@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,21 +16,15 @@ from tests.fakes.slices import NamedSlice, read_named_slices
 TPUS = [chip for chip in read_chips() if chip.platform == "tpu"]
 
 
-def tpu(name: str) -> Chip:
-    chip = find_chip(name)
-    assert chip
-    return chip
+def tpu(name: str) -> Any:
+    return find_chip(name)
 
 
 @pytest.mark.parametrize("named", read_named_slices(), ids=lambda named: named.name)
 def test_every_named_slice_is_what_libtpu_is_asked_for(named: NamedSlice) -> None:
-    found = find_slice(named.name)
-    assert found
-    assert found.name == named.name
-    assert found.shape == named.shape
-    assert found.host_shape == named.host
-    assert found.device_count == named.device_count
-    assert found.wrap == named.wrap
+    found: Any = find_slice(named.name)
+    assert (found.name, found.shape, found.host_shape) == (named.name, named.shape, named.host)
+    assert (found.device_count, found.wrap) == (named.device_count, named.wrap)
 
 
 def test_no_two_slices_share_a_name_or_a_shape_and_every_one_is_whole_hosts() -> None:

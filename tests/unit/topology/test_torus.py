@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from meshwright.topology.model import Topology
@@ -26,23 +28,18 @@ def test_a_generation_closes_its_own_dimensions(kind: str, shape: tuple[int, ...
 
 def test_dimensions_of_length_one_are_left_out_and_a_part_of_a_slice_is_a_box_too() -> None:
     topology = build_tpu((4, 4, 1), with_links=False)
-    whole = read_grid(topology, range(16))
-    assert whole is not None
+    whole: Any = read_grid(topology, range(16))
     assert whole.dimensions == (Dimension(4), Dimension(4))
-    part = read_grid(topology, [5, 6, 9, 10])
-    assert part is not None
+    part: Any = read_grid(topology, [5, 6, 9, 10])
     assert part.dimensions == (Dimension(2), Dimension(2))
     assert part.members == (5, 6, 9, 10)
 
 
 def test_a_granule_says_what_is_a_ring_and_without_a_word_the_generation_does() -> None:
     shape = (4, 4, 4)
-    listed = read_grid(build_tpu(shape, kind="TPU v5", wrap=True), range(64))
-    open_ended = read_grid(build_tpu(shape, kind="TPU v5", wrap=False), range(64))
-    by_rule = read_grid(build_tpu(shape, kind="TPU v5", with_links=False), range(64))
-    assert listed is not None
-    assert open_ended is not None
-    assert by_rule is not None
+    ways: tuple[dict[str, bool], ...] = ({"wrap": True}, {"wrap": False}, {"with_links": False})
+    grids: list[Any] = [read_grid(build_tpu(shape, kind="TPU v5", **way), range(64)) for way in ways]
+    listed, open_ended, by_rule = grids
     assert [d.is_ring for d in listed.dimensions] == [True] * 3
     assert [d.is_ring for d in open_ended.dimensions] == [False] * 3
     assert by_rule.dimensions == listed.dimensions

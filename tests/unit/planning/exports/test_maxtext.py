@@ -55,8 +55,7 @@ def test_a_known_model_is_named_and_another_of_that_name_is_described() -> None:
     known = read_flags(export("maxtext", mesh="fsdp:64", **LLAMA))
     assert known["model_name"] == "llama3-70b"
     assert "base_emb_dim" not in known
-    preset = find_preset("llama3-70b")
-    assert preset is not None
+    preset: Any = find_preset("llama3-70b")
     other = {**preset.model.model_dump(exclude_defaults=True), "num_hidden_layers": 40}
     flags = read_flags(export("maxtext", mesh="fsdp:64", **{**LLAMA, "model": other}))
     assert "model_name" not in flags
@@ -114,12 +113,8 @@ MIXED = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (0, 3)]
 
 @pytest.mark.parametrize(("mesh", "target", "said", "more"), [
     ("tensor_transpose:8", "h100:8", "tensor_transpose is none of MaxText's mesh", {}),
-    (
-        "dp:2,tp:4",
-        "2*h100:4",
-        "dp:2 over 2, tp:4 over 2 hosts is not so",
-        {"devices": [f"host-{host}/{at}" for host, at in MIXED], "device_order": "given"},
-    ),
+    ("dp:2,tp:4", "2*h100:4", "dp:2 over 2, tp:4 over 2 hosts is not so",
+     {"devices": [f"host-{host}/{at}" for host, at in MIXED], "device_order": "given"}),
 ])  # fmt: skip
 def test_a_mesh_that_maxtext_cannot_have_is_refused(mesh: str, target: str, said: str, more: dict[str, Any]) -> None:
     model = {**TINY, "num_attention_heads": 24, "head_dim": 8, "intermediate_size": 96, "vocab_size": 240}

@@ -54,9 +54,7 @@ def test_every_model_has_as_many_elements_as_parameters(model: ModelSpec, scanne
 
 
 @given(models(), st.sampled_from(MESHES), st.booleans())
-def test_where_a_mesh_divides_a_model_every_tensor_is_divided_evenly(
-    model: ModelSpec, mesh: dict[str, int], scanned: bool
-) -> None:
+def test_where_a_mesh_divides_a_model_it_divides_tensors(model: ModelSpec, mesh: dict[str, int], scanned: bool) -> None:
     fitting = fit_model(model, mesh)
     check_divides(fitting, TrainingSpec(global_batch_size=math.prod(mesh.values()), seq_len=LENGTH), mesh)
     for tensor in jax.tree.leaves(build_tensors(fitting, MeshAxes.of(mesh), scanned=scanned)):
@@ -66,16 +64,12 @@ def test_where_a_mesh_divides_a_model_every_tensor_is_divided_evenly(
 def fit_model(model: ModelSpec, mesh: dict[str, int]) -> ModelSpec:
     """Returns a model like this one that the mesh divides: its sizes times what they are divided by."""
     tensor, experts = mesh.get("tp", 1), mesh.get("ep", 1)
-    grown = {
-        "hidden_size": model.hidden_size * mesh.get("fsdp", 1),
-        "intermediate_size": model.intermediate_size * tensor,
-        "num_attention_heads": model.num_attention_heads * tensor,
-        "num_key_value_heads": model.kv_heads * tensor,
-        "vocab_size": model.vocab_size * tensor,
-        "moe_intermediate_size": model.moe_intermediate_size and model.moe_intermediate_size * tensor,
+    cut = ("intermediate_size", "num_attention_heads", "vocab_size", "moe_intermediate_size")
+    grown = {name: size * tensor for name in cut if (size := getattr(model, name))} | {
+        "hidden_size": model.hidden_size * mesh.get("fsdp", 1), "num_key_value_heads": model.kv_heads * tensor,
         "num_experts": model.num_experts and model.num_experts * experts,
         "max_position_embeddings": model.max_position_embeddings and model.max_position_embeddings + LENGTH,
-    }
+    }  # fmt: skip
     has_none = experts > 1 and not model.num_experts
     return ModelSpec.model_validate(model.model_dump() | grown | (EXPERTS | {"mlp_bias": False} if has_none else {}))
 
@@ -121,9 +115,7 @@ def find(model: dict[str, Any], name: str, **mesh: int) -> ShardedTensor:
     (PLAIN | EXPERTS, "down", {"fsdp": 2, "ep": 2, "tp": 2}, ("ep", "tp", "fsdp"), ("ep", "tp", None)),
     (PLAIN | EXPERTS, "router", {"fsdp": 2, "ep": 2}, (("fsdp", "ep"), None), (None, None)),
 ])  # fmt: skip
-def test_a_tensor_lies_where_its_part_in_a_matmul_says(
-    model: dict[str, Any], name: str, mesh: dict[str, int], stored: Any, used: Any
-) -> None:
+def test_a_tensor_lies_as_its_part_in_a_matmul_says(model: Any, name: str, mesh: Any, stored: Any, used: Any) -> None:
     tensor = find(model, name, **mesh)
     assert list(list_axes(tensor.stored)) == list(list_axes(PartitionSpec(*stored)))
     assert list(list_axes(tensor.used)) == list(list_axes(PartitionSpec(*used)))

@@ -1,7 +1,7 @@
 """A process with virtual CPU devices that runs benches: requests as JSON on stdin, answers as JSON on stdout.
 
-python tests/process/bench_job.py suite       [request, …] → [{"result" or "failure": {…}, "updates": [{…}, …]}, …]
-python tests/process/bench_job.py sabotage    → {name: {"wrong_elements": …, "correct": …}}
+python tests/unit/bench/bench_job.py suite       [request, …] → [{"result" or "failure": {…}, "updates": [{…}, …]}, …]
+python tests/unit/bench/bench_job.py sabotage    → {name: {"wrong_elements": …, "correct": …}}
 """
 
 from __future__ import annotations
@@ -46,11 +46,8 @@ def run_sabotage() -> dict[str, dict[str, Any]]:
     outcomes["not there at all"] = collective(scope, stage, run=lambda block, axis, n: block)
     outcomes["over the other axis"] = collective(scope, stage, run=lambda block, axis, n: jax.lax.psum(block, "dp"))
     outcomes["a maximum"] = collective(scope, stage, run=lambda block, axis, n: jax.lax.pmax(block, axis))
-    backwards = (
-        KINDS["permute"],
-        lambda block, axis, n: jax.lax.ppermute(block, axis, [(i, (i - 1) % n) for i in range(n)]),
-    )
-    outcomes["the wrong way round"] = collective(scope, stage, kind=backwards[0], run=backwards[1])
+    back = lambda block, axis, n: jax.lax.ppermute(block, axis, [(i, (i - 1) % n) for i in range(n)])  # noqa: E731
+    outcomes["the wrong way round"] = collective(scope, stage, kind=KINDS["permute"], run=back)
     outcomes["sent right"] = transfer(Put(stage, 4096, devices[1]))
     outcomes["sent with a flipped byte"] = transfer(Put(stage, 4096, devices[1]), last=flip)
     outcomes["read with a flipped byte"] = transfer(Fetch(stage, 4096, devices[1]), out=flip)

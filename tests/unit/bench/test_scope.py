@@ -65,9 +65,7 @@ def test_a_mesh_is_filled_in_and_runs_over_each_axis_or_the_named_one() -> None:
     ({"mesh": "dp:8", "axis": "tp"}, "axis", "axis 'tp' is not in mesh dp:8"),
     ({"axis": "tp"}, "axis", "axis 'tp' is not in mesh x:8"),
 ])  # fmt: skip
-def test_what_is_not_there_is_refused_with_the_field_and_a_value_that_works(
-    fields: dict[str, object], field: str, words: str
-) -> None:
+def test_what_is_not_there_is_refused_with_field_and_hint(fields: dict[str, object], field: str, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
         scope(**fields)
     assert caught.value.errors[0]["field"] == field

@@ -153,6 +153,6 @@ def test_an_uneven_mesh_is_told_at_the_line_that_asks() -> None:
     assert told[0].filename == __file__
 
 
-def test_jax_is_not_asked_for_an_order_that_it_would_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_is_not_asked_for_an_order_that_it_would_split() -> None:
     with pytest.raises(ValueError, match="allow_split_physical_axes=True"):
         create_mesh((2, 8), ("a", "b"), use_jax=True, allow_split_physical_axes=False, devices=build_tpus(4, 4))

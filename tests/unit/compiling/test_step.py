@@ -67,10 +67,8 @@ def fill_batch(batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Returns the same 8 sequences, in as many parts as are accumulated."""
     size = math.prod(batch["tokens"].shape)
     ids = {name: np.random.default_rng(seed).integers(0, 64, size) for seed, name in enumerate(("tokens", "targets"))}
-    return {
-        name: jax.device_put(ids[name].reshape(leaf.shape).astype(np.int32), leaf.sharding)
-        for name, leaf in batch.items()
-    }
+    parts = {name: ids[name].reshape(leaf.shape).astype(np.int32) for name, leaf in batch.items()}
+    return {name: jax.device_put(part, batch[name].sharding) for name, part in parts.items()}
 
 
 def train(model: ModelSpec, training: TrainingSpec, shape: dict[str, int], steps: int = 1) -> tuple[list[float], Any]:
@@ -126,18 +124,12 @@ FEW = ({"cp": 4}, {"dp": 2, "fsdp": 2, "tp": 2}, {"fsdp": 2, "ep": 4})
 """Of MESHES: each kind of axis once. The others are exhaustive."""
 
 
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        pytest.param(
-            model,
-            shape,
-            id=",".join(f"{name}:{size}" for name, size in shape.items()),
-            marks=() if shape in FEW else pytest.mark.exhaustive,
-        )
-        for model, shape in MESHES
-    ],
-)
+def name_shape(model: ModelSpec, shape: dict[str, int]) -> Any:
+    name = ",".join(f"{axis}:{size}" for axis, size in shape.items())
+    return pytest.param(model, shape, id=name, marks=() if shape in FEW else pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize(("model", "shape"), [name_shape(*case) for case in MESHES])
 def test_every_mesh_trains_as_one_device_does(model: ModelSpec, shape: dict[str, int]) -> None:
     check_same(model, TRAINING, shape)
 
@@ -150,9 +142,7 @@ def test_every_mesh_trains_as_one_device_does(model: ModelSpec, shape: dict[str,
     pytest.param(EXPERTS, {"remat": "full"}, marks=pytest.mark.exhaustive),
     pytest.param(GPT, {"remat": "minimal"}, marks=pytest.mark.exhaustive),
 ])  # fmt: skip
-def test_remat_scans_and_accumulation_change_nothing_of_what_is_trained(
-    model: ModelSpec, changed: dict[str, Any]
-) -> None:
+def test_remat_scans_and_accumulation_change_nothing_of_training(model: ModelSpec, changed: dict[str, Any]) -> None:
     check_same(model, TRAINING.model_copy(update=changed), {"fsdp": 2})
 
 
@@ -181,19 +171,14 @@ def test_the_first_loss_of_weights_that_know_nothing_is_the_logarithm_of_the_voc
 
 
 def test_arguments_are_shapes_with_shardings_and_the_state_is_donated() -> None:
-    training = TRAINING.model_copy(
-        update={"weight_dtype": "bfloat16", "second_moment_dtype": "float32", "gradient_accumulation_steps": 2}
-    )
-    built = build(LLAMA, training, {"fsdp": 2, "tp": 2})
+    changed = {"weight_dtype": "bfloat16", "second_moment_dtype": "float32", "gradient_accumulation_steps": 2}
+    built = build(LLAMA, TRAINING.model_copy(update=changed), {"fsdp": 2, "tp": 2})
     state, batch = built.arguments
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding for leaf in jax.tree.leaves(built.arguments))
     assert built.donate_argnums == (0,)
     assert batch["tokens"].shape == batch["targets"].shape == (2, 4, 16)
-    assert {name: state[name]["head"].dtype.name for name in ("weights", "first_moment", "second_moment")} == {
-        "weights": "bfloat16",
-        "first_moment": "bfloat16",
-        "second_moment": "float32",
-    }
+    dtypes = [state[name]["head"].dtype.name for name in ("weights", "first_moment", "second_moment")]
+    assert dtypes == ["bfloat16", "bfloat16", "float32"]
     assert state["weights"]["head"].sharding.shard_shape((32, 64)) == (16, 32)
 
 

@@ -66,9 +66,7 @@ def gather(tree: Any) -> Any:
 @pytest.mark.parametrize(("sizes", "names", "axes"), MESHES)
 @given(data=DATA)
 @settings(max_examples=40)
-def test_a_batch_that_was_split_and_gathered_is_the_batch(
-    sizes: tuple[int, ...], names: tuple[str, ...], axes: Any, data: Any
-) -> None:
+def test_a_batch_that_was_split_and_gathered_is_the_batch(sizes: Any, names: Any, axes: Any, data: Any) -> None:
     mesh: Mesh = create_mesh(sizes, names)
     sharded = DevicePlacement().shard_batch_dim(data, mesh, mesh_axis=axes)
     assert_same(gather(sharded), data)

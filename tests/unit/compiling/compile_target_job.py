@@ -78,11 +78,8 @@ def compile_large(opened: OpenTarget) -> dict[str, Any]:
         jax.jit(lambda *arrays: [array[:2] + 1 for array in arrays]).lower(*parts).compile()
     except jax.errors.JaxRuntimeError as error:
         found = parse_out_of_memory(str(error))
-        return {
-            "message": str(error),
-            "needed": found and found.needed_bytes,
-            "available": found and found.available_bytes,
-        }
+        figures = (found.needed_bytes, found.available_bytes) if found else (None, None)
+        return dict(zip(("message", "needed", "available"), (str(error), *figures), strict=True))
     return {"message": None}
 
 

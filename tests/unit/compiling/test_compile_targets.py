@@ -5,6 +5,7 @@ CUDA's cases run where its wheels are installed: `make test-compile-cuda`.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -43,12 +44,9 @@ class Child:
         self.log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM)],
-            env={name: value for name, value in made.items() if name != without},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-        )
+            env={name: value for name, value in made.items() if name != without}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +57,7 @@ class Child:
         self.log.close()
 
     def send(self, case: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
+        assert self.process.stdin
         self.process.stdin.write(json.dumps(case) + "\n")
         self.process.stdin.flush()
 
@@ -86,16 +84,13 @@ def child() -> Iterator[Child]:
         yield started
 
 
-def write_target(
-    platform: str, chip: str, shape: tuple[int, ...], granules: int = 1, *, twisted: bool = False
-) -> dict[str, Any]:
+def write_target(platform: str, chip: str, shape: tuple[int, ...], granules: int = 1, *, twisted: bool = False) -> Any:
     name = f"{granules}*{chip}:{'x'.join(map(str, shape))}{'_twisted' * twisted}"
     described = {"platform": platform, "chip": chip, "shape": shape, "granules": granules}
     return {**described, "twisted": twisted, "name": name}
 
 
-def write_tpu(chip: str, shape: tuple[int, ...], granules: int = 1, *, twisted: bool = False) -> dict[str, Any]:
-    return write_target("tpu", chip, shape, granules, twisted=twisted)
+write_tpu = functools.partial(write_target, "tpu")
 
 
 WHOLE = [
@@ -108,9 +103,7 @@ WHOLE = [
 
 @needs_tpu_compiler
 @pytest.mark.parametrize(("target", "clock_hz"), WHOLE, ids=lambda case: case["name"] if isinstance(case, dict) else "")
-def test_a_slice_has_its_devices_in_the_order_of_the_topology(
-    child: Child, target: dict[str, Any], clock_hz: float
-) -> None:
+def test_a_slice_has_its_devices_in_the_topologys_order(child: Child, target: dict[str, Any], clock_hz: float) -> None:
     told = child.ask({"target": target})
     known = build_target(target["name"]).devices
     assert told["devices"] == [[d.slice_index or 0, *(d.coords or ()), d.core_on_chip or 0] for d in known]
@@ -135,9 +128,7 @@ PARTS = [
 
 @needs_tpu_compiler
 @pytest.mark.parametrize(("target", "places", "corners"), [case[1:] for case in PARTS], ids=[case[0] for case in PARTS])
-def test_a_part_of_a_slice_compiles_as_the_slice_that_it_is(
-    child: Child, target: dict[str, Any], places: list[tuple[int, int]], corners: list[list[int]]
-) -> None:
+def test_a_part_of_a_slice_compiles_as_a_slice(child: Child, target: Any, places: Any, corners: Any) -> None:
     told = child.ask({"target": target, "places": places})
     assert [device[1:3] for device in told["devices"]] == corners
     assert len({tuple(device) for device in told["devices"]}) == len(places)
@@ -155,22 +146,16 @@ ODD = [
 
 @needs_tpu_compiler
 @pytest.mark.parametrize(("target", "places", "words"), ODD, ids=[case[2] for case in ODD])
-def test_what_the_compiler_cannot_place_is_not_compiled(
-    child: Child, target: dict[str, Any], places: list[tuple[int, int]] | None, words: str
-) -> None:
+def test_what_the_compiler_cannot_place_is_not_compiled(child: Child, target: Any, places: Any, words: str) -> None:
     told = child.ask({"target": target, "places": places})
     assert words in told["not_compiled"]
 
 
 @needs_tpu_compiler
 @pytest.mark.parametrize(("chip", "shape", "least"), [("v5e", (2, 2), 15.7), ("v5p", (2, 2, 1), 95.7)])
-def test_the_tpu_compiler_says_what_a_device_has_to_give(
-    child: Child, chip: str, shape: tuple[int, ...], least: float
-) -> None:
+def test_the_tpu_compiler_says_what_a_device_has_to_give(child: Child, chip: str, shape: Any, least: float) -> None:
     told = child.ask({"target": write_tpu(chip, shape), "capacity": True})
-    nominal = build_target(f"{chip}:{'x'.join(map(str, shape))}").devices[0].memory
-    assert nominal is not None
-    assert nominal.capacity_bytes is not None
+    nominal: Any = build_target(f"{chip}:{'x'.join(map(str, shape))}").devices[0].memory
     assert least * GIB < told["capacity"] < max(nominal.capacity_bytes, (least + 0.1) * GIB)
 
 
@@ -214,8 +199,7 @@ def write_gpu(chip: str, count: int, hosts: int) -> dict[str, Any]:
 @needs_cuda_compiler
 @pytest.mark.parametrize("name", CARDS)
 def test_the_cuda_compiler_takes_every_card_of_the_table(child: Child, name: str) -> None:
-    chip = find_chip(name)
-    assert chip is not None
+    chip: Any = find_chip(name)
     count = 4 if chip.family.startswith(("gb", "gh")) else 8
     told = child.ask({"target": write_gpu(chip.aliases[0], count, 2)})
     if "not_compiled" in told:

@@ -209,9 +209,7 @@ def write(root: Path, **files: str) -> Path:
     ("sys__fs__cgroup__memory__memory.limit_in_bytes", f"{1 << 30}\n", 1 << 30),
     ("sys__fs__cgroup__memory__memory.limit_in_bytes", "9223372036854771712\n", 8 << 30),
 ])  # fmt: skip
-def test_by_default_it_is_a_part_of_the_host_or_of_what_the_cgroup_lets_it_have(
-    tmp_path: Path, name: str, text: str, bound_bytes: int
-) -> None:
+def test_by_default_it_is_a_part_of_host_or_cgroup(tmp_path: Path, name: str, text: str, bound_bytes: int) -> None:
     root = write(tmp_path, proc__meminfo=f"MemFree: 1 kB\nMemTotal: {8 << 20} kB\n", **{name: text})
     assert read_default_limit_bytes(root) == HOST_RATIO * bound_bytes
 
@@ -227,13 +225,11 @@ AUTOGROUP = Path("/proc/self/autogroup")
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not group processes by session")
 @pytest.mark.parametrize(("leads", "group"), [(True, "7"), (False, "0")])
 def test_a_session_goes_behind_others_where_its_leader_does(leads: bool, group: str) -> None:
-    code = (
-        f"from meshwright.compiling.worker import lower_priority; lower_priority(7); print(open('{AUTOGROUP}').read())"
-    )
+    start = "from meshwright.compiling.worker import lower_priority; lower_priority(7);"
+    code = f"{start} print(open('{AUTOGROUP}').read())"
     whole = code if leads else f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
-    done = subprocess.run(
-        [sys.executable, "-c", whole], start_new_session=True, check=True, capture_output=True, text=True, timeout=60
-    )
+    command, kept = [sys.executable, "-c", whole], {"capture_output": True, "text": True}
+    done = subprocess.run(command, start_new_session=True, check=True, timeout=60, **kept)
     assert done.stdout.split()[-1] == group
 
 
@@ -269,9 +265,8 @@ def test_the_users_flags_stay_but_for_the_number_of_cpu_devices() -> None:
 
 
 def test_libtpu_tells_its_warnings_and_leaves_no_files() -> None:
-    made = build_compile_environment(
-        {"TPU_LOG_DIR": "/var/log", "TPU_STDERR_LOG_LEVEL": "3", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    )
+    told = {"TPU_LOG_DIR": "/var/log", "TPU_STDERR_LOG_LEVEL": "3", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    made = build_compile_environment(told)
     assert made["TPU_LOG_DIR"] == "disabled"
     assert made["TPU_STDERR_LOG_LEVEL"] == made["TF_CPP_MIN_LOG_LEVEL"] == "1"
 
@@ -280,6 +275,5 @@ def test_libtpu_tells_its_warnings_and_leaves_no_files() -> None:
 def test_twice_is_once_and_what_is_not_about_devices_is_untouched(base: dict[str, str]) -> None:
     made = build_compile_environment(base)
     assert build_compile_environment(made) == made
-    assert {name: made.get(name) for name in base if name.startswith("PATH")} == {
-        name: value for name, value in base.items() if name.startswith("PATH")
-    }
+    kept = [name for name in base if name.startswith("PATH")]
+    assert [made.get(name) for name in kept] == [base[name] for name in kept]

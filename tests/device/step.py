@@ -69,17 +69,13 @@ def run_steps(plan: Plan, model: ModelSpec, training: TrainingSpec, count: int) 
         seconds.append(time.perf_counter() - began_s)
     device = mesh.devices.flat[0]
     return {
-        "jax": jax.__version__,
-        "device": device.device_kind,
-        "fingerprint": mesh_fingerprint(mesh),
-        "compile_s": compile_s,
-        "steps_s": seconds[WARM_UP:],
-        "losses": losses,
+        "jax": jax.__version__, "device": device.device_kind, "fingerprint": mesh_fingerprint(mesh),
+        "compile_s": compile_s, "steps_s": seconds[WARM_UP:], "losses": losses,
         "is_finite": all(map(math.isfinite, losses)),
         "peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
         "compiled_peak_bytes": read_peak_bytes(compiled.memory_analysis(), plan.platform),
         "parameter_count": built.parameter_count,
-    }
+    }  # fmt: skip
 
 
 def fill_arguments(arguments: tuple[Any, ...], vocab_size: int) -> tuple[Any, Any]:

@@ -81,12 +81,9 @@ def test_a_host_whose_agent_says_what_nvidia_smi_says_has_nothing_wrong(machine:
 
 
 @pytest.mark.parametrize(("change", "name"), [
-    ({"uuid": "GPU-other"}, "uuid"),
-    ({"pci_bus_id": "0000:02:00.0"}, "PCI address"),
-    ({"uncorrectable_count": 3}, "uncorrectable ECC errors"),
-    ({"pcie_width": 8}, "PCIe lanes"),
-    ({"used_bytes": 500 << 20}, "memory in use"),
-    ({"temperature_celsius": 60}, "temperature"),
+    ({"uuid": "GPU-other"}, "uuid"), ({"pci_bus_id": "0000:02:00.0"}, "PCI address"),
+    ({"uncorrectable_count": 3}, "uncorrectable ECC errors"), ({"pcie_width": 8}, "PCIe lanes"),
+    ({"used_bytes": 500 << 20}, "memory in use"), ({"temperature_celsius": 60}, "temperature"),
     ({"mig": True}, "GPU-41009000-5b1e-4c0a-9d6f-000000041000 MIG instances"),
 ])  # fmt: skip
 def test_each_field_that_differs_is_told(machine: Machine, change: dict[str, Any], name: str) -> None:

@@ -69,12 +69,7 @@ def behave(job: dict[str, Any], tell: Tell) -> Verification:
 def fit(job: dict[str, Any], tell: Tell) -> CompiledBatch:
     """Does what the job says, then answers with a batch."""
     found = behave(job, tell)
-    return CompiledBatch(
-        per_replica_batch_size=3,
-        global_batch_size=6,
-        limit="memory",
-        verification=found,
-    )
+    return CompiledBatch(per_replica_batch_size=3, global_batch_size=6, limit="memory", verification=found)
 
 
 def check_fake(message: dict[str, Any]) -> None:

@@ -38,13 +38,9 @@ EVENTS = 40
 
 def build_lease(number: int) -> Lease:
     return Lease(
-        id=f"lease-{number:016x}",
-        devices=(DeviceRef(host="a", local_index=number, position=number),),
-        purpose=f"job {number}",
-        preemptible=False,
-        owner="slurm",
-        expires_in_s=3600.0,
-    )
+        id=f"lease-{number:016x}", devices=(DeviceRef(host="a", local_index=number, position=number),),
+        purpose=f"job {number}", preemptible=False, owner="slurm", expires_in_s=3600.0,
+    )  # fmt: skip
 
 
 def build_health_event(seq: int) -> HealthEvent:

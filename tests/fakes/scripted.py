@@ -91,17 +91,9 @@ def compile_with(fake: FakeAgent, outcome: Verification | ProblemError | None = 
         with FakeAgent(fake.devices).client() as client:
             advice = client.batch_size("h100")
         count = len(fake.devices.devices)
-        fields: dict[str, Any] = {
-            "per_replica_batch_size": None,
-            "global_batch_size": None,
-            "limit": None,
-        }
+        fields: dict[str, Any] = {"per_replica_batch_size": None, "global_batch_size": None, "limit": None}
         if outcome.status == "verified":
-            fields = {
-                "per_replica_batch_size": 8,
-                "global_batch_size": 8 * count,
-                "limit": "memory",
-            }
+            fields = {"per_replica_batch_size": 8, "global_batch_size": 8 * count, "limit": "memory"}
         compiled = CompiledBatch(verification=outcome, **fields)
         return end_run(advice.model_copy(update={"compiled": compiled}), kind="batch_size")
 

@@ -45,12 +45,8 @@ class ManualBoot:
 
 def build_run(number: int = 1, **fields: Any) -> Run:
     known = {
-        "id": f"run-{number:04}",
-        "kind": "bench",
-        "state": "queued",
-        "created_at": EPOCH,
-        "request": {"n": number},
-    }
+        "id": f"run-{number:04}", "kind": "bench", "state": "queued", "created_at": EPOCH, "request": {"n": number},
+    }  # fmt: skip
     return Run.model_validate(known | fields)
 
 
@@ -61,23 +57,10 @@ def build_event(run: Run, seq: int, **fields: Any) -> RunEvent:
 
 def build_record(**fields: Any) -> BenchRecord:
     known: dict[str, Any] = {
-        "basis": "measured",
-        "observed_at": EPOCH,
-        "age_s": 0.0,
-        "case": "all_reduce",
-        "device_indices": (0, 1),
-        "device_kind": "cpu",
-        "axis": "dp",
-        "axis_size": 2,
-        "dtype": "float32",
-        "size_bytes": 1024,
-        "samples_s": (0.1, 0.2, 0.3),
-        "median_s": 0.2,
-        "p10_s": 0.1,
-        "p90_s": 0.3,
-        "wrong_elements": 0,
-        "correct": True,
-    }
+        "basis": "measured", "observed_at": EPOCH, "age_s": 0.0, "case": "all_reduce", "device_indices": (0, 1),
+        "device_kind": "cpu", "axis": "dp", "axis_size": 2, "dtype": "float32", "size_bytes": 1024,
+        "samples_s": (0.1, 0.2, 0.3), "median_s": 0.2, "p10_s": 0.1, "p90_s": 0.3, "wrong_elements": 0, "correct": True,
+    }  # fmt: skip
     return BenchRecord.model_validate(known | fields)
 
 

@@ -71,12 +71,9 @@ def build_gpus(count: int, wires: Wires, *, kind: str = "NVIDIA H100 80GB HBM3",
 
 def gpu(index: int, **fields: Any) -> dict[str, Any]:
     return {
-        "platform": "gpu",
-        "kind": "NVIDIA H100 80GB HBM3",
-        "uuid": f"GPU-{index:08x}-0000-4000-8000-000000000000",
-        "pci_bus_id": f"00000000:{index + 16:02X}:00.0",
-        **fields,
-    }
+        "platform": "gpu", "kind": "NVIDIA H100 80GB HBM3", "uuid": f"GPU-{index:08x}-0000-4000-8000-000000000000",
+        "pci_bus_id": f"00000000:{index + 16:02X}:00.0", **fields,
+    }  # fmt: skip
 
 
 def build_dgx_h100() -> Topology:

@@ -87,11 +87,8 @@ def plant_nic(root: Path, way: str, name: str, interface: str, link_layer: str, 
         write(card / file, text)
     adapter, links = card / "infiniband" / name, {f"bus/pci/devices/{card.name}": card}
     files = {
-        "hca_type": "MT4129",
-        "fw_ver": "28.39.2048",
-        "board_id": "MT_0000000838",
-        "ports/1/link_layer": link_layer,
-    }
+        "hca_type": "MT4129", "fw_ver": "28.39.2048", "board_id": "MT_0000000838", "ports/1/link_layer": link_layer,
+    }  # fmt: skip
     files["node_guid"] = f"58a2:e103:00{card.name[5:7]}:0{card.name[-1]}00"
     files["ports/1/state"] = "4: ACTIVE" if is_up else "1: DOWN"
     files["ports/1/phys_state"] = "5: LinkUp" if is_up else "3: Disabled" if is_ethernet else "2: Polling"

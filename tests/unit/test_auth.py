@@ -59,12 +59,9 @@ def test_a_new_token_is_known_by_its_line_and_its_secret_stands_nowhere_in_it() 
 
 
 @pytest.mark.parametrize(("line", "words"), [
-    ("prolog operate", "2 words"),
-    (f"prolog operate sha256:{DIGEST} a b", "5 words"),
-    (f"-x read sha256:{DIGEST}", "the name"),
-    (f"prolog write sha256:{DIGEST}", "the scope"),
-    (f"prolog read,operate sha256:{DIGEST}", "the scope"),
-    (f"prolog read sha256:{DIGEST[1:]}", "third word"),
+    ("prolog operate", "2 words"), (f"prolog operate sha256:{DIGEST} a b", "5 words"),
+    (f"-x read sha256:{DIGEST}", "the name"), (f"prolog write sha256:{DIGEST}", "the scope"),
+    (f"prolog read,operate sha256:{DIGEST}", "the scope"), (f"prolog read sha256:{DIGEST[1:]}", "third word"),
     (f"prolog read {DIGEST}", "third word"),
     (f"prolog read sha256:{DIGEST} until=2027-01-01T00:00:00Z", "fourth word"),
     (f"prolog read sha256:{DIGEST} expires=2027-01-01", "RFC 3339"),
@@ -169,8 +166,7 @@ def test_with_a_ca_for_clients_tcp_must_show_a_certificate(tmp_path: Path) -> No
     ("root,self,@meshwright", Peer("uid:4711", 4711, frozenset({4711})), "read"),
     ("4711", Peer("uid:4711", 4711), "admin"),
     ("@815", Peer("uid:4711", 4711, frozenset({9, 815})), "admin"),
-    ("815", Peer("uid:4711", 4711, frozenset({815})), "read"),
-    ("", Peer("uid:0", 0), "read"),
+    ("815", Peer("uid:4711", 4711, frozenset({815})), "read"), ("", Peer("uid:0", 0), "read"),
     ("nobody-of-this-name", Peer("uid:unknown"), "read"),
 ])  # fmt: skip
 def test_on_the_unix_socket_one_setting_says_who_is_admin(admins: str, peer: Peer, scope: str) -> None:
@@ -226,10 +222,9 @@ def test_a_star_stands_for_names_below_a_domain_alone(host: str) -> None:
         _authenticate(allowed_hosts="*.example.org").check_host(host)
 
 
-@pytest.mark.parametrize(
-    ("host", "is_own"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False), ("a..b", False)],
-)
+@pytest.mark.parametrize(("host", "is_own"), [
+    ("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False), ("a..b", False),
+])  # fmt: skip
 def test_loopback_is_told_from_other_addresses(host: str, is_own: bool) -> None:
     assert is_loopback(host) == is_own
 

@@ -31,12 +31,9 @@ flag_names = st.sampled_from(["--xla_a", "--xla_b", "--xla_c", "--xla_dump_to"])
 flag_values = st.sampled_from(["", "=1", "=false", "=/tmp/x", '="two words"', "='single quoted'", r'="a \" b"'])
 flags = st.lists(st.tuples(flag_names, flag_values), max_size=4)
 configurations = st.builds(
-    DeviceConfiguration,
-    st.sampled_from([s for s in MemoryStrategy if s is not MemoryStrategy.CUSTOM]),
-    st.none() | st.floats(0, 1, exclude_min=True),
-    st.booleans(),
-    st.booleans(),
-)
+    DeviceConfiguration, st.sampled_from([s for s in MemoryStrategy if s is not MemoryStrategy.CUSTOM]),
+    st.none() | st.floats(0, 1, exclude_min=True), st.booleans(), st.booleans(),
+)  # fmt: skip
 
 
 def write_flags(pairs: list[tuple[str, str]]) -> str:
@@ -75,19 +72,10 @@ def test_every_fraction_in_range_survives_the_way_through_the_environment(fracti
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("memory_strategy", "greedy"),
-    ("memory_fraction", 2),
-    ("enable_x64", "false"),
-    ("enable_jit", 1),
-    ("platform_priority", "gpu"),
-    ("platform_priority", 5),
-    ("platform_priority", [1]),
-    ("environment_variables", None),
-    ("memory_fraction", "0.5"),
-    ("environment_variables", {"NOT A NAME": "1"}),
-    ("environment_variables", {"": "1"}),
-    ("environment_variables", {"LEVEL": 3}),
-    ("environment_variables", {"LEVEL": "a\0b"}),
+    ("memory_strategy", "greedy"), ("memory_fraction", 2), ("enable_x64", "false"), ("enable_jit", 1),
+    ("platform_priority", "gpu"), ("platform_priority", 5), ("platform_priority", [1]), ("environment_variables", None),
+    ("memory_fraction", "0.5"), ("environment_variables", {"NOT A NAME": "1"}), ("environment_variables", {"": "1"}),
+    ("environment_variables", {"LEVEL": 3}), ("environment_variables", {"LEVEL": "a\0b"}),
     ("environment_variables", {"XLA_FLAGS": "--xla_a=1 stray --xla_b=2"}),
     ("environment_variables", {"XLA_FLAGS": "/etc/flags"}),
 ])  # fmt: skip

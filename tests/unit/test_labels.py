@@ -76,10 +76,9 @@ def test_what_is_not_known_has_no_label(tmp_path: Path) -> None:
     assert "all-reduce-busbw-bytes-per-s" not in labels
 
 
-@pytest.mark.parametrize(
-    ("rate", "axis_size", "expected"),
-    [(478.9e9, 8, "470000000000"), (478.9e9, 4, None), (7.9, 8, "7"), (None, 8, None)],
-)
+@pytest.mark.parametrize(("rate", "axis_size", "expected"), [
+    (478.9e9, 8, "470000000000"), (478.9e9, 4, None), (7.9, 8, "7"), (None, 8, None),
+])  # fmt: skip
 def test_a_measured_all_reduce_over_all_devices_is_a_class(
     tmp_path: Path, rate: float | None, axis_size: int, expected: str | None
 ) -> None:

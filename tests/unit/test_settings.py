@@ -162,10 +162,8 @@ def test_every_flag_of_serve_is_a_setting() -> None:
 
 
 @pytest.mark.parametrize(("flags", "said"), [
-    (["--simulate", "v5q:4x4"], "did you mean"),
-    (["--simulate", "v5p:3x4x4"], "v5p"),
-    (["--simulate", "?"], "is no name"),
-    (["--simulate", "4096*h100:8"], "simulates up to 4096"),
+    (["--simulate", "v5q:4x4"], "did you mean"), (["--simulate", "v5p:3x4x4"], "v5p"),
+    (["--simulate", "?"], "is no name"), (["--simulate", "4096*h100:8"], "simulates up to 4096"),
     (["--simulate", "h100:8", "--cpu-devices", "8"], "stands beside cpu_devices"),
 ])  # fmt: skip
 @pytest.mark.parametrize("command", ["serve", "doctor"])

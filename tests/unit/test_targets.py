@@ -13,12 +13,9 @@ from meshwright.targets import TargetSpec
 
 chips = st.from_regex(r"[a-z0-9]{1,8}([.-][a-z0-9]{1,8}){0,2}", fullmatch=True)
 specs = st.builds(
-    TargetSpec,
-    chip=chips,
-    shape=st.lists(st.integers(1, 10**6), max_size=3).map(tuple),
-    granules=st.integers(1, 10**6),
-    twisted=st.sampled_from([None, True, False]),
-)
+    TargetSpec, chip=chips, shape=st.lists(st.integers(1, 10**6), max_size=3).map(tuple),
+    granules=st.integers(1, 10**6), twisted=st.sampled_from([None, True, False]),
+)  # fmt: skip
 
 
 @given(specs)
@@ -28,20 +25,15 @@ def test_parse_after_print_is_identity_in_any_case(spec: TargetSpec) -> None:
 
 
 @pytest.mark.parametrize(("text", "spec", "printed"), [
-    ("v5p:4x4x4", TargetSpec("v5p", (4, 4, 4)), None),
-    ("2*v5e:16x16", TargetSpec("v5e", (16, 16), 2), None),
-    ("64*h100:8", TargetSpec("h100", (8,), 64), None),
-    ("cpu:8", TargetSpec("cpu", (8,)), None),
-    ("tpu7x:2x2x1", TargetSpec("tpu7x", (2, 2, 1)), None),
-    ("v5p-17920", TargetSpec("v5p-17920"), None),
-    ("V5LitePod-256", TargetSpec("v5litepod-256"), "v5litepod-256"),
-    ("h100", TargetSpec("h100"), None),
+    ("v5p:4x4x4", TargetSpec("v5p", (4, 4, 4)), None), ("2*v5e:16x16", TargetSpec("v5e", (16, 16), 2), None),
+    ("64*h100:8", TargetSpec("h100", (8,), 64), None), ("cpu:8", TargetSpec("cpu", (8,)), None),
+    ("tpu7x:2x2x1", TargetSpec("tpu7x", (2, 2, 1)), None), ("v5p-17920", TargetSpec("v5p-17920"), None),
+    ("V5LitePod-256", TargetSpec("v5litepod-256"), "v5litepod-256"), ("h100", TargetSpec("h100"), None),
     ("1*h100:8", TargetSpec("h100", (8,)), "h100:8"),
     ("v4:4x4x8_twisted", TargetSpec("v4", (4, 4, 8), twisted=True), None),
     ("v4:4x4x8_untwisted", TargetSpec("v4", (4, 4, 8), twisted=False), None),
     ("V4-256_Twisted", TargetSpec("v4-256", twisted=True), "v4-256_twisted"),
-    (" 2 * h100 : 8 ", TargetSpec("h100", (8,), 2), "2*h100:8"),
-    ("v5e:4 x 4", TargetSpec("v5e", (4, 4)), "v5e:4x4"),
+    (" 2 * h100 : 8 ", TargetSpec("h100", (8,), 2), "2*h100:8"), ("v5e:4 x 4", TargetSpec("v5e", (4, 4)), "v5e:4x4"),
     ("H100 SXM:8", TargetSpec("h100-sxm", (8,)), "h100-sxm:8"),
     ("a100_pcie:4", TargetSpec("a100-pcie", (4,)), "a100-pcie:4"),
 ])  # fmt: skip

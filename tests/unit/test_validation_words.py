@@ -58,21 +58,17 @@ def test_of_a_union_only_the_branch_that_fits_the_value_is_told(body: dict[str, 
 
 
 @pytest.mark.parametrize(("body", "hint"), [
-    ({"sizes_bytes": [0]}, "set sizes_bytes.0 to 4 or more"),
-    ({"samples": 2000}, "set samples to 1000 or less"),
-    ({"max_s": 0}, "set max_s to more than 0.0, such as 1.0"),
-    ({"cases": ["matmull"]}, "set cases.0 to 'matmul'"),
+    ({"sizes_bytes": [0]}, "set sizes_bytes.0 to 4 or more"), ({"samples": 2000}, "set samples to 1000 or less"),
+    ({"max_s": 0}, "set max_s to more than 0.0, such as 1.0"), ({"cases": ["matmull"]}, "set cases.0 to 'matmul'"),
     ({"dtype": "float33"}, "set dtype to 'float32'"),
     ({"dtype": 8}, "set dtype to one of these, such as 'float32'"),
     ({"suite": "x"}, "set suite to one of these, such as 'quick'"),
     ({"samples": "64"}, "write samples without quotes: 64"),
-    ({"samples": 64.0}, "write samples without a fraction: 64"),
-    ({"max_s": "20"}, "write max_s without quotes: 20"),
+    ({"samples": 64.0}, "write samples without a fraction: 64"), ({"max_s": "20"}, "write max_s without quotes: 20"),
     ({"sizes_bytes": 4096}, "write sizes_bytes as a list: [4096]"),
     ({"cases": "matmul, all_reduce"}, 'write cases as a list: ["matmul", "all_reduce"]'),
     ({"sizes_bytes": []}, "give sizes_bytes 1 or more entries, or leave it out"),
-    ({"sizes_bytes": [4] * 33}, "give sizes_bytes up to 32 entries"),
-    ({"axis": "x" * 65}, "write up to 64 characters"),
+    ({"sizes_bytes": [4] * 33}, "give sizes_bytes up to 32 entries"), ({"axis": "x" * 65}, "write up to 64 characters"),
     ({"samples": []}, "GET /docs shows every field with its type and bounds"),
     ({"color": 1}, "GET /docs shows every field with its type and bounds"),
     ({"samples": 1, "matmul_size": 1}, "set matmul_size to 8 or more; set samples to 3 or more"),
@@ -89,14 +85,11 @@ NAMED = "use [0, 1] for devices 0 and 1"
 
 
 @pytest.mark.parametrize(("model", "value", "message", "hint"), [
-    (LeaseRequest, 4, "'all' or a list", NUMBERED),
-    (LeaseRequest, "4", "'all' or a list", NUMBERED),
-    (LeaseRequest, "al", "'all' or a list", NAMED),
-    (LeaseRequest, None, "'all' or a list", NAMED),
+    (LeaseRequest, 4, "'all' or a list", NUMBERED), (LeaseRequest, "4", "'all' or a list", NUMBERED),
+    (LeaseRequest, "al", "'all' or a list", NAMED), (LeaseRequest, None, "'all' or a list", NAMED),
     (PlanRequest, 4, "a list or an object", f'{NUMBERED}, or {{"count": 4}} for 4 devices'),
     (PlanRequest, 1.5, "a list or an object", f'{NAMED}, or {{"count": 2}} for 2 devices'),
-    (BenchRequest, 4, "a list", NUMBERED),
-    (BenchRequest, {"count": 4}, "a list", NAMED),
+    (BenchRequest, 4, "a list", NUMBERED), (BenchRequest, {"count": 4}, "a list", NAMED),
 ])  # fmt: skip
 def test_devices_of_another_type_are_told_each_form_with_what_was_meant(
     model: type[BaseModel], value: object, message: str, hint: str
@@ -122,9 +115,7 @@ def test_each_form_of_devices_in_a_hint_is_taken(model: type[BaseModel], value: 
 
 @pytest.mark.parametrize("char", ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029"])
 @pytest.mark.parametrize(("model", "field", "rest"), [
-    (LeaseRequest, "purpose", {}),
-    (Acknowledgement, "reason", {"component": "device:0"}),
-    (ModelSpec, "name", SIZES),
+    (LeaseRequest, "purpose", {}), (Acknowledgement, "reason", {"component": "device:0"}), (ModelSpec, "name", SIZES),
 ])  # fmt: skip
 def test_text_that_is_shown_is_one_line_and_the_hint_has_such_a_line(
     model: type[BaseModel], field: str, rest: dict[str, Any], char: str
@@ -157,12 +148,9 @@ def test_host_names_of_a_topology_are_one_line() -> None:
 def test_a_header_and_a_parameter_are_named_and_not_called_the_body() -> None:
     for place, name in (("header", "last-event-id"), ("query", "memory-fraction")):
         found = {
-            "type": "string_too_short",
-            "loc": (place, name),
-            "msg": "String should have at least 1 character",
-            "input": "",
-            "ctx": {"min_length": 1},
-        }
+            "type": "string_too_short", "loc": (place, name), "msg": "String should have at least 1 character",
+            "input": "", "ctx": {"min_length": 1},
+        }  # fmt: skip
         error = translate_validation([found])
         assert [entry["field"] for entry in error.errors] == [name]
         assert error.hint == "write 1 or more characters"

@@ -105,8 +105,7 @@ def test_a_large_request_has_a_planner_of_its_own(request_: PlanRequest | Search
 
 @pytest.mark.parametrize(("failure", "raised"), [
     (PlanInfeasibleError("no", hint="other"), PlanInfeasibleError),
-    (UnavailableError("gone", code="worker_failed"), UnavailableError),
-    (CallCancelled("closing"), UnavailableError),
+    (UnavailableError("gone", code="worker_failed"), UnavailableError), (CallCancelled("closing"), UnavailableError),
     (FrameError("too long"), InvalidRequestError),
 ])  # fmt: skip
 def test_what_the_child_cannot_do_is_a_problem_and_the_next_request_is_answered(

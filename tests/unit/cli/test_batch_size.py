@@ -8,10 +8,9 @@ from meshwright.testing import FakeAgent
 from tests.unit.cli.conftest import CommandLine
 
 
-@pytest.mark.parametrize(
-    ("batch", "code", "phrase"),
-    [(1, 1, "below minimum"), (100, 0, "below critical"), (512, 0, "batch size 512 is at or above")],
-)
+@pytest.mark.parametrize(("batch", "code", "phrase"), [
+    (1, 1, "below minimum"), (100, 0, "below critical"), (512, 0, "batch size 512 is at or above"),
+])  # fmt: skip
 def test_a_batch_below_the_minimum_is_1(meshwright: CommandLine, batch: int, code: int, phrase: str) -> None:
     printed = meshwright("batch-size", "--hardware", "h100", "--per-device-batch-size", str(batch))
     assert printed.code == code

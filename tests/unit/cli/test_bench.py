@@ -54,10 +54,9 @@ def test_every_option_reaches_the_agent(
     assert meshwright.body(0)[field] == value
 
 
-@pytest.mark.parametrize(
-    ("request_", "words"),
-    [({"samples": 1}, "samples"), ({"tier": "full"}, "tier"), ({"on_progress": 1}, "on_progress")],
-)
+@pytest.mark.parametrize(("request_", "words"), [
+    ({"samples": 1}, "samples"), ({"tier": "full"}, "tier"), ({"on_progress": 1}, "on_progress"),
+])  # fmt: skip
 def test_a_wrong_field_of_a_request_is_2_and_named(
     meshwright: CommandLine, tmp_path: Path, request_: dict[str, Any], words: str
 ) -> None:

@@ -95,8 +95,7 @@ def test_what_is_still_held_is_exit_code_1_and_the_holder_is_named(meshwright: C
 
 
 @pytest.mark.parametrize(("unknown", "words"), [
-    ("driver_timeout", "did not answer in time"),
-    ("no_permission", "may not look into all processes"),
+    ("driver_timeout", "did not answer in time"), ("no_permission", "may not look into all processes"),
     (None, "the agent did not look"),
 ])  # fmt: skip
 def test_holders_that_nobody_could_look_up_are_not_called_none_and_the_reason_is_told(

@@ -144,10 +144,9 @@ def test_a_name_that_no_component_has_is_answered_with_those_that_there_are(by_u
     assert by_uuid("events", "--component", name).out == f"no events of {name}; there are {', '.join(expected)}\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(("--since", "yesterday"), "1h"), (("--follow", "--limit", "3"), "limit"), (("--limit", "0"), "--limit")],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("--since", "yesterday"), "1h"), (("--follow", "--limit", "3"), "limit"), (("--limit", "0"), "--limit"),
+])  # fmt: skip
 def test_a_wrong_argument_is_2(line: CommandLine, arguments: tuple[str, ...], said: Any) -> None:
     printed = line("events", *arguments)
     assert (printed.code, line.fake.requests) == (2, [])

@@ -115,15 +115,11 @@ def test_a_lease_that_is_anothers_keeps_none_of_the_others_of_its_purpose(h100: 
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (("lease", "end", "lease-1", "--purpose", "x"), "--purpose"),
-    (("lease", "renew"), "ID"),
-    (("lease", "end"), "--purpose"),
-    (("lease", "create"), "--purpose"),
+    (("lease", "end", "lease-1", "--purpose", "x"), "--purpose"), (("lease", "renew"), "ID"),
+    (("lease", "end"), "--purpose"), (("lease", "create"), "--purpose"),
     (("lease", "create", "--purpose", "x", "--ttl", "60"), "30min"),
-    (("lease", "create", "0,,1", "--purpose", "x"), "0,1"),
-    (("lease", "list", "lease-1"), "lease-1"),
-    (("lease", "drop", "lease-1"), "renew"),
-    (("lease", "run", "--purpose", "x"), "COMMAND"),
+    (("lease", "create", "0,,1", "--purpose", "x"), "0,1"), (("lease", "list", "lease-1"), "lease-1"),
+    (("lease", "drop", "lease-1"), "renew"), (("lease", "run", "--purpose", "x"), "COMMAND"),
     (("lease", "run", "--purpose", "x", "--ttl", "5", "--", "true"), "30min"),
 ])  # fmt: skip
 def test_a_wrong_argument_is_2_with_what_works_and_asks_nobody(

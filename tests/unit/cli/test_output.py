@@ -18,10 +18,9 @@ def test_memory_is_in_powers_of_1024(size_bytes: int | None, text: str) -> None:
     assert format_bytes(size_bytes) == text
 
 
-@pytest.mark.parametrize(
-    ("per_s", "text"),
-    [(1e9, "1 GB/s"), (3.35e12, "3.35 TB/s"), (918e6, "918 MB/s"), (12.34e9, "12.3 GB/s"), (None, "")],
-)
+@pytest.mark.parametrize(("per_s", "text"), [
+    (1e9, "1 GB/s"), (3.35e12, "3.35 TB/s"), (918e6, "918 MB/s"), (12.34e9, "12.3 GB/s"), (None, ""),
+])  # fmt: skip
 def test_bandwidth_is_in_powers_of_1000(per_s: float | None, text: str) -> None:
     assert format_rate(per_s, "B/s") == text
 

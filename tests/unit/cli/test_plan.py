@@ -118,8 +118,7 @@ def test_a_local_plan_is_what_the_agent_would_answer_and_asks_nobody(
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [
-    (("x:8", "--offline"), 2, "neither target nor topology"),
-    (("x:8", "--offline", "--target", "?"), 2, "no name"),
+    (("x:8", "--offline"), 2, "neither target nor topology"), (("x:8", "--offline", "--target", "?"), 2, "no name"),
     (("x:8", "--offline", "--target", "v5q:4x4"), 1, "did you mean"),
     (("x:8", "--offline", "--target", "v5p:3x4x4"), 1, "v5p"),
     (("x:9", "--offline", "--target", "h100:8"), 1, "needs 9 devices"),

@@ -134,12 +134,9 @@ def test_an_earlier_compiles_answer_says_so(meshwright: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (("--model", "no/such/config.json"), "--model no/such/config.json: cannot be read"),
-    (("--model", "{"), "no JSON"),
-    (("--global-batch-size", "8"), "--model llama3-8b"),
-    (("--compile",), "--model llama3-8b"),
-    (("--model", "llama3-8b", "--global-batch-size", "0"), "--global-batch-size"),
-    ((*STEP, "--offline"), "target"),
+    (("--model", "no/such/config.json"), "--model no/such/config.json: cannot be read"), (("--model", "{"), "no JSON"),
+    (("--global-batch-size", "8"), "--model llama3-8b"), (("--compile",), "--model llama3-8b"),
+    (("--model", "llama3-8b", "--global-batch-size", "0"), "--global-batch-size"), ((*STEP, "--offline"), "target"),
 ])  # fmt: skip
 def test_a_wrong_step_is_2(meshwright: CommandLine, arguments: tuple[str, ...], said: str) -> None:
     printed = meshwright("plan", "dp:8", *arguments)

@@ -43,8 +43,7 @@ class Guarded(FakeAgent):
 
 @both
 @pytest.mark.parametrize(("status", "error", "hint"), [
-    (401, UnauthorizedError, "MESHWRIGHT_TOKEN"),
-    (403, ForbiddenError, "scope"),
+    (401, UnauthorizedError, "MESHWRIGHT_TOKEN"), (403, ForbiddenError, "scope"),
     (421, ForbiddenError, "MESHWRIGHT_ALLOWED_HOSTS"),
 ])  # fmt: skip
 def test_a_proxys_refusal_is_the_class_of_its_status_with_what_helps(

@@ -58,8 +58,7 @@ def test_a_busy_agent_is_asked_again_after_the_time_that_it_named(kind: Kind) ->
 
 @both
 @pytest.mark.parametrize(("broken", "error"), [
-    (httpx.ConnectError, AgentConnectionError),
-    (httpx.ReadTimeout, AgentTimeoutError),
+    (httpx.ConnectError, AgentConnectionError), (httpx.ReadTimeout, AgentTimeoutError),
     (httpx.RemoteProtocolError, AgentConnectionError),
 ])  # fmt: skip
 def test_a_connection_that_stays_broken_is_our_error_and_not_the_http_librarys(

@@ -112,10 +112,9 @@ def test_devices_that_become_free_in_time_are_got_by_waiting(monkeypatch: pytest
     assert script.asked == ["PUT /leases/lease-1"] * 3 + ["DELETE /leases/lease-1"]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "wait_s", "pauses_s"),
-    [(TAKEN, 0.0, []), (TAKEN, 5.0, [2.0, 2.0, 1.0]), (InvalidRequestError("no device 9"), 30.0, [])],
-)
+@pytest.mark.parametrize(("outcome", "wait_s", "pauses_s"), [
+    (TAKEN, 0.0, []), (TAKEN, 5.0, [2.0, 2.0, 1.0]), (InvalidRequestError("no device 9"), 30.0, []),
+])  # fmt: skip
 def test_only_a_lease_in_the_way_is_waited_for_and_only_as_long_as_asked(
     outcome: MeshwrightError, wait_s: float, pauses_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

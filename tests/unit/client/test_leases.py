@@ -32,8 +32,7 @@ def test_a_plan_is_leased_and_held_in_one_line(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"target": "h100:8"}, "target h100:8"),
-    ({"include_devices": False}, "does not list its devices"),
+    ({"target": "h100:8"}, "target h100:8"), ({"include_devices": False}, "does not list its devices"),
     ({"topology": [build_devices("cpu:4", host="a"), build_devices("cpu:4", host="b")]}, r"2 hosts \(a, b"),
 ])  # fmt: skip
 def test_a_plan_whose_devices_are_not_one_hosts_cannot_be_leased(options: dict[str, Any], said: str) -> None:

@@ -44,9 +44,8 @@ STARTING = UnavailableError("starting")
 
 
 @pytest.mark.parametrize(("mesh", "sent"), [
-    ("dp:2,tp:4", "dp:2,tp:4"), (MeshSpec.parse("dp:2,tp:-1"), "dp:2,tp:-1"),
-    ({"tp": 4, "dp": 2}, {"tp": 4, "dp": 2}), ([("dp", 2), ("tp", 4)], [["dp", 2], ["tp", 4]]),
-    ([["dp", 2]], [["dp", 2]]), (PlanRequest(mesh="dp:2"), "dp:2"),
+    ("dp:2,tp:4", "dp:2,tp:4"), (MeshSpec.parse("dp:2,tp:-1"), "dp:2,tp:-1"), ({"tp": 4, "dp": 2}, {"tp": 4, "dp": 2}),
+    ([("dp", 2), ("tp", 4)], [["dp", 2], ["tp", 4]]), ([["dp", 2]], [["dp", 2]]), (PlanRequest(mesh="dp:2"), "dp:2"),
 ])  # fmt: skip
 def test_a_mesh_may_be_written_in_every_way_and_keeps_its_order(
     mesh: Any, sent: Any, monkeypatch: pytest.MonkeyPatch
@@ -86,10 +85,8 @@ def test_a_whole_request_is_sent_as_it_is_and_takes_no_fields_beside_it(
     (lambda c: c.plan("dp:2", devices=[1.5]), InvalidRequestError),
     (lambda c: c.plan("dp:2", devices={"counts": 4}), InvalidRequestError),
     (lambda c: c.plan("dp:2", device_order="best"), InvalidRequestError),
-    (lambda c: c.search("llama3-8b"), InvalidRequestError),
-    (lambda c: c.submit_bench(samples=1), InvalidRequestError),
-    (lambda c: c.submit_bench(mesh={"dp": 0}), InvalidMeshError),
-    (lambda c: c.run(""), InvalidRequestError),
+    (lambda c: c.search("llama3-8b"), InvalidRequestError), (lambda c: c.submit_bench(samples=1), InvalidRequestError),
+    (lambda c: c.submit_bench(mesh={"dp": 0}), InvalidMeshError), (lambda c: c.run(""), InvalidRequestError),
     (lambda c: c.run("\ud800"), InvalidRequestError),
 ])  # fmt: skip
 def test_a_wrong_argument_is_refused_before_anything_is_sent(

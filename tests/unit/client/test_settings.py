@@ -60,8 +60,7 @@ def test_any_text_is_an_address_or_a_settings_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "http://user:s3cret@127.0.0.1:1", "https://s3cret@gw", "htp://u:s3cret@gw", "http://u:s3/cret@gw:1",
-    "u:s3cret@gw",
+    "http://user:s3cret@127.0.0.1:1", "https://s3cret@gw", "htp://u:s3cret@gw", "http://u:s3/cret@gw:1", "u:s3cret@gw",
 ])  # fmt: skip
 def test_a_password_in_the_address_is_refused_by_name_and_not_shown(text: str) -> None:
     with pytest.raises(SettingsError, match="MESHWRIGHT_TOKEN") as caught:

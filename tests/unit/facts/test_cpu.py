@@ -25,8 +25,7 @@ def write_limits(folder: Path, cgroup: str, **files: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "cpus"), [
-    ("200000 100000", 2.0), ("20000 100000", 0.2), ("max 100000", None), ("-1 100000", None), ("1 0", None),
-    ("", None),
+    ("200000 100000", 2.0), ("20000 100000", 0.2), ("max 100000", None), ("-1 100000", None), ("1 0", None), ("", None),
 ])  # fmt: skip
 def test_a_quota_is_cpus_and_no_limit_is_none(text: str, cpus: float | None) -> None:
     assert parse_quota(text) == cpus
@@ -71,18 +70,13 @@ def test_an_empty_tree_knows_nothing_and_does_not_fail(tmp_path: Path) -> None:
     assert read_machine(roots).name == "localhost"
 
 
-@pytest.mark.parametrize(
-    ("environ", "cgroup", "mounts", "container"),
-    [
-        ({"KUBERNETES_SERVICE_HOST": "1"}, "0::/", "", "kubernetes"),
-        ({"container": "podman"}, "0::/", "", "podman"),
-        ({}, "0::/kubepods/besteffort/pod1", "", "kubernetes"),
-        ({}, "3:cpu:/docker/0ab", "", "docker"),
-        ({}, "0::/", "1 2 0:1 / / rw - overlay overlay rw,upperdir=/var/lib/docker/overlay2/x", "docker"),
-        ({}, "0::/", "1 2 0:1 / /mnt rw - overlay overlay rw,upperdir=/var/lib/docker/x", None),
-        ({}, "0::/init.scope", "22 1 8:1 / / rw - ext4 /dev/sda1 rw", None),
-    ],
-)
+@pytest.mark.parametrize(("environ", "cgroup", "mounts", "container"), [
+    ({"KUBERNETES_SERVICE_HOST": "1"}, "0::/", "", "kubernetes"), ({"container": "podman"}, "0::/", "", "podman"),
+    ({}, "0::/kubepods/besteffort/pod1", "", "kubernetes"), ({}, "3:cpu:/docker/0ab", "", "docker"),
+    ({}, "0::/", "1 2 0:1 / / rw - overlay overlay rw,upperdir=/var/lib/docker/overlay2/x", "docker"),
+    ({}, "0::/", "1 2 0:1 / /mnt rw - overlay overlay rw,upperdir=/var/lib/docker/x", None),
+    ({}, "0::/init.scope", "22 1 8:1 / / rw - ext4 /dev/sda1 rw", None),
+])  # fmt: skip
 def test_a_container_is_known_by_what_it_leaves(
     environ: dict[str, str], cgroup: str, mounts: str, container: str | None
 ) -> None:

@@ -100,15 +100,10 @@ def test_a_driver_that_lacks_one_function_costs_one_field() -> None:
     assert (health.temperature_celsius, health.slowdown_celsius, health.error) == (None, 87, None)
 
 
-@pytest.mark.parametrize(
-    ("code", "came"),
-    [
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, "absent"),
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "absent"),
-        (pynvml.NVML_ERROR_TIMEOUT, "NVML_ERROR_TIMEOUT"),
-        (12345, "NVML error 12345"),
-    ],
-)
+@pytest.mark.parametrize(("code", "came"), [
+    (pynvml.NVML_ERROR_NOT_SUPPORTED, "absent"), (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "absent"),
+    (pynvml.NVML_ERROR_TIMEOUT, "NVML_ERROR_TIMEOUT"), (12345, "NVML error 12345"),
+])  # fmt: skip
 def test_what_became_of_a_question_is_kept_with_the_errors_name(code: int, came: str) -> None:
     answers = read(fail={"nvmlDeviceGetTemperature": code}).answers
     assert (answers["temperature_celsius"], answers["slowdown_celsius"]) == (came, "answered")

@@ -117,15 +117,11 @@ def test_each_known_form_of_an_sxids_line_is_read(line: str, is_fatal: bool, lin
     assert line.endswith(f", {f'Link {link} ' if link else ''}{found.text}")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60 Sub-engine instance 00",
-        "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000, 0x00000000}",
-        "NVRM: Xid (PCI:0000:2b:00): 79, Fatal, Link 1",
-        "",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60 Sub-engine instance 00",
+    "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000, 0x00000000}",
+    "NVRM: Xid (PCI:0000:2b:00): 79, Fatal, Link 1", "",
+])  # fmt: skip
 def test_an_sxids_details_and_other_lines_are_no_sxid(line: str) -> None:
     assert parse_sxid(line) is None
 

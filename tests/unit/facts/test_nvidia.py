@@ -66,20 +66,12 @@ def test_a_divided_card_without_instances_is_a_problem_since_nothing_can_run_the
     assert "MIG mode without instances" in found.problems[0].text
 
 
-@pytest.mark.parametrize(
-    ("function", "field"),
-    [
-        ("nvmlDeviceGetName", "kind"),
-        ("nvmlDeviceGetUUID", "uuid"),
-        ("nvmlDeviceGetPciInfo", "pci_bus_id"),
-        ("nvmlDeviceGetMemoryInfo", "memory_bytes"),
-        ("nvmlDeviceGetArchitecture", "architecture"),
-        ("nvmlDeviceGetCudaComputeCapability", "compute_capability"),
-        ("nvmlDeviceGetComputeMode", "compute_mode"),
-        ("nvmlDeviceGetMinorNumber", "minor"),
-        ("nvmlDeviceGetComputeRunningProcesses", "processes"),
-    ],
-)
+@pytest.mark.parametrize(("function", "field"), [
+    ("nvmlDeviceGetName", "kind"), ("nvmlDeviceGetUUID", "uuid"), ("nvmlDeviceGetPciInfo", "pci_bus_id"),
+    ("nvmlDeviceGetMemoryInfo", "memory_bytes"), ("nvmlDeviceGetArchitecture", "architecture"),
+    ("nvmlDeviceGetCudaComputeCapability", "compute_capability"), ("nvmlDeviceGetComputeMode", "compute_mode"),
+    ("nvmlDeviceGetMinorNumber", "minor"), ("nvmlDeviceGetComputeRunningProcesses", "processes"),
+])  # fmt: skip
 def test_a_call_that_fails_costs_one_field_and_is_named(function: str, field: str) -> None:
     document = load("pcie-l40s")
     failed = f"{function}:{document['gpus'][2]['uuid']}"
@@ -177,14 +169,10 @@ def test_a_box_by_itself_is_in_no_domain_and_has_no_problem(name: str, tmp_path:
     assert found.problems == ()
 
 
-@pytest.mark.parametrize(
-    ("fabric", "told"),
-    [
-        ({"state": 1}, "down (not started)"),
-        ({"state": 2}, "down (in progress)"),
-        ({"state": 3, "status": pynvml.NVML_ERROR_UNKNOWN}, "down (Unknown Error)"),
-    ],
-)
+@pytest.mark.parametrize(("fabric", "told"), [
+    ({"state": 1}, "down (not started)"), ({"state": 2}, "down (in progress)"),
+    ({"state": 3, "status": pynvml.NVML_ERROR_UNKNOWN}, "down (Unknown Error)"),
+])  # fmt: skip
 def test_a_card_outside_the_fabric_has_no_nvlink_though_its_links_are_up(
     fabric: dict[str, int], told: str, tmp_path: Path
 ) -> None:

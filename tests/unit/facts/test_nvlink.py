@@ -49,44 +49,31 @@ def test_cards_whose_addresses_are_unknown_are_not_taken_for_neighbors() -> None
     assert count_nvlinks(None, NvLinks({"b": 2}), None, NvLinks({"a": 2})) == 0
 
 
-@pytest.mark.parametrize(
-    ("speed", "rate"),
-    [(20625, 20e9), (25781, 25e9), (25000, 25e9), (26562, 25e9), (53125, 50e9), (100000, 100e9), (0, None)],
-)
+@pytest.mark.parametrize(("speed", "rate"), [
+    (20625, 20e9), (25781, 25e9), (25000, 25e9), (26562, 25e9), (53125, 50e9), (100000, 100e9), (0, None),
+])  # fmt: skip
 def test_a_links_rate_is_the_data_that_it_carries(speed: int, rate: float | None) -> None:
     assert parse_link_rate(speed) == rate
 
 
-@pytest.mark.parametrize(
-    ("remote", "kind", "switch"),
-    [
-        (pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, None, True),
-        (pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, "0x030200", False),
-        (pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, None, False),
-        (pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU, None, False),
-        (pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN, None, True),
-        (pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN, "0x068000", True),
-        (pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN, "0x030200", False),
-        (None, "0x030200", False),
-        (None, "0x068000", True),
-    ],
-)
+@pytest.mark.parametrize(("remote", "kind", "switch"), [
+    (pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, None, True), (pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, "0x030200", False),
+    (pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, None, False), (pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU, None, False),
+    (pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN, None, True), (pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN, "0x068000", True),
+    (pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN, "0x030200", False), (None, "0x030200", False), (None, "0x068000", True),
+])  # fmt: skip
 def test_the_other_end_of_a_link_is_told_by_nvml_else_by_the_bus(
     remote: int | None, kind: str | None, switch: bool
 ) -> None:
     assert leads_to_switch(remote, kind) == switch
 
 
-@pytest.mark.parametrize(
-    ("state", "name"),
-    [
-        (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, "not_supported"),
-        (pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED, "not_started"),
-        (pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS, "in_progress"),
-        (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, "completed"),
-        (0xABCDEF03, "completed"),
-    ],
-)
+@pytest.mark.parametrize(("state", "name"), [
+    (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, "not_supported"),
+    (pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED, "not_started"),
+    (pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS, "in_progress"), (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, "completed"),
+    (0xABCDEF03, "completed"),
+])  # fmt: skip
 def test_the_state_is_the_lowest_byte_of_what_the_module_shows(state: int, name: str) -> None:
     found = fabric(state=state)
     assert found is not None
@@ -111,21 +98,17 @@ def test_a_domain_is_cluster_and_clique_of_a_registration_that_succeeded() -> No
 
 
 HEALTH = {
-    "DEGRADED_BW_TRUE": "bandwidth is degraded",
-    "ROUTE_RECOVERY_TRUE": "routes are being recovered",
-    "ROUTE_UNHEALTHY_TRUE": "route is unhealthy",
-    "ACCESS_TIMEOUT_RECOVERY_TRUE": "access timeout",
+    "DEGRADED_BW_TRUE": "bandwidth is degraded", "ROUTE_RECOVERY_TRUE": "routes are being recovered",
+    "ROUTE_UNHEALTHY_TRUE": "route is unhealthy", "ACCESS_TIMEOUT_RECOVERY_TRUE": "access timeout",
     "INCORRECT_CONFIGURATION_INCORRECT_SYSGUID": "system GUID",
     "INCORRECT_CONFIGURATION_INCORRECT_CHASSIS_SN": "chassis serial number",
     "INCORRECT_CONFIGURATION_NO_PARTITION": "no partition",
     "INCORRECT_CONFIGURATION_INSUFFICIENT_NVLINKS": "too few NVLinks",
     "INCORRECT_CONFIGURATION_INCOMPATIBLE_GPU_FW": "firmware",
     "INCORRECT_CONFIGURATION_INVALID_LOCATION": "invalid location",
-    "INCORRECT_CONFIGURATION_GPU_STATE_INVALID": "GPU state",
-    "INCORRECT_CONFIGURATION_NONE": "",
-    "DEGRADED_BW_FALSE": "",
-    "ROUTE_UNHEALTHY_NOT_SUPPORTED": "",
-}
+    "INCORRECT_CONFIGURATION_GPU_STATE_INVALID": "GPU state", "INCORRECT_CONFIGURATION_NONE": "",
+    "DEGRADED_BW_FALSE": "", "ROUTE_UNHEALTHY_NOT_SUPPORTED": "",
+}  # fmt: skip
 GROUPS = ("DEGRADED_BW", "ROUTE_RECOVERY", "ROUTE_UNHEALTHY", "ACCESS_TIMEOUT_RECOVERY", "INCORRECT_CONFIGURATION")
 
 

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright_agent.facts.procfs import (
-    ProcessTable,
-    parse_command,
-    parse_parent,
-    read_open_files,
-    shares_all_numbers,
-)
+from meshwright_agent.facts.procfs import ProcessTable, parse_command, parse_parent, read_open_files, shares_all_numbers
 from tests.fakes.tree import plant
 
 PROC = """
@@ -134,18 +128,12 @@ def test_a_process_is_described_by_name_and_one_that_has_gone_by_number_only(tmp
     assert (table.describe(99).name, table.describe(99).command, table.describe(99).own) == (None, None, False)
 
 
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        (["/usr/bin/python3", "train.py", "--token=s"], "/usr/bin/python3 train.py"),
-        (["python", "-u", "-m", "maxtext.train", "key=s"], "python -m maxtext.train"),
-        (["python3.11", "-c", "import secret"], "python3.11"),
-        (["python", "run.py", "-m", "secret"], "python run.py"),
-        (["python"], "python"),
-        (["/opt/vllm", "--password", "s"], "/opt/vllm"),
-        ([], None),
-    ],
-)
+@pytest.mark.parametrize(("words", "command"), [
+    (["/usr/bin/python3", "train.py", "--token=s"], "/usr/bin/python3 train.py"),
+    (["python", "-u", "-m", "maxtext.train", "key=s"], "python -m maxtext.train"),
+    (["python3.11", "-c", "import secret"], "python3.11"), (["python", "run.py", "-m", "secret"], "python run.py"),
+    (["python"], "python"), (["/opt/vllm", "--password", "s"], "/opt/vllm"), ([], None),
+])  # fmt: skip
 def test_a_command_is_told_without_arguments_which_may_be_secret(words: list[str], command: str | None) -> None:
     assert parse_command("".join(f"{word}\0" for word in words)) == command
 

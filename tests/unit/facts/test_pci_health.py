@@ -25,12 +25,9 @@ def plant(folder: Path, *, slot: str = "16", **files: str) -> Path:
 
 def test_width_and_errors_are_read(tmp_path: Path) -> None:
     path = plant(
-        tmp_path,
-        current_link_width="8",
-        max_link_width="16",
-        aer_dev_fatal=AER.format(3),
+        tmp_path, current_link_width="8", max_link_width="16", aer_dev_fatal=AER.format(3),
         aer_dev_nonfatal="TOTAL_ERR_NONFATAL 4",
-    )
+    )  # fmt: skip
     assert read_pci_health(path) == PciHealth(8, 16, 3, 4)
 
 

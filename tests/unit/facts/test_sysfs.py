@@ -67,11 +67,7 @@ def test_numa_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         tmp_path,
     )
     nodes = read_numa_nodes(tmp_path / "sys")
-    assert [(node.node, node.cpus) for node in nodes] == [
-        (0, "0"),
-        (2, "2"),
-        (10, "10"),
-    ]
+    assert [(node.node, node.cpus) for node in nodes] == [(0, "0"), (2, "2"), (10, "10")]
 
 
 def test_a_node_knows_its_distances_where_the_kernel_tells_them(tmp_path: Path) -> None:

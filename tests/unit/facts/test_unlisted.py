@@ -89,18 +89,10 @@ def test_a_number_of_the_host_is_told_as_somebody_that_nobody_can_name(tmp_path:
     assert (seen.pid, seen.name, seen.own, gpu.unlisted_pids) == (999999, None, False, (999999,))
 
 
-@pytest.mark.parametrize(
-    ("processes", "known"),
-    [
-        ((JOB,), None),
-        ((JOB, OTHER), (JOB, OTHER)),
-        ((OWN, JOB), (OWN, JOB)),
-        ((OWN,), (OWN,)),
-        ((JOB.model_copy(update={"pid": 4000}),), (JOB.model_copy(update={"pid": 4000}),)),
-        ((), ()),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("processes", "known"), [
+    ((JOB,), None), ((JOB, OTHER), (JOB, OTHER)), ((OWN, JOB), (OWN, JOB)), ((OWN,), (OWN,)),
+    ((JOB.model_copy(update={"pid": 4000}),), (JOB.model_copy(update={"pid": 4000}),)), ((), ()), (None, None),
+])  # fmt: skip
 def test_beside_the_agents_worker_a_lone_number_of_the_host_may_be_the_worker(
     tmp_path: Path, processes: tuple[DeviceProcess, ...] | None, known: tuple[DeviceProcess, ...] | None
 ) -> None:

@@ -122,20 +122,15 @@ def test_a_host_that_is_well_has_each_part_of_each_card_and_all_are_healthy(scen
     assert scene.state("inventory") == "healthy"
 
 
-@pytest.mark.parametrize(
-    ("fields", "part", "state", "device"),
-    [
-        ({"temperature": 88}, "thermal", "degraded", "healthy"),
-        ({"temperature": 92}, "thermal", "unhealthy", "unhealthy"),
-        ({"clocks": 0x40}, "thermal", "degraded", "healthy"),
-        ({"clocks": 0x80}, "thermal", "degraded", "healthy"),
-        ({"ecc": [1, 1]}, "memory", "unhealthy", "unhealthy"),
-        ({"remapped": [0, 1, 1, 0]}, "memory", "degraded", "healthy"),
-        ({"remapped": [0, 1, 0, 1]}, "memory", "unhealthy", "unhealthy"),
-        ({"pcie": [8, 16, 5, 5]}, "link", "degraded", "healthy"),
-        ({"nvlinks": ["switch"] * 17 + [None]}, "link", "degraded", "healthy"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "part", "state", "device"), [
+    ({"temperature": 88}, "thermal", "degraded", "healthy"), ({"temperature": 92}, "thermal", "unhealthy", "unhealthy"),
+    ({"clocks": 0x40}, "thermal", "degraded", "healthy"), ({"clocks": 0x80}, "thermal", "degraded", "healthy"),
+    ({"ecc": [1, 1]}, "memory", "unhealthy", "unhealthy"),
+    ({"remapped": [0, 1, 1, 0]}, "memory", "degraded", "healthy"),
+    ({"remapped": [0, 1, 0, 1]}, "memory", "unhealthy", "unhealthy"),
+    ({"pcie": [8, 16, 5, 5]}, "link", "degraded", "healthy"),
+    ({"nvlinks": ["switch"] * 17 + [None]}, "link", "degraded", "healthy"),
+])  # fmt: skip
 def test_an_unhealthy_part_makes_its_device_so_and_no_other(
     scene: Scene, fields: dict[str, Any], part: str, state: str, device: str
 ) -> None:
@@ -371,25 +366,21 @@ def test_a_fault_outlives_another_layout_of_its_cards_instances(tmp_path: Path) 
     assert scene.ill() == set()
 
 
-@pytest.mark.parametrize(
-    ("expect", "state"),
-    [("8", "healthy"), ("8*h100", "healthy"), ("7*H100", "healthy"), ("9", "unhealthy"), ("1*a100", "unhealthy")],
-)
+@pytest.mark.parametrize(("expect", "state"), [
+    ("8", "healthy"), ("8*h100", "healthy"), ("7*H100", "healthy"), ("9", "unhealthy"), ("1*a100", "unhealthy"),
+])  # fmt: skip
 def test_what_is_declared_is_counted_by_chip(tmp_path: Path, expect: str, state: str) -> None:
     scene = Scene(tmp_path, expect)
     scene.look()
     assert scene.state("inventory") == state
 
 
-@pytest.mark.parametrize(
-    ("expect", "reason", "state"),
-    [
-        ("5", "5 of 5 are here, each MIG instance counted", "healthy"),
-        ("6", "5 of 6 are here, each MIG instance counted", "unhealthy"),
-        ("3*a100-40gb", "3 of 3*a100-40gb are here, a card in MIG mode counted once", "healthy"),
-        ("4*a100-40gb", "3 of 4*a100-40gb are here, a card in MIG mode counted once", "unhealthy"),
-    ],
-)
+@pytest.mark.parametrize(("expect", "reason", "state"), [
+    ("5", "5 of 5 are here, each MIG instance counted", "healthy"),
+    ("6", "5 of 6 are here, each MIG instance counted", "unhealthy"),
+    ("3*a100-40gb", "3 of 3*a100-40gb are here, a card in MIG mode counted once", "healthy"),
+    ("4*a100-40gb", "3 of 4*a100-40gb are here, a card in MIG mode counted once", "unhealthy"),
+])  # fmt: skip
 def test_a_number_is_of_devices_and_a_chip_is_of_cards(tmp_path: Path, expect: str, reason: str, state: str) -> None:
     """Three instances of one card, and two whole cards."""
     scene = Scene(tmp_path, expect, "mig-a100")

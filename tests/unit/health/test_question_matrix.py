@@ -67,13 +67,9 @@ class Host:
     def read(self, fail: Mapping[str, int]) -> HostFacts:
         found = read_nvidia(FakeNvml(self.document, fail), self.scene.machine.roots, NO_TABLE)
         return replace(
-            self.base,
-            gpus=found.gpus,
-            links=found.links,
-            driver=found.driver,
-            problems=found.problems,
+            self.base, gpus=found.gpus, links=found.links, driver=found.driver, problems=found.problems,
             refused=found.refused,
-        )
+        )  # fmt: skip
 
 
 def build_host(name: str, folder: Path) -> Host:

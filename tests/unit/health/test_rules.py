@@ -17,39 +17,26 @@ from meshwright_agent.health.rules import FEW_RETRIES, CardView, Finding, evalua
 COOL = GpuHealth(temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=())
 CLEAN = GpuHealth(uncorrectable_count=0, uncorrectable_lifetime_count=0, remap_pending=False, remap_failed=False)
 WIRED = GpuHealth(
-    pcie_width=16,
-    pcie_most_width=16,
-    pcie_generation=5,
-    pcie_most_generation=5,
-    performance_state=0,
-    is_computing=True,
-    nvlinks_active=18,
-    nvlink_errors={"replay": 5, "recovery": 2, "crc": 0},
-)
+    pcie_width=16, pcie_most_width=16, pcie_generation=5, pcie_most_generation=5, performance_state=0,
+    is_computing=True, nvlinks_active=18, nvlink_errors={"replay": 5, "recovery": 2, "crc": 0},
+)  # fmt: skip
 
 
 def state(finding: Finding | None) -> str | None:
     return None if finding is None else finding.state
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "healthy"),
-        ({"temperature_celsius": 86}, "healthy"),
-        ({"temperature_celsius": 87}, "degraded"),
-        ({"temperature_celsius": 92}, "unhealthy"),
-        ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": 120}, "unknown"),
-        ({"slowdowns": ("hardware thermal slowdown",)}, "degraded"),
-        ({"slowdowns": ("hardware slowdown",)}, "degraded"),
-        ({"slowdowns": ("hardware power brake",)}, "degraded"),
-        ({"slowdowns": None}, "healthy"),
-        ({"temperature_celsius": None, "slowdowns": None}, None),
-        ({"slowdown_celsius": None, "shutdown_celsius": None, "slowdowns": None}, "unknown"),
-        ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": None}, "healthy"),
-        ({"slowdown_celsius": None, "slowdowns": None}, "healthy"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, "healthy"), ({"temperature_celsius": 86}, "healthy"), ({"temperature_celsius": 87}, "degraded"),
+    ({"temperature_celsius": 92}, "unhealthy"),
+    ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": 120}, "unknown"),
+    ({"slowdowns": ("hardware thermal slowdown",)}, "degraded"), ({"slowdowns": ("hardware slowdown",)}, "degraded"),
+    ({"slowdowns": ("hardware power brake",)}, "degraded"), ({"slowdowns": None}, "healthy"),
+    ({"temperature_celsius": None, "slowdowns": None}, None),
+    ({"slowdown_celsius": None, "shutdown_celsius": None, "slowdowns": None}, "unknown"),
+    ({"slowdown_celsius": None, "shutdown_celsius": None, "temperature_celsius": None}, "healthy"),
+    ({"slowdown_celsius": None, "slowdowns": None}, "healthy"),
+])  # fmt: skip
 def test_heat_is_judged_by_the_cards_own_limits(changes: dict[str, object], expected: str | None) -> None:
     assert state(evaluate_card("thermal", CardView(replace(COOL, **changes)))) == expected  # type: ignore[arg-type]
 
@@ -59,20 +46,15 @@ HOPPER = GpuHealth(
 )
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "healthy"),
-        ({"margin_celsius": -1}, "healthy"),
-        ({"margin_celsius": -2}, "degraded"),
-        ({"margin_celsius": -8}, "unhealthy"),
-        ({"margin_celsius": -40, "slowdown_margin_celsius": None, "shutdown_margin_celsius": None}, "unknown"),
-        ({"margin_celsius": 1, "slowdown_margin_celsius": None, "slowdowns": None}, "healthy"),
-        ({"margin_celsius": -2, "temperature_celsius": None, "slowdowns": None}, "degraded"),
-        ({"margin_celsius": None, "slowdowns": None}, "unknown"),
-        ({"margin_celsius": 5, "slowdown_celsius": 60}, "degraded"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, "healthy"), ({"margin_celsius": -1}, "healthy"), ({"margin_celsius": -2}, "degraded"),
+    ({"margin_celsius": -8}, "unhealthy"),
+    ({"margin_celsius": -40, "slowdown_margin_celsius": None, "shutdown_margin_celsius": None}, "unknown"),
+    ({"margin_celsius": 1, "slowdown_margin_celsius": None, "slowdowns": None}, "healthy"),
+    ({"margin_celsius": -2, "temperature_celsius": None, "slowdowns": None}, "degraded"),
+    ({"margin_celsius": None, "slowdowns": None}, "unknown"),
+    ({"margin_celsius": 5, "slowdown_celsius": 60}, "degraded"),
+])  # fmt: skip
 def test_heat_is_judged_by_margins_where_the_driver_tells_those(changes: dict[str, object], expected: str) -> None:
     assert state(evaluate_card("thermal", CardView(replace(HOPPER, **changes)))) == expected  # type: ignore[arg-type]
 
@@ -85,16 +67,12 @@ def test_the_reason_to_drain_a_host_for_heat_stays_the_same_while_it_is_as_hot(f
     assert (first, state(first)) == (second, "unhealthy")
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, "clocks are not held down; draws at most 700 W"),
-        ({"power_limit_watts": 400.0}, "at most 400 W, set below its own 700 W"),
-        ({"power_default_watts": None}, "at most 700 W"),
-        ({"power_limit_watts": None}, "clocks are not held down"),
-        ({"slowdowns": ("hardware thermal slowdown", "hardware power brake")}, "hardware power brake"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({}, "clocks are not held down; draws at most 700 W"),
+    ({"power_limit_watts": 400.0}, "at most 400 W, set below its own 700 W"),
+    ({"power_default_watts": None}, "at most 700 W"), ({"power_limit_watts": None}, "clocks are not held down"),
+    ({"slowdowns": ("hardware thermal slowdown", "hardware power brake")}, "hardware power brake"),
+])  # fmt: skip
 def test_power_is_told_with_the_heat(changes: dict[str, object], words: str) -> None:
     health = replace(COOL, **({"power_limit_watts": 700.0, "power_default_watts": 700.0} | changes))  # type: ignore[arg-type]
     finding = evaluate_card("thermal", CardView(health))
@@ -107,18 +85,11 @@ def test_a_power_limit_alone_is_no_ground_to_call_a_card_well() -> None:
     assert evaluate_card("thermal", CardView(GpuHealth(power_limit_watts=700.0))) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "healthy"),
-        ({"uncorrectable_lifetime_count": 9}, "healthy"),
-        ({"uncorrectable_count": 1}, "unhealthy"),
-        ({"remap_pending": True}, "degraded"),
-        ({"remap_failed": True}, "unhealthy"),
-        ({"retirement_pending": True}, "degraded"),
-        ({"remap_pending": True, "remap_failed": True}, "unhealthy"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, "healthy"), ({"uncorrectable_lifetime_count": 9}, "healthy"), ({"uncorrectable_count": 1}, "unhealthy"),
+    ({"remap_pending": True}, "degraded"), ({"remap_failed": True}, "unhealthy"),
+    ({"retirement_pending": True}, "degraded"), ({"remap_pending": True, "remap_failed": True}, "unhealthy"),
+])  # fmt: skip
 def test_memory_is_judged_by_what_could_not_be_corrected(changes: dict[str, object], expected: str) -> None:
     finding = evaluate_card("memory", CardView(replace(CLEAN, **changes)))  # type: ignore[arg-type]
     assert state(finding) == expected
@@ -137,40 +108,31 @@ def test_errors_that_were_acknowledged_are_none_until_more_come_or_the_driver_co
     assert state(evaluate_card("memory", CardView(health, baselines={"uncorrectable": 5}))) == "unhealthy"
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "healthy"),
-        ({"pcie_width": 8}, "degraded"),
-        ({"pcie_generation": 1}, "degraded"),
-        ({"pcie_generation": 1, "is_computing": False}, "healthy"),
-        ({"pcie_generation": 1, "performance_state": 8}, "healthy"),
-        ({"pcie_width": 8, "is_computing": False, "performance_state": 8}, "degraded"),
-        ({"nvlinks_active": 17}, "degraded"),
-        ({"nvlinks_active": 0}, "unhealthy"),
-        ({"nvlink_errors": {"replay": 5, "recovery": 3, "crc": 0}}, "degraded"),
-        ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 0}}, "healthy"),
-        ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 1}}, "degraded"),
-        ({"nvlink_errors": {"replay": 0, "recovery": 0, "crc": 0}}, "healthy"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, "healthy"), ({"pcie_width": 8}, "degraded"), ({"pcie_generation": 1}, "degraded"),
+    ({"pcie_generation": 1, "is_computing": False}, "healthy"),
+    ({"pcie_generation": 1, "performance_state": 8}, "healthy"),
+    ({"pcie_width": 8, "is_computing": False, "performance_state": 8}, "degraded"),
+    ({"nvlinks_active": 17}, "degraded"), ({"nvlinks_active": 0}, "unhealthy"),
+    ({"nvlink_errors": {"replay": 5, "recovery": 3, "crc": 0}}, "degraded"),
+    ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 0}}, "healthy"),
+    ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 1}}, "degraded"),
+    ({"nvlink_errors": {"replay": 0, "recovery": 0, "crc": 0}}, "healthy"),
+])  # fmt: skip
 def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expected: str) -> None:
     view = CardView(health=replace(WIRED, **changes), before=WIRED, expected_nvlinks=18)  # type: ignore[arg-type]
     assert state(evaluate_card("link", view)) == expected
 
 
-@pytest.mark.parametrize(
-    ("pci", "view", "expected"),
-    [
-        (PciHealth(width=16, most_width=16), CardView(), "healthy"),
-        (PciHealth(width=4, most_width=16), CardView(), "degraded"),
-        (PciHealth(fatal_count=3), CardView(baselines={"fatal": 3}), "healthy"),
-        (PciHealth(fatal_count=4), CardView(baselines={"fatal": 3}), "unhealthy"),
-        (PciHealth(nonfatal_count=2), CardView(nonfatal_before=1), "degraded"),
-        (PciHealth(nonfatal_count=2, width=1, most_width=1), CardView(nonfatal_before=2), "healthy"),
-        (PciHealth(), CardView(), None),
-    ],
-)
+@pytest.mark.parametrize(("pci", "view", "expected"), [
+    (PciHealth(width=16, most_width=16), CardView(), "healthy"),
+    (PciHealth(width=4, most_width=16), CardView(), "degraded"),
+    (PciHealth(fatal_count=3), CardView(baselines={"fatal": 3}), "healthy"),
+    (PciHealth(fatal_count=4), CardView(baselines={"fatal": 3}), "unhealthy"),
+    (PciHealth(nonfatal_count=2), CardView(nonfatal_before=1), "degraded"),
+    (PciHealth(nonfatal_count=2, width=1, most_width=1), CardView(nonfatal_before=2), "healthy"),
+    (PciHealth(), CardView(), None),
+])  # fmt: skip
 def test_sysfs_tells_of_devices_that_nvml_does_not_know(pci: PciHealth, view: CardView, expected: str | None) -> None:
     assert state(evaluate_card("link", replace(view, pci=pci))) == expected
 

@@ -106,13 +106,10 @@ def test_records_that_nobody_read_in_time_are_told_once(scene: Scene) -> None:
     assert scene.state("kernel_log") == "healthy"
 
 
-@pytest.mark.parametrize(
-    ("log", "state", "words"),
-    [
-        (KernelLog(is_wanted=False), "initializing", "MESHWRIGHT_KERNEL_LOG is empty"),
-        (UNREADABLE, "degraded", "Operation not permitted"),
-    ],
-)
+@pytest.mark.parametrize(("log", "state", "words"), [
+    (KernelLog(is_wanted=False), "initializing", "MESHWRIGHT_KERNEL_LOG is empty"),
+    (UNREADABLE, "degraded", "Operation not permitted"),
+])  # fmt: skip
 def test_where_xids_are_not_watched_that_is_said_once_and_is_not_green(
     scene: Scene, log: KernelLog, state: str, words: str
 ) -> None:

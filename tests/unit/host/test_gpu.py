@@ -165,15 +165,10 @@ def test_a_gpu_of_amd_is_held_by_whoever_has_its_drivers_file(tmp_path: Path, ow
         assert [(process.pid, process.own, process.job) for process in device.processes or ()] == [(12, own, "slurm 7")]
 
 
-@pytest.mark.parametrize(
-    ("kfd", "problems", "known"),
-    [
-        (KfdFacts(()), (), ()),
-        (KfdFacts(None), (), None),
-        (KfdFacts(()), (SourceProblem("no_library", "the package nvidia-ml-py is not installed"),), None),
-        (None, (), None),
-    ],
-)
+@pytest.mark.parametrize(("kfd", "problems", "known"), [
+    (KfdFacts(()), (), ()), (KfdFacts(None), (), None),
+    (KfdFacts(()), (SourceProblem("no_library", "the package nvidia-ml-py is not installed"),), None), (None, (), None),
+])  # fmt: skip
 def test_a_gpu_that_only_jax_knows_is_free_only_where_amds_driver_says_so(
     tmp_path: Path, kfd: KfdFacts | None, problems: tuple[SourceProblem, ...], known: tuple[()] | None
 ) -> None:

@@ -127,14 +127,10 @@ def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, lo
     run_scene(tmp_path, test, look=look)
 
 
-@pytest.mark.parametrize(
-    ("look", "holders", "unknown"),
-    [
-        ({"holders": None}, None, "no_permission"),
-        (CallCancelled("the probe was ended"), None, "driver_timeout"),
-        ({"holders": []}, (), None),
-    ],
-)
+@pytest.mark.parametrize(("look", "holders", "unknown"), [
+    ({"holders": None}, None, "no_permission"),
+    (CallCancelled("the probe was ended"), None, "driver_timeout"), ({"holders": []}, (), None),
+])  # fmt: skip
 def test_a_release_says_why_nobody_could_look(
     tmp_path: Path, look: Reply, holders: tuple[()] | None, unknown: str | None
 ) -> None:

@@ -28,13 +28,8 @@ def show(facts: HostFacts | None, devices: list[dict[str, Any]] | None = None, p
 
 def jax_device(index: int, coords: tuple[int, ...], core: int = 0, kind: str = "TPU v5 lite") -> dict[str, Any]:
     return {
-        "id": index,
-        "kind": kind,
-        "platform": "tpu",
-        "coords": list(coords),
-        "core_on_chip": core,
-        "slice_index": 0,
-    }
+        "id": index, "kind": kind, "platform": "tpu", "coords": list(coords), "core_on_chip": core, "slice_index": 0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["tpu-v5e-8", "tpu-v5p-4"])
@@ -70,26 +65,21 @@ Slice = tuple[tuple[int, ...] | None, tuple[bool, ...] | None, bool]
 UNKNOWN: Slice = (None, None, False)
 
 
-@pytest.mark.parametrize(
-    ("kind", "told", "coords", "expected"),
-    [
-        (V5E, {"topology": (16, 16, 1), "host_count": 64}, GRID, ((16, 16, 1), (True, True, False), False)),
-        (V5E, {"topology": (8, 16, 1)}, GRID, ((8, 16, 1), (False, True, False), False)),
-        (V4, {"hosts": (2, 2, 4), "chips_per_host": (2, 2, 1), "host_count": 16}, (), ((4, 4, 4), (True,) * 3, False)),
-        (V4, {"topology": (2, 2, 4), "host_count": 4}, GRID, ((2, 2, 4), (False,) * 3, False)),
-        (V4, {"topology": (4, 4, 8), "twisted": True}, GRID, ((4, 4, 8), (True,) * 3, True)),
-        (V4, {"topology": (4, 4, 4), "wrap": (False, True, True)}, GRID, ((4, 4, 4), (False, True, True), False)),
-        (V5E, {}, GRID, ((2, 2, 1), (False,) * 3, False)),
-        (V5E, {"chips_per_host": (2, 2, 1)}, (), ((2, 2, 1), (False,) * 3, False)),
-        ("TPU of tomorrow", {"topology": (4, 4, 4)}, GRID, ((4, 4, 4), None, False)),
-        (V5E, {}, (), UNKNOWN),
-        (V5E, {"host_count": 4}, GRID, UNKNOWN),
-        (V5E, {}, GRID[:3], UNKNOWN),
-        (V5E, {}, [(x + 2, y, z) for x, y, z in GRID], UNKNOWN),
-        (V5E, {"topology": (2, 2, 1)}, [(x + 2, y, z) for x, y, z in GRID], UNKNOWN),
-        (V4, {"topology": (4, 4, 4), "hosts": (1, 1, 1), "chips_per_host": (2, 2, 1)}, GRID, UNKNOWN),
-    ],
-)
+@pytest.mark.parametrize(("kind", "told", "coords", "expected"), [
+    (V5E, {"topology": (16, 16, 1), "host_count": 64}, GRID, ((16, 16, 1), (True, True, False), False)),
+    (V5E, {"topology": (8, 16, 1)}, GRID, ((8, 16, 1), (False, True, False), False)),
+    (V4, {"hosts": (2, 2, 4), "chips_per_host": (2, 2, 1), "host_count": 16}, (), ((4, 4, 4), (True,) * 3, False)),
+    (V4, {"topology": (2, 2, 4), "host_count": 4}, GRID, ((2, 2, 4), (False,) * 3, False)),
+    (V4, {"topology": (4, 4, 8), "twisted": True}, GRID, ((4, 4, 8), (True,) * 3, True)),
+    (V4, {"topology": (4, 4, 4), "wrap": (False, True, True)}, GRID, ((4, 4, 4), (False, True, True), False)),
+    (V5E, {}, GRID, ((2, 2, 1), (False,) * 3, False)),
+    (V5E, {"chips_per_host": (2, 2, 1)}, (), ((2, 2, 1), (False,) * 3, False)),
+    ("TPU of tomorrow", {"topology": (4, 4, 4)}, GRID, ((4, 4, 4), None, False)), (V5E, {}, (), UNKNOWN),
+    (V5E, {"host_count": 4}, GRID, UNKNOWN), (V5E, {}, GRID[:3], UNKNOWN),
+    (V5E, {}, [(x + 2, y, z) for x, y, z in GRID], UNKNOWN),
+    (V5E, {"topology": (2, 2, 1)}, [(x + 2, y, z) for x, y, z in GRID], UNKNOWN),
+    (V4, {"topology": (4, 4, 4), "hosts": (1, 1, 1), "chips_per_host": (2, 2, 1)}, GRID, UNKNOWN),
+])  # fmt: skip
 def test_a_slices_shape_is_told_where_nothing_contradicts_it(
     kind: str, told: dict[str, Any], coords: list[tuple[int, ...]], expected: Slice
 ) -> None:
@@ -157,17 +147,11 @@ def test_numbers_that_do_not_fit_are_not_joined() -> None:
     assert [(device.pci_bus_id, device.processes) for device in seen.devices] == [(None, None), (None, None)]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"chips_per_host": (2, 2, 1), "topology": (4, 4, 1), "host_count": 4},
-        {"chips_per_host": (2, 2, 1), "host_count": 4},
-        {"chips_per_host": (2, 2, 1), "topology": (4, 4, 1)},
-        {"chips_per_host": (2, 4, 1)},
-        {"topology": (2, 4, 1)},
-        {},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"chips_per_host": (2, 2, 1), "topology": (4, 4, 1), "host_count": 4},
+    {"chips_per_host": (2, 2, 1), "host_count": 4}, {"chips_per_host": (2, 2, 1), "topology": (4, 4, 1)},
+    {"chips_per_host": (2, 4, 1)}, {"topology": (2, 4, 1)}, {},
+])  # fmt: skip
 def test_coordinates_are_unknown_where_the_slice_is_not_this_host_alone_or_its_shape_is_not_told(
     fields: dict[str, Any],
 ) -> None:

@@ -27,12 +27,9 @@ NAME = "leases.sqlite3"
 
 def build_lease(**fields: Any) -> Lease:
     known: dict[str, Any] = {
-        "id": "lease-1",
-        "devices": (DeviceRef(host="a", local_index=0, position=0),),
-        "purpose": "job 7",
-        "preemptible": False,
-        "expires_in_s": 60.0,
-    }
+        "id": "lease-1", "devices": (DeviceRef(host="a", local_index=0, position=0),), "purpose": "job 7",
+        "preemptible": False, "expires_in_s": 60.0,
+    }  # fmt: skip
     return Lease.model_validate(known | fields)
 
 
@@ -112,15 +109,10 @@ async def opened(
     scene: Scene
     async with Store.open(folder / NAME, clock=clock) as store:
         service = LeaseService(
-            registry,
-            store,
-            devices=lambda: there,
-            here=lambda: Inventory(Topology.of(registry.mark(there))),
-            find_runs=lambda devices: scene.find_runs(devices),
-            free=lambda runs, reason: scene.free(runs, reason),
-            clock=clock,
-            spawn=spawn,
-        )
+            registry, store, devices=lambda: there, here=lambda: Inventory(Topology.of(registry.mark(there))),
+            find_runs=lambda devices: scene.find_runs(devices), free=lambda runs, reason: scene.free(runs, reason),
+            clock=clock, spawn=spawn,
+        )  # fmt: skip
         scene = Scene(service, registry, store, boot, clock, {})
         await service.recall()
         spawn(service.run())

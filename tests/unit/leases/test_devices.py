@@ -37,8 +37,7 @@ MIG = [
 
 
 @pytest.mark.parametrize(("leased", "device", "is_covered"), [
-    ({"local_index": 0}, {"local_index": 0}, True),
-    ({"local_index": 0}, {"local_index": 1}, False),
+    ({"local_index": 0}, {"local_index": 0}, True), ({"local_index": 0}, {"local_index": 1}, False),
     ({"local_index": 0, "uuid": "GPU-a"}, {"local_index": 3, "uuid": "GPU-a"}, True),
     ({"local_index": 0, "uuid": "GPU-a"}, {"local_index": 0, "uuid": "GPU-b"}, False),
     ({"local_index": 0, "pci_bus_id": "p"}, {"local_index": 1, "pci_bus_id": "p"}, True),

@@ -19,10 +19,9 @@ from tests.unit.store.opening import editing
 # ---- who yields ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("there", "new", "outcome"),
-    [(False, False, "refused"), (False, True, "refused"), (True, True, "refused"), (True, False, "taken over")],
-)
+@pytest.mark.parametrize(("there", "new", "outcome"), [
+    (False, False, "refused"), (False, True, "refused"), (True, True, "refused"), (True, False, "taken over"),
+])  # fmt: skip
 def test_a_firm_lease_takes_over_a_preemptible_one_and_nothing_else_does(
     tmp_path: Path, there: bool, new: bool, outcome: str
 ) -> None:
@@ -123,10 +122,8 @@ def test_the_owner_renews_by_the_same_put_and_may_change_time_and_purpose(tmp_pa
 
 @pytest.mark.parametrize(("asked", "said"), [
     ({"devices": [0, 2]}, "it holds device 0, 1, and device 0, 2 is asked for"),
-    ({"devices": [0]}, "device 0 is asked for"),
-    ({"devices": [0, 1, 2]}, "device 0, 1, 2 is asked for"),
-    ({"devices": {"count": 1}}, "1 device(s) is asked for"),
-    ({"devices": "all"}, "device 0, 1, 2, 3 is asked for"),
+    ({"devices": [0]}, "device 0 is asked for"), ({"devices": [0, 1, 2]}, "device 0, 1, 2 is asked for"),
+    ({"devices": {"count": 1}}, "1 device(s) is asked for"), ({"devices": "all"}, "device 0, 1, 2, 3 is asked for"),
     ({"devices": {"count": 3}}, "3 device(s) is asked for"),
     ({"devices": [0, 1], "preemptible": True}, "it has preemptible False, and True is asked for"),
     ({"devices": [0, 1], "preemptible": False}, "it has preemptible True, and False is asked for"),

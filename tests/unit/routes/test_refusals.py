@@ -28,18 +28,11 @@ def test_a_last_event_id_that_no_event_can_have_is_refused(app: ASGIApp, text: s
 
 
 @pytest.mark.parametrize(("path", "body"), [
-    ("/batch-size", rb'{"model": "\ud800"}'),
-    ("/mesh/plan", rb'{"mesh": "dp:1", "target": "\ud800"}'),
-    ("/leases/a", rb'{"devices": "all", "purpose": "\ud800"}'),
-    ("/placement/bench", rb'{"\ud800": 1}'),
-    ("/placement/bench", b'{"max_s": NaN}'),
-    ("/placement/bench", b'{"max_s": 1e999}'),
-    ("/mesh/plan", b"[" * 100_000),
-    ("/mesh/plan", b'{"mesh": "d\xffp:2"}'),
-    ("/mesh/plan", b"\xff\xfe{}"),
-    ("/devices/release", b'{"devices":[0]}'),
-    ("/devices/release", b"{"),
-    ("/devices/release", b"[]"),
+    ("/batch-size", rb'{"model": "\ud800"}'), ("/mesh/plan", rb'{"mesh": "dp:1", "target": "\ud800"}'),
+    ("/leases/a", rb'{"devices": "all", "purpose": "\ud800"}'), ("/placement/bench", rb'{"\ud800": 1}'),
+    ("/placement/bench", b'{"max_s": NaN}'), ("/placement/bench", b'{"max_s": 1e999}'), ("/mesh/plan", b"[" * 100_000),
+    ("/mesh/plan", b'{"mesh": "d\xffp:2"}'), ("/mesh/plan", b"\xff\xfe{}"), ("/devices/release", b'{"devices":[0]}'),
+    ("/devices/release", b"{"), ("/devices/release", b"[]"),
 ])  # fmt: skip
 def test_a_body_that_is_not_strict_json_or_not_the_routes_is_refused(app: ASGIApp, path: str, body: bytes) -> None:
     heard = ask(app, "PUT" if "leases" in path else "POST", path, headers=JSON, pieces=[body])

@@ -262,8 +262,7 @@ def fill(path: Path) -> None:
     lambda path: path.write_bytes(path.read_bytes()[: 4096 * 3 + 17]),
     lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\xa5" * 20_000),
     lambda path: path.write_bytes(path.read_bytes().replace(b"CREATE TABLE documents", b"CREATE TABLE documemts")),
-    lambda path: path.write_bytes(path.read_bytes()[:18] + b"\x77\x77" + path.read_bytes()[20:]),
-    spoil_bodies,
+    lambda path: path.write_bytes(path.read_bytes()[:18] + b"\x77\x77" + path.read_bytes()[20:]), spoil_bodies,
 ], ids=["text", "cut", "noise", "schema", "header", "body"])  # fmt: skip
 def test_a_damaged_file_is_set_aside_and_a_new_one_says_that_leases_are_lost(tmp_path: Path, damage: Any) -> None:
     fill(tmp_path / "db")

@@ -54,8 +54,7 @@ def test_the_planner_goes_when_idle_and_starts_no_threads_for_matrices() -> None
 
 
 @pytest.mark.parametrize(("modes", "environment", "may"), [
-    (("default", "exclusive_process", None), {}, True),
-    (("default", "prohibited"), {}, False),
+    (("default", "exclusive_process", None), {}, True), (("default", "prohibited"), {}, False),
     (("default", "prohibited"), {"CUDA_VISIBLE_DEVICES": "0"}, True),
 ])  # fmt: skip
 def test_jax_is_not_started_unasked_where_a_gpu_that_it_sees_lets_no_process_in(

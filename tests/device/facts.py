@@ -41,9 +41,8 @@ def check_facts(bed: Bed) -> Iterator[Finding]:
     listed = {(device["mig"] or {}).get("parent_uuid") or device["uuid"] for device in devices["devices"]}
     yield Finding("cards", len(listed), listed == {card.uuid for card in cards}, rule="nvidia-smi's, all and no other")
     began_s = time.monotonic()
-    facts = build_json(
-        read_host_facts(Roots(environ=dict(os.environ)), nvml=find_nvml(), log=LogPlace(Path("/dev/kmsg")))
-    )
+    roots, log = Roots(environ=dict(os.environ)), LogPlace(Path("/dev/kmsg"))
+    facts = build_json(read_host_facts(roots, nvml=find_nvml(), log=log))
     yield Finding("one look of the probe", time.monotonic() - began_s, unit="s", note="NVML, sysfs, /proc, kernel log")
     yield from compare_cards(devices, facts, cards)
     yield from tell_log(facts)
@@ -95,11 +94,8 @@ def _compare_card(device: Any, software: Any, gpu: Any, card: SmiCard) -> Iterat
         near = mine is not None and other is not None and abs(mine - other) <= within
         slack, theirs = (format_value(Finding(name, value, unit=unit)) for value in (within, other))
         yield Finding(name, mine, near, unit, f"nvidia-smi's ± {slack}", theirs)
-    yield Finding("ECC is on", card.ecc, note="nvidia-smi; the agent tells errors, not the switch")
     yield Finding("PCIe generation", health.get("pcie_generation"), note=f"nvidia-smi {card.pcie_generation}; varies")
     yield Finding("performance state", health.get("performance_state"), note=f"nvidia-smi {card.performance_state}")
-    yield Finding("SM clock", card.sm_clock_hz, unit="Hz", note="nvidia-smi; the agent does not tell it")
-    yield Finding("power", card.power_w, unit="W", note="nvidia-smi; the agent does not tell it")
     silent = sorted(name for name, value in health.items() if value is None and name != "error")
     yield Finding("health fields that the driver did not tell", ", ".join(silent) or "none")
 

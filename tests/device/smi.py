@@ -37,16 +37,12 @@ class SmiCard:
     used_bytes: int | None
     compute_mode: str | None
     mig: bool | None
-    ecc: bool | None
     uncorrectable_count: int | None
     temperature_celsius: int | None
     performance_state: int | None
     pcie_width: int | None
     pcie_generation: int | None
     slowdowns: tuple[str, ...] | None
-    power_w: float | None
-    sm_clock_hz: float | None
-    memory_clock_hz: float | None
     compute_pids: tuple[int, ...]
     compute_capability: str | None = None
 
@@ -91,6 +87,7 @@ def _parse_card(gpu: ElementTree.Element, driver: str | None, cuda: str | None, 
     uuid = _word(gpu, "uuid") or ""
     errors = gpu.find("ecc_errors/volatile")
     counts = [] if errors is None else [_number(errors, one.tag) for one in errors if "uncorrectable" in one.tag]
+    processes = gpu.findall("processes/process_info")
     counted = [int(count) for count in counts if count is not None]
     return SmiCard(
         uuid=uuid,
@@ -102,21 +99,13 @@ def _parse_card(gpu: ElementTree.Element, driver: str | None, cuda: str | None, 
         used_bytes=_scaled(gpu, "fb_memory_usage/used", MIB),
         compute_mode=_MODES.get(_word(gpu, "compute_mode") or ""),
         mig=_switch(gpu, "mig_mode/current_mig"),
-        ecc=_switch(gpu, "ecc_mode/current_ecc"),
         uncorrectable_count=sum(counted) if counted else None,
         temperature_celsius=_scaled(gpu, "temperature/gpu_temp", 1),
         performance_state=_scaled(gpu, "performance_state", 1),
         pcie_width=_scaled(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width", 1),
         pcie_generation=_scaled(gpu, "pci/pci_gpu_link_info/pcie_gen/current_link_gen", 1),
         slowdowns=_parse_slowdowns(gpu),
-        power_w=_number(gpu, "gpu_power_readings/instant_power_draw") or _number(gpu, "gpu_power_readings/power_draw"),
-        sm_clock_hz=_scaled(gpu, "clocks/sm_clock", 10**6),
-        memory_clock_hz=_scaled(gpu, "clocks/mem_clock", 10**6),
-        compute_pids=tuple(
-            int(_number(one, "pid") or 0)
-            for one in gpu.findall("processes/process_info")
-            if "C" in (_word(one, "type") or "")
-        ),
+        compute_pids=tuple(int(_number(one, "pid") or 0) for one in processes if "C" in (_word(one, "type") or "")),
         compute_capability=known.get(uuid),
     )
 

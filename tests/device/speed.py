@@ -19,11 +19,8 @@ SPREAD_RATIO: Final = 0.1
 OF_CARD: Final = ("matmul", "memory_bandwidth")
 """Cases that the host's pageable memory has no part in."""
 
-_FULL: Final[dict[str, Any]] = {
-    "suite": "full",
-    "cases": ["matmul", "memory_bandwidth", "host_to_device", "device_to_host"],
-    "max_s": 45,
-}
+_CASES: Final = ["matmul", "memory_bandwidth", "host_to_device", "device_to_host"]
+_FULL: Final[dict[str, Any]] = {"suite": "full", "cases": _CASES, "max_s": 45}
 _SMALL: Final[dict[str, Any]] = {**_FULL, "sizes_bytes": [1 << 20], "matmul_size": 256, "samples": 5}
 
 Key = tuple[str, int]

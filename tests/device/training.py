@@ -33,10 +33,7 @@ SMALL: Final = {
     "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
 CASES: Final[dict[str, list[tuple[Any, dict[str, Any]]]]] = {
-    "gpu": [
-        ("llama3.2-1b", {"seq_len": 4096, "global_batch_size": 4}),
-        ("llama3.2-3b", {"seq_len": 4096, "global_batch_size": 4}),
-    ],
+    "gpu": [(name, {"seq_len": 4096, "global_batch_size": 4}) for name in ("llama3.2-1b", "llama3.2-3b")],
     "cpu": [(SMALL, {"seq_len": 64, "global_batch_size": 1})],
 }
 """Model and training by platform, the batch of one device."""

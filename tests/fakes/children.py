@@ -20,8 +20,6 @@ class FakeChild:
         self.pid: int | None = 1000 + generation
         self.ending: Ending | None = None
         self.sent: list[Frame] = []
-        self.stops: list[bool] = []
-        self.dump_count = 0
         self.reaped = asyncio.Event()
         self._kind = spec.name
         self._end = ending
@@ -46,10 +44,9 @@ class FakeChild:
         self.sent.append(parse_frame(line))
 
     async def dump(self) -> None:
-        self.dump_count += 1
+        """A process would write its stacks."""
 
     async def stop(self, *, gently: bool) -> None:
-        self.stops.append(gently)
         self.lose("closed its socket")
         await asyncio.sleep(0)
         self.ending = self._end

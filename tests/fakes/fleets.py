@@ -68,21 +68,11 @@ def _list_box(corner: Sequence[int], bounds: Sequence[int]) -> list[tuple[int, .
 def _build_tpu_host(
     name: str, rank: int, chips: list[tuple[int, ...]], kind: str, cores: int, slice_index: int | None
 ) -> Devices:
+    own: dict[str, Any] = {"host": name, "platform": "tpu", "kind": kind, **EVIDENCE}
+    own |= {"slice_index": slice_index, "process_index": rank}
     devices = tuple(
-        Device(
-            host=name,
-            local_index=index,
-            position=index,
-            platform="tpu",
-            kind=kind,
-            coords=coords,
-            core_on_chip=core,
-            slice_index=slice_index,
-            process_index=rank,
-            pci_bus_id=f"0000:00:{index // cores:02x}.0",
-            **EVIDENCE,
-        )
-        for index, (coords, core) in enumerate(product(chips, range(cores)))
+        Device(local_index=i, position=i, coords=at, core_on_chip=core, pci_bus_id=f"0000:00:{i // cores:02x}.0", **own)
+        for i, (at, core) in enumerate(product(chips, range(cores)))
     )
     links = tuple(
         Link(a=a, b=b, kind="ICI", **EVIDENCE)

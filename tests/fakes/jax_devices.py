@@ -45,13 +45,8 @@ def build_cpus(processes: int, each: int) -> list[Any]:
 
 
 def build_gpus(processes: int, each: int, *, processes_per_slice: int = 1) -> list[Any]:
-    return check_job(
-        [
-            FakeSliced(p * each + i, p, "gpu", "NVIDIA H100 80GB HBM3", p // processes_per_slice)
-            for p in range(processes)
-            for i in range(each)
-        ]
-    )
+    names = [(p * each + i, p, "gpu", "NVIDIA H100 80GB HBM3") for p in range(processes) for i in range(each)]
+    return check_job([FakeSliced(*name, slice_index=name[1] // processes_per_slice) for name in names])
 
 
 def check_job(devices: list[Any]) -> list[Any]:

@@ -278,9 +278,8 @@ class FakeNvml:
 
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: Document, device2: Document) -> int:
         self._check("nvmlDeviceGetTopologyCommonAncestor", device1)
-        return int(
-            self._document["ancestors"].get(f"{device1['index']}-{device2['index']}", pynvml.NVML_TOPOLOGY_SYSTEM)
-        )
+        pair = f"{device1['index']}-{device2['index']}"
+        return int(self._document["ancestors"].get(pair, pynvml.NVML_TOPOLOGY_SYSTEM))
 
 
 for _name, _value in vars(pynvml).items():
@@ -300,9 +299,6 @@ def _compare(name: str, own: Any) -> str:
         return f"{name} is not in pynvml"
     if not inspect.isfunction(own):
         return "" if own == real or own is real else f"{name} is {own!r}, in pynvml {real!r}"
-    ours, theirs = (
-        list(inspect.signature(own).parameters.values())[1:],
-        list(inspect.signature(real).parameters.values()),
-    )
+    (_, *ours), theirs = (list(inspect.signature(each).parameters.values()) for each in (own, real))
     same = [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
     return "" if same else f"{name}: parameters {ours} are not {theirs}"

@@ -51,18 +51,10 @@ def check_topology(topology: Topology) -> None:
 
 
 def build_cpu(count: int, *, host: str = "a", numa_nodes: int = 1, with_links: bool = True) -> Topology:
-    devices = [
-        {
-            "platform": "cpu",
-            "kind": "cpu",
-            "virtual": True,
-            "numa_node": i * numa_nodes // count if numa_nodes > 1 else None,
-        }
-        for i in range(count)
-    ]
-    return build_topology(
-        devices, dict.fromkeys(combinations(range(count), 2), "HOST") if with_links else {}, host=host
-    )
+    nodes = [i * numa_nodes // count if numa_nodes > 1 else None for i in range(count)]
+    devices = [{"platform": "cpu", "kind": "cpu", "virtual": True, "numa_node": node} for node in nodes]
+    wires = dict.fromkeys(combinations(range(count), 2), "HOST") if with_links else {}
+    return build_topology(devices, wires, host=host)
 
 
 def build_gpus(count: int, wires: Wires, *, kind: str = "NVIDIA H100 80GB HBM3", **more: Any) -> Topology:
@@ -97,22 +89,14 @@ def build_dgx1() -> Topology:
 def build_pcie(pairs: Sequence[tuple[int, int]] = ((0, 2), (1, 3)), count: int = 4) -> Topology:
     """A host of PCIe cards: those of a pair hang on one switch, the rest goes over the sockets."""
     near = {tuple(sorted(pair)) for pair in pairs}
-    return build_gpus(
-        count, {pair: "PIX" if pair in near else "SYS" for pair in combinations(range(count), 2)}, kind="NVIDIA L4"
-    )
+    wires = {pair: "PIX" if pair in near else "SYS" for pair in combinations(range(count), 2)}
+    return build_gpus(count, wires, kind="NVIDIA L4")
 
 
 def build_mig(count: int = 3) -> Topology:
     """One H100 cut into instances; they share a PCI address and have no links."""
-    devices = [
-        gpu(
-            0,
-            uuid=f"MIG-{i:08x}-0000-4000-8000-000000000000",
-            mig=Mig(parent_uuid=str(gpu(0)["uuid"]), profile="2g.20gb"),
-        )
-        for i in range(count)
-    ]
-    return build_topology(devices, {})
+    mig = Mig(parent_uuid=str(gpu(0)["uuid"]), profile="2g.20gb")
+    return build_topology([gpu(0, uuid=f"MIG-{i:08x}-0000-4000-8000-000000000000", mig=mig) for i in range(count)], {})
 
 
 def build_tpu(

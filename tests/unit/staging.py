@@ -23,29 +23,19 @@ class Bench:
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.emits: dict[str, Emit] = {}
-        self.busy_count_max = 0
         self.ignores_cancel = False
-        self.on_cancel: Callable[[], object] = lambda: None
-        self.generation = 7
-        self._busy_count = 0
         self._outcomes: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
     async def execute(self, run: Run, emit: Emit) -> tuple[dict[str, Any], int]:
         self.begun.append(run.id)
         self.emits[run.id] = emit
-        self._busy_count += 1
-        self.busy_count_max = max(self.busy_count_max, self._busy_count)
-        try:
-            return await self._wait(self.outcome(run.id)), self.generation
-        finally:
-            self._busy_count -= 1
+        return await self._wait(self.outcome(run.id)), 7
 
     async def _wait(self, outcome: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
         while True:
             try:
                 return await asyncio.shield(outcome)
             except asyncio.CancelledError:
-                self.on_cancel()
                 if not self.ignores_cancel:
                     raise
 
@@ -95,12 +85,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def play(tmp_path: Path, act: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
-    """Runs `act` with a queue, and closes it; options are constants of the module, or `timeout_s` of the store."""
-    store_options = {"timeout_s": options.pop("timeout_s")} if "timeout_s" in options else {}
+    """Runs `act` with a queue, and closes it; options are constants of the module."""
 
     async def main() -> None:
         clock, bench = ManualClock(), Bench()
-        async with opened(tmp_path / "s.sqlite3", clock=clock, **store_options) as store:
+        async with opened(tmp_path / "s.sqlite3", clock=clock) as store:
             queue = RunQueue(store, clock=clock)
             await queue.finish_interrupted()
             async with asyncio.timeout(60):

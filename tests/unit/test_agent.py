@@ -81,9 +81,8 @@ def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:
 def test_a_job_is_told_what_its_platform_reads_and_what_was_asked_for(
     tmp_path: Path, simulated: str, variables: dict[str, str]
 ) -> None:
-    agent = Agent(
-        Settings(simulate=simulated, state_dir=tmp_path), build_closed_store(tmp_path), environ={"JAX_ENABLE_X64": "1"}
-    )
+    settings = Settings(simulate=simulated, state_dir=tmp_path)
+    agent = Agent(settings, build_closed_store(tmp_path), environ={"JAX_ENABLE_X64": "1"})
     assert agent.environment("balanced", None).variables == variables
     fake = FakeAgent(simulated)
     with fake.client() as client:
@@ -110,11 +109,8 @@ def test_a_scrape_sees_so_many_records_and_no_more(tmp_path: Path) -> None:
 
 
 def test_states_of_what_is_not_here_any_more_are_forgotten_when_all_had_time_for_a_look(tmp_path: Path) -> None:
-    agent = Agent(
-        Settings(state_dir=tmp_path, probe_interval_s=0.005, probe_timeout_s=0.005, start_timeout_s=0.01),
-        build_closed_store(tmp_path),
-        environ={},
-    )
+    settings = Settings(state_dir=tmp_path, probe_interval_s=0.005, probe_timeout_s=0.005, start_timeout_s=0.01)
+    agent = Agent(settings, build_closed_store(tmp_path), environ={})
     for name in ("store", "device:9"):
         agent.history.memory.states[name] = Standing("healthy", agent.started_at)
     asyncio.run(agent._forget_gone())

@@ -237,7 +237,5 @@ def test_beyond_loopback_an_agent_wants_tokens_or_insecure(tmp_path: Path, caplo
         check_exposure(Settings(host="0.0.0.0"))
     check_exposure(Settings(host="0.0.0.0", insecure=True))
     check_exposure(Settings(host="0.0.0.0", tokens_file=tmp_path / "tokens"))
-    assert [message.split(":")[0].split(" to ")[0] for message in caplog.messages] == [
-        "--insecure",
-        "tokens travel unencrypted",
-    ]
+    said = [message.split(":")[0].split(" to ")[0] for message in caplog.messages]
+    assert said == ["--insecure", "tokens travel unencrypted"]

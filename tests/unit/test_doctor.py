@@ -44,18 +44,15 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Surroundings
     (with_driver / "dev/nvidiactl").touch()
     facts = {name: plant_machine(name, folder / name).read() for name in ("cpu-vm", "dgx-h100", "tpu-v5e-8")}
     here = Surroundings(Settings(host_root=folder / "nothing"), {}, PLAIN, facts["cpu-vm"], jax=jax_on("cpu", 1))
-    return {
-        "cpu": here,
-        "gpu": replace(
-            here,
-            settings=Settings(host_root=with_driver),
-            versions=CUDA13,
-            facts=replace(facts["dgx-h100"], holders=(), driver=DriverFacts("580.95.05", "13.0")),
-            jax=jax_on("gpu", 8),
-            nvml_library=True,
-        ),
-        "tpu": replace(here, versions=TPU, facts=replace(facts["tpu-v5e-8"], holders=()), jax=jax_on("tpu", 8)),
-    }
+    dgx = replace(facts["dgx-h100"], holders=(), driver=DriverFacts("580.95.05", "13.0"))
+    gpu = replace(here, settings=Settings(host_root=with_driver), versions=CUDA13, facts=dgx, nvml_library=True)
+    tpu = replace(here, versions=TPU, facts=replace(facts["tpu-v5e-8"], holders=()), jax=jax_on("tpu", 8))
+    return {"cpu": here, "gpu": replace(gpu, jax=jax_on("gpu", 8)), "tpu": tpu}
+
+
+def with_facts(here: Surroundings, **changes: Any) -> Surroundings:
+    assert here.facts is not None
+    return replace(here, facts=replace(here.facts, **changes))
 
 
 def find(here: Surroundings, subject: str) -> CheckResult | None:
@@ -140,7 +137,6 @@ def test_a_worker_that_does_not_start_shows_the_end_of_its_log(machines: dict[st
     finding = find(here, "device worker")
     assert finding is not None
     assert finding.log == log[-8:]
-    assert finding.log == log[-8:]
     assert "         | line 49" in format_findings([finding]).splitlines()
 
 
@@ -165,10 +161,8 @@ def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], n
 
 
 def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> None:
-    facts = machines["cpu"].facts
-    assert facts is not None
     problems = tuple(SourceProblem("unanswered", text) for text in ("no /proc/1/fd", "no NUMA"))
-    here = replace(machines["cpu"], facts=replace(facts, problems=problems))
+    here = with_facts(machines["cpu"], problems=problems)
     expect(here, "note", "probe", seen=["no /proc/1/fd; no NUMA"])
 
 
@@ -179,13 +173,10 @@ def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> 
 def test_a_plugin_needs_a_driver_of_its_branch(
     machines: dict[str, Surroundings], versions: dict[str, str], driver: str | None, level: str
 ) -> None:
-    facts = machines["gpu"].facts
-    assert facts is not None
-    here = replace(machines["gpu"], versions=versions, facts=replace(facts, driver=DriverFacts(driver, None)))
+    here = replace(with_facts(machines["gpu"], driver=DriverFacts(driver, None)), versions=versions)
     if level == "ok":
         finding = find(here, "CUDA plugin")
-        assert finding is not None
-        assert finding.level == "ok"
+        assert (finding and finding.level) == "ok"
     else:
         plugin = next(name for name in versions if name.endswith("-plugin"))
         expect(here, "wrong", "CUDA plugin", seen=[plugin, str(driver)], fix=["upgrade the driver"])
@@ -205,9 +196,7 @@ def test_variables_that_hide_nothing_are_not_mentioned(machines: dict[str, Surro
 def test_nobody_or_only_ourselves_on_the_devices_is_not_mentioned(
     machines: dict[str, Surroundings], holders: tuple[DeviceProcess, ...] | None
 ) -> None:
-    facts = machines["gpu"].facts
-    assert facts is not None
-    assert find(replace(machines["gpu"], facts=replace(facts, holders=holders)), "devices") is None
+    assert find(with_facts(machines["gpu"], holders=holders), "devices") is None
 
 
 @pytest.mark.parametrize("value", ["rocm", "tpu", "nonsense", "cuda"])
@@ -221,9 +210,7 @@ def test_jax_that_was_not_started_is_a_note_with_the_reason_and_no_fault(
 
 @pytest.mark.parametrize(("threads", "mentioned"), [(0, True), (1, False), (64, False), (None, False)])
 def test_less_than_one_cpu(machines: dict[str, Surroundings], threads: int | None, mentioned: bool) -> None:
-    facts = machines["cpu"].facts
-    assert facts is not None
-    here = replace(machines["cpu"], facts=replace(facts, cpu=CpuFacts(usable_threads=threads, threads=64)))
+    here = with_facts(machines["cpu"], cpu=CpuFacts(usable_threads=threads, threads=64))
     assert (find(here, "CPU") is not None) == mentioned
     if mentioned:
         expect(here, "note", "CPU", seen=["less than one CPU"], fix=["CPU limit"])
@@ -313,7 +300,5 @@ def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings,
 def test_a_simulation_that_cannot_write_is_as_wrong_as_any_agent(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     findings = examine(Settings(simulate="h100:8", state_dir=tmp_path / "file" / "state"), {})
-    assert [(finding.level, finding.subject) for finding in findings] == [
-        ("note", "simulated"),
-        ("wrong", "state directory"),
-    ]
+    told = [(finding.level, finding.subject) for finding in findings]
+    assert told == [("note", "simulated"), ("wrong", "state directory")]

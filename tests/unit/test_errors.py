@@ -22,9 +22,6 @@ def test_an_error_prints_its_detail_fields_hint_log_and_origin() -> None:
         "the worker died", hint="see the log", errors=[{"field": "mesh", "message": "no"}], log=["a", "b"], host="h",
         request_id="r", code="worker_failed",
     )  # fmt: skip
-    text = str(error)
-    assert all(
-        part in text
-        for part in ("the worker died", "mesh: no", "hint: see the log", "log: b", "worker_failed", "h", "r")
-    )
+    said = ("the worker died", "mesh: no", "hint: see the log", "log: b", "worker_failed", "h", "r")
+    assert all(part in str(error) for part in said)
     assert isinstance(error, MeshwrightError)

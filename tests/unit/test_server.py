@@ -67,12 +67,8 @@ def test_a_connection_waits_for_its_client_or_does_not() -> None:
 def test_what_does_not_move_is_aborted_and_what_moves_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SWEEP_INTERVAL_S", 0.01)
     monkeypatch.setattr(server, "STALL_TIMEOUT_S", 0.15)
-    silent, deaf, slow, idle = (
-        _connect(),
-        _connect(),
-        _connect(),
-        _connect(cycle=_cycle(response_complete=True), timeout_keep_alive_task=object()),
-    )
+    silent, deaf, slow = (_connect() for _ in range(3))
+    idle = _connect(cycle=_cycle(response_complete=True), timeout_keep_alive_task=object())
     deaf.transport.unread, slow.transport.unread = 100, 1 << 20
     state = SimpleNamespace(connections={silent, deaf, slow, idle})
 

@@ -143,9 +143,8 @@ def test_a_value_out_of_bounds_is_a_usage_error_of_one_line(flags: list[str], sa
 
 
 def test_a_variable_without_a_flag_is_named_alone() -> None:
-    result = CliRunner().invoke(
-        app, ["serve"], env={"MESHWRIGHT_PROBE_TIMEOUT_S": "0", "MESHWRIGHT_START_TIMEOUT_S": "x"}
-    )
+    wrong = {"MESHWRIGHT_PROBE_TIMEOUT_S": "0", "MESHWRIGHT_START_TIMEOUT_S": "x"}
+    result = CliRunner().invoke(app, ["serve"], env=wrong)
     assert result.exit_code == 2
     lines = result.stderr.splitlines()
     assert [re.split(":| ", line)[0] for line in lines] == ["MESHWRIGHT_START_TIMEOUT_S", "MESHWRIGHT_PROBE_TIMEOUT_S"]

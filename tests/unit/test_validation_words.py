@@ -22,11 +22,8 @@ from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.model import ModelSpec
 from meshwright.wire.problem import translate_validation
 
-REST: dict[type[BaseModel], dict[str, Any]] = {
-    LeaseRequest: {"purpose": "job 7"},
-    PlanRequest: {"mesh": "dp:2"},
-    BenchRequest: {},
-}
+REST: dict[type[BaseModel], dict[str, Any]]
+REST = {LeaseRequest: {"purpose": "job 7"}, PlanRequest: {"mesh": "dp:2"}, BenchRequest: {}}
 """What a request needs beside its devices."""
 REQUESTS: list[type[BaseModel]] = [PlanRequest, BenchRequest, LeaseRequest, BatchSizeRequest, Acknowledgement]
 
@@ -38,9 +35,8 @@ def refuse(model: type[BaseModel], body: dict[str, Any]) -> RequestError:
 
 
 def test_a_mesh_of_a_bench_is_a_string_and_nothing_is_said_of_other_forms() -> None:
-    assert list(refuse(BenchRequest, {"mesh": {"dp": 8}}).errors) == [
-        {"field": "mesh", "message": "it should be a string, got {'dp': 8}"}
-    ]
+    (error,) = refuse(BenchRequest, {"mesh": {"dp": 8}}).errors
+    assert error == {"field": "mesh", "message": "it should be a string, got {'dp': 8}"}
 
 
 @pytest.mark.parametrize(("body", "field", "message"), [
@@ -140,9 +136,8 @@ def test_host_names_of_a_topology_are_one_line() -> None:
         reply = client.devices()
     host = reply.host.model_copy(update={"name": "a\nb"})
     error = refuse(PlanRequest, {"mesh": "dp:-1", "topology": reply.model_copy(update={"host": host}).model_dump()})
-    assert (
-        error.detail == "topology: host name 'a\\nb' has a line break or another control character; a name is one line"
-    )
+    rule = "has a line break or another control character; a name is one line"
+    assert error.detail == f"topology: host name 'a\\nb' {rule}"
 
 
 def test_a_header_and_a_parameter_are_named_and_not_called_the_body() -> None:

@@ -40,9 +40,8 @@ from tests.unit.store.opening import opened
 ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
 MODEL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-REQUEST = PlanRequest.model_validate(
-    {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch_size": 4}, "compile": True}
-)
+ASKED = {"mesh": "dp:2,tp:2", "model": MODEL, "training": {"global_batch_size": 4}, "compile": True}
+REQUEST = PlanRequest.model_validate(ASKED)
 HOST = Inventory(build_target("cpu:4"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,16 +15,12 @@ from meshwright_agent.answers.plans import RUN_CHARS, PlanAnswer
 from tests.fakes.stored import build_plan
 
 
-def cut(plans: Plans, *, bare: bool = False) -> PlanAnswer:
+def cut(plans: Plans) -> PlanAnswer:
     """Returns the answer as the planner sends it."""
-    shown = [plan.model_copy(update={"devices": ()}).model_dump_json() for plan in plans.plans]
-    pieces: dict[str, Any] = {
-        "frame": plans.model_copy(update={"plans": ()}).model_dump_json(),
-        "fingerprints": [plan.fingerprint for plan in plans.plans],
-        "kept": [plan.model_dump_json() for plan in plans.plans],
-        "shown": shown if bare else None,
-    }
-    return PlanAnswer.of(pieces)
+    frame = plans.model_copy(update={"plans": ()}).model_dump_json()
+    kept = [plan.model_dump_json() for plan in plans.plans]
+    fingerprints = [plan.fingerprint for plan in plans.plans]
+    return PlanAnswer.of({"frame": frame, "fingerprints": fingerprints, "kept": kept, "shown": None})
 
 
 plans = st.builds(

@@ -28,9 +28,7 @@ def test_the_batch_of_a_step_is_said_first_then_what_others_cost(
 ) -> None:
     printed = meshwright(*STEP, "--seq-len", "512", *where)
     assert printed.code == 0, printed.err
-    assert printed.out.startswith(
-        "64 sequences a step on fsdp:16, 4 for each of 16 data-parallel parts: the least with"
-    )
+    assert printed.out.startswith("64 sequences a step on fsdp:16, 4 for each of 16 data-parallel parts: the least")
     rows = [line.split() for line in printed.out.splitlines()]
     assert [row[0] for row in rows if len(row) > 8 and row[-1] in ("compute", "fsdp")][:3] == ["16", "32", "64"]
 

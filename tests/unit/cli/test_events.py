@@ -127,9 +127,8 @@ def by_uuid(line: CommandLine) -> CommandLine:
 def test_a_device_may_be_named_by_its_index_where_components_go_by_uuid(by_uuid: CommandLine) -> None:
     uuid = by_uuid.fake.devices.devices[1].uuid
     assert [row[4] for row in _rows(by_uuid("events", "--component", "thermal:1").out)] == [f"thermal:{uuid}"]
-    assert [text.split("  ")[1] for text in _follow(by_uuid, "--since", "1h", "--component", "thermal:1")] == [
-        f"thermal:{uuid}"
-    ]
+    (text,) = _follow(by_uuid, "--since", "1h", "--component", "thermal:1")
+    assert text.split("  ")[1] == f"thermal:{uuid}"
     printed = by_uuid("health", "ack", "thermal:1", "--reason", "fan replaced")
     assert (printed.code, printed.out) == (0, f"thermal:{uuid} healthy\n")
 

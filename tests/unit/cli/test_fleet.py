@@ -41,9 +41,8 @@ def rows(printed: Printed) -> list[list[str]]:
 
 def test_devices_shows_every_host_and_what_they_are_together(fleet: FleetLine) -> None:
     printed = fleet("devices", "--hosts", "env")
-    assert [row[:6] for row in rows(printed)] == [
-        [name, f"http://{name}:8790", "ok", "4", "cpu", "healthy"] for name in ("n10", "n2", "n1")
-    ]
+    expected = [[name, f"http://{name}:8790", "ok", "4", "cpu", "healthy"] for name in ("n10", "n2", "n1")]
+    assert [row[:6] for row in rows(printed)] == expected
     assert printed.out.endswith("3 of 3 hosts: 12 cpu devices in 3 hosts\n")
     assert (printed.code, printed.err) == (0, "")
 

@@ -42,12 +42,13 @@ def find_time(state: State, seconds: int = 0) -> datetime | None:
     return None if state == "initializing" else LOOKED_AT + timedelta(seconds=seconds)
 
 
-def _build_health(state: Any, reason: str = "it broke") -> Health:
-    parts = (
-        Component(name="driver", state="healthy", observed_at=LOOKED_AT),
-        Component(name="device:0", state=state, reason=reason, observed_at=find_time(state)),
-    )
-    return Health(state=state, components=parts)
+def _build_health(
+    state: Any, reason: str = "it broke", *, name: str = "device:0", driver: State = "healthy", seconds: int = 0
+) -> Health:
+    """Returns a host of a driver and of another part, which was looked at so many seconds later."""
+    first = Component(name="driver", state=driver, reason=reason, observed_at=LOOKED_AT)
+    other = Component(name=name, state=state, reason=reason, observed_at=find_time(state, seconds))
+    return Health(state=state, components=(first, other))
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -119,11 +120,7 @@ def test_nagios_gets_status_text_and_figures_on_one_line(meshwright: CommandLine
 def test_slurm_drains_for_what_is_broken_or_does_not_answer_and_keeps_nothing_that_was_not_looked_at(
     meshwright: CommandLine, name: str, state: State, driver: State, seconds: int, code: int, words: str
 ) -> None:
-    parts = (
-        Component(name="driver", state=driver, reason="it broke", observed_at=LOOKED_AT),
-        Component(name=name, state=state, reason="it broke", observed_at=find_time(state, seconds)),
-    )
-    meshwright.fake.health = Health(state=state, components=parts)
+    meshwright.fake.health = _build_health(state, name=name, driver=driver, seconds=seconds)
     printed = meshwright("health", "--format", "slurm")
     assert (printed.code, printed.out) == (code, f"{words}\n")
 
@@ -155,9 +152,7 @@ def test_each_component_of_an_agent_is_of_the_hardware_or_its_own() -> None:
 @given(st.sampled_from(STATES), st.text(max_size=200))
 def test_one_line_stays_one_line(state: State, reason: str) -> None:
     summary = summarize(_build_health(state, reason))
-    for style in STYLES:
-        line = format_line(style, state, summary, {})
-        assert len(line.splitlines()) == 1
+    assert all(len(format_line(style, state, summary, {}).splitlines()) == 1 for style in STYLES)
 
 
 def test_a_refusal_is_no_verdict_and_says_why_first(meshwright: CommandLine) -> None:
@@ -297,10 +292,9 @@ def test_what_could_not_be_looked_at_is_unknown_and_slurm_keeps_and_says_so(h100
 
 
 def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: CommandLine) -> None:
-    printed = h100("health", "--format=json", "--expect", "9*h100")
-    said = printed.json
+    said = h100("health", "--format=json", "--expect", "9*h100").json
     assert (said["state"], said["verdict"], len(said["components"])) == ("healthy", "unhealthy", 10)
-    assert [(each["name"], each["state"]) for each in printed.json["requirements"]] == [("devices", "unhealthy")]
+    assert [(each["name"], each["state"]) for each in said["requirements"]] == [("devices", "unhealthy")]
 
 
 def test_a_requirement_that_is_none_is_a_usage_error_with_one_that_works(h100: CommandLine) -> None:

@@ -110,18 +110,12 @@ def test_a_bug_of_the_command_is_70_with_its_traceback(
     assert "ZeroDivisionError" in printed.err
 
 
+TABLE = {"min_batch_size": 1, "optimal_batch_size": 32, "critical_batch_size": 16, "why": "new"}
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "env": ("/environment", {"memory_fraction": 0.75, "variables": {"É": "1"}, "since": [1]}),
     "runs list": ("/runs", {"runs": [], "total": 0}),
     "health": ("/health", {"state": "healthy", "components": [{"name": "store", "state": "healthy", "extra": None}]}),
-    "batch-size": (
-        "/batch-size",
-        {
-            "hardware_type": "cpu",
-            "basis": "live",
-            "table": {"min_batch_size": 1, "optimal_batch_size": 32, "critical_batch_size": 16, "why": "new"},
-        },
-    ),
+    "batch-size": ("/batch-size", {"hardware_type": "cpu", "basis": "live", "table": TABLE}),
     "devices release": ("/devices/release", {"released": True, "worker_killed": False, "worker": {"state": "stopped"}}),
 }
 

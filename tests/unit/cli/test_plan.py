@@ -68,9 +68,8 @@ def test_a_mesh_that_is_infeasible_is_1_and_one_that_is_none_is_2(
 
 @pytest.mark.parametrize("arguments", [(), ("--format=json",)])
 def test_a_plan_that_does_not_fit_in_memory_is_1(meshwright: CommandLine, arguments: tuple[str, ...]) -> None:
-    memory = PlanMemory(
-        per_device_bytes=90 * 2**30, capacity_bytes=80 * 2**30, fits=False, parts={"weights": 90 * 2**30}
-    )
+    needed, here = 90 * 2**30, 80 * 2**30
+    memory = PlanMemory(per_device_bytes=needed, capacity_bytes=here, fits=False, parts={"weights": needed})
     plan = _plan(meshwright).model_copy(update={"memory": memory})
     meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(plan,)))
     printed = meshwright("plan", "dp:2,tp:4", *arguments)
@@ -149,9 +148,8 @@ def test_without_a_mesh_the_best_for_a_model_are_ranked_and_the_first_is_drawn(m
 
 
 def test_where_nothing_fits_the_reasons_are_shown_and_the_code_is_1(meshwright: CommandLine) -> None:
-    printed = meshwright(
-        "search", "--offline", "--target", "v5e:2x2", "--model", "llama3-70b", "--global-batch-size", "8"
-    )
+    asked = ("search", "--offline", "--target", "v5e:2x2", "--model", "llama3-70b", "--global-batch-size", "8")
+    printed = meshwright(*asked)
     assert printed.code == 1
     assert "memory" in printed.out
     assert "no mesh of 4 devices holds this training step" in printed.err

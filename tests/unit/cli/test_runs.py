@@ -28,9 +28,8 @@ def test_no_runs_are_told(meshwright: CommandLine) -> None:
 
 
 def test_a_failed_run_shows_why(meshwright: CommandLine) -> None:
-    meshwright.fake.answer(
-        "POST", "/placement/bench", end_run(errors.UnavailableError("killed by signal 11", code="worker_failed"))
-    )
+    killed = errors.UnavailableError("killed by signal 11", code="worker_failed")
+    meshwright.fake.answer("POST", "/placement/bench", end_run(killed))
     meshwright("bench")
     assert "killed by signal 11" in meshwright("runs", "list").out
 

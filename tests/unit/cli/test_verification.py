@@ -75,22 +75,20 @@ def test_only_verified_is_a_yes(
     compile_with(meshwright.fake, verification)
     printed = meshwright("plan", "dp:2,tp:4", *STEP, *options)
     assert printed.code == 1
-    if not options:
-        assert f"  {words}\n" in printed.out
-    if options == ("--format=json",):
-        assert printed.json["plans"][0]["verification"]["status"] == verification.status
-    if options == ("--export", "python"):
-        assert "mesh" in printed.out
-        assert words not in printed.out
-        assert f"  {words}\n" in printed.err
+    match options:
+        case ():
+            assert f"  {words}\n" in printed.out
+        case ("--format=json",):
+            assert printed.json["plans"][0]["verification"]["status"] == verification.status
+        case _:
+            assert ("mesh" in printed.out, words in printed.out, f"  {words}\n" in printed.err) == (True, False, True)
 
 
 def test_code_says_on_stderr_why_it_is_no_plan_and_nothing_where_it_is_one(meshwright: CommandLine) -> None:
     compile_with(meshwright.fake, Verification(status="aborted", reason="it hung", log=("the last words",)))
     printed = meshwright("plan", "dp:8", *STEP, "--export", "python")
-    assert printed.err.startswith(
-        "the compiler gave no answer: nothing is verified\n  it hung\n  log: the last words\n"
-    )
+    said = "the compiler gave no answer: nothing is verified\n  it hung\n  log: the last words\n"
+    assert printed.err.startswith(said)
     compile_with(meshwright.fake)
     assert meshwright("plan", "dp:8", *STEP, "--export", "python").err == ""
 

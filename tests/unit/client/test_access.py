@@ -119,8 +119,7 @@ def test_a_token_stands_in_no_representation_error_or_log(caplog: pytest.LogCapt
     told = io.StringIO()
     with fake.client(token=SECRET) as client:
         print(client, vars(client), client._auth, client._http, file=told)
-        kinds = (httpx.ConnectError, httpx.ReadTimeout, httpx.RemoteProtocolError)
-        for broken in kinds:
+        for broken in (httpx.ConnectError, httpx.ReadTimeout, httpx.RemoteProtocolError):
             fake.fail_next(broken("broken"), times=3)
             with pytest.raises(AgentConnectionError) as unanswered:
                 client.devices()

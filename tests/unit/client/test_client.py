@@ -15,7 +15,7 @@ from meshwright.errors import AgentConnectionError, AgentTimeoutError, ProblemEr
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plans
-from tests.fakes.stored import EPOCH, build_record_json, build_run
+from tests.fakes.stored import build_run
 from tests.unit.client.both import Kind, ask
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -103,15 +103,6 @@ def test_warnings_on_the_request_arrive_with_the_plan(kind: Kind) -> None:
 # ---- benches
 
 
-def bench_with(fake: FakeAgent, *cases: str) -> None:
-    """Makes benches succeed with a record of each of these cases."""
-    records = [build_record_json(case=case) for case in cases]
-    result = {"suite": "quick", "platform": "cpu", "device_kind": "cpu", "device_count": 8, "jax": "0", "jaxlib": "0"}
-    result |= {"started_at": EPOCH.isoformat(), "duration_s": 1.0, "records": records}
-    progress = {"done": len(cases), "total": len(cases)}
-    fake.answer("POST", "/placement/bench", build_run(state="succeeded", result=result, progress=progress))
-
-
 def test_a_bench_of_a_cancelled_task_is_cancelled_too() -> None:
     fake = FakeAgent()
     fake.answer("POST", "/placement/bench", build_run(state="running"))
@@ -130,9 +121,7 @@ def test_a_bench_of_a_cancelled_task_is_cancelled_too() -> None:
 
 
 def test_an_iterator_that_is_left_early_closes_its_stream() -> None:
-    fake = FakeAgent()
-    bench_with(fake, "matmul")
-    with fake.client() as client:
+    with FakeAgent().client() as client:
         run = client.submit_bench()
         events = client.run_events(run.id)
         assert next(events).seq == 1

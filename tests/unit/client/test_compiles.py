@@ -34,14 +34,9 @@ def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
     plan = ask(kind, fake, lambda client: client.plan("dp:2,tp:4", **ASKED, on_progress=heard.append))
     assert plan.verification.status == "verified"
     assert heard == [Progress(done=1, total=1, message="compiled")]
-    assert bodies(fake, "/mesh/plan") == [
-        {
-            "mesh": "dp:2,tp:4",
-            "model": SPEC.model_dump(mode="json", exclude_defaults=True),
-            "training": {"global_batch_size": 8, "seq_len": 128},
-            "compile": True,
-        }
-    ]
+    model, training = SPEC.model_dump(mode="json", exclude_defaults=True), {"global_batch_size": 8, "seq_len": 128}
+    asked = {"mesh": "dp:2,tp:4", "model": model, "training": training, "compile": True}
+    assert bodies(fake, "/mesh/plan") == [asked]
     assert ask(kind, fake, lambda client: client.runs()).runs[0].kind == "plan"
 
 

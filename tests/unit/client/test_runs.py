@@ -116,20 +116,16 @@ def _finished(run: Run) -> Script:
     return Script(_run("queued"), run, streams=[[_event(1, run.state)]])
 
 
+DIED = build_problem(UnavailableError("it died", log=["Fatal"], code="worker_failed"))
+ENDED = build_problem(RunFailedError("shutting down", code="run_cancelled"))
+
+
 @pytest.mark.parametrize(("run", "error", "said"), [
     (_run("failed"), RunFailedError, "does not say why"),
     (_run("cancelled"), RunFailedError, "was cancelled"),
     (_run("succeeded", result={"records": 3}), RunFailedError, "cannot be read"),
-    (
-        _run("failed", error=build_problem(UnavailableError("it died", log=["Fatal"], code="worker_failed"))),
-        UnavailableError,
-        "died",
-    ),
-    (
-        _run("cancelled", error=build_problem(RunFailedError("shutting down", code="run_cancelled"))),
-        RunFailedError,
-        "shutting",
-    ),
+    (_run("failed", error=DIED), UnavailableError, "died"),
+    (_run("cancelled", error=ENDED), RunFailedError, "shutting"),
 ])  # fmt: skip
 def test_a_run_without_a_result_is_raised_as_its_own_error(run: Run, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said) as caught:

@@ -109,20 +109,11 @@ def test_a_compile_says_that_there_is_no_compiler() -> None:
 # ---- leases
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.one_of(
-                st.just("all"),
-                st.lists(st.integers(0, 3), min_size=1, max_size=4),
-                st.fixed_dictionaries({"count": st.integers(1, 4)}),
-            ),
-            st.floats(1, 100),
-            st.floats(0, 60),
-        ),
-        max_size=12,
-    )
-)
+NAMED = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+DEVICES = st.one_of(st.just("all"), NAMED, st.fixed_dictionaries({"count": st.integers(1, 4)}))
+
+
+@given(st.lists(st.tuples(DEVICES, st.floats(1, 100), st.floats(0, 60)), max_size=12))
 def test_a_device_never_has_two_leases_and_a_lease_ends_with_its_time(asked: list[Any]) -> None:
     now, ends = [NOW], dict[str, datetime]()
     fake = FakeAgent("h100:4", clock=lambda: now[0])

@@ -65,9 +65,8 @@ def kinds(found: NvidiaFacts) -> list[str]:
 def test_nobody_is_missing_on_a_host_that_is_well(host: Host) -> None:
     found = host.read()
     assert (found.refused, found.problems, len(found.gpus)) == ((), (), 8)
-    assert [(card.address, card.driver, card.minor) for card in read_bus(host.here)] == [
-        (address, "nvidia", minor) for minor, address in enumerate(ADDRESSES)
-    ]
+    listed = [(address, "nvidia", minor) for minor, address in enumerate(ADDRESSES)]
+    assert [(card.address, card.driver, card.minor) for card in read_bus(host.here)] == listed
 
 
 @pytest.mark.parametrize("error", [LOST, RESET])

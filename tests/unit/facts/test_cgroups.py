@@ -15,49 +15,37 @@ SLICED = UID.replace("-", "_")
 STATIC = "0123456789abcdef" * 2
 
 
-@pytest.mark.parametrize(
-    ("path", "place"),
-    [
-        ("/", Placement()),
-        ("/user.slice/user-1000.slice/session-3.scope", Placement()),
-        (f"/docker/{C}", Placement(C)),
-        (f"/system.slice/docker-{C}.scope", Placement(C)),
-        (f"/../docker-{C}.scope", Placement(C)),
-        (f"/docker/{C}/docker/{D}", Placement(D)),
-        (f"/machine.slice/libpod-{C}.scope", Placement(C)),
-        (f"/machine.slice/libpod-{C}.scope/container", Placement(C)),
-        (f"/user.slice/user-1.slice/user@1.service/user.slice/libpod-{C}.scope/container", Placement(C)),
-        (f"/machine.slice/libpod-conmon-{C}.scope", Placement()),
-        (f"/libpod_parent/libpod-{C}", Placement(C)),
-        (
-            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICED}.slice/cri-containerd-{C}.scope",
-            Placement(C, UID),
-        ),
-        (f"/kubepods.slice/kubepods-pod{SLICED}.slice/crio-{C}.scope", Placement(C, UID)),
-        (f"/kubepods.slice/kubepods-pod{SLICED}.slice/crio-conmon-{C}.scope", Placement(None, UID)),
-        (f"/kubepods/besteffort/pod{UID}/{C}", Placement(C, UID)),
-        (f"/kubepods/pod{UID}/crio-{C}", Placement(C, UID)),
-        (f"/kubepods/burstable/pod{STATIC}/{C}", Placement(C, STATIC)),
-        (
-            f"/system.slice/containerd.service/kubepods-besteffort-pod{SLICED}.slice:cri-containerd:{C}",
-            Placement(C, UID),
-        ),
-        (
-            f"/docker/{D}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{SLICED}.slice/cri-containerd-{C}.scope",
-            Placement(C, UID),
-        ),
-        ("/slurm/uid_1000/job_4711/step_0/task_0", Placement(job="slurm 4711")),
-        ("/slurm_node1/uid_1000/job_4711/step_batch", Placement(job="slurm 4711")),
-        ("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", Placement(job="slurm 4711")),
-        ("/system.slice/node1_slurmstepd.scope/job_12/step_extern/user", Placement(job="slurm 12")),
-        (f"/system.slice/slurmstepd.scope/job_7/step_0/user/task_0/docker-{C}.scope", Placement(C, None, "slurm 7")),
-        ("/home/job_4711/step_0", Placement()),
-        ("/slurm/uid_1000/job_x", Placement()),
-        (f"/docker/{C[:63]}", Placement()),
-        (f"/docker/{C.upper()}", Placement()),
-        (f"/kubepods/pod{UID[:-1]}/x", Placement()),
-    ],
-)
+POD = f"kubepods-pod{SLICED}.slice"
+PLACES = {
+    Placement(): (
+        "/", "/user.slice/user-1000.slice/session-3.scope", f"/machine.slice/libpod-conmon-{C}.scope",
+        "/home/job_4711/step_0", "/slurm/uid_1000/job_x", f"/docker/{C[:63]}", f"/docker/{C.upper()}",
+        f"/kubepods/pod{UID[:-1]}/x",
+    ),
+    Placement(C): (
+        f"/docker/{C}", f"/system.slice/docker-{C}.scope", f"/../docker-{C}.scope", f"/libpod_parent/libpod-{C}",
+        f"/machine.slice/libpod-{C}.scope", f"/machine.slice/libpod-{C}.scope/container",
+        f"/user.slice/user-1.slice/user@1.service/user.slice/libpod-{C}.scope/container",
+    ),
+    Placement(D): (f"/docker/{C}/docker/{D}",),
+    Placement(C, UID): (
+        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICED}.slice/cri-containerd-{C}.scope",
+        f"/kubepods.slice/{POD}/crio-{C}.scope", f"/kubepods/besteffort/pod{UID}/{C}", f"/kubepods/pod{UID}/crio-{C}",
+        f"/system.slice/containerd.service/kubepods-besteffort-pod{SLICED}.slice:cri-containerd:{C}",
+        f"/docker/{D}/kubelet.slice/kubelet-kubepods.slice/kubelet-{POD}/cri-containerd-{C}.scope",
+    ),
+    Placement(C, STATIC): (f"/kubepods/burstable/pod{STATIC}/{C}",),
+    Placement(None, UID): (f"/kubepods.slice/{POD}/crio-conmon-{C}.scope",),
+    Placement(job="slurm 4711"): (
+        "/slurm/uid_1000/job_4711/step_0/task_0", "/slurm_node1/uid_1000/job_4711/step_batch",
+        "/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0",
+    ),
+    Placement(job="slurm 12"): ("/system.slice/node1_slurmstepd.scope/job_12/step_extern/user",),
+    Placement(C, None, "slurm 7"): (f"/system.slice/slurmstepd.scope/job_7/step_0/user/task_0/docker-{C}.scope",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "place"), [(path, place) for place, paths in PLACES.items() for path in paths])
 def test_a_process_is_placed_by_its_cgroup(path: str, place: Placement) -> None:
     for form in ("0::{}\n", "12:memory:{}\n11:cpu,cpuacct:{}\n", "0::{} (deleted)\n"):
         assert parse_cgroup(form.replace("{}", path)) == place
@@ -68,21 +56,8 @@ def test_the_first_hierarchy_that_says_something_counts() -> None:
     assert parse_cgroup(text) == Placement(C, None, "slurm 9")
 
 
-_NAMES = st.sampled_from(
-    [
-        "",
-        "..",
-        "kubepods",
-        "slurm",
-        "job_1",
-        "job_",
-        C,
-        f"docker-{C}.scope",
-        f"pod{UID}",
-        "a:b:c",
-        f":cri-containerd:{C}",
-    ]
-)
+PARTS = ("", "..", "kubepods", "slurm", "job_1", "job_", C, f"docker-{C}.scope", f"pod{UID}", "a:b:c")
+_NAMES = st.sampled_from([*PARTS, f":cri-containerd:{C}"])
 
 
 @given(

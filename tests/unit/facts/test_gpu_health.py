@@ -40,27 +40,13 @@ def read_fields(**fields: Any) -> GpuHealth:
 
 
 def test_a_card_that_is_well_tells_all_of_it() -> None:
-    health = read_fields()
-    assert health == GpuHealth(
-        recovery="",
-        temperature_celsius=41,
-        slowdown_celsius=87,
-        shutdown_celsius=92,
-        slowdowns=(),
-        power_limit_watts=700.0,
-        power_default_watts=700.0,
-        uncorrectable_count=0,
-        uncorrectable_lifetime_count=0,
-        remap_pending=False,
-        remap_failed=False,
-        pcie_width=16,
-        pcie_most_width=16,
-        pcie_generation=5,
-        pcie_most_generation=5,
-        performance_state=0,
-        nvlinks_active=18,
+    assert read_fields() == GpuHealth(
+        recovery="", temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=(),
+        power_limit_watts=700.0, power_default_watts=700.0, uncorrectable_count=0, uncorrectable_lifetime_count=0,
+        remap_pending=False, remap_failed=False, pcie_width=16, pcie_most_width=16, pcie_generation=5,
+        pcie_most_generation=5, performance_state=0, nvlinks_active=18,
         nvlink_errors={"replay": 0, "recovery": 0, "crc": 0},
-    )
+    )  # fmt: skip
 
 
 def test_margins_have_their_sign() -> None:
@@ -146,18 +132,15 @@ def test_each_recovery_that_the_driver_asks_for_has_words(action: int) -> None:
     assert (recovery == "") == (action == 0)
 
 
-@pytest.mark.parametrize(
-    ("mask", "causes"),
-    [
-        (0x0, ()),
-        (0x1 | 0x2 | 0x4 | 0x10, ()),  # idle, set clocks, power cap, sync boost: ways to work
-        (0x8, ("hardware slowdown",)),
-        (0x8 | 0x40, ("hardware thermal slowdown",)),
-        (0x80, ("hardware power brake",)),
-        (0x20, ("software thermal slowdown",)),
-        (0x8 | 0x40 | 0x80, ("hardware thermal slowdown", "hardware power brake")),
-    ],
-)
+@pytest.mark.parametrize(("mask", "causes"), [
+    (0x0, ()),
+    (0x1 | 0x2 | 0x4 | 0x10, ()),  # idle, set clocks, power cap, sync boost: ways to work
+    (0x8, ("hardware slowdown",)),
+    (0x8 | 0x40, ("hardware thermal slowdown",)),
+    (0x80, ("hardware power brake",)),
+    (0x20, ("software thermal slowdown",)),
+    (0x8 | 0x40 | 0x80, ("hardware thermal slowdown", "hardware power brake")),
+])  # fmt: skip
 def test_clocks_are_held_down_for_the_causes_that_are_faults(mask: int, causes: tuple[str, ...]) -> None:
     assert parse_slowdowns(mask) == causes
 

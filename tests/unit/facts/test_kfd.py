@@ -65,9 +65,8 @@ def test_who_computes_on_amds_gpus_is_found_by_its_open_file_and_who_only_draws_
     facts = read(IDLE + TRAINER, tmp_path)
     assert facts.kfd is not None
     assert facts.holders == facts.kfd.holders
-    assert [(holder.pid, holder.devices) for holder in facts.holders or ()] == [
-        (12, ("/dev/dri/renderD128", "/dev/kfd"))
-    ]
+    (holder,) = facts.holders or ()
+    assert (holder.pid, holder.devices) == (12, ("/dev/dri/renderD128", "/dev/kfd"))
     assert explain_untouched(facts) == "process 12 (python3) holds /dev/dri/renderD128 and 1 more"
     assert read_holders(build_roots(tmp_path)) == facts.holders
 
@@ -77,15 +76,12 @@ def test_gpus_that_nobody_has_are_free(tmp_path: Path) -> None:
     assert (facts.holders, explain_untouched(facts)) == ((), "")
 
 
-@pytest.mark.parametrize(
-    ("hidden", "free"),
-    [
-        (HIDDEN, False),  # a kernel that does not list them
-        (HIDDEN + LISTED, False),
-        (HIDDEN + NONE_LISTED, True),
-        (HIDDEN.replace("== proc/14/fd", "== proc/15/comm\n== proc/14/fd") + LISTED, False),
-    ],
-)
+@pytest.mark.parametrize(("hidden", "free"), [
+    (HIDDEN, False),  # a kernel that does not list them
+    (HIDDEN + LISTED, False),
+    (HIDDEN + NONE_LISTED, True),
+    (HIDDEN.replace("== proc/14/fd", "== proc/15/comm\n== proc/14/fd") + LISTED, False),
+])  # fmt: skip
 def test_where_a_process_cannot_be_looked_into_the_kernels_own_list_decides(
     tmp_path: Path, hidden: str, free: bool
 ) -> None:

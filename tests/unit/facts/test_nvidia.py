@@ -191,9 +191,8 @@ def test_a_degraded_fabric_is_a_problem_and_still_joins() -> None:
     document = load("hgx-b200")
     document["gpus"][5]["fabric"]["health"] = 0b01
     found = read(FakeNvml(document))
-    assert found.problems == (
-        SourceProblem("fabric", "GPU 5: its NVLink fabric is not well: its bandwidth is degraded"),
-    )
+    said = "GPU 5: its NVLink fabric is not well: its bandwidth is degraded"
+    assert found.problems == (SourceProblem("fabric", said),)
     assert set(kinds_of(found).values()) == {"NV18"}
 
 

@@ -26,11 +26,8 @@ UP = FabricFacts("completed", cluster_uuid=CLUSTER, clique_id=1)
 OTHER = FabricFacts("completed", cluster_uuid=CLUSTER, clique_id=2)
 BOX = FabricFacts("completed", clique_id=0)
 ABSENT = FabricFacts("not_supported")
-DOWN = (
-    FabricFacts("not_started"),
-    FabricFacts("in_progress"),
-    FabricFacts("completed", error="Unknown Error", cluster_uuid=CLUSTER, clique_id=1),
-)
+FAILED = FabricFacts("completed", error="Unknown Error", cluster_uuid=CLUSTER, clique_id=1)
+DOWN = (FabricFacts("not_started"), FabricFacts("in_progress"), FAILED)
 
 
 def fabric(**fields: Any) -> FabricFacts | None:

@@ -62,15 +62,12 @@ def test_nobody_is_unknown_where_a_process_cannot_be_looked_into_unless_it_is_th
     assert read_open_files(tmp_path / "proc", is_vfio).holders_of("/dev/vfio/7") == known
 
 
-@pytest.mark.parametrize(
-    ("stat", "known"),
-    [
-        ("14 (serve) S 1 14 14 0 -1 4194560 1 2 3", None),  # started with an empty name: exec -a ""
-        ("14 (kworker/0:1) I 2 0 0 0 -1 69238880 0 0 0", ()),
-        ("14 (serve) Z 1 14 14 0 -1 4194560 1 2 3", ()),
-        ("14 (serve) X 0 -1 -1 0 -1 4194560 1 2 3", ()),
-    ],
-)
+@pytest.mark.parametrize(("stat", "known"), [
+    ("14 (serve) S 1 14 14 0 -1 4194560 1 2 3", None),  # started with an empty name: exec -a ""
+    ("14 (kworker/0:1) I 2 0 0 0 -1 69238880 0 0 0", ()),
+    ("14 (serve) Z 1 14 14 0 -1 4194560 1 2 3", ()),
+    ("14 (serve) X 0 -1 -1 0 -1 4194560 1 2 3", ()),
+])  # fmt: skip
 def test_a_process_with_an_empty_command_line_is_the_kernels_only_if_the_kernel_says_so(
     stat: str, known: tuple[int, ...] | None, tmp_path: Path
 ) -> None:
@@ -79,17 +76,14 @@ def test_a_process_with_an_empty_command_line_is_the_kernels_only_if_the_kernel_
     assert read_open_files(tmp_path / "proc", is_vfio).holders_of("/dev/vfio/7") == known
 
 
-@pytest.mark.parametrize(
-    ("namespace", "threads", "whole"),
-    [
-        ("pid:[4026531836]", "kthreadd", True),
-        ("pid:[4026531836]", "sh", True),  # a /proc that hides others' processes: the driver does not
-        ("pid:[4026532710]", "sh", False),
-        ("pid:[4026532710]", "kthreadd", False),  # the host's /proc, mounted into a container
-        (None, "kthreadd", True),
-        (None, "sh", False),
-    ],
-)
+@pytest.mark.parametrize(("namespace", "threads", "whole"), [
+    ("pid:[4026531836]", "kthreadd", True),
+    ("pid:[4026531836]", "sh", True),  # a /proc that hides others' processes: the driver does not
+    ("pid:[4026532710]", "sh", False),
+    ("pid:[4026532710]", "kthreadd", False),  # the host's /proc, mounted into a container
+    (None, "kthreadd", True),
+    (None, "sh", False),
+])  # fmt: skip
 def test_a_driver_lists_all_processes_to_who_shares_the_machines_numbers(
     tmp_path: Path, namespace: str | None, threads: str, whole: bool
 ) -> None:

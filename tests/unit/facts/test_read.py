@@ -12,14 +12,10 @@ from tests.fakes.machines import NAMES, build_roots, plant_machine
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_facts_of_every_recorded_machine_survive_json(name: str, tmp_path: Path) -> None:
+def test_every_recorded_machine_reads_without_a_problem_and_its_facts_survive_json(name: str, tmp_path: Path) -> None:
     facts = plant_machine(name, tmp_path).read()
+    assert facts.problems == ()
     assert parse_host_facts(json.loads(json.dumps(build_json(facts)))) == facts
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_recorded_machine_reads_without_a_problem(name: str, tmp_path: Path) -> None:
-    assert plant_machine(name, tmp_path).read().problems == ()
 
 
 def test_an_empty_machine_reads_as_unknown_without_an_error(tmp_path: Path) -> None:

@@ -57,15 +57,10 @@ def test_the_firmwares_minus_one_is_no_numa_node(tmp_path: Path) -> None:
 
 
 def test_numa_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    plant(
-        "\n".join(
-            f"== sys/devices/system/node/node{n}/cpulist\n{n}\n"
-            f"== sys/devices/system/node/node{n}/meminfo\nNode {n} MemTotal: {n} kB"
-            for n in (0, 2, 10)
-        )
-        + "\n== sys/devices/system/node/possible\n0-10",
-        tmp_path,
-    )
+    for n in (0, 2, 10):
+        node = f"sys/devices/system/node/node{n}"
+        plant(f"== {node}/cpulist\n{n}\n== {node}/meminfo\nNode {n} MemTotal: {n} kB", tmp_path)
+    plant("== sys/devices/system/node/possible\n0-10", tmp_path)
     nodes = read_numa_nodes(tmp_path / "sys")
     assert [(node.node, node.cpus) for node in nodes] == [(0, "0"), (2, "2"), (10, "10")]
 

@@ -22,20 +22,17 @@ OTHER = DeviceProcess(pid=4243, used_bytes=9000 * MIB)
 UNLISTED = (4242, 4243)
 
 
-@pytest.mark.parametrize(
-    ("listed", "used_bytes", "known"),
-    [
-        ((), 4 * MIB, ()),
-        ((), IDLE_BYTES, None),
-        ((), 49 * MIB, None),  # a bare context on the smallest MIG instance
-        ((), None, None),
-        ((OWN,), 604 * MIB, (OWN,)),
-        ((OWN,), 1000 * MIB, None),
-        ((OWN.model_copy(update={"used_bytes": None}),), 604 * MIB, None),
-        ((JOB,), 4 * MIB, (JOB,)),
-        ((OWN, JOB), None, (OWN, JOB)),
-    ],
-)
+@pytest.mark.parametrize(("listed", "used_bytes", "known"), [
+    ((), 4 * MIB, ()),
+    ((), IDLE_BYTES, None),
+    ((), 49 * MIB, None),  # a bare context on the smallest MIG instance
+    ((), None, None),
+    ((OWN,), 604 * MIB, (OWN,)),
+    ((OWN,), 1000 * MIB, None),
+    ((OWN.model_copy(update={"used_bytes": None}),), 604 * MIB, None),
+    ((JOB,), 4 * MIB, (JOB,)),
+    ((OWN, JOB), None, (OWN, JOB)),
+])  # fmt: skip
 def test_nobody_else_is_said_only_where_memory_says_so_too(
     listed: tuple[DeviceProcess, ...], used_bytes: int | None, known: tuple[DeviceProcess, ...] | None
 ) -> None:

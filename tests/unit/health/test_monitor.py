@@ -426,15 +426,12 @@ def test_a_chip_whose_device_file_went_is_unhealthy_also_for_the_next_agent_unti
     assert scene.state(name) == "healthy"
 
 
-@pytest.mark.parametrize(
-    ("part", "state"),
-    [
-        (SliceFacts(topology=(2, 2, 1)), "unhealthy"),
-        (SliceFacts(topology=(4, 4, 1), chips_per_host=(2, 2, 1)), "unhealthy"),
-        (SliceFacts(topology=(4, 4, 1)), "healthy"),  # of several hosts, and each one's share is not told
-        (SliceFacts(topology=(3, 1, 1)), "healthy"),
-    ],
-)
+@pytest.mark.parametrize(("part", "state"), [
+    (SliceFacts(topology=(2, 2, 1)), "unhealthy"),
+    (SliceFacts(topology=(4, 4, 1), chips_per_host=(2, 2, 1)), "unhealthy"),
+    (SliceFacts(topology=(4, 4, 1)), "healthy"),  # of several hosts, and each one's share is not told
+    (SliceFacts(topology=(3, 1, 1)), "healthy"),
+])  # fmt: skip
 def test_a_chip_that_the_slice_should_have_is_missing_though_no_probe_saw_it(
     tmp_path: Path, part: SliceFacts, state: str
 ) -> None:

@@ -31,10 +31,8 @@ CODES = (*ERRORS, 12345)
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 MARGINS = {"margin": 27, "slowdown_margin": -2, "shutdown_margin": -8}
 FIELDS: Mapping[str, dict[str, Any]] = {
-    "dgx-h100": MARGINS,
-    "mig-a100": MARGINS,
+    **dict.fromkeys(("dgx-h100", "mig-a100", "pcie-l40s"), MARGINS),
     "pcie-a100": {**MARGINS, "remapped": None, "retirement_pending": 0},
-    "pcie-l40s": MARGINS,
 }
 """Hosts that are asked each question between them."""
 OF_ALL_CARDS = ("init", "count", "driver_version", "cuda_version", "shutdown")

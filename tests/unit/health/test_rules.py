@@ -140,30 +140,27 @@ def test_sysfs_tells_of_devices_that_nvml_does_not_know(pci: PciHealth, view: Ca
 TOLD = {"temperature_celsius": "answered", "remapped_rows": "absent"}
 
 
-@pytest.mark.parametrize(
-    ("part", "answers", "sibling", "words"),
-    [
-        ("thermal", TOLD, {}, None),
-        ("thermal", {**TOLD, "margin_celsius": "absent"}, {"margin_celsius": "absent"}, None),
-        (
-            "thermal",
-            {**TOLD, "margin_celsius": "absent"},
-            {"margin_celsius": "answered"},
-            "nvmlDeviceGetMarginTemperature is not supported here, but on another card of its kind",
-        ),
-        (
-            "thermal",
-            {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT", "shutdown_celsius": "NVML_ERROR_TIMEOUT"},
-            {},
-            "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT",
-        ),
-        ("memory", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT"}, {}, None),
-        ("thermal", {"slowdowns": "NVML_ERROR_UNKNOWN"}, {}, "failed: NVML_ERROR_UNKNOWN"),
-        ("device", {**TOLD, "pci": "NVML_ERROR_UNKNOWN"}, {}, "nvmlDeviceGetPciInfo failed: NVML_ERROR_UNKNOWN"),
-        ("device", {"name": "answered", "recovery": "answered"}, {}, "the driver answers no question about its health"),
-        ("device", {}, {}, "the driver answers no question about its health"),
-    ],
-)
+@pytest.mark.parametrize(("part", "answers", "sibling", "words"), [
+    ("thermal", TOLD, {}, None),
+    ("thermal", {**TOLD, "margin_celsius": "absent"}, {"margin_celsius": "absent"}, None),
+    (
+        "thermal",
+        {**TOLD, "margin_celsius": "absent"},
+        {"margin_celsius": "answered"},
+        "nvmlDeviceGetMarginTemperature is not supported here, but on another card of its kind",
+    ),
+    (
+        "thermal",
+        {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT", "shutdown_celsius": "NVML_ERROR_TIMEOUT"},
+        {},
+        "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT",
+    ),
+    ("memory", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT"}, {}, None),
+    ("thermal", {"slowdowns": "NVML_ERROR_UNKNOWN"}, {}, "failed: NVML_ERROR_UNKNOWN"),
+    ("device", {**TOLD, "pci": "NVML_ERROR_UNKNOWN"}, {}, "nvmlDeviceGetPciInfo failed: NVML_ERROR_UNKNOWN"),
+    ("device", {"name": "answered", "recovery": "answered"}, {}, "the driver answers no question about its health"),
+    ("device", {}, {}, "the driver answers no question about its health"),
+])  # fmt: skip
 def test_a_part_whose_question_has_no_answer_is_unknown(
     part: Part, answers: dict[str, str], sibling: dict[str, str], words: str | None
 ) -> None:
@@ -207,13 +204,8 @@ def test_each_kind_of_problem_says_what_to_do(kind: ProblemKind) -> None:
 
 
 def test_all_problems_are_told_and_each_action_once() -> None:
-    finding = evaluate_driver(
-        (
-            SourceProblem("unanswered", "no clock"),
-            SourceProblem("unanswered", "no name"),
-            SourceProblem("driver_down", "no card"),
-        )
-    )
+    told = (("unanswered", "no clock"), ("unanswered", "no name"), ("driver_down", "no card"))
+    finding = evaluate_driver(tuple(SourceProblem(*each) for each in told))  # type: ignore[arg-type]
     assert (finding.state, finding.reason) == ("unhealthy", "no card; no clock; no name")
     assert finding.action.count("doctor") == 1
     assert evaluate_driver(()).state == "healthy"

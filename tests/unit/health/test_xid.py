@@ -133,16 +133,13 @@ def test_a_host_without_cards_has_no_kernel_log_on_its_board(scene: Scene) -> No
     assert "kernel_log" not in scene.registry.names()
 
 
-@pytest.mark.parametrize(
-    ("codes", "state", "words"),
-    [
-        ((13, 31, 43, 45, 68, 109, 8, 32, 44, 69, 154), None, ""),  # an application's own, or over with its job
-        ((46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143), "unhealthy", "reset|reboot"),
-        ((63, 92, 94), "degraded", ""),
-        ((144, 147, 150), "degraded", "kernel log's line"),
-        ((0, 1, 173, 9999), "degraded", "catalogue"),
-    ],
-)
+@pytest.mark.parametrize(("codes", "state", "words"), [
+    ((13, 31, 43, 45, 68, 109, 8, 32, 44, 69, 154), None, ""),  # an application's own, or over with its job
+    ((46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143), "unhealthy", "reset|reboot"),
+    ((63, 92, 94), "degraded", ""),
+    ((144, 147, 150), "degraded", "kernel log's line"),
+    ((0, 1, 173, 9999), "degraded", "catalogue"),
+])  # fmt: skip
 def test_an_xid_is_what_nvidias_catalogue_says(codes: tuple[int, ...], state: str | None, words: str) -> None:
     rules = [find_xid_rule(code) for code in codes]
     assert [rule.state for rule in rules] == [state] * len(codes)
@@ -155,16 +152,13 @@ def test_an_nvlink5_error_names_its_unit_and_the_applications_own_are_known() ->
     assert {13, 31, 43, 45, 68, 109} <= APPLICATION
 
 
-@pytest.mark.parametrize(
-    ("codes", "is_fatal", "state", "words"),
-    [
-        ((20034, 11001, 24007, 99999), True, "unhealthy", "reset"),  # the driver's word, also with an unknown number
-        ((10003, 12020, 22003, 22011, 23001, 23017), False, "unhealthy", ""),  # always fatal, whatever the line says
-        ((11012, 24003, 20001, 22013), False, None, ""),  # the switch corrects it
-        ((11004, 12028, 19084, 20012), False, "degraded", "."),  # stops traffic
-        ((28006,), False, "degraded", "Fabric Manager"),  # not known
-    ],
-)
+@pytest.mark.parametrize(("codes", "is_fatal", "state", "words"), [
+    ((20034, 11001, 24007, 99999), True, "unhealthy", "reset"),  # the driver's word, also with an unknown number
+    ((10003, 12020, 22003, 22011, 23001, 23017), False, "unhealthy", ""),  # always fatal, whatever the line says
+    ((11012, 24003, 20001, 22013), False, None, ""),  # the switch corrects it
+    ((11004, 12028, 19084, 20012), False, "degraded", "."),  # stops traffic
+    ((28006,), False, "degraded", "Fabric Manager"),  # not known
+])  # fmt: skip
 def test_an_sxid_is_what_nvidias_catalogue_says(
     codes: tuple[int, ...], is_fatal: bool, state: str | None, words: str
 ) -> None:

@@ -15,6 +15,7 @@ from meshwright_agent.host.snapshot import JaxReport
 from tests.fakes.machines import JAX_AT, Machine, plant_machine, show
 
 H100 = "NVIDIA H100 80GB HBM3"
+MI300X = "AMD Instinct MI300X"
 
 
 def join(facts: HostFacts | None, devices: list[dict[str, Any]], platform: str = "gpu") -> Devices:
@@ -147,11 +148,9 @@ def test_gpus_that_only_jax_knows_are_listed_with_what_it_says(tmp_path: Path) -
     facts = plant_machine("cpu-vm", tmp_path).read()
     stats = {"bytes_limit": 100, "bytes_in_use": 7}
     for known in (facts, None):
-        seen = join(
-            known, [jax_device(0, "AMD Instinct MI300X", memory_stats=stats), jax_device(1, "AMD Instinct MI300X")]
-        )
+        seen = join(known, [jax_device(0, MI300X, memory_stats=stats), jax_device(1, MI300X)])
         first, second = seen.devices
-        assert (seen.platform, first.kind, first.basis) == ("gpu", "AMD Instinct MI300X", "live")
+        assert (seen.platform, first.kind, first.basis) == ("gpu", MI300X, "live")
         assert first.memory is not None
         assert (first.memory.limit_bytes, first.memory.used_bytes, first.memory.capacity_bytes) == (100, 7, None)
         assert (second.memory, second.processes, seen.links) == (None, None, ())
@@ -161,7 +160,7 @@ def test_gpus_that_only_jax_knows_are_listed_with_what_it_says(tmp_path: Path) -
 def test_a_gpu_of_amd_is_held_by_whoever_has_its_drivers_file(tmp_path: Path, own: bool) -> None:
     trainer = DeviceProcess(pid=12, name="python3", devices=("/dev/kfd",), own=own, job="slurm 7")
     facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=KfdFacts((trainer,)))
-    for device in join(facts, [jax_device(index, "AMD Instinct MI300X") for index in range(2)]).devices:
+    for device in join(facts, [jax_device(index, MI300X) for index in range(2)]).devices:
         assert [(process.pid, process.own, process.job) for process in device.processes or ()] == [(12, own, "slurm 7")]
 
 
@@ -173,14 +172,14 @@ def test_a_gpu_that_only_jax_knows_is_free_only_where_amds_driver_says_so(
     tmp_path: Path, kfd: KfdFacts | None, problems: tuple[SourceProblem, ...], known: tuple[()] | None
 ) -> None:
     facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=kfd, problems=problems)
-    assert join(facts, [jax_device(0, "AMD Instinct MI300X")]).devices[0].processes == known
+    assert join(facts, [jax_device(0, MI300X)]).devices[0].processes == known
 
 
 def test_before_jax_has_listed_amds_gpus_a_warning_says_that_they_are_not_among_the_devices(tmp_path: Path) -> None:
     facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=KfdFacts(()))
     seen = show(facts)
     assert (seen.platform, codes(seen)) == ("cpu", ["gpus_not_listed"])
-    assert codes(join(facts, [jax_device(0, "AMD Instinct MI300X")])) == []
+    assert codes(join(facts, [jax_device(0, MI300X)])) == []
 
 
 @pytest.mark.parametrize(("address", "is_said"), [("0000:1b:00.0", True), (None, True), ("0000:ff:00.0", False)])

@@ -213,13 +213,6 @@ def test_a_probe_that_is_given_up_is_asked_again_unless_processes_hang_in_the_dr
     assert scene.probe.resets == 1
 
 
-def test_nobody_looks_and_everything_becomes_unknown(cpu: Machine) -> None:
-    scene = stage_cpu(cpu)
-    scene.look()
-    scene.clock.advance(STALE_AFTER_S + 1)
-    assert {scene.state(name) for name in scene.health.names()} == {"unknown"}
-
-
 # ---- the worker -----------------------------------------------------------------------------------------------------
 
 
@@ -351,9 +344,8 @@ def test_a_worker_that_may_stay_is_started_again_if_it_stopped_but_not_if_it_was
 def test_a_host_whose_devices_a_job_holds_from_the_start_is_not_initializing_as_long_as_the_job_runs(
     dgx: Machine,
 ) -> None:
-    scene = stage_dgx(
-        dgx, probe=facts_of(dgx, holders=(OWN, FOREIGN, FOREIGN.model_copy(update={"pid": 5, "devices": ("GPU-1",)})))
-    )
+    another = FOREIGN.model_copy(update={"pid": 5, "devices": ("GPU-1",)})
+    scene = stage_dgx(dgx, probe=facts_of(dgx, holders=(OWN, FOREIGN, another)))
     for _ in range(3):
         scene.clock.advance(STALE_AFTER_S)
         scene.look()
@@ -476,9 +468,8 @@ def test_a_look_at_jax_that_fails_for_a_bug_is_told_and_is_not_the_last(
 def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog: pytest.LogCaptureFixture) -> None:
     scene = stage_cpu(cpu, probe=[{"no": "facts"}, facts_of(cpu)])
     settings = scene.settings.model_copy(update={"probe_interval_s": 0.001})
-    watch = build_watch(
-        scene.probe, scene.device, health=scene.health, settings=settings, clock=scene.clock, stays=True
-    )
+    around: dict[str, Any] = {"health": scene.health, "settings": settings, "clock": scene.clock, "stays": True}
+    watch = build_watch(scene.probe, scene.device, **around)
 
     async def watch_until_seen() -> None:
         watching = asyncio.create_task(watch.run())

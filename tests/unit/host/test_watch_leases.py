@@ -35,14 +35,8 @@ class Host:
         self.device: FakeSupervisor = answering(dict(dgx.jax))
         self.probe = answering(build_json(replace(dgx.read(), holders=())))
         self.health, self.clock = HealthRegistry(stale_after_s=60), ManualClock()
-        self.watch = build_watch(
-            self.probe,
-            self.device,
-            health=self.health,
-            settings=Settings(hold=hold, **settings),  # type: ignore[arg-type]
-            clock=self.clock,
-            leases=self.leases,
-        )
+        around: dict[str, Any] = {"health": self.health, "settings": Settings(hold=hold, **settings)}  # type: ignore[arg-type]
+        self.watch = build_watch(self.probe, self.device, clock=self.clock, leases=self.leases, **around)
 
     def look(self) -> int:
         """Looks once; returns how many workers there have been."""

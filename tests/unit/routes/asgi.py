@@ -46,17 +46,21 @@ def ask(
     **scope: Any,
 ) -> Heard:
     """Returns the answer to one request, its body sent in the given pieces."""
-    path, _, query = target.partition("?")
     if isinstance(headers, Mapping):
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
     headers = list(headers)
     headers += [(b"host", HOST.encode())] * (b"host" not in dict(headers))
-    whole = {
+    return asyncio.run(_serve(app, build_scope(method, target, headers) | scope, iter(pieces)))
+
+
+def build_scope(method: str, target: str, headers: Iterable[tuple[bytes, bytes]] = ((b"host", b"agent"),)) -> Any:
+    """Returns what a server tells of a request."""
+    path, _, query = target.partition("?")
+    return {
         "type": "http", "http_version": "1.1", "method": method, "scheme": "http", "path": path,
-        "raw_path": path.encode(), "root_path": "", "query_string": query.encode(), "headers": headers,
-        "server": (HOST, 80), "client": ("test", 1), **scope,
+        "raw_path": path.encode(), "root_path": "", "query_string": query.encode(), "headers": list(headers),
+        "server": (HOST, 80), "client": ("test", 1),
     }  # fmt: skip
-    return asyncio.run(_serve(app, whole, iter(pieces)))
 
 
 async def _serve(app: ASGIApp, scope: dict[str, Any], pieces: Iterator[bytes]) -> Heard:

@@ -110,9 +110,8 @@ def test_a_device_is_named_by_the_labels_that_dcgm_exporter_has(dgx: Devices) ->
 
 
 def test_instances_of_a_card_have_its_address_and_device_and_a_uuid_of_their_own(tmp_path: Path) -> None:
-    labels = [
-        labels for labels, _ in _samples(_scrape(MemoryAgent(seen=plant_machine("mig-a100", tmp_path).view())), INFO)
-    ]
+    text = _scrape(MemoryAgent(seen=plant_machine("mig-a100", tmp_path).view()))
+    labels = [labels for labels, _ in _samples(text, INFO)]
     assert [each["device"] for each in labels] == ["nvidia0", "nvidia0", "nvidia0", "nvidia1", "nvidia2"]
     assert len({each["pci_bus_id"] for each in labels}) == 3
     assert len({each["UUID"] for each in labels}) == 5
@@ -145,13 +144,9 @@ def test_memory_is_the_devices_own_in_bytes(dgx: Devices) -> None:
 def test_what_is_not_known_is_absent_and_not_zero(dgx: Devices) -> None:
     first, second, *others = dgx.devices
     assert second.memory is not None
-    unknown = (
-        first.model_copy(update={"memory": None}),
-        second.model_copy(update={"memory": second.memory.model_copy(update={"used_bytes": None})}),
-        *others,
-    )
-    agent = MemoryAgent(seen=dgx.model_copy(update={"devices": unknown}))
-    text = _scrape(agent)
+    unused = second.memory.model_copy(update={"used_bytes": None})
+    unknown = (first.model_copy(update={"memory": None}), second.model_copy(update={"memory": unused}), *others)
+    text = _scrape(MemoryAgent(seen=dgx.model_copy(update={"devices": unknown})))
     assert [labels["gpu"] for labels, _ in _samples(text, "meshwright_device_memory_capacity_bytes")] == list("1234567")
     assert [labels["gpu"] for labels, _ in _samples(text, "meshwright_device_memory_used_bytes")] == list("234567")
     assert _samples(text, "meshwright_bench_age_seconds") == []

@@ -87,9 +87,8 @@ def test_documents_are_listed_by_state_and_field_and_without_a_field(tmp_path: P
             await store.write(Document(RUN, key, f'{{"kind": "{kind}", "result": [1]}}', state))
         assert await keys(store, RUN, states=["succeeded", "failed"]) == ["b", "c"]
         assert await keys(store, RUN, where=("kind", "bench")) == ["a", "b"]
-        assert [each.body for each in await store.list_documents(RUN, without="result", limit=1)] == [
-            '{"kind":"bench"}'
-        ]
+        (first,) = await store.list_documents(RUN, without="result", limit=1)
+        assert first.body == '{"kind":"bench"}'
 
     run_with_store(tmp_path / "db", test)
 
@@ -242,10 +241,7 @@ def test_a_second_agent_is_refused_with_the_process_of_the_first_until_that_ends
             run_with_store(tmp_path / "db", recover)
         assert "stop that agent" in caught.value.hint
     finally:
-        if is_killed:
-            process.kill()
-        else:
-            end.set()
+        process.kill() if is_killed else end.set()
         process.join()
     run_with_store(tmp_path / "db", recover)
 
@@ -296,10 +292,8 @@ def write_recorded() -> None:
         with editing(path) as connection:
             for statement in module._TABLES:
                 connection.execute(statement.replace("body TEXT NOT NULL", f"body TEXT NOT NULL{extra}"))
-            row = (LEASE, "slurm-4711", HELD, len(lease), lease)
-            connection.execute("INSERT INTO documents (kind, key, state, size, body) VALUES (?, ?, ?, ?, ?)", row)
-            ended = (LEASE, "slurm-4710", "ended", len(lease), lease)
-            connection.execute("INSERT INTO documents (kind, key, state, size, body) VALUES (?, ?, ?, ?, ?)", ended)
+            rows = [(LEASE, f"slurm-471{at}", state, len(lease), lease) for at, state in ((1, HELD), (0, "ended"))]
+            connection.executemany("INSERT INTO documents (kind, key, state, size, body) VALUES (?, ?, ?, ?, ?)", rows)
             connection.execute(f"PRAGMA user_version = {number}")
 
 

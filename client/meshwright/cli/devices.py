@@ -181,9 +181,11 @@ def release_devices(session: Session) -> int:
 
 
 def _print_release(session: Session, reply: Release) -> None:
-    how = "its worker had to be killed" if reply.worker_killed else "its worker let go"
     word = Text("released", "green") if reply.released else Text("not released", "bold red")
-    session.out.print(word + Text(f": {how}"))
+    why = [] if reply.released else ["a process of the agent still holds a device"]
+    if reply.worker_killed:
+        why.append("the agent's worker had to be killed")
+    session.out.print(word + Text(f": {'; '.join(why)}" if why else ""))
     for run_id in reply.cancelled_runs:
         session.out.print(f"cancelled {clean(run_id)}")
     if reply.holders is None:

@@ -185,7 +185,7 @@ class Pool:
         indices: as listed in the request, else in plain order.
         is_named: the request gives which or how many, so other devices are left unused on purpose.
         alternatives: devices for a faster order: healthy, free, and not excluded, in plain order.
-        left_out: existing devices that were not taken because they are unhealthy.
+        left_out: existing devices that were not taken because they are unhealthy or in compute mode "prohibited".
         is_counted: the request gives how many, and not which.
         leased, taken: healthy devices that were left out because a lease covers them that is not the request's, or
             another process uses them exclusively.
@@ -325,11 +325,16 @@ def _choose(
             request = f"devices asks for {count or 'what is free'}" if asked else "a plan needs at least one device"
             works = f"ask for {len(candidates)} or fewer" if candidates else ""
             raise refuse_leased(request, topology, leased, why, works, field="devices.count" if asked else "devices")
-        most = len(candidates) or len(leased)
+        if candidates:
+            works = f"ask for {len(candidates)} or fewer"
+        elif leased:
+            works = f"ask for {len(leased)} or fewer when their leases have ended (GET /leases says when)"
+        else:
+            works = "exclude fewer devices, or name them one by one" if excluded else "name them one by one"
         raise refuse(
             f"devices asks for {count}; {name_hosts(topology)} {len(topology.devices)}, of which {len(excluded)} are "
             f"excluded and {len(set(left_out) - excluded)} are not well{why}; only what is left can be taken",
-            f"ask for {most} or fewer" if most else "exclude fewer devices, or name them one by one",
+            works,
             "devices.count",
         )
     count = count or 1
@@ -346,6 +351,7 @@ def select_for_lease(
     """Returns the places of the devices for a new lease: healthy, not leased, close to each other.
 
     Where too few are free, a lease that is not preemptible takes devices from preemptible leases, one after the other.
+    Processes that use them are assumed to be the preempted job's, which has to end.
 
     Raises:
         DeviceLeasedError: other leases have too many of the devices.
@@ -362,7 +368,9 @@ def select_for_lease(
             if is_preemptible or yielding is None:
                 raise
         freed = (
-            device.model_copy(update={"lease": None}) if device.lease and device.lease.id == yielding else device
+            device.model_copy(update={"lease": None, "processes": ()})
+            if device.lease and device.lease.id == yielding
+            else device
             for device in topology.devices
         )
         topology = replace(topology, devices=tuple(freed))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import DeviceLeasedError, NotFoundError
-from meshwright.planning.device_selection import ANY_LEASE, select_devices
+from meshwright.errors import DeviceLeasedError, InvalidRequestError, NotFoundError, PlanInfeasibleError
+from meshwright.planning.device_selection import ANY_LEASE, select_devices, select_for_lease
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.topology.model import Topology
 from meshwright.wire.base import DeviceSelection
@@ -98,3 +98,27 @@ def test_whoever_holds_the_jobs_own_devices_is_the_job() -> None:
     assert pool.indices == (2, 3, 4, 6, 7)
     assert "device 0, 1 is leased" in pool.why_held
     assert "device 5 is held by train (7)" in pool.why_held
+
+
+def test_a_preemptible_lease_is_taken_over_while_its_job_holds_the_devices() -> None:
+    held = lease(dict.fromkeys(range(4), OURS), dict.fromkeys(range(8), TAKEN))
+    yields = tuple(
+        each.model_copy(update={"lease": each.lease.model_copy(update={"preemptible": True})}) if each.lease else each
+        for each in held.devices
+    )
+    topology, asked = replace(held, devices=yields), DeviceSelection(count=3)
+    assert set(select_for_lease(asked, topology, {}, is_preemptible=False)) < {0, 1, 2, 3}
+    with pytest.raises(DeviceLeasedError):
+        select_for_lease(asked, topology, {}, is_preemptible=True)
+    with pytest.raises(InvalidRequestError, match=r"device 4, 5, 6, 7 is held by train \(7\)"):
+        select_for_lease(DeviceSelection(count=5), topology, {}, is_preemptible=False)
+
+
+@pytest.mark.parametrize(("asked", "hint"), [
+    (DeviceSelection(count=9), "ask for 8 or fewer when their leases have ended (GET /leases says when)"),
+    (DeviceSelection(count=1, exclude=tuple(range(8))), "exclude fewer devices, or name them one by one"),
+])  # fmt: skip
+def test_where_none_is_free_the_hint_is_no_number_that_is_refused_next(asked: DeviceSelection, hint: str) -> None:
+    with pytest.raises(PlanInfeasibleError) as caught:
+        select_devices(asked, lease(dict.fromkeys(range(8), THEIRS)), {})
+    assert caught.value.hint == hint

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from meshwright.cli import main
 from meshwright.testing import FakeAgent
 from meshwright.wire.mesh import Plan
 from tests.fakes.slices import NamedSlice, read_named_slices
@@ -19,7 +20,6 @@ from tests.process.slice_environment import needs_tpu_compiler, run_on_slices
 
 PROGRAM = Path(__file__).with_name("described_job.py")
 LIMIT_S = 200.0
-COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 
 pytestmark = needs_tpu_compiler
 
@@ -74,12 +74,14 @@ def described(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     return dict(zip((name for name, _ in cases), answers, strict=True))
 
 
-def plan_here(target: str) -> Plan:
+def plan_here(target: str, folder: Path) -> Plan:
     """Returns the plan of the command line without an agent, which lists any number of devices."""
-    command = [*COMMAND, "--format=json", "plan", "x:-1", "--target", target, "--offline", "--request", "-"]
-    request = '{"device_order": "given"}'
-    done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=120, check=True)
-    return Plan.model_validate(json.loads(done.stdout)["plans"][0])
+    request, printed = folder / "request.json", io.StringIO()
+    request.write_text('{"device_order": "given"}')
+    command = ["--format=json", "plan", "x:-1", "--target", target, "--offline", "--request", str(request)]
+    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit, match=r"^0$"):
+        main(command)
+    return Plan.model_validate(json.loads(printed.getvalue())["plans"][0])
 
 
 def tell(plan: Plan) -> list[str]:
@@ -92,8 +94,8 @@ def tell(plan: Plan) -> list[str]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name, _ in CASES]
 )
-def test_a_target_is_what_libtpu_describes(described: dict[str, dict[str, Any]], name: str) -> None:
-    told, plan = described[name], plan_here(name)
+def test_a_target_is_what_libtpu_describes(described: dict[str, dict[str, Any]], name: str, tmp_path: Path) -> None:
+    told, plan = described[name], plan_here(name, tmp_path)
     with FakeAgent().client() as client:
         kinds = {chip.chip: chip.kind for chip in client.targets().chips}
     assert plan.target is not None

@@ -325,12 +325,10 @@ def _choose(
             request = f"devices asks for {count or 'what is free'}" if asked else "a plan needs at least one device"
             works = f"ask for {len(candidates)} or fewer" if candidates else ""
             raise refuse_leased(request, topology, leased, why, works, field="devices.count" if asked else "devices")
-        if candidates:
-            works = f"ask for {len(candidates)} or fewer"
-        elif leased:
-            works = f"ask for {len(leased)} or fewer when their leases have ended (GET /leases says when)"
-        else:
-            works = "exclude fewer devices, or name them one by one" if excluded else "name them one by one"
+        works = "exclude fewer devices, or name them one by one" if excluded else "name them one by one"
+        if candidates or leased:
+            then = "" if candidates else " when their leases have ended (GET /leases says when)"
+            works = f"ask for {len(candidates or leased)} or fewer{then}"
         raise refuse(
             f"devices asks for {count}; {name_hosts(topology)} {len(topology.devices)}, of which {len(excluded)} are "
             f"excluded and {len(set(left_out) - excluded)} are not well{why}; only what is left can be taken",
@@ -341,8 +339,7 @@ def _choose(
     busy = {index for index in find_foreign(topology, candidates) if not _is_own(topology, index, lease)}
     idle = tuple(index for index in candidates if index not in busy)
     pool = idle if len(idle) >= count else candidates
-    chosen = pack_devices(topology, pool, count)
-    return replace(free, indices=chosen, is_named=True, alternatives=pool, is_counted=True)
+    return replace(free, indices=pack_devices(topology, pool, count), is_named=True, alternatives=pool, is_counted=True)
 
 
 def select_for_lease(

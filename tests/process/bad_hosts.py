@@ -79,9 +79,10 @@ def limiting_cpu(agent: RunningAgent, share: float) -> Iterator[None]:
     """Gives an agent and its children a share of one CPU: cgroup v1's cfs quota, or v2's cpu.max."""
     old, new = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
     is_old = old.is_dir()
-    group = (old if is_old else new) / f"meshwright-{agent.pid}"
+    whole = old if is_old else new
+    group = whole / f"meshwright-{agent.pid}"
     try:
-        group.mkdir()
+        group.mkdir(exist_ok=True)
         quota = int(100_000 * share)
         if is_old:
             (group / "cpu.cfs_quota_us").write_text(str(quota))
@@ -93,7 +94,11 @@ def limiting_cpu(agent: RunningAgent, share: float) -> Iterator[None]:
     try:
         yield
     finally:
-        ((old if is_old else new) / "cgroup.procs").write_text(str(agent.pid))
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (whole / "cgroup.procs").write_text(pid)
+        with contextlib.suppress(OSError):  # a child that is just ending
+            group.rmdir()
 
 
 @contextlib.contextmanager

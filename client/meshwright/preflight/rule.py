@@ -131,31 +131,31 @@ def confirm(
     rounds: Sequence[Round],
     again: Sequence[HostFigures],
 ) -> tuple[SlowFigure, ...]:
-    """Returns the suspects that were slow again.
+    """Returns the suspects that were slow again, by the first level and by that of their peers at the same time.
 
     Args:
         suspects: from `find_suspects`.
-        hosts, rounds: the first figures. They give the level of the network, and of figures that all are suspected of.
+        hosts, rounds: the first figures.
         again: the second figures of all hosts: of `choose_places`; their `network` is of `choose_confirmation`.
     """
     places = choose_places(suspects, len(hosts), len(hosts[0].devices))
     suspected = {(slow.host, slow.figure, slow.device) for slow in suspects}
 
-    def find_level(figure: Figure) -> Level | None:
+    def list_levels(figure: Figure) -> Iterator[Level | None]:
         if figure == "network":
-            return _level_network(hosts, rounds)
+            yield _level_network(hosts, rounds)
+            return
+        yield _level_hosts(hosts) if figure == "all_reduce" else _level_devices(hosts, figure)
         peers = [
             again[host].read(figure, device)
             for named, device in places
             for host in range(len(hosts))
             if named == figure and (host, figure, device) not in suspected
         ]
-        values = [value for value in peers if value is not None]
-        if values:
-            return Level.of(values)
-        return _level_hosts(hosts) if figure == "all_reduce" else _level_devices(hosts, figure)
+        if values := [value for value in peers if value is not None]:
+            yield Level.of(values)
 
-    levels = {figure: find_level(figure) for figure in {slow.figure for slow in suspects}}
+    levels = {figure: tuple(list_levels(figure)) for figure in {slow.figure for slow in suspects}}
     return tuple(slow for slow in suspects if _is_slow_again(slow, again[slow.host], levels[slow.figure]))
 
 
@@ -188,10 +188,10 @@ def blame_contents(seen: Sequence[Wrong]) -> tuple[WrongContent, ...]:
     )
 
 
-def _is_slow_again(slow: SlowFigure, again: HostFigures, level: Level | None) -> bool:
+def _is_slow_again(slow: SlowFigure, again: HostFigures, levels: Sequence[Level | None]) -> bool:
     found = again.network if slow.figure == "network" else (again.read(slow.figure, slow.device),)
     values = [rate for rate in found if rate is not None]
-    return level is not None and bool(values) and all(level.is_slow(value) for value in values)
+    return bool(values) and all(level is not None and level.is_slow(value) for level in levels for value in values)
 
 
 def _find_slow_devices(hosts: Sequence[HostFigures]) -> Iterator[SlowFigure]:

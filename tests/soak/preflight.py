@@ -30,6 +30,8 @@ def soak(count: int, rounds: int, names: list[str]) -> bool:
                 blamed, expected = set(list_blamed(report)), {bad} if fault else set()
                 named += expected <= blamed and report["verdict"] == ("fault" if fault else "ok")
                 others += bool(blamed - expected)
+                for wrongly in blamed - expected:
+                    print(f"round with host {bad} bad: {report['hosts'][wrongly]['findings']}", file=sys.stderr)
             is_good = is_good and named == rounds and not others
             print(f"| {name} | {named} of {rounds} | {others} of {rounds} | {median(took_s):.0f} s |", flush=True)
     return is_good

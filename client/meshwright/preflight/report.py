@@ -161,6 +161,8 @@ def _describe_unreachable(
         for host, result in results.items():
             partners = {pairs[host] for pairs in choose_rounds(len(names)) if host in pairs} - set(result.unreachable)
             connected |= {host, *partners} if partners else set()
+    elif not connected and len(failed) > 1:  # the first host, which several cannot reach, and not each of them
+        connected = {host for host, _ in failed}
     blamed: dict[int, set[int]] = {}
     for a, b in failed:
         for host, other in ((a, b), (b, a)):

@@ -23,7 +23,8 @@ def cut(*others: int) -> PreflightResult:
     [
         ({3: cut(0)}, {0, 1, 2}, {3}),  # of those that wait, all have reached the first host
         ({2: cut(0), 3: cut(0)}, {0, 1}, {2, 3}),
-        ({1: cut(0), 2: cut(0), 3: cut(0)}, {0}, {0, 1, 2, 3}),  # nobody has reached it: its port, or the network
+        ({1: cut(0), 2: cut(0), 3: cut(0)}, {0}, {0}),  # nobody has reached it
+        ({1: cut(0)}, {0}, {0, 1}),  # of two, either
         ({0: cut(), 1: cut(), 2: cut(3), 3: cut(2)}, {0, 1, 2, 3}, {2, 3}),
         ({0: cut(3), 1: cut(3), 2: cut(3), 3: cut(0, 1, 2)}, {0, 1, 2, 3}, {3}),
     ],

@@ -514,6 +514,7 @@ class _Part:
 
 
 def _name_place(trial: Trial) -> Place:
+    """Returns what a trial measures: a device, or the host where it uses several."""
     return cast(Figure, trial.case), trial.device_indices[0] if len(trial.device_indices) == 1 else None
 
 

@@ -104,7 +104,7 @@ def host() -> Iterator[RunningAgent]:
 def reader(host: RunningAgent) -> dict[str, str]:
     """The environment of a reader who has done what the documents say."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MESHWRIGHT_", "COLUMNS"))}
+    kept = {key: text for key, text in os.environ.items() if not key.startswith(("MESHWRIGHT_", "COLUMNS", "PYTEST_"))}
     return {**kept, "PATH": path, "MESHWRIGHT_URL": host.url, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
 
 

@@ -239,7 +239,7 @@ def list_leaders(priced: Priced) -> NDArray[np.int64]:
     """Returns the place of the best candidate of each mesh: those that fit first, among these the best first.
 
     The fastest is the best, unusual ones handicapped; but among those equal within the error, the one with free memory,
-    then with the fewest of pp, cp and tp, then with the fewest axes.
+    then with the fewest of pp, cp and tp, then with the fewest axes, then with the most memory of what is too little.
     """
     order = _order(priced)
     _, first = np.unique(_stack_meshes(priced)[order], axis=0, return_index=True)
@@ -280,9 +280,9 @@ def _order(priced: Priced) -> NDArray[np.int64]:
     extra = np.sum([each for axis, each in zip(AXES, wide, strict=True) if axis in _EXTRA], axis=0)
     seconds = weigh(priced)
     is_near = priced.fits & (seconds <= (1 + EQUAL_WITHIN) * seconds[priced.fits].min(initial=np.inf))
-    is_tight = priced.memory_bytes > (1 - ROOM) * priced.capacity_bytes
+    missing = np.maximum(priced.memory_bytes - (1 - ROOM) * priced.capacity_bytes, 0)
     key = np.where(priced.fits, seconds, priced.memory_bytes)
-    preferred = [np.where(is_near, each, 0) for each in (np.sum(wide, axis=0), extra, is_tight)]
+    preferred = [np.where(is_near, each, 0) for each in (missing, np.sum(wide, axis=0), extra, missing > 0)]
     return np.lexsort((key, *preferred, ~is_near, ~priced.fits))
 
 

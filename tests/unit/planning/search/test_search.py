@@ -239,7 +239,7 @@ def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mes
     ("llama2-13b", "v5p:4x4x4", (256, 4096), {"fsdp": 64}),
     ("gpt2", "h100:8", (512, 1024), {"dp": 8}),
     ("llama3-70b", "8*h100:8", (256, 8192), {"fsdp": 64}),
-    ("mixtral-8x7b", "8*h100:8", (1024, 4096), {"fsdp": 16, "ep": 4}),
+    ("mixtral-8x7b", "8*h100:8", (1024, 4096), {"fsdp": 8, "ep": 8}),
     ("llama3-8b", "64*gb200:4", (512, 8192), {"fsdp": 256}),  # four domains of 64 GPUs
 ])  # fmt: skip
 def test_the_best_is_what_people_run(model: str, target: str, training: tuple[int, int], mesh: dict[str, int]) -> None:

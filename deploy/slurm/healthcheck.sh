@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Slurm HealthCheckProgram (slurm.conf: HealthCheckProgram=…/healthcheck.sh, HealthCheckInterval=300,
 # HealthCheckNodeState=ANY,CYCLE): drains this node, with the reason, when the agent knows that a device or its driver is
-# broken, that a card does not answer its driver, or that a requirement of MESHWRIGHT_CHECK is not met. An agent that
+# broken, that a card does not answer its driver, or that the devices of MESHWRIGHT_EXPECT are not here. An agent that
 # does not answer, or whose own store, disk or worker is broken, drains nothing. slurmd ends the program after 60 s
 # (slurm.conf(5)); the agent has at most 20.
 #
@@ -12,11 +12,12 @@
 #
 # Exit status: 0 looked, whatever was found · 1 could not look, or could not tell Slurm: slurmd writes that and the output
 # to its log as an error ("health_check failed"), and leaves the node alone. An agent that has not looked yet, a typing
-# error in MESHWRIGHT_CHECK, a client that does not start, or a token that is refused may be one fault of all nodes, and
+# error in the settings, a client that does not start, or a token that is refused may be one fault of all nodes, and
 # must neither drain them nor pass for health.
 #
 # Settings: as in prolog.sh, and
-#   MESHWRIGHT_CHECK    further arguments of `meshwright health`, such as "--expect 8*h100"; words, without quotes
+#   MESHWRIGHT_EXPECT   devices that this node must have, such as 8*h100
+#   MESHWRIGHT_CHECK    further arguments of `meshwright health`: MESHWRIGHT_CHECK="--expect 8*h100"
 #   MESHWRIGHT_RESUME   1: undrain what was drained here
 #   PATH                where scontrol is not in the usual places
 set -uo pipefail
@@ -33,8 +34,12 @@ fail() {
     exit 1
 }
 
+# A line without its quotes is a command, and its setting empty.
+said=$([[ ! -r $settings ]] || bash -e "$settings" 2>&1) || fail "settings cannot be read: $said"
+
 # Words, and no patterns of file names: 8*h100 is one. What the client says beside its answer goes to slurmd's log.
 read -ra arguments <<<"${MESHWRIGHT_CHECK:-}"
+[[ -z ${MESHWRIGHT_EXPECT:-} ]] || arguments+=(--expect "$MESHWRIGHT_EXPECT")
 check() { "$meshwright" --timeout 10 health ${arguments[@]+"${arguments[@]}"} --format "$1"; }
 
 # The first word is the verdict, and the exit status goes with it: 1 alone is also an interpreter that finds no client.

@@ -23,7 +23,7 @@
 #   MESHWRIGHT_RUNDIR   where jobs are noted whose lease may stand though they are over, default /run/meshwright-slurm
 #   MESHWRIGHT_PREFLIGHT  seconds: jobs of several whole nodes are checked for so long at most; 90 is enough for hundreds
 #   MESHWRIGHT_EXPECT     devices that each node must have, such as 8*h100; needed where GRES names a job's GPUs
-#   MESHWRIGHT_ADDRESS    where other nodes reach the agent of NODE, default http://NODE:8790
+#   MESHWRIGHT_ADDRESS    where other nodes reach the agent of NODE, default http://NODE:8790; with TLS https://NODE:8790
 set -uo pipefail
 settings=/etc/meshwright/slurm.env
 # shellcheck source=/dev/null
@@ -35,6 +35,7 @@ job=${SLURM_JOB_ID:?the Prolog needs SLURM_JOB_ID, which slurmd sets}
 [[ $job =~ ^[0-9]+$ ]] || { echo "meshwright prolog: SLURM_JOB_ID=$job is no job id" >&2; exit 1; }
 
 tell() { echo "meshwright prolog, job $job: $1" >&2; }
+said=$([[ ! -r $settings ]] || bash -e "$settings" 2>&1) || tell "settings cannot be read: $said"
 
 # Asks the agent. What the client says beside its answer, a warning too, goes to slurmd's log.
 ask() {
@@ -127,7 +128,7 @@ fi
 said=$("$meshwright" --timeout "$wait" preflight wait "slurm-$job" --format slurm)
 heard=$?
 if [[ $heard != 1 || $said != "drain: "* ]]; then
-    [[ $heard == 0 ]] || tell "this node was not checked: $said"
+    [[ $heard == 0 ]] || tell "this node was not checked${said:+: $said}"
     # Slurm starts a batch script when the prolog of its node has ended, and waits for no other node's: where one is at
     # fault, it has 30 s to fail, and Slurm to take the job back.
     for ((i = 0; fault && i < 30; i++)); do

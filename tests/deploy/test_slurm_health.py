@@ -56,6 +56,19 @@ def test_a_check_that_cannot_run_drains_nothing_and_does_not_pass_for_health(nod
     assert "MESHWRIGHT_CHECK" in done.stderr
 
 
+@pytest.mark.parametrize(("line", "status", "drained"), [
+    ("MESHWRIGHT_CHECK=--expect 8*h100", 1, False),  # without quotes a command that is not there
+    ('MESHWRIGHT_CHECK="--expect 8*h100"', 0, True),
+    ("MESHWRIGHT_EXPECT=8*h100", 0, True),
+])  # fmt: skip
+def test_a_requirement_in_the_settings_is_looked_at_or_refused(
+    node: Node, line: str, status: int, drained: bool
+) -> None:
+    (node.folder / "slurm.env").write_text(f"{line}\nMESHWRIGHT_STRICT=0\n")
+    assert node.run("healthcheck.sh").returncode == status
+    assert ("state=drain" in node.told()) is drained
+
+
 def test_a_check_whose_client_is_not_there_does_not_pass_for_health(node: Node) -> None:
     done = node.run("healthcheck.sh", MESHWRIGHT="/nowhere/meshwright")
     assert (done.returncode, node.told()) == (1, "")

@@ -90,12 +90,13 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
     """Returns the report with its verdict."""
     bad = [host for host in hosts if host.state in ("fault", "missing")]
     unchecked = [host for host in hosts if host.state == "unchecked"]
-    if bad:
+    none_answers = all(host.state == "missing" for host in hosts)  # the addresses or TLS, more likely than every host
+    if bad and not none_answers:
         names = ", ".join(host.name for host in bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
         summary = f"{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not well: {names}"
         return PreflightReport(verdict="fault", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
-    if unchecked:
-        summary = f"{len(hosts)} hosts could not be checked"
+    if unchecked or none_answers:
+        summary = f"{len(hosts)} hosts could not be checked{': no agent answers' if none_answers else ''}"
         return PreflightReport(verdict="unknown", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
     count = len(next(host.result.devices for host in hosts if host.result))
     what = "host is" if len(hosts) == 1 else "hosts are"

@@ -70,6 +70,14 @@ def test_a_verdict_says_what_had_no_peer(count: int, words: str) -> None:
 MISSING = HostFinding(state="missing", text="no answer\nfor 10 s", action="look at it")
 
 
+def test_if_no_agent_answers_nothing_was_checked_and_nobody_is_blamed() -> None:
+    """An address without https blames every host of a job otherwise."""
+    silent = HostReport(address="h0", name="h0", findings=(MISSING,))
+    report = build_report([silent, silent], 1.0)
+    assert (report.verdict, report.summary) == ("unknown", "2 hosts could not be checked: no agent answers")
+    assert build_report([silent, HostReport(address="h1", name="h1", result=WELL)], 1.0).verdict == "fault"
+
+
 @pytest.mark.parametrize(
     ("result", "findings", "state", "verdict", "reason"),
     [

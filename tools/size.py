@@ -37,15 +37,15 @@ LIMITS: Final = {
     "code lines of planner, topology, compiler, verify": 9_060,
     "code lines of the rest of the client": 8_400,
     "modules": 185,
-    "modules of the service": 67,
+    "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,
     "modules of the rest of the client": 60,
     "code lines of tests and tools": 33_100,
     "class names with two meanings": 0,
     "settings": 28,
-    "metrics": 20,
+    "metrics": 22,
     "component kinds": 10,
-    "error codes": 19,
+    "error codes": 20,
     "fields in OpenAPI": 450,
     "most options of a command": 16,
     "bytes of README.md": 10_000,
@@ -146,7 +146,9 @@ def main() -> int:
     for name, figure in figures.items():
         mark = "   <- over" if figure > LIMITS[name] else ""
         print(f"{name:{width}} {figure:>7,} {LIMITS[name]:>10,}{mark}")
-    return int(any(figure > LIMITS[name] for name, figure in figures.items()))
+    if is_over := any(figure > LIMITS[name] for name, figure in figures.items()):
+        print("over a limit: remove something of the same kind, or raise the limit in tools/size.py and say why")
+    return int(is_over)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ from meshwright.wire.devices import (
     Worker,
 )
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents, State, find_worst_state
-from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest, Leases
+from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest, Leases, Verdict, VerdictRequest
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
 from meshwright.wire.problem import build_problem, translate_validation
 from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunList
@@ -120,6 +120,7 @@ class FakeAgent:
         self._plans: dict[str, Plan] = {}
         self._runs: dict[str, Run] = {}
         self._leases: dict[str, Lease] = {}
+        self._verdicts: dict[str, Verdict] = {}
         self._lease_ends: dict[str, datetime] = {}
         names = ("store", "worker", *map(_name_component, self.devices.devices))
         self.health: Health = _build_health(Component(name=name, state="healthy", **self._date()) for name in names)
@@ -350,7 +351,18 @@ class FakeAgent:
     def _end_lease(self, request: httpx.Request, lease_id: str) -> Lease:
         lease = self._find_lease(request, lease_id)
         self._leases.pop(lease_id, None)
+        self._verdicts.pop(lease_id, None)
         return lease
+
+    def _put_verdict(self, request: httpx.Request, lease_id: str) -> Verdict:
+        asked = _read(VerdictRequest, request)
+        self._verdicts[self._find_lease(request, lease_id).id] = Verdict(state=asked.state, reason=asked.reason)
+        return self._find_verdict(request, lease_id)
+
+    def _find_verdict(self, request: httpx.Request, lease_id: str) -> Verdict:
+        if (verdict := self._verdicts.get(self._find_lease(request, lease_id).id)) is not None:
+            return verdict
+        raise NotFoundError(f"no preflight under lease {lease_id!r} has told a verdict", hint="ask again")
 
     def _put_lease(self, request: httpx.Request, lease_id: str) -> httpx.Response:
         asked, now = _read(LeaseRequest, request), self._clock()
@@ -439,6 +451,8 @@ _ROUTES: Final[dict[str, tuple[tuple[type, ...], Callable[..., Any]]]] = {
     "GET /leases/{lease_id}": ((Lease,), FakeAgent._find_lease),
     "PUT /leases/{lease_id}": ((Lease,), FakeAgent._put_lease),
     "DELETE /leases/{lease_id}": ((Lease,), FakeAgent._end_lease),
+    "PUT /leases/{lease_id}/verdict": ((Verdict,), FakeAgent._put_verdict),
+    "GET /leases/{lease_id}/verdict": ((Verdict,), FakeAgent._find_verdict),
 }
 """Each route, with the models of its reply, and its default reply: of the agent, the request and the path's parts."""
 

@@ -28,7 +28,9 @@ def main() -> None:
     if SNAPSHOT.exists():
         held = json.loads(SNAPSHOT.read_text())
         if held != document and held["info"]["version"] == version and not version.endswith(".dev"):
-            sys.exit(f"the contract changed but API_VERSION is still {version}: raise it in api/app.py")
+            sys.exit(
+                f"the contract changed but API_VERSION is still {version}: raise it in service/meshwright_agent/app.py"
+            )
     SNAPSHOT.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     print(f"wrote {SNAPSHOT.name}, version {version}")
 

@@ -66,7 +66,7 @@ class Chip:
 
     Attributes:
         name: "TPU v5e", "H100 SXM".
-        family: the hardware type that it belongs to: a value of `planning.batch_size.HardwareType`.
+        family: the hardware type that it belongs to: a value of `planning.hardware.HardwareType`.
         aliases: names used by people and in targets, in lower case.
         kinds: its names in `jax.Device.device_kind` and, for GPUs, in the driver (GPU names: README of
             NVIDIA/open-gpu-kernel-modules at df1c9a3; TPU names: jax/_src/tpu_info.py of jax 0.12.0.1).

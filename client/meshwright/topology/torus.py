@@ -50,7 +50,7 @@ def find_wraps(kind: str, shape: Sequence[int]) -> tuple[bool, ...]:
     jax-ml/scaling-book, "TPU networking".
     """
     chip = find_chip(kind)
-    rule = _WRAPS.get(chip.family if chip else "")
+    rule = _WRAPS[chip.family] if chip and chip.platform == "tpu" else None
     return rule(shape) if rule else (False,) * len(shape)
 
 

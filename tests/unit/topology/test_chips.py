@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.planning.hardware import HardwareType
 from meshwright.topology.chips import Chip, find_chip, read_chips
+from meshwright.topology.systems import RULES
+from meshwright.topology.torus import find_wraps
 
 LINES = (files("meshwright.topology") / "chips.csv").read_text(encoding="utf-8").splitlines()
 
@@ -82,6 +85,14 @@ def test_the_memory_of_each_gpu_is_its_drivers_and_names_its_source() -> None:
     for line in csv.DictReader(LINES):
         is_gpu = line["platform"] == "gpu"
         assert (line["memory_bytes"].endswith(" MiB"), "; memory: " in line["source"]) == (is_gpu, is_gpu)
+
+
+@pytest.mark.parametrize(
+    "chip", [chip for chip in read_chips() if chip.platform == "tpu"], ids=lambda chip: chip.family
+)
+def test_a_tpu_has_its_rules_of_shapes_and_rings(chip: Chip) -> None:
+    sides = RULES[HardwareType(chip.family).value].dimensions
+    assert any(find_wraps(chip.kinds[0], (size,) * sides) == (True,) * sides for size in (4, 16, 32))
 
 
 @given(chips)

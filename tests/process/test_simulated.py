@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from meshwright import Client
+from meshwright import Client, Fleet
+from meshwright.preflight import check_hosts
 from tests.agents import RunningAgent, start_agent
 from tests.process.living import ask, find_children, list_children
 
@@ -81,3 +82,10 @@ def test_a_simulated_h100_meets_a_requirement_and_its_host_stays_unknown(simulat
     there = "512 (NVIDIA H100 80GB HBM3), declared"
     assert check("512*h100") == (1, "unknown", "healthy", there)
     assert check("513*h100") == (1, "unhealthy", "unhealthy", there)
+
+
+def test_a_preflight_blames_nobody_for_a_simulated_host(simulated: RunningAgent) -> None:
+    with Fleet([simulated.url]) as fleet:
+        report = check_hosts(fleet)
+    assert report.verdict == "unknown"
+    assert [each.text for each in report.hosts[0].findings] == ["its agent simulates a host"]

@@ -140,7 +140,8 @@ class _Check:
         """Goes through the check, to the first step that finds something."""
         self._on_phase("agents")
         state = self._ask_agents()
-        self._names = [host.name or host.url for host in state.hosts]
+        counts = Counter(host.name for host in state.hosts)
+        self._names = [host.name if host.name and counts[host.name] == 1 else host.url for host in state.hosts]
         for place, finding in compare_hosts(state, expect, self._lease):
             self._note(place, finding)
         if self._findings:
@@ -406,6 +407,9 @@ def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> It
     for place, host in enumerate(state.hosts):
         if host.devices is None:
             yield place, HostFinding(state="missing", text=host.detail or "its agent does not answer")
+    for place in [place for place, host in known.items() if _list(host).host.basis == "declared"]:
+        del known[place]
+        yield place, HostFinding(state="unchecked", text="its agent simulates a host", action="leave it out")
     first: dict[object, str] = {}
     for place, host in known.items():
         if (twin := first.setdefault(_identify(host), host.url)) != host.url:

@@ -59,4 +59,4 @@ export MESHWRIGHT_URL=unix:///run/meshwright/agent.sock
 "$home/bin/meshwright-agent" --version
 echo "the agent listens; as root or in the group meshwright, try"
 echo "  MESHWRIGHT_URL=$MESHWRIGHT_URL $home/bin/meshwright devices"
-echo "  $home/bin/meshwright-agent doctor"
+echo "  runuser -u meshwright -- $home/bin/meshwright-agent doctor --state-dir /var/lib/meshwright"

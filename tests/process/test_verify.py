@@ -75,7 +75,7 @@ def test_a_closure_is_brought_over_and_a_step_that_nothing_splits_is_told() -> N
 
 @pytest.mark.parametrize(("ask", "reason"), [
     (lambda: verify(make_plan(), steps.mismatched, steps.WEIGHTS, steps.BATCH), "does not trace: TypeError: dot_g"),
-    (lambda: verify(make_plan(), f"{MODULE}:fails"), "the builder failed: RuntimeError: no such checkpoint"),
+    (lambda: verify(make_plan(), f"{MODULE}:fails"), "arguments)): RuntimeError: no such checkpoint"),
 ])  # fmt: skip
 def test_a_step_that_cannot_be_traced_is_not_compiled_and_says_where(
     ask: Callable[[], Verification], reason: str

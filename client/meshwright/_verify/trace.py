@@ -232,7 +232,7 @@ def _refuse(detail: str) -> InvalidRequestError:
     return InvalidRequestError(detail, hint=_RULE)
 
 
-_BUILDER: Final = "a builder returns (step, arguments)"
+_BUILDER: Final = "a builder takes the mesh and returns (step, arguments)"
 
 
 def verify_step(message: dict[str, Any], tell: Tell) -> Verification:
@@ -271,7 +271,7 @@ def _report(job: StepJob, site: Site, tell: Tell) -> Verification:
 
 def _build(builder: Any, site: Site) -> tuple[Any, Call]:
     """Returns the step that a builder makes for the mesh, and its arguments."""
-    with watch("the builder failed"):
+    with watch(f"the builder failed ({_BUILDER})"):
         match builder(site.mesh):
             case (step, tuple() | list() as args) if callable(step):
                 return step, Call(describe_leaves(tuple(args), None, dict(site.mesh.shape)))

@@ -100,13 +100,10 @@ def hash_secret(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-def parse_tokens(text: str) -> tuple[Token, ...]:
-    """Returns the tokens of a token file's text.
-
-    Raises:
-        ValueError: names the first wrong line, without the text in the place of its digest.
-    """
+def parse_tokens(text: str) -> tuple[tuple[Token, ...], tuple[str, ...]]:
+    """Returns the tokens of a token file's text, and what is wrong with each other line, without a digest's text."""
     found: dict[str, Token] = {}
+    wrong: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split("#", 1)[0].split()
         if not words:
@@ -116,9 +113,10 @@ def parse_tokens(text: str) -> tuple[Token, ...]:
             if token.name in found or any(token.digest == other.digest for other in found.values()):
                 raise ValueError(f"the name or the digest of {token.name} stands on a line before; make a new token")
         except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
-        found[token.name] = token
-    return tuple(found.values())
+            wrong.append(f"line {number}: {error}")
+        else:
+            found[token.name] = token
+    return tuple(found.values()), tuple(wrong)
 
 
 def _parse_words(words: list[str]) -> Token:
@@ -178,11 +176,11 @@ def parse_expiry(text: str, now: datetime) -> datetime:
     return moment
 
 
-def read_token_file(path: Path) -> tuple[Token, ...]:
-    """Returns the tokens of a file.
+def read_token_file(path: Path) -> tuple[tuple[Token, ...], tuple[str, ...]]:
+    """Returns the tokens of a file, and what is wrong with each other line.
 
     Raises:
-        AccessSettingsError: the file is missing, not a regular file, world-writable, too long, or wrong.
+        AccessSettingsError: the file is missing, not a regular file, world-writable, or too long.
     """
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -194,14 +192,10 @@ def read_token_file(path: Path) -> tuple[Token, ...]:
             data = file.read(MAX_TOKEN_FILE_BYTES + 1)
         if len(data) > MAX_TOKEN_FILE_BYTES:
             raise AccessSettingsError(f"token file {path}: longer than {MAX_TOKEN_FILE_BYTES} bytes")
-        return parse_tokens(data.decode())
+        return parse_tokens(data.decode(errors="replace"))
     except OSError as error:
         hint = "`meshwright-agent token new NAME --scope operate` prints a line for it"
         raise AccessSettingsError(f"token file {path}: {error.strerror}; {hint}") from None
-    except UnicodeDecodeError:
-        raise AccessSettingsError(f"token file {path}: is not UTF-8 text; is it the right file?") from None
-    except ValueError as error:
-        raise AccessSettingsError(f"token file {path}, {error}") from None
 
 
 # ---- callers --------------------------------------------------------------------------------------------------------
@@ -279,7 +273,7 @@ class Authenticator:
     """Names the caller of each request, and refuses requests for other hosts and from pages of other sites.
 
     Attributes:
-        failure: why the current token file cannot be used, while the earlier tokens stay valid; "" if it can.
+        failure: why the current token file cannot be read, while the earlier tokens stay valid; "" if it can.
 
     Raises:
         AccessSettingsError: a file or name of the settings cannot be used.
@@ -291,18 +285,28 @@ class Authenticator:
         self._hosts = _list_hosts(settings)
         self._admin_uids, self._admin_gids = _read_admins(settings.uds_admins)
         self._mark = read_mark(settings.tokens_file)
-        self._tokens = None if settings.tokens_file is None else read_token_file(settings.tokens_file)
+        self._tokens: tuple[Token, ...] | None = None
+        if settings.tokens_file is not None:
+            self._tokens, wrong = read_token_file(settings.tokens_file)
+            if wrong:
+                raise AccessSettingsError(f"token file {settings.tokens_file}, {wrong[0]}")
         self.failure = ""
 
     def refresh(self) -> None:
-        """Reads the token file again if it has changed. After a damaged file the earlier tokens stay valid."""
+        """Reads the token file again if it has changed.
+
+        Wrong lines are left out, so that a deleted token ends whatever else the file holds. While the file cannot be
+        read, the earlier tokens stay valid.
+        """
         path, mark = self._settings.tokens_file, read_mark(self._settings.tokens_file)
         if path is None or (mark == self._mark and not self.failure):
             return
         self._mark = mark
         try:
-            self._tokens, self.failure = read_token_file(path), ""
+            (self._tokens, wrong), self.failure = read_token_file(path), ""
             log.info("token file %s read again: %d tokens", path, len(self._tokens))
+            if wrong:
+                log.error("token file %s: %d lines are left out, such as %s", path, len(wrong), wrong[0])
         except AccessSettingsError as error:
             if str(error) != self.failure:
                 log.error("the tokens of before stay: %s", error)

@@ -103,9 +103,10 @@ def new_token(
     scope: Annotated[str, typer.Option(help="read, operate or admin; each holds those before it.")] = "read",
     expires: Annotated[str, typer.Option(help="90d, 12h, or a time: 2027-01-31T00:00:00Z. Never, if left out.")] = "",
 ) -> None:
-    """Print a new secret on stdout, and on stderr its line for the agent's token file, which has no secret.
+    """Print on stdout a new token's line for the agent's token file, without the secret, and the secret on stderr.
 
-    The agent reads its token file again within a second or two; to take a token back, delete its line.
+    So `>>tokens` adds a line or nothing, and an error is seen. The agent reads its token file again within a second or
+    two; to take a token back, delete its line.
     """
     from meshwright_agent.auth import make_token, parse_expiry
 
@@ -114,8 +115,8 @@ def new_token(
     except ValueError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    typer.echo(secret)
-    typer.echo(f"# add this line to the agent's token file (MESHWRIGHT_TOKENS_FILE), mode 0600:\n{token}", err=True)
+    typer.echo(str(token))
+    typer.echo(secret, err=True)
 
 
 def read_settings(**flags: Any) -> Settings:

@@ -78,7 +78,7 @@ def prepare(root: Path) -> None:
     mode = (SYSTEMD / "meshwright-agent.service").read_text().partition("ConfigurationDirectoryMode=")[2].split()[0]
     (units / "prepare.service").write_text(PREPARE_UNIT.format(mode=mode))
     commands = [line.replace(" NAME ", " probe ") for line in (*read_commands("Tokens"), *read_commands("TLS"))]
-    typed = [f"{line} >/token" if "token new" in line else line for line in commands]
+    typed = [f"{line} 2>/token" if "token new" in line else line for line in commands]
     (root / "opt/prepare").write_text(PREPARE.format(commands="\n".join(typed)))
     (root / "opt/prepare").chmod(0o755)
     (root / "opt/inspect").write_text(INSPECT)

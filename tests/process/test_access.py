@@ -85,17 +85,17 @@ def test_a_token_that_the_command_makes_is_taken_by_the_running_agent_and_expire
         subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=True)
         for more in (("by-command",), ("by-command-short", "--expires", "3s"))
     )
-    assert made.stdout.strip() not in made.stderr, "the token file has no secret"
+    assert made.stderr.strip() not in made.stdout, "the token file has no secret"
     with guarded.token_file.open("a") as file:
-        file.write(made.stderr + short.stderr)
+        file.write(made.stdout + short.stdout)
 
     def ask(printed: str) -> int:
         headers = _bearer(printed.strip())
         return httpx.post(f"{guarded.agent.url}/devices/release", headers=headers, timeout=60).status_code
 
-    wait_for(lambda: ask(made.stdout) == 200, guarded.agent, limit_s=10)
-    wait_for(lambda: ask(short.stdout) == 401, guarded.agent, limit_s=10)
-    assert ask(made.stdout) == 200
+    wait_for(lambda: ask(made.stderr) == 200, guarded.agent, limit_s=10)
+    wait_for(lambda: ask(short.stderr) == 401, guarded.agent, limit_s=10)
+    assert ask(made.stderr) == 200
     assert ask("mw_no_such_token") == 401
 
 

@@ -506,9 +506,12 @@ async def authenticate(
     for scope in needed.scopes:
         if not caller.has(scope):
             hint = "ask the agent's operator for a token of a larger scope"
+            detail = f"{request.method} {request.url.path} needs the scope {scope}; {caller.name} has {caller.scope}"
+            if secret and caller.token is None:
+                hint = "give the agent one (MESHWRIGHT_TOKENS_FILE)"
+                detail += "; the token was not looked at, because this agent has no token file"
             if caller.name.startswith(("uid:", "addr:")):
                 hint += ", or use the unix socket as one of MESHWRIGHT_UDS_ADMINS"
-            detail = f"{request.method} {request.url.path} needs the scope {scope}; {caller.name} has {caller.scope}"
             raise ForbiddenError(detail, hint=hint)
     return caller
 

@@ -150,13 +150,21 @@ def list_leases(
     return OK
 
 
-def renew_lease(session: Session, lease_id: LeaseId, ttl: TtlOption = "1h") -> int:
-    """Extend a lease, which then lasts --ttl from now.
+def renew_lease(
+    session: Session,
+    lease_id: LeaseId,
+    ttl: Annotated[
+        str | None, typer.Option(metavar="1h", help="From now. Without: 1h, or what it has left if that is more.")
+    ] = None,
+) -> int:
+    """Extend a lease, which then lasts --ttl from now; a shorter --ttl shortens it.
 
     Exit codes: 0 done · 1 no such lease: it has ended · 2 usage, or no answer.
     """
-    ttl_s = parse_duration(ttl, "--ttl")
+    ttl_s = parse_duration(ttl or "1h", "--ttl")
     with session.open() as client:
+        if ttl is None:
+            ttl_s = max(ttl_s, client.get_lease(lease_id).expires_in_s)
         lease = client.renew_lease(lease_id, ttl_s)
     _print_lease(session, lease, [write_lease(lease, "has")])
     return OK

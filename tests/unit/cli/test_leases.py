@@ -76,7 +76,10 @@ def test_leases_are_listed_renewed_and_ended(h100: CommandLine) -> None:
     row = next(line.split() for line in h100("lease", "list").out.splitlines() if line.startswith("lease-"))
     assert row[:2] == [lease_id, "2,3"]
     assert row[-3:] == ["yes", "job", "9"]
-    assert h100("lease", "renew", lease_id, "--ttl", "2h").out == f"{lease_id} has device 2, 3 for 2 h: job 9\n"
+    for ttl in (("--ttl", "2h"), ()):  # without --ttl a renewal never shortens
+        assert h100("lease", "renew", lease_id, *ttl).out == f"{lease_id} has device 2, 3 for 2 h: job 9\n"
+    assert h100("lease", "renew", lease_id, "--ttl", "1min").out == f"{lease_id} has device 2, 3 for 1 min: job 9\n"
+    assert h100("lease", "renew", lease_id).out == f"{lease_id} has device 2, 3 for 1 h: job 9\n"
     assert h100("lease", "end", lease_id).out == f"{lease_id} no longer has device 2, 3: job 9\n"
     assert h100("lease", "end", lease_id).code == 1
     assert h100("--format=json", "lease", "list").json["leases"] == []

@@ -56,7 +56,8 @@ def test_a_host_of_gpus_is_described(tmp_path: Path) -> None:
 
 def test_the_label_of_health_is_that_of_devices_and_driver(tmp_path: Path) -> None:
     devices, health = look(tmp_path, "cpu-vm")
-    parts = (*health.components, Component(name="disk", state="unhealthy"))
+    device = Component(name="device:cpu:0", state="healthy")
+    parts = (*health.components, device, Component(name="disk", state="unhealthy"))
     labels = build_labels(devices, Health(state="unhealthy", components=parts))
     assert labels["health"] == "healthy"
 

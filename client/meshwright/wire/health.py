@@ -62,9 +62,15 @@ def find_worst_state(components: Sequence[Component]) -> State:
 
 
 def select_hardware(health: Health) -> Health:
-    """Returns the health of the devices and their driver alone: the components of `HARDWARE`."""
+    """Returns the health of the devices and their driver alone: the components of `HARDWARE`.
+
+    It is not healthy before a device was looked at: a CPU host's devices come after its driver.
+    """
     components = tuple(part for part in health.components if part.name.partition(":")[0] in HARDWARE)
-    return Health(state=find_worst_state(components), components=components)
+    state = find_worst_state(components)
+    if state == "healthy" and not any(part.name.startswith("device:") for part in components):
+        state = "initializing"
+    return Health(state=state, components=components)
 
 
 class HealthEvent(Reply):

@@ -96,8 +96,8 @@ class Settings(BaseSettings):
     )
     expect: str = Field(
         default="",
-        description="devices that must be here: 8, as /devices counts them, MIG instances each; or 8*h100, cards of "
-        "that chip, divided or not; empty: those that were seen",
+        description="accelerators that must be here: 8, as /devices counts them, MIG instances each; or 8*h100, "
+        "cards of that chip, divided or not; empty: those that were seen",
     )
     kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver tells XIDs; empty: not read")
     label_file: Path | None = Field(
@@ -134,10 +134,15 @@ class Settings(BaseSettings):
 
     @field_validator("expect", mode="after")
     @classmethod
-    def _expectable(cls, text: str) -> str:
+    def _expectable(cls, text: str, info: ValidationInfo) -> str:
         from meshwright.topology.chips import parse_chip_count  # here: it reads tables when a chip is named
 
-        return str(parse_chip_count(text)) if text.strip() else ""
+        if not text.strip():
+            return ""
+        for other in ("cpu_devices", "simulate"):
+            if info.data.get(other) is not None:
+                raise ValueError(f"stands beside {other}, and only this host's accelerators are counted; leave one out")
+        return str(parse_chip_count(text))
 
     @field_validator("tls_key_file", mode="after")
     @classmethod

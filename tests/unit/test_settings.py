@@ -142,6 +142,12 @@ def test_a_value_out_of_bounds_is_a_usage_error_of_one_line(flags: list[str], sa
     assert f"got {flags[1]!r}" in result.stderr or f"got {flags[1]}" in result.stderr
 
 
+@pytest.mark.parametrize("other", ["cpu_devices", "simulate"])
+def test_devices_are_expected_of_hardware_alone(other: str) -> None:
+    with pytest.raises(ValidationError, match=f"stands beside {other}"):
+        Settings(expect="2", **{other: "2" if other == "cpu_devices" else "h100:8"})
+
+
 def test_a_variable_without_a_flag_is_named_alone() -> None:
     wrong = {"MESHWRIGHT_PROBE_TIMEOUT_S": "0", "MESHWRIGHT_START_TIMEOUT_S": "x"}
     result = CliRunner().invoke(app, ["serve"], env=wrong)

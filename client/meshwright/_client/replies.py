@@ -241,6 +241,10 @@ def _build_connection_error(error: Exception, asked: str, host: str, said: str) 
             f"where the agent asks for a client certificate, it may have refused this client's: {_CERTIFICATE}; "
             f"else {hint}"
         )
+    elif kind == "handshake" and "WRONG_VERSION_NUMBER" in message:  # it answered, and not in TLS
+        hint = f"the agent speaks no TLS at this address: ask by http:{host.partition(':')[2]}"
+    elif hint == _HINTS["lost"] and isinstance(error, httpx.RemoteProtocolError) and host.startswith("http:"):
+        hint = f"does this agent speak TLS? then ask by https:{host.partition(':')[2]}; else {hint}"
     if kind == "timeout":
         return AgentTimeoutError(f"{asked}: {host} did not answer in time: {message}", host=host, hint=hint)
     return AgentConnectionError(f"{asked}: no answer from {host}: {message}", host=host, hint=hint)

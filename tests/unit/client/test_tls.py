@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import httpx
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
 from meshwright import AsyncClient, Client
+from meshwright._client.replies import build_error
 from meshwright.errors import AgentConnectionError, SettingsError
 from meshwright.wire.health import Health
 from tests.unit.client.both import Kind, ask_async, ask_sync
@@ -117,6 +119,16 @@ def test_an_agent_without_tls_is_told_from_one_whose_certificate_is_refused(kind
     with serve(_healthy) as server, pytest.raises(AgentConnectionError) as caught:
         _ask(kind, server.url.replace("http:", "https:"))
     assert "http://" in caught.value.hint
+
+
+def test_a_scheme_that_is_not_the_agents_is_said_first() -> None:
+    error = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    error.__cause__ = cause = ssl.SSLError(1, "wrong version number")
+    cause.reason = "WRONG_VERSION_NUMBER"
+    assert build_error(error, "GET /health", "https://a:1").hint.endswith("no TLS at this address: ask by http://a:1")
+    cut = httpx.RemoteProtocolError("Server disconnected without sending a response.")
+    hint = build_error(cut, "GET /health", "http://a:1").hint
+    assert hint.startswith("does this agent speak TLS? then ask by https://a:1; else the connection broke")
 
 
 # ---- files that cannot be used

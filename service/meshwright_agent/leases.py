@@ -486,7 +486,9 @@ def _find_named(name: int | str, named: Mapping[int | str, Sequence[int]], devic
         return found
     there = _list_shown([device.local_index for device in devices])
     detail = f"devices names {name!r}; this host has {len(devices)} ({there}); a name is a local index or a uuid"
-    counted = f'; for {name} devices use {{"count": {name}}}' if isinstance(name, int) and name > 0 else ""
+    counted = (
+        f'; for {name} devices use {{"count": {name}}}' if isinstance(name, int) and 0 < name <= len(devices) else ""
+    )
     raise _refuse(detail, f"use {devices[0].uuid or devices[0].local_index!r} or another of GET /devices{counted}")
 
 

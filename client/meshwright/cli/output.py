@@ -172,6 +172,23 @@ def _print_marked(session: Session, word: str, style: str, message: str) -> None
     session.err.print(Text(f"{word}: ", style) + Text(clean(message)), soft_wrap=True)
 
 
+_IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]] = (
+    (r"DELETE /leases/([\w.-]+)", r"`meshwright lease end \1`"),
+    (r"DELETE /runs/([\w.-]+)", r"`meshwright runs cancel \1`"),
+    (r"PUT /leases/\{id\}", "`meshwright lease create`"),
+    (r"PUT /leases/([\w.-]+)", r"`meshwright lease create --id \1`"),
+    (r"GET /leases\b(?!/)", "`meshwright lease list`"),
+    (r"GET /runs\b(?!/)", "`meshwright runs list`"),
+    (r"GET /(devices|health)\b(?!/)", r"`meshwright \1`"),
+    (r"with preemptible: false", "without --preemptible"),
+    (r'(?:devices )?\{"count": (\d+)\}', r"--count \1"),
+    (r'"devices": \[([^]]*)\]', lambda found: f"devices {found[1].replace(' ', '')}"),
+)
+"""What an agent's hint says in HTTP, in commands."""
+
+
 def _print_part(session: Session, name: str, message: str) -> None:
+    for pattern, command in _IN_COMMANDS if name == "hint" else ():
+        message = re.sub(pattern, command, message)
     if message:
         session.err.print(Text(f"  {clean(name)}: ", "bold") + Text(clean(message)), soft_wrap=True)

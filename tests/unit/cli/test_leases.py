@@ -70,6 +70,17 @@ def test_devices_that_somebody_has_are_1_and_named_with_what_helps(h100: Command
     assert all(words in printed.err for words in (lease_id, "job 9", "hint: wait for the end of"))
 
 
+@pytest.mark.parametrize(("hint", "said"), [
+    ('use "devices": [2, 3]; or DELETE /leases/job-7', "use devices 2,3; or `meshwright lease end job-7`"),
+    ("GET /leases, PUT /leases/{id} makes one", "`meshwright lease list`, `meshwright lease create` makes one"),
+    ('another of GET /devices; use {"count": 3}', "another of `meshwright devices`; use --count 3"),
+    ("DELETE /runs/r-1, or with preemptible: false", "`meshwright runs cancel r-1`, or without --preemptible"),
+])  # fmt: skip
+def test_a_hint_speaks_of_commands_and_not_of_http(h100: CommandLine, hint: str, said: str) -> None:
+    h100.fake.fail_next(NotFoundError("not here", hint=hint), path="/leases")
+    assert f"hint: {said}\n" in h100("lease", "list").err
+
+
 def test_leases_are_listed_renewed_and_ended(h100: CommandLine) -> None:
     assert h100("lease", "list").out == "no leases\n"
     lease_id = _lease_away(h100, devices=[2, 3], preemptible=True)

@@ -79,12 +79,12 @@ def test_the_uuid_of_a_card_means_all_its_instances() -> None:
     assert choose_devices(LeaseRequest(devices=("GPU-A",), purpose="x"), MIG, no_view) == tuple(MIG)
 
 
-@pytest.mark.parametrize("names", [["GPU-nope"], [9], ["0"]])
+@pytest.mark.parametrize("names", [["GPU-nope"], [3], [9], ["0"]])
 def test_a_name_that_means_nothing_is_refused_with_one_that_does(names: list[Any]) -> None:
     with pytest.raises(InvalidRequestError, match="this host has 3 \\(0, 1, 2\\)") as caught:
         choose_devices(LeaseRequest.model_validate({"devices": names, "purpose": "x"}), MIG, no_view)
     assert "'MIG-0'" in caught.value.hint
-    assert ('{"count": 9}' in caught.value.hint) is (names == [9])
+    assert ('{"count": ' in caught.value.hint) is (names == [3])
     with pytest.raises(InvalidRequestError, match="no device"):
         choose_devices(LeaseRequest(purpose="x"), [], no_view)
 

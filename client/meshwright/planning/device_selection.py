@@ -221,7 +221,7 @@ def select_devices(
         lease: the job's lease. Any process that uses its devices is assumed to be the job.
 
     Raises:
-        PlanInfeasibleError: a device is unknown, ambiguous or named twice, or there are fewer than requested.
+        PlanInfeasibleError: a device is unknown, ambiguous, named twice or outside the lease, or there are too few.
         DeviceLeasedError: leases of others cover devices that the request needs, or all devices.
         NotFoundError: the lease covers no device.
     """
@@ -230,18 +230,18 @@ def select_devices(
             "a mesh needs devices; this host has none that jax can use", "see GET /health for the reason", "mesh"
         )
     there = topology.order if lease in (None, ANY_LEASE) else _list_of_lease(topology, lease)
-    prohibited = {index for index in there if topology.devices[index].compute_mode == "prohibited"}
-    ill = prohibited | {index for index in there if health.get(index) == "unhealthy"}
+    ill = {i for i in there if topology.devices[i].compute_mode == "prohibited" or health.get(i) == "unhealthy"}
     left_out = tuple(index for index in there if index in ill)
     usable = tuple(index for index in there if index not in ill)
-    match asked:
-        case None | DeviceSelection():
-            return _choose(asked, topology, usable, left_out, health, lease)
-        case _:
-            named = _find_all(asked, topology, "devices")
-            _, leased, taken = _part_held(topology, usable, lease)
-            busy = {*leased, *taken, *find_foreign(topology, usable)} - {*named}
-            return Pool(named, True, tuple(index for index in usable if index not in busy))
+    if asked is None or isinstance(asked, DeviceSelection):
+        return _choose(asked, topology, usable, left_out, health, lease)
+    named = _find_all(asked, topology, "devices")
+    if outside := sorted({*named} - {*there}):
+        found = f"devices names {topology.describe(outside)}; lease {lease} has device {topology.describe(there)}"
+        raise refuse(f"{found}; a plan with a lease is made on its devices", "leave out devices or lease", "devices")
+    _, leased, taken = _part_held(topology, usable, lease)
+    busy = {*leased, *taken, *find_foreign(topology, usable)} - {*named}
+    return Pool(named, True, tuple(index for index in usable if index not in busy))
 
 
 def find_foreign(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ TAKEN = {"processes": (DeviceProcess(pid=7, name="train"),), "compute_mode": "ex
 @pytest.mark.parametrize(("asked", "own", "chosen"), [
     (None, None, (3, 4, 5, 6, 7)), (None, OURS, (0, 1)), (None, ANY_LEASE, (0, 1, 2, 3, 4, 5, 6, 7)),
     (DeviceSelection(count=4), None, (4, 5, 6, 7)), (DeviceSelection(count=2), OURS, (0, 1)),
-    (DeviceSelection(exclude=(7,)), None, (3, 4, 5, 6)), ((2, 3), None, (2, 3)), ((1, 2), OURS, (1, 2)),
+    (DeviceSelection(exclude=(7,)), None, (3, 4, 5, 6)), ((2, 3), None, (2, 3)), ((1, 0), OURS, (1, 0)),
 ])  # fmt: skip
 def test_what_others_have_reserved_is_not_chosen(asked: Any, own: str | None, chosen: tuple[int, ...]) -> None:
     found = select_devices(asked, MIXED, {}, own).indices
@@ -61,7 +61,6 @@ def test_named_is_a_warning_and_the_jobs_own_is_none() -> None:
         return [notice.code for notice in plan(MIXED, **fields).warnings]
 
     assert "devices_leased" in codes(mesh="x:2", devices=(1, 2))
-    assert "devices_leased" in codes(mesh="x:2", devices=(1, 2), lease=OURS)
     assert "devices_leased" not in codes(mesh="x:2", devices=(0, 1), lease=OURS)
     assert "devices_leased" not in codes(mesh="x:-1", lease=OURS)
 
@@ -89,6 +88,9 @@ def test_a_lease_that_covers_nothing_is_not_found() -> None:
     for fields in ({}, {"devices": (0,)}, {"devices": DeviceSelection(count=1)}):
         with pytest.raises(NotFoundError, match="covers none of the 8"):
             plan(MIXED, mesh="x:1", lease="lease-gone", **fields)
+    for index in (2, 3):  # another's, and free
+        with pytest.raises(PlanInfeasibleError, match=f"devices names {index}; lease {OURS} has device 0, 1; a plan"):
+            plan(MIXED, mesh="x:2", devices=(1, index), lease=OURS)
 
 
 def test_whoever_holds_the_jobs_own_devices_is_the_job() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shlex
 import shutil
 import socket
@@ -23,8 +24,10 @@ import typer
 from pydantic import ValidationError
 
 import meshwright_agent
-from meshwright_agent.settings import Settings
+from meshwright_agent.settings import Settings, name_unknown
 from meshwright_agent.store import StoreUnavailableError
+
+log = logging.getLogger(__name__)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -143,6 +146,8 @@ def _serve(settings: Settings) -> int:
     tell = _log_addresses if settings.log_format == "json" else _print_addresses
     try:
         with logging_to_stderr(settings.log_format, settings.log_level):
+            if unknown := name_unknown(os.environ):
+                log.warning("set, but read by nothing: %s; docs/reference/settings.md has the variables", unknown)
             authenticator = Authenticator(settings, SystemClock())
             with claim_host(settings.host_root) if owns else contextlib.nullcontext():
                 serve(settings, build_app, authenticator, on_listening=partial(tell, settings=settings))

@@ -6,8 +6,10 @@ Defines the settings and their bounds, independent of their use. All times in se
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,6 +18,10 @@ from meshwright.errors import ProblemError
 
 DEFAULT_PORT = 8790
 MAX_SIMULATED = 4096
+CLIENT_VARIABLES: Final = frozenset(
+    {"URL", "TOKEN", "TOKEN_FILE", "CA_FILE", "CLIENT_CERT_FILE", "CLIENT_KEY_FILE", "LEASE", "FLEET", "PLAN"}
+)
+"""What `meshwright` reads, after MESHWRIGHT_. docs/reference/client.md has the meanings."""
 
 
 def default_state_dir() -> Path:
@@ -181,6 +187,15 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()
+
+
+def name_unknown(environ: Iterable[str]) -> str:
+    """Returns the variables MESHWRIGHT_… that nothing reads, each with the nearest setting; empty without any."""
+    known = {f"MESHWRIGHT_{name.upper()}" for name in Settings.model_fields}
+    read = known | {f"MESHWRIGHT_{name}" for name in CLIENT_VARIABLES}
+    unknown = sorted(name for name in environ if name.startswith("MESHWRIGHT_") and name.upper() not in read)
+    near = {name: "".join(get_close_matches(name, known, n=1, cutoff=0.85)) for name in unknown}
+    return ", ".join(f"{name} ({nearest}?)" if nearest else name for name, nearest in near.items())
 
 
 def _read_simulated(target: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from meshwright_agent.cli import app
-from meshwright_agent.settings import DEFAULT_PORT, Settings, default_state_dir
+from meshwright_agent.settings import DEFAULT_PORT, Settings, default_state_dir, name_unknown
 
 NUMBERS = [name for name, field in Settings.model_fields.items() if field.metadata and field.annotation is not str]
 FLAGS = {"host", "port", "uds", "cpu_devices", "simulate", "state_dir"} | {
@@ -52,6 +52,12 @@ def test_a_flag_is_stronger_than_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MESHWRIGHT_PORT", "1234")
     assert Settings().port == 1234
     assert Settings(port=0).port == 0
+
+
+def test_a_variable_that_nothing_reads_is_named_with_the_nearest_one() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/client.md").read_text()
+    assert name_unknown([*re.findall(r"(?m)^\| `(MESHWRIGHT_\w+)` \|", page), "MESHWRIGHT_PORT", "HOME"]) == ""
+    assert name_unknown(["MESHWRIGHT_X", "MESHWRIGHT_EXPCT"]) == "MESHWRIGHT_EXPCT (MESHWRIGHT_EXPECT?), MESHWRIGHT_X"
 
 
 # ---- folders --------------------------------------------------------------------------------------------------------

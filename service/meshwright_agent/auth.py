@@ -188,7 +188,7 @@ def read_token_file(path: Path) -> tuple[tuple[Token, ...], tuple[str, ...]]:
             if not stat.S_ISREG(mode):
                 raise AccessSettingsError(f"token file {path}: is not a file; give the path of one")
             if mode & stat.S_IWOTH:
-                raise AccessSettingsError(f"token file {path}: everybody may write it, and so become admin; chmod 600")
+                raise AccessSettingsError(f"token file {path}: everybody may write it, and so become admin; chmod o-w")
             data = file.read(MAX_TOKEN_FILE_BYTES + 1)
         if len(data) > MAX_TOKEN_FILE_BYTES:
             raise AccessSettingsError(f"token file {path}: longer than {MAX_TOKEN_FILE_BYTES} bytes")

@@ -386,6 +386,9 @@ async def _serve(
             await asyncio.wait(serving)
             for task in keeping:
                 task.cancel()
+            for server in servers if any(server.force_exit for server in servers) else ():
+                with contextlib.suppress(TimeoutError):  # uvicorn leaves it out, and logs a traceback at its end
+                    await asyncio.wait_for(server.lifespan.shutdown(), 1.0)
 
 
 def _build_server(app: ASGIApp, sock: socket.socket, context: ssl.SSLContext | None, *, has_lifespan: bool) -> _Server:

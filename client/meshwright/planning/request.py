@@ -312,13 +312,16 @@ def _compare_targets(request: SearchRequest, prices: Mapping[str, float]) -> Pla
     asked = [(target, _ask(request, target, prices)) for target in dict.fromkeys(request.targets)]
     answers = {target: found for target, found in asked if isinstance(found, Plans)}
     made = {target: found.plans[0] for target, found in answers.items() if found.plans}
-    is_priced = all(plan.price_per_million_tokens is not None for plan in made.values())
-    order = sorted(made, key=lambda target: _rank(made[target], is_priced))
+    unpriced = [target for target, plan in made.items() if plan.price_per_million_tokens is None]
+    order = sorted(made, key=lambda target: _rank(made[target], is_priced=not unpriced))
     best = made[order[0]] if order else None
-    lost = [_compare(target, found, best) for target, found in asked if target not in made]
+    verdict = "the best" if unpriced else "the least price of tokens"
+    if unpriced and prices:
+        verdict = f"the fastest; not compared by price of tokens: no price for {' and '.join(unpriced)}"
+    lost = [_compare(target, found, best, verdict) for target, found in asked if target not in made]
     return Plans(
         plans=tuple(made[target] for target in order),
-        comparison=(*(_compare(target, answers[target], best) for target in order), *lost),
+        comparison=(*(_compare(target, answers[target], best, verdict) for target in order), *lost),
         fallback=answers[order[0]].fallback if order else None,
         warnings=tuple(dict.fromkeys(notice for found in answers.values() for notice in found.warnings)),
     )
@@ -349,12 +352,12 @@ def _ask(request: SearchRequest, target: str, prices: Mapping[str, float]) -> Pl
         return error
 
 
-def _rank(plan: Plan, is_priced: bool) -> float:
+def _rank(plan: Plan, *, is_priced: bool) -> float:
     """Returns what plans are sorted by: the price of tokens, or the time of a step."""
     return (plan.price_per_million_tokens if is_priced else plan.step_time and plan.step_time.total_s) or 0.0
 
 
-def _compare(target: str, found: Plans | RequestError, best: Plan | None) -> ComparedTarget:
+def _compare(target: str, found: Plans | RequestError, best: Plan | None, verdict: str) -> ComparedTarget:
     if not isinstance(found, Plans):
         reason = found.code if _is_known(target) else UNKNOWN_TARGET
         hint = f"; {found.hint}" if found.hint else ""
@@ -364,7 +367,8 @@ def _compare(target: str, found: Plans | RequestError, best: Plan | None) -> Com
         return ComparedTarget(target=target, reason="nothing_fits", message=message, rejected=found.rejected)
     assert best is not None
     plan = found.plans[0]
-    return ComparedTarget(target=plan.target or target, message=_tell(plan, best), rejected=found.rejected)
+    message = verdict if plan is best else _tell(plan, best)
+    return ComparedTarget(target=plan.target or target, message=message, rejected=found.rejected)
 
 
 def _is_known(target: str) -> bool:
@@ -377,22 +381,13 @@ def _is_known(target: str) -> bool:
 
 def _tell(plan: Plan, best: Plan) -> str:
     """Returns the comparison of a plan with the best: its step, its price, and whether they differ beyond the error."""
-    if plan.step_time is None or best.step_time is None:
+    step, other = plan.step_time, best.step_time
+    if step is None or other is None:
         return ""
-    if plan is best:
-        return "the best" if plan.price_per_million_tokens is None else "the least price of tokens"
-    ratio = plan.step_time.total_s / best.step_time.total_s
-    said = [f"{ratio:.2f} times the step of {best.target}"]
+    said = [f"{step.total_s / other.total_s:.2f} times the step of {best.target}"]
     if plan.price_per_million_tokens and best.price_per_million_tokens:
         times = plan.price_per_million_tokens / best.price_per_million_tokens
         said.append(f"{times:.2f} times its price of tokens")
-    if _overlap(plan, best):
+    if (step.low_s or math.inf) <= (other.high_s or 0) and (other.low_s or math.inf) <= (step.high_s or 0):
         said.append("their intervals overlap, so that a run may turn them round")
     return "; ".join(said)
-
-
-def _overlap(plan: Plan, best: Plan) -> bool:
-    one, other = plan.step_time, best.step_time
-    if one is None or other is None or None in (one.low_s, one.high_s, other.low_s, other.high_s):
-        return False
-    return bool((one.low_s or 0) <= (other.high_s or 0) and (other.low_s or 0) <= (one.high_s or 0))

@@ -38,10 +38,10 @@ def test_with_prices_the_cheapest_tokens_come_first() -> None:
     assert found.comparison[0].message == "the least price of tokens"
     first, second = (plan.price_per_million_tokens or 0.0 for plan in found.plans)
     assert f"{second / first:.2f} times its price of tokens" in found.comparison[1].message
-    # A price for one alone says nothing of the other, so that time decides.
+    # A price for one alone says nothing of the other, so that time decides, and the verdict says so.
     found = ask("v5p:4x4x4", "v5e:4x8", price_per_device_hour={"v5p:4x4x4": 100.0})
     assert [each.target for each in found.comparison] == ["v5p:4x4x4", "v5e:4x8"]
-    assert found.plans[1].price_per_million_tokens is None
+    assert found.comparison[0].message == "the fastest; not compared by price of tokens: no price for v5e:4x8"
 
 
 def test_near_targets_are_told_to_be_near() -> None:

@@ -155,7 +155,10 @@ def _refuse_count(spec: TargetSpec, chip: Chip, count: int) -> PlanInfeasibleErr
 
 
 def _refuse_unknown(spec: TargetSpec) -> PlanInfeasibleError:
-    near = find_near(spec.chip)
+    head, _, tail = spec.chip.partition("x")  # h100x8, 64xh100
+    near = [f"{head}:{tail}"] if tail.isdigit() and find_chip(head) else find_near(spec.chip)
+    if head.isdigit() and find_chip(tail):
+        near = [str(read_target(name)) for name in (tail, f"{head}*{tail}")]
     return refuse(
         f"target {spec}: no chip and no slice is called {spec.chip}; known chips are {', '.join(list_chips())}",
         f"did you mean {' or '.join(near)}?" if near else "`meshwright hardware` lists them, with the slices' names",
@@ -173,14 +176,12 @@ def find_near(name: str) -> list[str]:
     chip = find_chip(prefix)
     if chip and chip.platform == "tpu" and count.isascii() and count.isdigit():
         names = [known for known in list_names() if known.rpartition("-")[0] in {prefix, chip.aliases[0]}]
-        return sorted(names, key=lambda known: _compare(known, int(count)))[:_NEAR_COUNT]
+        return sorted(names, key=lambda one: abs(math.log(int(one.rpartition("-")[2]) / (int(count) or 1))))[
+            :_NEAR_COUNT
+        ]
     aliases = [alias for chip in read_chips() for alias in chip.aliases]
     chips = difflib.get_close_matches(name, [CPU, *aliases], n=_NEAR_COUNT, cutoff=0.5)
     return chips or difflib.get_close_matches(name, list_names(), n=_NEAR_COUNT, cutoff=0.6)
-
-
-def _compare(name: str, count: int) -> float:
-    return abs(math.log(int(name.rpartition("-")[2]) / max(1, count)))
 
 
 def count_devices(hardware: Hardware) -> int:

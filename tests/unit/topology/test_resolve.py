@@ -41,8 +41,8 @@ def test_every_known_name_is_a_target_and_reading_it_again_changes_nothing(name:
 
 @pytest.mark.parametrize(("asked", "rule", "works"), [
     ("v9:2x2", "no chip and no slice is called v9", "v4"),
-    ("h1000:8", "known chips are cpu, v2", "h100"),
-    ("v5p-300", "no slice is called v5p-300", "v5p-256"),
+    ("h1000:8", "known chips are cpu, v2", "h100"), ("h100x4", "called h100x4", "h100:4"),
+    ("64xh100", "called 64xh100", "h100:8 or 64*h100:8"), ("v5p-300", "no slice is called v5p-300", "v5p-256"),
     ("tpu-v5p-300", "no slice is called tpu-v5p-300", "v5p-256"),
     ("qqqqqq", "no chip", "meshwright hardware"),
     ("v5p:4x4x6", "multiples of 4", "v5p:4x4x8"),

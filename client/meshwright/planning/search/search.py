@@ -539,7 +539,7 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
     )
     least = {-(-batch // parts) * parts for parts in list_divisors(devices)}  # that data-parallel parts divide
     legal = [size for size in sorted(least) if question.with_batch(size).list_space(bounds).size]
-    batches = choose_near(legal, batch)
+    batches = tuple(dict.fromkeys((*legal[-1:], *choose_near(legal, batch))))[:3]  # first a multiple of all devices
     hint = f"use a global_batch_size of {write_values(batches)}" if batches else "leave more axes free"
     return PlanInfeasibleError.of("training.global_batch_size", detail, hint)
 

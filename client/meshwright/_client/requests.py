@@ -135,8 +135,8 @@ class SearchOptions(_MeshOptions, total=False):
         at_most: greatest sizes, such as {"pp": 1}.
         remat: "none", "minimal", "full": to choose from; empty: all, or that of the training.
         moment_dtypes: of AdamW's moments, to choose from; empty: those of the training.
-        price_per_device_hour: of one device, in any currency; one for all, or by target: plans report the cost of
-            tokens.
+        price_per_device_hour: of one device (half a chip of v2, v3 and tpu7x), in any currency; one for all, or by
+            target: plans report the cost of tokens.
         top: the number of plans of one target.
         fallback: also plan for the remaining devices when a device fails, in `plans.fallback`.
     """

@@ -151,7 +151,8 @@ class SearchRequest(_MeshRequest):
     )
     price_per_device_hour: Price | dict[StrictStr, Price] | None = Field(
         default=None,
-        description="of one device, in any currency: plans then tell what tokens cost; one for all, or by target",
+        description="of one device, in any currency: plans then tell what tokens cost; one for all, or by target; "
+        "of v2, v3 and tpu7x a device is half a chip, and its price half of a chip's",
         examples=[4.2, {"v5p:8x8x8": 4.2, "2*v6e:16x16": 2.7}],
     )
     top: Annotated[StrictInt, Field(ge=1, le=32)] = Field(default=3, description="plans that are told of one target")

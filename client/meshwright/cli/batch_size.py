@@ -18,6 +18,8 @@ from meshwright.cli.request_options import (
     SeqOption,
     TargetOption,
     build_request,
+    suggest_offline,
+    take_target,
 )
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.wire.batch_size import (
@@ -72,7 +74,7 @@ def show_batch_size(
         per_device_batch_size=batch,
         compile=True if compiled else None,
         mesh=mesh,
-        target=target,
+        target=take_target(target),
         plan=plan,
     )
     reply = _answer_here(session, asked) if offline else _ask(session, asked)
@@ -88,7 +90,7 @@ def show_batch_size(
 
 
 def _ask(session: Session, request: BatchSizeRequest) -> BatchSize:
-    with follow_compile(session) as on_progress, session.open() as client:
+    with suggest_offline(request.target), follow_compile(session) as on_progress, session.open() as client:
         return client.batch_size(request, on_progress=on_progress, timeout_s=session.options.timeout_s)
 
 
@@ -142,6 +144,10 @@ def _print_estimate(session: Session, found: EstimatedBatch) -> None:
     """Prints the recommended batch with its reason, and the cost of other batches."""
     style = "bold" if found.recommended is not None else "bold red"
     session.out.print(Text(clean(found.message), style), soft_wrap=True)
+    if found.recommended is None:
+        session.print_lines(
+            "  hint: leave --mesh out, for the fastest mesh that fits, or split over fsdp, as fsdp:8 does"
+        )
     if found.batches:
         session.out.print()
         session.out.print(build_table(BATCHES, found.batches))

@@ -27,6 +27,8 @@ from meshwright.cli.request_options import (
     TargetOption,
     build_request,
     list_exports,
+    suggest_offline,
+    take_target,
 )
 from meshwright.cli.session import Session
 from meshwright.wire.mesh import Plan, PlanRequest, Plans
@@ -75,7 +77,7 @@ def show_plan(
         trained={"global_batch_size": batch, "seq_len": seq},
         mesh=mesh,
         devices=choose_devices(devices, count, "--devices"),
-        target=target,
+        target=take_target(target),
         audit=audit or None,
         compile=True if compiled else None,
         exports=list_exports(export),
@@ -100,6 +102,6 @@ def _ask(session: Session, request: PlanRequest) -> tuple[Plan, str]:
     """Returns the agent's answer, and its address."""
     if not (request.target or request.topology):
         request = add_own_lease(request)
-    with session.open() as client, follow_compile(session) as on_progress:
+    with suggest_offline(request.target), session.open() as client, follow_compile(session) as on_progress:
         plan = client.plan(request, on_progress=on_progress, timeout_s=session.options.timeout_s)
         return plan, client.base_url

@@ -115,6 +115,8 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
         session.print_lines(line)
     session.out.print(build_table(_build_columns(plan), plan.axes))
     session.print_lines("", *_draw(plan, plan.devices, session.out.width))
+    if not _fits(plan):
+        return
     exports = _build_exports(plan, say.output, say.url)
     session.print_lines("start one process on each host with", *(f"  {line}" for line in exports))
     if say.output is None and say.url is None:

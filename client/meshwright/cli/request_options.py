@@ -5,8 +5,9 @@ Rule: an option is the field of the request that it names; missing options have 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,7 +15,7 @@ import typer
 from pydantic import ValidationError
 
 from meshwright.cli.arguments import read_object, read_request
-from meshwright.errors import RequestError
+from meshwright.errors import AgentConnectionError, RequestError
 from meshwright.wire.base import RequestPart
 from meshwright.wire.mesh import ExportName, PlanRequest
 from meshwright.wire.problem import translate_validation
@@ -28,7 +29,7 @@ RequestOption = Annotated[
     ),
 ]
 TargetOption = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option("--target", metavar="TARGET", help="On hardware that need not be here: v5p:4x4x28, 64*h100:8."),
 ]
 ModelOption = Annotated[
@@ -129,6 +130,29 @@ def parse_model(text: str) -> str | dict[str, Any]:
             ) from None
         return found
     return read_object(Path(text), "--model") if text.endswith(".json") or Path(text).is_file() else text
+
+
+def take_target(targets: list[str] | None) -> str | None:
+    """Returns the target of --target, which is repeated for `meshwright search` only.
+
+    Raises:
+        typer.BadParameter: there are several.
+    """
+    if targets and len(targets) > 1:
+        message = f"{' and '.join(targets)} are given, and this command takes one; `meshwright search` compares several"
+        raise typer.BadParameter(message, param_hint="--target")
+    return targets[0] if targets else None
+
+
+@contextlib.contextmanager
+def suggest_offline(target: object) -> Iterator[None]:
+    """Adds to the hint of an agent that does not answer in the block that a target needs none."""
+    try:
+        yield
+    except AgentConnectionError as error:
+        if target:
+            error.args = (f"{error}; or add --offline, since a target needs no agent",)
+        raise
 
 
 def list_exports(export: Export | None) -> list[ExportName] | None:

@@ -32,6 +32,7 @@ from meshwright.cli.request_options import (
     SeqOption,
     build_request,
     list_exports,
+    suggest_offline,
 )
 from meshwright.cli.session import FAILED, Session
 from meshwright.errors import PlanInfeasibleError
@@ -91,7 +92,7 @@ def search_mesh(
     else:
         if not (asked.targets or asked.topology):
             asked = add_own_lease(asked)
-        with session.open() as client:
+        with suggest_offline(asked.targets), session.open() as client:
             with follow_compile(session) as on_progress:
                 plans = client.search(asked, on_progress=on_progress, timeout_s=session.options.timeout_s)
             say = replace(say, url=client.base_url)

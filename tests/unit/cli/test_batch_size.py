@@ -37,7 +37,7 @@ def test_where_nothing_fits_it_is_1(meshwright: CommandLine) -> None:
     printed = meshwright("batch-size", "--model", "llama3-8b", "--target", "v5e:2x2", "--mesh", "fsdp:4")
     assert printed.code == 1
     assert "nothing fits: one sequence for each of 4 data-parallel parts" in printed.out
-    assert re.search(r"needs about 3\d\.\d GiB of a device's 15\.8", printed.out)
+    assert re.search(r"needs about 3\d\.\d GiB of a device's 15\.8\n  hint: leave --mesh out", printed.out)
 
 
 def test_a_plan_of_the_agent_stands_for_mesh_and_target(meshwright: CommandLine) -> None:

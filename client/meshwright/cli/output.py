@@ -150,10 +150,10 @@ def print_error(session: Session, error: MeshwrightError) -> None:
         _print_marked(session, "error", "bold red", str(error))
         return
     _print_marked(session, "error", "bold red", error.detail)
-    for entry in error.errors:
-        message = str(entry.get("message", ""))
-        if message not in error.detail:
-            _print_part(session, str(entry.get("field", "?")), message)
+    for number, entry in enumerate(error.errors):
+        field, message = str(entry.get("field", "?")), str(entry.get("message", ""))
+        if message not in error.detail or (number and field not in error.detail):
+            _print_part(session, field, message)
     for line in error.log[-LOG_LINES:]:
         _print_part(session, "log", line)
     _print_part(session, "hint", error.hint)

@@ -139,11 +139,15 @@ class DevicePlacement:
             process_local: as in the function `distribute_batch`.
 
         Raises:
-            TypeError: a leaf is not an array; the message has its path.
+            TypeError: a leaf is not an array; the message has its path. Or `batch_axis` is a string.
             ValueError: the mesh has no such axis, an axis is named twice, a leaf's size does not divide, or the batches
                 of the processes do not match.
             RuntimeError: another process did not pass its batch in time.
         """
+        if isinstance(batch_axis, str):
+            raise TypeError(
+                f"batch_axis is {batch_axis!r}; it is the number of a dimension; did you mean mesh_axis={batch_axis!r}?"
+            )
         names = (mesh_axis,) if isinstance(mesh_axis, str) else tuple(mesh_axis)
         if not names or len(set(names)) < len(names) or not set(names) <= set(mesh.axis_names):
             present = ", ".join(f"{name!r} ({size})" for name, size in mesh.shape.items())

@@ -35,7 +35,7 @@ LIMITS: Final = {
     "code lines": 28_500,
     "code lines of the service": 9_800,
     "code lines of planner, topology, compiler, verify": 9_060,
-    "code lines of the rest of the client": 8_400,
+    "code lines of the rest of the client": 8_450,
     "modules": 185,
     "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,

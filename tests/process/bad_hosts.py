@@ -55,11 +55,13 @@ def find_child(agent: RunningAgent) -> int | None:
 
 
 @contextlib.contextmanager
-def signaling(agent: RunningAgent, number: int, phase: str) -> Iterator[None]:
-    """Sends a signal to the agent's process when the next preflight is in a phase."""
+def signaling(agent: RunningAgent, number: int, phase: str = "") -> Iterator[None]:
+    """Sends a signal to the agent's process when the next preflight is in a phase; without one when it is there."""
 
     def send() -> None:
         def is_there() -> bool:
+            if not phase:
+                return find_child(agent) is not None
             run = httpx.get(f"{agent.url}/runs?limit=1").json()["runs"]
             return bool(run) and run[0]["state"] == "running" and run[0]["progress"]["message"] == phase
 
@@ -139,9 +141,7 @@ class Fault:
 FAULTS: Mapping[str, Fault] = {
     "slow link": Fault(lambda network, _, bad: limiting_link(network, bad), "network to its partners"),
     "slow host": Fault(lambda _, agents, bad: limiting_cpu(agents[bad], 0.08), "", timeout_s=45),
-    "dead at its start": Fault(
-        lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL, "open"), "was killed by SIGKILL"
-    ),
+    "dead at its start": Fault(lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL), "was killed by SIGKILL"),
     "dead at work": Fault(
         lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL, "pairs"), "was killed by SIGKILL"
     ),

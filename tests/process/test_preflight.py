@@ -53,7 +53,7 @@ def test_well_hosts_are_well_and_everything_is_given_back(
         main(["preflight", *options])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("3 hosts are well: 2 devices each")
-    assert any("a pair of hosts" in line and "MB/s" in line for line in lines)
+    assert any("a pair of hosts" in line and "B/s each way" in line for line in lines)
     for agent in agents:
         assert httpx.get(f"{agent.url}/leases").json()["leases"] == []
         run = httpx.get(f"{agent.url}/runs?limit=1").json()["runs"][0]

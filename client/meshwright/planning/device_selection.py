@@ -230,8 +230,9 @@ def select_devices(
             "a mesh needs devices; this host has none that jax can use", "see GET /health for the reason", "mesh"
         )
     there = topology.order if lease in (None, ANY_LEASE) else _list_of_lease(topology, lease)
-    ill = {i for i in there if topology.devices[i].compute_mode == "prohibited" or health.get(i) == "unhealthy"}
-    left_out = tuple(index for index in there if index in ill)
+    devices = topology.devices
+    left_out = tuple(i for i in there if devices[i].compute_mode == "prohibited" or health.get(i) == "unhealthy")
+    ill = {*left_out}
     usable = tuple(index for index in there if index not in ill)
     if asked is None or isinstance(asked, DeviceSelection):
         return _choose(asked, topology, usable, left_out, health, lease)
@@ -246,8 +247,8 @@ def select_devices(
 
 def find_foreign(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
     """Returns the devices that processes other than the agent's own worker hold."""
-    held = [(index, topology.devices[index].processes) for index in indices]
-    return tuple(index for index, processes in held if processes and not all(process.own for process in processes))
+    held = (index for index in indices if topology.devices[index].processes)
+    return tuple(index for index in held if not all(process.own for process in topology.devices[index].processes or ()))
 
 
 def find_taken(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
@@ -261,8 +262,8 @@ def find_leased(topology: Topology, indices: Iterable[int], lease: str | None = 
     """Returns the devices that a lease covers, other than the one given."""
     if lease == ANY_LEASE:
         return ()
-    covers = [(index, topology.devices[index].lease) for index in indices]
-    return tuple(index for index, cover in covers if cover is not None and cover.id != lease)
+    covered = (index for index in indices if topology.devices[index].lease is not None)
+    return tuple(index for index in covered if not is_own(topology, index, lease))
 
 
 def name_leases(topology: Topology, indices: Iterable[int]) -> str:
@@ -336,7 +337,7 @@ def _choose(
             "devices.count",
         )
     count = count or 1
-    busy = {index for index in find_foreign(topology, candidates) if not _is_own(topology, index, lease)}
+    busy = {index for index in find_foreign(topology, candidates) if not is_own(topology, index, lease)}
     idle = tuple(index for index in candidates if index not in busy)
     pool = idle if len(idle) >= count else candidates
     return replace(free, indices=pack_devices(topology, pool, count), is_named=True, alternatives=pool, is_counted=True)
@@ -402,7 +403,8 @@ def _list_of_lease(topology: Topology, lease: str | None) -> tuple[int, ...]:
     raise NotFoundError(detail, hint="GET /leases lists those that hold; leave lease out to plan on what is free")
 
 
-def _is_own(topology: Topology, index: int, lease: str | None) -> bool:
+def is_own(topology: Topology, index: int, lease: str | None) -> bool:
+    """Returns whether the job's lease covers a device."""
     cover = topology.devices[index].lease
     return lease is not None and cover is not None and cover.id == lease
 
@@ -413,9 +415,10 @@ def _part_held(
     """Returns the devices that a job could open, those that others lease, and those that another process has to
     itself."""
     leased = find_leased(topology, indices, lease)
-    others = [index for index in indices if index not in leased and not _is_own(topology, index, lease)]
-    taken = find_taken(topology, others)
-    held = {*leased, *taken}
+    held = {*leased}
+    found = find_taken(topology, indices)
+    taken = tuple(index for index in found if index not in held and not is_own(topology, index, lease))
+    held |= {*taken}
     return tuple(index for index in indices if index not in held), leased, taken
 
 

@@ -18,6 +18,7 @@ from meshwright.planning.device_selection import (
     describe_left_out,
     find_foreign,
     find_leased,
+    is_own,
     list_packings,
     name_holders,
     name_hosts,
@@ -37,7 +38,7 @@ from meshwright.topology.identity import fingerprint
 from meshwright.topology.links import classify_link, price_pair
 from meshwright.topology.model import NAMES_SHOWN, Topology
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Device, Granule
+from meshwright.wire.devices import Granule
 from meshwright.wire.mesh import Plan, PlanAxis, PlanRequest
 
 Lines = tuple[tuple[int, ...], ...]
@@ -75,7 +76,9 @@ def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: A
         if (network := topology.network) is not None:
             return PlanAxis(**known, bandwidth_bytes_per_s=network.bytes_per_s, basis="measured")
         return PlanAxis(**known, bandwidth_bytes_per_s=rate, basis="declared" if rate else None)
-    slowest = max((edge for line in lines for edge in list_edges(line)), key=lambda edge: price_pair(topology, *edge))
+    # all links of a torus are alike, so the first edge of a line represents the others
+    edges = (edge for line in lines for edge in (list_edges(line) if score.step is None else [(line[0], line[1])]))
+    slowest = max(edges, key=lambda edge: price_pair(topology, *edge))
     rate, basis = _read_rate(topology, slowest)
     link = _name_link(topology, slowest)
     return PlanAxis(**known, link=link, bandwidth_bytes_per_s=rate, basis=basis)
@@ -278,7 +281,9 @@ class _Planner:
         if held := find_foreign(topology, used):
             hint = "wait for it, or choose among free devices with devices.count"
             yield Notice(code="devices_shared", message=name_holders(topology, held), hint=hint)
-        if unseen := [index for index in used if _is_unseen(topology.devices[index], lease)]:
+        devices = topology.devices
+        unseen = [i for i in used if devices[i].processes is None and devices[i].basis != "declared"]
+        if unseen := [index for index in unseen if not is_own(topology, index, lease)]:
             yield Notice(
                 code="holders_unknown",
                 message=f"it cannot be seen who holds device {topology.describe(unseen)}: it may be taken",
@@ -409,11 +414,6 @@ def _is_clearly_better(one: Sequence[float], other: Sequence[float]) -> bool:
         if b < CLEARLY_RATIO * a:
             return False
     return False
-
-
-def _is_unseen(device: Device, lease: str | None) -> bool:
-    is_of_job = lease is not None and device.lease is not None and device.lease.id == lease
-    return device.processes is None and device.basis != "declared" and not is_of_job
 
 
 def _count_crossed(spec: MeshSpec, name: str, granule_count: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Final, get_args
 import numpy as np
 
 from meshwright.planning.cost.spans import Layout, Spans
-from meshwright.planning.cost.step_time import LAW, DeviceRates, Execution, Law, find_spread, price_step
+from meshwright.planning.cost.step_time import LAW, DeviceRates, Execution, Law, StepTime, find_spread
 from meshwright.planning.cost.work import Output, Repeated, Work, build_work, find_repeated
 from meshwright.planning.models import read_model
 from meshwright.planning.search.candidates import Hardware
@@ -69,8 +69,8 @@ class Run:
     def predict(self, law: Law = LAW) -> float:
         """Returns the seconds of a step by the law."""
         machine = DeviceRates(self.chip.platform, self.chip.device_flops_per_s, self.chip.device_memory_bytes_per_s)
-        step = price_step(self.work, self.layout, machine, self.spans, Execution(), law, self.repeated)
-        return float(step.total_s)
+        step = StepTime(self.work, self.layout, machine, self.spans, Execution(), law, self.repeated)
+        return float(sum(step.price().values()))
 
     @property
     def spread(self) -> float:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.models import read_model
 from meshwright.planning.request import Inventory, answer_request
-from meshwright.planning.search.candidates import Question, list_space
+from meshwright.planning.search.candidates import Hardware, Question, list_space
 from meshwright.planning.search.search import list_leaders, list_rejected, read_bounds
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -88,7 +89,8 @@ def build_request(
 def measure_search(request: SearchRequest, topology: Topology) -> tuple[int, float]:
     """Returns how many candidates there are, and the median seconds to list, price and rank them."""
     model, bounds, devices = read_model(request.model), read_bounds(request), len(topology.devices)
-    question = Question.of(model, request.training, topology, devices, memory_strategy=request.memory_strategy)
+    fraction = find_memory_fraction(request.memory_strategy, trains=True)
+    question = Question(model, request.training, Hardware.of(topology, devices), fraction)
 
     def search() -> int:
         space = list_space(devices, question.model, question.training, bounds)

@@ -163,10 +163,8 @@ def _find_chip(inventory: Inventory) -> str | None:
 
 def _estimate(question: Question, plan: Plan) -> EstimatedBatch:
     from meshwright.planning.search.batch import estimate_batch  # here, for its numpy
-    from meshwright.planning.search.search import read_order
 
-    spans = read_order(plan, question.hardware)
-    return estimate_batch(question, plan, spans=spans)
+    return estimate_batch(question, plan)
 
 
 def _ask(

@@ -17,9 +17,10 @@ from meshwright.errors import (
     RequestError,
 )
 from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, select_devices
+from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
-from meshwright.planning.parallelism import check_divides, find_role
+from meshwright.planning.parallelism import check_divides, check_sequence, find_role
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.planning.tensors import count_parameters
 from meshwright.topology.join import join_devices
@@ -75,7 +76,7 @@ class Inventory:
             PlanInfeasibleError: no figures are known for such hardware.
             InvalidRequestError: sequences are longer than the model's learned positions.
         """
-        from meshwright.planning.search.candidates import Question  # here, for its numpy
+        from meshwright.planning.search.candidates import Hardware, Question  # here, for its numpy
 
         measured = None
         if self.measured:
@@ -84,9 +85,10 @@ class Inventory:
             else:
                 pool = self.select(request.devices, request.lease)
             measured = Measurements.of(self.measured, self.topology, pool.indices)
-        return Question.of(
-            model, training, self.topology, count, request.memory_strategy, measured, price_per_device_hour
-        )
+        check_sequence(model, training)
+        hardware = Hardware.of(self.topology, count, measured)
+        fraction = find_memory_fraction(request.memory_strategy, trains=True)
+        return Question(model, training, hardware, fraction, price_per_device_hour)
 
     def lay_out(self, request: PlanRequest) -> Plan:
         """Returns the plan of a mesh; errors as of `plan_mesh`."""

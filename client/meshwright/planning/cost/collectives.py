@@ -273,7 +273,8 @@ def calibrate(wire: AxisLinks, chip: Chip, operation: Operation, place: Place = 
         operation: which collective; one without a row uses that of the all-reduce.
         place: inside a node or slice, or across.
     """
-    rows = find_reached(chip.family, chip.platform, operation, place)
+    keys = ((name, place, wanted) for name in (chip.family, chip.platform) for wanted in (operation, "all_reduce"))
+    rows = next(_by_key()[key] for key in keys if key in _by_key())
     sizes = np.asarray([row.size for row in rows])
     chosen = np.maximum(np.searchsorted(sizes, np.asarray(wire.size), side="right") - 1, 0)
     figures: dict[str, Any] = {}
@@ -281,12 +282,6 @@ def calibrate(wire: AxisLinks, chip: Chip, operation: Operation, place: Place = 
         known = np.asarray([getattr(row, name) for row in rows], dtype=np.float64)[chosen]
         figures[name] = np.where(np.isnan(known), getattr(wire, name), known)
     return replace(wire, **figures)
-
-
-def find_reached(family: str, platform: str, operation: Operation, place: Place = "inside") -> tuple[Reached, ...]:
-    """Returns the rows that apply to a chip's collective, the smallest group first."""
-    keys = ((name, place, wanted) for name in (family, platform) for wanted in (operation, "all_reduce"))
-    return next(_by_key()[key] for key in keys if key in _by_key())
 
 
 @functools.cache

@@ -28,36 +28,17 @@ from meshwright.planning.cost.work import Block, Work
 from meshwright.topology.chips import read_cells
 from meshwright.wire.model import ModelSpec, TrainingSpec, WeightDtype
 
+PartBytes = dict[str, Any]
+"""Bytes of a device by purpose; each a figure, or one a candidate. They add up to all of its memory.
 
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes of the fullest device, by purpose; parts add up to `total_bytes`.
-
-    Attributes:
-        parameters, gradients, optimizer: the state.
-        activations: saved from the forward to the backward pass, of all layers and micro-batches in flight.
-        layer: further memory of the layer whose backward pass runs, recomputed or about to be sent.
-        attention: scores that are held as a whole.
-        dispatch: tokens at their places in experts, of the layer whose backward pass runs.
-        logits: of the batch or of the piece of it whose loss is computed.
-        gathered: weights that are whole for their use, and gradients that are not yet scattered.
-    """
-
-    parameters: Numbers
-    gradients: Numbers
-    optimizer: Numbers
-    activations: Numbers
-    layer: Numbers
-    attention: Numbers
-    dispatch: Numbers
-    logits: Numbers
-    gathered: Numbers
-
-    @property
-    def total_bytes(self) -> Any:
-        """All parts: a figure, or one a candidate."""
-        return sum(vars(self).values())
-
+- parameters, gradients, optimizer: the state.
+- activations: saved from the forward to the backward pass, of all layers and micro-batches in flight.
+- layer: further memory of the layer whose backward pass runs, recomputed or about to be sent.
+- attention: scores that are held as a whole.
+- dispatch: tokens at their places in experts, of the layer whose backward pass runs.
+- logits: of the batch or of the piece of it whose loss is computed.
+- gathered: weights that are whole for their use, and gradients that are not yet scattered.
+"""
 
 Place = Literal["first", "inner", "last"]
 """Of a pipeline's stages: the first has the embedding, the last the head; without a pipeline each has all."""
@@ -97,16 +78,14 @@ class StepMemory:
         execution = build_execution(training)
         return cls(work, layout, weight_bytes, keeping, execution, training.capacity_factor, learned, is_in_order)
 
-    def price(self) -> MemoryUse:
+    def price(self) -> PartBytes:
         """Returns the bytes of the fullest device."""
         stages = self.price_stages()
-        totals = np.stack(np.broadcast_arrays(*(np.asarray(stage.total_bytes, float) for stage in stages)))
+        totals = np.stack(np.broadcast_arrays(*(np.asarray(sum(stage.values()), float) for stage in stages)))
         fullest = totals.argmax(axis=0)
-        return MemoryUse(
-            **{name: np.choose(fullest, [vars(stage)[name] for stage in stages]) for name in vars(stages[0])}
-        )
+        return {name: np.choose(fullest, [stage[name] for stage in stages]) for name in stages[0]}
 
-    def price_stages(self) -> tuple[MemoryUse, ...]:
+    def price_stages(self) -> tuple[PartBytes, ...]:
         """Returns the bytes of a device of the first stage, of one further in, and of the last."""
         return tuple(map(self.price_stage, get_args(Place)))
 
@@ -114,24 +93,24 @@ class StepMemory:
     def _tokens(self) -> Any:
         return self.layout.micro_batch_size * (self.work.seq_len / self.layout.cp)
 
-    def price_stage(self, place: Place) -> MemoryUse:
+    def price_stage(self, place: Place) -> PartBytes:
         """Returns the parts of one kind of stage."""
         layers = self._count_layers(place)
         dense, experts = self._count_parameters(place, layers)
         held = self._count_held(dense, experts)
         again = np.where(self._is_added, self.keeping.accumulated, 0.0)
         kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
-        return MemoryUse(
-            parameters=held * self.weight_bytes,
-            gradients=held * self.weight_bytes * (1 + again),
-            optimizer=held * self.layout.optimizer_bytes,
-            activations=ELEMENT_BYTES * self._tokens * kept * self._count_in_flight(place),
-            layer=self._layer,
-            attention=self._attention,
-            dispatch=self._dispatch,
-            logits=self._has_head(place) * self._logits,
-            gathered=np.where(np.asarray(self.layout.fsdp) > 1, self._running, 0.0),
-        )
+        return {
+            "parameters": held * self.weight_bytes,
+            "gradients": held * self.weight_bytes * (1 + again),
+            "optimizer": held * self.layout.optimizer_bytes,
+            "activations": ELEMENT_BYTES * self._tokens * kept * self._count_in_flight(place),
+            "layer": self._layer,
+            "attention": self._attention,
+            "dispatch": self._dispatch,
+            "logits": self._is_at(place, "last") * self._logits,
+            "gathered": np.where(np.asarray(self.layout.fsdp) > 1, self._running, 0.0),
+        }
 
     # ---- stages ----------------------------------------------------------------------------------------
 
@@ -147,17 +126,15 @@ class StepMemory:
         ends = zip(before, counts, strict=True)
         return [np.clip(np.minimum(begin + held, at + n) - np.maximum(begin, at), 0, n) for at, n in ends]
 
-    def _has_embedding(self, place: Place) -> Any:
-        return np.where(np.asarray(self.layout.pp) > 1, place == "first", 1)
-
-    def _has_head(self, place: Place) -> Any:
-        return np.where(np.asarray(self.layout.pp) > 1, place == "last", 1)
+    def _is_at(self, place: Place, end: Place) -> Any:
+        """Whether a stage of this place has the weights of an end of the model; without a pipeline each has all."""
+        return np.where(np.asarray(self.layout.pp) > 1, place == end, 1)
 
     def _count_parameters(self, place: Place, layers: list[Any]) -> tuple[Any, Any]:
         """Returns the dense parameters of a stage and those of its experts, over all devices that share a stage."""
         work, held = self.work, list(zip(self.work.blocks, layers, strict=True))
         head = work.head.parameters * np.where(np.asarray(self.layout.pp) > 1, 1, not work.is_tied)
-        ends = self._has_embedding(place) * work.embedding_parameters + self._has_head(place) * head
+        ends = self._is_at(place, "first") * work.embedding_parameters + self._is_at(place, "last") * head
         dense = sum(count * block.dense_parameters for block, count in held)
         return dense + ends, sum(count * block.expert_parameters for block, count in held)
 

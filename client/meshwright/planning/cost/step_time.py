@@ -17,13 +17,14 @@ Source of the form: 70 published runs of MaxText, with the versions that ran; at
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from meshwright.planning.cost.collectives import Numbers, Operation
+from meshwright.planning.cost.collectives import Operation
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout, Spans
 from meshwright.planning.cost.work import Block, Repeated, Work, find_repeated
 from meshwright.topology.chips import Chip
@@ -80,40 +81,21 @@ class Execution:
     update_bytes: float = 28.0
 
 
+PartSeconds = dict[str, Any]
+"""Seconds of one step by part; each a figure, or one a candidate. They add up to all of it.
+
+- compute: matmuls and attention, without the part that remat repeats; and the optimizer's update.
+- remat: computed again in the backward pass.
+- dp, fsdp, tp, …: of each axis the exposed time of its communication.
+- bubble: devices wait for the pipeline to fill and to empty.
+"""
+
+
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step; parts add up to `total_s`.
+    """The seconds of a step, part by part.
 
     Attributes:
-        compute_s: matmuls and attention, without the part that remat repeats; and the optimizer's update.
-        remat_s: computed again in the backward pass.
-        communication_s: by axis, the exposed time.
-        bubble_s: devices wait for the pipeline to fill and to empty.
-    """
-
-    compute_s: Numbers
-    remat_s: Numbers
-    communication_s: dict[str, Numbers]
-    bubble_s: Numbers
-
-    @property
-    def total_s(self) -> Any:
-        """All of it."""
-        return self.compute_s + self.remat_s + self.bubble_s + sum(self.communication_s.values())
-
-
-def price_step(
-    work: Work,
-    layout: Layout,
-    machine: DeviceRates,
-    spans: Spans,
-    execution: Execution,
-    law: Law = LAW,
-    repeated: Repeated | None = None,
-) -> StepTime:
-    """Returns the time of a step on each candidate.
-
-    Args:
         work: the model at its sequence length, with the part that its backward pass never repeats.
         layout: axes, micro-batches and remat.
         machine: one device.
@@ -122,20 +104,17 @@ def price_step(
         law: the constants.
         repeated: the part that full remat computes again; None: all that a gradient needs.
     """
-    return _Pricing(work, layout, machine, spans, execution, law, repeated or find_repeated(work)).price()
 
-
-@dataclass(frozen=True)
-class _Pricing:
     work: Work
     layout: Layout
     machine: DeviceRates
     spans: Spans
     execution: Execution
-    law: Law
-    repeated: Repeated
+    law: Law = LAW
+    repeated: Repeated | None = None
 
-    def price(self) -> StepTime:
+    def price(self) -> PartSeconds:
+        """Returns the time of a step on each candidate."""
         layout, passes = self.layout, self.layout.gradient_accumulation_steps
         blocks = [(block, self._stage_layers * block.count / self.work.layers) for block in self.work.blocks]
         routed = self.law.experts - 1
@@ -154,13 +133,13 @@ class _Pricing:
             "pp": self._time_sends(),
         }
         stage: Any = compute + again + sum(inside.values())
-        return StepTime(
-            compute_s=passes * compute + self._time_update(),
-            remat_s=passes * again,
-            communication_s={axis: passes * seconds for axis, seconds in inside.items()}
-            | {"dp": self._time_gradients()},
-            bubble_s=(np.asarray(layout.pp) - 1) * stage,
-        )
+        return {
+            "compute": passes * compute + self._time_update(),
+            "remat": passes * again,
+            **{axis: passes * seconds for axis, seconds in inside.items()},
+            "dp": self._time_gradients(),
+            "bubble": (np.asarray(layout.pp) - 1) * stage,
+        }
 
     # ---- compute -----------------------------------------------------------------------------------------
 
@@ -200,16 +179,20 @@ class _Pricing:
         count = block.attention.heads * block.attention.length * self._tokens / self.layout.tp
         return count * self.law.score_bytes / self.machine.memory_bytes_per_s
 
+    @functools.cached_property
+    def _repeated(self) -> Repeated:
+        return self.repeated or find_repeated(self.work)
+
     @property
     def _repeats(self) -> Any:
         """Which part of the matmuls the backward pass computes again."""
-        return np.where(np.asarray(self.layout.remat) == REMAT_FULL, self.repeated.matmuls, 0.0)
+        return np.where(np.asarray(self.layout.remat) == REMAT_FULL, self._repeated.matmuls, 0.0)
 
     @property
     def _repeats_attention(self) -> Any:
         """Which part of attention is computed again: of minimal remat all, since no matmul makes its result."""
         remat = np.asarray(self.layout.remat)
-        return np.where(remat == REMAT_FULL, self.repeated.attention, np.where(remat == REMAT_NONE, 0.0, 1.0))
+        return np.where(remat == REMAT_FULL, self._repeated.attention, np.where(remat == REMAT_NONE, 0.0, 1.0))
 
     def _time_update(self) -> Any:
         """Returns the time of the optimizer, which memory bounds: a device updates the state that it holds."""

@@ -263,12 +263,8 @@ def _weigh(block: Block) -> dict[Output, int]:
     feed = [(matmul, 1) for matmul in block.matmuls[ends + 1 :]]
     feed += [(matmul, block.experts.chosen) for matmul in block.experts.matmuls] if block.experts else []
     return {
-        "qkv": _count(block.matmuls[:ends]),
+        "qkv": sum(matmul.parameters for matmul in block.matmuls[:ends]),
         "attention_out": block.matmuls[ends].parameters,
         "mlp_in": sum(times * matmul.parameters for matmul, times in feed if matmul.cut == "outputs"),
         "mlp_out": sum(times * matmul.parameters for matmul, times in feed if matmul.cut == "inputs"),
     }
-
-
-def _count(matmuls: tuple[MatmulShape, ...]) -> int:
-    return sum(matmul.parameters for matmul in matmuls)

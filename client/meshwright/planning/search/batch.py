@@ -19,6 +19,7 @@ from meshwright.planning.search.search import (
     list_schedules,
     price_best,
     read_layout,
+    read_order,
     tell,
 )
 from meshwright.wire.batch_size import EstimatedBatch, PricedBatch
@@ -31,16 +32,15 @@ DOUBLINGS: Final = 7
 """Batches that are priced where nothing else bounds them: a unit × 1 to 64."""
 
 
-def estimate_batch(question: Question, plan: Plan, *, spans: Spans | None = None) -> EstimatedBatch:
+def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
     """Returns the recommended batch of a step on a plan's mesh, with the cost of other batches.
 
     Args:
         question: its training has as `global_batch_size` the greatest to recommend: a multiple of data-parallel parts ×
             passes.
         plan: of unknown names of axes each counts as data.
-        spans: the spans of the axes, where an order of devices gives them; None: from sizes alone.
     """
-    mesh_shape = plan.mesh_shape
+    mesh_shape, spans = plan.mesh_shape, read_order(plan, question.hardware)
     layout = read_layout(mesh_shape, question.training)
     parts, passes = int(layout.data_parts), int(layout.gradient_accumulation_steps)
     unit = parts * passes

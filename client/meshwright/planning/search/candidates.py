@@ -30,10 +30,10 @@ from meshwright.planning.cost.spans import (
     lay_on_torus,
     read_spans,
 )
-from meshwright.planning.cost.step_time import DeviceRates, price_step
+from meshwright.planning.cost.step_time import DeviceRates, StepTime
 from meshwright.planning.cost.work import Work, build_work
-from meshwright.planning.hardware import find_capacity, find_memory_fraction
-from meshwright.planning.parallelism import SEARCH_AXES, AxisRule, check_sequence, list_divisors, list_rules
+from meshwright.planning.hardware import find_capacity
+from meshwright.planning.parallelism import SEARCH_AXES, AxisRule, list_divisors, list_rules
 from meshwright.planning.search.measured import (
     COPY_ALONE,
     KINDS,
@@ -430,36 +430,6 @@ class Question:
     memory_fraction: float
     price_per_device_hour: float | None = None
 
-    @classmethod
-    def of(
-        cls,
-        model: ModelSpec,
-        training: TrainingSpec,
-        topology: Topology,
-        devices: int,
-        memory_strategy: str | None = None,
-        measured: Measurements | None = None,
-        price_per_device_hour: float | None = None,
-    ) -> Question:
-        """Returns the question for `devices` devices of a topology.
-
-        Args:
-            model, training: the step.
-            topology: the hardware of the step.
-            devices: their number.
-            memory_strategy: the part of a GPU's memory that the job takes; None: that of a training job.
-            measured: bench results of them, where the topology is this host's.
-            price_per_device_hour: None: not given.
-
-        Raises:
-            PlanInfeasibleError: no figures are known for such hardware.
-            InvalidRequestError: sequences are longer than the model's learned positions.
-        """
-        check_sequence(model, training)
-        hardware = Hardware.of(topology, devices, measured)
-        fraction = find_memory_fraction(memory_strategy, trains=True)
-        return cls(model, training, hardware, fraction, price_per_device_hour)
-
     def list_space(self, bounds: Bounds) -> Space:
         """Returns all candidates within bounds."""
         return list_space(self.hardware.devices, self.model, self.training, bounds)
@@ -473,13 +443,12 @@ class Question:
         training, hardware = self.training, self.hardware
         work, execution = build_work(self.model, training.seq_len), build_execution(training)
         spans = hardware.lay(layout) if spans is None else spans
-        time = price_step(work, layout, hardware.build_machine(), spans, execution)
+        parts = StepTime(work, layout, hardware.build_machine(), spans, execution).price()
         memory = StepMemory.of(work, layout, self.model, training, hardware.chip.platform).price()
         shape = np.broadcast_shapes((1,), *map(np.shape, vars(layout).values()))
 
         def spread(figures: Mapping[str, Any]) -> dict[str, Floats]:
             return {name: np.broadcast_to(np.asarray(each, dtype=np.float64), shape) for name, each in figures.items()}
 
-        parts = {"compute": time.compute_s, "remat": time.remat_s, **time.communication_s, "bubble": time.bubble_s}
         capacity = find_capacity(hardware.chip, hardware.memory_bytes, self.memory_fraction)
-        return Priced(layout, spread(parts), spread(vars(memory)), capacity, spans, hardware, work)
+        return Priced(layout, spread(parts), spread(memory), capacity, spans, hardware, work)

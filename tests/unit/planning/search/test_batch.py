@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.planning.hardware import TRAINING_FRACTION
+from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.models import read_model
 from meshwright.planning.search.batch import NEAR_BEST, estimate_batch
-from meshwright.planning.search.candidates import Question
+from meshwright.planning.search.candidates import Hardware, Question
 from meshwright.planning.search.search import read_layout
 from meshwright.topology.targets import build_target
-from meshwright.wire.mesh import Plan
+from meshwright.wire.mesh import Plan, PlanRequest
 from meshwright.wire.model import TrainingSpec
 
 MESHES: list[tuple[str, dict[str, int], str]] = [
@@ -26,12 +29,18 @@ MESHES: list[tuple[str, dict[str, int], str]] = [
 
 def ask(target: str, model: str, **training: Any) -> Question:
     topology = build_target(target)
-    return Question.of(read_model(model), TrainingSpec(**training), topology, len(topology.devices))
+    hardware = Hardware.of(topology, len(topology.devices))
+    return Question(read_model(model), TrainingSpec(**training), hardware, TRAINING_FRACTION)
+
+
+@functools.cache
+def lay_out(target: str, mesh: str) -> Plan:
+    return plan_mesh(PlanRequest(mesh=mesh, include_devices=False), build_target(target))
 
 
 def estimate(target: str, mesh: dict[str, int], model: str = "llama3-8b", **training: Any) -> Any:
-    plan = Plan(fingerprint="", mesh_shape=mesh, axis_types={}, platform="tpu")
-    return estimate_batch(ask(target, model, **{"global_batch_size": 2**24, **training}), plan)
+    question = ask(target, model, **{"global_batch_size": 2**24, **training})
+    return estimate_batch(question, lay_out(target, ",".join(f"{axis}:{size}" for axis, size in mesh.items())))
 
 
 def does_fit(target: str, mesh: dict[str, int], model: str, batch: int, **training: Any) -> bool:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.compile_job import read_capacity
+from meshwright.planning.hardware import TRAINING_FRACTION
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request
-from meshwright.planning.search.candidates import Bounds, Question
+from meshwright.planning.search.candidates import Bounds, Hardware, Question
+from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import EQUAL_WITHIN, PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
@@ -273,6 +275,11 @@ CHAINS = [
 ]
 
 
+def build_question(model: str, training: TrainingSpec, topology: Topology) -> Question:
+    hardware = Hardware.of(topology, len(topology.devices))
+    return Question(read_model(model), training, hardware, TRAINING_FRACTION)
+
+
 def find_fastest(question: Question) -> float:
     """Returns the seconds of the fastest step that fits."""
     priced = question.price(question.list_space(Bounds()).layout)
@@ -283,7 +290,7 @@ def find_fastest(question: Question) -> float:
 def test_more_devices_and_more_memory_are_never_slower(model: str, targets: tuple[str, ...]) -> None:
     training = TrainingSpec(global_batch_size=512, seq_len=4096)
     topologies = [build_target(target) for target in targets]
-    steps = [find_fastest(Question.of(read_model(model), training, each, len(each.devices))) for each in topologies]
+    steps = [find_fastest(build_question(model, training, each)) for each in topologies]
     assert steps == sorted(steps, reverse=True)
     assert math.isfinite(steps[-1])
 
@@ -291,7 +298,7 @@ def test_more_devices_and_more_memory_are_never_slower(model: str, targets: tupl
 @pytest.mark.parametrize("target", ["4*h100:8", "v5p:4x4x4"])
 def test_faster_links_are_never_slower(target: str) -> None:
     training, topology = TrainingSpec(global_batch_size=512, seq_len=4096), build_target(target)
-    question = Question.of(read_model("llama3-70b"), training, topology, len(topology.devices))
+    question = build_question("llama3-70b", training, topology)
     chip = question.hardware.chip
     for name in ("link_bytes_per_s", "scaleup_bytes_per_s", "scaleout_bytes_per_s"):
         if (rate := getattr(chip, name)) is not None:

@@ -122,10 +122,14 @@ def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: 
 
 def build_roofline(chip: Chip) -> Roofline:
     """Returns where a 16-bit matmul stops being bound by memory on one JAX device of this chip, and why."""
-    return Roofline(
-        critical_batch_tokens=chip.critical_batch_tokens,
-        derivation=f"{_write_derivation(chip)}; source: {chip.source}; formula: jax-ml/scaling-book, roofline.md",
+    count, tokens = chip.jax_devices_per_chip, chip.critical_batch_tokens
+    part = f"; each of a chip's {count} JAX devices has an equal part of both" if count > 1 else ""
+    derivation = (
+        f"a matmul of B tokens with a {chip.dtype} weight [D, F] does 2·B·D·F FLOP and reads 2·D·F bytes of "
+        f"weights, B FLOP a byte; it is bound by compute from B = {_write_division(chip)} = {tokens:.1f}{part}; "
+        f"source: {chip.source}; formula: jax-ml/scaling-book, roofline.md"
     )
+    return Roofline(critical_batch_tokens=tokens, derivation=derivation)
 
 
 def _evaluate(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:
@@ -168,16 +172,6 @@ def _find_warnings(
             f"roofline of {chip.name}, {chip.critical_batch_tokens:.1f} tokens a device",
             hint="for a matmul that reads its weights once, the roofline is the figure with a derivation",
         )
-
-
-def _write_derivation(chip: Chip) -> str:
-    count = chip.jax_devices_per_chip
-    part = f"; each of a chip's {count} JAX devices has an equal part of both" if count > 1 else ""
-    return (
-        f"a matmul of B tokens with a {chip.dtype} weight [D, F] does 2·B·D·F FLOP and reads 2·D·F bytes of "
-        f"weights, B FLOP a byte; it is bound by compute from B = {_write_division(chip)} = "
-        f"{chip.critical_batch_tokens:.1f}{part}"
-    )
 
 
 def _write_division(chip: Chip) -> str:

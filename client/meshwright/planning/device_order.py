@@ -273,7 +273,7 @@ class _Scorer:
         sites: dict[object, int] = {}
         found = {}
         for granule, indices in members.items():
-            known = self.topology.find_granule(granule)
+            known = self.topology.by_ordinal[granule]
             kind = (known.shape, known.wrap, known.twisted) if known.shape and known.wrap else granule
             torus = sites.setdefault((kind, tuple(self._dimensions[granule])), len(sites))
             for index in indices:
@@ -417,7 +417,7 @@ def search_layout(
         return DeviceOrder(plain, None, "uniform", is_regular=True)
     groups = topology.group(plain)
     grid = read_grid(topology, plain) if len(groups) == 1 else None
-    if grid is not None and not topology.find_granule(topology.devices[plain[0]].granule).twisted:
+    if grid is not None and not topology.by_ordinal[topology.devices[plain[0]].granule].twisted:
         cut = cut_torus(sizes, grid.dimensions, weights.inside)
         assert cut is not None, "split, a torus takes every mesh of its size"
         return DeviceOrder(list_grid(cut, grid), score_cut(cut, topology, plain[0], weights), "torus", is_regular=True)
@@ -434,9 +434,8 @@ def search_layout(
 
 def score_layout(sizes: tuple[int, ...], weights: Weights, topology: Topology, order: Sequence[int]) -> DeviceOrder:
     """Returns a given order unchanged, with its score."""
-    if topology.is_uniform:
-        return DeviceOrder(tuple(order), None, "given", is_regular=True)
-    return DeviceOrder(tuple(order), score_order(order, sizes, weights, topology), "given")
+    score = None if topology.is_uniform else score_order(order, sizes, weights, topology)
+    return DeviceOrder(tuple(order), score, "given", is_regular=topology.is_uniform)
 
 
 def order_group(

@@ -251,13 +251,6 @@ def find_foreign(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
     return tuple(index for index in held if not all(process.own for process in topology.devices[index].processes or ()))
 
 
-def find_taken(topology: Topology, indices: Iterable[int]) -> tuple[int, ...]:
-    """Returns the devices that another process has to itself: any holder of a TPU, and of a GPU in exclusive mode."""
-    devices = topology.devices
-    foreign = find_foreign(topology, indices)
-    return tuple(i for i in foreign if devices[i].platform == "tpu" or devices[i].compute_mode == "exclusive_process")
-
-
 def find_leased(topology: Topology, indices: Iterable[int], lease: str | None = None) -> tuple[int, ...]:
     """Returns the devices that a lease covers, other than the one given."""
     if lease == ANY_LEASE:
@@ -412,14 +405,14 @@ def is_own(topology: Topology, index: int, lease: str | None) -> bool:
 def _part_held(
     topology: Topology, indices: Sequence[int], lease: str | None
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Returns the devices that a job could open, those that others lease, and those that another process has to
-    itself."""
-    leased = find_leased(topology, indices, lease)
+    """Returns the devices that a job could open, those that others lease, and those that another process has to itself:
+    any holder of a TPU, and of a GPU in exclusive mode."""
+    devices, leased = topology.devices, find_leased(topology, indices, lease)
     held = {*leased}
-    found = find_taken(topology, indices)
-    taken = tuple(index for index in found if index not in held and not is_own(topology, index, lease))
+    others = (i for i in find_foreign(topology, indices) if i not in held and not is_own(topology, i, lease))
+    taken = [i for i in others if devices[i].platform == "tpu" or devices[i].compute_mode == "exclusive_process"]
     held |= {*taken}
-    return tuple(index for index in indices if index not in held), leased, taken
+    return tuple(index for index in indices if index not in held), leased, tuple(taken)
 
 
 def _find_all(names: Names, topology: Topology, field: str) -> tuple[int, ...]:

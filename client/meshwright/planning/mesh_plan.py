@@ -351,7 +351,7 @@ class _Planner:
             lighter = [other for other in inside if traffic[other] < traffic[axis]]
             if split[axis] == 1 or not lighter:
                 continue
-            name, kind = spec.names[axis], topology.find_granule(topology.devices[used[0]].granule).kind
+            name, kind = spec.names[axis], topology.by_ordinal[topology.devices[used[0]].granule].kind
             turned = MeshSpec(tuple(spec.axes[place] for place in sorted(range(len(traffic)), key=traffic.__getitem__)))
             shapes = [turned, *search_shapes(spec, spec.device_count, most=16)]
             better = [shape for shape in shapes if _count_crossed(shape, name, len(counts)) < split[axis]]
@@ -424,7 +424,7 @@ def _count_crossed(spec: MeshSpec, name: str, granule_count: int) -> int:
 
 def _name_edge(topology: Topology, a: int, b: int) -> str:
     if not topology.is_joined(a, b):
-        kind = topology.find_granule(topology.places[a][0]).kind
+        kind = topology.by_ordinal[topology.places[a][0]].kind
         return f"the network between {kind}s (devices {topology.describe((a, b))})"
     link, hops = topology.link(a, b), topology.hops(a, b)
     way = f"{hops} ICI hops" if hops is not None else link.kind if link else "no direct link"

@@ -74,12 +74,6 @@ def find_preset(name: str) -> Preset | None:
     return _by_name().get(_fold(name))
 
 
-def suggest_presets(name: str, *, most: int = 3) -> tuple[str, ...]:
-    """Returns names of the table that are near one that it does not have, the nearest first."""
-    near = difflib.get_close_matches(_fold(name)[:128], _by_name(), n=3 * most, cutoff=0.6)
-    return tuple(dict.fromkeys(_by_name()[word].name for word in near))[:most]
-
-
 @functools.cache
 def _by_name() -> Mapping[str, Preset]:
     presets = read_presets()
@@ -324,7 +318,8 @@ def _refuse_contradictions(wrong: tuple[Contradiction, ...], keys: Mapping[str, 
 
 
 def _refuse_name(name: str) -> InvalidRequestError:
-    near = suggest_presets(name)
+    words = difflib.get_close_matches(_fold(name)[:128], _by_name(), n=9, cutoff=0.6)
+    near = list(dict.fromkeys(_by_name()[word].name for word in words))[:3]
     detail = f"model {name[:80]!r} is no preset; it is a preset's name, a config.json's content or plain dimensions"
     hint = f"did you mean {' or '.join(near)}?" if near else "use a preset such as llama3-8b, mixtral-8x7b or qwen3-8b"
     return InvalidRequestError.of("model", detail, hint, "no preset has this name")

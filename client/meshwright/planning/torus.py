@@ -18,6 +18,7 @@ verify-order` compiles a sample again (docs/explanation/device-order.md).
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -280,18 +281,15 @@ def list_torus_places(cut: Cut, dimensions: Sequence[Dimension]) -> list[int]:
     strides = [math.prod(dimension.size for dimension in dimensions[axis + 1 :]) for axis in range(len(dimensions))]
     places = [sum(steps) for steps in product(*(_list_line(axis.parts, strides, dimensions) for axis in cut))]
     folded = {part.dimension for axis in cut for part in axis.parts if part.folded}
-    return _fold(places, folded, dimensions) if folded else places
+    return _fold(places, folded, strides, dimensions) if folded else places
 
 
-def _fold(places: Sequence[int], folded: set[int], dimensions: Sequence[Dimension]) -> list[int]:
+def _fold(
+    places: Sequence[int], folded: set[int], strides: Sequence[int], dimensions: Sequence[Dimension]
+) -> list[int]:
     """Returns the places with rings of four that two axes share in the order 0 1 3 2."""
     ranges = [_FOLD if axis in folded else range(dimension.size) for axis, dimension in enumerate(dimensions)]
-    moved = []
-    for coords in product(*ranges):
-        place = 0
-        for value, dimension in zip(coords, dimensions, strict=True):
-            place = place * dimension.size + value
-        moved.append(place)
+    moved = [sum(map(operator.mul, coords, strides)) for coords in product(*ranges)]
     return [moved[place] for place in places]
 
 

@@ -31,7 +31,8 @@ Distance = Callable[[Coords, Coords], int]
 """(one chip, another) → hops."""
 
 
-def find_distance(shape: Sequence[int], wrap: Sequence[bool], *, twisted: bool = False) -> Distance:
+@lru_cache(maxsize=64)
+def find_distance(shape: Coords, wrap: tuple[bool, ...], *, twisted: bool = False) -> Distance:
     """Returns how far two chips of a slice are apart, in hops.
 
     Args:
@@ -43,12 +44,7 @@ def find_distance(shape: Sequence[int], wrap: Sequence[bool], *, twisted: bool =
         ValueError: a shape that cannot be twisted.
     """
     if twisted:
-        return _find_twisted(tuple(shape))
-    return _find_plain(tuple(shape), tuple(wrap))
-
-
-@lru_cache(maxsize=64)
-def _find_plain(shape: Coords, wrap: tuple[bool, ...]) -> Distance:
+        return _find_twisted(shape)
     rows = [
         [_measure(steps, size, is_ring=ring) for steps in range(size)] for size, ring in zip(shape, wrap, strict=True)
     ]
@@ -276,21 +272,9 @@ class Topology:
     @cached_property
     def references(self) -> tuple[DeviceRef, ...]:
         """How plans name each device, by its place in `devices`."""
-        return tuple(
-            DeviceRef(
-                host=device.host,
-                local_index=device.local_index,
-                granule=device.granule,
-                position=device.position,
-                uuid=device.uuid,
-                pci_bus_id=device.pci_bus_id,
-                coords=device.coords,
-                core_on_chip=device.core_on_chip,
-                slice_index=device.slice_index,
-                process_index=device.process_index,
-            )
-            for device in self.devices
-        )
+        fields = tuple(DeviceRef.model_fields)
+        known = ({name: getattr(device, name) for name in fields} for device in self.devices)
+        return tuple(map(DeviceRef.model_validate, known))
 
     @cached_property
     def names(self) -> Mapping[int | str, tuple[int, ...]]:
@@ -323,12 +307,9 @@ class Topology:
         return {granule.ordinal: granule.domain or granule.ordinal for granule in self.granules}
 
     @cached_property
-    def _granules(self) -> Mapping[int, Granule]:
+    def by_ordinal(self) -> Mapping[int, Granule]:
+        """Ordinal → the granule."""
         return {granule.ordinal: granule for granule in self.granules}
-
-    def find_granule(self, ordinal: int) -> Granule:
-        """Returns the granule of this ordinal."""
-        return self._granules[ordinal]
 
     def is_joined(self, a: int, b: int) -> bool:
         """True where two devices are in one fast domain."""

@@ -35,17 +35,7 @@ from meshwright.topology.chips import Chip, Names, find_chip, parse_names, read_
 from meshwright.topology.links import NVLINK_BYTES_PER_S, XGMI
 from meshwright.topology.model import can_twist
 from meshwright.topology.torus import find_wraps
-
-
-@dataclass(frozen=True)
-class HostLink:
-    """The link between two GPUs of a host, by their places. `bytes_per_s`: one way; None: not known."""
-
-    a: int
-    b: int
-    kind: str
-    count: int | None
-    bytes_per_s: float | None
+from meshwright.wire.devices import Link
 
 
 @dataclass(frozen=True)
@@ -57,18 +47,17 @@ class GpuHost:
     form: Form
 
     @cached_property
-    def wires(self) -> tuple[HostLink, ...]:
-        """The links of one host, each pair once."""
-        return tuple(self._build_wire(a, b) for a, b in combinations(range(self.gpu_count), 2))
+    def links(self) -> tuple[Link, ...]:
+        """The links of one host between its GPUs by their places, each pair once."""
+        return tuple(self._build_link(a, b) for a, b in combinations(range(self.gpu_count), 2))
 
-    def _build_wire(self, a: int, b: int) -> HostLink:
-        kind = _find_kind(self.form.wiring, a, b, self.gpu_count)
+    def _build_link(self, a: int, b: int) -> Link:
+        kind, rate = _find_kind(self.form.wiring, a, b, self.gpu_count), None
         if kind == XGMI:
-            return HostLink(a, b, kind, 1, self.chip.link_bytes_per_s)
-        if not kind.startswith("NV"):
-            return HostLink(a, b, kind, None, None)
-        count = int(kind.removeprefix("NV"))
-        return HostLink(a, b, kind, count, count * (self.chip.link_bytes_per_s or NVLINK_BYTES_PER_S))
+            rate = self.chip.link_bytes_per_s
+        elif kind.startswith("NV"):
+            rate = int(kind.removeprefix("NV")) * (self.chip.link_bytes_per_s or NVLINK_BYTES_PER_S)
+        return Link(a=a, b=b, kind=kind, bandwidth_bytes_per_s=rate, basis="declared")
 
 
 @dataclass(frozen=True)
@@ -181,9 +170,13 @@ class ShapeRule:
     has_twists: bool = False
 
 
+def _parse_shape(text: str) -> Shape:
+    return tuple(map(int, text.split("x")))
+
+
 @dataclass(frozen=True)
 class Slice:
-    """One slice. `shape` is as its generation writes it; `extent` always has x, y and z.
+    """One slice; a row of `slices.csv`. `shape` is as its generation writes it; `extent` always has x, y and z.
 
     Attributes:
         chip: its chip.
@@ -193,11 +186,11 @@ class Slice:
         aliases: other names.
     """
 
-    chip: Chip
-    shape: Shape
-    host_shape: Shape = HOST_SHAPE
+    chip: Annotated[Chip, BeforeValidator(find_chip)]
+    shape: Annotated[Shape, BeforeValidator(_parse_shape)]
+    host_shape: Annotated[Shape, BeforeValidator(_parse_shape)] = HOST_SHAPE
     name: str = ""
-    aliases: tuple[str, ...] = ()
+    aliases: Names = ()
 
     @property
     def extent(self) -> Shape:
@@ -231,7 +224,7 @@ class Slice:
 
 
 def _name_shapes(text: str) -> frozenset[Shape]:
-    return frozenset(tuple(map(int, shape.split("x"))) for shape in text.split())
+    return frozenset(map(_parse_shape, text.split()))
 
 
 _SMALL_CUBES: Final = _name_shapes("2x2x1 2x2x2 2x2x4 2x4x4")
@@ -295,24 +288,7 @@ RULES: Final[Mapping[str, ShapeRule]] = {
 @functools.cache
 def read_slices() -> tuple[Slice, ...]:
     """Returns the slices that have a name, by generation and size."""
-    return tuple(map(_build_slice, read_table("meshwright.topology", "slices.csv", _SliceRow)))
-
-
-@dataclass(frozen=True)
-class _SliceRow:
-    name: str
-    chip: str
-    shape: str
-    host: str
-    aliases: Names = ()
-
-
-def _build_slice(row: _SliceRow) -> Slice:
-    """Returns the slice of a row; raises ValueError unless its chip is known and its shape legal."""
-    chip, shape = find_chip(row.chip), tuple(map(int, row.shape.split("x")))
-    if chip is None or not is_legal(chip, shape):
-        raise ValueError(f"slice {row.name!r}: no chip {row.chip!r}, or no rule that allows {row.shape}")
-    return Slice(chip, shape, tuple(map(int, row.host.split("x"))), row.name, row.aliases)
+    return read_table("meshwright.topology", "slices.csv", Slice)
 
 
 def is_legal(chip: Chip, shape: Shape) -> bool:

@@ -26,7 +26,6 @@ from meshwright.topology.systems import (
     HOST_SHAPE,
     RULES,
     GpuHost,
-    HostLink,
     Slice,
     build_slice,
     check_twist,
@@ -307,16 +306,12 @@ def _build_devices(host: GpuHost | int, ordinal: int, declared: Declared) -> Ite
 
 def _build_links(host: GpuHost | int, ordinal: int) -> Iterator[Link]:
     first = ordinal * count_devices(host)
-    pairs = combinations(range(host if isinstance(host, int) and host <= MOST_LINKED_CPUS else 0), 2)
-    wires = host.wires if isinstance(host, GpuHost) else [HostLink(a, b, HOST, None, None) for a, b in pairs]
-    for wire in wires:
-        yield Link(
-            a=first + wire.a,
-            b=first + wire.b,
-            kind=wire.kind,
-            bandwidth_bytes_per_s=wire.bytes_per_s,
-            basis="declared",
-        )
+    if isinstance(host, GpuHost):
+        for link in host.links:
+            yield link.model_copy(update={"a": first + link.a, "b": first + link.b})
+    elif host <= MOST_LINKED_CPUS:
+        for a, b in combinations(range(first, first + host), 2):
+            yield Link(a=a, b=b, kind=HOST, basis="declared")
 
 
 def _build_host(host: GpuHost | int, ordinal: int, count: int) -> Granule:
@@ -359,7 +354,13 @@ def list_targets(chip: str | None = None) -> Targets:
     Raises:
         UnknownHardwareError: no table knows the name.
     """
-    return _list_all() if chip is None else _list_one(_find_name(chip))
+    whole = _list_all()
+    if chip is None:
+        return whole
+    name = _find_name(chip)
+    chips = tuple(each for each in whole.chips if each.chip == name)
+    systems = tuple(each for each in whole.systems if each.chip == name)
+    return Targets(chips=chips, systems=systems)
 
 
 def _find_name(asked: str) -> str:
@@ -390,14 +391,6 @@ def _list_all() -> Targets:
     )
 
 
-@functools.lru_cache(maxsize=64)
-def _list_one(name: str) -> Targets:
-    whole = _list_all()
-    chips = tuple(each for each in whole.chips if each.chip == name)
-    systems = tuple(each for each in whole.systems if each.chip == name)
-    return whole.model_copy(update={"chips": chips, "systems": systems})
-
-
 def _show_chip(chip: Chip) -> TargetChip:
     return TargetChip(
         chip=chip.aliases[0],
@@ -417,7 +410,7 @@ def _show_machine(machine: GpuHost) -> TargetSystem:
         target=f"{machine.chip.aliases[0]}:{machine.gpu_count}",
         chip=machine.chip.aliases[0],
         device_count=machine.gpu_count,
-        links=dict(Counter(wire.kind for wire in machine.wires)),
+        links=dict(Counter(link.kind for link in machine.links)),
         domain_device_count=find_domain_count(machine.chip),
         text=machine.form.text,
         source=machine.form.source,

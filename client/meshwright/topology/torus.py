@@ -139,7 +139,7 @@ def list_dimensions(chips: Sequence[int], rings: Sequence[bool], cores: int) -> 
 
 def _read_wraps(topology: Topology, ordinal: int, sizes: Place) -> tuple[bool, ...]:
     """Returns which dimensions (outermost first) are rings: by the granule, or by the kind's rule."""
-    told = topology.find_granule(ordinal)
+    told = topology.by_ordinal[ordinal]
     if told.shape and told.wrap:
         # of a twisted torus only the long rings come out where they went in
         sides = zip(told.wrap[::-1], sizes, told.shape[::-1], strict=True)

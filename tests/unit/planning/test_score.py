@@ -72,7 +72,7 @@ SLICES = [build_target(name) for name in ("v5e:8x8", "v5p:4x4x8", "v5p:4x4x12", 
 @given(st.sampled_from(SLICES), st.data())
 @settings(max_examples=60)
 def test_a_box_inside_a_slice_is_scored_alike_by_cuts_and_every_device(topology: Topology, data: st.DataObject) -> None:
-    shape = topology.find_granule(0).shape or ()
+    shape = topology.by_ordinal[0].shape or ()
     low = [data.draw(st.integers(0, size - 1)) for size in shape]
     high = [data.draw(st.integers(start + 1, size)) for start, size in zip(low, shape, strict=True)]
     chosen = [

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from meshwright.topology.chips import find_chip, read_chips
+from meshwright.topology.links import XGMI
 from meshwright.topology.systems import find_machine, list_counts
 
 RECORDED = Path(__file__).parents[2] / "recorded"
@@ -16,6 +17,10 @@ FORMS = [(chip.aliases[0], count) for chip in GPUS for count in list_counts(chip
 def machine(alias: str, count: int) -> Any:
     chip: Any = find_chip(alias)
     return find_machine(chip, count)
+
+
+def count_wires(kind: str) -> int:
+    return int(kind.removeprefix("NV")) if kind.startswith("NV") else int(kind == XGMI)
 
 
 def read_matrix(name: str) -> dict[tuple[int, int], str]:
@@ -31,17 +36,18 @@ def read_matrix(name: str) -> dict[tuple[int, int], str]:
     ("pcie-l40s", "l40s", 4),
 ])  # fmt: skip
 def test_a_host_is_wired_as_a_real_one_was_printed(recorded: str, alias: str, count: int) -> None:
-    assert {(wire.a, wire.b): wire.kind for wire in machine(alias, count).wires} == read_matrix(recorded)
+    assert {(link.a, link.b): link.kind for link in machine(alias, count).links} == read_matrix(recorded)
 
 
 @pytest.mark.parametrize(("alias", "count"), FORMS)
 def test_no_gpu_has_more_links_than_its_chip_and_every_pair_has_one(alias: str, count: int) -> None:
     host = machine(alias, count)
-    assert len({(wire.a, wire.b) for wire in host.wires}) == len(host.wires) == count * (count - 1) // 2
-    alike = len({wire.kind for wire in host.wires}) == 1
-    switched = alike and any(wire.count == host.chip.link_count for wire in host.wires)
+    assert len({(link.a, link.b) for link in host.links}) == len(host.links) == count * (count - 1) // 2
+    alike = len({link.kind for link in host.links}) == 1
+    counts = [count_wires(link.kind) for link in host.links]
+    switched = alike and host.chip.link_count in counts
     for place in range(count):
-        links = sum(wire.count or 0 for wire in host.wires if place in (wire.a, wire.b))
+        links = sum(each for link, each in zip(host.links, counts, strict=True) if place in (link.a, link.b))
         assert switched or links <= (host.chip.link_count or 12)
 
 
@@ -51,4 +57,4 @@ def test_no_gpu_has_more_links_than_its_chip_and_every_pair_has_one(alias: str, 
     ("mi355x", 8, 76.5e9), ("l4", 2, None),
 ])  # fmt: skip
 def test_a_pair_has_the_bandwidth_of_its_links_one_way(alias: str, count: int, one_way: float | None) -> None:
-    assert machine(alias, count).wires[0].bytes_per_s == one_way
+    assert machine(alias, count).links[0].bandwidth_bytes_per_s == one_way

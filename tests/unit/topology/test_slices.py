@@ -27,10 +27,11 @@ def test_every_named_slice_is_what_libtpu_is_asked_for(named: NamedSlice) -> Non
     assert (found.device_count, found.wrap) == (named.device_count, named.wrap)
 
 
-def test_no_two_slices_share_a_name_or_a_shape_and_every_one_is_whole_hosts() -> None:
+def test_no_two_slices_share_a_name_or_a_shape_and_every_one_is_legal_and_whole_hosts() -> None:
     assert len(set(list_names())) == sum(1 + len(each.aliases) for each in read_slices())
     assert len({(each.chip.name, each.shape) for each in read_slices()}) == len(read_slices())
     for each in read_slices():
+        assert is_legal(each.chip, each.shape)
         assert each.host_count * math.prod(each.host_shape) == each.chip_count
         assert all(size % part == 0 for size, part in zip(each.extent, each.host_shape, strict=True))
 

@@ -26,8 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright._verify.ask import MAIN_NAME, Step, StepJob
-from meshwright.compiling.compilers import read_versions
-from meshwright.compiling.report import STAGES, Site, open_site, report_lowered
+from meshwright.compiling.report import STAGES, Site, describe_target, open_site, report_lowered
 from meshwright.compiling.worker import Tell
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.wire.base import Notice
@@ -252,8 +251,7 @@ def verify_step(message: dict[str, Any], tell: Tell) -> Verification:
         found = Verification(status="not_compiled", reason=str(error), log=error.log)
     except NotCompiledError as error:
         found = Verification(status="not_compiled", reason=str(error))
-    told = {"target": job.target.name, "versions": read_versions(job.target.platform)}
-    return found.model_copy(update=told)
+    return found.model_copy(update=describe_target(job.target))
 
 
 def _report(job: StepJob, site: Site, tell: Tell) -> Verification:

@@ -59,13 +59,12 @@ def answer_here(session: Session, answer: Callable[..., A], request: RequestPart
         typer.BadParameter: --url names an agent.
     """
     from meshwright.compiling.process import LIMIT_S  # here, so that other commands do not wait for it
-    from meshwright.compiling.request import Limits
 
     if session.options.url is not None:
         raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--offline")
-    limits = Limits(LIMIT_S if session.options.timeout_s is None else session.options.timeout_s)
+    limit_s = LIMIT_S if session.options.timeout_s is None else session.options.timeout_s
     with show_progress(session) as on_progress:
-        return answer(request, limits=limits, on_progress=on_progress)
+        return answer(request, limit_s=limit_s, on_progress=on_progress)
 
 
 def answer_plans_here(session: Session, request: PlanRequest | SearchRequest) -> Plans:

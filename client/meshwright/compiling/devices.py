@@ -166,7 +166,9 @@ def _refuse_part(opened: OpenTarget, what: str, rule: str, use: str) -> NotCompi
 
 def _open_tpu(target: CompileTarget) -> OpenTarget:
     chip, extent = _find_chip(target), _extend(target.shape)
-    name = f"{chip.aliases[0]}:{write_shape(_cut(extent, chip))}{'_twisted' if target.twisted else ''}"
+    # libtpu writes x and y of generations that have no z
+    written = extent[:2] if chip.topology.startswith("2D") and extent[2] == 1 else extent
+    name = f"{chip.aliases[0]}:{write_shape(written)}{'_twisted' if target.twisted else ''}"
     options: dict[str, Any] = {
         "chips_per_host_bounds": tuple(map(math.gcd, extent, HOST_SHAPE)),
         "wrap": _read_wrap(target),
@@ -195,11 +197,6 @@ def _find_chip(target: CompileTarget) -> Chip:
 def _extend(shape: Shape) -> Shape:
     """Returns chips in x, y and z."""
     return (*shape, 1, 1)[:3]
-
-
-def _cut(extent: Shape, chip: Chip) -> Shape:
-    """Returns the extent as libtpu writes it: x and y of generations that have no z."""
-    return extent[:2] if chip.topology.startswith("2D") and extent[2] == 1 else extent
 
 
 def _read_wrap(target: CompileTarget) -> tuple[bool, ...]:

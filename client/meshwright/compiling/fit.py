@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from meshwright.compiling.report import Site, describe_job, open_site, verify_step
+from meshwright.compiling.report import Site, describe_target, open_site, verify_step
 from meshwright.compiling.worker import Tell
 from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import CompileJob, build_unfitted, count_parts
@@ -55,7 +55,7 @@ def search_largest(attempt: Callable[[int], Attempt], greatest: int, capacity_by
         if high - low.size <= 1:
             break
         middle = (low.size + high) // 2
-        size = middle if slow >= STALLED else min(max(guess_size(tries, capacity_bytes), low.size + 1), high - 1)
+        size = middle if slow >= STALLED else min(max(guess_size(low, tries, capacity_bytes), low.size + 1), high - 1)
         tries.append(attempt(size))
         after, above = find_bounds(tries, greatest)
         slow = 0 if 2 * (above - after.size) <= high - low.size else slow + 1
@@ -68,9 +68,8 @@ def find_bounds(tries: Sequence[Attempt], greatest: int) -> tuple[Attempt, int]:
     return low, min((each.size for each in tries if not each.fits), default=greatest + 1)
 
 
-def guess_size(tries: Sequence[Attempt], capacity_bytes: int | None) -> int:
-    """Returns the largest fitting size by a line through the nearest attempts."""
-    low = max((each for each in tries if each.fits), key=lambda each: each.size)
+def guess_size(low: Attempt, tries: Sequence[Attempt], capacity_bytes: int | None) -> int:
+    """Returns the largest fitting size by a line through `low`, the largest that fits, and the nearest attempt."""
     slope = measure_slope(low, tries)
     if low.bytes is None or capacity_bytes is None or slope is None:
         return 2 * low.size
@@ -104,7 +103,7 @@ def fit_batch(message: dict[str, Any], tell: Tell) -> CompiledBatch:
     try:
         return _search(job, open_site(job.target, job.mesh, job.capacity_bytes), tell)
     except NotCompiledError as error:
-        found = Verification(status="not_compiled", reason=str(error), **describe_job(job))
+        found = Verification(status="not_compiled", reason=str(error), **describe_target(job.target))
         return build_unfitted(found)
 
 
@@ -140,5 +139,5 @@ def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
         global_batch_size=batch * parts,
         limit="asked" if batch and batch == greatest * unit else "memory",
         tried=tuple(tried),
-        verification=best.model_copy(update=describe_job(job)),
+        verification=best.model_copy(update=describe_target(job.target)),
     )

@@ -96,12 +96,12 @@ def verify_job(message: dict[str, Any], tell: Tell) -> Verification:
         found = verify_step(site, job, job.training, tell)
     except NotCompiledError as error:
         found = Verification(status="not_compiled", reason=str(error))
-    return found.model_copy(update=describe_job(job))
+    return found.model_copy(update=describe_target(job.target))
 
 
-def describe_job(job: CompileJob) -> dict[str, Any]:
-    """Returns the fields of a report that describe the compiled job."""
-    return {"target": job.target.name, "versions": read_versions(job.target.platform)}
+def describe_target(target: CompileTarget) -> dict[str, Any]:
+    """Returns the fields of a report that describe what was compiled for, and by which compiler."""
+    return {"target": target.name, "versions": read_versions(target.platform)}
 
 
 def verify_step(site: Site, job: CompileJob, training: TrainingSpec, tell: Tell) -> Verification:

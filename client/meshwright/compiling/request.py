@@ -6,9 +6,6 @@ Rule: the answers are those of an agent, but nothing is stored. `--offline` of `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
-
 from meshwright.compiling.compilers import explain_missing
 from meshwright.compiling.process import (
     FUNCTIONS,
@@ -37,52 +34,35 @@ from meshwright.wire.verification import Verification
 _refuse = InvalidRequestError.of
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits of one compile: seconds, and bytes of this host's memory; None: three quarters of it."""
-
-    limit_s: float = LIMIT_S
-    memory_bytes: int | None = None
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The limits as arguments of `compile_in_child`."""
-        memory = self.memory_bytes or read_default_limit_bytes() or None
-        return {"limit_s": self.limit_s, "memory_limit_bytes": memory}
-
-
 def compile_in_child(
-    job: CompileJob,
-    *,
-    operation: Literal["verify", "fit"] = "verify",
-    limit_s: float = LIMIT_S,
-    memory_limit_bytes: int | None = None,
-    on_progress: OnProgress | None = None,
+    job: CompileJob, *, limit_s: float = LIMIT_S, on_progress: OnProgress | None = None
 ) -> Verification | CompiledBatch:
-    """Returns the report of XLA's compiler on a job: a Verification, or for "fit" the largest batch.
+    """Returns the report of XLA's compiler on a job: a Verification, or of a search the largest batch.
 
     An abort, a kill and a limit that was reached are a Verification too, with the status "aborted"; without a compiler
-    it is one with the status "not_compiled" that says how to install it. Arguments and errors are those of `run_child`.
+    it is one with the status "not_compiled" that says how to install it. The compiler may use three quarters of this
+    host's memory. Arguments and errors are those of `run_child`.
     """
+    is_search = job.search == "largest_batch"
     if missing := explain_missing(job.target.platform, chip=job.target.chip):
         return Verification(status="not_compiled", reason=missing, target=job.target.name)
     found = run_child(
-        FUNCTIONS[operation],
+        FUNCTIONS["fit" if is_search else "verify"],
         job.model_dump(mode="json"),
         limit_s=limit_s,
-        memory_limit_bytes=memory_limit_bytes,
+        memory_limit_bytes=read_default_limit_bytes() or None,
         on_progress=on_progress,
     )
     if isinstance(found, Ended):
         return build_aborted(found, job.target.name)
-    return CompiledBatch.model_validate(found) if operation == "fit" else Verification.model_validate(found)
+    return CompiledBatch.model_validate(found) if is_search else Verification.model_validate(found)
 
 
 def answer_plans(
     request: PlanRequest | SearchRequest,
     here: Inventory | None = None,
     *,
-    limits: Limits | None = None,
+    limit_s: float = LIMIT_S,
     on_progress: OnProgress | None = None,
 ) -> Plans:
     """Returns the answer of `POST /mesh/plan` or `/mesh/search`, with verifications where the request has `compile`.
@@ -90,7 +70,7 @@ def answer_plans(
     Args:
         request: a mesh, or a model to find one for.
         here: this host.
-        limits: of each compile.
+        limit_s: of each compile.
         on_progress: called with each progress of a compile.
 
     Raises:
@@ -104,7 +84,7 @@ def answer_plans(
     for plan in plans.plans:
         answer: CompileJob | Verification | CompiledBatch = prepare_verify(plan, request.model, request.training)
         if isinstance(job := answer, CompileJob):
-            answer = compile_in_child(job, on_progress=on_progress, **(limits or Limits()).arguments)
+            answer = compile_in_child(job, limit_s=limit_s, on_progress=on_progress)
         verified.append(plan.model_copy(update={"verification": answer, **kept}))
     order = order_verified([plan.verification.status for plan in verified if plan.verification])
     return plans.model_copy(update={"plans": tuple(verified[place] for place in order)})
@@ -114,7 +94,7 @@ def answer_batch(
     request: BatchSizeRequest,
     here: Inventory | None = None,
     *,
-    limits: Limits | None = None,
+    limit_s: float = LIMIT_S,
     on_progress: OnProgress | None = None,
 ) -> BatchSize:
     """Returns the answer of `POST /batch-size`, with the batch of a model's step: estimated, or by the compiler.
@@ -131,11 +111,11 @@ def answer_batch(
     if not request.compile:
         estimated = None if request.model is None else estimate_request(request, here)
         return reply.model_copy(update={"estimated": estimated})
-    return reply.model_copy(update={"compiled": _fit(request, here, limits or Limits(), on_progress)})
+    return reply.model_copy(update={"compiled": _fit(request, here, limit_s, on_progress)})
 
 
 def _fit(
-    request: BatchSizeRequest, here: Inventory | None, limits: Limits, on_progress: OnProgress | None
+    request: BatchSizeRequest, here: Inventory | None, limit_s: float, on_progress: OnProgress | None
 ) -> CompiledBatch:
     if request.mesh is None:
         missing = "a stored plan is named, which only its agent knows" if request.plan else "no mesh is given"
@@ -145,5 +125,5 @@ def _fit(
     job = prepare_fit(plan, request.model, request.training)
     if isinstance(job, CompiledBatch):
         return job
-    found = compile_in_child(job, operation="fit", on_progress=on_progress, **limits.arguments)
+    found = compile_in_child(job, limit_s=limit_s, on_progress=on_progress)
     return found if isinstance(found, CompiledBatch) else build_unfitted(found)

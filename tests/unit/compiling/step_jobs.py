@@ -35,6 +35,6 @@ def verify(job: CompileJob) -> Verification:
 
 
 def fit(job: CompileJob) -> CompiledBatch:
-    found = compile_in_child(job, operation="fit", limit_s=280)
+    found = compile_in_child(job.model_copy(update={"search": "largest_batch"}), limit_s=280)
     assert isinstance(found, CompiledBatch), found
     return found

@@ -133,10 +133,7 @@ class MeshIds:
 
     @cached_property
     def _coordinates(self) -> list[tuple[int, ...]]:
-        coordinates: list[tuple[int, ...]] = [()]
-        for size in self.shape.values():
-            coordinates = [(*place, i) for place in coordinates for i in range(size)]
-        return coordinates
+        return list(itertools.product(*map(range, self.shape.values())))
 
     @cached_property
     def _of_first_granule(self) -> Sequence[int]:

@@ -265,13 +265,8 @@ def merge_parts(parts: Iterable[VerifiedCollective]) -> tuple[VerifiedCollective
 
 
 def _merge(parts: list[VerifiedCollective]) -> VerifiedCollective:
-    first = parts[0]
-    merged = {
-        "count": sum(part.count for part in parts),
-        "bytes": sum(part.bytes for part in parts),
-        "asynchronous_count": sum(part.asynchronous_count for part in parts),
-    }
-    return first.model_copy(update=merged)
+    sums = {name: sum(getattr(part, name) for part in parts) for name in ("count", "bytes", "asynchronous_count")}
+    return parts[0].model_copy(update=sums)
 
 
 def _find_kind(instruction: Instruction) -> str:

@@ -27,7 +27,15 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from meshwright.compiling.step.sharding import EXPERT_MATMUL, ShardedTensor, StepSharding, Tensors, build_spec, keep
+from meshwright.compiling.step.sharding import (
+    EXPERT_MATMUL,
+    ShardedTensor,
+    StepSharding,
+    Tensors,
+    build_spec,
+    keep,
+    list_axes,
+)
 from meshwright.planning.parallelism import Axes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -81,14 +89,11 @@ def _attend_whole(query: Array, key: Array, value: Array) -> Array:
     return jnp.einsum("bhgqk,bkhd->bqhgd", weights, value)
 
 
-def _split(keys: Array, block: int) -> Array:
-    """Returns keys [blocks, batch, block, heads, size]."""
-    batch, length, *rest = keys.shape
-    return jnp.moveaxis(keys.reshape(batch, length // block, block, *rest), 1, 0)
-
-
-def _starts(length: int, block: int) -> Array:
-    return jnp.arange(0, length, block, dtype=jnp.int32)
+def _split(key: Array, value: Array, block: int) -> Rows:
+    """Returns keys and values [blocks, batch, block, heads, size], and where each block begins."""
+    batch, length, *rest = key.shape
+    keys, values = (jnp.moveaxis(x.reshape(batch, length // block, block, *rest), 1, 0) for x in (key, value))
+    return keys, values, jnp.arange(0, length, block, dtype=jnp.int32)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -114,8 +119,7 @@ def _forward(query: Array, key: Array, value: Array, block: int) -> tuple[Array,
         return (new_top, total * shrink + weights.sum(axis=-1), output * shrink[..., None] + added), None
 
     first = (jnp.full(rows, _MASKED), jnp.zeros(rows), jnp.zeros((*rows, size)))
-    parts = (_split(key, block), _split(value, block), _starts(key.shape[1], block))
-    (top, total, output), _ = jax.lax.scan(step, first, parts)
+    (top, total, output), _ = jax.lax.scan(step, first, _split(key, value, block))
     normed = (output / total[..., None]).astype(query.dtype)
     return jnp.einsum("bhgqd->bqhgd", normed), top + jnp.log(total)
 
@@ -141,8 +145,8 @@ def _attend_backward(block: int, kept: tuple[Array, ...], gradient: Array) -> tu
         return of_query + added, (of_key, of_value)
 
     with jax.named_scope("attention"):
-        parts = (_split(key, block), _split(value, block), _starts(key.shape[1], block))
-        of_query, (of_key, of_value) = jax.lax.scan(step, jnp.zeros(query.shape, jnp.float32), parts)
+        zero = jnp.zeros(query.shape, jnp.float32)
+        of_query, (of_key, of_value) = jax.lax.scan(step, zero, _split(key, value, block))
     return of_query.astype(query.dtype), _join(of_key, key), _join(of_value, value)
 
 
@@ -158,7 +162,7 @@ _BATCH, _SEQUENCE, _HIDDEN = range(3)
 
 def look_up(weight: Array, tokens: Array, tensor: ShardedTensor, layout: StepSharding, dtype: Any) -> Array:
     """Returns the rows [batch, sequence, hidden] of the table [vocabulary, hidden], hidden as its columns are used."""
-    used = _list_axes(tensor.used[1])
+    used = list_axes(tensor.used[1])
 
     @jax.custom_vjp
     def find(weight: Array, tokens: Array) -> Array:
@@ -178,8 +182,8 @@ def look_up(weight: Array, tokens: Array, tensor: ShardedTensor, layout: StepSha
 def _add_rows(gradient: Array, tokens: Array, tensor: ShardedTensor, layout: StepSharding) -> Array:
     """Returns the table's gradient [vocabulary, hidden], where the table is stored."""
     batch, context = layout.axes.batch, layout.axes.context
-    used = _list_axes(tensor.used[1])
-    kept = _list_axes(tensor.stored[1])[len(used) :]
+    used = list_axes(tensor.used[1])
+    kept = list_axes(tensor.stored[1])[len(used) :]
 
     def add(gradient: Array, tokens: Array) -> Array:
         for name in kept:
@@ -199,13 +203,6 @@ def _add_rows(gradient: Array, tokens: Array, tensor: ShardedTensor, layout: Ste
         check_vma=False,
     )(gradient, tokens)
     return added
-
-
-def _list_axes(entry: str | Axes | None) -> Axes:
-    """Returns the axes of one dimension of a PartitionSpec."""
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 class Deal(NamedTuple):
@@ -385,14 +382,15 @@ class Decoder:
 
     def _feed(self, inside: Array, weights: Weights, prefix: str = "") -> Array:
         axes = self._layout.axes
-        up = self._project(inside, weights, f"{prefix}up")
-        inner = self._activate(self._project(inside, weights, f"{prefix}gate")) * up if self._model.gated else None
-        inner = self._activate(up) if inner is None else inner
+        inner = self._activate(lambda name: self._project(inside, weights, f"{prefix}{name}"))
         inner = self._layout.put(inner, axes.batch, axes.context, axes.tensor)
         return self._rest(self._project(inner, weights, f"{prefix}down"))
 
-    def _activate(self, value: Array) -> Array:
-        return jax.nn.silu(value) if self._model.activation == "silu" else jax.nn.gelu(value)
+    def _activate(self, multiply: Callable[[str], Array]) -> Array:
+        """Returns what comes out of a block's first matmuls, which `multiply` does by name: up, and gate."""
+        activation = jax.nn.silu if self._model.activation == "silu" else jax.nn.gelu
+        up = multiply("up")
+        return activation(multiply("gate")) * up if self._model.gated else activation(up)
 
     def _mix(self, inside: Array, weights: Weights) -> Array:
         model, layout, axes = self._model, self._layout, self._layout.axes
@@ -411,11 +409,9 @@ class Decoder:
     def _run_experts(self, places: Array, weights: Weights) -> Array:
         axes = self._layout.axes
         where = (axes.find("data", "fsdp"), axes.context, axes.expert, None)
-        up = self._multiply(places, weights, "up")
-        gated = self._activate(self._multiply(places, weights, "gate")) * up if self._model.gated else None
-        up = self._activate(up) if gated is None else gated
-        up = self._layout.put(up, *where, axes.tensor)
-        return self._layout.put(self._multiply(up, weights, "down"), *where, None)
+        inner = self._activate(lambda name: self._multiply(places, weights, name))
+        inner = self._layout.put(inner, *where, axes.tensor)
+        return self._layout.put(self._multiply(inner, weights, "down"), *where, None)
 
     def _multiply(self, places: Array, weights: Weights, name: str) -> Array:
         """Returns places [rows, shards, experts, places, in] through each expert's own matrix [experts, in, out]."""

@@ -32,6 +32,13 @@ def build_spec(*dimensions: Axes | None) -> PartitionSpec:
     return PartitionSpec(*(axes or None for axes in dimensions))
 
 
+def list_axes(entry: str | Axes | None) -> Axes:
+    """Returns the axes of one dimension of a PartitionSpec."""
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
 @dataclass(frozen=True)
 class ShardedTensor:
     """One trained tensor on a mesh.
@@ -113,8 +120,7 @@ class StepSharding:
 
 def _leave_out(spec: PartitionSpec, names: Axes) -> PartitionSpec:
     """Returns a spec without these axes."""
-    entries = (() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec)
-    return build_spec(*(tuple(name for name in entry if name not in names) for entry in entries))
+    return build_spec(*(tuple(name for name in list_axes(entry) if name not in names) for entry in spec))
 
 
 def keep(value: Array, name: str) -> Array:

@@ -35,6 +35,7 @@ from meshwright.compiling.step.sharding import (
     pin,
 )
 from meshwright.planning.compile_job import check_axes, check_expressible
+from meshwright.planning.cost.memory import read_moments
 from meshwright.planning.parallelism import MeshAxes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -108,13 +109,6 @@ FIRST: Final = 0.9
 SECOND: Final = 0.95
 EPSILON: Final = 1e-8
 NORM_MAX: Final = 1.0
-
-
-def list_moments(training: TrainingSpec) -> dict[str, Any]:
-    """Returns the moments that the optimizer stores for each weight, and their types; None: the weight's type."""
-    if training.optimizer == "sgd":
-        return {}
-    return {"first_moment": training.first_moment_dtype, "second_moment": training.second_moment_dtype}
 
 
 def update_weights(state: dict[str, Tree], gradients: Tree) -> dict[str, Tree]:
@@ -198,15 +192,16 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltSte
 
 
 def _describe_state(tensors: Tensors, training: TrainingSpec, layout: StepSharding) -> dict[str, Tree]:
-    def describe(dtype: str | None) -> Tree:
-        kind = jnp.dtype(dtype or training.weight_dtype)
+    def describe(dtype: str) -> Tree:
+        kind = jnp.dtype(dtype)
         return jax.tree.map(
             lambda tensor: jax.ShapeDtypeStruct(tensor.shape, kind, sharding=layout.shard(tensor.stored)), tensors
         )
 
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.shard(build_spec()))
-    moments = {name: describe(dtype) for name, dtype in list_moments(training).items()}
-    return {"count": count, "weights": describe(None), **moments}
+    dtypes = zip(("first_moment", "second_moment"), read_moments(training), strict=False)  # plain SGD has none
+    moments = {name: describe(dtype) for name, dtype in dtypes}
+    return {"count": count, "weights": describe(training.weight_dtype), **moments}
 
 
 def _describe_batch(training: TrainingSpec, layout: StepSharding) -> dict[str, jax.ShapeDtypeStruct]:
@@ -246,8 +241,7 @@ class _Forward:
         self._training = training
         self._layout = layout
         self._tensors = tensors
-        self._layer = _take_layer(tensors["layers"])
-        self._decoder = Decoder(model, training, layout, self._layer)
+        self._decoder = Decoder(model, training, layout, _take_layer(tensors["layers"]))
 
     def measure_loss(self, weights: Tree, batch: dict[str, Array]) -> Array:
         """Returns the mean loss of one part of the batch."""

@@ -41,11 +41,8 @@ ALWAYS: Final = ("dcn_data", "ici_fsdp")
 _ATTENTION: Final[Mapping[tuple[Platform, Attention], str]] = {
     ("tpu", "flash"): "flash",
     ("gpu", "flash"): "cudnn_flash_te",
-    ("cpu", "flash"): "dot_product",
-    ("tpu", "xla"): "dot_product",
-    ("gpu", "xla"): "dot_product",
-    ("cpu", "xla"): "dot_product",
 }
+"""Its kernels; elsewhere it has only dot_product."""
 
 
 def write_maxtext(setting: Setting) -> str:
@@ -166,7 +163,7 @@ def _list_numbers(setting: Setting) -> dict[str, str]:
         "weight_dtype": training.weight_dtype,
         "grad_dtype": training.weight_dtype,
         "opt_type": training.optimizer,
-        "attention": _ATTENTION[setting.plan.platform, training.attention],
+        "attention": _ATTENTION.get((setting.plan.platform, training.attention), "dot_product"),
     }
     if training.optimizer == "adamw":
         flags["mu_dtype"] = training.first_moment_dtype or training.weight_dtype

@@ -322,18 +322,13 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
     longer = f"{total / best - 1:.1%} more than the best"
     if more[part] <= 0:
         return "order", f"takes {total:.3g} s a step, {longer}"
-    most = f"most of that is {_describe_part(part, wire)}, {more[part]:.3g} s more"
+    words = _PARTS.get(part, f"communication of {part} over {wire}")
+    most = f"most of that is {words}, {more[part]:.3g} s more"
     return REASONS.get(part, wire), f"takes {total:.3g} s a step, {longer}; {most}"
 
 
-def _describe_part(part: str, wire: str) -> str:
-    match part:
-        case "bubble":
-            return "the pipeline's bubble"
-        case "compute" | "remat":
-            return {"compute": "compute", "remat": "what is computed again"}[part]
-        case _:
-            return f"communication of {part} over {wire}"
+_PARTS: Final = {"bubble": "the pipeline's bubble", "compute": "compute", "remat": "what is computed again"}
+"""Parts of a step in words; the others are the communication of an axis."""
 
 
 BETTER_BATCH: Final = 1.1

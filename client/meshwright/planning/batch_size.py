@@ -160,7 +160,7 @@ def _find_warnings(
         message = f"the row is for {hardware_type.value} in general; the figures of {asked!r} are in no table"
         yield Notice(code="chip_unknown", message=message, hint=hint)
         return
-    if not chip.roofline_verified:
+    if not chip.verified.startswith("yes"):
         message = f"not all figures of {chip.name} were checked against their source: {chip.source}"
         yield Notice(code="figures_unverified", message=message, hint=hint)
     difference = row.critical_batch_size / chip.critical_batch_tokens - 1

@@ -112,11 +112,6 @@ class Chip:
     notes: str = ""
 
     @property
-    def roofline_verified(self) -> bool:
-        """Whether both figures of `critical_batch_tokens` were found at their source."""
-        return self.verified.startswith("yes")
-
-    @property
     def device_flops_per_s(self) -> float:
         """Peak dense FLOP/s of one JAX device, in `dtype`."""
         return self.flops_per_s / self.jax_devices_per_chip

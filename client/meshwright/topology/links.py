@@ -183,16 +183,11 @@ def format_pairs(devices: Devices, most: int, list_table: Callable[[Devices, Cel
     if len(devices.devices) > most:
         return count_links(devices)
     cells = build_cells(devices)
-    if not is_known(cells):
+    if {cell for row in cells for cell in row} <= {SELF, NONE}:
         return []
     table = list_table(devices, cells)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [*(_join(row, widths, len(cells)) for row in table), "", *format_legend(devices, cells)]
-
-
-def is_known(cells: Iterable[Sequence[str]]) -> bool:
-    """Returns whether anything is known of any two devices."""
-    return any(cell not in {SELF, NONE} for row in cells for cell in row)
 
 
 def build_cells(devices: Devices) -> tuple[tuple[str, ...], ...]:

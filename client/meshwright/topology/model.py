@@ -103,11 +103,17 @@ def check_granules(devices: Sequence[Device], granules: Sequence[Granule]) -> No
     Raises:
         ValueError: what does, and the rule.
     """
-    _check_ordinals(granules)
+    ordinals = Counter(granule.ordinal for granule in granules)
+    if len(ordinals) < len(granules):
+        doubled = next(ordinal for ordinal, count in ordinals.items() if count > 1)
+        rule = "each has an ordinal of its own, such as 0, 1, …"
+        raise ValueError(f"granule {doubled} stands {ordinals[doubled]} times among {len(granules)} granules; {rule}")
     members: dict[int, list[Device]] = defaultdict(list)
     for device in devices:
         members[device.granule].append(device)
-    _check_strangers(members, granules)
+    if strangers := members.keys() - ordinals.keys():
+        rule = f"the topology lists {len(granules)} granules, and every device must stand in one of them"
+        raise ValueError(f"devices stand in granule {min(strangers)}; {rule}")
     _check_platforms(devices)
     left = MAX_DEVICE_COUNT
     for granule in granules:
@@ -120,21 +126,6 @@ def check_granules(devices: Sequence[Device], granules: Sequence[Granule]) -> No
                 f"granule {granule.name} has {there}, and with it there are more than {MAX_DEVICE_COUNT:,} places for "
                 f"devices; all granules have at most so many together, as 14 slices of 16x20x28 do"
             )
-
-
-def _check_ordinals(granules: Sequence[Granule]) -> None:
-    ordinals = Counter(granule.ordinal for granule in granules)
-    if len(ordinals) < len(granules):
-        doubled = next(ordinal for ordinal, count in ordinals.items() if count > 1)
-        rule = "each has an ordinal of its own, such as 0, 1, …"
-        raise ValueError(f"granule {doubled} stands {ordinals[doubled]} times among {len(granules)} granules; {rule}")
-
-
-def _check_strangers(members: Iterable[int], granules: Sequence[Granule]) -> None:
-    strangers = set(members) - {granule.ordinal for granule in granules}
-    if strangers:
-        rule = f"the topology lists {len(granules)} granules, and every device must stand in one of them"
-        raise ValueError(f"devices stand in granule {min(strangers)}; {rule}")
 
 
 def _check_platforms(devices: Sequence[Device]) -> None:

@@ -225,10 +225,12 @@ class Loop:
         return self._count()
 
     def _count(self) -> int | None:
-        condition = _find_comparison(Frame(self.frame.module, self._condition, self._give_state))
-        if condition is None:
+        module = self.frame.module
+        condition = module.computations[self.instruction.called[1]]
+        comparison = _find_comparison(Frame(module, condition, self._give_state))
+        if comparison is None:
             return None
-        left, direction, right = condition
+        left, direction, right = comparison
         left, right = self._settle(left), self._settle(right)
         if left.index is None and right.index is not None:
             left, direction, right = right, _TURNED.get(direction, ""), left
@@ -264,10 +266,6 @@ class Loop:
     @property
     def _body(self) -> Computation:
         return self.frame.module.computations[self.instruction.called[0]]
-
-    @property
-    def _condition(self) -> Computation:
-        return self.frame.module.computations[self.instruction.called[1]]
 
 
 def _find_comparison(frame: Frame) -> tuple[_Number, str, _Number] | None:

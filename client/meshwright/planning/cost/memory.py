@@ -98,7 +98,9 @@ class StepMemory:
         layers = self._count_layers(place)
         dense, experts = self._count_parameters(place, layers)
         held = self._count_held(dense, experts)
-        again = np.where(self._is_added, self.keeping.accumulated, 0.0)
+        # without a pipeline, gradients of several micro-batches are accumulated
+        is_added = (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
+        again = np.where(is_added, self.keeping.accumulated, 0.0)
         kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
         return {
             "parameters": held * self.weight_bytes,
@@ -146,11 +148,6 @@ class StepMemory:
         stages = np.asarray(self.layout.pp)
         follow: Any = {"first": stages, "inner": stages - 1, "last": 1}[place]
         return np.where(stages > 1, np.minimum(self.layout.gradient_accumulation_steps, np.maximum(follow, 1)), 1.0)
-
-    @property
-    def _is_added(self) -> Any:
-        """Whether gradients of several micro-batches are accumulated, one after the other."""
-        return (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
 
     # ---- state -----------------------------------------------------------------------------------------
 

@@ -124,9 +124,8 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     """
     left: list[Left] = []
     sizes = list_divisors(devices)
-    listed = list_rules(
-        model, training.model_copy(update={"gradient_accumulation_steps": 1})
-    )  # each candidate has its own
+    # each candidate has its own accumulation steps
+    listed = list_rules(model, training.model_copy(update={"gradient_accumulation_steps": 1}))
     rules = {axis: [rule for rule in listed if SEARCH_AXES[rule.roles[0]] == axis] for axis in AXES}
     choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
     micro_batches = list_divisors(training.global_batch_size)[:MICRO_BATCHES]

@@ -147,7 +147,9 @@ def _describe_schedule(plan: Plan) -> Iterator[str]:
     if plan.schedule is not None:
         yield f"{plan.schedule.global_batch_size:,} sequences of {plan.schedule.seq_len:,} tokens"
         count = plan.schedule.gradient_accumulation_steps
-        yield f"{count} micro-batch{'es' * (count > 1)} of {plan.schedule.micro_batch_size}"
+        repeats = plan.schedule.pipeline_repeats
+        rounds = f", {repeats} times round the pipeline" if repeats > 1 else ""
+        yield f"{count} micro-batch{'es' * (count > 1)} of {plan.schedule.micro_batch_size}{rounds}"
         yield f"remat {plan.schedule.remat}"
     if plan.tokens_per_s:
         yield f"{plan.tokens_per_s:,.0f} tokens/s"

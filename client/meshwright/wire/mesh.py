@@ -271,6 +271,9 @@ class PlanSchedule(Reply):
     gradient_accumulation_steps: int = Field(
         description="micro-batches one after the other in a step; a pipeline's too"
     )
+    pipeline_repeats: int = Field(
+        default=1, description="pieces of a stage's layers that run in turn: rounds of a circular pipeline"
+    )
     remat: Remat
     global_batch_size: int = Field(description="sequences in one optimizer step")
     seq_len: int

@@ -31,8 +31,11 @@ NVLINK_HOP_S: Final = 2.0e-6
 """Of one step of NCCL's ring inside a node. Source: fit to A100 (`reached.csv`); NCCL itself assumes 1.9 µs
 (LL128) to 3.4 µs (Simple): NVIDIA/nccl at 01afd20a, src/graph/tuning.cc, hwLat."""
 
-NETWORK_HOP_S: Final = 8.5e-6
-"""Of one step of NCCL's tree between nodes. Source: NVIDIA/nccl at 01afd20a, src/graph/tuning.cc, hwLat (LL128)."""
+NETWORK_HOP_S: Final = 4.0e-6
+"""Of one step of NCCL's ring between nodes. Source: NVIDIA/nccl at 01afd20a, src/graph/tuning.cc, hwLat (LL128)."""
+
+NETWORK_TREE_HOP_S: Final = 8.5e-6
+"""Of one step of its tree."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class AxisLinks:
             several dimensions their sum.
         neighbor_hops: steps from one device to the next of its group.
         hop_s: latency of one step.
+        tree_s: latency of an all-reduce, by a tree; None: that of twice the hops.
         start_s: time before the first byte: launch and protocol.
         ramp_s_per_root_byte: added for each √byte that comes into a device: messages reach full speed slowly.
         reached_ratio: part of the rates that long messages reach.
@@ -64,6 +68,7 @@ class AxisLinks:
     hops: Numbers = 0
     neighbor_hops: Numbers = 1
     hop_s: Numbers = 0.0
+    tree_s: Numbers | None = None
     start_s: Numbers = 0.0
     ramp_s_per_root_byte: Numbers = 0.0
     reached_ratio: Numbers = 1.0
@@ -106,6 +111,8 @@ def time_collective(operation: Operation, byte_count: Any, wire: AxisLinks) -> A
         crossing = np.asarray(wire.bytes_per_s) / np.asarray(wire.middle_bytes_per_s) / 4
         return _time(wire, byte_count * np.maximum((size - 1) / size**2, crossing), wire.hops)
     ways = 2 if operation == "all_reduce" else 1
+    if ways == 2 and wire.tree_s is not None:
+        wire = replace(wire, hops=1, hop_s=wire.tree_s / 2)
     return _time(wire, ways * byte_count * wire.gathered_ratio, ways * np.asarray(wire.hops))
 
 
@@ -215,16 +222,19 @@ def gpu_wire(bytes_per_s: Numbers, size: Numbers, *, pair_bytes_per_s: float | N
 
 
 def network_wire(bytes_per_s: Numbers, size: Numbers) -> AxisLinks:
-    """Returns the wire between devices of different hosts or slices: a non-blocking network, by a tree of ⌈log₂ n⌉.
+    """Returns the wire between devices of different hosts or slices: a non-blocking network.
+
+    NCCL gathers and scatters in a ring of n − 1 steps, and reduces by a tree of ⌈log₂ n⌉.
 
     Args:
         bytes_per_s: one device's share of its host's NICs, one way.
         size: hosts or slices in the group.
 
-    Source: gpus.md, "Beyond the node level" (fat tree); NCCL's latency, src/graph/tuning.cc: 2·log₂(nodes) steps of an
-    all-reduce.
+    Source: gpus.md, "Beyond the node level" (fat tree); NCCL's latency, src/graph/tuning.cc: nodes − 1 steps of a ring
+    (its PAT algorithm has 2.8 µs a node too), and 2·log₂(nodes) of an all-reduce's tree.
     """
-    return AxisLinks(size=size, bytes_per_s=bytes_per_s, hops=np.ceil(np.log2(size)), hop_s=NETWORK_HOP_S)
+    tree_s = 2 * np.ceil(np.log2(size)) * NETWORK_TREE_HOP_S
+    return AxisLinks(size, bytes_per_s, hops=np.asarray(size) - 1, hop_s=NETWORK_HOP_S, tree_s=tree_s)
 
 
 def _time(wire: AxisLinks, moved_bytes: Any, hops: Any) -> Any:

@@ -1,15 +1,15 @@
 """The memory of a training step on the fullest device, part by part.
 
 State (weights, gradients, optimizer) is exact: parameters × bytes, over the axes that cut them. Saved activations are
-layers × tokens × elements, times the micro-batches that a pipeline's stage has in flight; the tensors that the backward
-pass needs are counted (`kept.csv`: elements a token, by remat). The working memory of one layer's backward pass,
-logits, and gathered weights are added. Each counts once, since layers run one after the other.
+layers × tokens × elements, times the micro-batches of a pipeline; the tensors that the backward pass needs are counted
+(`kept.csv`: elements a token, by remat). The working memory of one layer's backward pass, logits, and gathered weights
+are added. Each counts once, since layers run one after the other.
 
 The remaining parts depend on a few constants (`memory.csv`), fitted or from a source, by platform, never by model or
 run. Figures, or arrays over candidates that broadcast with the layout's.
 
 Sources: Rajbhandari et al., arXiv:1910.02054 (ZeRO's stages); Korthikanti et al., arXiv:2205.05198 (activations of a
-layer, pipelines in flight, interleaving); meshwright's own step as jax traces it (`kept.csv`).
+layer); meshwright's own step as jax traces it (`kept.csv`).
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class StepMemory:
             "parameters": held * self.weight_bytes,
             "gradients": held * self.weight_bytes * (1 + again),
             "optimizer": held * self.layout.optimizer_bytes,
-            "activations": ELEMENT_BYTES * self._tokens * kept * self._count_in_flight(place),
+            "activations": ELEMENT_BYTES * self._tokens * kept * self._in_flight,
             "layer": self._layer,
             "attention": self._attention,
             "dispatch": self._dispatch,
             "logits": self._is_at(place, "last") * self._logits,
-            "gathered": np.where(np.asarray(self.layout.fsdp) > 1, self._running, 0.0),
+            "gathered": np.where(np.asarray(self.layout.fsdp) > 1, self._count_gathered(dense, experts), 0.0),
         }
 
     # ---- stages ----------------------------------------------------------------------------------------
@@ -140,14 +140,13 @@ class StepMemory:
         dense = sum(count * block.dense_parameters for block, count in held)
         return dense + ends, sum(count * block.expert_parameters for block, count in held)
 
-    def _count_in_flight(self, place: Place) -> Any:
-        """Returns the number of micro-batches for which a stage saves activations.
+    @property
+    def _in_flight(self) -> Any:
+        """Micro-batches whose activations a stage saves: all, since JAX differentiates a pipeline's loop as a whole.
 
-        Source: Narayanan et al., arXiv:2104.04473 (1F1B: as many as stages follow, and its own).
+        Source: MaxText, docs, guide on sharding (GPipe and circular pipelines; no 1F1B).
         """
-        stages = np.asarray(self.layout.pp)
-        follow: Any = {"first": stages, "inner": stages - 1, "last": 1}[place]
-        return np.where(stages > 1, np.minimum(self.layout.gradient_accumulation_steps, np.maximum(follow, 1)), 1.0)
+        return np.where(np.asarray(self.layout.pp) > 1, self.layout.gradient_accumulation_steps, 1.0)
 
     # ---- state -----------------------------------------------------------------------------------------
 
@@ -159,6 +158,11 @@ class StepMemory:
         over_dense = layout.tp * layout.fsdp * np.where(is_cut, layout.cp * layout.ep, 1)
         over_experts = layout.tp * layout.ep * layout.fsdp * np.where(is_cut, layout.cp, 1)
         return (dense - whole) / over_dense + whole + experts / over_experts
+
+    def _count_gathered(self, dense: Any, experts: Any) -> Any:
+        """Returns the bytes of weights that are whole at a time: of a pipeline all of a stage, with their gradients."""
+        stage = 2 * ELEMENT_BYTES * (dense + experts / self.layout.ep) / self.layout.tp
+        return np.where(np.asarray(self.layout.pp) > 1, stage, self._running)
 
     @functools.cached_property
     def _running(self) -> Any:

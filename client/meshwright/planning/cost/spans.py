@@ -81,6 +81,15 @@ class Layout:
         """Over how many parts the batch is laid."""
         return self.dp * self.fsdp * self.ep
 
+    def count_repeats(self, layers: int) -> Any:
+        """Returns into how many pieces a stage's layers are cut, which run in turn: the times that a micro-batch goes
+        round the stages of a circular pipeline. Single layers, as MaxText has it, where micro-batches fill the stages.
+
+        Source: Narayanan et al., arXiv:2104.04473, section 2.2 (interleaved stages; micro-batches are a multiple).
+        """
+        stages, passes = np.asarray(self.pp), np.asarray(self.gradient_accumulation_steps)
+        return np.where((stages > 1) & (passes % stages == 0), np.ceil(layers / stages), 1)
+
     @property
     def mesh_shape(self) -> dict[str, int]:
         """Of one candidate: its axes that are larger than 1."""

@@ -8,6 +8,9 @@ efficiency, backward 2.5 × forward. The efficiency of matmuls falls where a chi
 memory; a new chip needs its peak and its bandwidth, and nothing else. A third of the collectives' time is exposed, and
 all of the gradients' time across the network. The optimizer's update reads and writes the state once.
 
+A pipeline gathers weights and scatters gradients once a step, outside its loop, and its bubble is (pp − 1) ÷ repeats
+of a micro-batch's time on a stage (MaxText: `pipeline_fsdp_ag_once`, circular pipelines).
+
 The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to five on
 GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run tests pp,
 ep and cp: their formulas have a source.
@@ -129,16 +132,17 @@ class StepTime:
             "tp": self._wait("tp") * self._stage_layers * self._time_tensor(),
             "ep": sum(layers * self._time_experts(block) for block, layers in blocks),
             "cp": self._wait("cp") * sum(layers * self._time_context(block) for block, layers in blocks),
-            "fsdp": self._wait("fsdp") * self._time_weights(blocks),
-            "pp": self._time_sends(),
+            "pp": self._repeats_stage * self._time_sends(),
         }
         stage: Any = compute + again + sum(inside.values())
+        gathers = np.where(np.asarray(layout.pp) > 1, 1.0, passes * self._wait("fsdp"))
         return {
             "compute": passes * compute + self._time_update(),
             "remat": passes * again,
             **{axis: passes * seconds for axis, seconds in inside.items()},
+            "fsdp": gathers * self._time_weights(blocks),
             "dp": self._time_gradients(),
-            "bubble": (np.asarray(layout.pp) - 1) * stage,
+            "bubble": (np.asarray(layout.pp) - 1) * stage / self._repeats_stage,
         }
 
     # ---- compute -----------------------------------------------------------------------------------------
@@ -152,6 +156,11 @@ class StepTime:
     def _stage_layers(self) -> Any:
         """Layers of the fullest stage."""
         return np.ceil(self.work.layers / np.asarray(self.layout.pp))
+
+    @property
+    def _repeats_stage(self) -> Any:
+        """How often a micro-batch comes to a stage."""
+        return self.layout.count_repeats(self.work.layers)
 
     @property
     def _flop_s(self) -> float:
@@ -244,7 +253,8 @@ class StepTime:
         return (self._directions + 1) * self._time("cp", "all_gather", pairs)
 
     def _time_weights(self, blocks: list[tuple[Block, Any]]) -> Any:
-        """Returns the time to gather sharded weights twice and scatter their gradients, in each accumulation step.
+        """Returns the time to gather sharded weights and scatter their gradients: in each accumulation step, which
+        gathers twice, or once around a pipeline.
 
         Source: jax-ml/scaling-book, training.md, FSDP.
         """
@@ -255,7 +265,7 @@ class StepTime:
     def _time_gathers(self, parameters: Any) -> Any:
         byte_count = parameters / self.layout.tp * self.execution.value_bytes
         gather, scatter = (self._time("fsdp", name, byte_count) for name in ("all_gather", "reduce_scatter"))
-        return 2 * gather + scatter
+        return np.where(np.asarray(self.layout.pp) > 1, 1, 2) * gather + scatter
 
     def _time_sends(self) -> Any:
         """Returns the time to send activations and return gradients, all exposed. Each device sends its part."""

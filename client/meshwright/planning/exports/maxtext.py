@@ -140,7 +140,8 @@ def _list_batch(setting: Setting) -> dict[str, str]:
     return {
         "per_device_batch_size": _write_batch(setting, 1),
         "num_pipeline_microbatches": str(passes),
-        "num_layers_per_pipeline_stage": str(layers // stages),
+        "num_layers_per_pipeline_stage": "1",
+        "pipeline_fsdp_ag_once": "true",
         **length,
     }
 

@@ -148,6 +148,7 @@ def build_schedule(question: Question, layout: Layout) -> PlanSchedule:
     return PlanSchedule(
         micro_batch_size=int(layout.micro_batch_size),
         gradient_accumulation_steps=int(layout.gradient_accumulation_steps),
+        pipeline_repeats=int(layout.count_repeats(question.model.num_hidden_layers)),
         remat=REMATS[int(layout.remat)],
         global_batch_size=training.global_batch_size,
         seq_len=training.seq_len,
@@ -198,7 +199,8 @@ def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
     found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
     if priced.hardware.chip.platform == "gpu":
         found["tp on GPUs"] = np.asarray(layout.tp) > 1
-    found["pp"] = np.asarray(layout.pp) > 1
+    else:
+        found["pp"] = np.asarray(layout.pp) > 1
     return {words: np.broadcast_to(each, priced.total_s.shape) for words, each in found.items()}
 
 

@@ -50,11 +50,18 @@ def test_scores_that_lie_in_memory_take_their_traffic_and_the_whole_square() -> 
     assert float(whole["compute"] - fused["compute"]) == pytest.approx(3.5 * (square - ATTENTION) + traffic, rel=1e-3)
 
 
-def test_a_pipeline_waits_for_its_stages() -> None:
-    """(p − 1) ÷ m of the steady part: Narayanan et al., arXiv:2104.04473, section 2.2."""
-    step = price(Layout(pp=4, gradient_accumulation_steps=8))
+@pytest.mark.parametrize(("passes", "repeats"), [(8, 8), (6, 1)])  # 6 micro-batches do not fill 4 stages
+def test_a_pipeline_waits_for_its_stages(passes: int, repeats: int) -> None:
+    """(p − 1) ÷ (m·v) of the steady part: Narayanan et al., arXiv:2104.04473, section 2.2; 32 ÷ 4 layers a stage."""
+    step = price(Layout(pp=4, gradient_accumulation_steps=passes))
     steady = float(step["compute"] + step["remat"]) + float(step["pp"])
-    assert float(step["bubble"]) == pytest.approx(steady * 3 / 8)
+    assert float(step["bubble"]) == pytest.approx(steady * 3 / passes / repeats)
+
+
+def test_a_pipeline_gathers_its_weights_once() -> None:
+    few, many = (price(Layout(pp=4, fsdp=8, gradient_accumulation_steps=passes)) for passes in (4, 16))
+    assert few["fsdp"] == many["fsdp"]
+    assert float(few["fsdp"]) > 0
 
 
 @pytest.mark.parametrize(("chip", "work", "layout", "spread", "words"), [

@@ -1,10 +1,12 @@
-"""The tables of settings and of health rules in docs/reference, generated: `python -m tests.reference --write`."""
+"""Tables of settings, health rules and requests in docs/reference, generated: `python -m tests.reference --write`."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -15,14 +17,29 @@ from meshwright_agent.settings import Settings
 from tests.documents import ROOT
 
 REFERENCE: Final = ROOT / "docs" / "reference"
-PAGES: Final = (REFERENCE / "settings.md", REFERENCE / "health.md")
+PAGES: Final = (REFERENCE / "settings.md", REFERENCE / "health.md", REFERENCE / "requests.md")
 HEAD: Final = "| variable | flag | default | bounds | meaning |\n|---|---|---|---|---|\n"
 RULES_HEAD: Final = "| rule of | state | holds when | action | source |\n|---|---|---|---|---|\n"
+REQUESTS: Final = {
+    "PlanRequest": "POST /mesh/plan",
+    "SearchRequest": "POST /mesh/search",
+    "BatchSizeRequest": "POST /batch-size",
+    "TrainingSpec": "training",
+    "DeviceSelection": "selection of devices",
+    "BenchRequest": "POST /placement/bench",
+    "LeaseRequest": "PUT /leases/{lease_id}",
+    "Acknowledgement": "POST /health/acknowledge",
+}
+"""Schema → heading on the page."""
+_HUGE: Final = 1e12
+"""Bounds from here on only keep numbers computable, and are not told."""
 _SIGNS: Final = {"gt": ">", "ge": "≥", "le": "≤"}
 
 
 def write_page(path: Path) -> str:
     """Returns the text of one of `PAGES` with its generated table as the code has it; settings in their order."""
+    if path.stem == "requests":
+        return path.read_text(encoding="utf-8").partition("## ")[0] + "\n".join(_write_requests())
     rules: list[Rule[Any]] = [*DRIVER_RULES, *CARD_RULES, *NIC_RULES]
     if path.stem == "settings":
         head, rows = HEAD, [*map(_write_row, Settings.model_fields)]
@@ -61,6 +78,41 @@ def _write_bounds(field: Any) -> str:
         return ", ".join(get_args(field.annotation))
     found = {sign: getattr(rule, sign) for rule in field.metadata for sign in _SIGNS if hasattr(rule, sign)}
     return ", ".join(f"{_SIGNS[sign]} {found[sign]}" for sign in _SIGNS if sign in found)
+
+
+def _write_requests() -> Iterator[str]:
+    """Yields the fields of all requests, from the contract."""
+    contract = json.loads((ROOT / "tests" / "contract" / "openapi.json").read_text(encoding="utf-8"))
+    for name, heading in REQUESTS.items():
+        schema = contract["components"]["schemas"][name]
+        yield from (f"## {heading}", "", "| field | type | default | meaning |", "|---|---|---|---|")
+        for field, value in schema["properties"].items():
+            meaning, default = value.get("description", ""), value.get("default")
+            is_told = default and "not said" not in meaning
+            word = "needed" if field in schema.get("required", ()) else f"`{json.dumps(default)}`" if is_told else ""
+            cells = (f"`{field}`", " or ".join(_list_types(value)), word, meaning)
+            yield "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+        yield ""
+
+
+def _list_types(schema: dict[str, Any]) -> Iterator[str]:
+    """Yields in words what a field may be."""
+    if "anyOf" in schema:
+        kinds = (kind for each in schema["anyOf"] for kind in _list_types(each))
+        yield from dict.fromkeys(kind for kind in kinds if kind != "null")
+    elif "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        yield f"[{REQUESTS[name]}](#{REQUESTS[name].replace(' ', '-')})" if name in REQUESTS else f"`{name}`"
+    elif "enum" in schema:
+        yield ", ".join(f"`{each}`" for each in schema["enum"])
+    elif schema.get("type") == "array":
+        yield f"list of {' or '.join(_list_types(schema['items']))}" if "items" in schema else "pair"
+    else:
+        signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
+        bounds = ", ".join(
+            f"{sign} {schema[rule]:,.10g}" for rule, sign in signs.items() if schema.get(rule, _HUGE) < _HUGE
+        )
+        yield f"{schema['type']} {bounds}".rstrip()
 
 
 def main() -> int:

@@ -291,7 +291,7 @@ def test_the_times_of_a_child_are_those_that_it_is_given() -> None:
     assert f"(within {DRAIN_TIMEOUT_S:g} s)" in text
 
 
-def test_the_settings_and_rules_of_health_are_those_of_the_agent() -> None:
+def test_settings_rules_of_health_and_requests_are_those_of_the_agent() -> None:
     for path in PAGES:
         assert write_page(path) == path.read_text(), "python -m tests.reference --write"
 

@@ -22,6 +22,7 @@ from meshwright.cli.request_options import Export
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.environment import format_exports
 from meshwright.errors import SettingsError
+from meshwright.topology.chips import find_chip
 from meshwright.wire.base import DeviceRef
 from meshwright.wire.mesh import Plan, PlanAxis, Plans
 
@@ -139,8 +140,13 @@ def _write_answer(plan: Plan) -> Text:
 
 
 def _name_devices(plan: Plan) -> str:
+    """Returns the devices' kind as JAX has it, and of TPUs the chip's name: JAX calls a v5p "TPU v5"."""
     kinds = {granule.device_kind for granule in plan.granules if granule.device_kind}
-    return clean(kinds.pop()) if len(kinds) == 1 else plan.platform
+    if len(kinds) != 1:
+        return plan.platform
+    kind = kinds.pop()
+    chip = find_chip(kind) if plan.platform == "tpu" else None
+    return clean(chip.name if chip else kind)
 
 
 def _describe_schedule(plan: Plan) -> Iterator[str]:

@@ -274,6 +274,9 @@ class PlanSchedule(Reply):
     pipeline_repeats: int = Field(
         default=1, description="pieces of a stage's layers that run in turn: rounds of a circular pipeline"
     )
+    pipeline_gathers_once: bool = Field(
+        default=False, description="weights on fsdp are gathered before the pipeline's loop, and stay whole"
+    )
     remat: Remat
     global_batch_size: int = Field(description="sequences in one optimizer step")
     seq_len: int

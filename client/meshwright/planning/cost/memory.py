@@ -160,9 +160,9 @@ class StepMemory:
         return (dense - whole) / over_dense + whole + experts / over_experts
 
     def _count_gathered(self, dense: Any, experts: Any) -> Any:
-        """Returns the bytes of weights that are whole at a time: of a pipeline all of a stage, with their gradients."""
+        """Returns the bytes of weights that are whole at a time: gathered once, a stage's, with their gradients."""
         stage = 2 * ELEMENT_BYTES * (dense + experts / self.layout.ep) / self.layout.tp
-        return np.where(np.asarray(self.layout.pp) > 1, stage, self._running)
+        return np.where(self.layout.gathers_once, stage, self._running)
 
     @functools.cached_property
     def _running(self) -> Any:

@@ -63,6 +63,7 @@ class Layout:
         gradient_accumulation_steps: micro-batches one after the other in a step; a pipeline's too.
         remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).
         optimizer_bytes: of the optimizer's state of one parameter.
+        gathers_once: of a pipeline over fsdp: weights are gathered before its loop and stay whole, else for each pass.
     """
 
     dp: Numbers = 1
@@ -75,6 +76,7 @@ class Layout:
     gradient_accumulation_steps: Numbers = 1
     remat: Numbers = REMAT_FULL
     optimizer_bytes: Numbers = 8
+    gathers_once: Any = False
 
     @property
     def data_parts(self) -> Numbers:

@@ -8,8 +8,8 @@ efficiency, backward 2.5 × forward. The efficiency of matmuls falls where a chi
 memory; a new chip needs its peak and its bandwidth, and nothing else. A third of the collectives' time is exposed, and
 all of the gradients' time across the network. The optimizer's update reads and writes the state once.
 
-A pipeline gathers weights and scatters gradients once a step, outside its loop, and its bubble is (pp − 1) ÷ repeats
-of a micro-batch's time on a stage (MaxText: `pipeline_fsdp_ag_once`, circular pipelines).
+The bubble of a pipeline is (pp − 1) ÷ repeats of a micro-batch's time on a stage (MaxText's circular pipelines). Its
+weights are gathered for each micro-batch, or once a step, and then all of that is exposed (`pipeline_fsdp_ag_once`).
 
 The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to five on
 GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run tests pp,
@@ -128,19 +128,20 @@ class StepTime:
         scores = sum(layers * self._time_scores(block) for block, layers in blocks)
         compute = 3 * (matmuls + head) + 3.5 * attention + scores
         again = self._repeats * matmuls + self._repeats_attention * attention
+        once, weights_s = layout.gathers_once, self._time_weights(blocks)
         inside = {
             "tp": self._wait("tp") * self._stage_layers * self._time_tensor(),
             "ep": sum(layers * self._time_experts(block) for block, layers in blocks),
             "cp": self._wait("cp") * sum(layers * self._time_context(block) for block, layers in blocks),
+            "fsdp": np.where(once, 0.0, self._wait("fsdp") * weights_s),
             "pp": self._repeats_stage * self._time_sends(),
         }
         stage: Any = compute + again + sum(inside.values())
-        gathers = np.where(np.asarray(layout.pp) > 1, 1.0, passes * self._wait("fsdp"))
         return {
             "compute": passes * compute + self._time_update(),
             "remat": passes * again,
             **{axis: passes * seconds for axis, seconds in inside.items()},
-            "fsdp": gathers * self._time_weights(blocks),
+            "fsdp": np.where(once, weights_s, passes * inside["fsdp"]),
             "dp": self._time_gradients(),
             "bubble": (np.asarray(layout.pp) - 1) * stage / self._repeats_stage,
         }
@@ -254,7 +255,7 @@ class StepTime:
 
     def _time_weights(self, blocks: list[tuple[Block, Any]]) -> Any:
         """Returns the time to gather sharded weights and scatter their gradients: in each accumulation step, which
-        gathers twice, or once around a pipeline.
+        gathers twice, or once around a pipeline's loop.
 
         Source: jax-ml/scaling-book, training.md, FSDP.
         """
@@ -265,7 +266,7 @@ class StepTime:
     def _time_gathers(self, parameters: Any) -> Any:
         byte_count = parameters / self.layout.tp * self.execution.value_bytes
         gather, scatter = (self._time("fsdp", name, byte_count) for name in ("all_gather", "reduce_scatter"))
-        return np.where(np.asarray(self.layout.pp) > 1, 1, 2) * gather + scatter
+        return np.where(self.layout.gathers_once, 1, 2) * gather + scatter
 
     def _time_sends(self) -> Any:
         """Returns the time to send activations and return gradients, all exposed. Each device sends its part."""

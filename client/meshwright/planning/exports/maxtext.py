@@ -137,11 +137,12 @@ def _list_batch(setting: Setting) -> dict[str, str]:
             f"{passes} micro-batches are no multiple of the {stages} stages, as MaxText's num_pipeline_microbatches is"
         )
         raise refuse("maxtext", message, f"use gradient_accumulation_steps {-(-passes // stages) * stages}")
+    schedule = setting.plan.schedule
     return {
         "per_device_batch_size": _write_batch(setting, 1),
         "num_pipeline_microbatches": str(passes),
         "num_layers_per_pipeline_stage": "1",
-        "pipeline_fsdp_ag_once": "true",
+        "pipeline_fsdp_ag_once": str(schedule is not None and schedule.pipeline_gathers_once).lower(),
         **length,
     }
 

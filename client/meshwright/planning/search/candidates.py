@@ -175,7 +175,8 @@ def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]
 def _add_batches(
     grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_batches: Sequence[int], states: Sequence[int]
 ) -> Layout:
-    """Returns the layouts with each micro-batch that divides their part of the batch, each remat and each state."""
+    """Returns the layouts with each micro-batch that divides their part of the batch, each remat and each state, and
+    of pipelines over fsdp with weights gathered for each pass or once."""
     parts = grid["dp"] * grid["fsdp"] * grid["ep"]
     is_whole = batch % parts == 0
     grid = {name: values[is_whole] for name, values in grid.items()}
@@ -194,7 +195,13 @@ def _add_batches(
     count = len(together["tp"])
     whole = {name: np.repeat(values, len(remats) * len(states)) for name, values in together.items()}
     remat, optimizer = np.tile(np.repeat(remats, len(states)), count), np.tile(states, count * len(remats))
-    return Layout(**whole, remat=remat, optimizer_bytes=optimizer)
+    layout = Layout(**whole, remat=remat, optimizer_bytes=optimizer)
+    piped = layout.take((whole["pp"] > 1) & (whole["fsdp"] > 1))
+    both = {name: np.concatenate([getattr(layout, name), getattr(piped, name)]) for name in (*whole, *_CHOSEN)}
+    return Layout(**both, gathers_once=np.arange(len(both["pp"])) >= len(remat))
+
+
+_CHOSEN: Final = ("remat", "optimizer_bytes")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ sizes, is legal and fits.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,8 +68,16 @@ def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Lay
     share = int(layout.micro_batch_size) * steps
     remats = [training.remat] if "remat" in given else REMATS
     passes = [steps] if "gradient_accumulation_steps" in given else list_divisors(share)
-    counts, kinds = np.array([(count, REMATS.index(remat)) for count in passes for remat in remats]).T
-    return replace(layout, micro_batch_size=share // counts, gradient_accumulation_steps=counts, remat=kinds)
+    gathers = (False, True) if int(layout.pp) > 1 and int(layout.fsdp) > 1 else (False,)
+    choices = itertools.product(passes, map(REMATS.index, remats), gathers)
+    counts, kinds, once = np.array(list(choices)).T
+    return replace(
+        layout,
+        micro_batch_size=share // counts,
+        gradient_accumulation_steps=counts,
+        remat=kinds,
+        gathers_once=once.astype(bool),
+    )
 
 
 def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
@@ -149,6 +158,7 @@ def build_schedule(question: Question, layout: Layout) -> PlanSchedule:
         micro_batch_size=int(layout.micro_batch_size),
         gradient_accumulation_steps=int(layout.gradient_accumulation_steps),
         pipeline_repeats=int(layout.count_repeats(question.model.num_hidden_layers)),
+        pipeline_gathers_once=bool(layout.gathers_once),
         remat=REMATS[int(layout.remat)],
         global_batch_size=training.global_batch_size,
         seq_len=training.seq_len,

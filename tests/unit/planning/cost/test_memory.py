@@ -50,8 +50,8 @@ def test_each_stage_keeps_all_micro_batches_of_its_layers(pp: int, in_flight: in
         assert stage["activations"] == pytest.approx(in_flight * 32 / pp * 4096 * 4096 * 2)
 
 
-def test_a_pipeline_holds_the_weights_of_its_stage_and_their_gradients_whole() -> None:
-    inner = StepMemory(LLAMA, Layout(pp=4, fsdp=8, tp=2, gradient_accumulation_steps=8), 4, XLA).price_stages()[1]
+def test_a_pipeline_that_gathers_once_holds_its_weights_and_gradients_whole() -> None:
+    inner = StepMemory(LLAMA, Layout(pp=4, fsdp=8, tp=2, gathers_once=True), 4, XLA).price_stages()[1]
     assert inner["gathered"] == 4 * (8 * LLAMA.blocks[0].dense_parameters) / 2
     assert inner["parameters"] == 4 * (8 * LLAMA.blocks[0].dense_parameters) / 16
 

@@ -58,10 +58,11 @@ def test_a_pipeline_waits_for_its_stages(passes: int, repeats: int) -> None:
     assert float(step["bubble"]) == pytest.approx(steady * 3 / passes / repeats)
 
 
-def test_a_pipeline_gathers_its_weights_once() -> None:
-    few, many = (price(Layout(pp=4, fsdp=8, gradient_accumulation_steps=passes)) for passes in (4, 16))
-    assert few["fsdp"] == many["fsdp"]
-    assert float(few["fsdp"]) > 0
+@pytest.mark.parametrize(("once", "ratio"), [(False, 4), (True, 1)])
+def test_a_pipeline_gathers_its_weights_for_each_pass_or_once(once: bool, ratio: int) -> None:
+    layouts = (Layout(pp=4, fsdp=8, gradient_accumulation_steps=passes, gathers_once=once) for passes in (4, 16))
+    few, many = map(price, layouts)
+    assert float(many["fsdp"]) == pytest.approx(ratio * float(few["fsdp"]))
 
 
 @pytest.mark.parametrize(("chip", "work", "layout", "spread", "words"), [

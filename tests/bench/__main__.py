@@ -17,8 +17,9 @@ from meshwright import Client
 from tests.agents import RunningAgent, start_agent
 from tests.bench.compiling import bench_compiling, time_stored
 from tests.bench.mesh import bench_create_mesh
-from tests.bench.planner import bench_planner, time_in_turns
+from tests.bench.planner import bench_planner
 from tests.bench.prefetch import bench_prefetch
+from tests.bench.rows import time_in_turns
 from tests.bench.searching import bench_searching
 from tests.bench.traffic import measure_traffic
 from tests.process.living import read_rss_bytes

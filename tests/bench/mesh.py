@@ -6,13 +6,12 @@ it those rows are left out and said so.
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from tests.bench.rows import Row, run_rows, tell_rows
+from tests.bench.rows import Row, run_rows, tell_rows, time_in_turns
 from tests.process.slice_environment import SLICE_ENVIRONMENT
 
 ROUND_COUNT = 31
@@ -53,19 +52,18 @@ def compare(devices: Sequence[Any], sizes: tuple[int, ...]) -> tuple[float, floa
 
     from meshwright.mesh import create_mesh
 
-    types = (AxisType.Auto,) * len(sizes)
-    taken: list[list[float]] = [[], []]
-    for turn in range(ROUND_COUNT):
-        names = tuple(f"axis{axis}_{turn}" for axis in range(len(sizes)))
-        ways: tuple[Callable[[tuple[str, ...]], object], ...] = (
-            lambda names: create_mesh(sizes, names, devices=devices),
-            lambda names: jax.make_mesh(sizes, names, axis_types=types, devices=devices),
-        )
-        for way, seconds in zip(ways, taken, strict=True):
-            began_s = time.perf_counter()
-            way(names)
-            seconds.append(time.perf_counter() - began_s)
-    ours, theirs = map(statistics.median, taken)
+    types, turns = (AxisType.Auto,) * len(sizes), itertools.count()
+
+    def names() -> tuple[str, ...]:
+        """Returns names that no mesh had before: JAX remembers its meshes."""
+        turn = next(turns)
+        return tuple(f"axis{axis}_{turn}" for axis in range(len(sizes)))
+
+    ours, theirs = time_in_turns(
+        (None, lambda: create_mesh(sizes, names(), devices=devices)),
+        (None, lambda: jax.make_mesh(sizes, names(), axis_types=types, devices=devices)),
+        rounds=ROUND_COUNT,
+    )
     return ours, theirs
 
 

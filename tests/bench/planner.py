@@ -7,21 +7,15 @@ same one once more; the target is there already, as in an agent.
 from __future__ import annotations
 
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest
-from tests.bench.rows import Row, run_rows, tell_rows
-
-Call = Callable[[], Any]
+from tests.bench.rows import Call, Row, run_rows, tell_rows, time_in_turns
 
 LARGE = "v5p:16x20x28"
 MESHES = ("dp:560,tp:16", "dp:70,fsdp:8,tp:16", "dp:28,fsdp:20,tp:16")
@@ -87,7 +81,7 @@ def time_plans(request: PlanRequest, topology: Topology, other: Call) -> list[fl
     def plan() -> object:
         return plan_mesh(request, topology)
 
-    return time_in_turns((forget, plan), (None, plan), (None, other))
+    return time_in_turns((forget, plan), (None, plan), (None, other), rounds=ROUND_COUNT)
 
 
 def forget() -> None:
@@ -97,20 +91,6 @@ def forget() -> None:
             clear = getattr(value, "cache_clear", None)
             if clear is not None:
                 clear()
-
-
-def time_in_turns(*ways: tuple[Call | None, Call], rounds: int = ROUND_COUNT) -> list[float]:
-    """Returns median seconds of calls that take turns; of a pair, the first prepares and is not counted."""
-    taken: list[list[float]] = [[] for _ in ways]
-    for turn in range(rounds + 1):
-        for (prepare, way), seconds in zip(ways, taken, strict=True):
-            if prepare is not None:
-                prepare()
-            began_s = time.perf_counter()
-            way()
-            if turn:
-                seconds.append(time.perf_counter() - began_s)
-    return [statistics.median(seconds) for seconds in taken]
 
 
 def measure_hosts() -> Row:

@@ -14,9 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.bench.rows import Row, run_rows, tell_rows
-
-Way = Callable[[], Any]
+from tests.bench.rows import Call, Row, run_rows, tell_rows, time_call
 
 ROWS, COLUMNS = 2048, 1024
 BATCH_COUNT = 30
@@ -58,14 +56,14 @@ class Work:
         random = np.random.default_rng(0)
         self.pool = random.standard_normal((ROWS, COLUMNS), dtype=np.float32)
         self.weights = jax.device_put(np.eye(COLUMNS, dtype=np.float32), self.device)
-        self.source_s = time_s(lambda: list(self.batches()), repeat=3) / BATCH_COUNT
+        self.source_s = time_call(lambda: list(self.batches()), rounds=3) / BATCH_COUNT
         self.repeats = 1
         self.step = self.build_step(1)
         placed = jax.device_put(self.pool, self.device)
-        once_s = time_s(lambda: float(self.step(placed)), repeat=5)
+        once_s = time_call(lambda: float(self.step(placed)), rounds=5)
         self.repeats = max(1, round(self.source_s / once_s))
         self.step = self.build_step(self.repeats)
-        self.step_s = time_s(lambda: float(self.step(placed)), repeat=5)
+        self.step_s = time_call(lambda: float(self.step(placed)), rounds=5)
 
     def build_step(self, repeats: int) -> Callable[[Any], Any]:
         def step(batch: Any) -> Any:
@@ -107,7 +105,7 @@ class Work:
 def compare_loops() -> list[Row]:
     """Returns throughput of ours ÷ that of each other way, and what one batch takes in each."""
     work = Work()
-    ways: dict[str, Way] = {"ours": work.run_ours, "a plain device_put loop": work.run_plain}
+    ways: dict[str, Call] = {"ours": work.run_ours, "a plain device_put loop": work.run_plain}
     ways["a plain loop that reads no loss before the end"] = work.run_plain_without_reading
     if importlib.util.find_spec("flax"):
         import flax  # type: ignore[import-not-found,unused-ignore]
@@ -131,7 +129,7 @@ def compare_loops() -> list[Row]:
     return rows
 
 
-def time_in_turns(ways: dict[str, Way], expected: list[float]) -> dict[str, list[float]]:
+def time_in_turns(ways: dict[str, Call], expected: list[float]) -> dict[str, list[float]]:
     duration_s: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(ROUND_COUNT + 1):
         for name, run in ways.items():
@@ -141,15 +139,6 @@ def time_in_turns(ways: dict[str, Way], expected: list[float]) -> dict[str, list
                 duration_s[name].append(time.perf_counter() - began_s)
             assert losses == expected, f"{name}: other results"
     return duration_s
-
-
-def time_s(call: Way, *, repeat: int) -> float:
-    samples = []
-    for _ in range(repeat + 1):
-        began_s = time.perf_counter()
-        call()
-        samples.append(time.perf_counter() - began_s)
-    return statistics.median(samples[1:])
 
 
 # ---- known durations ----

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +21,7 @@ from meshwright.planning.search.search import list_leaders, list_rejected, read_
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import SearchRequest
-from tests.bench.rows import Row, run_rows, tell_rows
+from tests.bench.rows import Row, run_rows, tell_rows, time_call
 
 ROUNDS: Final = 5
 SMALL, LARGE = "v5p:8x8x8", "16*v5p:16x16x16"
@@ -48,7 +46,7 @@ def measure_rows() -> list[Row]:
     for target, batch, rounds in ((SMALL, 512, ROUNDS), (GPUS, 512, ROUNDS), (LARGE, 65536, 1)):
         topology, request = build_target(target), build_request(batch)
         count, taken[target] = measure_search(request, topology)
-        whole_s = time_it(partial(answer_request, request, Inventory(topology)), rounds)
+        whole_s = time_call(partial(answer_request, request, Inventory(topology)), rounds=rounds)
         devices = len(topology.devices)
         rows.append((f"search {target}", f"{1e3 * taken[target]:.0f} ms", f"{count:,} candidates, {devices:,} devices"))
         name = f"… with the order of the best, {target}"
@@ -100,17 +98,7 @@ def measure_search(request: SearchRequest, topology: Topology) -> tuple[int, flo
         list_rejected(priced, leaders, [int(leaders[0])], {})
         return space.size
 
-    return search(), time_it(search, ROUNDS)
-
-
-def time_it(call: Callable[[], Any], rounds: int) -> float:
-    """Returns the median seconds of a call."""
-    taken = []
-    for _ in range(rounds):
-        began_s = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - began_s)
-    return statistics.median(taken)
+    return search(), time_call(search, rounds=ROUNDS)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from typing import Final
 import httpx
 
 from tests.agents import RunningAgent, start_agent
-from tests.bench.load import Target, fetch
 from tests.bench.rows import OVER, Row, judge
 from tests.fakes.tree import RECORDED, plant
 from tests.process.living import await_end, do_bench, start_long_bench
@@ -88,7 +87,7 @@ class Connection:
         self.path = "/devices" if self._next % 2 else self._paths[self._next // 2 % len(self._paths)]
         self._next += 1
         self._data, self.sent_s = b"", time.perf_counter()
-        self.socket.sendall(Target("", self._port, self.path).request)
+        self.socket.sendall(f"GET {self.path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n\r\n".encode())
 
     def receive(self) -> int | None:
         """Takes what has come; returns the status once the answer is whole."""
@@ -151,7 +150,7 @@ def measure_traffic(seconds: float = SECONDS, tries: int = TRIES) -> Iterator[Ro
 
 def _measure_mixed(agent: RunningAgent, paths: Sequence[str], seconds: float) -> Iterator[Row]:
     port = _port_of(agent)
-    bodies = {path: fetch(Target(path, port, path)) for path in paths}
+    bodies = {path: httpx.get(f"{agent.url}{path}").raise_for_status().text for path in paths}
     sides: list[list[Outcome]] = [[], []]
     with start_bare(bodies) as bare_port:
         for _ in range(ROUNDS):
@@ -273,16 +272,16 @@ def spinning() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def start_bare(bodies: dict[str, bytes]) -> Iterator[int]:
+def start_bare(bodies: dict[str, str]) -> Iterator[int]:
     """Yields the port of a bare Starlette server that answers each path with its bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "bodies.json").write_text(json.dumps({path: body.decode() for path, body in bodies.items()}))
+        (Path(folder) / "bodies.json").write_text(json.dumps(bodies))
         command = [sys.executable, "-m", "tests.bench.bare", folder]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 port = int(process.stdout.readline())
-                fetch(Target("bare", port, "/healthz"))
+                httpx.get(f"http://127.0.0.1:{port}/healthz").raise_for_status()
                 yield port
             finally:
                 process.terminate()

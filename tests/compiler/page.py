@@ -4,15 +4,14 @@ from __future__ import annotations
 
 
 def put_section(page: str, name: str, text: str) -> str:
-    """Returns the page with `text` between the marks of this name; a page without marks gets them at its end.
+    """Returns the page with `text` between the marks of this name.
 
     Raises:
-        ValueError: one mark without the other, one twice, or in the wrong order.
+        ValueError: a mark is missing, or they stand in the wrong order.
     """
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    marks = page.count(begin), page.count(end)
-    if marks == (0, 0):
-        return f"{page.rstrip()}\n\n{begin}\n{text}{end}\n".lstrip()
-    if marks != (1, 1) or page.index(begin) > page.index(end):
-        raise ValueError(f"the page has {marks[0]} × {begin} and {marks[1]} × {end}; it needs one each, in this order")
-    return f"{page.partition(begin)[0]}{begin}\n{text}{end}{page.partition(end)[2]}"
+    head, first, rest = page.partition(begin)
+    _, last, tail = rest.partition(end)
+    if not (first and last):
+        raise ValueError(f"the page needs {begin} and, after it, {end}")
+    return f"{head}{begin}\n{text}{end}{tail}"

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from tests.compiler.page import put_section
 from tests.device.bed import Bed, explain_no_card
 from tests.device.facts import check_facts, check_health
 from tests.device.owning import (
@@ -34,7 +35,7 @@ from tests.device.owning import (
     check_release_from_gil,
     check_rest,
 )
-from tests.device.record import PAGE, Done, Finding, Record, read_record, write_page
+from tests.device.record import PAGE, Done, Finding, Record, format_page, read_record
 from tests.device.speed import check_speed
 from tests.device.training import check_batch, check_step
 from tests.documents import ROOT
@@ -166,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
             names = [name for name in names if name not in record.checks or record.checks[name].done.state != "done"]
         run_checks(Bed(options.on, options.tries), record, names, options.limit_s)
     if options.write:
-        write_page(record)
+        PAGE.write_text(put_section(PAGE.read_text(), "device", f"\n{format_page(record)}\n"))
     return 0 if record.is_good else 1
 
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 from tests.documents import ROOT
 
 PAGE: Final = ROOT / "docs/how-to/check-a-card.md"
-BEGIN, END = "<!-- device: written by python -m tests.device --write -->", "<!-- /device -->"
 
 
 @dataclass(frozen=True)
@@ -160,10 +159,3 @@ def _format_check(name: str, checked: Checked) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def write_page(record: Record, page: Path = PAGE) -> None:
-    """Puts the record in its place on the page."""
-    head, _, rest = page.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    page.write_text(f"{head}{BEGIN}\n\n{format_page(record)}\n{END}{tail}")

@@ -16,6 +16,7 @@ from typing import Final
 import httpx
 
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.compiler.page import put_section
 from tests.documents import ROOT
 from tests.process.living import RELEASE_LIMIT_S, await_state, do_bench, end_leases
 from tests.soak.load import Load
@@ -23,7 +24,6 @@ from tests.soak.samples import Sample, count_zombies, take_sample
 from tests.soak.verdict import WARM_UP, Row, format_table, judge
 
 PAGE: Final = ROOT / "docs/explanation/robustness.md"
-BEGIN, END = "<!-- soak: written by python -m tests.soak --write -->", "<!-- /soak -->"
 LOG: Final = ROOT / "build/soak-agent.log"
 SAMPLE_EVERY_S: Final = 2.0
 SETTINGS: Final = {"MESHWRIGHT_PROBE_INTERVAL_S": "5", "MESHWRIGHT_LOG_LEVEL": "warning"}
@@ -116,13 +116,6 @@ def _count(load: Load, actor: str) -> int:
     return sum(count for (name, _), count in load.counts.items() if name == actor)
 
 
-def write_report(report: str) -> None:
-    """Puts the report in its place in docs/explanation/robustness.md."""
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n\n{report}\n{END}{tail}")
-
-
 def main() -> int:
     """Soaks, prints the report; returns 1 where something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -134,7 +127,7 @@ def main() -> int:
     report = format_report(soaked)
     print(report)
     if options.write:
-        write_report(report)
+        PAGE.write_text(put_section(PAGE.read_text(), "soak", f"\n{report}\n"))
     return 1 if soaked.faults else 0
 
 

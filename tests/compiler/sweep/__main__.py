@@ -1,6 +1,6 @@
 """`make order-table`: prints the table, and exits 1 when a rule is broken.
 
-`--write` puts the table into docs/explanation/device-order.md and a line for each case into rows.csv beside it.
+`--write` puts the table into docs/explanation/device-order.md.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from tests.compiler.page import put_section
-from tests.compiler.sweep.cases import CASES_PER_SLICE, SEED, Case, count_factorings, list_cases, list_several
+from tests.compiler.sweep.cases import Case, count_factorings, list_cases, list_several
 from tests.compiler.sweep.orders import Row, compare_cases
-from tests.compiler.sweep.table import build_table, list_complaints, tell, write_rows
+from tests.compiler.sweep.table import build_table, list_complaints, tell
 
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "device-order.md"
-ROWS: Final = Path(__file__).with_name("rows.csv")
 MARK: Final = "sweep"
 WORKERS: Final = 2
 PART: Final = 20
@@ -31,20 +30,17 @@ PART: Final = 20
 def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.compiler.sweep", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} and {ROWS.name}")
-    parser.add_argument("--cases", type=int, default=CASES_PER_SLICE, metavar="N", help="a slice, at most; 0: all")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="of the samples")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     asked = parser.parse_args()
     began_s = time.perf_counter()
-    several = list_several(seed=asked.seed)
+    several = list_several()
     parts = [several[start : start + PART] for start in range(0, len(several), PART)]
-    rows = compare_all([*list_cases(per_slice=asked.cases, seed=asked.seed), *parts])
+    rows = compare_all([*list_cases(), *parts])
     print(f"({time.perf_counter() - began_s:.0f} s)", file=sys.stderr)
-    table = build_table(rows) + tell(rows, count_factorings(), asked.cases, asked.seed, version("jax"))
+    table = build_table(rows) + tell(rows, count_factorings(), version("jax"))
     print(table)
     if asked.write:
         PAGE.write_text(put_section(PAGE.read_text(), MARK, table))
-        ROWS.write_text(write_rows(rows))
     complaints = list_complaints(rows)
     for complaint in complaints:
         print(f"broken: {complaint}", file=sys.stderr)

@@ -65,21 +65,13 @@ def _list_products(count: int, axis_count_max: int) -> Iterator[Sizes]:
                     yield (first, *rest)
 
 
-def list_cases(
-    slices: Sequence[NamedSlice] | None = None, per_slice: int = CASES_PER_SLICE, seed: int = SEED
-) -> list[list[Case]]:
-    """Returns the cases of each slice.
-
-    Args:
-        slices: None: all that have a name.
-        per_slice: at most so many; 0: all.
-        seed: of the samples.
-    """
+def list_cases() -> list[list[Case]]:
+    """Returns the cases of each slice that has a name, at most `CASES_PER_SLICE`."""
     found = []
-    for named in slices or read_named_slices():
+    for named in read_named_slices():
         ways = list_factorings(named.device_count)
-        if 0 < per_slice < len(ways):
-            chosen = set(random.Random(f"{seed} {named.name}").sample(ways, per_slice))
+        if len(ways) > CASES_PER_SLICE:
+            chosen = set(random.Random(f"{SEED} {named.name}").sample(ways, CASES_PER_SLICE))
             ways = [sizes for sizes in ways if sizes in chosen]
         found.append([Case(named, sizes) for sizes in ways])
     return found
@@ -87,15 +79,15 @@ def list_cases(
 
 def count_factorings() -> int:
     """Returns how many cases there are without samples."""
-    return sum(map(len, list_cases(per_slice=0)))
+    return sum(len(list_factorings(named.device_count)) for named in read_named_slices())
 
 
-def list_several(count: int = SEVERAL_COUNT, seed: int = SEED) -> list[Case]:
+def list_several() -> list[Case]:
     """Returns meshes over 2 to 8 slices of every generation, each with a way to split its axes over them."""
-    draw = random.Random(f"{seed} several")
+    draw = random.Random(f"{SEED} several")
     generations = group_slices(read_named_slices())
     cases: dict[Case, None] = {}
-    while len(cases) < count:
+    while len(cases) < SEVERAL_COUNT:
         named = draw.choice(draw.choice(generations))
         slice_count = draw.choice(SLICE_COUNTS)
         if named.device_count > 1 and named.device_count * slice_count <= SEVERAL_DEVICE_COUNT_MAX:

@@ -1,4 +1,4 @@
-"""What came of all cases: a table by generation, a line a case, and what is broken.
+"""What came of all cases: a table by generation, and what is broken.
 
 Rule: a case is broken when our order is missing or told wrongly; all of them together are when ours is worse than JAX's
 on too many, in its longest step or in the ways that XLA's collectives go at once. Knows no JAX.
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tests.compiler.sweep.cases import find_generation
+from tests.compiler.sweep.cases import CASES_PER_SLICE, SEED, find_generation
 from tests.compiler.sweep.orders import Cost, Row
 
 WORSE_RATIO_MAX: Final = 0.005
@@ -22,7 +22,6 @@ _COLUMNS: Final = (
     "slices of", "slices", "meshes", "JAX has no order", "longest step shorter", "equal", "longer",
     "ways of XLA's collectives more", "equal", "fewer", "worse in either",
 )  # fmt: skip
-_FIELDS: Final = "slice,mesh,dcn,method,hops,jax_hops,ways,jax_ways,jax_failure"
 
 
 def build_table(rows: Sequence[Row]) -> str:
@@ -54,18 +53,16 @@ def _count_sides(rows: Sequence[Row], read: Callable[[Cost], float]) -> tuple[in
     return sides[-1], sides[0], sides[1]
 
 
-def tell(rows: Sequence[Row], possible_count: int, per_slice: int, seed: int, release: str) -> str:
+def tell(rows: Sequence[Row], possible_count: int, release: str) -> str:
     """Returns what stands under the table.
 
     Args:
         rows: of all cases.
         possible_count: how many meshes of one slice there are.
-        per_slice: at most so many were laid on each; 0: all.
-        seed: of the sample.
         release: of JAX.
     """
     one = sum(row.case.dcn is None for row in rows)
-    how = f"at most {per_slice} a slice, seed {seed}" if per_slice else "all"
+    how = f"at most {CASES_PER_SLICE} a slice, seed {SEED}"
     failures = Counter(row.jax_failure for row in rows if row.jax_failure)
     why = ", ".join(f"{name} {count:,}" for name, count in failures.most_common()) or "never"
     counted = (
@@ -92,24 +89,6 @@ def list_complaints(rows: Sequence[Row]) -> list[str]:
     if worse > WORSE_RATIO_MAX * known:
         complaints.append(f"worse than JAX's on {worse} of {known} meshes; at most {WORSE_RATIO_MAX:.1%} may be")
     return complaints
-
-
-def write_rows(rows: Sequence[Row]) -> str:
-    """Returns the rows as CSV, one line a case; an empty field is what there is not."""
-    return "".join(f"{line}\n" for line in (_FIELDS, *map(_write_row, rows)))
-
-
-def _write_row(row: Row) -> str:
-    fields = (
-        row.case.target,
-        write_sizes(row.case.sizes),
-        write_sizes(row.case.dcn or ()),
-        row.method,
-        *(str(cost.hops) if cost else "" for cost in (row.ours, row.jax)),
-        *(f"{cost.ways:.6g}" if cost else "" for cost in (row.ours, row.jax)),
-        row.jax_failure,
-    )
-    return ",".join(fields)
 
 
 def write_sizes(sizes: Sequence[int]) -> str:

@@ -35,6 +35,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT: Final = Path(__file__).resolve().parents[1]
 SAMPLE: Final = 150
 SEED: Final = 23
+JOBS: Final = 2
 COPIED: Final = ("client", "service", "tests", "deploy", "docs", "tools", "pyproject.toml", "Makefile", "Dockerfile")
 
 FORKS: Final = multiprocessing.get_context("forkserver")
@@ -109,21 +110,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make mutation", description=__doc__)
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(ROOMS)}; default: all")
     parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help=f"mutants of a room; default: {SAMPLE}")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="S", help=f"of the sample; default: {SEED}")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="mutants at a time; default: 2")
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.rooms if name not in ROOMS]:
         parser.error(f"there is no room {unknown[0]}; give some of {', '.join(ROOMS)}")
     for name in asked.rooms or ROOMS:
         with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-            copies = [copy_project(Path(folder) / str(number)) for number in range(asked.jobs)]
-            if not measure(name, copies, draw_mutants(ROOMS[name], asked.sample, asked.seed)):
+            copies = [copy_project(Path(folder) / str(number)) for number in range(JOBS)]
+            if not measure(name, copies, draw_mutants(ROOMS[name], asked.sample)):
                 print(f"{name}: its tests fail without any fault", file=sys.stderr)
                 return 1
     return 0
 
 
-def draw_mutants(room: Room, count: int, seed: int) -> list[Mutant]:
+def draw_mutants(room: Room, count: int) -> list[Mutant]:
     """Returns `count` mutants, drawn from all mutants that cosmic-ray's operators make of the package's modules."""
     places = [
         (path, name, number)
@@ -131,7 +130,7 @@ def draw_mutants(room: Room, count: int, seed: int) -> list[Mutant]:
         for path in sorted(ROOT.glob(pattern))
         for name, number in list_mutations(path.read_text())
     ]
-    drawn = random.Random(seed).sample(places, min(count, len(places)))
+    drawn = random.Random(SEED).sample(places, min(count, len(places)))
     return [
         Mutant(str(path.relative_to(ROOT)), mutate_code(path.read_text(), get_operator(name)(), number))
         for path, name, number in drawn

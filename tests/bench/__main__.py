@@ -15,7 +15,7 @@ import httpx
 
 from meshwright import Client
 from tests.agents import RunningAgent, start_agent
-from tests.bench.compiling import bench_compiling, time_stored
+from tests.bench.compiling import bench_compiling
 from tests.bench.mesh import bench_create_mesh
 from tests.bench.planner import bench_planner
 from tests.bench.prefetch import bench_prefetch
@@ -33,9 +33,6 @@ def main() -> None:
         tell("start to ready", f"{time.perf_counter() - began_s:.2f} s", "8 virtual CPU devices, jax imported")
         bench_memory(agent)
         bench_client(agent)
-        bench_placement(agent)
-        with Client(agent.url) as client:
-            tell(*time_stored(client))
         bench_release(agent)
     for rows in (bench_prefetch, bench_create_mesh, bench_planner, bench_searching, measure_traffic, bench_compiling):
         for name, value, note in rows():
@@ -76,20 +73,6 @@ def bench_client(agent: RunningAgent) -> None:
             a, b = time_in_turns((None, typed), (None, plain), rounds=300)
             note = f"raw httpx and json {b * 1e3:.2f} ms; adds {(a - b) * 1e6:.0f} µs"
             tell(f"client {name}", f"{a * 1e3:.2f} ms", note)
-
-
-def bench_placement(agent: RunningAgent) -> None:
-    """The quick suite on all devices."""
-    with Client(agent.url) as client:
-        began_s = time.perf_counter()
-        quick = client.bench()
-        note = f"limit 20 s; {len(quick.records)} records, {len(quick.skipped)} skipped"
-        tell("quick suite", f"{time.perf_counter() - began_s:.1f} s", note)
-        for record in quick.records:
-            rate = record.busbw_bytes_per_s or record.algbw_bytes_per_s
-            value = f"{record.flops_per_s / 1e9:.1f} GFLOP/s" if record.flops_per_s else f"{(rate or 0) / 1e9:.2f} GB/s"
-            note = f"median {record.median_s * 1e3:.2f} ms, wrong_elements {record.wrong_elements}"
-            tell(f"  {record.case} {record.axis or ''}", value, note)
 
 
 def bench_release(agent: RunningAgent, tries: int = 5) -> None:

@@ -6,11 +6,9 @@ Times are from the question to the answer: start of the child, tracing, compilin
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from typing import Final
 
-from meshwright import Client
 from meshwright.compiling.request import compile_in_child
 from meshwright.planning.compile_job import CompileJob, build_job
 from meshwright.planning.models import read_model
@@ -22,16 +20,11 @@ from meshwright.wire.verification import Verification
 from tests.bench.rows import Row, tell_rows
 
 LIMIT_S: Final = 1200.0
-STORED_COUNT: Final = 50
 
 _LLAMA_7B: Final = read_model("llama2-7b")
 _LLAMA_70B: Final = read_model("llama3-70b")
 LLAMA_80B: Final = _LLAMA_70B.model_copy(update={"num_hidden_layers": 91, "name": "llama3-70b with 91 layers"})
 """79,965,290,496 parameters: the class that the budget names."""
-
-SMALL: Final = {
-    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-}  # fmt: skip
 
 
 def bench_compiling() -> list[Row]:
@@ -79,23 +72,6 @@ def time_fit(name: str, job: CompileJob) -> Row:
         return (f"largest batch of {name} on {job.target.name}", f"{duration_s:.1f} s", _tell(answer))
     note = f"{len(answer.tried)} compiles; {answer.per_replica_batch_size} sequences a device"
     return (f"largest batch of {name} on {job.target.name}", f"{duration_s:.1f} s", note)
-
-
-def time_stored(client: Client) -> Row:
-    """Returns what an agent takes to answer with a verification that it has stored."""
-    asked = {"target": "cpu:4", "model": SMALL, "training": {"global_batch_size": 4, "seq_len": 64}}
-    first = client.plan("fsdp:4", compile=True, **asked)
-    assert first.verification is not None
-    assert first.verification.status == "verified"
-    taken = []
-    for _ in range(STORED_COUNT):
-        began_s = time.perf_counter()
-        again = client.plan("fsdp:4", compile=True, **asked)
-        taken.append(time.perf_counter() - began_s)
-        assert again.verification is not None
-        assert again.verification.stored
-    note = f"median of {STORED_COUNT}, worst {max(taken) * 1e3:.0f} ms; budget 50 ms"
-    return ("stored verification", f"{statistics.median(taken) * 1e3:.1f} ms", note)
 
 
 if __name__ == "__main__":

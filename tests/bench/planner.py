@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import SimpleNamespace
 
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.spec import MeshSpec
@@ -16,6 +15,7 @@ from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest
 from tests.bench.rows import Call, Row, run_rows, tell_rows, time_in_turns
+from tests.fakes.jax_devices import build_stand_ins
 
 LARGE = "v5p:16x20x28"
 MESHES = ("dp:560,tp:16", "dp:70,fsdp:8,tp:16", "dp:28,fsdp:20,tp:16")
@@ -62,17 +62,6 @@ def compare_plans(mesh: str, topology: Topology) -> Row:
         f"{len(devices):,} chips; budget 2 × or 50 ms"
     )
     return (f"plan {mesh}", f"{new_s * 1e3:.1f} ms" if failure else f"{new_s / theirs_s:.2f} × jax", note)
-
-
-def build_stand_ins(topology: Topology) -> list[SimpleNamespace]:
-    """Returns devices as JAX shows them."""
-    return [
-        SimpleNamespace(
-            id=number, platform=device.platform, device_kind=device.kind, coords=device.coords,
-            core_on_chip=device.core_on_chip, process_index=device.process_index,
-        )
-        for number, device in enumerate(topology.devices)
-    ]  # fmt: skip
 
 
 def time_plans(request: PlanRequest, topology: Topology, other: Call) -> list[float]:

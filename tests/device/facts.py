@@ -35,23 +35,14 @@ def check_facts(bed: Bed) -> Iterator[Finding]:
         devices = ask(agent, "/devices")
         cards = bed.read_cards()
     yield Finding("devices", len(devices["devices"]), bool(devices["devices"]), note=devices["platform"])
-    yield from compare_warnings(devices)
     if not cards:
         return
     listed = {(device["mig"] or {}).get("parent_uuid") or device["uuid"] for device in devices["devices"]}
     yield Finding("cards", len(listed), listed == {card.uuid for card in cards}, rule="nvidia-smi's, all and no other")
-    began_s = time.monotonic()
     roots, log = Roots(environ=dict(os.environ)), LogPlace(Path("/dev/kmsg"))
     facts = build_json(read_host_facts(roots, nvml=find_nvml(), log=log))
-    yield Finding("one look of the probe", time.monotonic() - began_s, unit="s", note="NVML, sysfs, /proc, kernel log")
     yield from compare_cards(devices, facts, cards)
     yield from tell_log(facts)
-
-
-def compare_warnings(devices: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yields what /devices warns of."""
-    for warning in devices["warnings"]:
-        yield Finding(f"warning {warning['code']}", warning["message"])
 
 
 def compare_cards(
@@ -94,10 +85,6 @@ def _compare_card(device: Any, software: Any, gpu: Any, card: SmiCard) -> Iterat
         near = mine is not None and other is not None and abs(mine - other) <= within
         slack, theirs = (format_value(Finding(name, value, unit=unit)) for value in (within, other))
         yield Finding(name, mine, near, unit, f"nvidia-smi's ± {slack}", theirs)
-    yield Finding("PCIe generation", health.get("pcie_generation"), note=f"nvidia-smi {card.pcie_generation}; varies")
-    yield Finding("performance state", health.get("performance_state"), note=f"nvidia-smi {card.performance_state}")
-    silent = sorted(name for name, value in health.items() if value is None and name != "error")
-    yield Finding("health fields that the driver did not tell", ", ".join(silent) or "none")
 
 
 def _write(value: object) -> str:
@@ -109,7 +96,6 @@ def tell_log(facts: Mapping[str, Any]) -> Iterator[Finding]:
     log = facts["kernel_log"]
     error = "no NVIDIA card is on the PCI bus that sysfs shows" if log is None else log["error"]
     yield Finding("kernel log can be read", error is None, error is None, rule="XIDs are seen by it", note=error or "")
-    yield Finding("XIDs in it", len((log or {}).get("xids", ())))
     yield Finding("problems of the probe", "; ".join(facts["problems"]) or "none", not facts["problems"], rule="none")
 
 

@@ -39,9 +39,7 @@ class SmiCard:
     mig: bool | None
     uncorrectable_count: int | None
     temperature_celsius: int | None
-    performance_state: int | None
     pcie_width: int | None
-    pcie_generation: int | None
     slowdowns: tuple[str, ...] | None
     compute_pids: tuple[int, ...]
     compute_capability: str | None = None
@@ -101,9 +99,7 @@ def _parse_card(gpu: ElementTree.Element, driver: str | None, cuda: str | None, 
         mig=_switch(gpu, "mig_mode/current_mig"),
         uncorrectable_count=sum(counted) if counted else None,
         temperature_celsius=_scaled(gpu, "temperature/gpu_temp", 1),
-        performance_state=_scaled(gpu, "performance_state", 1),
         pcie_width=_scaled(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width", 1),
-        pcie_generation=_scaled(gpu, "pci/pci_gpu_link_info/pcie_gen/current_link_gen", 1),
         slowdowns=_parse_slowdowns(gpu),
         compute_pids=tuple(int(_number(one, "pid") or 0) for one in processes if "C" in (_word(one, "type") or "")),
         compute_capability=known.get(uuid),
@@ -127,8 +123,8 @@ def _word(element: ElementTree.Element, path: str) -> str | None:
 
 
 def _number(element: ElementTree.Element, path: str) -> float | None:
-    """Returns 24 of "24 C", 16 of "16x", 8 of "P8"; None of words."""
-    word = (_word(element, path) or "").removeprefix("P").split(" ")[0].removesuffix("x")
+    """Returns 24 of "24 C", 16 of "16x"; None of words."""
+    word = (_word(element, path) or "").split(" ")[0].removesuffix("x")
     try:
         return float(word)
     except ValueError:

@@ -41,8 +41,6 @@ def check_speed(bed: Bed) -> Iterator[Finding]:
                 medians[record["case"], record["size_bytes"]].append(record["median_s"])
                 rate = record["flops_per_s"] or record["busbw_bytes_per_s"] or record["algbw_bytes_per_s"]
                 best[record["case"]] = max(best.get(record["case"], (0.0, "")), (rate, _describe(record)))
-            for skipped in run["result"]["skipped"] if ok else ():
-                yield Finding(f"bench {number} skipped {skipped['case']}", skipped["reason"])
     yield Finding("wrong elements", wrong, wrong == 0, rule="0", note=f"of {sum(map(len, medians.values()))} records")
     yield from compare_peaks(best, find_chip(kind))
     for (case, size_bytes), found in medians.items():
@@ -72,6 +70,3 @@ def compare_peaks(best: dict[str, tuple[float, str]], chip: Chip | None) -> Iter
             share, rule = rate / peaks[case], f"{LEAST_RATIO:.0%} to {MOST_RATIO:.0%}"
             ok = LEAST_RATIO <= share <= MOST_RATIO
             yield Finding(f"{case} ÷ the table's {chip.name}", share, ok, "ratio", rule, f"{peaks[case]:.4g} a second")
-        elif chip and chip.pcie_bytes_per_s and case.startswith(("host", "device_to_host")):
-            share, note = rate / chip.pcie_bytes_per_s, "from and to pageable memory"
-            yield Finding(f"{case} ÷ PCIe", share, unit="ratio", note=note)

@@ -85,26 +85,22 @@ def fill_arguments(arguments: tuple[Any, ...], vocab_size: int) -> tuple[Any, An
 
     state, batch = arguments
 
+    def make(leaf: Any, function: Any, key: Any) -> Any:
+        return jax.block_until_ready(jax.jit(function, out_shardings=leaf.sharding)(key))
+
     def draw(path: Any, leaf: Any, key: Any) -> Any:
         name = jax.tree_util.keystr(path)
         if "moment" in name or "count" in name:
-            value = jax.jit(lambda: jnp.zeros(leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
-        elif "norm" in name:
-            value = jax.jit(lambda: jnp.ones(leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
-        else:
-            value = jax.jit(
-                lambda k: (0.02 * jax.random.normal(k, leaf.shape)).astype(leaf.dtype), out_shardings=leaf.sharding
-            )(key)
-        return jax.block_until_ready(value)
+            return make(leaf, lambda _: jnp.zeros(leaf.shape, leaf.dtype), key)
+        if "norm" in name:
+            return make(leaf, lambda _: jnp.ones(leaf.shape, leaf.dtype), key)
+        return make(leaf, lambda k: (0.02 * jax.random.normal(k, leaf.shape)).astype(leaf.dtype), key)
 
     keys = iter(jax.random.split(jax.random.key(0), 1 + len(jax.tree.leaves(state))))
     filled = jax.tree_util.tree_map_with_path(lambda path, leaf: draw(path, leaf, next(keys)), state)
     last = next(keys)
     tokens = {
-        name: jax.jit(
-            lambda k, leaf=leaf: jax.random.randint(k, leaf.shape, 0, vocab_size, leaf.dtype),
-            out_shardings=leaf.sharding,
-        )(last)
+        name: make(leaf, lambda k, leaf=leaf: jax.random.randint(k, leaf.shape, 0, vocab_size, leaf.dtype), last)
         for name, leaf in batch.items()
     }
     return filled, tokens

@@ -122,17 +122,11 @@ def compare_step(what: str, plan: Plan, found: Verification, ran: dict[str, Any]
     for who, said_bytes in said:
         if said_bytes and peak:
             yield build_ratio_finding(f"{what}: memory by {who} ÷ measured", said_bytes / peak)
-        elif said_bytes:
-            yield Finding(f"{what}: memory by {who}", said_bytes, unit="B")
-    if found.estimated_step_s is not None:
-        ratio = found.estimated_step_s / statistics.median(ran["steps_s"])
-        yield Finding(f"{what}: step time by the compiler ÷ measured", ratio, unit="ratio")
 
 
 def compare_time(what: str, plan: Plan, ran: dict[str, Any]) -> Iterator[Finding]:
     """Yields the time of a step with the attention of NVIDIA's library beside the plan's."""
     yield build_step_finding(f"{what}: step with cuDNN's attention", ran)
-    yield Finding(f"{what}: memory with cuDNN's attention", ran["peak_bytes"], unit="B")
     told, step_s = plan.step_time, statistics.median(ran["steps_s"])
     if told is not None and told.low_s is not None and told.high_s is not None:
         inside, rule = told.low_s <= step_s <= told.high_s, f"within {told.low_s:.4g} to {told.high_s:.4g} s"

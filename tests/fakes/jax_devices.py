@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+
+from meshwright.topology.model import Topology
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,17 @@ class FakeTpu(FakeDevice):
 
     coords: tuple[int, int, int]
     core_on_chip: int
+
+
+def build_stand_ins(topology: Topology) -> list[SimpleNamespace]:
+    """The devices of a target of TPUs."""
+    return [
+        SimpleNamespace(
+            id=number, platform=device.platform, device_kind=device.kind, coords=device.coords,
+            core_on_chip=device.core_on_chip, process_index=device.process_index, slice_index=device.slice_index or 0,
+        )
+        for number, device in enumerate(topology.devices)
+    ]  # fmt: skip
 
 
 def build_tpus(columns: int, rows: int, *, kind: str = "TPU v6 lite") -> list[Any]:

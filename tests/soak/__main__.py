@@ -50,12 +50,12 @@ class Soaked:
         return [*grown, *self.load.findings[:20], *([self.left] if self.left else [])]
 
 
-def soak(minutes: float, seed: int = 0) -> Soaked:
+def soak(minutes: float) -> Soaked:
     """Returns what so many minutes of load did to an agent of its own."""
     with start_agent(cpu_devices=4, module="tests.soak.small", **SETTINGS) as agent:
         await_state(agent, "driver", "healthy")
         _fill_leases(agent)
-        load, samples, began_s = Load(agent, seed), list[Sample](), time.monotonic()
+        load, samples, began_s = Load(agent), list[Sample](), time.monotonic()
         load.start()
         try:
             while time.monotonic() - began_s < minutes * 60:
@@ -120,10 +120,9 @@ def main() -> int:
     """Soaks, prints the report; returns 1 where something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
     options = parser.parse_args()
-    soaked = soak(options.minutes, options.seed)
+    soaked = soak(options.minutes)
     report = format_report(soaked)
     print(report)
     if options.write:

@@ -45,7 +45,7 @@ class Load:
         releases_s: how long each release took.
     """
 
-    def __init__(self, agent: RunningAgent, seed: int = 0) -> None:
+    def __init__(self, agent: RunningAgent) -> None:
         self.agent = agent
         self.counts: Counter[tuple[str, str]] = Counter()
         self.findings: list[str] = []
@@ -54,7 +54,7 @@ class Load:
         self.ended = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._act, args=(name, actor, random.Random(f"{seed} {name}")))
+            threading.Thread(target=self._act, args=(name, actor, random.Random(name)))
             for name, actor in ACTORS.items()
         ]
 

@@ -27,10 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compiler.steps.estimates", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"put the table into docs/explanation/{PAGE.name}")
     parser.add_argument("--rows", default="", metavar="N,N", help="ask for these alone; others as they are kept")
-    parser.add_argument("--anew", action="store_true", help="ask again for what is kept")
     options = parser.parse_args()
-    if options.anew:
-        KEPT.unlink(missing_ok=True)
     wanted = {int(row) for row in options.rows.split(",") if row}
     rows = [estimate(published, Answers(KEPT), wanted) for published in read_published()]
     text = build_section(rows)

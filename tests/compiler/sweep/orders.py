@@ -22,6 +22,7 @@ from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from tests.compiler.sweep.cases import Case
 from tests.compiler.sweep.measure import Array, Places, measure_score, measure_steps
+from tests.fakes.jax_devices import build_stand_ins
 from tests.fakes.slices import NamedSlice
 from tests.fakes.topologies import weigh_positions
 
@@ -114,14 +115,7 @@ class Ground:
     @classmethod
     def of(cls, target: str, named: NamedSlice) -> Ground:
         topology = build_target(target)
-        devices = [
-            SimpleNamespace(
-                id=number, platform=device.platform, device_kind=device.kind, coords=device.coords,
-                core_on_chip=device.core_on_chip, process_index=device.process_index,
-                slice_index=device.slice_index or 0,
-            )
-            for number, device in enumerate(topology.devices)
-        ]  # fmt: skip
+        devices = build_stand_ins(topology)
         return cls(topology, devices, Places.of(devices, named))
 
     def measure(self, case: Case, order: Array) -> tuple[Cost, Score]:

@@ -42,14 +42,6 @@ def warnings_of(agent: Agent, **request: Any) -> dict[str, str]:
     return {notice.code: notice.message for notice in (*plans.plans[0].warnings, *plans.warnings)}
 
 
-def test_a_device_that_is_unhealthy_is_left_out_of_a_plan(tmp_path: Path) -> None:
-    agent = build_agent(tmp_path)
-    agent.health.report("device:3", "unhealthy", "gave wrong results", at=agent.clock.now())
-    plans = plan(agent, mesh="x:-1")
-    assert plans.plans[0].devices
-    assert [device.local_index for device in plans.plans[0].devices] == [0, 1, 2, 4, 5, 6, 7]
-
-
 def test_a_planner_is_told_a_large_host_with_the_health_of_each_device(tmp_path: Path) -> None:
     agent = build_agent(tmp_path, 100)
     agent.health.report("device:70", "unhealthy", "gave wrong results", at=agent.clock.now())
@@ -63,10 +55,6 @@ def test_a_device_that_is_degraded_is_planned_with_a_warning(tmp_path: Path) -> 
     assert "devices_degraded" not in warnings_of(agent, mesh="x:8")
     agent.health.report("device:3", "degraded", "gave a wrong result", at=agent.clock.now())
     assert "3" in warnings_of(agent, mesh="x:8")["devices_degraded"]
-
-
-def test_a_plan_that_cannot_be_stored_is_answered_and_says_so(tmp_path: Path) -> None:
-    assert "plan_not_stored" in warnings_of(build_agent(tmp_path), mesh="x:8")
 
 
 def test_no_plan_is_made_before_anything_was_seen(tmp_path: Path) -> None:

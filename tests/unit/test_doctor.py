@@ -140,17 +140,6 @@ def test_a_worker_that_does_not_start_shows_the_end_of_its_log(machines: dict[st
     assert "         | line 49" in format_findings([finding]).splitlines()
 
 
-def test_the_cause_is_the_last_line_of_the_exception_and_the_way_to_mend_it_has_no_traceback(
-    machines: dict[str, Surroundings],
-) -> None:
-    log = ("Traceback (most recent call last):", '  File "x.py", line 1', "RuntimeError: no backend 'tpu'")
-    finding = find(replace(machines["cpu"], jax=None, jax_error="it cannot work", jax_log=log), "device worker")
-    assert finding is not None
-    assert finding.seen == "JAX does not start: RuntimeError: no backend 'tpu'"
-    assert "File" not in finding.fix
-    assert len(finding.fix.splitlines()) == 1
-
-
 @pytest.mark.parametrize("name", ["gpu", "tpu"])
 def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], name: str) -> None:
     here = replace(machines[name], jax=jax_on("cpu", 1))

@@ -77,23 +77,17 @@ def test_what_is_not_known_has_no_label(tmp_path: Path) -> None:
     assert "all-reduce-busbw-bytes-per-s" not in labels
 
 
-@pytest.mark.parametrize(("rate", "axis_size", "expected"), [
-    (478.9e9, 8, "470000000000"), (478.9e9, 4, None), (7.9, 8, "7"), (None, 8, None),
+@pytest.mark.parametrize(("rate", "axis_size", "correct", "expected"), [
+    (478.9e9, 8, True, "470000000000"), (478.9e9, 4, True, None), (7.9, 8, True, "7"), (None, 8, True, None),
+    (4e11, 8, False, None),
 ])  # fmt: skip
-def test_a_measured_all_reduce_over_all_devices_is_a_class(
-    tmp_path: Path, rate: float | None, axis_size: int, expected: str | None
+def test_a_right_and_measured_all_reduce_over_all_devices_is_a_class(
+    tmp_path: Path, rate: float | None, axis_size: int, correct: bool, expected: str | None
 ) -> None:
     devices, health = look(tmp_path, "dgx-h100")
-    record = build_record(axis_size=axis_size, busbw_bytes_per_s=rate)
+    record = build_record(axis_size=axis_size, busbw_bytes_per_s=rate, correct=correct)
     labels = build_labels(devices, health, (record,))
     assert labels.get("all-reduce-busbw-bytes-per-s") == expected
-
-
-def test_a_wrong_result_is_no_bandwidth(tmp_path: Path) -> None:
-    devices, health = look(tmp_path, "dgx-h100")
-    record = build_record(axis_size=8, busbw_bytes_per_s=4e11, correct=False)
-    labels = build_labels(devices, health, (record,))
-    assert "all-reduce-busbw-bytes-per-s" not in labels
 
 
 def await_file(path: Path) -> None:

@@ -55,11 +55,6 @@ def test_a_size_that_does_not_divide_names_the_rule_and_a_value_that_works() -> 
     assert "multiply to 2" in caught.value.hint
 
 
-def test_a_spec_without_a_free_axis_resolves_to_itself() -> None:
-    spec = MeshSpec.parse("dp:2,tp:4")
-    assert spec.resolve(1024) is spec
-
-
 @pytest.mark.parametrize(("given_types", "expected"), [
     (None, ("auto", "auto")), ("Explicit", ("explicit", "explicit")), (["manual"], ("manual", "manual")),
     (["auto", "EXPLICIT"], ("auto", "explicit")), ({"tp": "explicit"}, ("auto", "explicit")),

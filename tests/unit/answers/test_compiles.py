@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import ProblemError
 from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import CompiledBatch
@@ -29,11 +28,9 @@ from meshwright_agent.children.planner import write_plans
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, Document, Store, StoreUnavailableError
-from tests.fakes.codes import has_code
 from tests.fakes.compiler import FUNCTIONS
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import answering
-from tests.process.living import is_alive
 from tests.unit.answers.test_plans import build_host
 from tests.unit.store.opening import opened
 
@@ -93,24 +90,6 @@ def play(folder: Path, act: Callable[[Desk], Awaitable[None]], **settings: Any) 
 # ---- one compile ----------------------------------------------------------------------------------------------------
 
 
-def test_each_task_has_a_process_of_its_own_that_opens_no_device(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        pids = []
-        for key, op in enumerate(("verify", "fit")):
-            text = await desk.compiles.compile(
-                build_task("name its process", op, str(key)),  # type: ignore[arg-type]
-                desk.told.append,
-            )
-            found = json.loads(text)
-            pids.append(int(found.get("verification", found)["log"][0]))
-        assert pids[0] != pids[1]
-        assert not any(map(is_alive, pids))
-        assert '"JAX_PLATFORMS=cpu"' in text
-        assert '"CUDA_VISIBLE_DEVICES="' in text
-
-    play(tmp_path, act)
-
-
 @pytest.mark.parametrize("status", ["verified", "does_not_fit", "not_compiled", "aborted"])
 @pytest.mark.parametrize("op", ["verify", "fit"])
 def test_only_what_holds_for_good_is_kept(tmp_path: Path, status: str, op: Operation) -> None:
@@ -153,14 +132,5 @@ def test_a_search_that_dies_knows_of_no_batch_that_fits(tmp_path: Path) -> None:
         text = await desk.compiles.compile(build_task("abort", "fit"), desk.told.append)
         batch = CompiledBatch.model_validate_json(text)
         assert (batch.verification.status, batch.per_replica_batch_size) == ("aborted", None)
-
-    play(tmp_path, act)
-
-
-def test_a_bug_of_ours_is_an_error_with_its_traceback(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
-        with pytest.raises(ProblemError, match="KeyError", check=has_code("internal")) as caught:
-            await desk.compile("raise")
-        assert any("a bug of ours" in line for line in caught.value.log)
 
     play(tmp_path, act)

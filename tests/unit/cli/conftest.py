@@ -67,9 +67,15 @@ class CommandLine:
 
 @pytest.fixture
 def meshwright(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    for name in ("COLUMNS", "MESHWRIGHT_URL", "FORCE_COLOR"):
+    for name in ("COLUMNS", "MESHWRIGHT_URL", "MESHWRIGHT_LEASE", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return CommandLine(capsys)
+
+
+@pytest.fixture
+def h100(meshwright: CommandLine) -> CommandLine:
+    meshwright.fake = FakeAgent("h100:8")
+    return meshwright
 
 
 @pytest.fixture(autouse=True)

@@ -35,15 +35,6 @@ def test_infeasible_is_1_and_a_wrong_value_or_no_answer_2(meshwright: CommandLin
     assert meshwright("devices").code == code
 
 
-@pytest.mark.parametrize("kind", [httpx.ConnectError, httpx.ReadTimeout, httpx.RemoteProtocolError])
-def test_nobody_there_is_2_with_a_hint_and_no_traceback(meshwright: CommandLine, kind: Any) -> None:
-    meshwright.fake.fail_next(kind("asked for"), times=3)
-    printed = meshwright("devices")
-    assert (printed.code, printed.out) == (2, "")
-    assert printed.err.startswith("error: GET /devices")
-    assert "  hint: " in printed.err
-
-
 def test_with_json_an_error_is_a_problem_document_on_stderr(meshwright: CommandLine) -> None:
     meshwright.fake.fail_next(errors.PlanInfeasibleError("too many", hint="use dp:2"))
     printed = meshwright("--format=json", "devices")

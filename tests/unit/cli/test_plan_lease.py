@@ -6,18 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.testing import FakeAgent
 from tests.unit.cli.conftest import CommandLine
 
 PLAN = ("plan", "dp:2,tp:2", "--count", "4")
 LEASE = ("lease", "create", "--purpose", "job 7", "--plan")
-
-
-@pytest.fixture
-def h100(meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    monkeypatch.delenv("MESHWRIGHT_LEASE", raising=False)
-    meshwright.fake = FakeAgent("h100:8")
-    return meshwright
 
 
 @pytest.fixture

@@ -28,22 +28,14 @@ def _write(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_file_with_a_plan_is_that_plan(plan: Plan, tmp_path: Path) -> None:
+def test_a_file_is_its_plan_or_of_several_the_first_and_the_variable_names_one_too(
+    plan: Plan, fake: FakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert load_plan(_write(tmp_path, plan.model_dump_json())) == plan
-
-
-def test_of_a_reply_with_several_plans_the_first_is_taken_for_it_is_the_best(
-    plan: Plan, fake: FakeAgent, tmp_path: Path
-) -> None:
     with fake.client() as client:
-        other = client.plan("dp:8")
-    assert load_plan(_write(tmp_path, Plans(plans=(plan, other)).model_dump_json())) == plan
-
-
-def test_the_variable_is_used_when_no_reference_is_given(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MESHWRIGHT_PLAN", str(_write(tmp_path, plan.model_dump_json())))
+        file = _write(tmp_path, Plans(plans=(plan, client.plan("dp:8"))).model_dump_json())
+    assert load_plan(file) == plan
+    monkeypatch.setenv("MESHWRIGHT_PLAN", str(file))
     assert load_plan() == plan
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import DeviceLeasedError, InvalidMeshError, NotFoundError, PlanInfeasibleError
 from meshwright.planning.mesh_plan import plan_mesh
-from meshwright.testing import _ROUTES, FakeAgent
+from meshwright.testing import FakeAgent
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import VerdictRequest
@@ -132,12 +130,6 @@ def test_a_device_never_has_two_leases_and_a_lease_ends_with_its_time(asked: lis
             assert {device.local_index for device in client.devices().devices if device.lease} == set(indices)
             assert all(lease.expires_in_s > 0 for lease in leases)
             now[0] += timedelta(seconds=wait_s)
-
-
-def test_every_route_of_the_contract_is_answered_but_those_of_curl_and_of_many_hosts() -> None:
-    contract = json.loads((Path(__file__).parents[2] / "contract" / "openapi.json").read_text())
-    offered = {f"{method.upper()} {path}" for path, methods in contract["paths"].items() for method in methods}
-    assert offered - {*_ROUTES} == {"GET /mesh/plan", "GET /batch-size", "POST /preflight"}
 
 
 def test_a_prolog_hears_the_verdict_of_a_preflight() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,6 @@ def test_each_known_form_of_the_line_is_read(form: tuple[str, str, int, int | No
     assert (found.pci_bus_id, found.code, found.pid, found.process, found.text) == form[1:]
 
 
-@pytest.mark.parametrize(
-    "line", ["NVRM: GPU 0000:2b:00.0: GPU has fallen off the bus.", "Xid 79", "", "NVRM: Xid (): 3"]
-)
-def test_other_lines_are_no_xid(line: str) -> None:
-    assert parse_xid(line) is None
-
-
 IN_LINES = r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in\x0aNVRM: fallen off the bus"
 FAILURES = [
     ("NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x25:0x40:1470)", "init_failed", "0000:81:00.0"),
@@ -67,14 +61,6 @@ def test_each_known_line_of_a_card_that_is_gone_without_an_xid_is_read(
     assert found is not None
     assert (found.code, found.pci_bus_id) == (code, address)
     assert found.text == line.replace(r"\x0aNVRM:", "").removeprefix("NVRM: ")
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["it has fallen off the bus", "NVRM: RmInitAdapter: osInitNvMapping failed, bailing out of RmInitAdapter", ""],
-)
-def test_other_lines_are_no_failure_of_a_card(line: str) -> None:
-    assert parse_failure(line) is None
 
 
 def test_a_line_with_an_xid_counts_once_and_one_without_counts_too(log: Path) -> None:
@@ -104,13 +90,16 @@ def test_each_known_form_of_an_sxids_line_is_read(line: str, is_fatal: bool, lin
     assert line.endswith(f", {f'Link {link} ' if link else ''}{found.text}")
 
 
-@pytest.mark.parametrize("line", [
-    "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60 Sub-engine instance 00",
-    "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000, 0x00000000}",
-    "NVRM: Xid (PCI:0000:2b:00): 79, Fatal, Link 1", "",
+@pytest.mark.parametrize(("parse", "line"), [
+    (parse_xid, "NVRM: GPU 0000:2b:00.0: GPU has fallen off the bus."), (parse_xid, "Xid 79"), (parse_xid, ""),
+    (parse_xid, "NVRM: Xid (): 3"), (parse_failure, "it has fallen off the bus"), (parse_failure, ""),
+    (parse_failure, "NVRM: RmInitAdapter: osInitNvMapping failed, bailing out of RmInitAdapter"),
+    (parse_sxid, "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60 Sub-engine 00"),
+    (parse_sxid, "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000, 0x00000000}"),
+    (parse_sxid, "NVRM: Xid (PCI:0000:2b:00): 79, Fatal, Link 1"), (parse_sxid, ""),
 ])  # fmt: skip
-def test_an_sxids_details_and_other_lines_are_no_sxid(line: str) -> None:
-    assert parse_sxid(line) is None
+def test_a_detail_or_another_line_is_none_of_them(parse: Callable[[str], object], line: str) -> None:
+    assert parse(line) is None
 
 
 def test_sxids_are_read_beside_xids_with_their_place_and_age(log: Path) -> None:

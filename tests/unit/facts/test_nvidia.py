@@ -93,13 +93,6 @@ def test_no_failing_call_of_the_driver_is_an_error(function: str, name: str) -> 
     assert len({gpu.key for gpu in found.gpus}) == len(found.gpus)
 
 
-def test_nvml_is_shut_down_after_each_read_also_when_one_fails(tmp_path: Path) -> None:
-    nvml = FakeNvml(load("dgx-h100"), {"nvmlDeviceGetCount": UNKNOWN})
-    assert read(nvml).gpus == ()
-    assert read(nvml).gpus == ()
-    assert (nvml.is_open, nvml.read_count) == (False, 2)
-
-
 def test_a_release_of_the_module_without_a_function_costs_one_field() -> None:
     class Older(FakeNvml):
         nvmlDeviceGetArchitecture = property()  # type: ignore[assignment] # noqa: N815

@@ -68,17 +68,11 @@ def test_an_address_that_names_nobody_is_refused_with_one_that_does(given: str |
     assert any(word in str(caught.value) for word in ("write", "name", "such as"))
 
 
-def test_a_file_names_no_other_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "said"), [("@/other/file\n", "names another file"), ("# no\n", "needs addresses")])
+def test_a_file_that_names_another_file_or_nobody_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "fleet"
-    path.write_text(f"@{path}\n")
-    with pytest.raises(SettingsError, match="names another file"):
-        read(f"@{path}")
-
-
-def test_a_file_of_nothing_but_comments_names_nobody(tmp_path: Path) -> None:
-    path = tmp_path / "fleet"
-    path.write_text("# nobody\n")
-    with pytest.raises(SettingsError, match="needs addresses"):
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=said):
         read(f"@{path}")
 
 

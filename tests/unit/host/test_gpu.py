@@ -51,12 +51,6 @@ def in_clique(gpu: GpuFacts, clique: int, **fields: Any) -> GpuFacts:
     return replace(gpu, fabric=FabricFacts("completed", cluster_uuid=CLUSTER, clique_id=clique, **fields))
 
 
-def test_a_tray_of_a_rack_names_its_nvlink_domain(tmp_path: Path) -> None:
-    seen = plant_machine("gb200-nvl72", tmp_path).view()
-    assert (seen.granules[0].domain, seen.granules[0].device_count) == (f"{CLUSTER}.4026", 4)
-    assert codes(seen) == []
-
-
 def test_a_host_whose_gpus_are_not_all_in_one_domain_is_in_none_and_that_is_said(dgx_facts: HostFacts) -> None:
     gpus = dgx_facts.gpus
     for split in (

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from meshwright.topology.chips import find_chip
 from meshwright.topology.links import format_links
 from tests.fakes.machines import NAMES, WITH_MATRIX, plant_machine, read_published_matrix
 
@@ -71,15 +70,6 @@ def test_the_matrix_is_the_one_that_nvidia_smi_printed(name: str, tmp_path: Path
     published = read_published_matrix(name)
     assert [line.split() for line in lines[: len(published)]] == published
     assert lines[len(published)] == ""
-
-
-@pytest.mark.parametrize(("name", "machine"), [*GPUS.items(), *TPUS.items()])
-def test_a_links_rate_is_the_one_that_targets_of_that_chip_have(name: str, machine: Machine) -> None:
-    chip = find_chip(machine.kind)
-    for kind, (_, rate) in machine.links.items():
-        if chip is not None and chip.link_bytes_per_s is not None and rate is not None:
-            count = int(kind.removeprefix("NV")) if kind.startswith("NV") else 1
-            assert rate * 1e9 == count * chip.link_bytes_per_s
 
 
 def test_a_cube_mesh_whose_links_are_down_is_joined_as_its_board_is(tmp_path: Path) -> None:

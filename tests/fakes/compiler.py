@@ -60,8 +60,6 @@ def behave(job: dict[str, Any], tell: Tell) -> Verification:
             tell(os.environ.get(job["name"], "unset"), 2, 4)
         case {"does": "answer"}:
             return Verification.model_validate(job["answer"])
-        case {"does": "name its process"}:
-            return Verification(status="verified", log=(str(os.getpid()), *(f"{k}={v}" for k, v in os.environ.items())))
     target = job.get("target")  # of a real job, a description
     return Verification(status="verified", target=target if isinstance(target, str) else None, peak_memory_bytes=1)
 

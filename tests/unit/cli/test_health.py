@@ -25,7 +25,6 @@ from meshwright.cli.health import (
     summarize,
 )
 from meshwright.errors import ForbiddenError, UnavailableError
-from meshwright.testing import FakeAgent
 from meshwright.wire.health import HARDWARE, WORST_FIRST, Component, Health, State
 from meshwright_agent.health.monitor import KINDS
 from tests.unit.cli.conftest import CommandLine
@@ -226,10 +225,9 @@ def test_an_answer_that_drips_is_none_when_the_time_is_over(
 
 
 def test_the_limit_is_of_all_questions_and_a_requirement_without_an_answer_is_unknown(
-    meshwright: CommandLine, capsys: pytest.CaptureFixture[str]
+    h100: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    meshwright.fake = FakeAgent("h100:8")
-    with _drip(meshwright, "/devices") as url:
+    with _drip(h100, "/devices") as url:
         assert _check_within(0.6, "--url", url, "--format", "slurm", "--expect", "8*h100") == 0
         said = capsys.readouterr().out
         assert said.startswith("keep: unknown: devices 8*h100: could not be looked at: no answer from ")
@@ -259,12 +257,6 @@ def test_the_whole_is_healthy_only_when_every_part_is(state: State, found: list[
     worst = find_worst(Health(state=state, components=()), findings)
     assert (worst == "healthy") == ({state, *found} == {"healthy"})
     assert WORST_FIRST.index(worst) <= WORST_FIRST.index(state)
-
-
-@pytest.fixture
-def h100(meshwright: CommandLine) -> CommandLine:
-    meshwright.fake = FakeAgent("h100:8")
-    return meshwright
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -84,15 +84,6 @@ def test_alive_raises_nothing_and_asks_once(kind: Kind) -> None:
 
 
 @both
-def test_an_agent_that_is_not_ready_says_why_and_is_not_true(kind: Kind) -> None:
-    fake = FakeAgent()
-    fake.answer("GET", "/readyz", httpx.Response(503, text="the worker's crash budget is spent\n"))
-    answer = ask(kind, fake, lambda c: c.ready())
-    assert not answer
-    assert answer.line == "the worker's crash budget is spent"
-
-
-@both
 def test_warnings_on_the_request_arrive_with_the_plan(kind: Kind) -> None:
     fake = FakeAgent()
     plan = ask(kind, fake, lambda c: c.plan("dp:8"))
@@ -118,15 +109,6 @@ def test_a_bench_of_a_cancelled_task_is_cancelled_too() -> None:
             assert [run.state for run in (await client.runs()).runs] == ["cancelled"]
 
     asyncio.run(give_up())
-
-
-def test_an_iterator_that_is_left_early_closes_its_stream() -> None:
-    with FakeAgent().client() as client:
-        run = client.submit_bench()
-        events = client.run_events(run.id)
-        assert next(events).seq == 1
-        events.close()  # type: ignore[attr-defined]
-        assert client.run(run.id).state == "succeeded"
 
 
 # ---- making one

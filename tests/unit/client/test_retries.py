@@ -123,7 +123,8 @@ def test_a_busy_agent_is_asked_again_with_the_same_request_and_growing_pauses(mo
 
 
 def test_readiness_is_asked_once_and_not_ready_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Script(httpx.Response(503, text="starting\n")).client(monkeypatch).ready().line == "starting"
+    readiness = Script(httpx.Response(503, text="starting\n")).client(monkeypatch).ready()
+    assert (bool(readiness), readiness.line) == (False, "starting")
     with pytest.raises(AgentConnectionError):
         Script(REFUSED).client(monkeypatch).ready()
 

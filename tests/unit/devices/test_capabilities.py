@@ -22,10 +22,6 @@ from tests.fakes.gpu_devices import FakeDevice, FakeGpu, build_host, check_devic
 GIB = 2**30
 
 
-def test_the_types_of_devices_are_these() -> None:
-    assert {kind.name: kind.value for kind in DeviceType} == {"CPU": "cpu", "GPU": "gpu", "TPU": "tpu"}
-
-
 def test_capabilities_have_the_published_fields_in_order_with_their_defaults() -> None:
     names = [field.name for field in fields(DeviceCapabilities)]
     assert names[:8] == [

@@ -12,7 +12,7 @@ import pytest
 
 from meshwright import _host_devices
 from meshwright.devices import CUDADetector, DeviceCapabilities, DeviceType
-from tests.fakes.nvml import FakeNvml, check_against_pynvml
+from tests.fakes.nvml import FakeNvml
 from tests.fakes.tree import RECORDED
 
 Detect = Callable[..., DeviceCapabilities]
@@ -59,10 +59,6 @@ def plant_proc(root: Path) -> Path:
             f"Model: NVIDIA H100 80GB HBM3\nGPU UUID: {uuid}\n",
         )
     return root
-
-
-def test_the_fake_is_like_pynvml() -> None:
-    assert check_against_pynvml(FakeNvml) == []
 
 
 def test_eight_gpus_are_told_with_all_that_nvml_says(detect: Detect) -> None:

@@ -103,8 +103,3 @@ def test_a_mesh_over_several_hosts_binds_its_plan() -> None:
     text = export("jax", mesh="fsdp:8", target="2*cpu:4")
     assert "mesh = build_mesh(plan)" in text
     assert text.index("import jax") < text.index("jax.checkpoint_policies")
-
-
-def test_a_model_that_the_step_has_not_is_refused_by_its_field() -> None:
-    with pytest.raises(InvalidRequestError, match="use_parallel_residual"):
-        export("jax", mesh="dp:8", model={**TINY, "use_parallel_residual": True})

@@ -35,12 +35,6 @@ def test_of_one_host_a_device_goes_alone() -> None:
     assert "1 of them stay idle" in fallback.message
 
 
-def test_of_several_slices_a_slice_goes() -> None:
-    fallback = ask_fallback("2*v5e:4x8")
-    assert "a slice of 32 devices" in fallback.message
-    assert {device.granule for device in fallback.plans[0].devices} == {0}
-
-
 def test_where_nothing_is_left_that_holds_the_model_it_is_said() -> None:
     fallback = ask_fallback("2*v5e:2x4", training={"seq_len": 2048, "global_batch_size": 32}, model="llama2-13b")
     assert fallback.plans == ()

@@ -1,9 +1,8 @@
 """The agent under load; `python -m tests.bench.traffic [SECONDS [TRIES]]`.
 
 Mixed reads: 16 kept-alive connections, each of which sends at fixed times, in rounds that take turns between the agent
-and a bare Starlette server that answers the same requests with the same bytes. Then /devices while benches run, and
-beside loops that take all cores and have nothing to do with the agent. Then releases while benches run, small searches
-beside a large one, and restarts.
+and a bare Starlette server that answers the same requests with the same bytes. Then /devices while benches run, releases
+while benches run, small searches beside a large one, and restarts.
 One thread with an epoll plays all connections.
 """
 
@@ -45,7 +44,6 @@ MAX_TIMES: Final = 3.0
 MAX_P99_S: Final = 0.005
 BESIDE_BENCH_TIMES: Final = 10.0
 SMALL_SEARCH_S: Final = 2.0
-SPIN: Final = "while True: pass"
 
 BODILESS: Final = (
     "/devices", "/healthz", "/readyz", "/health", "/runs", "/placement/bench", "/targets", "/environment", "/leases",
@@ -167,27 +165,19 @@ def _measure_mixed(agent: RunningAgent, paths: Sequence[str], seconds: float) ->
 
 
 def _measure_beside_benches(agent: RunningAgent, seconds: float) -> Iterator[Row]:
-    """Rounds take turns: alone, while a bench runs, while loops take all cores."""
+    """Rounds take turns: alone, while a bench runs."""
     port, round_s = _port_of(agent), seconds / ROUNDS / 2
-    alone, benched, spun = [], [], []
+    alone, benched = [], []
     for _ in range(ROUNDS):
         alone.append(_p99_of_devices(port, round_s))
         run_id = start_long_bench(agent)
         benched.append(_p99_of_devices(port, round_s))
         httpx.delete(f"{agent.url}/runs/{run_id}", timeout=30)
         await_end(agent, run_id)
-        with spinning():
-            spun.append(_p99_of_devices(port, round_s))
-    ratio, value, note = _compare_p99(benched, alone)
-    yield ("/devices while a bench runs ÷ alone: p99", value, judge(note, "10 ×", is_kept=ratio <= BESIDE_BENCH_TIMES))
-    _, value, note = _compare_p99(spun, alone)
-    yield ("… while loops take the cores ÷ alone", value, note)
-
-
-def _compare_p99(these: Sequence[float], those: Sequence[float]) -> tuple[float, str, str]:
-    ratio = statistics.median(a / b for a, b in zip(these, those, strict=True))
-    figures = f"{statistics.median(these) * 1e3:.2f} ms beside {statistics.median(those) * 1e3:.2f} ms"
-    return ratio, f"{ratio:.2f} ×", f"p99 {figures}"
+    ratio = statistics.median(a / b for a, b in zip(benched, alone, strict=True))
+    note = f"p99 {statistics.median(benched) * 1e3:.2f} ms beside {statistics.median(alone) * 1e3:.2f} ms"
+    note = judge(note, "10 ×", is_kept=ratio <= BESIDE_BENCH_TIMES)
+    yield ("/devices while a bench runs ÷ alone: p99", f"{ratio:.2f} ×", note)
 
 
 def find_p99(seconds: Sequence[float]) -> float:
@@ -257,18 +247,6 @@ def plant_host(name: str, folder: Path) -> dict[str, str]:
     plant((RECORDED / name / "tree.txt").read_text(), folder)
     (folder / "dev").mkdir(exist_ok=True)
     return {"MESHWRIGHT_HOST_ROOT": str(folder)}
-
-
-@contextlib.contextmanager
-def spinning() -> Iterator[None]:
-    """Keeps every core busy with loops as nice as everybody else."""
-    loops = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 @contextlib.contextmanager

@@ -51,21 +51,13 @@ class Check:
 
 
 CHECKS: Final = {
-    "facts": Check(check_facts),
-    "rest": Check(check_rest),
-    "quick": Check(check_quick),
-    "release": Check(check_release, 240.0),
-    "release from the GIL": Check(check_release_from_gil, 150.0),
-    "owners": Check(check_owners, on_cpu=False),
-    "lease": Check(check_lease, 150.0),
-    "kill": Check(check_kill, 150.0),
-    "health": Check(check_health),
-    "speed": Check(check_speed, 240.0),
-    "step": Check(check_step, 500.0),
-    "batch": Check(check_batch, 400.0),
-    "idle": Check(check_idle, on_cpu=False),
+    "facts": Check(check_facts), "rest": Check(check_rest), "quick": Check(check_quick),
+    "release": Check(check_release, 240.0), "release from the GIL": Check(check_release_from_gil, 150.0),
+    "owners": Check(check_owners, on_cpu=False), "lease": Check(check_lease, 150.0), "kill": Check(check_kill, 150.0),
+    "health": Check(check_health), "speed": Check(check_speed, 240.0), "step": Check(check_step, 500.0),
+    "batch": Check(check_batch, 400.0), "idle": Check(check_idle, on_cpu=False),
     "hold": Check(check_hold, on_cpu=False),
-}
+}  # fmt: skip
 PACKAGES: Final = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-ml-py", "fastapi", "pydantic")
 
 

@@ -99,14 +99,12 @@ def chatter(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
 
 
 BROKEN = {
-    "no JSON": "this is no frame\n",
-    "no frame": '{"type":"stopped","id":1}\n',
+    "no JSON": "this is no frame\n", "no frame": '{"type":"stopped","id":1}\n',
     "not a child's frame": '{"type":"call","id":1,"op":"echo","arguments":{}}\n',
     "nobody's reply": '{"type":"stopped","id":99,"generation":1}\n',
-    "another generation's reply": format_frame(ResultFrame(1, 7, {})).decode(),
-    "too deep": "[" * 100_000 + "\n",
+    "another generation's reply": format_frame(ResultFrame(1, 7, {})).decode(), "too deep": "[" * 100_000 + "\n",
     "a line without end": "x" * 70_000_000,
-}
+}  # fmt: skip
 
 
 def break_protocol(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:

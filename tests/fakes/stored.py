@@ -70,10 +70,8 @@ def build_record_json(**fields: Any) -> dict[str, Any]:
 
 def build_plan(number: int = 1, **fields: Any) -> Plan:
     known: dict[str, Any] = {
-        "fingerprint": f"mw1-{number:032x}",
-        "mesh_shape": {"dp": 2, "tp": 1},
-        "axis_types": {"dp": "auto", "tp": "auto"},
-        "platform": "cpu",
+        "fingerprint": f"mw1-{number:032x}", "mesh_shape": {"dp": 2, "tp": 1},
+        "axis_types": {"dp": "auto", "tp": "auto"}, "platform": "cpu",
         "devices": tuple(DeviceRef(host="a", local_index=index, position=index) for index in range(2)),
-    }
+    }  # fmt: skip
     return Plan.model_validate(known | fields)

@@ -71,13 +71,11 @@ def _list_cells(row: Row) -> tuple[str, ...]:
     if answer is None:
         return (*head, measured, "not asked", "–", "–", "–")
     return (
-        *head,
-        measured,
+        *head, measured,
         _write(answer.estimated_step_s, ".2f") if answer.status == "verified" else answer.status.replace("_", " "),
-        _write(row.error, "+.1%"),
-        _write(answer.peak_memory_bytes and answer.peak_memory_bytes / GIB, ".1f"),
+        _write(row.error, "+.1%"), _write(answer.peak_memory_bytes and answer.peak_memory_bytes / GIB, ".1f"),
         _write(answer.compile_s, ".0f"),
-    )
+    )  # fmt: skip
 
 
 def _list_policies(cases: Sequence[Row]) -> list[str]:

@@ -99,11 +99,9 @@ def build_model(name: str) -> ModelSpec:
 
 def _build_case(fields: dict[str, str]) -> Case:
     training = {
-        "seq_len": int(fields["seq_len"]),
-        "global_batch_size": int(fields["global_batch_size"]),
-        "remat": fields["remat"],
-        "first_moment_dtype": fields["first_moment_dtype"] or None,
-    }
+        "seq_len": int(fields["seq_len"]), "global_batch_size": int(fields["global_batch_size"]),
+        "remat": fields["remat"], "first_moment_dtype": fields["first_moment_dtype"] or None,
+    }  # fmt: skip
     model = build_model(fields["model"])
     return Case(fields["target"], fields["mesh"], model, TrainingSpec(**training), fields["dcn"] or None)
 

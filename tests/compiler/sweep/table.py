@@ -36,12 +36,9 @@ def build_table(rows: Sequence[Row]) -> str:
 
 def _list_cells(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
     counts = (
-        len({row.case.target for row in rows}),
-        len(rows),
-        sum(row.jax is None for row in rows),
-        *_count_sides(rows, lambda cost: cost.hops),
-        *_count_sides(rows, lambda cost: cost.ways),
-    )
+        len({row.case.target for row in rows}), len(rows), sum(row.jax is None for row in rows),
+        *_count_sides(rows, lambda cost: cost.hops), *_count_sides(rows, lambda cost: cost.ways),
+    )  # fmt: skip
     worse, known = sum(row.is_worse for row in rows), sum(row.jax is not None for row in rows)
     return (name, *(f"{count:,}" for count in counts), f"{worse} ({100 * worse / (known or 1):.2f} %)")
 

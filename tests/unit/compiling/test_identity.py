@@ -25,13 +25,11 @@ def change(**fields: Any) -> CompileJob:
 
 @pytest.mark.parametrize("job", [
     change(target=TARGET.model_copy(update={"twisted": True})),
-    change(target=TARGET.model_copy(update={"chip": "v6e"})),
-    change(target=TARGET.model_copy(update={"granules": 2})),
+    change(target=TARGET.model_copy(update={"chip": "v6e"})), change(target=TARGET.model_copy(update={"granules": 2})),
     change(mesh=MESH.model_copy(update={"shape": {"tp": 4}})),
     change(mesh=MESH.model_copy(update={"places": MESH.places[::-1]})),
     change(model=MODEL.model_copy(update={"hidden_size": 128})),
-    change(training=TRAINING.model_copy(update={"global_batch_size": 16})),
-    change(capacity_bytes=10**9),
+    change(training=TRAINING.model_copy(update={"global_batch_size": 16})), change(capacity_bytes=10**9),
     change(search="largest_batch"),
 ], ids=["twist", "chip", "granules", "axes", "order", "model", "batch", "capacity", "search"])  # fmt: skip
 def test_whatever_changes_the_answer_changes_the_key(job: CompileJob) -> None:

@@ -179,11 +179,9 @@ def test_no_compile_outlives_its_parent(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize(("status", "said"), [
-    (-6, "the compiler aborted (SIGABRT)"),
-    (-11, "the compiler crashed (SIGSEGV)"),
+    (-6, "the compiler aborted (SIGABRT)"), (-11, "the compiler crashed (SIGSEGV)"),
     (-9, "the compiler was killed (SIGKILL), most likely since the host had no memory left"),
-    (-99, "the compiler crashed (signal 99)"),
-    (1, "the compiler ended with status 1 before it answered"),
+    (-99, "the compiler crashed (signal 99)"), (1, "the compiler ended with status 1 before it answered"),
     (None, "the compiler closed its connection, did not end, and was killed"),
 ])  # fmt: skip
 def test_an_ending_is_said_in_words(status: int | None, said: str) -> None:

@@ -47,10 +47,8 @@ def test_a_compile_without_a_step_is_refused(fields: dict[str, Any], field: str)
 
 
 @pytest.mark.parametrize(("fields", "said"), [
-    ({"mesh": None}, "no mesh is given"),
-    ({"mesh": None, "plan": "mw1-0123456789abcdef"}, "only its agent knows"),
-    ({"model": None}, "model is not given"),
-    ({"target": None}, "no hardware is named"),
+    ({"mesh": None}, "no mesh is given"), ({"mesh": None, "plan": "mw1-0123456789abcdef"}, "only its agent knows"),
+    ({"model": None}, "model is not given"), ({"target": None}, "no hardware is named"),
 ])  # fmt: skip
 def test_a_batch_that_cannot_be_looked_for_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):

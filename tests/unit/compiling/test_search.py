@@ -51,12 +51,10 @@ def rising(draw: st.DrawFn) -> tuple[Memory, int]:
     fixed, each = draw(st.integers(0, 10_000)), draw(st.integers(0, 200))
     step, leap, at = draw(st.integers(1, 40)), draw(st.integers(0, 20_000)), draw(st.integers(1, GREATEST))
     shapes: Sequence[Memory] = (
-        lambda size: fixed + each * size,
-        lambda size: fixed + each * step * math.ceil(size / step),
-        lambda size: fixed + each * min(size, at),
-        lambda size: fixed + each * size + leap * (size >= at),
+        lambda size: fixed + each * size, lambda size: fixed + each * step * math.ceil(size / step),
+        lambda size: fixed + each * min(size, at), lambda size: fixed + each * size + leap * (size >= at),
         lambda size: fixed + each * size * size,
-    )
+    )  # fmt: skip
     return draw(st.sampled_from(shapes)), fixed
 
 

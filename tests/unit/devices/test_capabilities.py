@@ -91,9 +91,7 @@ def configure(monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
 
 
 @pytest.mark.parametrize(("flags", "count"), [
-    (None, 1),
-    ("", 1),
-    ("--xla_force_host_platform_device_count=3", 3),
+    (None, 1), ("", 1), ("--xla_force_host_platform_device_count=3", 3),
     ("--a=1 --xla_force_host_platform_device_count=3 --xla_force_host_platform_device_count=5", 5),
 ])  # fmt: skip
 def test_xla_flags_ask_for_cpu_devices(flags: str | None, count: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,10 +110,8 @@ def test_of_different_models_by_number_only_the_count_is_certain(detect: Detect)
 
 
 @pytest.mark.parametrize(("function", "field"), [
-    ("nvmlDeviceGetMemoryInfo", "total_memory_mb"),
-    ("nvmlDeviceGetCudaComputeCapability", "compute_capability"),
-    ("nvmlSystemGetDriverVersion", "driver_version"),
-    ("nvmlSystemGetCudaDriverVersion_v2", "cuda_version"),
+    ("nvmlDeviceGetMemoryInfo", "total_memory_mb"), ("nvmlDeviceGetCudaComputeCapability", "compute_capability"),
+    ("nvmlSystemGetDriverVersion", "driver_version"), ("nvmlSystemGetCudaDriverVersion_v2", "cuda_version"),
 ])  # fmt: skip
 def test_a_question_that_nvml_cannot_answer_costs_one_field(function: str, field: str, detect: Detect) -> None:
     document = load("dgx-h100")

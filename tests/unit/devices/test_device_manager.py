@@ -117,11 +117,9 @@ def test_a_callers_detector_has_the_word_and_is_asked_once() -> None:
 
 
 @pytest.mark.parametrize(("capabilities", "dtype"), [
-    (H100, "bfloat16"),
-    (DeviceCapabilities(DeviceType.TPU, 4, supports_bfloat16=True), "bfloat16"),
+    (H100, "bfloat16"), (DeviceCapabilities(DeviceType.TPU, 4, supports_bfloat16=True), "bfloat16"),
     (DeviceCapabilities(DeviceType.GPU, 1, compute_capability="7.0"), "float16"),
-    (DeviceCapabilities(DeviceType.GPU, 1), "float32"),
-    (DeviceCapabilities(DeviceType.CPU, 1), "float32"),
+    (DeviceCapabilities(DeviceType.GPU, 1), "float32"), (DeviceCapabilities(DeviceType.CPU, 1), "float32"),
 ])  # fmt: skip
 def test_mixed_precision_takes_what_the_hardware_has(capabilities: DeviceCapabilities, dtype: str) -> None:
     manager = DeviceManager(detector=Stated(capabilities))
@@ -215,17 +213,13 @@ def test_the_configuration_in_force_is_the_environments(environ: dict[str, str],
 
 
 @pytest.mark.parametrize(("wanted", "present", "names"), [
-    ({FRACTION: "0.9"}, {}, [FRACTION]),
-    ({FRACTION: "0.75"}, {}, []),
-    ({FRACTION: "0.9"}, {FRACTION: "0.90"}, []),
+    ({FRACTION: "0.9"}, {}, [FRACTION]), ({FRACTION: "0.75"}, {}, []), ({FRACTION: "0.9"}, {FRACTION: "0.90"}, []),
     ({NEW_FRACTION: "0.9", FRACTION: ""}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}, [NEW_FRACTION]),
     ({NEW_FRACTION: "0.5", FRACTION: ""}, {NEW_FRACTION: "0.5", FRACTION: "0.4"}, []),
     ({"JAX_ENABLE_X64": "0"}, {"JAX_ENABLE_X64": "true"}, []),
-    ({"JAX_ENABLE_X64": "on"}, {"JAX_ENABLE_X64": "true"}, ["JAX_ENABLE_X64"]),
-    ({"JAX_PLATFORMS": "cpu"}, {}, []),
+    ({"JAX_ENABLE_X64": "on"}, {"JAX_ENABLE_X64": "true"}, ["JAX_ENABLE_X64"]), ({"JAX_PLATFORMS": "cpu"}, {}, []),
     ({"JAX_NO_SUCH_OPTION": "1"}, {}, ["JAX_NO_SUCH_OPTION"]),
-    ({"XLA_FLAGS": "--b=2 --a=1"}, {"XLA_FLAGS": " --a=1  --b=2 "}, []),
-    ({"XLA_FLAGS": "--a=1"}, {}, ["XLA_FLAGS"]),
+    ({"XLA_FLAGS": "--b=2 --a=1"}, {"XLA_FLAGS": " --a=1  --b=2 "}, []), ({"XLA_FLAGS": "--a=1"}, {}, ["XLA_FLAGS"]),
     ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, {}, []),
     ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, {}, ["XLA_PYTHON_CLIENT_PREALLOCATE"]),
     ({"A": "1", "B": "2"}, {"A": "1"}, ["B"]),

@@ -16,17 +16,10 @@ TPU_HOST = build_host(cpu=1, tpu=4)
 
 
 @pytest.mark.parametrize(("priority", "devices", "expected"), [
-    (None, GPU_HOST, "gpu:0"),
-    (None, build_host(cpu=1, gpu=2), "gpu:0"),
-    (None, TPU_HOST, "tpu:0"),
-    (None, build_host(cpu=2), "cpu:0"),
-    ([], GPU_HOST, "gpu:0"),
-    (["cpu", "gpu"], GPU_HOST, "cpu:0"),
-    (["tpu", "cpu"], GPU_HOST, "cpu:0"),
-    (["tpu"], GPU_HOST, "gpu:0"),
-    (["CUDA"], build_host(cpu=1, gpu=1), "gpu:0"),
-    (["no such thing"], TPU_HOST, "tpu:0"),
-    (None, [FakeDevice(0, "METAL")], "METAL:0"),
+    (None, GPU_HOST, "gpu:0"), (None, build_host(cpu=1, gpu=2), "gpu:0"), (None, TPU_HOST, "tpu:0"),
+    (None, build_host(cpu=2), "cpu:0"), ([], GPU_HOST, "gpu:0"), (["cpu", "gpu"], GPU_HOST, "cpu:0"),
+    (["tpu", "cpu"], GPU_HOST, "cpu:0"), (["tpu"], GPU_HOST, "gpu:0"), (["CUDA"], build_host(cpu=1, gpu=1), "gpu:0"),
+    (["no such thing"], TPU_HOST, "tpu:0"), (None, [FakeDevice(0, "METAL")], "METAL:0"),
     (["metal"], [FakeDevice(0, "metal"), *GPU_HOST], "metal:0"),
 ])  # fmt: skip
 def test_the_default_is_of_the_preferred_platform(priority: Any, devices: list[Any], expected: str) -> None:

@@ -57,18 +57,10 @@ def test_each_reason_is_named_alone_with_rule_and_hint(code: str, change: dict[s
 
 
 @pytest.mark.parametrize("change", [
-    {"visible": "0"},
-    {"visible": "1,9"},
-    {"visible": GPUS[1].uuid},
-    {"visible": "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"},
-    {"visible": "7", "gpus": ()},
-    {"jax_platforms": "cuda,cpu"},
-    {"jax_platforms": "gpu"},
-    {"jax_platforms": ""},
-    {"cuda_number": None},
-    {"cuda_number": 13010},
-    {"cuda_number": 12020, "plugins": {12: "0.12", 13: "0.12"}},
-    {"device_files": ("dxg",)},
+    {"visible": "0"}, {"visible": "1,9"}, {"visible": GPUS[1].uuid},
+    {"visible": "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"}, {"visible": "7", "gpus": ()},
+    {"jax_platforms": "cuda,cpu"}, {"jax_platforms": "gpu"}, {"jax_platforms": ""}, {"cuda_number": None},
+    {"cuda_number": 13010}, {"cuda_number": 12020, "plugins": {12: "0.12", 13: "0.12"}}, {"device_files": ("dxg",)},
 ])  # fmt: skip
 def test_what_lets_jax_find_a_gpu_is_no_reason(change: dict[str, Any]) -> None:
     assert explain_no_gpu(replace(FINE, **change)) == ()

@@ -23,20 +23,12 @@ def read(given: str | list[str] | None, **environ: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("text", "urls"), [
-    ("node7", "node7:8790"),
-    ("node7:9000", "node7:9000"),
-    ("10.0.0.7", "10.0.0.7:8790"),
-    ("::1", "[::1]:8790"),
-    ("[::1]", "[::1]:8790"),
-    ("[fd00::2]:9000", "[fd00::2]:9000"),
-    ("a,b c\n d", "a:8790 b:8790 c:8790 d:8790"),
-    ("a,b,a,a:8790", "a:8790 b:8790"),
-    ("dns:agents.svc", "10.0.0.9:8790 10.0.0.10:8790 [fd00::2]:8790"),
+    ("node7", "node7:8790"), ("node7:9000", "node7:9000"), ("10.0.0.7", "10.0.0.7:8790"), ("::1", "[::1]:8790"),
+    ("[::1]", "[::1]:8790"), ("[fd00::2]:9000", "[fd00::2]:9000"), ("a,b c\n d", "a:8790 b:8790 c:8790 d:8790"),
+    ("a,b,a,a:8790", "a:8790 b:8790"), ("dns:agents.svc", "10.0.0.9:8790 10.0.0.10:8790 [fd00::2]:8790"),
     ("dns:agents.svc:9000", "10.0.0.9:9000 10.0.0.10:9000 [fd00::2]:9000"),
-    ("http://a:1/,http://[::1]:8790", "a:1 [::1]:8790"),
-    ("https://a", "https://a"),
-    ("unix:///run/a.sock", "unix:///run/a.sock"),
-    ("http://a/mesh", "a/mesh"),
+    ("http://a:1/,http://[::1]:8790", "a:1 [::1]:8790"), ("https://a", "https://a"),
+    ("unix:///run/a.sock", "unix:///run/a.sock"), ("http://a/mesh", "a/mesh"),
 ])  # fmt: skip
 def test_every_form_of_an_address_becomes_urls(text: str, urls: str) -> None:
     assert read(text) == urls.split()

@@ -96,12 +96,10 @@ def test_wrong_input_is_refused_with_a_value_that_works(call: Any, error: type[E
 
 
 TYPES: list[tuple[Any, tuple[AxisType, AxisType]]] = [
-    ("EXPLICIT", (AxisType.Explicit, AxisType.Explicit)),
-    (AxisType.Manual, (AxisType.Manual, AxisType.Manual)),
-    (["Manual"], (AxisType.Manual, AxisType.Manual)),
-    ((AxisType.Explicit,), (AxisType.Explicit, AxisType.Explicit)),
+    ("EXPLICIT", (AxisType.Explicit, AxisType.Explicit)), (AxisType.Manual, (AxisType.Manual, AxisType.Manual)),
+    (["Manual"], (AxisType.Manual, AxisType.Manual)), ((AxisType.Explicit,), (AxisType.Explicit, AxisType.Explicit)),
     (("auto", AxisType.Explicit), (AxisType.Auto, AxisType.Explicit)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("types", "expected"), TYPES)
@@ -121,24 +119,12 @@ def test_a_text_names_its_axes_or_gives_them_by_position(text: str, shape: dict[
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("", "has 1 sizes"),
-    (",4", "axis 'dp' has size ''"),
-    ("dp:2,,tp:4", "empty entry"),
-    ("dp:2,tp:4,", "empty entry"),
-    ("dp:2,4", "entry '4' has no size"),
-    ("dp:2,xp:4", "'xp' is unknown"),
-    ("dp:2,dp:4", "'dp' stands 2 times"),
-    ("dp:2", "'tp' is missing"),
-    ("dp:2,tp:four", "axis 'tp' has size 'four'; a size is an integer"),
-    ("dp:2,tp:4.0", "has size '4.0'"),
-    ("dp:2,tp:", "has size ''"),
-    ("dp:2:3,tp:4", "has size '2:3'"),
-    ("dp:0,tp:4", "has size 0"),
-    ("dp:-2,tp:4", "has size -2"),
-    ("dp:-1,tp:-1", "at most one axis"),
-    ("2,4,8", "has 3 sizes"),
-    ("2", "has 1 sizes"),
-    ("two,4", "has size 'two'"),
+    ("", "has 1 sizes"), (",4", "axis 'dp' has size ''"), ("dp:2,,tp:4", "empty entry"), ("dp:2,tp:4,", "empty entry"),
+    ("dp:2,4", "entry '4' has no size"), ("dp:2,xp:4", "'xp' is unknown"), ("dp:2,dp:4", "'dp' stands 2 times"),
+    ("dp:2", "'tp' is missing"), ("dp:2,tp:four", "axis 'tp' has size 'four'; a size is an integer"),
+    ("dp:2,tp:4.0", "has size '4.0'"), ("dp:2,tp:", "has size ''"), ("dp:2:3,tp:4", "has size '2:3'"),
+    ("dp:0,tp:4", "has size 0"), ("dp:-2,tp:4", "has size -2"), ("dp:-1,tp:-1", "at most one axis"),
+    ("2,4,8", "has 3 sizes"), ("2", "has 1 sizes"), ("two,4", "has size 'two'"),
     ("9" * 5000 + ",1", "a size is an integer"),
 ])  # fmt: skip
 def test_the_offending_piece_of_a_text_is_named(text: str, words: str) -> None:

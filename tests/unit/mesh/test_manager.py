@@ -50,13 +50,9 @@ def test_named_meshes_have_their_shapes() -> None:
     ({"data": 16}, ValueError, "Not enough devices: mesh data:16 needs 16, there are 8.*use data:8"),
     ({"data": 16, "model": -1}, ValueError, "Not enough devices: .* needs at least 16"),
     ({"data": 3, "model": -1}, ValueError, "make 3, which does not divide 8"),
-    ([("data", 2), ("data", 4)], ValueError, "stands 2 times"),
-    ({"data": 0}, ValueError, "has size 0"),
-    ({"data": -3}, ValueError, "has size -3"),
-    ({"data": -1, "model": -1}, ValueError, "at most one axis"),
-    ({}, ValueError, "0 axes"),
-    ([], ValueError, "0 axes"),
-    ({"": 2}, ValueError, "a name is a word"),
+    ([("data", 2), ("data", 4)], ValueError, "stands 2 times"), ({"data": 0}, ValueError, "has size 0"),
+    ({"data": -3}, ValueError, "has size -3"), ({"data": -1, "model": -1}, ValueError, "at most one axis"),
+    ({}, ValueError, "0 axes"), ([], ValueError, "0 axes"), ({"": 2}, ValueError, "a name is a word"),
     ({"data": 2.0}, TypeError, "float"),
 ])  # fmt: skip
 def test_wrong_shapes_are_refused(shape: Any, error: type[Exception], words: str) -> None:

@@ -17,11 +17,9 @@ from meshwright.parallelism import data_parallel_coords, dp_world_size, parse_pa
 BLOCKS = st.fixed_dictionaries(
     {},
     optional={
-        "data": st.sampled_from(["fsdp2", "ddp", "none"]),
-        "tensor": st.integers(1, 64),
-        "domain": st.integers(1, 64),
+        "data": st.sampled_from(["fsdp2", "ddp", "none"]), "tensor": st.integers(1, 64), "domain": st.integers(1, 64),
     },
-)
+)  # fmt: skip
 
 
 def nest(block: object) -> dict[str, Any]:
@@ -29,14 +27,10 @@ def nest(block: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("block", "parsed"), [
-    ({}, ("none", 1, 1)),
-    ({"data": "fsdp2"}, ("fsdp2", 1, 1)),
-    ({"data": "ddp", "tensor": 2}, ("ddp", 2, 1)),
+    ({}, ("none", 1, 1)), ({"data": "fsdp2"}, ("fsdp2", 1, 1)), ({"data": "ddp", "tensor": 2}, ("ddp", 2, 1)),
     ({"data": "none", "domain": 4}, ("none", 1, 4)),
-    ({"data": "fsdp2", "tensor": "2", "domain": " 4 "}, ("fsdp2", 2, 4)),
-    ({"tensor": np.int64(8)}, ("none", 8, 1)),
-    (OrderedDict(domain=2, tensor=3), ("none", 3, 2)),
-    (MappingProxyType({"tensor": 2}), ("none", 2, 1)),
+    ({"data": "fsdp2", "tensor": "2", "domain": " 4 "}, ("fsdp2", 2, 4)), ({"tensor": np.int64(8)}, ("none", 8, 1)),
+    (OrderedDict(domain=2, tensor=3), ("none", 3, 2)), (MappingProxyType({"tensor": 2}), ("none", 2, 1)),
 ])  # fmt: skip
 def test_a_block_is_read_with_its_defaults(block: Mapping[str, Any], parsed: tuple[str, int, int]) -> None:
     answer = parse_parallelism_conf(nest(block))
@@ -45,11 +39,9 @@ def test_a_block_is_read_with_its_defaults(block: Mapping[str, Any], parsed: tup
 
 
 @pytest.mark.parametrize(("conf", "there"), [
-    ({}, "the config holds nothing"),
-    (None, "the config holds nothing"),
+    ({}, "the config holds nothing"), (None, "the config holds nothing"),
     ({"data": "fsdp2", "tensor": 2}, "the config holds 'data', 'tensor'"),
-    ({"trainer": None}, "the config holds 'trainer'"),
-    ({"trainer": {}}, "its trainer holds nothing"),
+    ({"trainer": None}, "the config holds 'trainer'"), ({"trainer": {}}, "its trainer holds nothing"),
     ({"trainer": {"mode": "fsdp"}}, "its trainer holds 'mode'"),
     ({"trainer": {"parallelism": None}}, "its trainer holds 'parallelism'"),
     ({"trainer": ["parallelism"]}, "trainer is ['parallelism']"),
@@ -107,10 +99,8 @@ def test_ranks_that_do_not_divide_are_refused_with_a_number_that_works(block: di
 
 @pytest.mark.parametrize(("block", "world_size", "error", "words"), [
     ({"tensor": 3}, 8, ValueError, "world_size 8 is not divisible by tensor 3 · domain 1 = 3"),
-    ({"tensor": 16}, 8, ValueError, "use 16 ranks"),
-    ({}, 0, ValueError, "world_size is 0; it is an integer ≥ 1"),
-    ({}, -8, ValueError, "world_size is -8"),
-    ({}, 8.0, TypeError, "float"),
+    ({"tensor": 16}, 8, ValueError, "use 16 ranks"), ({}, 0, ValueError, "world_size is 0; it is an integer ≥ 1"),
+    ({}, -8, ValueError, "world_size is -8"), ({}, 8.0, TypeError, "float"),
     ({"tensor": 0}, 8, ValueError, "trainer.parallelism.tensor"),
     ({"tensr": 2}, 8, ValueError, "did you mean 'tensor'"),
     ({"trainer": {"parallelism": {"tensor": 2}}}, 8, ValueError, "this is the whole config"),
@@ -137,11 +127,8 @@ def test_the_parts_of_the_data_divide_the_ranks_evenly(block: dict[str, Any], re
 
 @pytest.mark.parametrize(("rank", "world_size", "error", "words"), [
     (0, None, ValueError, "rank is 0 and world_size is None; both are given or neither"),
-    (None, 8, ValueError, "rank is None and world_size is 8"),
-    (8, 8, ValueError, "ranks are 0 to 7"),
-    (-1, 8, ValueError, "rank is -1"),
-    (0, 6, ValueError, "not divisible"),
-    (0, 0, ValueError, "world_size is 0"),
+    (None, 8, ValueError, "rank is None and world_size is 8"), (8, 8, ValueError, "ranks are 0 to 7"),
+    (-1, 8, ValueError, "rank is -1"), (0, 6, ValueError, "not divisible"), (0, 0, ValueError, "world_size is 0"),
     (1.0, 8, TypeError, "float"),
 ])  # fmt: skip
 def test_a_wrong_rank_is_refused(rank: Any, world_size: Any, error: type[Exception], words: str) -> None:

@@ -145,24 +145,19 @@ def split_own_rows() -> Any:
     """Every kind of leaf as a part of the process, with what is whole beside it."""
     rank = jax.process_index()
     data = {
-        "x": make_rows(4).astype(np.float64),
-        "local": jax.device_put(make_rows(4), jax.local_devices()[1]),
-        "keys": jax.random.split(jax.random.key(rank), 2),
-        "empty": np.ones((0, 3), np.float32),
-        "step": 7,
+        "x": make_rows(4).astype(np.float64), "local": jax.device_put(make_rows(4), jax.local_devices()[1]),
+        "keys": jax.random.split(jax.random.key(rank), 2), "empty": np.ones((0, 3), np.float32), "step": 7,
         "none": None,
-    }
+    }  # fmt: skip
     placed = DevicePlacement().shard_batch_dim(data, make_sharding().mesh, process_local=True)
     own = jax.random.key_data(data["keys"])
     return {
         "shapes": {name: list(leaf.shape) for name, leaf in placed.items() if leaf is not None},
         "dtypes": {name: str(leaf.dtype) for name, leaf in placed.items() if leaf is not None},
-        "x": read_parts(placed["x"]),
-        "local": read_parts(placed["local"]),
-        "step": read_parts(placed["step"]),
+        "x": read_parts(placed["x"]), "local": read_parts(placed["local"]), "step": read_parts(placed["step"]),
         "keys": [part == own[at].tolist() for at, (part,) in enumerate(read_parts(placed["keys"]))],
         "total": float(jax.jit(jnp.sum)(placed["x"])),
-    }
+    }  # fmt: skip
 
 
 def split_own_rows_that_do_not_divide() -> Any:

@@ -22,15 +22,11 @@ VALUES = {
 LATER = ["TPU_V2", "TPU_V3", "TPU_V6E", "TPU_7X", "H200", "B200", "GB200", "L4", "A10", "T4", "MI300X"]
 
 PUBLISHED = [
-    (HardwareType.TPU_V5E, 64, 256, 240, "roofline"),
-    (HardwareType.TPU_V5P, 128, 512, 480, "Higher throughput"),
-    (HardwareType.TPU_V4, 64, 256, 192, "somewhat lower critical"),
-    (HardwareType.H100, 64, 320, 298, "roofline"),
-    (HardwareType.A100, 32, 256, 240, "80 GB variant"),
-    (HardwareType.V100, 16, 128, 96, "16 GB"),
-    (HardwareType.CPU, 1, 32, 16, "memory bandwidth"),
-    (HardwareType.UNKNOWN, 32, 128, 64, "conservative default"),
-]
+    (HardwareType.TPU_V5E, 64, 256, 240, "roofline"), (HardwareType.TPU_V5P, 128, 512, 480, "Higher throughput"),
+    (HardwareType.TPU_V4, 64, 256, 192, "somewhat lower critical"), (HardwareType.H100, 64, 320, 298, "roofline"),
+    (HardwareType.A100, 32, 256, 240, "80 GB variant"), (HardwareType.V100, 16, 128, 96, "16 GB"),
+    (HardwareType.CPU, 1, 32, 16, "memory bandwidth"), (HardwareType.UNKNOWN, 32, 128, 64, "conservative default"),
+]  # fmt: skip
 
 
 def build_fakes(*said: dict[str, Any]) -> list[Any]:

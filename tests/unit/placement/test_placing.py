@@ -25,11 +25,9 @@ def make_mesh(kind: AxisType = AxisType.Auto, other: AxisType | None = None) -> 
 
 def build_batch() -> dict[str, Any]:
     return {
-        "x": np.arange(24.0, dtype=np.float32).reshape(8, 3),
-        "nested": [jnp.arange(8), None, (np.int32(3), 2.5, True)],
-        "keys": jax.random.split(jax.random.key(0), 8),
-        "small": np.ones(8, jnp.bfloat16),
-    }
+        "x": np.arange(24.0, dtype=np.float32).reshape(8, 3), "nested": [jnp.arange(8), None, (np.int32(3), 2.5, True)],
+        "keys": jax.random.split(jax.random.key(0), 8), "small": np.ones(8, jnp.bfloat16),
+    }  # fmt: skip
 
 
 def read(tree: Any) -> Any:
@@ -99,14 +97,12 @@ def test_what_is_no_sharding_for_the_data_is_refused(shardings: Any, kind: type[
 # ---- refusals ----
 
 NO_ARRAYS: list[tuple[Any, str]] = [
-    ({"x": [1, "a"]}, "leaf ['x'][1] is a str, which is no array"),
-    ({"x": b"bytes"}, "leaf ['x'] is a bytes"),
+    ({"x": [1, "a"]}, "leaf ['x'][1] is a str, which is no array"), ({"x": b"bytes"}, "leaf ['x'] is a bytes"),
     ([np.array(["a"])], "leaf [0] is a ndarray, which is no array: Dtype <U1"),
-    ([np.array([None])], "leaf [0] is a ndarray"),
-    ((np.datetime64("2020"),), "leaf [0] is a datetime64"),
+    ([np.array([None])], "leaf [0] is a ndarray"), ((np.datetime64("2020"),), "leaf [0] is a datetime64"),
     (object(), "leaf (the data itself) is a object"),
     ([np.ma.masked_array([1.0, 2.0], [True, False])], "leaf [0] is a MaskedArray"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("data", "words"), NO_ARRAYS, ids=[words for _, words in NO_ARRAYS])

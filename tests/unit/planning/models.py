@@ -83,10 +83,8 @@ def _draw_latent(draw: st.DrawFn, heads: int) -> dict[str, Any]:
 def _draw_experts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     shared = draw(st.integers(0, 3))
     return {
-        "expert_bias": draw(st.booleans()),
-        "router_bias": draw(st.booleans()),
-        "num_shared_experts": shared,
+        "expert_bias": draw(st.booleans()), "router_bias": draw(st.booleans()), "num_shared_experts": shared,
         "shared_expert_intermediate_size": draw(st.none() | st.integers(1, 64)) if shared else None,
         "shared_expert_gate": draw(st.booleans()) if shared else False,
         "num_expert_layers": draw(st.none() | st.integers(1, layers)),
-    }
+    }  # fmt: skip

@@ -61,13 +61,10 @@ TEXTS = ["", "a", "w-0", "host-0", "9" * 5000, "²", "NV²", "NV" + "9" * 400, "
 SHAPES = [[], [0, 1, 1], [-1, 1, 1], [8], [4, 4], [2, 2, 1], [4, 4, 8], [40, 40, 80], [50, 50, 50], [10**4] * 3]
 COORDS = [[], [0], [0, 0], [1, 1, 0], [7, 0, 0], [49, 49, 49], [131_071, 0, 0], [300] * 3, [-1, 0, 0], [10**400, 0, 0]]
 CHOICES: dict[str | int, list[Any]] = {
-    "shape": SHAPES,
-    "coords": COORDS,
-    "wrap": [[], [True], [True, False], [True] * 3, [False] * 3, [True] * 4],
-    "platform": ["cpu", "gpu", "tpu"],
-    "bandwidth_bytes_per_s": RATES,
+    "shape": SHAPES, "coords": COORDS, "wrap": [[], [True], [True, False], [True] * 3, [False] * 3, [True] * 4],
+    "platform": ["cpu", "gpu", "tpu"], "bandwidth_bytes_per_s": RATES,
     "observed_at": ["2026-01-02T00:00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"],
-}
+}  # fmt: skip
 """What a field is changed to, by its name; others by their type."""
 
 

@@ -97,20 +97,12 @@ def test_the_worked_example() -> None:
 # ---- two devices a chip ---------------------------------------------------------------------------------------------
 
 WITH_CORES = [
-    ("2x2x1", make_box(2, 2, 1, 1), 4),
-    ("2x2x1", make_box(2, 2, 1, 2), 4),
-    ("4x4x4", make_box(4, 4, 1, 1), 4),
-    ("4x4x12", make_box(4, 1, 12, 2), 4),
-    ("4x4x8", make_box(1, 4, 8, 1), 4),
-    ("4x4x4", make_box(4, 4, 4, 1), 12),
-    ("2x2x4", make_box(2, 2, 4, 2), 12),
-    ("4x4x4", make_box(4, 1, 1, 1), 2),
-    ("4x4x4", make_box(4, 1, 1, 2), 2),
-    ("4x4x4", make_box(1, 1, 1, 2), 2),
-    ("4x4x4", make_box(2, 4, 1, 2), 2),
-    ("4x4x8", make_box(4, 4, 4, 2), 2),
+    ("2x2x1", make_box(2, 2, 1, 1), 4), ("2x2x1", make_box(2, 2, 1, 2), 4), ("4x4x4", make_box(4, 4, 1, 1), 4),
+    ("4x4x12", make_box(4, 1, 12, 2), 4), ("4x4x8", make_box(1, 4, 8, 1), 4), ("4x4x4", make_box(4, 4, 4, 1), 12),
+    ("2x2x4", make_box(2, 2, 4, 2), 12), ("4x4x4", make_box(4, 1, 1, 1), 2), ("4x4x4", make_box(4, 1, 1, 2), 2),
+    ("4x4x4", make_box(1, 1, 1, 2), 2), ("4x4x4", make_box(2, 4, 1, 2), 2), ("4x4x8", make_box(4, 4, 4, 2), 2),
     ("4x4x4", [(0, y, x, x % 2) for y in range(4) for x in range(4)], 2),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("torus", "group", "colors"), WITH_CORES)

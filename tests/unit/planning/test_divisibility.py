@@ -95,12 +95,9 @@ def test_what_a_model_has_no_use_for_is_invalid(model: str, training: Any, mesh:
 AXES = ["dp", "fsdp", "sp", "tp", "pp", "ep"]
 OF_ROLE = {
     "tp": ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"),
-    "dp": ("global_batch_size",),
-    "fsdp": ("hidden_size", "global_batch_size"),
-    "ep": ("num_experts", "global_batch_size"),
-    "sp": ("seq_len",),
-    "pp": ("num_hidden_layers",),
-}
+    "dp": ("global_batch_size",), "fsdp": ("hidden_size", "global_batch_size"),
+    "ep": ("num_experts", "global_batch_size"), "sp": ("seq_len",), "pp": ("num_hidden_layers",),
+}  # fmt: skip
 
 
 ANY = st.integers(1, 512)

@@ -94,11 +94,8 @@ def test_devices_are_named_by_index_uuid_or_pci_address() -> None:
 
 
 @pytest.mark.parametrize(("devices", "words"), [
-    ([0, -1], "devices names -1"),
-    (["GPU-none"], "names 'GPU-none'"),
-    ([0, "0"], "names device 0 2 times"),
-    ([], "empty list"),
-    (DeviceSelection(count=4, exclude=(0, 1, 2, 3, 4)), "5 are excluded"),
+    ([0, -1], "devices names -1"), (["GPU-none"], "names 'GPU-none'"), ([0, "0"], "names device 0 2 times"),
+    ([], "empty list"), (DeviceSelection(count=4, exclude=(0, 1, 2, 3, 4)), "5 are excluded"),
     (DeviceSelection(exclude=("nobody",)), "devices.exclude names 'nobody'"),
 ])  # fmt: skip
 def test_devices_that_cannot_be_meant_are_refused(devices: Any, words: str) -> None:

@@ -16,14 +16,10 @@ from tests.fakes.topologies import build_cpu, build_dgx1, build_tpu, drop_device
 
 
 @pytest.mark.parametrize(("topology", "sizes", "method"), [
-    (build_tpu((4, 4, 1)), (4, 4), "torus"),
-    (build_tpu((2, 4, 1)), (2, 4), "torus"),
-    (build_dgx1(), (2, 4), "exact"),
-    (build_cpu(8), (2, 4), "uniform"),
-    (drop_devices(build_tpu((4, 4, 1)), {5}), (3, 5), "plain"),
+    (build_tpu((4, 4, 1)), (4, 4), "torus"), (build_tpu((2, 4, 1)), (2, 4), "torus"), (build_dgx1(), (2, 4), "exact"),
+    (build_cpu(8), (2, 4), "uniform"), (drop_devices(build_tpu((4, 4, 1)), {5}), (3, 5), "plain"),
     (drop_devices(build_target("v5e:8x8"), {5, 6, 12}), (61,), "plain"),
-    (drop_devices(build_dgx1(), {0}), (7,), "exact"),
-    (build_target("gb200:72"), (9, 8), "uniform"),
+    (drop_devices(build_dgx1(), {0}), (7,), "exact"), (build_target("gb200:72"), (9, 8), "uniform"),
 ])  # fmt: skip
 def test_the_method_follows_from_the_machine(topology: Topology, sizes: tuple[int, ...], method: str) -> None:
     found = search_layout(sizes, weigh_positions(sizes), topology, topology.order)

@@ -17,16 +17,11 @@ from meshwright.topology.targets import build_target
 from tests.fakes.topologies import build_cpu, build_dgx1, drop_devices, join_topologies
 
 MACHINES = {
-    "v5e": build_target("v5e:4x4"),
-    "7x": build_target("tpu7x:2x2x2"),
-    "slices": build_target("3*v5e:2x4"),
-    "v5p": build_target("v5p:2x4x4"),
-    "hosts": build_target("3*h100:4"),
-    "domains": build_target("20*gb200:2"),
-    "dgx1": build_dgx1(),
-    "cpu": build_cpu(8),
+    "v5e": build_target("v5e:4x4"), "7x": build_target("tpu7x:2x2x2"), "slices": build_target("3*v5e:2x4"),
+    "v5p": build_target("v5p:2x4x4"), "hosts": build_target("3*h100:4"), "domains": build_target("20*gb200:2"),
+    "dgx1": build_dgx1(), "cpu": build_cpu(8),
     "uneven": join_topologies(build_target("v5e:2x2"), build_target("v5e:4x4"), build_target("v5e:2x4")),
-}
+}  # fmt: skip
 
 
 Case = tuple[Topology, tuple[int, ...], int]

@@ -174,11 +174,8 @@ def test_two_machines_of_which_one_has_two_agents_are_three_granules() -> None:
 
 
 @pytest.mark.parametrize(("counts", "job"), [
-    ((4, 4, 4), cpu_job(12, each=3)),
-    ((4, 4, 4), cpu_job(12, each=12)),
-    ((4, 4, 4), cpu_job(11, each=4)),
-    ((4, 4, 4), cpu_job(16, each=4)),
-    ((4, 2), cpu_job(6, each=2)[::-1][:4]),
+    ((4, 4, 4), cpu_job(12, each=3)), ((4, 4, 4), cpu_job(12, each=12)), ((4, 4, 4), cpu_job(11, each=4)),
+    ((4, 4, 4), cpu_job(16, each=4)), ((4, 2), cpu_job(6, each=2)[::-1][:4]),
     ((2, 4), [*cpu_job(4, each=4), *(JobDevice(1, 9000 + i, "boot-1", "cpu") for i in range(2))]),
 ])  # fmt: skip
 def test_processes_that_do_not_make_up_the_granules_are_refused(counts: tuple[int, ...], job: list[JobDevice]) -> None:

@@ -16,16 +16,12 @@ def test_a_fingerprint_is_stable_across_releases() -> None:
 
 def test_a_fingerprint_changes_when_anything_changes() -> None:
     changed = [
-        (AXES, ["auto", "auto"], PLACES),
-        ((("tp", 2), ("dp", 2)), ["auto", "auto"], PLACES),
-        ((("dp", 4),), ["auto"], PLACES),
-        ((("dp", 4), ("tp", 1)), ["auto", "auto"], PLACES),
-        (AXES, ["auto", "explicit"], PLACES),
-        (AXES, ["explicit", "auto"], PLACES),
-        (AXES, ["auto", "auto"], PLACES[::-1]),
-        (AXES, ["auto", "auto"], [(0, 0), (0, 1), (0, 2), (0, 4)]),
+        (AXES, ["auto", "auto"], PLACES), ((("tp", 2), ("dp", 2)), ["auto", "auto"], PLACES),
+        ((("dp", 4),), ["auto"], PLACES), ((("dp", 4), ("tp", 1)), ["auto", "auto"], PLACES),
+        (AXES, ["auto", "explicit"], PLACES), (AXES, ["explicit", "auto"], PLACES),
+        (AXES, ["auto", "auto"], PLACES[::-1]), (AXES, ["auto", "auto"], [(0, 0), (0, 1), (0, 2), (0, 4)]),
         (AXES, ["auto", "auto"], [(0, 0), (0, 1), (1, 0), (1, 1)]),
-    ]
+    ]  # fmt: skip
     assert len({fingerprint(*each) for each in changed}) == len(changed)
 
 

@@ -49,10 +49,8 @@ def test_gpt_has_six_flops_a_parameter_and_causal_attention() -> None:
 
 
 @pytest.mark.parametrize(("fields", "length", "context"), [
-    ({"sliding_window": 4}, 8, (1 + 2 + 3 + 4 * 5) / 8),
-    ({"sliding_window": 16}, 8, 4.5),
-    ({"attention_chunk_size": 4}, 8, 2.5),
-    ({"sliding_window": 4, "num_window_layers": 2}, 8, (2 * 26 / 8 + 4.5) / 3),
+    ({"sliding_window": 4}, 8, (1 + 2 + 3 + 4 * 5) / 8), ({"sliding_window": 16}, 8, 4.5),
+    ({"attention_chunk_size": 4}, 8, 2.5), ({"sliding_window": 4, "num_window_layers": 2}, 8, (2 * 26 / 8 + 4.5) / 3),
 ], ids=["window", "window longer than the sequence", "chunks", "every third layer sees all"])  # fmt: skip
 def test_windows_leave_keys_out(fields: dict[str, int], length: int, context: float) -> None:
     (block,) = build_work(DENSE.model_copy(update=fields), length).blocks

@@ -12,10 +12,8 @@ from meshwright.planning.models import find_preset
 from tests.unit.planning.exports.asking import EXPERTS, TINY, export
 
 LLAMA: dict[str, Any] = {
-    "model": "llama3-70b",
-    "target": "8*h100:8",
-    "training": {"seq_len": 8192, "global_batch_size": 256},
-}
+    "model": "llama3-70b", "target": "8*h100:8", "training": {"seq_len": 8192, "global_batch_size": 256},
+}  # fmt: skip
 
 
 def read_flags(text: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """The agent under load; `python -m tests.bench.traffic [SECONDS [TRIES]]`.
 
 Mixed reads: 16 kept-alive connections, each of which sends at fixed times, in rounds that take turns between the agent
-and a bare Starlette server that answers the same requests with the same bytes. Then /devices while benches run, releases
-while benches run, small searches beside a large one, and restarts.
+and a bare Starlette server that answers the same requests with the same bytes. Then /devices and releases while benches
+run, small searches beside a large one, and restarts.
 One thread with an epoll plays all connections.
 """
 

@@ -64,17 +64,14 @@ def compare_cards(
 def _compare_card(device: Any, software: Any, gpu: Any, card: SmiCard) -> Iterator[Finding]:
     memory, health = device["memory"] or {}, gpu["health"] or {}
     same: dict[str, tuple[object, object]] = {
-        "name": (device["kind"], card.kind),
-        "PCI address": (device["pci_bus_id"], card.pci_bus_id),
-        "driver": (software["driver"], card.driver),
-        "CUDA of the driver": (software["cuda_driver"], card.cuda),
+        "name": (device["kind"], card.kind), "PCI address": (device["pci_bus_id"], card.pci_bus_id),
+        "driver": (software["driver"], card.driver), "CUDA of the driver": (software["cuda_driver"], card.cuda),
         "compute capability": (device["compute_capability"], card.compute_capability),
-        "compute mode": (device["compute_mode"], card.compute_mode),
-        "MIG": (device["mig"] is not None, bool(card.mig)),
+        "compute mode": (device["compute_mode"], card.compute_mode), "MIG": (device["mig"] is not None, bool(card.mig)),
         "uncorrectable ECC errors": (health.get("uncorrectable_count"), card.uncorrectable_count),
         "slowdowns": (sorted(health.get("slowdowns") or ()), sorted(card.slowdowns or ())),
         "PCIe lanes": (health.get("pcie_width"), card.pcie_width),
-    }
+    }  # fmt: skip
     for name, (ours, theirs) in same.items():
         yield Finding(name, _write(ours), ours == theirs, rule="nvidia-smi's word", note=_write(theirs))
     for name, mine, other, within, unit in (

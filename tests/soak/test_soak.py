@@ -34,9 +34,8 @@ def test_noise_and_a_peak_are_no_leak() -> None:
 
 @pytest.mark.parametrize(("field", "rate", "name"), [
     ("rss_bytes", 20_000, "memory (RSS)"), ("descriptors", 0.02, "descriptors"), ("threads", 0.02, "threads"),
-    ("children", 0.02, "child processes"), ("zombies", 0.02, "zombies"),
-    ("store_bytes", 5_000, "database and its log"), ("orphans", 0.02, "events without a run"),
-    ("most_events", 0.02, "most events of a run"),
+    ("children", 0.02, "child processes"), ("zombies", 0.02, "zombies"), ("store_bytes", 5_000, "database and its log"),
+    ("orphans", 0.02, "events without a run"), ("most_events", 0.02, "most events of a run"),
 ])  # fmt: skip
 def test_what_grows_slowly_and_steadily_is_a_leak(field: str, rate: float, name: str) -> None:
     rows = judge(build_samples(**{field: rate}))

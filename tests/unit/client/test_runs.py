@@ -121,8 +121,7 @@ ENDED = build_problem(RunFailedError("shutting down", code="run_cancelled"))
 
 
 @pytest.mark.parametrize(("run", "error", "said"), [
-    (_run("failed"), RunFailedError, "does not say why"),
-    (_run("cancelled"), RunFailedError, "was cancelled"),
+    (_run("failed"), RunFailedError, "does not say why"), (_run("cancelled"), RunFailedError, "was cancelled"),
     (_run("succeeded", result={"records": 3}), RunFailedError, "cannot be read"),
     (_run("failed", error=DIED), UnavailableError, "died"),
     (_run("cancelled", error=ENDED), RunFailedError, "shutting"),

@@ -148,16 +148,11 @@ def test_a_ca_file_without_certificates_is_refused_by_name(files: Files) -> None
     assert "MESHWRIGHT_CA_FILE" in _refused(files)
 
 
-def test_a_key_without_a_certificate_is_refused(files: Files) -> None:
+@pytest.mark.parametrize(("missing", "words"), [("CERT", "the certificate's file"), ("KEY", "its key's file")])
+def test_a_key_or_a_certificate_alone_says_where_to_name_the_other(files: Files, missing: str, words: str) -> None:
     files.show(files.authority.issue_cert("job@cluster"))
-    files.environ.delenv("MESHWRIGHT_CLIENT_CERT_FILE")
-    assert "name the certificate's file in MESHWRIGHT_CLIENT_CERT_FILE" in _refused(files)
-
-
-def test_a_certificate_without_its_key_says_where_to_name_it(files: Files) -> None:
-    files.show(files.authority.issue_cert("job@cluster"))
-    files.environ.delenv("MESHWRIGHT_CLIENT_KEY_FILE")
-    assert "name its key's file in MESHWRIGHT_CLIENT_KEY_FILE" in _refused(files)
+    files.environ.delenv(f"MESHWRIGHT_CLIENT_{missing}_FILE")
+    assert f"name {words} in MESHWRIGHT_CLIENT_{missing}_FILE" in _refused(files)
 
 
 def test_the_key_of_another_certificate_is_refused(files: Files) -> None:

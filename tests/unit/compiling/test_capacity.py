@@ -42,10 +42,9 @@ def test_a_refusal_says_what_is_needed_and_what_there_is(message: str, needed: f
     assert parse_out_of_memory(message) == OutOfMemory(round(needed), round(available))
 
 
-@pytest.mark.parametrize(
-    "message",
-    [VMEM, "INTERNAL: RET_CHECK failure (net_util.cc:2304) device_id < kMaxDeviceCount", "", "Used 2.00G of 1.00G hbm"],
-)
+@pytest.mark.parametrize("message", [
+    VMEM, "INTERNAL: RET_CHECK failure (net_util.cc:2304) device_id < kMaxDeviceCount", "", "Used 2.00G of 1.00G hbm",
+])  # fmt: skip
 def test_other_refusals_are_not_for_memory(message: str) -> None:
     assert parse_out_of_memory(message) is None
 

@@ -71,10 +71,9 @@ def test_a_token_gets_the_weighted_sum_of_the_experts_that_had_a_place(experts: 
     np.testing.assert_allclose(found, sum_by_numpy(scores, choices, places, tokens), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "experts", "choices", "factor", "places"),
-    [(128, 8, 2, 1.0, 32), (128, 8, 2, 1.25, 40), (10, 8, 1, 1.0, 2), (16, 4, 2, 64.0, 16), (1, 64, 1, 1.0, 1)],
-)
+@pytest.mark.parametrize(("tokens", "experts", "choices", "factor", "places"), [
+    (128, 8, 2, 1.0, 32), (128, 8, 2, 1.25, 40), (10, 8, 1, 1.0, 2), (16, 4, 2, 64.0, 16), (1, 64, 1, 1.0, 1),
+])  # fmt: skip
 def test_places_are_average_times_factor(tokens: int, experts: int, choices: int, factor: float, places: int) -> None:
     assert count_places(build_model(experts, choices), tokens, factor) == places
 

@@ -201,8 +201,7 @@ def write(root: Path, **files: str) -> Path:
 
 
 @pytest.mark.parametrize(("name", "text", "bound_bytes"), [
-    ("sys__fs__cgroup__memory.max", "max\n", 8 << 30),
-    ("sys__fs__cgroup__memory.max", f"{2 << 30}\n", 2 << 30),
+    ("sys__fs__cgroup__memory.max", "max\n", 8 << 30), ("sys__fs__cgroup__memory.max", f"{2 << 30}\n", 2 << 30),
     ("sys__fs__cgroup__memory.max", f"{64 << 30}\n", 8 << 30),
     ("sys__fs__cgroup__memory__memory.limit_in_bytes", f"{1 << 30}\n", 1 << 30),
     ("sys__fs__cgroup__memory__memory.limit_in_bytes", "9223372036854771712\n", 8 << 30),

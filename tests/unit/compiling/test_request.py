@@ -36,10 +36,9 @@ def test_a_compile_that_was_not_over_in_time_is_aborted_and_the_plan_stays() -> 
     assert plan.model_copy(update={"verification": None}) == answer_request(request).plans[0]
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [({"model": None}, "training"), ({"training": None}, "training"), ({"model": None, "training": None}, "model")],
-)
+@pytest.mark.parametrize(("fields", "field"), [
+    ({"model": None}, "training"), ({"training": None}, "training"), ({"model": None, "training": None}, "model"),
+])  # fmt: skip
 def test_a_compile_without_a_step_is_refused(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequestError, match="is not given") as caught:
         answer_plans(ask(**fields), limit_s=AT_ONCE_S)

@@ -193,8 +193,7 @@ def test_a_configuration_that_was_changed_since_is_another_one(new_process: None
 
 
 @pytest.mark.parametrize(("environ", "config", "fraction"), [
-    ({}, DeviceConfiguration(), 0.75),
-    ({FRACTION: ""}, DeviceConfiguration(), 0.75),
+    ({}, DeviceConfiguration(), 0.75), ({FRACTION: ""}, DeviceConfiguration(), 0.75),
     ({FRACTION: "0.60"}, DeviceConfiguration(MemoryStrategy.CONSERVATIVE), 0.6),
     ({FRACTION: ".9"}, DeviceConfiguration(MemoryStrategy.AGGRESSIVE), 0.9),
     ({FRACTION: "0.33"}, DeviceConfiguration(MemoryStrategy.CUSTOM, 0.33), 0.33),

@@ -65,8 +65,7 @@ def test_random_keys_empty_places_and_types_that_numpy_lacks_are_dealt_out_too()
 
 @pytest.mark.parametrize(("data", "words"), [
     ({"x": np.zeros((4, 2)), "y": [np.zeros(3)]}, r"leaf \['x'\] has 4, leaf \['y'\]\[0\] has 3"),
-    ({"x": np.zeros(4), "step": 3}, r"leaf \['step'\] has none.*replicate"),
-    (np.float32(1), r"leaf \(data\) has none"),
+    ({"x": np.zeros(4), "step": 3}, r"leaf \['step'\] has none.*replicate"), (np.float32(1), r"leaf \(data\) has none"),
     ({}, r"no leaf.*numpy\.zeros"),
 ])  # fmt: skip
 def test_data_that_cannot_be_split_is_refused_by_the_leafs_path(data: Any, words: str) -> None:

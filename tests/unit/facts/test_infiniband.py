@@ -18,8 +18,7 @@ DGX_H100 = {0: 0, 3: 1, 4: 2, 5: 3, 6: 4, 9: 5, 10: 6, 11: 7}
 """mlx5_N → its GPU. Source: NVIDIA, DGX H100 User Guide, table 6, Network Modules."""
 
 ABI: Mapping[str, str] = {
-    r"class|vendor|device": r"0x[0-9a-f]+",
-    r"infiniband/\w+/(hca_type|fw_ver|board_id)": r"[\w.]+",
+    r"class|vendor|device": r"0x[0-9a-f]+", r"infiniband/\w+/(hca_type|fw_ver|board_id)": r"[\w.]+",
     r"infiniband/\w+/node_guid": r"([0-9a-f]{4}:){3}[0-9a-f]{4}",
     r"infiniband/\w+/ports/\d+/state": r"[0-5]: (NOP|DOWN|INIT|ARMED|ACTIVE|ACTIVE_DEFER)",
     r"infiniband/\w+/ports/\d+/phys_state": r"2: Polling|3: Disabled|5: LinkUp",
@@ -30,9 +29,8 @@ ABI: Mapping[str, str] = {
     r"infiniband/\w+/ports/\d+/counters/(port_rcv|local_link_integrity|excessive_buffer_overrun)_errors": r"\d+",
     r"infiniband/\w+/ports/\d+/counters/port_xmit_discards": r"\d+",
     r"infiniband/\w+/ports/\d+/hw_counters/(out_of_sequence|packet_seq_err|local_ack_timeout_err)": r"\d+",
-    r"infiniband/\w+/ports/\d+/hw_counters/(np_cnp_sent|rp_cnp_handled)": r"\d+",
-    r"net/\w+/carrier_down_count": r"\d+",
-}
+    r"infiniband/\w+/ports/\d+/hw_counters/(np_cnp_sent|rp_cnp_handled)": r"\d+", r"net/\w+/carrier_down_count": r"\d+",
+}  # fmt: skip
 """File of a port's PCI function → what the kernel writes there. Sources: Linux, Documentation/ABI/stable/
 sysfs-class-infiniband, testing/sysfs-class-net, drivers/infiniband/core/sysfs.c, hw/mlx5/counters.c."""
 

@@ -93,8 +93,7 @@ def test_an_ill_device_of_any_host_is_left_out(what: str) -> None:
     (lambda fleet: fleet.plan("dp:2", devices=1.5), InvalidRequestError),
     (lambda fleet: fleet.plan("dp:2", target="h100:8"), InvalidRequestError),
     (lambda fleet: fleet.plan("dp:2", alow_unused=True), InvalidRequestError),
-    (lambda fleet: fleet.plan("dp:64"), PlanInfeasibleError),
-    (lambda fleet: fleet.plan("dp:2"), PlanInfeasibleError),
+    (lambda fleet: fleet.plan("dp:64"), PlanInfeasibleError), (lambda fleet: fleet.plan("dp:2"), PlanInfeasibleError),
 ])  # fmt: skip
 def test_refusals_are_those_of_the_client(question: Any, error: type[Exception]) -> None:
     with pytest.raises(error):

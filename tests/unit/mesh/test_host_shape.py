@@ -43,8 +43,7 @@ def test_without_numbers_the_job_is_asked() -> None:
     (((2, 4), 0, 2), ValueError, "2 processes with 0 devices each"),
     (((2, 4), 4, -1), ValueError, r"-1 processes with 4 devices each.*use \(1, 4\)"),
     (((-1, -1), 4, 2), ValueError, r"\(-1, -1\) does not fit"),
-    (((0, -1), 4, 2), ValueError, r"\(0, -1\) does not fit"),
-    (((), 4, 2), ValueError, r"\(\) does not fit"),
+    (((0, -1), 4, 2), ValueError, r"\(0, -1\) does not fit"), (((), 4, 2), ValueError, r"\(\) does not fit"),
 ])  # fmt: skip
 def test_a_mesh_that_hosts_cannot_share_is_refused(arguments: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):

@@ -54,10 +54,8 @@ def test_a_process_with_adjacent_coordinates_has_the_index_of_its_place(shard_co
     ({0: {0, 1, 2}, 1: {3}}, 4, "process 0 covers 0-2; process 1 covers 3;"),
     ({0: {0, 1}, 1: {1, 2}}, 3, "process 0 covers 0-1; process 1 covers 1-2;"),
     ({0: {0, 1}, 1: {2, 3}, 2: {0, 3}}, 4, "process 2 covers 0, 3;"),
-    ({0: {0, 1}, 1: {0, 1}}, 4, "the 4 data coordinates is uneven"),
-    ({0: set()}, 1, "process 0 covers nothing;"),
-    ({}, 1, "uneven"),
-    ({p: {p} for p in range(12)}, 13, "process 7 covers 7; and 4 more;"),
+    ({0: {0, 1}, 1: {0, 1}}, 4, "the 4 data coordinates is uneven"), ({0: set()}, 1, "process 0 covers nothing;"),
+    ({}, 1, "uneven"), ({p: {p} for p in range(12)}, 13, "process 7 covers 7; and 4 more;"),
     ({0: set(range(0, 40, 2)), 1: {1}}, 40, "process 0 covers 0, 2, 4, 6, 8, 10, 12, 14, …;"),
 ])  # fmt: skip
 def test_an_uneven_layout_says_who_covers_what(coverage: dict[int, set[int]], count: int, said: str) -> None:

@@ -58,8 +58,7 @@ def test_a_missing_block_is_named_with_what_stands_in_its_place(conf: Any, there
     *(("tensor", value, "integer ≥ 1") for value in (0, -1, "0", "-2", "", "two", "2.0", "1_0", "²", "9" * 5000)),
     *(("domain", value, "integer ≥ 1") for value in (2.0, 1.5, True, False, None, [2], float("nan"), np.True_)),
     *(("data", value, "fsdp2, ddp, none") for value in (None, "", 2, ["ddp"], True, np.array(["ddp", "none"]))),
-    ("data", "fsdp", "did you mean 'fsdp2'"),
-    ("data", "DDP", "did you mean 'ddp'"),
+    ("data", "fsdp", "did you mean 'fsdp2'"), ("data", "DDP", "did you mean 'ddp'"),
     ("data", "None", "did you mean 'none'"),
 ])  # fmt: skip
 def test_a_value_that_cannot_be_used_is_refused_with_its_key(key: str, value: object, words: str) -> None:

@@ -85,8 +85,7 @@ def test_the_backend_is_cuda_unless_another_is_named() -> None:
 @pytest.mark.parametrize(("block", "world_size", "error", "words"), [
     ({"tensor": 3}, None, ValueError, "world_size 8 is not divisible"),
     ({"tensor": 2, "domain": 2}, 6, ValueError, "world_size 6 is not divisible"),
-    ({}, 9, ValueError, "world_size is 9; cpu has 8 devices"),
-    ({}, 0, ValueError, "world_size is 0"),
+    ({}, 9, ValueError, "world_size is 9; cpu has 8 devices"), ({}, 0, ValueError, "world_size is 0"),
     ({"tensor": -1}, None, ValueError, "trainer.parallelism.tensor is -1"),
     ({"data": "dpp"}, None, ValueError, "did you mean 'ddp'"),
     ({"tp": 2}, None, ValueError, "trainer.parallelism has the unknown key 'tp'"),

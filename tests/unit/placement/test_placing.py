@@ -129,8 +129,7 @@ def test_a_number_that_no_dtype_holds_is_refused_by_its_path() -> None:
 
 @pytest.mark.parametrize(("shape", "spec", "words"), [
     ((6, 2), P("data"), "['x'] has the shape (6, 2); its dimension 0 is 6 and is split over mesh axis"),
-    ((6, 2), P("data"), "over mesh axis 'data' of size 4, which does not divide it"),
-    ((6, 2), P("data"), "use 4 or 8"),
+    ((6, 2), P("data"), "over mesh axis 'data' of size 4, which does not divide it"), ((6, 2), P("data"), "use 4 or 8"),
     ((3, 2), P("data"), "use 4"),
     ((8, 5), P("data", "model"), "its dimension 1 is 5 and is split over mesh axis 'model' of size 2"),
     ((12,), P(("data", "model")), "over mesh axes 'data', 'model' of size 8, which does not divide it: use 8 or"),

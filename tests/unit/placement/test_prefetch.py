@@ -89,8 +89,7 @@ def test_no_device_means_the_placements_own_and_else_jaxs_default_where_it_was_c
 
 @pytest.mark.parametrize(("given", "kind", "words"), [
     ({"buffer_size": 0}, ValueError, "buffer_size is 0; at least 1 batch must be on its way"),
-    ({"buffer_size": -3}, ValueError, "buffer_size is -3"),
-    ({"buffer_size": 2.0}, TypeError, "float"),
+    ({"buffer_size": -3}, ValueError, "buffer_size is -3"), ({"buffer_size": 2.0}, TypeError, "float"),
     ({"data_iterator": 5}, TypeError, "not iterable"),
     ({"device": "gpu"}, TypeError, "'gpu' is a str; data is placed on a jax.Device"),
     ({"device": {"x": P("data")}}, TypeError, "such as NamedSharding(mesh"),

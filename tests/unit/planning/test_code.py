@@ -23,12 +23,6 @@ def find_value(code: str, name: str) -> Any:
     return next(node.value for node in assigned if ast.unparse(node.targets[0]) == name)
 
 
-def test_a_job_on_cpu_starts_with_as_many_devices_as_the_plan_uses() -> None:
-    environment = make_plan(build_cpu(8), "dp:4", devices=[1, 3, 5, 7]).environment
-    assert (environment["JAX_PLATFORMS"], environment["JAX_NUM_CPU_DEVICES"]) == ("cpu", "4")
-    assert "CUDA_VISIBLE_DEVICES" not in environment
-
-
 def test_a_job_on_a_part_of_the_gpus_sees_them_by_uuid_in_the_order_of_their_positions() -> None:
     dgx = build_dgx_h100()
     environment = make_plan(dgx, "dp:2", devices=[5, 2], device_order="given").environment

@@ -57,8 +57,7 @@ def test_the_greatest_batch_divides(mesh: dict[str, int], passes: int, asked: in
 
 @pytest.mark.parametrize(("passes", "asked", "field", "hint"), [
     (2**16, None, "gradient_accumulation_steps", "use gradient_accumulation_steps 32768 or less"),
-    (1, 511, "global_batch_size", "use 512 or more"),
-    (2, 1023, "global_batch_size", "use 1024 or more"),
+    (1, 511, "global_batch_size", "use 512 or more"), (2, 1023, "global_batch_size", "use 1024 or more"),
 ])  # fmt: skip
 def test_a_search_without_any_batch_is_refused(passes: int, asked: int | None, field: str, hint: str) -> None:
     training = TrainingSpec(**limit(asked), gradient_accumulation_steps=passes)
@@ -68,10 +67,9 @@ def test_a_search_without_any_batch_is_refused(passes: int, asked: int | None, f
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("preset", "reason"),
-    [("qwen3-next-80b-a3b", "linear attention"), ("deepseek3-671b", "kv_lora_rank (latent attention)")],
-)
+@pytest.mark.parametrize(("preset", "reason"), [
+    ("qwen3-next-80b-a3b", "linear attention"), ("deepseek3-671b", "kv_lora_rank (latent attention)"),
+])  # fmt: skip
 def test_a_preset_that_cannot_be_described_or_compiled_is_answered_and_no_error(preset: str, reason: str) -> None:
     [plan] = answer_request(PlanRequest(mesh="fsdp:4", target="v5e:2x2")).plans
     for prepare in (prepare_verify, prepare_fit):

@@ -268,14 +268,10 @@ def leave_out(field: str) -> Follow:
 
 
 REFUSED: list[tuple[str, dict[str, Any], Follow]] = [
-    ("2*h100:8", {"mesh": "x:17"}, use_mesh),
-    ("64*h100:8", {"mesh": "dp:100,tp:8"}, use_mesh),
-    ("64*h100:8", {"mesh": "x:-1,tp:3"}, use_mesh),
-    ("64*h100:8", {"mesh": "x:500"}, use_mesh),
-    ("v5p:4x4x28", {"mesh": "dp:64,tp:8"}, use_mesh),
-    ("3*v5e:2x4", {"mesh": "dp:2,tp:8"}, use_mesh),
-    ("gb200:72", {"mesh": "tp:64"}, use_mesh),
-    ("v5e:4x4", {"mesh": "x:-1", "devices": {"count": 17}}, use_count),
+    ("2*h100:8", {"mesh": "x:17"}, use_mesh), ("64*h100:8", {"mesh": "dp:100,tp:8"}, use_mesh),
+    ("64*h100:8", {"mesh": "x:-1,tp:3"}, use_mesh), ("64*h100:8", {"mesh": "x:500"}, use_mesh),
+    ("v5p:4x4x28", {"mesh": "dp:64,tp:8"}, use_mesh), ("3*v5e:2x4", {"mesh": "dp:2,tp:8"}, use_mesh),
+    ("gb200:72", {"mesh": "tp:64"}, use_mesh), ("v5e:4x4", {"mesh": "x:-1", "devices": {"count": 17}}, use_count),
     ("2*h100:8", {"mesh": "x:-1", "devices": {"count": 99}}, use_count),
     ("2*v5e:4x4", {"mesh": "a:4,b:8", "dcn": "a:4"}, use_dcn),
     ("2*v5e:4x4", {"mesh": "a:5,b:2", "dcn": "a:5", "devices": {"count": 10}}, leave_out("dcn")),
@@ -285,7 +281,7 @@ REFUSED: list[tuple[str, dict[str, Any], Follow]] = [
     ("2*h100:8", {"mesh": "x:2", "devices": [3]}, use_names),
     ("2*h100:8", {"mesh": "x:2", "devices": ["host-0/9"]}, use_names),
     ("2*h100:8", {"mesh": "x:2", "devices": []}, leave_out("devices")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("target", "fields", "follow"), REFUSED)

@@ -159,10 +159,9 @@ def test_what_crosses_is_what_the_split_says(target: str, inner_axis: int) -> No
         assert tuple(axis.granules for axis in found.axes) == split
 
 
-@pytest.mark.parametrize(
-    ("sizes", "shares"),
-    [((16,), [1 / 2 / 8]), ((2, 8), [1 / 2, 0]), ((8, 2), [1 / 2 / 4, 0]), ((1, 16), [0, 1 / 2 / 8])],
-)
+@pytest.mark.parametrize(("sizes", "shares"), [
+    ((16,), [1 / 2 / 8]), ((2, 8), [1 / 2, 0]), ((8, 2), [1 / 2 / 4, 0]), ((1, 16), [0, 1 / 2 / 8]),
+])  # fmt: skip
 def test_a_group_sends_its_share_over_the_devices_that_it_has_in_each_host(sizes: Sizes, shares: list[float]) -> None:
     topology = build_target("2*h100:8")
     found = score_order(topology.order, sizes, weigh_positions(sizes), topology)

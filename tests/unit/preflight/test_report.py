@@ -78,16 +78,13 @@ def test_if_no_agent_answers_nothing_was_checked_and_nobody_is_blamed() -> None:
     assert build_report([silent, HostReport(address="h1", name="h1", result=WELL)], 1.0).verdict == "fault"
 
 
-@pytest.mark.parametrize(
-    ("result", "findings", "state", "verdict", "reason"),
-    [
-        (WELL, (), "ok", "ok", "all is well"),
-        (None, (), "unchecked", "unchecked", "the check ended before it was measured: all is well"),
-        (PreflightResult(), (), "unchecked", "unchecked", "the check ended before it was measured: all is well"),
-        (None, (MISSING,), "missing", "unchecked", "no answer for 10 s (look at it)"),
-        (WELL, (HostFinding(state="fault", text="it is slow"), MISSING), "fault", "fault", "it is slow; no answer"),
-    ],
-)
+@pytest.mark.parametrize(("result", "findings", "state", "verdict", "reason"), [
+    (WELL, (), "ok", "ok", "all is well"),
+    (None, (), "unchecked", "unchecked", "the check ended before it was measured: all is well"),
+    (PreflightResult(), (), "unchecked", "unchecked", "the check ended before it was measured: all is well"),
+    (None, (MISSING,), "missing", "unchecked", "no answer for 10 s (look at it)"),
+    (WELL, (HostFinding(state="fault", text="it is slow"), MISSING), "fault", "fault", "it is slow; no answer"),
+])  # fmt: skip
 def test_who_was_not_measured_is_not_well_and_who_hears_a_verdict_is_not_missing(
     result: PreflightResult | None, findings: tuple[HostFinding, ...], state: str, verdict: str, reason: str
 ) -> None:

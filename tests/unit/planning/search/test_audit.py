@@ -24,14 +24,12 @@ def audit(**fields: Any) -> Any:
 
 
 MESHES: tuple[dict[str, Any], ...] = (
-    {"mesh": "fsdp:4,tp:16"},
-    {"mesh": "tp:16,fsdp:4", "training": {"gradient_accumulation_steps": 16}},
+    {"mesh": "fsdp:4,tp:16"}, {"mesh": "tp:16,fsdp:4", "training": {"gradient_accumulation_steps": 16}},
     {"mesh": "pp:8,tp:8", "training": {"gradient_accumulation_steps": 16}},
-    {"mesh": "fsdp:64", "training": {"gradient_accumulation_steps": 2}},
-    {"mesh": "fsdp:64", "target": "v5p:4x4x4"},
+    {"mesh": "fsdp:64", "training": {"gradient_accumulation_steps": 2}}, {"mesh": "fsdp:64", "target": "v5p:4x4x4"},
     {"mesh": "fsdp:64", "target": "v5p:4x4x4", "training": {"gradient_accumulation_steps": 4, "remat": "minimal"}},
     {"mesh": "data:8,model:8", "target": "2*v5e:4x8", "model": "llama3-8b", "training": {"global_batch_size": 64}},
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("fields", MESHES)

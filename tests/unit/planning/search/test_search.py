@@ -157,15 +157,6 @@ def test_a_plan_for_a_host_goes_by_the_memory_of_its_own_devices() -> None:
     assert plan.memory.capacity_bytes == read_capacity(plan) == int(0.92 * (20 * 2**30 - 768 * 2**20))
 
 
-def test_losers_are_told_with_the_part_that_cost_them_most() -> None:
-    found = ask(target="8*h100:8", top=1)
-    reasons = {tuple(each.mesh_shape): each for each in found.rejected}
-    assert any("pp" in shape and each.reason == "bubble" for shape, each in reasons.items())
-    assert any(each.reason in ("nvlink", "dcn") and "tp" in shape for shape, each in reasons.items())
-    others = ("memory", "divisibility", "equal", "unusual")
-    assert all("more than the best" in each.message or each.reason in others for each in found.rejected)
-
-
 def test_times_of_another_dtype_are_told() -> None:
     training = {**TRAINING, "compute_dtype": "float32"}
     assert [notice.code for notice in ask(training=training).warnings] == ["priced_in_16_bits"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.errors import ProblemError
 from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
 from meshwright.wire.batch_size import CompiledBatch
@@ -28,6 +29,7 @@ from meshwright_agent.children.planner import write_plans
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, Document, Store, StoreUnavailableError
+from tests.fakes.codes import has_code
 from tests.fakes.compiler import FUNCTIONS
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import answering
@@ -132,5 +134,14 @@ def test_a_search_that_dies_knows_of_no_batch_that_fits(tmp_path: Path) -> None:
         text = await desk.compiles.compile(build_task("abort", "fit"), desk.told.append)
         batch = CompiledBatch.model_validate_json(text)
         assert (batch.verification.status, batch.per_replica_batch_size) == ("aborted", None)
+
+    play(tmp_path, act)
+
+
+def test_a_bug_of_ours_is_an_error_with_its_traceback(tmp_path: Path) -> None:
+    async def act(desk: Desk) -> None:
+        with pytest.raises(ProblemError, match="KeyError", check=has_code("internal")) as caught:
+            await desk.compile("raise")
+        assert any("a bug of ours" in line for line in caught.value.log)
 
     play(tmp_path, act)

@@ -84,6 +84,15 @@ def test_alive_raises_nothing_and_asks_once(kind: Kind) -> None:
 
 
 @both
+def test_an_agent_that_is_not_ready_says_why_and_is_not_true(kind: Kind) -> None:
+    fake = FakeAgent()
+    fake.answer("GET", "/readyz", httpx.Response(503, text="the worker's crash budget is spent\n"))
+    answer = ask(kind, fake, lambda c: c.ready())
+    assert not answer
+    assert answer.line == "the worker's crash budget is spent"
+
+
+@both
 def test_warnings_on_the_request_arrive_with_the_plan(kind: Kind) -> None:
     fake = FakeAgent()
     plan = ask(kind, fake, lambda c: c.plan("dp:8"))

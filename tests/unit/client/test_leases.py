@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright.errors import AgentConnectionError, DeviceLeasedError, InvalidRequestError
+from meshwright.errors import AgentConnectionError, DeviceLeasedError, InvalidRequestError, NotFoundError
 from meshwright.testing import FakeAgent
 from tests.fakes.hosts import build_devices
 from tests.fakes.scripted import RemembersHealth
@@ -160,3 +160,16 @@ def test_following_a_dead_agent_is_an_error() -> None:
         fake.fail_next(httpx.ConnectError("refused"), times=99)
         with pytest.raises(AgentConnectionError):
             next(followed)
+
+
+@both
+def test_an_acknowledgement_clears_a_component(kind: Kind) -> None:
+    fake = FakeAgent("cpu:2")
+    fake.change_health("device:1", "unhealthy", "XID 79")
+    assert ask(kind, fake, lambda c: c.health()).state == "unhealthy"
+    assert ask(kind, fake, lambda c: c.acknowledge("device:1", "card was reseated")).state == "healthy"
+    assert ask(kind, fake, lambda c: c.health()).state == "healthy"
+    with pytest.raises(NotFoundError):
+        ask(kind, fake, lambda c: c.acknowledge("device:9", "nothing"))
+    with pytest.raises(InvalidRequestError):
+        ask(kind, fake, lambda c: c.acknowledge("device:1", ""))

@@ -46,9 +46,3 @@ def test_a_running_run_is_cancelled(meshwright: CommandLine) -> None:
 def test_a_run_that_is_over_stays_as_it_is(meshwright: CommandLine) -> None:
     run_id = _submit(meshwright.fake, state="succeeded")
     assert meshwright("runs", "cancel", run_id).out == f"{run_id} succeeded\n"
-
-
-def test_an_unknown_run_is_1(meshwright: CommandLine) -> None:
-    printed = meshwright("runs", "cancel", "run-nope")
-    assert printed.code == 1
-    assert "run-nope" in printed.err

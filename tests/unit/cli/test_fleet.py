@@ -28,11 +28,9 @@ class FleetLine(CommandLine):
 
 
 @pytest.fixture
-def fleet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> FleetLine:
-    for name in ("COLUMNS", "MESHWRIGHT_URL", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
+def fleet(meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch) -> FleetLine:
     monkeypatch.setenv("MESHWRIGHT_FLEET", FLEET)
-    return FleetLine(capsys)
+    return FleetLine(meshwright.capture)
 
 
 def rows(printed: Printed) -> list[list[str]]:

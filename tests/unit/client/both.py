@@ -21,6 +21,18 @@ def ask(kind: Kind, fake: FakeAgent, question: Callable[[Any], Any], **options: 
     return asyncio.run(ask_async(fake.async_client(**options), question))
 
 
+def ask_url(kind: Kind, url: str, question: Callable[[Any], Any], **options: Any) -> Any:
+    """The same on a real address."""
+
+    async def ask_there() -> Any:
+        return await ask_async(AsyncClient(url, **options), question)
+
+    if kind == "sync":
+        with Client(url, **options) as client:
+            return ask_sync(client, question)
+    return asyncio.run(ask_there())
+
+
 def ask_sync(client: Client, question: Callable[[Any], Any]) -> Any:
     answer = question(client)
     return list(answer) if isinstance(answer, Iterator) else answer

@@ -8,7 +8,7 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pytest
 
@@ -16,23 +16,12 @@ from meshwright import AsyncClient, Client
 from meshwright.errors import AgentConnectionError, AgentTimeoutError
 from meshwright.wire.health import Health
 from meshwright.wire.runs import Run, RunEvent, RunState
-from tests.unit.client.both import Kind, ask_async, ask_sync
+from tests.unit.client.both import Kind, ask_url
 from tests.unit.client.sockets import STREAM_HEAD, Heard, answer, chunk, serve
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 HEALTH = answer(Health(state="healthy", components=()).model_dump_json().encode())
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def _ask(kind: Kind, url: str, question: Any, **options: Any) -> Any:
-    if kind == "sync":
-        with Client(url, **options) as client:
-            return ask_sync(client, question)
-    return asyncio.run(_ask_async(url, question, options))
-
-
-async def _ask_async(url: str, question: Any, options: dict[str, Any]) -> Any:
-    return await ask_async(AsyncClient(url, **options), question)
 
 
 def _healthy(heard: Heard, out: BinaryIO) -> bool:
@@ -70,7 +59,7 @@ def test_half_an_answer_and_noise_are_connection_errors(kind: Kind, reply: bytes
         return False
 
     with serve(act) as server, pytest.raises(AgentConnectionError):
-        _ask(kind, server.url, lambda c: c.health(), max_retries=0)
+        ask_url(kind, server.url, lambda c: c.health(), max_retries=0)
 
 
 @both
@@ -80,7 +69,7 @@ def test_nobody_there_is_a_connection_error_that_says_how_to_start_one(kind: Kin
         pass
     for url in (server.url, f"unix://{tmp_path}/absent.sock"):
         with pytest.raises(AgentConnectionError, match="meshwright-agent serve") as caught:
-            _ask(kind, url, lambda c: c.health(), max_retries=0)
+            ask_url(kind, url, lambda c: c.health(), max_retries=0)
         assert not isinstance(caught.value, AgentTimeoutError)
         assert caught.value.host == url
     del caught
@@ -92,7 +81,7 @@ def test_no_proxy_of_the_environment_stands_before_loopback(kind: Kind, monkeypa
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with serve(_healthy) as server:
-        assert _ask(kind, server.url, lambda c: c.health(), max_retries=0).state == "healthy"
+        assert ask_url(kind, server.url, lambda c: c.health(), max_retries=0).state == "healthy"
 
 
 # ---- streams
@@ -140,6 +129,6 @@ def test_waiting_on_a_silent_stream_ends_in_time(kind: Kind) -> None:
     with serve(act) as server:
         started = time.monotonic()
         with pytest.raises(AgentTimeoutError, match="still running"):
-            _ask(kind, server.url, lambda c: c.wait("r", timeout_s=0.6))
+            ask_url(kind, server.url, lambda c: c.wait("r", timeout_s=0.6))
         assert 0.5 < time.monotonic() - started < 5
         released.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import ssl
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from meshwright import AsyncClient, Client
 from meshwright._client.replies import build_error
 from meshwright.errors import AgentConnectionError, SettingsError
 from meshwright.wire.health import Health
-from tests.unit.client.both import Kind, ask_async, ask_sync
+from tests.unit.client.both import Kind, ask_url
 from tests.unit.client.sockets import Heard, Server, answer, serve
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -28,17 +27,7 @@ VARIABLES = ("MESHWRIGHT_CA_FILE", "MESHWRIGHT_CLIENT_CERT_FILE", "MESHWRIGHT_CL
 
 
 def _ask(kind: Kind, url: str) -> Any:
-    def question(client: Any) -> Any:
-        return client.health()
-
-    if kind == "sync":
-        with Client(url) as client:
-            return ask_sync(client, question)
-    return asyncio.run(_ask_async(url, question))
-
-
-async def _ask_async(url: str, question: Any) -> Any:
-    return await ask_async(AsyncClient(url), question)
+    return ask_url(kind, url, lambda client: client.health())
 
 
 class Files:

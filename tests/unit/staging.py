@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,22 +85,19 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def play(tmp_path: Path, act: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
-    """Runs `act` with a queue, and closes it; options are constants of the module."""
-
-    async def main() -> None:
-        clock, bench = ManualClock(), Bench()
+@contextlib.asynccontextmanager
+async def staged(tmp_path: Path, **options: Any) -> AsyncIterator[Stage]:
+    """Gives a queue, and closes it; options are constants of the module."""
+    clock, bench = ManualClock(), Bench()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in options.items():
+            patch.setattr(module, name, value)
         async with opened(tmp_path / "s.sqlite3", clock=clock) as store:
             queue = RunQueue(store, clock=clock)
             await queue.finish_interrupted()
             async with asyncio.timeout(60):
-                await act(Stage(queue, bench, store, clock))
+                yield Stage(queue, bench, store, clock)
                 await queue.close("the test ended")
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in options.items():
-            patch.setattr(module, name, value)
-        asyncio.run(main())
 
 
 def states(events: list[RunEvent]) -> list[str]:

@@ -6,8 +6,9 @@ Worker and probe are told; queue, store and book of leases are real.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,12 @@ from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.leases import LeaseRegistry, Owner
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.store import Store
 from tests.fakes.codes import has_code
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch
 from tests.unit.leases.scene import build_lease
-from tests.unit.store.opening import run_with_store
+from tests.unit.store.opening import opened
 
 FOREIGN = DeviceProcess(pid=4711, name="python", command="python train.py", used_bytes=2**30, job="slurm 7")
 
@@ -65,31 +65,28 @@ class Scene:
         return sum(call[0] == op for call in supervisor.calls)
 
 
-def run_scene(
-    folder: Path, looks: list[Reply], answers: list[Reply], test: Callable[[Scene], Coroutine[Any, Any, Any]]
-) -> None:
-    async def play(store: Store) -> None:
-        clock, tasks = ManualClock(), set[asyncio.Task[Any]]()
-        probe, device = answering(*looks), answering(*answers)
-        health, settings = HealthRegistry(stale_after_s=60), Settings()
+@contextlib.asynccontextmanager
+async def staged(folder: Path, looks: list[Reply], answers: list[Reply]) -> AsyncIterator[Scene]:
+    clock, tasks = ManualClock(), set[asyncio.Task[Any]]()
+    probe, device = answering(*looks), answering(*answers)
+    health, settings = HealthRegistry(stale_after_s=60), Settings()
+
+    def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        return task
+
+    async with opened(folder / "runs.sqlite3") as store:
         registry, runs = LeaseRegistry(clock, ManualBoot()), RunQueue(store, clock=clock)
         watch = build_watch(probe, device, health=health, settings=settings, clock=clock, leases=registry, runs=runs)
-
-        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-            task = asyncio.create_task(work)
-            tasks.add(task)
-            return task
-
         around: Any = {"runs": runs, "registry": registry, "settings": settings, "clock": clock, "spawn": spawn}
         benches = Benches(device, watch, **around)  # type: ignore[arg-type]
         await watch.probe()
         try:
-            await test(Scene(benches, watch, runs, registry, probe, device, clock))
+            yield Scene(benches, watch, runs, registry, probe, device, clock)
         finally:
             await runs.close("over")
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    run_with_store(folder / "runs.sqlite3", play)
 
 
 @pytest.fixture(scope="module")
@@ -110,23 +107,22 @@ def view(dgx: Machine) -> Reply:
     return dict(dgx.jax or {})
 
 
-def test_no_bench_opens_devices_that_nobody_could_look_at(tmp_path: Path, dgx: Machine) -> None:
-    async def test(scene: Scene) -> None:
+async def test_no_bench_opens_devices_that_nobody_could_look_at(tmp_path: Path, dgx: Machine) -> None:
+    silent = UnavailableError("the probe did not answer", code="worker_failed")
+    async with staged(tmp_path, [look(dgx), silent], [{}]) as scene:
         with pytest.raises(UnavailableError, match="driver did not answer", check=has_code("not_ready")):
             await scene.submit()
         assert scene.device.calls == []
-
-    run_scene(tmp_path, [look(dgx), UnavailableError("the probe did not answer", code="worker_failed")], [{}], test)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"compute_mode": "prohibited"}, "device 3 .* prohibited"),
     ({"compute_mode": "exclusive_process", "processes": (FOREIGN,)}, "device 3 .* process 4711"),
 ])  # fmt: skip
-def test_what_closes_a_device_while_a_bench_waits_fails_it_and_opens_nothing(
+async def test_what_closes_a_device_while_a_bench_waits_fails_it_and_opens_nothing(
     tmp_path: Path, dgx: Machine, changes: dict[str, Any], reason: str
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async with staged(tmp_path, [look(dgx), look(dgx), look(dgx, **changes)], [{}]) as scene:
         scene.clock.advance(100)
         first = scene.benches.execute
 
@@ -140,22 +136,18 @@ def test_what_closes_a_device_while_a_bench_waits_fails_it_and_opens_nothing(
         assert re.search(reason, run.error.detail if run.error else "")
         assert scene.device.calls == []
 
-    run_scene(tmp_path, [look(dgx), look(dgx), look(dgx, **changes)], [{}], test)
 
-
-def test_on_accelerators_any_lease_is_in_the_way(tmp_path: Path, dgx: Machine) -> None:
-    async def test(scene: Scene) -> None:
+async def test_on_accelerators_any_lease_is_in_the_way(tmp_path: Path, dgx: Machine) -> None:
+    async with staged(tmp_path, [look(dgx)], [{}]) as scene:
         scene.lease(7)
         with pytest.raises(DeviceLeasedError, match="device 7 by lease-1"):
             await scene.submit(devices=[0])
         assert scene.device.calls == []
 
-    run_scene(tmp_path, [look(dgx)], [{}], test)
-
 
 @pytest.mark.parametrize("moment", ["while it waits", "while JAX starts"])
-def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, moment: str) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, moment: str) -> None:
+    async with staged(tmp_path, [look(dgx)], [view(dgx)]) as scene:
         work, list_jax_devices = scene.benches.execute, scene.watch.list_jax_devices
 
         async def execute(run: Run, emit: Any) -> Any:
@@ -175,11 +167,11 @@ def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Machine, m
         assert scene.count(scene.device, "bench") == 0
         assert scene.count(scene.device, "describe") == (moment == "while JAX starts")
 
-    run_scene(tmp_path, [look(dgx)], [view(dgx)], test)
 
-
-def test_a_bench_whose_own_lease_has_ended_fails_and_is_not_said_to_be_pre_empted(tmp_path: Path, dgx: Machine) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_bench_whose_own_lease_has_ended_fails_and_is_not_said_to_be_pre_empted(
+    tmp_path: Path, dgx: Machine
+) -> None:
+    async with staged(tmp_path, [look(dgx)], [{}]) as scene:
         work = scene.benches.execute
 
         async def execute(run: Run, emit: Any) -> Any:
@@ -194,13 +186,12 @@ def test_a_bench_whose_own_lease_has_ended_fails_and_is_not_said_to_be_pre_empte
         assert (ended.error and ended.error.detail) == said
         assert scene.device.calls == []
 
-    run_scene(tmp_path, [look(dgx)], [{}], test)
 
-
-def test_jax_is_asked_again_after_a_bench_whatever_came_of_it(tmp_path: Path, dgx: Machine) -> None:
+async def test_jax_is_asked_again_after_a_bench_whatever_came_of_it(tmp_path: Path, dgx: Machine) -> None:
     """A link that broke fails each case; whoever has the devices is told of it."""
-
-    async def test(scene: Scene) -> None:
+    seen = view(dgx)
+    answers: list[Reply] = [seen, RunFailedError("nothing was measured"), seen, {"records": [], "skipped": []}, seen]
+    async with staged(tmp_path, [look(dgx)], answers) as scene:
         await scene.watch.list_jax_devices()
         for state in ("failed", "succeeded"):
             looked = scene.count(scene.device, "describe")
@@ -208,20 +199,14 @@ def test_jax_is_asked_again_after_a_bench_whatever_came_of_it(tmp_path: Path, dg
             await asyncio.sleep(0.05)
             assert scene.count(scene.device, "describe") == looked + 1
 
-    seen = view(dgx)
-    answers: list[Reply] = [seen, RunFailedError("nothing was measured"), seen, {"records": [], "skipped": []}, seen]
-    run_scene(tmp_path, [look(dgx)], answers, test)
 
-
-def test_a_bench_that_overruns_its_time_limit_is_ended_a_minute_later(tmp_path: Path, dgx: Machine) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_bench_that_overruns_its_time_limit_is_ended_a_minute_later(tmp_path: Path, dgx: Machine) -> None:
+    async with staged(tmp_path, [look(dgx)], [view(dgx), *[{"records": [], "skipped": []}, view(dgx)] * 3]) as scene:
         await scene.watch.list_jax_devices()
         for fields, limit_s in (({}, 20), ({"suite": "full"}, 300), ({"max_s": 7}, 7)):
             await scene.finish(await scene.submit(**fields))
             deadlines = [deadline_s for op, _, deadline_s in scene.device.calls if op == "bench"]
             assert deadlines[-1] == limit_s + BENCH_GRACE_S + Settings().start_timeout_s
-
-    run_scene(tmp_path, [look(dgx)], [view(dgx), *[{"records": [], "skipped": []}, view(dgx)] * 3], test)
 
 
 async def await_state(scene: Scene, run_id: str, state: str | None) -> str:
@@ -248,8 +233,10 @@ def hold_measuring(scene: Scene) -> tuple[asyncio.Event, asyncio.Event]:
     return begun, go_on
 
 
-def test_a_bench_ends_when_a_job_has_come_to_hold_a_device(tmp_path: Path, dgx: Machine) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_bench_ends_when_a_job_has_come_to_hold_a_device(tmp_path: Path, dgx: Machine) -> None:
+    own = DeviceProcess(pid=5, command="python -m meshwright_agent.children.device", used_bytes=2**30, own=True)
+    free, held = look(dgx, processes=()), look(dgx, processes=(own, FOREIGN))
+    async with staged(tmp_path, [free, free, held], [view(dgx)]) as scene:
         begun, go_on = hold_measuring(scene)
         run = await scene.submit(devices=[0])
         await asyncio.wait_for(begun.wait(), 30)
@@ -260,16 +247,13 @@ def test_a_bench_ends_when_a_job_has_come_to_hold_a_device(tmp_path: Path, dgx: 
         assert "gave way to a job: a bench" in said
         assert "process 4711 (python train.py) in slurm 7" in said
 
-    own = DeviceProcess(pid=5, command="python -m meshwright_agent.children.device", used_bytes=2**30, own=True)
-    free, held = look(dgx, processes=()), look(dgx, processes=(own, FOREIGN))
-    run_scene(tmp_path, [free, free, held], [view(dgx)], test)
-
 
 # ---- processes that cannot be seen -----------------------------------------------------------------------------------
 
 
-def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: Path, dgx: Machine) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: Path, dgx: Machine) -> None:
+    free, hidden = look(dgx, processes=()), look(dgx, processes=None, used_bytes=2**30)
+    async with staged(tmp_path, [free, free, hidden], [view(dgx)]) as scene:
         begun, go_on = hold_measuring(scene)
         run = await scene.submit(devices=[3])
         await asyncio.wait_for(begun.wait(), 30)
@@ -279,6 +263,3 @@ def test_a_bench_goes_on_while_its_own_worker_hides_who_else_is_there(tmp_path: 
         go_on.set()
         await scene.finish(run)
         assert state == "running"
-
-    free, hidden = look(dgx, processes=()), look(dgx, processes=None, used_bytes=2**30)
-    run_scene(tmp_path, [free, free, hidden], [view(dgx)], test)

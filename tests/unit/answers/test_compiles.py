@@ -6,9 +6,10 @@ The child is a real process that speaks the real protocol; what it does is that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -65,28 +66,21 @@ class Desk:
         return await self.compiles.settle_plans(PlanAnswer.of(write_plans(request, HOST)))
 
 
-def play(folder: Path, act: Callable[[Desk], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        known = Settings(**({"compile_memory_bytes": 512 * MIB} | settings))
-        async with opened(folder / "s.sqlite3") as store:
-            plans = PlanMaker(
-                answering({}),  # type: ignore[arg-type]
-                answering({}),  # type: ignore[arg-type]
-                store,
-                build_host(lambda: HOST, {}),
-                HostMeasurements(ManualClock()),
-            )
-            queue = RunQueue(store, clock=ManualClock())
-            environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-            compiles = Compiles(store, plans, queue, settings=known, environ=environ, functions=FUNCTIONS)
-            try:
-                async with asyncio.timeout(60):
-                    await act(Desk(compiles, store, queue))
-            finally:
-                await queue.close("the test ended")
-                compiles.close()
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def staged(folder: Path, **settings: Any) -> AsyncIterator[Desk]:
+    known = Settings(**({"compile_memory_bytes": 512 * MIB} | settings))
+    async with opened(folder / "s.sqlite3") as store:
+        probe, device, host = answering({}), answering({}), build_host(lambda: HOST, {})
+        plans = PlanMaker(probe, device, store, host, HostMeasurements(ManualClock()))  # type: ignore[arg-type]
+        queue = RunQueue(store, clock=ManualClock())
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        compiles = Compiles(store, plans, queue, settings=known, environ=environ, functions=FUNCTIONS)
+        try:
+            async with asyncio.timeout(60):
+                yield Desk(compiles, store, queue)
+        finally:
+            await queue.close("the test ended")
+            compiles.close()
 
 
 # ---- one compile ----------------------------------------------------------------------------------------------------
@@ -94,54 +88,44 @@ def play(folder: Path, act: Callable[[Desk], Awaitable[None]], **settings: Any) 
 
 @pytest.mark.parametrize("status", ["verified", "does_not_fit", "not_compiled", "aborted"])
 @pytest.mark.parametrize("op", ["verify", "fit"])
-def test_only_what_holds_for_good_is_kept(tmp_path: Path, status: str, op: Operation) -> None:
-    async def act(desk: Desk) -> None:
+async def test_only_what_holds_for_good_is_kept(tmp_path: Path, status: str, op: Operation) -> None:
+    async with staged(tmp_path) as desk:
         assert (await desk.compile("answer", op, answer={"status": status})).status == status
         kept = await desk.store.get(COMPILE, "k")
         assert (kept is not None) is (status in {"verified", "does_not_fit"})
         assert kept is None or '"stored":false' in kept.body
 
-    play(tmp_path, act)
-
 
 @pytest.mark.parametrize("text", ["5", "null", "{}", '{"status": "perhaps"}', "[" * 100_000])
 @pytest.mark.parametrize("op", ["verify", "fit"])
-def test_an_answer_that_cannot_be_read_costs_a_compile(tmp_path: Path, op: Operation, text: str) -> None:
-    async def act(desk: Desk) -> None:
+async def test_an_answer_that_cannot_be_read_costs_a_compile(tmp_path: Path, op: Operation, text: str) -> None:
+    async with staged(tmp_path) as desk:
         await desk.store.write(Document(COMPILE, "k", text))
         assert await desk.compiles.recall(build_task(op=op)) is None
         assert not (await desk.compile(op=op)).stored
         assert (await desk.compile(op=op)).stored
 
-    play(tmp_path, act)
 
-
-def test_a_store_that_does_not_answer_costs_a_compile_and_not_the_answer(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
+async def test_a_store_that_does_not_answer_costs_a_compile_and_not_the_answer(tmp_path: Path) -> None:
+    async with staged(tmp_path) as desk:
         await desk.store._call(desk.store._close)
         assert (await desk.compile()).status == "verified"
         with pytest.raises(StoreUnavailableError):  # a run needs it
             await desk.ask()
 
-    play(tmp_path, act)
-
 
 # ---- how it ends ----------------------------------------------------------------------------------------------------
 
 
-def test_a_search_that_dies_knows_of_no_batch_that_fits(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
+async def test_a_search_that_dies_knows_of_no_batch_that_fits(tmp_path: Path) -> None:
+    async with staged(tmp_path) as desk:
         text = await desk.compiles.compile(build_task("abort", "fit"), desk.told.append)
         batch = CompiledBatch.model_validate_json(text)
         assert (batch.verification.status, batch.per_replica_batch_size) == ("aborted", None)
 
-    play(tmp_path, act)
 
-
-def test_a_bug_of_ours_is_an_error_with_its_traceback(tmp_path: Path) -> None:
-    async def act(desk: Desk) -> None:
+async def test_a_bug_of_ours_is_an_error_with_its_traceback(tmp_path: Path) -> None:
+    async with staged(tmp_path) as desk:
         with pytest.raises(ProblemError, match="KeyError", check=has_code("internal")) as caught:
             await desk.compile("raise")
         assert any("a bug of ours" in line for line in caught.value.log)
-
-    play(tmp_path, act)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,27 +69,23 @@ class Scene:
         return run
 
 
-def run_scene(
-    folder: Path, test: Callable[[Scene], Coroutine[Any, Any, Any]], *, spawn: FakeSpawn | None = None, look: Reply
-) -> None:
-    async def main() -> None:
-        spawning = spawn or FakeSpawn()
-        spec = ChildSpec("device", "some.worker", dict, backoff_initial_s=0.0)
-        worker = Supervisor(spec, clock=SystemClock(), build_child=spawning)  # type: ignore[arg-type]
+@contextlib.asynccontextmanager
+async def staged(folder: Path, *, spawn: FakeSpawn | None = None, look: Reply) -> AsyncIterator[Scene]:
+    spawning = spawn or FakeSpawn()
+    spec = ChildSpec("device", "some.worker", dict, backoff_initial_s=0.0)
+    worker = Supervisor(spec, clock=SystemClock(), build_child=spawning)  # type: ignore[arg-type]
 
-        async def execute(_run: Run, _emit: Emit) -> tuple[dict[str, Any], int | None]:
-            answer = await worker.call("bench", {}, deadline_s=30)
-            return answer.result, answer.generation
+    async def execute(_run: Run, _emit: Emit) -> tuple[dict[str, Any], int | None]:
+        answer = await worker.call("bench", {}, deadline_s=30)
+        return answer.result, answer.generation
 
-        async with Store.open(folder / "runs.sqlite3", clock=SystemClock()) as store:
-            runs = RunQueue(store, clock=SystemClock())
-            try:
-                await test(Scene(worker, spawning, answering(look), runs, execute))
-            finally:
-                await worker.close()
-                await runs.close("over")
-
-    asyncio.run(main())
+    async with Store.open(folder / "runs.sqlite3", clock=SystemClock()) as store:
+        runs = RunQueue(store, clock=SystemClock())
+        try:
+            yield Scene(worker, spawning, answering(look), runs, execute)
+        finally:
+            await worker.close()
+            await runs.close("over")
 
 
 def holding_on(until: asyncio.Event) -> type[FakeChild]:
@@ -106,8 +103,10 @@ def holding_on(until: asyncio.Event) -> type[FakeChild]:
     ({"holders": [SEEN]}, [4711, 1001]), ({"holders": [SEEN, OWN]}, [4711, 1001]), ({"holders": None}, [1001]),
     (CallCancelled("the probe was ended"), [1001]),
 ])  # fmt: skip
-def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, look: Reply, pids: list[int]) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_worker_that_does_not_end_is_named_within_the_bound(
+    tmp_path: Path, look: Reply, pids: list[int]
+) -> None:
+    async with staged(tmp_path, look=look) as scene:
         ended = asyncio.Event()
         scene.spawn.kind = holding_on(ended)
         await scene.start()
@@ -124,28 +123,24 @@ def test_a_worker_that_does_not_end_is_named_within_the_bound(tmp_path: Path, lo
         ended.set()
         assert (await scene.release()).released
 
-    run_scene(tmp_path, test, look=look)
-
 
 @pytest.mark.parametrize(("look", "holders", "unknown"), [
     ({"holders": None}, None, "no_permission"),
     (CallCancelled("the probe was ended"), None, "driver_timeout"), ({"holders": []}, (), None),
 ])  # fmt: skip
-def test_a_release_says_why_nobody_could_look(
+async def test_a_release_says_why_nobody_could_look(
     tmp_path: Path, look: Reply, holders: tuple[()] | None, unknown: str | None
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async with staged(tmp_path, look=look) as scene:
         answer = await scene.release()
         assert (answer.holders, answer.holders_unknown) == (holders, unknown)
 
-    run_scene(tmp_path, test, look=look)
-
 
 @pytest.mark.parametrize("is_cleared", [True, False])
-def test_after_a_worker_has_ended_hidden_holders_are_looked_at_again_until_its_memory_is_cleared(
+async def test_after_a_worker_has_ended_hidden_holders_are_looked_at_again_until_its_memory_is_cleared(
     tmp_path: Path, is_cleared: bool
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async with staged(tmp_path, look={"holders": None}) as scene:
         await scene.start()
         if is_cleared:
             scene.probe.answers.append({"holders": []})
@@ -155,29 +150,23 @@ def test_after_a_worker_has_ended_hidden_holders_are_looked_at_again_until_its_m
         assert len(scene.probe.calls) > 1
         assert (answer.holders, answer.holders_unknown) == (((), None) if is_cleared else (None, "no_permission"))
 
-    run_scene(tmp_path, test, look={"holders": None})
 
-
-def test_where_no_worker_was_hidden_holders_are_asked_for_once(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_where_no_worker_was_hidden_holders_are_asked_for_once(tmp_path: Path) -> None:
+    async with staged(tmp_path, look={"holders": None}) as scene:
         answer = await scene.release()
         assert (answer.holders, answer.holders_unknown, len(scene.probe.calls)) == (None, "no_permission", 1)
 
-    run_scene(tmp_path, test, look={"holders": None})
 
-
-def test_a_second_look_that_nobody_answers_takes_nothing_back_of_the_first(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_second_look_that_nobody_answers_takes_nothing_back_of_the_first(tmp_path: Path) -> None:
+    async with staged(tmp_path, look={"holders": None}) as scene:
         await scene.start()
         scene.probe.answers.append(CallCancelled("the probe was ended"))
         answer = await scene.release()
         assert (answer.holders, answer.holders_unknown, len(scene.probe.calls)) == (None, "no_permission", 2)
 
-    run_scene(tmp_path, test, look={"holders": None})
 
-
-def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_path: Path) -> None:
+    async with staged(tmp_path, look={"holders": [SEEN, OWN]}) as scene:
         ended = asyncio.Event()
         scene.spawn.kind = holding_on(ended)
         await scene.start()
@@ -192,11 +181,10 @@ def test_a_worker_that_went_while_the_holders_were_looked_at_is_not_named(tmp_pa
         answer = await scene.release()
         assert (answer.released, [holder.pid for holder in answer.holders or ()]) == (True, [4711])
 
-    run_scene(tmp_path, test, look={"holders": [SEEN, OWN]})
 
-
-def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path) -> None:
+    spawn = FakeSpawn(ending=Ending(status=None, killed=True))
+    async with staged(tmp_path, spawn=spawn, look={"holders": []}) as scene:
         await scene.start()
         for _ in range(2):
             answer = await scene.release()
@@ -204,12 +192,9 @@ def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path: Path
         with pytest.raises(DeviceBusyError, match="process 1001, does not let go"):
             await scene.watch().preempt((), "a lease")
 
-    spawn = FakeSpawn(ending=Ending(status=None, killed=True))
-    run_scene(tmp_path, test, spawn=spawn, look={"holders": []})
 
-
-def test_a_preflights_process_that_does_not_end_holds_the_devices_too(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_preflights_process_that_does_not_end_holds_the_devices_too(tmp_path: Path) -> None:
+    async with staged(tmp_path, look={"holders": []}) as scene:
         spec = ChildSpec("preflight", "the.preflight", dict)
         stuck = FakeSupervisor(deque(), pid=77, spec=spec, abandoned_pids=(77,), holding_pids=(77,))
         answer = await scene.watch(preflight=stuck).release()
@@ -219,14 +204,12 @@ def test_a_preflights_process_that_does_not_end_holds_the_devices_too(tmp_path: 
         with pytest.raises(DeviceBusyError, match="process 77, does not let go"):
             await scene.watch(preflight=stuck).preempt((), "a lease")
 
-    run_scene(tmp_path, test, look={"holders": []})
-
 
 @pytest.mark.parametrize(("is_in_the_way", "has_devices"), [(True, True), (True, False), (False, True), (False, False)])
-def test_a_lease_ends_the_benches_that_are_in_its_way_and_no_other(
+async def test_a_lease_ends_the_benches_that_are_in_its_way_and_no_other(
     tmp_path: Path, is_in_the_way: bool, has_devices: bool
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async with staged(tmp_path, look={"holders": []}) as scene:
         run = await scene.begin_run()
         ids = (run.id,) if is_in_the_way else ()
         gone = await scene.watch(has_devices=has_devices).preempt(ids, "a lease")
@@ -234,14 +217,10 @@ def test_a_lease_ends_the_benches_that_are_in_its_way_and_no_other(
         assert (await scene.runs.get(run.id)).state == ("cancelled" if is_in_the_way else "running")
         assert scene.worker.state == ("stopped" if is_in_the_way else "busy")
 
-    run_scene(tmp_path, test, look={"holders": []})
-
 
 @pytest.mark.parametrize("has_devices", [True, False])
-def test_a_lease_ends_an_idle_worker_only_where_that_has_accelerators(tmp_path: Path, has_devices: bool) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_lease_ends_an_idle_worker_only_where_that_has_accelerators(tmp_path: Path, has_devices: bool) -> None:
+    async with staged(tmp_path, look={"holders": []}) as scene:
         await scene.start()
         await scene.watch(has_devices=has_devices).preempt((), "a lease")
         assert scene.worker.state == ("stopped" if has_devices else "ready")
-
-    run_scene(tmp_path, test, look={"holders": []})

@@ -15,16 +15,16 @@ from meshwright.errors import QueueFullError, UnavailableError
 from meshwright.wire.runs import RunKind
 from meshwright_agent.runs import build_run_id
 from tests.fakes.stored import EPOCH
-from tests.unit.staging import Stage, play, states, until
+from tests.unit.staging import Stage, staged, states, until
 
 # ---- one run ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("update", [{"done": 1}, {"record": {"case": "none"}}, {"record": None}, {}, 7, None])
-def test_an_update_that_is_neither_progress_nor_record_fails_the_run_and_nothing_else(
+async def test_an_update_that_is_neither_progress_nor_record_fails_the_run_and_nothing_else(
     tmp_path: Path, update: Any
 ) -> None:
-    async def act(stage: Stage) -> None:
+    async with staged(tmp_path) as stage:
         run_id = await stage.submit_running()
         stage.bench.emits[run_id](update)
         stage.bench.emits[run_id]({"done": 1, "total": 2, "message": "m"})
@@ -35,14 +35,12 @@ def test_an_update_that_is_neither_progress_nor_record_fails_the_run_and_nothing
         stage.bench.finish(second)
         assert (await stage.ended(second)).state == "succeeded"
 
-    play(tmp_path, act)
-
 
 # ---- limits -------------------------------------------------------------------------------
 
 
-def test_beyond_the_limit_runs_are_refused_with_a_time_to_come_back(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
+async def test_beyond_the_limit_runs_are_refused_with_a_time_to_come_back(tmp_path: Path) -> None:
+    async with staged(tmp_path, MAX_WAITING=2) as stage:
         ids = [await stage.submit() for _ in range(3)]
         with pytest.raises(QueueFullError) as caught:
             await stage.submit()
@@ -63,11 +61,9 @@ def test_beyond_the_limit_runs_are_refused_with_a_time_to_come_back(tmp_path: Pa
         await until(lambda: ids[1] in stage.bench.begun)
         await stage.submit()
 
-    play(tmp_path, act, MAX_WAITING=2)
 
-
-def test_a_run_that_was_cancelled_says_nothing_about_how_long_runs_take(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
+async def test_a_run_that_was_cancelled_says_nothing_about_how_long_runs_take(tmp_path: Path) -> None:
+    async with staged(tmp_path, MAX_WAITING=1) as stage:
         first = await stage.submit_running()
         stage.clock.advance(8)
         stage.bench.finish(first)
@@ -81,11 +77,9 @@ def test_a_run_that_was_cancelled_says_nothing_about_how_long_runs_take(tmp_path
             await stage.submit()
         assert caught.value.retry_after_s == 8
 
-    play(tmp_path, act, MAX_WAITING=1)
 
-
-def test_a_caller_that_goes_away_while_submitting_leaves_a_whole_run_or_none(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
+async def test_a_caller_that_goes_away_while_submitting_leaves_a_whole_run_or_none(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
         for turns in range(8):
             caller = asyncio.create_task(stage.submit(turns=turns))
             for _ in range(turns):
@@ -97,14 +91,12 @@ def test_a_caller_that_goes_away_while_submitting_leaves_a_whole_run_or_none(tmp
         await stage.queue.cancel_all("enough")
         assert {run.id for run in await stage.queue.list_runs(limit=99, state="cancelled")} >= stored
 
-    play(tmp_path, act)
-
 
 # ---- cancel ----------------------------------------------------------------------------------------
 
 
-def test_a_queued_run_is_cancelled_at_once_and_never_begins(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
+async def test_a_queued_run_is_cancelled_at_once_and_never_begins(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
         first, second, third = await stage.submit_running(), await stage.submit(), await stage.submit()
         cancelled = await stage.queue.cancel(second, "changed my mind")
         assert cancelled.state == "cancelled"
@@ -116,12 +108,10 @@ def test_a_queued_run_is_cancelled_at_once_and_never_begins(tmp_path: Path) -> N
         assert second not in stage.bench.begun
         assert states(await stage.events(second)) == ["queued", "cancelled"]
 
-    play(tmp_path, act)
-
 
 @pytest.mark.parametrize("ending", ["result", "crash"])
-def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_path: Path, ending: str) -> None:
-    async def act(stage: Stage) -> None:
+async def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_path: Path, ending: str) -> None:
+    async with staged(tmp_path, STOP_WAIT_S=0.01) as stage:
         stage.bench.ignores_cancel = True
         run_id = await stage.submit_running()
         asked = await stage.queue.cancel(run_id, "the first reason")
@@ -136,14 +126,12 @@ def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_path: Pat
         assert done.error is not None
         assert "the first reason" in done.error.detail
 
-    play(tmp_path, act, STOP_WAIT_S=0.01)
-
 
 # ---- close and restart -----------------------------------------------------------------------------
 
 
-def test_closing_does_not_wait_for_work_that_will_not_stop(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
+async def test_closing_does_not_wait_for_work_that_will_not_stop(tmp_path: Path) -> None:
+    async with staged(tmp_path, STOP_WAIT_S=0.01) as stage:
         stage.bench.ignores_cancel = True
         run_id = await stage.submit_running()
         await stage.queue.close("the agent is shutting down")
@@ -151,14 +139,12 @@ def test_closing_does_not_wait_for_work_that_will_not_stop(tmp_path: Path) -> No
         assert (await stage.stored(run_id)).state == "cancelled"
         stage.bench.finish(run_id)
 
-    play(tmp_path, act, STOP_WAIT_S=0.01)
-
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_submission_that_races_with_closing_is_cancelled_or_refused_but_never_left(
+async def test_a_submission_that_races_with_closing_is_cancelled_or_refused_but_never_left(
     tmp_path: Path, turns: int
 ) -> None:
-    async def act(stage: Stage) -> None:
+    async with staged(tmp_path) as stage:
         submissions = [asyncio.create_task(stage.submit()) for _ in range(3)]
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -166,8 +152,6 @@ def test_a_submission_that_races_with_closing_is_cancelled_or_refused_but_never_
         answers = await asyncio.gather(*submissions, return_exceptions=True)
         assert all(isinstance(answer, str | UnavailableError) for answer in answers)
         assert {run.state for run in await stage.queue.list_runs(limit=99)} <= {"cancelled"}
-
-    play(tmp_path, act)
 
 
 # ---- lanes -----------------------------------------------------------------------------------------
@@ -177,15 +161,13 @@ async def submit(stage: Stage, kind: RunKind, **request: Any) -> str:
     return (await stage.queue.submit(kind, request, stage.bench.execute)).id
 
 
-def test_a_release_of_the_devices_ends_benches_and_leaves_compiles_alone(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
+async def test_a_release_of_the_devices_ends_benches_and_leaves_compiles_alone(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
         bench, plan, waiting = [await submit(stage, kind) for kind in ("bench", "plan", "plan")]
         await until(lambda: {bench, plan} <= set(stage.bench.begun))
         assert await stage.queue.cancel_all("released", lane="device") == (bench,)
         found = [(await stage.queue.get(each)).state for each in (bench, plan, waiting)]
         assert found == ["cancelled", "running", "queued"]
-
-    play(tmp_path, act)
 
 
 # ---- ids -------------------------------------------------------------------------------------------

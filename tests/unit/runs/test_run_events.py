@@ -14,16 +14,16 @@ from meshwright.wire.runs import Run, RunEvent
 from meshwright_agent.runs import Done, Emit, LiveRun
 from meshwright_agent.store import StoreUnavailableError
 from tests.fakes.stored import ManualClock, build_record_json, build_run
-from tests.unit.staging import Stage, play, states, until
+from tests.unit.staging import Stage, staged, states, until
 from tests.unit.store.opening import editing
 
 # ---- events ----------------------------------------------------------------------------------------
 
 
-def test_an_end_that_comes_while_a_listener_reads_is_not_missed(
+async def test_an_end_that_comes_while_a_listener_reads_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def act(stage: Stage) -> None:
+    async with staged(tmp_path) as stage:
         run_id = await stage.submit_running()
         listener = stage.queue.events(run_id)
         heard = [await anext(listener), await anext(listener)]
@@ -43,8 +43,6 @@ def test_an_end_that_comes_while_a_listener_reads_is_not_missed(
         may_answer.set()
         assert states([*heard, *await rest]) == ["queued", "running", "succeeded"]
 
-    play(tmp_path, act)
-
 
 async def _collect(listener: AsyncIterator[RunEvent]) -> list[RunEvent]:
     return [event async for event in listener]
@@ -62,21 +60,19 @@ def full_disk(folder: Path) -> Iterator[None]:
         other.execute("DROP TRIGGER full")
 
 
-def test_a_run_that_cannot_be_stored_is_refused_and_not_run(tmp_path: Path) -> None:
-    async def act(stage: Stage) -> None:
+async def test_a_run_that_cannot_be_stored_is_refused_and_not_run(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
         with full_disk(tmp_path), pytest.raises(StoreUnavailableError, match="no space"):
             await stage.submit()
         assert (stage.bench.begun, await stage.queue.list_runs()) == ([], ())
         await stage.submit_running()
 
-    play(tmp_path, act)
-
 
 @pytest.mark.parametrize("state", ["succeeded", "cancelled"])
-def test_a_run_that_ends_while_nothing_can_be_written_is_stored_whole_when_that_is_over(
+async def test_a_run_that_ends_while_nothing_can_be_written_is_stored_whole_when_that_is_over(
     tmp_path: Path, state: str
 ) -> None:
-    async def act(stage: Stage) -> None:
+    async with staged(tmp_path, FIRST_RETRY_S=0.01, STOP_WAIT_S=0.1) as stage:
         run_id, waiting = await stage.submit_running(), await stage.submit()
         await _listen_until(stage, run_id, "running")
         with full_disk(tmp_path):
@@ -95,26 +91,18 @@ def test_a_run_that_ends_while_nothing_can_be_written_is_stored_whole_when_that_
         assert len((await stage.queue.read_latest_bench()).records) == 1
         await until(lambda: waiting in stage.bench.begun)
 
-    play(tmp_path, act, FIRST_RETRY_S=0.01, STOP_WAIT_S=0.1)
 
-
-def test_an_agent_that_ends_while_nothing_can_be_written_ends_and_the_next_start_says_so(tmp_path: Path) -> None:
-    ids: list[str] = []
-
-    async def first(stage: Stage) -> None:
-        ids.append(await stage.submit_running())
+async def test_an_agent_that_ends_while_nothing_can_be_written_ends_and_the_next_start_says_so(tmp_path: Path) -> None:
+    async with staged(tmp_path, FIRST_RETRY_S=0.01) as stage:
+        run_id = await stage.submit_running()
         with full_disk(tmp_path):
-            stage.bench.finish(ids[0])
+            stage.bench.finish(run_id)
             await until(lambda: stage.store.failure_count > 1)
             await stage.queue.close("the agent is shutting down")
-
-    async def second(stage: Stage) -> None:
-        run = await stage.queue.get(ids[0])
+    async with staged(tmp_path) as stage:
+        run = await stage.queue.get(run_id)
         assert run.error is not None
         assert (run.state, "the agent stopped" in run.error.detail) == ("cancelled", True)
-
-    play(tmp_path, first, FIRST_RETRY_S=0.01)
-    play(tmp_path, second)
 
 
 # ---- what is pending -------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from meshwright_agent.store import (
     StoredEvent,
     StoreUnavailableError,
 )
-from tests.unit.store.opening import editing, held, recover, run_with_store
+from tests.unit.store.opening import editing, held, opened, recover, run_with_store
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "leases"
 
@@ -70,18 +70,16 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
     run_with_store(tmp_path / "new" / "db", second)
 
 
-def test_a_document_that_is_written_again_is_the_newest_unless_it_keeps_its_place(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
+async def test_a_document_that_is_written_again_is_the_newest_unless_it_keeps_its_place(tmp_path: Path) -> None:
+    async with opened(tmp_path / "db") as store:
         await store.write(plan(1), plan(2), plan(3))
         await store.write(plan(1, '{"again": 1}'), plan(2, keeps_place=True))
         assert await keys(store) == ["2", "3", "1"]
         assert await keys(store, newest_first=True, limit=2) == ["1", "3"]
 
-    run_with_store(tmp_path / "db", test)
 
-
-def test_documents_are_listed_by_state_and_field_and_without_a_field(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
+async def test_documents_are_listed_by_state_and_field_and_without_a_field(tmp_path: Path) -> None:
+    async with opened(tmp_path / "db") as store:
         rows = [("a", "running", "bench"), ("b", "succeeded", "bench"), ("c", "succeeded", "plan")]
         for key, state, kind in rows:
             await store.write(Document(RUN, key, f'{{"kind": "{kind}", "result": [1]}}', state))
@@ -90,11 +88,9 @@ def test_documents_are_listed_by_state_and_field_and_without_a_field(tmp_path: P
         (first,) = await store.list_documents(RUN, without="result", limit=1)
         assert first.body == '{"kind":"bench"}'
 
-    run_with_store(tmp_path / "db", test)
 
-
-def test_a_write_is_stored_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
+async def test_a_write_is_stored_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    async with opened(tmp_path / "db") as store:
         with editing(tmp_path / "db") as other:
             other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'no space'); END")
         with pytest.raises(StoreUnavailableError, match="no space") as caught:
@@ -102,18 +98,16 @@ def test_a_write_is_stored_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
         assert caught.value.retry_after_s
         assert (await keys(store), store.failure_count) == ([], 1)
 
-    run_with_store(tmp_path / "db", test)
-
 
 @pytest.mark.parametrize(("most", "size_bytes", "kept"), [(3, 1000, [8, 9]), (3, 10**6, [7, 8, 9]), (9, 1, [9])])
-def test_the_newest_are_kept_by_count_and_by_bytes_and_the_last_one_always(
+async def test_the_newest_are_kept_by_count_and_by_bytes_and_the_last_one_always(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, size_bytes: int, kept: list[int]
 ) -> None:
     monkeypatch.setitem(module.LIMITS, ("documents", PLAN), Limit(most, size_bytes))
     monkeypatch.setitem(module.LIMITS, ("events", "health"), Limit(most, size_bytes))
     body = '"' + "ä" * 200 + '"'
 
-    async def test(store: Store) -> None:
+    async with opened(tmp_path / "db") as store:
         for number in range(10):
             await store.write(plan(number, body), events=[event(number + 1, body=body)])
         assert await keys(store) == [str(number) for number in kept]
@@ -121,26 +115,22 @@ def test_the_newest_are_kept_by_count_and_by_bytes_and_the_last_one_always(
         assert [each.seq - 1 for each in found] == kept
         assert await store.last_seq("health") == 10
 
-    run_with_store(tmp_path / "db", test)
 
-
-def test_what_runs_or_is_held_is_never_pruned_and_the_events_of_a_run_go_with_it(
+async def test_what_runs_or_is_held_is_never_pruned_and_the_events_of_a_run_go_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.LIMITS, ("documents", RUN), Limit(1, 10**6))
 
-    async def test(store: Store) -> None:
+    async with opened(tmp_path / "db") as store:
         for number, state in enumerate(["running", "succeeded", "queued", "failed", "failed"]):
             run = Document(RUN, str(number), "{}", state, keeps_place=True)
             await store.write(run, events=[event(1, f"run/{number}")])
         assert await keys(store, RUN) == ["0", "2", "4"]
         assert [await store.last_seq(f"run/{number}") for number in range(5)] == [1, 0, 1, 0, 1]
 
-    run_with_store(tmp_path / "db", test)
 
-
-def test_events_are_listed_by_number_field_and_time(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
+async def test_events_are_listed_by_number_field_and_time(tmp_path: Path) -> None:
+    async with opened(tmp_path / "db") as store:
         for seq in range(1, 7):
             await store.write(events=[event(seq, body=f'{{"component": "device:{seq % 2}"}}', at=10.0 * seq)])
 
@@ -151,8 +141,6 @@ def test_events_are_listed_by_number_field_and_time(tmp_path: Path) -> None:
         assert await seqs(after=None, limit=2) == [5, 6]
         assert await seqs(after=0, where=("component", "device:1")) == [1, 3, 5]
         assert await seqs(after=0, since=40.0) == [4, 5, 6]
-
-    run_with_store(tmp_path / "db", test)
 
 
 # ---- trouble ---------------------------------------------------------------------------------------------------------
@@ -171,8 +159,8 @@ def test_a_file_that_another_program_writes_is_waited_for_in_time_and_nothing_is
     run_with_store(tmp_path / "db", test, timeout_s=0.2)
 
 
-def test_after_a_failure_a_check_writes_before_the_store_counts_as_well(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
+async def test_after_a_failure_a_check_writes_before_the_store_counts_as_well(tmp_path: Path) -> None:
+    async with opened(tmp_path / "db", timeout_s=0.2) as store:
         assert await store.check() > 0
         with held(tmp_path / "db"):
             await store.check()  # reading is proof enough
@@ -182,31 +170,25 @@ def test_after_a_failure_a_check_writes_before_the_store_counts_as_well(tmp_path
                 await store.check()
         await recover(store)
 
-    run_with_store(tmp_path / "db", test, timeout_s=0.2)
 
-
-def test_a_check_that_waits_behind_a_write_that_fails_does_not_forget_it(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
+async def test_a_check_that_waits_behind_a_write_that_fails_does_not_forget_it(tmp_path: Path) -> None:
+    async with opened(tmp_path / "db") as store:
         with held(tmp_path / "db"):
             answers = await asyncio.gather(store.write(plan(1)), store.check(), return_exceptions=True)
             assert isinstance(answers[0], StoreUnavailableError)
             assert "locked" in store.failure
         await recover(store)
 
-    run_with_store(tmp_path / "db", test)
-
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path, replace: bool) -> None:
-    async def test(store: Store) -> None:
+async def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path, replace: bool) -> None:
+    async with opened(tmp_path / "db") as store:
         (tmp_path / "db").unlink()
         if replace:
             (tmp_path / "db").touch()
         with pytest.raises(StoreUnavailableError) as caught:
             await store.check()
         assert "restart the agent" in caught.value.hint
-
-    run_with_store(tmp_path / "db", test)
 
 
 def test_a_state_directory_that_cannot_be_one_is_refused_with_the_setting_to_change(tmp_path: Path) -> None:
@@ -317,16 +299,14 @@ def test_leases_of_every_version_are_read_and_all_else_of_another_version_is_set
     run_with_store(tmp_path / "db", recover)
 
 
-def test_a_file_of_before_leases_had_this_form_is_set_aside(tmp_path: Path) -> None:
+async def test_a_file_of_before_leases_had_this_form_is_set_aside(tmp_path: Path) -> None:
     with editing(tmp_path / "db") as connection:
         connection.execute("CREATE TABLE leases (id TEXT)")
         connection.execute("PRAGMA user_version = 5")
 
-    async def test(store: Store) -> None:
+    async with opened(tmp_path / "db") as store:
         assert "has the schema 5" in store.set_aside
         assert "leases are lost" in store.set_aside
-
-    run_with_store(tmp_path / "db", test)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -67,18 +68,15 @@ class World:
         self.child.say(ResultFrame(call.id, self.child.generation, result or {}))
 
 
-def live(scenario: Callable[[World], Awaitable[None]], *, spawn: FakeSpawn | None = None, **spec: Any) -> None:
+@contextlib.asynccontextmanager
+async def living(*, spawn: FakeSpawn | None = None, **spec: Any) -> AsyncIterator[World]:
     failed: list[Any] = []
-
-    async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
-        world = World(spawn or FakeSpawn(), **spec)
-        try:
-            await scenario(world)
-        finally:
-            await world.supervisor.close()
-
-    asyncio.run(run())
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+    world = World(spawn or FakeSpawn(), **spec)
+    try:
+        yield world
+    finally:
+        await world.supervisor.close()
     assert not failed
 
 
@@ -90,8 +88,8 @@ def test_the_fake_child_has_the_members_of_the_real_one() -> None:
             assert inspect.signature(real) == inspect.signature(fake), name
 
 
-def test_a_process_that_even_sigkill_does_not_end_is_abandoned_and_named() -> None:
-    async def scenario(world: World) -> None:
+async def test_a_process_that_even_sigkill_does_not_end_is_abandoned_and_named() -> None:
+    async with living(spawn=FakeSpawn(ending=UNKILLABLE)) as world:
         task = await world.begin()
         outcome = await world.supervisor.release()
         assert (outcome.killed, outcome.abandoned_pids) == (True, (1001,))
@@ -110,11 +108,9 @@ def test_a_process_that_even_sigkill_does_not_end_is_abandoned_and_named() -> No
         world.spawn.children[0].reaped.set()
         await world.until(lambda: not world.supervisor.abandoned_pids)
 
-    live(scenario, spawn=FakeSpawn(ending=UNKILLABLE))
 
-
-def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them() -> None:
-    async def scenario(world: World) -> None:
+async def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them() -> None:
+    async with living(spawn=FakeSpawn(ending=UNKILLABLE), has_devices=True, cancel_grace_s=0.05) as world:
         task = await world.begin()
         waiting = asyncio.create_task(world.supervisor.call("next", {}, deadline_s=30.0))
         await asyncio.sleep(0)
@@ -131,11 +127,9 @@ def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them() -> N
         await world.start()
         assert world.supervisor.generation == 2
 
-    live(scenario, spawn=FakeSpawn(ending=UNKILLABLE), has_devices=True, cancel_grace_s=0.05)
 
-
-def test_abandoned_processes_use_up_the_crash_budget() -> None:
-    async def scenario(world: World) -> None:
+async def test_abandoned_processes_use_up_the_crash_budget() -> None:
+    async with living(spawn=FakeSpawn(ending=UNKILLABLE), crash_budget=2) as world:
         for _ in range(2):
             await world.start()
             await world.supervisor.release()
@@ -143,11 +137,9 @@ def test_abandoned_processes_use_up_the_crash_budget() -> None:
         with pytest.raises(UnavailableError, match="could not be killed", check=has_code("worker_failed")):
             await world.call()
 
-    live(scenario, spawn=FakeSpawn(ending=UNKILLABLE), crash_budget=2)
 
-
-def test_crashes_that_the_window_has_left_behind_do_not_count() -> None:
-    async def scenario(world: World) -> None:
+async def test_crashes_that_the_window_has_left_behind_do_not_count() -> None:
+    async with living(crash_budget=3, crash_window_s=12.0) as world:
         for _ in range(6):
             await world.start()
             world.child.lose("died")
@@ -155,11 +147,9 @@ def test_crashes_that_the_window_has_left_behind_do_not_count() -> None:
             assert world.supervisor.state != "failed"
             world.clock.advance(6.0)
 
-    live(scenario, crash_budget=3, crash_window_s=12.0)
 
-
-def test_a_crash_says_when_to_ask_again() -> None:
-    async def scenario(world: World) -> None:
+async def test_a_crash_says_when_to_ask_again() -> None:
+    async with living(spawn=FakeSpawn(ending=Ending(-9, killed=True)), backoff_initial_s=7.0) as world:
         task = await world.begin()
         world.clock.advance(1.25)
         world.child.lose("closed its socket")
@@ -173,11 +163,9 @@ def test_a_crash_says_when_to_ask_again() -> None:
         )
         assert caught.value.hint
 
-    live(scenario, spawn=FakeSpawn(ending=Ending(-9, killed=True)), backoff_initial_s=7.0)
 
-
-def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -> None:
-    async def scenario(world: World) -> None:
+async def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -> None:
+    async with living() as world:
         task = await world.begin()
         task.cancel()
         await world.until(lambda: isinstance(world.child.sent[-1], CancelFrame))
@@ -189,25 +177,21 @@ def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -> None
         world.child.say(Stopped(1, 1))
         await world.until(lambda: world.supervisor.state == "ready")
 
-    live(scenario)
-
 
 @pytest.mark.parametrize("frame", [
     Hello(1, "fake", 1001, 1), ProgressFrame(2, 1, {}), ProgressFrame(1, 2, {}), ResultFrame(2, 1, {}), Stopped(1, 3),
     CancelFrame(1),
 ], ids=lambda frame: f"{frame}")  # fmt: skip
-def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:
+    async with living() as world:
         task = await world.begin()
         world.child.say(frame)
         with pytest.raises(UnavailableError, match="broke the protocol", check=has_code("worker_failed")):
             await task
 
-    live(scenario)
 
-
-def test_a_crash_stands_until_another_child_is_ready() -> None:
-    async def scenario(world: World) -> None:
+async def test_a_crash_stands_until_another_child_is_ready() -> None:
+    async with living() as world:
         supervisor = world.supervisor
         await world.start()
         await supervisor.release()
@@ -232,11 +216,9 @@ def test_a_crash_stands_until_another_child_is_ready() -> None:
         await supervisor.release()
         assert not supervisor.has_crashed
 
-    live(scenario)
 
-
-def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
-    async def scenario(world: World) -> None:
+async def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
+    async with living() as world:
         task = await world.begin()
         releasing = asyncio.create_task(world.supervisor.release())
         await world.until(lambda: world.supervisor.state == "stopping")
@@ -245,11 +227,9 @@ def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
         with pytest.raises(CallCancelled, match="released"):
             await task
 
-    live(scenario)
 
-
-def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_up() -> None:
-    async def scenario(world: World) -> None:
+async def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_up() -> None:
+    async with living(backoff_initial_s=600.0) as world:
         await world.start()
         world.child.lose("died")
         await world.until(lambda: world.supervisor.state == "backoff")
@@ -266,5 +246,3 @@ def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_
         world.reply()
         await waiting
         assert (world.supervisor.state, world.supervisor.generation) == ("ready", 2)
-
-    live(scenario, backoff_initial_s=600.0)

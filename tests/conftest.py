@@ -14,6 +14,12 @@ settings.load_profile("meshwright")
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The loop of tests that are coroutines."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def agent() -> Iterator[RunningAgent]:
     """One real agent on 8 virtual CPU devices for all tests that do not harm it."""
     with start_agent() as running:

@@ -86,6 +86,7 @@ async def test_a_caller_that_goes_away_while_submitting_leaves_a_whole_run_or_no
                 await asyncio.sleep(0)
             caller.cancel()
             await asyncio.wait([caller])
+        await stage.submit()  # after all before it
         await until(lambda: bool(stage.bench.begun))
         stored = {run.id for run in await stage.queue.list_runs(limit=99)}
         await stage.queue.cancel_all("enough")

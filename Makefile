@@ -87,7 +87,7 @@ order-table: $(VENV)/.installed ## our device order and JAX's on all named slice
 step-table: $(VENV)/.installed ## compiled step times beside published ones (ARGS="--write --rows 39,40"); hours, goes on where it was
 	$(BIN)/python -m tests.compiler.steps.estimates $(ARGS)
 
-accuracy: $(VENV)/.installed ## predictions beside published runs and measured peaks (ARGS=--rows)
+accuracy: $(VENV)/.installed ## predictions beside published runs and measured peaks
 	$(BIN)/python -m tests.accuracy $(ARGS)
 
 soak: $(VENV)/.installed ## a real agent under mixed load, workers killed at random: does anything grow? (ARGS="--minutes 5 --write")

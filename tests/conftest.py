@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
+from httpx._transports import default
 from hypothesis import settings
 
 from tests.agents import RunningAgent, start_agent
 
 settings.register_profile("meshwright", deadline=None)  # machines differ, and are shared
 settings.load_profile("meshwright")
+
+# httpx.get reads the certificates of all authorities, in 20 ms; a test that waits for an agent would do little else.
+default.create_ssl_context = functools.cache(default.create_ssl_context)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ decides the environment (platform, memory, virtual devices). Of the modules in t
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from meshwright.compiling.compilers import read_versions
 from meshwright.compiling.worker import lower_priority
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.children.child import CallContext, serve
@@ -31,12 +31,11 @@ def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]
     """Returns JAX's devices, in the order of `jax.devices()`, with `JaxView`'s fields."""
     import jax
 
-    versions = read_versions("tpu")
     return {
         "platform": parse_platform(jax.default_backend()),
         "jax": jax.__version__,
-        "jaxlib": versions.get("jaxlib"),
-        "libtpu": versions.get("libtpu"),
+        "jaxlib": read_version("jaxlib"),
+        "libtpu": read_version("libtpu"),
         "process_index": jax.process_index(),
         "process_count": jax.process_count(),
         "devices": [
@@ -44,6 +43,14 @@ def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]
             for position, device in enumerate(jax.devices())
         ],
     }
+
+
+def read_version(distribution: str) -> str | None:
+    """Returns the version of an installed distribution."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def read_device(device: Any) -> dict[str, Any]:

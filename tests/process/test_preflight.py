@@ -118,7 +118,7 @@ def test_one_host_is_checked_alone(agents: list[RunningAgent]) -> None:
 
 
 def test_a_port_in_use_is_named_and_every_host_is_free_again(agents: list[RunningAgent]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, Fleet(list_urls(agents)) as fleet:
+    with socket.create_server(("127.0.0.1", 0)) as server, Fleet(list_urls(agents[:2])) as fleet:
         report = check_hosts(fleet, port=server.getsockname()[1], timeout_s=40)
         assert report.verdict == "fault"
         assert "cannot listen on 127.0.0.1" in report.culprits[0].findings[0].text

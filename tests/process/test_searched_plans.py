@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,8 @@ def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(agent: RunningAg
     (left,) = fallback["plans"]
     assert left["devices"] == []
     stored = ask(agent, f"/mesh/plan/{left['fingerprint']}")["plans"][0]
-    assert len(stored["devices"]) == 16
-    assert len({device["host"] for device in stored["devices"]}) == 2
+    assert len(stored["devices"]) == math.prod(left["mesh_shape"].values()) > 8
+    assert len({device["host"] for device in stored["devices"]}) < 4
     assert stored["step_time"] is None
 
 

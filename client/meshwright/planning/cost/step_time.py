@@ -134,7 +134,7 @@ class StepTime:
             "ep": sum(layers * self._time_experts(block) for block, layers in blocks),
             "cp": self._wait("cp") * sum(layers * self._time_context(block) for block, layers in blocks),
             "fsdp": np.where(once, 0.0, self._wait("fsdp") * weights_s),
-            "pp": self._repeats_stage * self._time_sends(),
+            "pp": self._rounds * self._time_sends(),
         }
         stage: Any = compute + again + sum(inside.values())
         return {
@@ -143,7 +143,7 @@ class StepTime:
             **{axis: passes * seconds for axis, seconds in inside.items()},
             "fsdp": np.where(once, weights_s, passes * inside["fsdp"]),
             "dp": self._time_gradients(),
-            "bubble": (np.asarray(layout.pp) - 1) * stage / self._repeats_stage,
+            "bubble": (np.asarray(layout.pp) - 1) * stage / self._rounds,
         }
 
     # ---- compute -----------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class StepTime:
         return np.ceil(self.work.layers / np.asarray(self.layout.pp))
 
     @property
-    def _repeats_stage(self) -> Any:
+    def _rounds(self) -> Any:
         """How often a micro-batch comes to a stage."""
         return self.layout.count_repeats(self.work.layers)
 

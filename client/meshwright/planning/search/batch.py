@@ -49,6 +49,7 @@ def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
     most = unit << (DOUBLINGS - 1) if is_free else largest
     batches = tuple(_list_batches(unit, min(most, question.training.global_batch_size)))
     costs = {batch: _price(question, batch, mesh_shape, spans) for batch in batches or (unit,)}
+    batches = tuple(batch for batch in batches if costs[batch]["memory"].fits)  # a pipeline keeps all its micro-batches
     chosen = choose_near_best({batch: costs[batch]["tokens_per_s"] for batch in batches})
     told = costs[chosen or unit]
     step: PlanStepTime = told["step_time"]

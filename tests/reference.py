@@ -29,6 +29,8 @@ REQUESTS: Final = {
     "BenchRequest": "POST /placement/bench",
     "LeaseRequest": "PUT /leases/{lease_id}",
     "Acknowledgement": "POST /health/acknowledge",
+    "PreflightRequest": "POST /preflight",
+    "VerdictRequest": "PUT /leases/{lease_id}/verdict",
 }
 """Schema → heading on the page."""
 _HUGE: Final = 1e12
@@ -88,8 +90,8 @@ def _write_requests() -> Iterator[str]:
         yield from (f"## {heading}", "", "| field | type | default | meaning |", "|---|---|---|---|")
         for field, value in schema["properties"].items():
             meaning, default = value.get("description", ""), value.get("default")
-            is_told = default and "not said" not in meaning
-            word = "needed" if field in schema.get("required", ()) else f"`{json.dumps(default)}`" if is_told else ""
+            word = "" if default in (None, [], {}) or "not said" in meaning else f"`{json.dumps(default)}`"
+            word = "needed" if field in schema.get("required", ()) else word
             cells = (f"`{field}`", " or ".join(_list_types(value)), word, meaning)
             yield "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
         yield ""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 
-gc.disable()  # until the server has started: imports leave no garbage, and the search for it is a fifth of their time
-
+gc.disable()  # imports leave no garbage, and the search for it is a fifth of their time
 from meshwright_agent.cli import main  # noqa: E402
+
+gc.enable()
 
 if __name__ == "__main__":
     main()

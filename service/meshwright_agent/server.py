@@ -370,7 +370,6 @@ async def _serve(
         await agent.start()
         gc.collect()
         gc.freeze()  # the collector skips code, tables and stored data
-        gc.enable()
         _handle_signals(agent, servers)
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]

@@ -14,7 +14,7 @@ from meshwright._client.settings import ClientSettings
 from meshwright.errors import SettingsError
 
 CONNECT_TIMEOUT_S: Final = 5.0
-_TRUST_NOTHING: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+_NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For connections without TLS: httpx would read the certificates of all authorities, which takes 20 ms."""
 
 
@@ -30,7 +30,7 @@ def build_client(
     One pool can serve many agents that are alike in socket, locality and TLS: `max_connections` is for all of them.
     """
     if transport is None and settings.address.socket:
-        transport = httpx.HTTPTransport(uds=settings.address.socket, trust_env=False, verify=_TRUST_NOTHING)
+        transport = httpx.HTTPTransport(uds=settings.address.socket, trust_env=False, verify=_NO_AUTHORITIES)
     return httpx.Client(transport=transport, **_list_options(settings, timeout_s, max_connections))
 
 
@@ -39,7 +39,7 @@ def build_async_client(
 ) -> httpx.AsyncClient:
     """Returns the same for asyncio."""
     if transport is None and settings.address.socket:
-        transport = httpx.AsyncHTTPTransport(uds=settings.address.socket, trust_env=False, verify=_TRUST_NOTHING)
+        transport = httpx.AsyncHTTPTransport(uds=settings.address.socket, trust_env=False, verify=_NO_AUTHORITIES)
     return httpx.AsyncClient(transport=transport, **_list_options(settings, timeout_s, None))
 
 
@@ -52,7 +52,7 @@ def _list_options(settings: ClientSettings, timeout_s: float | None, max_connect
     }
     if max_connections is not None:
         options["limits"] = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
-    options["verify"] = _build_tls(settings) if settings.address.url.startswith("https:") else _TRUST_NOTHING
+    options["verify"] = _build_tls(settings) if settings.address.url.startswith("https:") else _NO_AUTHORITIES
     return options
 
 

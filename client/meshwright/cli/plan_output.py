@@ -155,7 +155,8 @@ def _describe_schedule(plan: Plan) -> Iterator[str]:
         count = plan.schedule.gradient_accumulation_steps
         repeats = plan.schedule.pipeline_repeats
         rounds = f", {repeats} times round the pipeline" if repeats > 1 else ""
-        yield f"{count} micro-batch{'es' * (count > 1)} of {plan.schedule.micro_batch_size}{rounds}"
+        once = ", weights gathered once" if plan.schedule.pipeline_gathers_once else ""
+        yield f"{count} micro-batch{'es' * (count > 1)} of {plan.schedule.micro_batch_size}{rounds}{once}"
         yield f"remat {plan.schedule.remat}"
     if plan.tokens_per_s:
         yield f"{plan.tokens_per_s:,.0f} tokens/s"

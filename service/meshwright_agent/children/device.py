@@ -46,7 +46,7 @@ def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]
 
 
 def read_version(distribution: str) -> str | None:
-    """Returns the version of an installed distribution."""
+    """Returns the version of an installed distribution. `compiling.compilers` has the same, and imports the planner."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -53,7 +53,7 @@ class AxisLinks:
             several dimensions their sum.
         neighbor_hops: steps from one device to the next of its group.
         hop_s: latency of one step.
-        tree_s: latency of an all-reduce, by a tree; None: that of twice the hops.
+        tree_s: latency of an all-reduce by a tree, and twice that of an all-to-all; None: that of the hops.
         start_s: time before the first byte: launch and protocol.
         ramp_s_per_root_byte: added for each √byte that comes into a device: messages reach full speed slowly.
         reached_ratio: part of the rates that long messages reach.
@@ -106,13 +106,13 @@ def time_collective(operation: Operation, byte_count: Any, wire: AxisLinks) -> A
     Source: sharding.md, "How is an AllGather actually performed?", Case 3, and "Our final communication primitive: the
     AllToAll"; gpus.md, "Intra-node collectives" (without reductions in the switch), AllToAlls.
     """
+    if operation in ("all_reduce", "all_to_all") and wire.tree_s is not None:
+        wire = replace(wire, hops=1, hop_s=wire.tree_s / 2)
     if operation == "all_to_all":
         size = np.asarray(wire.size)
         crossing = np.asarray(wire.bytes_per_s) / np.asarray(wire.middle_bytes_per_s) / 4
         return _time(wire, byte_count * np.maximum((size - 1) / size**2, crossing), wire.hops)
     ways = 2 if operation == "all_reduce" else 1
-    if ways == 2 and wire.tree_s is not None:
-        wire = replace(wire, hops=1, hop_s=wire.tree_s / 2)
     return _time(wire, ways * byte_count * wire.gathered_ratio, ways * np.asarray(wire.hops))
 
 
@@ -224,7 +224,8 @@ def gpu_wire(bytes_per_s: Numbers, size: Numbers, *, pair_bytes_per_s: float | N
 def network_wire(bytes_per_s: Numbers, size: Numbers) -> AxisLinks:
     """Returns the wire between devices of different hosts or slices: a non-blocking network.
 
-    NCCL gathers and scatters in a ring of n − 1 steps, and reduces by a tree of ⌈log₂ n⌉.
+    NCCL gathers and scatters in a ring of n − 1 steps, and reduces by a tree of ⌈log₂ n⌉. An all-to-all, whose sends go
+    on at once, is taken to have the tree's latency, and TPU slices NCCL's: nobody publishes them.
 
     Args:
         bytes_per_s: one device's share of its host's NICs, one way.

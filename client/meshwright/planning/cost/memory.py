@@ -41,7 +41,7 @@ PartBytes = dict[str, Any]
 """
 
 Place = Literal["first", "inner", "last"]
-"""Of a pipeline's stages: the first has the embedding, the last the head; without a pipeline each has all."""
+"""Of a pipeline's stages: their layers differ where dense ones come before mixtures of experts."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class StepMemory:
     def price_stage(self, place: Place) -> PartBytes:
         """Returns the parts of one kind of stage."""
         layers = self._count_layers(place)
-        dense, experts = self._count_parameters(place, layers)
-        held = self._count_held(dense, experts)
+        dense, experts = self._count_parameters(layers)
+        held = self._count_held(dense + self._ends, experts)
         # without a pipeline, gradients of several micro-batches are accumulated
         is_added = (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
         again = np.where(is_added, self.keeping.accumulated, 0.0)
@@ -110,7 +110,7 @@ class StepMemory:
             "layer": self._layer,
             "attention": self._attention,
             "dispatch": self._dispatch,
-            "logits": self._is_at(place, "last") * self._logits,
+            "logits": self._logits,
             "gathered": np.where(np.asarray(self.layout.fsdp) > 1, self._count_gathered(dense, experts), 0.0),
         }
 
@@ -128,17 +128,16 @@ class StepMemory:
         ends = zip(before, counts, strict=True)
         return [np.clip(np.minimum(begin + held, at + n) - np.maximum(begin, at), 0, n) for at, n in ends]
 
-    def _is_at(self, place: Place, end: Place) -> Any:
-        """Whether a stage of this place has the weights of an end of the model; without a pipeline each has all."""
-        return np.where(np.asarray(self.layout.pp) > 1, place == end, 1)
-
-    def _count_parameters(self, place: Place, layers: list[Any]) -> tuple[Any, Any]:
-        """Returns the dense parameters of a stage and those of its experts, over all devices that share a stage."""
-        work, held = self.work, list(zip(self.work.blocks, layers, strict=True))
-        head = work.head.parameters * np.where(np.asarray(self.layout.pp) > 1, 1, not work.is_tied)
-        ends = self._is_at(place, "first") * work.embedding_parameters + self._is_at(place, "last") * head
+    def _count_parameters(self, layers: list[Any]) -> tuple[Any, Any]:
+        """Returns the dense parameters of a stage's layers and its experts', over all devices that share a stage."""
+        held = list(zip(self.work.blocks, layers, strict=True))
         dense = sum(count * block.dense_parameters for block, count in held)
-        return dense + ends, sum(count * block.expert_parameters for block, count in held)
+        return dense, sum(count * block.expert_parameters for block, count in held)
+
+    @property
+    def _ends(self) -> int:
+        """Parameters of embedding and head, which are outside a pipeline's loop: all stages have them."""
+        return self.work.embedding_parameters + (0 if self.work.is_tied else self.work.head.parameters)
 
     @property
     def _in_flight(self) -> Any:
@@ -219,9 +218,12 @@ class StepMemory:
 
     @functools.cached_property
     def _logits(self) -> Any:
-        tokens = self._tokens
+        """Of a piece of each sequence; behind a pipeline of the whole batch, laid over its stages."""
+        tokens, stages = self._tokens, np.asarray(self.layout.pp)
+        batch = tokens * self.layout.gradient_accumulation_steps / stages
         if self.keeping.piece_tokens:
             tokens = tokens / _count_pieces(self.work.seq_len / self.layout.cp, self.keeping.piece_tokens)
+        tokens = np.where(stages > 1, batch, tokens)
         return self.keeping.logits_bytes * tokens * self.work.vocabulary / self.layout.tp
 
 

@@ -10,6 +10,7 @@ all of the gradients' time across the network. The optimizer's update reads and 
 
 The bubble of a pipeline is (pp − 1) ÷ repeats of a micro-batch's time on a stage (MaxText's circular pipelines). Its
 weights are gathered for each micro-batch, or once a step, and then all of that is exposed (`pipeline_fsdp_ag_once`).
+Embedding and head are outside its loop, and the batch is laid over the stages there.
 
 The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to five on
 GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run tests pp,
@@ -126,9 +127,11 @@ class StepTime:
         attention = sum(layers * self._time_attention(block) for block, layers in blocks)
         head = self._time_matmuls(self.work.head.parameters)
         scores = sum(layers * self._time_scores(block) for block, layers in blocks)
-        compute = 3 * (matmuls + head) + 3.5 * attention + scores
+        compute = 3 * matmuls + 3.5 * attention + scores
         again = self._repeats * matmuls + self._repeats_attention * attention
         once, weights_s = layout.gathers_once, self._time_weights(blocks)
+        stages = np.asarray(layout.pp)
+        ends_s = np.where(stages > 1, 1, passes) * self._wait("fsdp") * self._time_ends()
         inside = {
             "tp": self._wait("tp") * self._stage_layers * self._time_tensor(),
             "ep": sum(layers * self._time_experts(block) for block, layers in blocks),
@@ -138,12 +141,12 @@ class StepTime:
         }
         stage: Any = compute + again + sum(inside.values())
         return {
-            "compute": passes * compute + self._time_update(),
+            "compute": passes * (compute + 3 * head / stages) + self._time_update(),
             "remat": passes * again,
             **{axis: passes * seconds for axis, seconds in inside.items()},
-            "fsdp": np.where(once, weights_s, passes * inside["fsdp"]),
+            "fsdp": np.where(once, weights_s, passes * inside["fsdp"]) + ends_s,
             "dp": self._time_gradients(),
-            "bubble": (np.asarray(layout.pp) - 1) * stage / self._rounds,
+            "bubble": (stages - 1) * stage / self._rounds,
         }
 
     # ---- compute -----------------------------------------------------------------------------------------
@@ -254,14 +257,17 @@ class StepTime:
         return (self._directions + 1) * self._time("cp", "all_gather", pairs)
 
     def _time_weights(self, blocks: list[tuple[Block, Any]]) -> Any:
-        """Returns the time to gather sharded weights and scatter their gradients: in each accumulation step, which
+        """Returns the time to gather layers' weights and scatter their gradients: in each accumulation step, which
         gathers twice, or once around a pipeline's loop.
 
         Source: jax-ml/scaling-book, training.md, FSDP.
         """
-        ends = (self.work.embedding_parameters + self.work.head.parameters) / np.asarray(self.layout.pp)
         held = [(layers, block.dense_parameters + block.expert_parameters / self.layout.ep) for block, layers in blocks]
-        return sum(count * self._time_gathers(each) for count, each in (*held, (1, ends)))
+        return sum(count * self._time_gathers(each) for count, each in held)
+
+    def _time_ends(self) -> Any:
+        """Returns the same of embedding and head."""
+        return self._time_gathers(self.work.embedding_parameters + self.work.head.parameters)
 
     def _time_gathers(self, parameters: Any) -> Any:
         byte_count = parameters / self.layout.tp * self.execution.value_bytes

@@ -197,11 +197,9 @@ def _add_batches(
     remat, optimizer = np.tile(np.repeat(remats, len(states)), count), np.tile(states, count * len(remats))
     layout = Layout(**whole, remat=remat, optimizer_bytes=optimizer)
     piped = layout.take((whole["pp"] > 1) & (whole["fsdp"] > 1))
-    both = {name: np.concatenate([getattr(layout, name), getattr(piped, name)]) for name in (*whole, *_CHOSEN)}
-    return Layout(**both, gathers_once=np.arange(len(both["pp"])) >= len(remat))
-
-
-_CHOSEN: Final = ("remat", "optimizer_bytes")
+    names = (*whole, "remat", "optimizer_bytes")
+    twice = {name: np.concatenate([getattr(layout, name), getattr(piped, name)]) for name in names}
+    return Layout(**twice, gathers_once=np.arange(len(twice["pp"])) >= len(remat))
 
 
 @dataclass(frozen=True)

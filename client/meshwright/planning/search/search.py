@@ -92,13 +92,18 @@ def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str
         "schedule": build_schedule(question, layout),
         "tokens_per_s": tokens / total_s,
         "mfu": priced.work.flops_per_token * tokens / total_s / question.hardware.devices / peak,
-        "largest_batch": find_largest_batch(question, layout),
+        "largest_batch": find_largest_batch(question, layout, _count_loop(layout)),
         "measured": tuple(factor.to_figure() for factor in question.hardware.factors if factor.is_taken),
     }
     if question.price_per_device_hour is not None:
         price = question.price_per_device_hour * question.hardware.devices / 3600 * total_s
         told["price_per_million_tokens"] = price / tokens * 1e6
     return told
+
+
+def _count_loop(layout: Layout) -> int:
+    """Returns the micro-batches that go through at a time: all of a pipeline's, else one."""
+    return int(layout.gradient_accumulation_steps) if int(layout.pp) > 1 else 1
 
 
 def _build_memory(priced: Priced, place: int) -> PlanMemory:

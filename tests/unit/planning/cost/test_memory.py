@@ -53,7 +53,8 @@ def test_each_stage_keeps_all_micro_batches_of_its_layers(pp: int, in_flight: in
 def test_a_pipeline_that_gathers_once_holds_its_weights_and_gradients_whole() -> None:
     inner = StepMemory(LLAMA, Layout(pp=4, fsdp=8, tp=2, gathers_once=True), 4, XLA).price_stages()[1]
     assert inner["gathered"] == 4 * (8 * LLAMA.blocks[0].dense_parameters) / 2
-    assert inner["parameters"] == 4 * (8 * LLAMA.blocks[0].dense_parameters) / 16
+    ends = LLAMA.embedding_parameters + LLAMA.head.parameters  # which each stage has
+    assert inner["parameters"] == 4 * (8 * LLAMA.blocks[0].dense_parameters + ends) / 16
 
 
 def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
@@ -61,9 +62,9 @@ def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
     dense, experts = work.blocks
     first, _, last = StepMemory(work, Layout(pp=3, gradient_accumulation_steps=8), 4, XLA).price_stages()
     each = experts.dense_parameters + experts.expert_parameters
-    assert last["parameters"] == 4 * (9 * each + work.head.parameters)
-    ends = dense.count * dense.dense_parameters + work.embedding_parameters
-    assert first["parameters"] == 4 * ((9 - dense.count) * each + ends)
+    ends = work.embedding_parameters + work.head.parameters
+    assert last["parameters"] == 4 * (9 * each + ends)
+    assert first["parameters"] == 4 * ((9 - dense.count) * each + dense.count * dense.dense_parameters + ends)
     mixed = StepMemory(work, Layout(pp=3, gradient_accumulation_steps=8), 4, XLA, is_in_order=False).price_stages()
     assert mixed[2]["parameters"] < last["parameters"]
 

@@ -54,15 +54,16 @@ def test_scores_that_lie_in_memory_take_their_traffic_and_the_whole_square() -> 
 def test_a_pipeline_waits_for_its_stages(passes: int, repeats: int) -> None:
     """(p − 1) ÷ (m·v) of the steady part: Narayanan et al., arXiv:2104.04473, section 2.2; 32 ÷ 4 layers a stage."""
     step = price(Layout(pp=4, gradient_accumulation_steps=passes))
-    steady = float(step["compute"] + step["remat"]) + float(step["pp"])
+    head = passes * 3 * HEAD / 4  # outside the loop, over all stages
+    steady = float(step["compute"] + step["remat"]) + float(step["pp"]) - head
     assert float(step["bubble"]) == pytest.approx(steady * 3 / passes / repeats)
 
 
 @pytest.mark.parametrize(("once", "ratio"), [(False, 4), (True, 1)])
 def test_a_pipeline_gathers_its_weights_for_each_pass_or_once(once: bool, ratio: int) -> None:
     layouts = (Layout(pp=4, fsdp=8, gradient_accumulation_steps=passes, gathers_once=once) for passes in (4, 16))
-    few, many = map(price, layouts)
-    assert float(many["fsdp"]) == pytest.approx(ratio * float(few["fsdp"]))
+    few, many = (float(price(each)["fsdp"]) for each in layouts)
+    assert many / few == pytest.approx(ratio, rel=0.05)  # embedding and head once, at any rate
 
 
 @pytest.mark.parametrize(("chip", "work", "layout", "spread", "words"), [

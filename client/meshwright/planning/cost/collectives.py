@@ -224,8 +224,8 @@ def gpu_wire(bytes_per_s: Numbers, size: Numbers, *, pair_bytes_per_s: float | N
 def network_wire(bytes_per_s: Numbers, size: Numbers) -> AxisLinks:
     """Returns the wire between devices of different hosts or slices: a non-blocking network.
 
-    NCCL gathers and scatters in a ring of n − 1 steps, and reduces by a tree of ⌈log₂ n⌉. An all-to-all, whose sends go
-    on at once, is taken to have the tree's latency, and TPU slices NCCL's: nobody publishes them.
+    NCCL gathers and scatters in a ring of n − 1 steps, and reduces by a tree of ⌈log₂ n⌉. Two latencies are assumed,
+    without a source: an all-to-all, whose sends run concurrently, has one way of the tree, and TPU slices have NCCL's.
 
     Args:
         bytes_per_s: one device's share of its host's NICs, one way.

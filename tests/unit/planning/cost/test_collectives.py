@@ -84,6 +84,12 @@ def test_an_all_to_all_takes_as_long_as_its_busiest_link(dims: tuple[int, ...], 
     assert time_collective("all_to_all", 1e9, torus_wire(LINK, dims, wraps)) == pytest.approx(counted)
 
 
+def test_a_gather_over_hosts_goes_round_a_ring_and_a_reduction_up_and_down_a_tree() -> None:
+    links = network_wire(1e12, 64)
+    assert time_collective("all_gather", 1.0, links) == pytest.approx(63 * 4e-6, rel=1e-3)
+    assert time_collective("all_reduce", 1.0, links) == pytest.approx(12 * 8.5e-6, rel=1e-3)
+
+
 @given(wires(), wires(), BYTES, st.booleans())
 def test_a_stage_of_one_adds_nothing(inner: AxisLinks, outer: AxisLinks, byte_count: float, pipelined: bool) -> None:
     alone_in, alone_out = replace(inner, size=1), replace(outer, size=1)

@@ -43,11 +43,12 @@ def test_state_of_seven_billion_parameters_over_four_devices() -> None:
 
 
 @pytest.mark.parametrize(("pp", "in_flight"), [(1, 1), (4, 64), (16, 64)])
-def test_each_stage_keeps_all_micro_batches_of_its_layers(pp: int, in_flight: int) -> None:
+def test_each_stage_keeps_all_micro_batches_of_its_layers_and_its_part_of_their_logits(pp: int, in_flight: int) -> None:
     """JAX differentiates the loop of a pipeline as a whole."""
     layout = Layout(pp=pp, gradient_accumulation_steps=64, remat=REMAT_FULL)
     for stage in StepMemory(LLAMA, layout, 4, XLA).price_stages():
         assert stage["activations"] == pytest.approx(in_flight * 32 / pp * 4096 * 4096 * 2)
+        assert pp == 1 or stage["logits"] == XLA.logits_bytes * 64 * 4096 / pp * LLAMA.vocabulary
 
 
 def test_a_pipeline_that_gathers_once_holds_its_weights_and_gradients_whole() -> None:

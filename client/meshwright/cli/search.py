@@ -120,8 +120,8 @@ def _print_ranking(session: Session, plans: Plans, *, is_explained: bool) -> Non
         equal = [plan for plan in plans.plans if _is_equal(plan, plans.plans[0])]
         session.out.print(build_table(_PLANS, plans.plans))
         if len(equal) > 1:
-            first = "all" if len(equal) == len(plans.plans) else f"the first {len(equal)}"
-            session.print_lines(f"{first} are equal within the planner's error of {EQUAL_WITHIN:.0%}: simplest first")
+            which = "all" if len(equal) == len(plans.plans) else f"{len(equal)} of them"
+            session.print_lines(f"{which} are equal within the planner's error of {EQUAL_WITHIN:.0%}: simplest first")
         session.out.print()
     if is_explained or not plans.plans:
         session.out.print(build_table(_REJECTED, plans.rejected))
@@ -131,7 +131,7 @@ def _print_ranking(session: Session, plans: Plans, *, is_explained: bool) -> Non
 def _is_equal(plan: Plan, best: Plan) -> bool:
     if plan.step_time is None or best.step_time is None:
         return False
-    return plan.step_time.total_s <= (1 + EQUAL_WITHIN) * best.step_time.total_s
+    return abs(plan.step_time.total_s / best.step_time.total_s - 1) <= EQUAL_WITHIN
 
 
 def _print_comparison(session: Session, plans: Plans, *, is_explained: bool) -> None:

@@ -406,7 +406,11 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
     warnings: tuple[Notice, ...] = (build_nothing_fits(question),)
     if plans:
-        warnings = (*_list_basis_notices(question), *_list_batch_notices(question, bounds, _read_total(plans[0])))
+        warnings = (
+            *_list_basis_notices(question),
+            *_list_untested_notices(priced, best),
+            *_list_batch_notices(question, bounds, _read_total(plans[0])),
+        )
     return Plans(plans=tuple(plans), rejected=(*rejected, *_list_indivisible(space)), warnings=warnings)
 
 
@@ -492,6 +496,20 @@ def _list_basis_notices(question: Question) -> tuple[Notice, ...]:
         return ()
     message = "compute_dtype is float32, and the step's time is estimated for bfloat16: it will take longer"
     return (Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run"),)
+
+
+def _list_untested_notices(priced: Priced, best: Mapping[int, Plan]) -> tuple[Notice, ...]:
+    """Returns the warning that a reported mesh is faster than the first one, and unusual."""
+    first, place = next(iter(best)), min(best, key=lambda each: _read_total(best[each]))
+    saved = 1 - _read_total(best[place]) / _read_total(best[first])
+    if saved <= EQUAL_WITHIN:
+        return ()
+    unusual = next(words for words, each in find_unusual(priced).items() if each[place])
+    mesh = " × ".join(f"{axis}:{size}" for axis, size in best[place].mesh_shape.items())
+    message = (
+        f"{mesh} takes {saved:.0%} less time, by {unusual}: that counts as {UNUSUAL:.0%} slower, as no run judges it"
+    )
+    return (Notice(code="faster_untested", message=message, hint="measure both before you choose it"),)
 
 
 def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:

@@ -55,6 +55,15 @@ def test_the_best_meshes_come_first_equal_ones_with_the_fewest_axes_and_all_of_t
     assert all(plan.fingerprint.startswith("mw1-") and plan.axes for plan in found.plans)
 
 
+def test_a_mesh_that_is_faster_than_the_first_by_an_axis_that_no_run_judges_is_named() -> None:
+    found = ask(target="16*h100:8", model="llama3-70b", training=LONG | {"global_batch_size": 128}, top=4)
+    (notice,) = found.warnings
+    first, best = found.plans[0], min(found.plans, key=read_total)
+    assert (notice.code, first.mesh_shape) == ("faster_untested", {"fsdp": 128})
+    assert notice.message.startswith(f"fsdp:{best.mesh_shape['fsdp']} × tp:{best.mesh_shape['tp']} takes ")
+    assert f"{1 - read_total(best) / read_total(first):.0%} less" in notice.message
+
+
 def test_what_a_plan_tells_adds_up() -> None:
     (plan, *_) = ask().plans
     assert sum(plan.memory.parts.values()) == plan.memory.per_device_bytes <= (plan.memory.capacity_bytes or 0)

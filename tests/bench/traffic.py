@@ -29,7 +29,7 @@ import httpx
 
 from tests.agents import RunningAgent, start_agent
 from tests.bench.rows import OVER, Row, judge
-from tests.fakes.tree import RECORDED, plant
+from tests.fakes.tree import plant_host
 from tests.process.living import await_end, do_bench, start_long_bench
 
 CONNECTIONS: Final = 16
@@ -240,13 +240,6 @@ def _measure_restart(what: str, tries: int, state: Path, cpu_devices: int | None
     middle_s = statistics.median(duration_s[1:])
     note = judge(f"{what}; worst {max(duration_s[1:]):.2f} s of {tries}", "2 s", is_kept=middle_s <= RESTART_S)
     return ("restart to ready", f"{middle_s:.2f} s", note)
-
-
-def plant_host(name: str, folder: Path) -> dict[str, str]:
-    """Returns the settings with which an agent takes the recorded machine for its host."""
-    plant((RECORDED / name / "tree.txt").read_text(), folder)
-    (folder / "dev").mkdir(exist_ok=True)
-    return {"MESHWRIGHT_HOST_ROOT": str(folder)}
 
 
 @contextlib.contextmanager

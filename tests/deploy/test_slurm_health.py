@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.agents import RunningAgent, start_agent
+from tests.agents import start_agent
 from tests.deploy.slurm_node import AWAY, WARNS, Node, build_node
 from tests.process.living import await_state, kill_until_it_stays_down
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[RunningAgent]:
-    """An agent of our own."""
-    with start_agent(cpu_devices=2) as running:
-        yield running
-
-
-@pytest.fixture
-def node(tmp_path: Path, host: RunningAgent) -> Node:
-    return build_node(tmp_path, host.url)
 
 
 def test_a_sound_node_is_left_alone(node: Node) -> None:

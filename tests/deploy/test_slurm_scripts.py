@@ -31,18 +31,6 @@ exit 1
 """A client whose agent does not let the devices go: its worker hangs in the driver."""
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[RunningAgent]:
-    """An agent of our own: its devices are leased, and its benches give way."""
-    with start_agent(cpu_devices=2) as running:
-        yield running
-
-
-@pytest.fixture
-def node(tmp_path: Path, host: RunningAgent) -> Node:
-    return build_node(tmp_path, host.url)
-
-
 @pytest.fixture(autouse=True)
 def no_leases(request: pytest.FixtureRequest) -> Iterator[None]:
     yield

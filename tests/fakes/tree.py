@@ -36,6 +36,13 @@ def plant(text: str, root: Path) -> None:
                 raise ValueError(f"{head!r} begins with none of ==, =>, =/, =cpus, =nic")
 
 
+def plant_host(name: str, folder: Path) -> dict[str, str]:
+    """Returns the settings with which an agent takes the recorded machine for its host."""
+    plant((RECORDED / name / "tree.txt").read_text(), folder)
+    (folder / "dev").mkdir(exist_ok=True)
+    return {"MESHWRIGHT_HOST_ROOT": str(folder)}
+
+
 def split_entries(text: str) -> Iterator[tuple[str, str]]:
     head, body = "", []
     for line in text.splitlines():

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.agents import start_agent
+from tests.fakes.tree import plant_host
 from tests.faults.causing import serve_and_leave
 from tests.process.living import ask, stopped
-from tests.process.test_agent_health import plant_host
 
 pytestmark = pytest.mark.exhaustive
 

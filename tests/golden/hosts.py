@@ -25,7 +25,7 @@ import httpx
 
 import tests
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.fakes.tree import RECORDED, plant
+from tests.fakes.tree import RECORDED, plant_host
 from tests.fakes.well import WELL, write_record, xid
 from tests.golden.replies import Golden
 from tests.tokens import add_token
@@ -204,14 +204,12 @@ def build_environment(host: Host, folder: Path) -> dict[str, str]:
     if not host.machine:
         return environment
     recorded, root = RECORDED / host.machine, folder / "root"
-    plant((recorded / "tree.txt").read_text(), root)
-    (root / "dev").mkdir(exist_ok=True)
+    environment |= plant_host(host.machine, root)
     for path in host.remove:
         (root / path).unlink()
     for path in host.hang:
         (root / path).unlink()
         os.mkfifo(root / path)
-    environment["MESHWRIGHT_HOST_ROOT"] = str(root)
     if (recorded / "environ.json").exists():
         environment |= json.loads((recorded / "environ.json").read_text())
     if (recorded / "nvml.json").exists():

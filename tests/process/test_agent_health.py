@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.fakes.tree import RECORDED, plant
+from tests.fakes.tree import plant_host
 from tests.process.living import (
     LONG,
     ask,
@@ -36,13 +36,6 @@ from tests.process.living import (
 OFTEN = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.2"}
 WATCHFUL = {**OFTEN, "MESHWRIGHT_PROBE_TIMEOUT_S": "2"}
 STALE_S = 3 * (0.2 + 2)
-
-
-def plant_host(name: str, folder: Path) -> dict[str, str]:
-    """Returns the settings with which an agent takes the recorded machine for its host."""
-    plant((RECORDED / name / "tree.txt").read_text(), folder)
-    (folder / "dev").mkdir(exist_ok=True)
-    return {"MESHWRIGHT_HOST_ROOT": str(folder)}
 
 
 def silence(path: Path) -> Callable[[], None]:

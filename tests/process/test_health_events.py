@@ -17,9 +17,10 @@ import httpx
 import pytest
 
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.fakes.tree import plant_host
 from tests.fakes.well import write_record, xid
 from tests.process.living import await_state, parse_events, read_component
-from tests.process.test_agent_health import plant_host, silence
+from tests.process.test_agent_health import silence
 
 QUICK = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.2"}
 """Looks often; and no look that a busy machine makes slow is an event of its own."""

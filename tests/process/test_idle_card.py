@@ -14,10 +14,9 @@ import httpx
 
 import tests
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.fakes.tree import RECORDED
+from tests.fakes.tree import RECORDED, plant_host
 from tests.fakes.well import WELL
 from tests.process.living import await_end, read_worker
-from tests.process.test_agent_health import plant_host
 
 ROOT = Path(tests.__file__).parents[1]
 CARD_OF_CPU = "from tests.fakes.altered import stand_in_for_a_card; stand_in_for_a_card()"

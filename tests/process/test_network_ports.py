@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 
 from tests.agents import start_agent, wait_for
+from tests.fakes.tree import plant_host
 from tests.process.living import ask, await_state, read_component
-from tests.process.test_agent_health import OFTEN, plant_host
+from tests.process.test_agent_health import OFTEN
 
 PORT, SIBLING = "nic:mlx5_5:1", "nic:mlx5_6:1"
 

@@ -16,10 +16,9 @@ import pytest
 import tests
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.deploy.slurm_node import build_node
-from tests.fakes.tree import RECORDED
+from tests.fakes.tree import RECORDED, plant_host
 from tests.fakes.well import WELL
 from tests.process.living import ask, await_state, read_component
-from tests.process.test_agent_health import plant_host
 from tests.process.test_cli_exit_codes import _run
 from tests.process.test_health_events import QUICK
 

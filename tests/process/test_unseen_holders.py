@@ -8,17 +8,14 @@ from pathlib import Path
 import httpx
 
 from tests.agents import start_agent, wait_for
-from tests.fakes.tree import plant
-
-TPU_HOST = Path(__file__).parents[1] / "recorded" / "tpu-v5e-8" / "tree.txt"
+from tests.fakes.tree import plant_host
 
 
 def test_devices_that_may_be_in_use_are_not_opened_and_who_holds_them_is_null(tmp_path: Path) -> None:
-    plant(TPU_HOST.read_text(), tmp_path)
+    settings = plant_host("tpu-v5e-8", tmp_path)
     shutil.rmtree(tmp_path / "proc")
-    for folder in ("dev", "proc"):
-        (tmp_path / folder).mkdir(exist_ok=True)
-    with start_agent(cpu_devices=None, MESHWRIGHT_HOST_ROOT=str(tmp_path)) as agent:
+    (tmp_path / "proc").mkdir()
+    with start_agent(cpu_devices=None, **settings) as agent:
         devices = wait_for(lambda: httpx.get(f"{agent.url}/devices").json().get("devices"), agent)
         refused = httpx.post(f"{agent.url}/placement/bench", json={})
         worker = httpx.get(f"{agent.url}/devices").json()["worker"]

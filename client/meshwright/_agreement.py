@@ -62,10 +62,14 @@ class Agreement:
         self.round += 1
         self._deadline_s = time.monotonic() + timeout_s
         self.service.key_value_set(self._name(self.rank), text)
-        texts = {rank: self._read(rank, check) for rank in self.processes}
-        silent = [str(rank) for rank, found in texts.items() if found is None]
-        if silent:
-            raise self._refuse(f"process {', '.join(silent)} of {len(texts)} did not call it", timeout_s)
+        try:
+            texts = {rank: self._read(rank, check) for rank in self.processes}
+            silent = [str(rank) for rank, found in texts.items() if found is None]
+            if silent:
+                raise self._refuse(f"process {', '.join(silent)} of {len(texts)} did not call it", timeout_s)
+        except BaseException:
+            self._withdraw()
+            raise
         return tuple(found for found in texts.values() if found is not None)
 
     def commit(self) -> None:
@@ -82,7 +86,7 @@ class Agreement:
         with suppress(RuntimeError):
             self.service.key_value_delete(self._name(self.rank))  # all have read it
 
-    def withdraw(self) -> None:
+    def _withdraw(self) -> None:
         """Withdraws a failed exchange, so that the next exchange has the same round as in processes that never
         joined."""
         with suppress(RuntimeError):

@@ -120,11 +120,7 @@ class Comparison:
                 "kind": _hash([batch, process_local, *(_describe_devices(leaf.place) for leaf in leaves)]),
                 "parts": _digest_parts(leaves, process_local),
             }
-            try:
-                texts = agreement.exchange(json.dumps(message), timeout_s=COMPARE_TIMEOUT_S, check=self._check_stopped)
-            except BaseException:
-                agreement.withdraw()
-                raise
+            texts = agreement.exchange(json.dumps(message), timeout_s=COMPARE_TIMEOUT_S, check=self._check_stopped)
             messages = [json.loads(text) for text in texts]
             _check_kinds(messages)
             _check_parts(messages)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
@@ -43,6 +44,8 @@ from meshwright_agent.supervisor.specs import (
     has_accelerators,
 )
 from meshwright_agent.supervisor.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S: Final = 5.0
 """How long a shutdown waits for requests in progress."""
@@ -81,7 +84,7 @@ class Agent:
         self.preflight = Supervisor(preflight, clock=self.clock)
         self.children = {"device": self.device, "probe": self.probe, "preflight": self.preflight}
         self.children |= {"planner": self.planner, "large_planner": self.large_planner}
-        self.registry = LeaseRegistry(self.clock, boot or read_boot_clock(settings.host_root))
+        self.registry = LeaseRegistry(boot or read_boot_clock(settings.host_root))
         self.runs = RunQueue(store, clock=self.clock)
         self.host = self._build_host()
         self.benches = Benches(
@@ -103,7 +106,6 @@ class Agent:
             here=self.host.here,
             find_runs=self.benches.find_in_the_way,
             free=self.host.preempt,
-            clock=self.clock,
             spawn=self._spawn,
         )
         self.plans = PlanMaker(self.planner, self.large_planner, store, self.host, self.benches.measurements)
@@ -166,8 +168,13 @@ class Agent:
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_coro(), exc_info=error)
 
     async def drain(self) -> None:
         """Accepts no more work and cancels the work in progress. Reads are still answered."""

@@ -23,7 +23,7 @@ from meshwright.planning.request import Inventory
 from meshwright.wire.base import DeviceRef, DeviceSelection
 from meshwright.wire.devices import Device, Devices
 from meshwright.wire.leases import Lease, LeaseRequest, Verdict
-from meshwright_agent.clock import BootClock, Clock, SystemClock
+from meshwright_agent.clock import BootClock
 from meshwright_agent.store import (
     HELD,
     LEASE,
@@ -110,12 +110,10 @@ class LeaseRegistry:
     """The active leases, in memory. Only stored leases are added.
 
     Args:
-        clock: for display.
         boot: decides when a lease ends.
     """
 
-    def __init__(self, clock: Clock, boot: BootClock) -> None:
-        self._clock = clock
+    def __init__(self, boot: BootClock) -> None:
         self._boot = boot
         self._stored: dict[str, StoredLease] = {}
         self._places: tuple[object, _Places] | None = None
@@ -231,7 +229,6 @@ class LeaseService:
         here: returns the host as plans see it, for a request that counts devices.
         find_runs: returns the queued and running benches that would open one of these devices.
         free: ends these runs, and the worker if it has the devices.
-        clock: dates leases.
         spawn: starts work that the agent ends when it closes.
     """
 
@@ -244,7 +241,6 @@ class LeaseService:
         here: Callable[[], Inventory],
         find_runs: Callable[[Sequence[Device]], tuple[str, ...]],
         free: Free,
-        clock: Clock,
         spawn: Spawn,
     ) -> None:
         self._registry = registry
@@ -253,7 +249,6 @@ class LeaseService:
         self._here = here
         self._find_runs = find_runs
         self._free = free
-        self._clock = clock
         self._spawn = spawn
         self._lock = asyncio.Lock()
 
@@ -434,7 +429,7 @@ def _build_document(held: StoredLease, ended: str = "") -> Document:
 
 def read_held(path: Path, boot: BootClock) -> tuple[StoredLease, ...]:
     """Returns the active leases of a store that is not opened, oldest first; empty if it cannot be read."""
-    registry = LeaseRegistry(SystemClock(), boot)
+    registry = LeaseRegistry(boot)
     for _, body in read_held_leases(path):
         with suppress(ValidationError):
             held = StoredLease.model_validate_json(body)

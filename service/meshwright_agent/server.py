@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from meshwright.errors import MeshwrightError
 from meshwright_agent.agent import DRAIN_TIMEOUT_S, Agent
 from meshwright_agent.auth import AccessSettingsError, Authenticator, check_exposure, read_mark
-from meshwright_agent.clock import Clock, SystemClock
+from meshwright_agent.clock import SystemClock
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
 
@@ -322,7 +322,6 @@ def serve(
     authenticator: Authenticator,
     *,
     on_listening: Callable[[list[str]], None],
-    clock: Clock | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
@@ -331,7 +330,6 @@ def serve(
         build_app: returns the application of an agent.
         authenticator: names the callers.
         on_listening: receives the addresses once they accept requests.
-        clock: the agent's; None: the machine's.
 
     Raises:
         CannotListenError: an address is taken.
@@ -347,7 +345,7 @@ def serve(
     sockets = _open_sockets(settings)
     own = read_mark(settings.uds)
     try:
-        asyncio.run(_serve(settings, build_app, authenticator, sockets, context, on_listening, clock or SystemClock()))
+        asyncio.run(_serve(settings, build_app, authenticator, sockets, context, on_listening))
     finally:
         if settings.uds and read_mark(settings.uds) == own:  # not the socket of an agent that started meanwhile
             settings.uds.unlink(missing_ok=True)
@@ -360,10 +358,9 @@ async def _serve(
     sockets: list[socket.socket],
     context: ssl.SSLContext | None,
     on_listening: Callable[[list[str]], None],
-    clock: Clock,
 ) -> None:
-    async with Store.open(settings.database_path, clock=clock) as store, contextlib.AsyncExitStack() as stack:
-        agent = Agent(settings, store, clock=clock)
+    async with Store.open(settings.database_path, clock=SystemClock()) as store, contextlib.AsyncExitStack() as stack:
+        agent = Agent(settings, store)
         app = build_app(agent, authenticator)
         servers = [_build_server(app, sock, context, has_lifespan=sock is sockets[0]) for sock in sockets]
         stack.push_async_callback(agent.close)

@@ -60,6 +60,7 @@ class FakeSupervisor:
         on_progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> Answer:
         self.calls.append((op, arguments, deadline_s))
+        await asyncio.sleep(0)
         answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             self.state = self.state_after or self.state
@@ -107,7 +108,7 @@ def build_watch(
         device=device,  # type: ignore[arg-type]
         preflight=preflight or FakeSupervisor(deque()),  # type: ignore[arg-type]
         runs=runs or NoRuns(),
-        leases=leases or LeaseRegistry(clock, ManualBoot()),
+        leases=leases or LeaseRegistry(ManualBoot()),
         health=health,
         history=History(build_closed_store(), clock=clock),
         settings=settings,

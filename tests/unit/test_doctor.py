@@ -269,7 +269,7 @@ def test_the_doctor_starts_no_jax_beside_the_agent_of_the_host(tpu_host: Setting
 @pytest.mark.parametrize("is_over", [False, True])
 def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings, is_over: bool) -> None:
     boot = read_boot_clock(tpu_host.host_root)
-    registry = LeaseRegistry(SystemClock(), boot)
+    registry = LeaseRegistry(boot)
     lease = build_lease(devices=tuple(DeviceRef(host="a", local_index=index, position=index) for index in (2, 3)))
 
     async def write() -> None:

@@ -5,6 +5,7 @@ Rule: the requested events are all shown, in the necessary number of calls. If f
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
@@ -15,18 +16,9 @@ from rich.text import Text
 from meshwright.cli.arguments import parse_moment
 from meshwright.cli.output import Column, build_table, clean, style_state
 from meshwright.cli.session import OK, Session
-from meshwright.errors import NotFoundError
-from meshwright.wire.health import HealthEvent, HealthEvents
-
-if TYPE_CHECKING:
-    from meshwright import Client
-
-
-import contextlib
-from typing import TYPE_CHECKING
-
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, NotFoundError
 from meshwright.wire.devices import Device
+from meshwright.wire.health import HealthEvent, HealthEvents
 
 if TYPE_CHECKING:
     from meshwright import Client

@@ -165,7 +165,7 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Requirement:
     """
     if isinstance(seen, str):
         return Requirement("devices", str(wanted), f"could not be looked at: {seen}", "unknown")
-    there = [each for each in seen.devices if wanted.chip is None or (each.mig is None and wanted.is_of(each.kind))]
+    there = [each for each in seen.devices if wanted.is_of(each.kind, each.mig)]
     kinds = ", ".join(sorted({device.kind for device in there or seen.devices})) or "no device"
     count = f"{len(there)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
     declared = ", declared" if any(device.basis == "declared" for device in there) else ""

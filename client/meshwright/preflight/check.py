@@ -462,7 +462,8 @@ def _find_leases(host: FleetHost) -> set[str | None]:
 
 def _check_host(host: FleetHost, expect: ChipCount | None, lease: str) -> Iterator[HostFinding]:
     devices = _list(host).devices
-    if expect is not None and (count := sum(expect.is_of(device.kind) for device in devices)) < expect.count:
+    count = sum(expect.is_of(device.kind, device.mig) for device in devices) if expect else 0
+    if expect is not None and count < expect.count:
         text = f"it has {count} of {expect} devices"
         yield HostFinding(state="fault", text=text, action="look at GET /health of the host")
     for health, state, words in _BAD_HEALTH:

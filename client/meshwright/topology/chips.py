@@ -174,10 +174,17 @@ class ChipCount:
     def __str__(self) -> str:
         return f"{self.count}*{self.chip}" if self.chip else str(self.count)
 
-    def is_of(self, kind: str) -> bool:
-        """Returns whether a device of this kind is such a chip: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu."""
+    def is_of(self, kind: str, mig: object = None) -> bool:
+        """Returns whether a device counts: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu; any if no chip is named.
+
+        Args:
+            kind: of the device.
+            mig: where it is a part of a card, which is no chip.
+        """
         if self.chip is None:
             return True
+        if mig is not None:
+            return False
         if self.chip.lower() == _CPU:
             return kind.lower() == _CPU
         found = find_chip(kind)

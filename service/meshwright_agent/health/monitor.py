@@ -155,10 +155,11 @@ class CardEvaluator:
         )
 
     def _record_baselines(self, card: Card) -> None:
-        """Records the first value of each error counter as its baseline, because AER counts from boot.
+        """Records the first value of the bus's fatal errors as their baseline, because AER counts from boot.
 
-        Errors before the first probe are not reported. A counter below its baseline was reset with the card, so that
-        the baseline is reset too. Otherwise the next error would count as acknowledged.
+        Those before the first probe are not reported; uncorrectable errors of the memory are. A counter below its
+        baseline was reset with the card, so that the baseline is reset too. Otherwise the next error would count as
+        acknowledged.
         """
         link, memory = f"link:{card.key}", f"memory:{card.key}"
         fatal = card.pci.fatal_count if card.pci else None
@@ -294,7 +295,7 @@ def _count_slice_chips(facts: HostFacts) -> int:
     A slice of at most four chips is on one host, because Google's hosts in larger slices have at least four.
     """
     part = facts.slice
-    if part is None or not facts.tpus:
+    if not facts.tpus:
         return 0
     if part.chips_per_host is not None:
         return prod(part.chips_per_host)
@@ -505,7 +506,7 @@ class HealthMonitor:
 
     # devices, by JAX and by benches
 
-    def report_listed(self, devices: Iterable[Device], at: datetime, reason: str = "JAX lists it") -> None:
+    def report_listed(self, devices: Iterable[Device], at: datetime, reason: str) -> None:
         """Reports devices that only JAX can list (CPU)."""
         for device in devices:
             self._report_device(device, reason, at)

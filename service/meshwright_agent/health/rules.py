@@ -59,7 +59,7 @@ class CardView:
         siblings: reports of the other cards of its kind on this host. A feature of one card is expected of all.
         expected_nvlinks: maximum number of active NVLinks on cards of this kind here, or earlier on this card, or the
             fixed number of its kind; 0: unknown.
-        baselines: counter → its value when it was first read or acknowledged.
+        baselines: counter → its value when it was acknowledged, or, of fatal errors of the bus, when it was first read.
         lost_file: the device file that existed and is gone.
     """
 

@@ -83,6 +83,7 @@ class HostWatch(AgentHost):
         self._settings = settings
         self._spawn = spawn
         self._stays = stays
+        self._probing = asyncio.Lock()
         self._has_probed = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
         device.on_change = self.report_worker
@@ -205,6 +206,10 @@ class HostWatch(AgentHost):
 
     async def probe(self) -> bool:
         """Probes the host. If the driver does not answer in time, reports that and keeps the old facts."""
+        async with self._probing:  # two at once would read the same part of the kernel log
+            return await self._probe_alone()
+
+    async def _probe_alone(self) -> bool:
         now = self._clock.now()
         if self._probe.state == "failed" and not self._probe.abandoned_pids:
             self._probe.reset()  # a driver may recover; the interval limits the number of hanging probes

@@ -141,8 +141,8 @@ async def stream_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events: `id` is seq, `event` is state, fault or acknowledged, `data` is HealthEvent.
 
-    Begins after `Last-Event-ID` or `after`, whichever is later; without both, with what happens from now on. Ends when
-    the token that opened it expires or is removed.
+    Begins after `Last-Event-ID` or `after`, whichever is later; without both, with what happens from now on. When
+    the token that opened it has expired or was removed, it ends instead of the next event.
     """
     known = [seq for seq in (query.after, last_event_id) if seq is not None]
     try:

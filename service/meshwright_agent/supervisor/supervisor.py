@@ -50,15 +50,7 @@ _log = logging.getLogger("meshwright.worker")
 
 
 class CallCancelled(MeshwrightError):  # noqa: N818 — not an error: the cancel was requested
-    """The call was cancelled on request.
-
-    Attributes:
-        reason: "released", "cancelled", "closing", or the reason of the request.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """The call was cancelled on request, for the reason in its text."""
 
 
 @dataclass(frozen=True)

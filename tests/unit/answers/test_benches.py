@@ -77,7 +77,7 @@ async def staged(folder: Path, looks: list[Reply], answers: list[Reply]) -> Asyn
         return task
 
     async with opened(folder / "runs.sqlite3") as store:
-        registry, runs = LeaseRegistry(clock, ManualBoot()), RunQueue(store, clock=clock)
+        registry, runs = LeaseRegistry(ManualBoot()), RunQueue(store, clock=clock)
         watch = build_watch(probe, device, health=health, settings=settings, clock=clock, leases=registry, runs=runs)
         around: Any = {"runs": runs, "registry": registry, "settings": settings, "clock": clock, "spawn": spawn}
         benches = Benches(device, watch, **around)  # type: ignore[arg-type]

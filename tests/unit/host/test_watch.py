@@ -17,7 +17,7 @@ from meshwright.errors import RunFailedError, UnavailableError
 from meshwright.wire.devices import DeviceProcess, Devices, WorkerState
 from meshwright.wire.health import Component
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.facts.model import build_json
+from meshwright_agent.facts.model import KernelLog, build_json
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.watch import HostWatch
 from meshwright_agent.settings import Settings
@@ -119,6 +119,16 @@ def test_the_fake_has_the_members_and_signatures_of_the_real_one() -> None:
     for name in ("call", "reset", "view"):
         theirs, ours = (inspect.signature(getattr(cls, name)).parameters for cls in (Supervisor, FakeSupervisor))
         assert [(p.name, p.kind) for p in theirs.values()] == [(p.name, p.kind) for p in ours.values()]
+
+
+def test_two_probes_at_once_read_each_line_of_the_kernel_log_once(dgx: Machine) -> None:
+    scene = stage_dgx(dgx, [facts_of(dgx, kernel_log=KernelLog((), last)) for last in (7, 9)])
+
+    async def probe_twice() -> None:
+        await asyncio.gather(scene.watch.probe(), scene.watch.probe())
+
+    asyncio.run(probe_twice())
+    assert [question["kernel_log_after"] for _, question, _ in scene.probe.calls] == [None, 7]
 
 
 # ---- before, and on a host whose worker may stay --------------------------------------------------------------------

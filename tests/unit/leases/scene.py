@@ -104,14 +104,14 @@ async def opened(
         tasks.add(task)
         return task
 
-    registry = LeaseRegistry(clock, boot)
+    registry = LeaseRegistry(boot)
     there = host or build_host(4)
     scene: Scene
     async with Store.open(folder / NAME, clock=clock) as store:
         service = LeaseService(
             registry, store, devices=lambda: there, here=lambda: Inventory(Topology.of(registry.mark(there))),
             find_runs=lambda devices: scene.find_runs(devices), free=lambda runs, reason: scene.free(runs, reason),
-            clock=clock, spawn=spawn,
+            spawn=spawn,
         )  # fmt: skip
         scene = Scene(service, registry, store, boot, clock, {})
         await service.recall()

@@ -15,7 +15,7 @@ from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import Device, Mig
 from meshwright.wire.leases import LeaseRequest
 from meshwright_agent.leases import LeaseRegistry, _build_leased, choose_devices, covers
-from tests.fakes.stored import ManualBoot, ManualClock
+from tests.fakes.stored import ManualBoot
 from tests.fakes.topologies import EVIDENCE
 from tests.unit.bench.hosts import build_host
 from tests.unit.leases.scene import build_lease
@@ -52,7 +52,7 @@ def test_the_strongest_name_that_both_have_counts(leased: Any, device: Any, is_c
 
 
 def registry_with(*leased: DeviceRef) -> LeaseRegistry:
-    registry = LeaseRegistry(ManualClock(), ManualBoot())
+    registry = LeaseRegistry(ManualBoot())
     registry.put(registry.date(build_lease(devices=leased), 60))
     return registry
 
@@ -104,12 +104,12 @@ def test_a_host_is_shown_with_its_leases_and_without_as_it_is() -> None:
     registry = registry_with(DeviceRef(host="a", local_index=1, position=1))
     marked = registry.mark(host)
     assert [device.lease.purpose if device.lease else None for device in marked.devices] == [None, "job 7", None]
-    assert LeaseRegistry(ManualClock(), ManualBoot()).mark(host) is host
+    assert LeaseRegistry(ManualBoot()).mark(host) is host
 
 
 def test_the_key_differs_after_each_change_also_after_an_end_by_time() -> None:
     boot = ManualBoot()
-    registry = LeaseRegistry(ManualClock(), boot)
+    registry = LeaseRegistry(boot)
     keys = [registry.key()]
     registry.put(registry.date(build_lease(), 60))
     keys.append(registry.key())

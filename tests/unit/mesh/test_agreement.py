@@ -70,6 +70,16 @@ def test_all_that_came_are_stopped_when_one_does_not_commit() -> None:
     assert run_all(3, talk) == ["stopped", "left", "stopped"]
 
 
+def test_processes_agree_after_one_that_came_too_late() -> None:
+    board = FakeBoard(2)
+    early, late = make(board, 0), make(board, 1)
+    with pytest.raises(PlanMismatchError, match="process 1 of 2 did not call it"):
+        early.exchange("old", timeout_s=0.1)
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda each: each.exchange(f"new {each.rank}", timeout_s=5), (early, late))
+    assert list(found) == [("new 0", "new 1")] * 2
+
+
 def test_one_time_limit_holds_for_all_reads_together(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked_ms = [0.0], list[int]()
     monkeypatch.setattr("meshwright._agreement.time.monotonic", lambda: now[0])

@@ -311,10 +311,10 @@ class JaxCall(Subject):
         return duration_s
 
 
-def read_devices(environ: Mapping[str, str] = os.environ) -> tuple[dict[int, jax.Device], tuple[Notice, ...]]:
+def read_devices() -> tuple[dict[int, jax.Device], tuple[Notice, ...]]:
     """Returns this process's devices by local index, and notices about an uncertain match."""
     devices = jax.local_devices()
-    visible = read_visible_gpus(environ) if parse_platform(devices[0].platform) == "gpu" else None
+    visible = read_visible_gpus(os.environ) if parse_platform(devices[0].platform) == "gpu" else None
     return order_devices(devices, visible)
 
 

@@ -38,7 +38,7 @@ from meshwright_agent.children.bench.transfers import (
     list_replicate,
     list_shard_batch,
 )
-from meshwright_agent.clock import Clock, SystemClock
+from meshwright_agent.clock import SystemClock
 
 NAMED_TRIALS: Final = 4
 
@@ -61,7 +61,6 @@ def run_suite(
     *,
     progress: Callable[[dict[str, Any]], None],
     check: Callable[[], None],
-    clock: Clock | None = None,
 ) -> BenchResult:
     """Returns the records and the skipped trials.
 
@@ -75,7 +74,7 @@ def run_suite(
         InvalidRequestError: JAX on this host does not have a device, axis or mesh size.
         RunFailedError: no trial was measured.
     """
-    clock = clock or SystemClock()
+    clock = SystemClock()
     started_at, began_s = clock.now(), clock.monotonic()
     devices, notices = read_devices()
     first = next(iter(devices.values()))

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_environment
-from meshwright.errors import InvalidRequestError
+from meshwright.errors import InvalidRequestError, MeshwrightError
 from meshwright.wire.devices import Environment
 from meshwright.wire.health import Acknowledgement, Component
 from meshwright.wire.mesh import PlanRequest, SearchRequest
@@ -173,7 +173,8 @@ class Agent:
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, MeshwrightError):  # that is an answer
             log.error("%s failed", task.get_coro(), exc_info=error)
 
     async def drain(self) -> None:

@@ -20,7 +20,7 @@ from meshwright.planning.cost.spans import Layout, Spans
 from meshwright.planning.cost.step_time import LAW, DeviceRates, Execution, Law, StepTime, find_spread
 from meshwright.planning.cost.work import Output, Repeated, Work, build_work, find_repeated
 from meshwright.planning.models import read_model
-from meshwright.planning.search.candidates import Hardware
+from meshwright.planning.search.candidates import Hardware, scale_links
 from meshwright.spec import MeshSpec
 from meshwright.topology.chips import Chip
 from meshwright.topology.targets import build_target
@@ -41,7 +41,7 @@ class Run:
         group: what it is left out with: the model on its chip.
         model: what was trained.
         chip, devices: the hardware.
-        work, layout, spans, repeated: as the law takes them; `repeated` is by what the run kept.
+        work, layout, spans, repeated, execution: as the law takes them; `repeated` is by what the run kept.
         step_s: seconds, as published.
         source: where.
     """
@@ -55,6 +55,7 @@ class Run:
     layout: Layout
     spans: Spans
     repeated: Repeated
+    execution: Execution
     step_s: float
     source: str
 
@@ -69,7 +70,7 @@ class Run:
     def predict(self, law: Law = LAW) -> float:
         """Returns the seconds of a step by the law."""
         machine = DeviceRates(self.chip.platform, self.chip.device_flops_per_s, self.chip.device_memory_bytes_per_s)
-        step = StepTime(self.work, self.layout, machine, self.spans, Execution(), law, self.repeated)
+        step = StepTime(self.work, self.layout, machine, self.spans, self.execution, law, self.repeated)
         return float(sum(step.price().values()))
 
     @property
@@ -105,13 +106,19 @@ def _build_run(row: dict[str, Any]) -> Run:
     layout = replace(layout, micro_batch_size=int(row["global_batch_size"]) // int(layout.data_parts))
     topology = build_target(row["target"])
     hardware = Hardware.of(topology, len(topology.devices))
+    spans = hardware.lay(layout)
+    if row["host_network_bytes_per_s"]:
+        ratio = float(row["host_network_bytes_per_s"]) / (hardware.chip.nic_bytes_per_s or 1.0)
+        spans = {axis: replace(span, outer=scale_links(span.outer, ratio)) for axis, span in spans.items()}
     kept = [output for output in get_args(Output) if output in row["kept"].split()]
     if len(kept) != len(row["kept"].split()):
         raise ValueError(f"{row['id']}: not all of {row['kept']!r} are {get_args(Output)}")
     return Run(
         id=row["id"], group=f"{hardware.chip.family}/{row['model']}", model=model, chip=hardware.chip,
-        devices=len(topology.devices), work=work, layout=layout, spans=hardware.lay(layout),
-        repeated=find_repeated(work, kept), step_s=float(row["step_s"]), source=row["source"],
+        devices=len(topology.devices), work=work, layout=layout, spans=spans,
+        repeated=find_repeated(work, kept),
+        execution=Execution(capacity_factor=float(row["capacity_factor"] or 0) or None),
+        step_s=float(row["step_s"]), source=row["source"],
     )  # fmt: skip
 
 
@@ -131,7 +138,10 @@ def fit_law(runs: Sequence[Run]) -> Law:
 
 
 def fit_slowdown(runs: Sequence[Run]) -> float:
-    """Returns the slowdown of a platform that is the nearest to its runs."""
+    """Returns the median slowdown of models, each by its runs on one chip."""
+    groups = [[run for run in runs if run.group == group] for group in sorted({run.group for run in runs})]
+    if len(groups) > 1:
+        return float(np.median([fit_slowdown(group) for group in groups]))
     values = np.linspace(0.8, 2.5, 171)
     laws = [replace(LAW, slowdown=dict.fromkeys(("tpu", "gpu"), value)) for value in values]
     errors = [np.mean([abs(np.log(run.predict(law) / run.step_s)) for run in runs]) for law in laws]

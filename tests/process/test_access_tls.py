@@ -92,12 +92,6 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield found
 
 
-def test_a_client_that_trusts_the_ca_and_shows_a_certificate_of_the_other_is_answered(secured: Secured) -> None:
-    answer = secured.get("/devices", secured.client_ca.issue_cert("node7", common_name="node7"))
-    assert answer.status_code == 200
-    assert secured.agent.url.startswith("https://")
-
-
 def test_probes_show_none_and_everybody_else_must(secured: Secured) -> None:
     for path in ("/healthz", "/readyz"):
         assert secured.get(path).status_code == 200

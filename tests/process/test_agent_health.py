@@ -83,21 +83,6 @@ def test_a_worker_that_falls_silent_is_unknown_and_so_are_its_devices() -> None:
             await_state(agent, name, "healthy", limit_s=30)
 
 
-@pytest.mark.exhaustive
-def test_chips_are_looked_at_while_jax_does_not_start(tmp_path: Path) -> None:
-    settings = plant_host("tpu-v5p-4", tmp_path)
-    hanging = {
-        "PYTHONPATH": plant_jax(tmp_path / "path", "import time; time.sleep(3600)"),
-        "MESHWRIGHT_START_TIMEOUT_S": "600",
-    }
-    with start_agent(cpu_devices=None, **settings, **hanging, **OFTEN) as agent:
-        wait_for(lambda: ask(agent, "/devices")["worker"]["state"] == "starting", agent, limit_s=30)
-        for _ in range(3):
-            assert await_newer_look(agent, "driver")["state"] == "healthy"
-        assert set(chips(agent).values()) == {"healthy"}
-        assert ask(agent, "/devices")["worker"]["generation"] == 1
-
-
 def test_while_a_bench_runs_all_is_looked_at_and_its_worker_and_what_it_has_measured_are_healthy() -> None:
     both = {**LONG, "cases": ["matmul", "all_reduce"], "matmul_size": 64}  # the first is over in a moment
     with start_agent(cpu_devices=2, **WATCHFUL) as agent:

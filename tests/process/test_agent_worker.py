@@ -21,7 +21,6 @@ from tests.process.living import (
     TRIES,
     ask,
     await_end,
-    await_newer_look,
     await_state,
     do_bench,
     is_alive,
@@ -164,18 +163,6 @@ def test_a_release_ends_the_worker_and_the_next_bench_starts_another(robust: Run
     assert read_worker(robust)["state"] == "stopped"
     do_bench(robust)
     assert read_worker(robust)["generation"] == before["generation"] + 1
-
-
-@pytest.mark.exhaustive
-def test_a_released_worker_stays_away_while_the_host_is_looked_at() -> None:
-    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_INTERVAL_S="0.2") as agent:
-        release(agent)
-        for _ in range(3):
-            await_newer_look(agent, "driver")
-        worker = read_worker(agent)
-        assert (worker["state"], worker["generation"]) == ("stopped", 1)
-        do_bench(agent)
-        assert read_worker(agent)["generation"] == 2
 
 
 def test_a_release_with_nothing_to_release_says_so_at_once(robust: RunningAgent) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meshwright import AsyncClient, Client
-from meshwright.errors import DeviceLeasedError, MeshwrightError, NotFoundError
+from meshwright.errors import MeshwrightError, NotFoundError
 from meshwright.testing import FakeAgent
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.living import end_leases
@@ -30,20 +30,6 @@ COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 def no_leases(agent: RunningAgent) -> Iterator[None]:
     yield
     end_leases(agent)
-
-
-def test_a_lease_lives_from_its_making_to_its_end(agent: RunningAgent) -> None:
-    with Client(agent.url, timeout=LIMIT_S) as client:
-        lease = client.lease([0, 1], purpose="job 7", ttl_s=600)
-        assert [device.local_index for device in lease.devices] == [0, 1]
-        assert 590 < client.get_lease(lease).expires_in_s <= 600
-        assert 3590 < client.renew_lease(lease, 3600).expires_in_s <= 3600
-        assert [each.id for each in client.leases().leases] == [lease.id]
-        with pytest.raises(DeviceLeasedError, match="job 7"):
-            client.lease([1, 2], purpose="job 8")
-        assert client.end_lease(lease).id == lease.id
-        with pytest.raises(NotFoundError):
-            client.end_lease(lease)
 
 
 def _behave(client: Client) -> list[Any]:

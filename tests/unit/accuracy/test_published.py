@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from meshwright.planning.cost.step_time import LAW
-from tests.accuracy.__main__ import PAGE, find_errors, fit_constants, fit_mfu, predict_folds, score_interval, write
+from tests.accuracy.__main__ import (
+    PAGE,
+    find_errors,
+    fit_constants,
+    fit_gpus,
+    fit_mfu,
+    predict_folds,
+    score_interval,
+    write,
+)
 from tests.accuracy.peaks import price_peak, read_peaks
 from tests.accuracy.runs import fit_law, fit_slowdown, read_runs, select
 
@@ -17,7 +26,7 @@ FOLDS = {"chip": lambda run: run.chip.family, "model": lambda run: run.group}
 
 
 def test_every_run_has_its_source_and_a_batch_that_its_mesh_divides() -> None:
-    assert len(read_runs()) == 43
+    assert len(read_runs()) == 60
     for run in read_runs():
         assert run.source
         sizes = (getattr(run.layout, axis) for axis in ("dp", "fsdp", "tp", "cp", "ep", "pp"))
@@ -52,8 +61,16 @@ def test_the_constants_of_plans_are_those_that_fit_all_runs() -> None:
 
 
 def test_mixtures_of_experts_are_met_within_their_interval_by_most() -> None:
-    inside = [1 / run.spread <= run.predict() / run.step_s <= run.spread for run in select("tpu", experts=True)]
-    assert np.mean(inside) > 0.7
+    runs = [*select("tpu", experts=True), *select("gpu", experts=True)]
+    assert np.mean([1 / run.spread <= run.predict() / run.step_s <= run.spread for run in runs]) > 0.7
+    mixtral = [run.predict() / run.step_s for run in runs if run.execution.capacity_factor]
+    assert len(mixtral) == 2
+    assert mixtral == pytest.approx([1, 1], abs=0.2)
+
+
+def test_gpus_runs_are_met_within_their_interval_by_what_other_models_say() -> None:
+    predicted = predict_folds(select("gpu"), fit_gpus, FOLDS["model"])
+    assert np.mean([1 / run.spread <= seconds / run.step_s <= run.spread for run, seconds in predicted]) >= 0.8
 
 
 @pytest.mark.parametrize(("platform", "most"), [("tpu", 0.07), ("gpu", 0.15)])

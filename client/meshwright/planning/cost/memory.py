@@ -266,6 +266,7 @@ def build_execution(training: TrainingSpec) -> Execution:
         fused_attention=training.attention == "flash",
         value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
         update_bytes=3.0 * DTYPE_BYTES[training.weight_dtype] + 2.0 * count_optimizer_bytes(training),
+        capacity_factor=training.capacity_factor,
     )
 
 

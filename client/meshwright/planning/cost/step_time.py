@@ -12,7 +12,7 @@ The bubble of a pipeline is (pp − 1) ÷ repeats of a micro-batch's time on a s
 weights are gathered for each micro-batch, or once a step, and then all of that is exposed (`pipeline_fsdp_ag_once`).
 Embedding and head are outside its loop, and the batch is laid over the stages there.
 
-The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to five on
+The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to 20 on
 GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run tests pp,
 ep and cp: their formulas have a source.
 
@@ -45,14 +45,14 @@ class Law:
         efficiency: of matmuls on a chip that never waits for its memory.
         intensity: FLOP a byte at which a chip's memory costs as much as its matrix units.
         slowdown: by platform, of all compute.
-        experts: of the matmuls of routed experts, beside other matmuls.
+        experts: of the matmuls of routed experts that drop no tokens, beside other matmuls.
         exposed: part of the collectives' time that is exposed.
         score_bytes: memory traffic of one element of a matrix of scores, where attention is not fused.
     """
 
     efficiency: float = 0.835
     intensity: float = 1430.0
-    slowdown: Mapping[str, float] = field(default_factory=lambda: {"tpu": 1.0, "gpu": 1.47})
+    slowdown: Mapping[str, float] = field(default_factory=lambda: {"tpu": 1.0, "gpu": 1.25})
     experts: float = 2.5
     exposed: float = 1 / 3
     score_bytes: float = 30.0
@@ -78,11 +78,13 @@ class Execution:
         fused_attention: scores never lie in memory, and half of a causal matrix is skipped.
         value_bytes: of one weight as it is gathered, and of one gradient as it is summed.
         update_bytes: the optimizer's traffic for one parameter: weight, gradient and moments in, all but gradient out.
+        capacity_factor: places in an expert ÷ tokens that it gets on average; None: no token is dropped.
     """
 
     fused_attention: bool = True
     value_bytes: float = 2.0
     update_bytes: float = 28.0
+    capacity_factor: float | None = None
 
 
 PartSeconds = dict[str, Any]
@@ -121,8 +123,7 @@ class StepTime:
         """Returns the time of a step on each candidate."""
         layout, passes = self.layout, self.layout.gradient_accumulation_steps
         blocks = [(block, self._stage_layers * block.count / self.work.layers) for block in self.work.blocks]
-        routed = self.law.experts - 1
-        weights = [block.parameters_per_token + routed * block.expert_parameters_per_token for block, _ in blocks]
+        weights = [block.parameters_per_token + self._add_experts(block) for block, _ in blocks]
         matmuls = sum(layers * self._time_matmuls(each) for each, (_, layers) in zip(weights, blocks, strict=True))
         attention = sum(layers * self._time_attention(block) for block, layers in blocks)
         head = self._time_matmuls(self.work.head.parameters)
@@ -177,6 +178,22 @@ class StepTime:
         """Returns the forward seconds of these weights, which each token uses."""
         return 2 * parameters * self._tokens / self.layout.tp * self._flop_s
 
+    def _add_experts(self, block: Block) -> float:
+        """Returns the weights a token, in matmuls of the dense efficiency, that routed experts cost beside their own.
+
+        Tokens go to their places, and back, by matmuls with masks of a sequence's tokens × places. Where that takes
+        longer than experts without dropped tokens, those are used.
+
+        Source: MaxText's MoeBlock (dense_matmul with a capacity factor); runs: docs/explanation/accuracy.md.
+        """
+        if block.experts is None:
+            return 0.0
+        own, factor = block.expert_parameters_per_token, self.law.experts
+        if self.execution.capacity_factor is not None:
+            places = self.execution.capacity_factor * block.experts.chosen * self.work.seq_len
+            factor = min(factor, self.execution.capacity_factor + 2 * places * self.work.hidden / own)
+        return (factor - 1) * own
+
     def _time_attention(self, block: Block) -> Any:
         """Returns the forward seconds of one layer's attention: unfused, of the whole matrix of scores."""
         attention, tokens = block.attention, self._tokens / self.layout.tp
@@ -209,8 +226,11 @@ class StepTime:
 
     def _time_update(self) -> Any:
         """Returns the time of the optimizer, which memory bounds: a device updates the state that it holds."""
+        layout = self.layout
         dense, experts = self._count_parameters()
-        held = (dense + experts) / (self.layout.pp * self.layout.tp * self.layout.fsdp)
+        is_cut = np.asarray(layout.fsdp) > 1  # then also over context and expert axes
+        held = (dense / np.where(is_cut, layout.ep, 1) + experts) / np.where(is_cut, layout.cp, 1)
+        held = held / (layout.pp * layout.tp * layout.fsdp)
         return held * self.execution.update_bytes / self.machine.memory_bytes_per_s
 
     def _count_parameters(self) -> tuple[Any, Any]:
@@ -329,16 +349,16 @@ def find_spread(chip: Chip, work: Work, layout: Layout) -> tuple[float, str]:
 
 def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[float, str]]:
     if chip.platform == "gpu":
-        yield 1.22, "on GPUs there are five runs, of one model"
+        yield 1.3, "on GPUs there are 20 runs of six models, and their software differs"
     elif chip.family in KNOWN_TPUS:
         yield 1.09, "31 published runs, each predicted from other chips and models"
     else:
         yield 1.14, "no run on this chip"
     unseen = [axis for axis in ("pp", "ep", "cp") if int(getattr(layout, axis)) > 1]
     if unseen:
-        yield 1.25, f"no run judges {', '.join(unseen)}"
+        yield 1.35, f"no run judges {', '.join(unseen)}"
     if work.has_experts:
-        yield 1.5, "of mixtures of experts there are seven runs, of five models"
+        yield 1.5, "of mixtures of experts there are nine runs, of six models"
     tokens = int(layout.micro_batch_size) * work.seq_len / int(layout.cp)
     if tokens < FEW_TOKENS or work.hidden < NARROW:
         yield 1.3, f"no run has {'so few tokens a device' if tokens < FEW_TOKENS else 'so narrow a model'}"

@@ -52,6 +52,8 @@ def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
     batches = tuple(batch for batch in batches if costs[batch]["memory"].fits)  # a pipeline keeps all its micro-batches
     chosen = choose_near_best({batch: costs[batch]["tokens_per_s"] for batch in batches})
     told = costs[chosen or unit]
+    if chosen and is_free and int(layout.pp) > 1:  # whose micro-batches are all in its loop
+        largest = told["largest_batch"] or 0
     step: PlanStepTime = told["step_time"]
     limit, share = find_largest_part(step)
     shape = " × ".join(f"{name}:{size}" for name, size in mesh_shape.items())

@@ -492,6 +492,10 @@ def _list_indivisible(space: Space) -> list[Rejected]:
 
 def _list_basis_notices(question: Question) -> tuple[Notice, ...]:
     """Returns the warnings that prices do not cover the request, or cover only a part of it."""
+    chip = question.hardware.chip
+    if question.training.compute_dtype == "bfloat16" != chip.dtype:
+        message = f"{chip.name} has no matrix units for bfloat16: its step is priced in {chip.dtype}"
+        return (Notice(code="no_bfloat16", message=message, hint="compute in float16 in your own step, or measure it"),)
     if question.training.compute_dtype != "float32":
         return ()
     message = "compute_dtype is float32, and the step's time is estimated for bfloat16: it will take longer"
@@ -516,7 +520,7 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
     """Returns the warning that the next batch, a multiple of the devices, is faster than the requested one."""
     devices, batch = question.hardware.devices, question.training.global_batch_size
     near = max(round(batch / devices), 1) * devices
-    best = price_best(question.with_batch(near), bounds) if batch > devices and near != batch else None
+    best = price_best(question.with_batch(near), bounds) if batch != near <= 1.5 * batch else None
     faster = 0.0 if best is None else near / best.seconds / (batch / seconds)
     if best is None or faster < BETTER_BATCH:
         return ()

@@ -262,7 +262,7 @@ def test_405b_on_16384_gpus_is_a_pipeline_of_tensor_parallel_hosts_as_published(
     assert [plan.mesh_shape["tp"] for plan in plans] == [8, 8, 8]
     published = next(plan for plan in plans if plan.mesh_shape["pp"] == 16)
     assert published.step_time is not None
-    assert published.step_time.low_s < 6.7 < published.step_time.total_s < 8
+    assert published.step_time.total_s == pytest.approx(6.7, rel=0.05)
     assert published.schedule.pipeline_repeats == 8
 
 

@@ -203,6 +203,7 @@ class Store:
 
         def job() -> None:
             with self._require_connection() as connection:
+                self._require_file()
                 connection.execute(_BEGIN)
                 for document in documents:
                     _put(connection, document)
@@ -326,8 +327,7 @@ class Store:
 
         def job() -> int:
             connection = self._require_connection()
-            if not self.path.exists() or _identify(self.path) != self._inode:  # SQLite keeps writing to the old file
-                raise FileNotFoundError("the file was removed or replaced, and what is written now would be lost")
+            self._require_file()
             connection.execute("SELECT MAX(seq) FROM documents").fetchone()
             if self.failure:
                 with connection:
@@ -360,7 +360,7 @@ class Store:
         self.failure_count += 1
         self.failure = str(error)
         code = _read_code(error)
-        is_damaged = code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or isinstance(error, FileNotFoundError)
+        is_damaged = code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
         hints = (
             (isinstance(error, StoreInUseError), "stop that agent, or give this one its own --state-dir"),
             (
@@ -368,6 +368,10 @@ class Store:
                 f"make room on that disk ({self.path.parent}), or name another with --state-dir",
             ),
             (code == sqlite3.SQLITE_BUSY, "another program has the file open and is writing: end that program"),
+            (
+                isinstance(error, FileNotFoundError),
+                f"restart the agent: it makes a new {self.path}, and the leases are lost",
+            ),
             (is_damaged, f"restart the agent: it sets a damaged {self.path} aside, and makes a new one"),
             (self._connection is None, "--state-dir (MESHWRIGHT_STATE_DIR) must name a directory that it may write"),
             (True, f"look at the disk that holds {self.path}: is it full, read-only, or gone? (dmesg)"),
@@ -412,6 +416,11 @@ class Store:
             connection.close()
         if lock is not None:
             os.close(lock)
+
+    def _require_file(self) -> None:
+        """Raises if the open file is not at its path any more: SQLite would go on with it."""
+        if not self.path.exists() or _identify(self.path) != self._inode:
+            raise FileNotFoundError("the file was removed or replaced, and what is written now would be lost")
 
     def _require_connection(self) -> sqlite3.Connection:
         if self._connection is None:

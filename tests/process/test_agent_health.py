@@ -203,4 +203,5 @@ def test_a_store_whose_file_is_gone_is_unhealthy_and_plans_are_still_made(tmp_pa
         seen = await_state(agent, "store", "unhealthy", limit_s=30)
         assert "removed or replaced" in seen["reason"]
         assert str(state_dir) in seen["action"]
+        assert (put_lease(agent).status_code, put_lease(agent).json()["code"]) == (503, "store_unavailable")
         assert httpx.get(f"{agent.url}/mesh/plan?mesh=dp:2").status_code == 200

@@ -83,7 +83,9 @@ def test_health_says_that_the_worker_died_and_that_it_comes_back(robust: Running
     do_bench(robust)
     os.kill(worker_pid(robust), signal.SIGKILL)
     seen = await_state(robust, "worker", "degraded", limit_s=10)
-    assert "SIGKILL" in seen["reason"]
+    words = "was idle; it closed its socket and was killed by SIGKILL"
+    assert words in seen["reason"]
+    assert words in robust.log_text()
     assert seen["action"]
     wait_for(lambda: read_worker(robust)["state"] == "stopped", robust, limit_s=30)  # the pause after a crash is over
     assert read_component(robust, "worker")["state"] == ask(robust, "/health")["state"] == "degraded"

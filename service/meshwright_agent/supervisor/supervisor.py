@@ -292,6 +292,8 @@ class Supervisor:
         except asyncio.CancelledError:
             await self._end("cancelled")
             raise
+        if self.has_crashed:
+            _log.info("%s is ready", self._name(child))
         self.has_crashed = False
         self._become("ready")
         return child
@@ -398,9 +400,10 @@ class Supervisor:
             self._crashed_s = (*(s for s in self._crashed_s if now_s - s < self.spec.crash_window_s), now_s)
         build_error: _BuildError = partial(CallCancelled, str(why))
         if isinstance(why, ChildError):
-            build_crash = partial(self._build_crash, child, why, self._work, now_s - self._began_s)
+            build_crash = partial(self._build_crash, child, why, self._work, now_s - self._began_s, is_starting)
             build_error = build_crash
             self.last_error = build_crash().detail
+            _log.warning("%s", self.last_error)
             if is_starting:
                 self._give_up(build_error)
         elif is_crash:
@@ -451,15 +454,18 @@ class Supervisor:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _build_crash(self, child: Child, why: ChildError, work: _Work | None, duration_s: float) -> ProblemError:
+    def _build_crash(
+        self, child: Child, why: ChildError, work: _Work | None, duration_s: float, is_starting: bool
+    ) -> ProblemError:
         """Returns the error for the callers of a child that was lost, refused to work, or took too long."""
         who, ending = self._name(child), _describe_ending(child)
-        asked = f"{work.op} was asked of {who}" if work else f"{who} was started"
+        asked = f"{work.op} was asked of {who}" if work else f"{who} was {'started' if is_starting else 'idle'}"
         hint, log, retry_after_s = _AGAIN if work else _DOCTOR, (*child.log_tail, *why.log), self._find_pause_s()
         if why.kind == "refused":
             return UnavailableError(f"{asked}; it cannot work: {why.words}", hint=hint, log=log, code="worker_failed")
         if why.kind == "lost":
-            detail = f"{asked}; after {duration_s:.1f} s it {why.words} and {ending}"
+            after = f"after {duration_s:.1f} s " if work or is_starting else ""
+            detail = f"{asked}; {after}it {why.words} and {ending}"
             return UnavailableError(detail, hint=hint, log=log, retry_after_s=retry_after_s, code="worker_failed")
         missed, limit_s = ("did not answer", work.deadline_s) if work else ("was not ready", self.spec.start_timeout_s)
         detail = f"{asked}; it {missed} within {limit_s:g} s and was killed"

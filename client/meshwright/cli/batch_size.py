@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from meshwright.cli.compiling import judge, print_batch
+from meshwright.cli.compiling import find_exit_code, print_batch
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_notices
 from meshwright.cli.progress import answer_here, follow_compile
 from meshwright.cli.request_options import (
@@ -82,7 +82,7 @@ def show_batch_size(
         session.print_lines(reply.model_dump_json(exclude_unset=not offline))  # exactly the fields that an agent sent
     else:
         _print_sizes(session, reply)
-    if asked.compile and judge([reply.compiled.verification if reply.compiled else None]) != OK:
+    if asked.compile and find_exit_code([reply.compiled.verification if reply.compiled else None]) != OK:
         return FAILED
     if reply.estimated and reply.estimated.recommended is None:
         return FAILED

@@ -73,11 +73,11 @@ def run_bench(
         if session.as_json:
             session.print_json(answer)
         else:
-            _print_records(session, answer)
-    return judge(answer.records)
+            print_records(session, answer)
+    return find_exit_code(answer.records)
 
 
-def judge(records: Iterable[BenchRecord]) -> int:
+def find_exit_code(records: Iterable[BenchRecord]) -> int:
     """Returns the exit code of records: 0 only where there are some and all are right."""
     verdicts = [record.correct and record.wrong_elements == 0 for record in records]
     return OK if verdicts and all(verdicts) else FAILED
@@ -88,12 +88,16 @@ def _measure(session: Session, client: Client, asked: BenchRequest) -> BenchResu
         return client.bench(asked, on_progress=on_progress)
 
 
-def _print_records(session: Session, answer: BenchResult | LatestBench) -> None:
+def print_records(session: Session, answer: BenchResult | LatestBench) -> None:
+    """Prints the records of a bench; those of the newest benches with their age."""
+    columns = COLUMNS
+    if isinstance(answer, LatestBench):
+        columns = (*COLUMNS, Column("age", lambda record: format_time(record.age_s), "right"))
     if isinstance(answer, BenchResult):
         session.out.print(_describe_run(answer), soft_wrap=True)
         session.out.print()
     if answer.records:
-        session.out.print(build_table(COLUMNS, answer.records))
+        session.out.print(build_table(columns, answer.records))
     else:
         print_warning(session, "nothing was measured")
     if isinstance(answer, BenchResult):
@@ -125,7 +129,7 @@ def _describe_axis(record: BenchRecord) -> str:
 
 
 def _describe_result(record: BenchRecord) -> Text:
-    return Text("ok", "green") if judge([record]) == OK else Text(f"{record.wrong_elements} wrong", "bold red")
+    return Text("ok", "green") if find_exit_code([record]) == OK else Text(f"{record.wrong_elements} wrong", "bold red")
 
 
 def _describe_spread(record: BenchRecord) -> str:

@@ -30,7 +30,7 @@ _UNKNOWN: Final = ("compiled: whether it fits is not known", "bold yellow")
 """The result where the memory of a device is unknown."""
 
 
-def judge(verifications: Iterable[Verification | None]) -> int:
+def find_exit_code(verifications: Iterable[Verification | None]) -> int:
     """Returns the exit code of the requested compiles: 0 only where there are reports, and all of them fit."""
     statuses = [found.status if found else None for found in verifications]
     return OK if statuses and all(status == "verified" for status in statuses) else FAILED
@@ -186,7 +186,7 @@ def compile_step(
         session.print_lines(found.model_dump_json())
     else:
         print_verification(session, found)
-    return judge([found])
+    return find_exit_code([found])
 
 
 def list_paths() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from meshwright._client.requests import take_best
 from meshwright._client.settings import DEFAULT_URL
-from meshwright.cli.compiling import judge, print_refusal, print_verification
+from meshwright.cli.compiling import find_exit_code, print_refusal, print_verification
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
 from meshwright.cli.request_options import Export
 from meshwright.cli.session import FAILED, OK, Session
@@ -84,7 +84,7 @@ def _keep(plans: Plans, text: str, say: PlanOutput) -> int:
     if say.output is not None:
         _write(text, say.output)
     best = plans.plans[0]
-    if say.is_verified and judge([best.verification]) != OK:
+    if say.is_verified and find_exit_code([best.verification]) != OK:
         return FAILED
     return OK if _fits(best) else FAILED
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import Annotated, Final
 
 import typer
 from rich.text import Text
 
+from meshwright.cli.bench import print_records
 from meshwright.cli.output import Column, build_table, clean, format_indices, format_time, style_state
 from meshwright.cli.session import FAILED, OK, Session
+from meshwright.wire.bench import BenchResult
 from meshwright.wire.runs import FINAL_STATES, Run, RunState
+
+WORDS_MOST: Final = 60
+"""Characters of an error in the table; `meshwright runs show` has all of it."""
 
 
 def list_runs(
@@ -30,7 +36,7 @@ def list_runs(
 
 
 def show_run(session: Session, run_id: Annotated[str, typer.Argument(metavar="RUN", help="Its id.")]) -> int:
-    """Show a run: its state, devices and progress, and why it failed.
+    """Show a run: its state, devices and progress, what a bench measured, and why it failed.
 
     Exit codes: 0 shown · 1 there is no such run · 2 usage, or no answer.
     """
@@ -42,6 +48,8 @@ def show_run(session: Session, run_id: Annotated[str, typer.Argument(metavar="RU
     session.out.print(build_table(COLUMNS, [run]))
     if run.error is not None:
         session.out.print(_describe_end(run), soft_wrap=True)
+    elif run.kind == "bench" and run.result is not None:
+        print_records(session, BenchResult.model_validate(run.result))
     return OK
 
 
@@ -82,7 +90,7 @@ def _describe_time(run: Run) -> str:
 
 def _describe_progress(run: Run) -> str:
     if run.error is not None:
-        return run.error.detail.removeprefix(f"{run.id} was cancelled: ")
+        return shorten(run.error.detail.removeprefix(f"{run.id} was cancelled: "), WORDS_MOST, placeholder=" …")
     progress = run.progress
     return "" if progress is None else f"{progress.done}/{progress.total} {progress.message}".rstrip()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright import errors
-from meshwright.wire.bench import BenchRecord, BenchResult, Skipped
+from meshwright.wire.bench import BenchRecord, BenchResult, LatestBench, Skipped
 from tests.fakes.scripted import end_run
 from tests.fakes.stored import build_record
 from tests.unit.cli.conftest import CommandLine
@@ -91,11 +91,16 @@ def test_what_was_skipped_is_told_and_nothing_measured_is_1(meshwright: CommandL
 def test_json_is_the_result_of_the_run(meshwright: CommandLine) -> None:
     printed = meshwright("bench", "--format=json")
     with meshwright.fake.client() as client:
-        assert printed.json == client.run(client.runs().runs[0].id).result
+        run = client.runs().runs[0]
+        assert printed.json == client.run(run.id).result
+    shown = meshwright("runs", "show", run.id).out
+    assert all(record["case"] in shown for record in printed.json["records"])
 
 
-def test_latest_with_no_records_is_1(meshwright: CommandLine) -> None:
+def test_latest_tells_the_age_of_records_and_is_1_without_any(meshwright: CommandLine) -> None:
     assert meshwright("bench", "--latest").code == 1
+    meshwright.fake.answer("GET", "/placement/bench", LatestBench(records=(build_record(),)))
+    assert meshwright("bench", "--latest").out.splitlines()[0].endswith("age")
 
 
 @pytest.mark.parametrize("outcome", [

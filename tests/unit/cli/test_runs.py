@@ -28,10 +28,12 @@ def test_no_runs_are_told(meshwright: CommandLine) -> None:
 
 
 def test_a_failed_run_shows_why(meshwright: CommandLine) -> None:
-    killed = errors.UnavailableError("killed by signal 11", code="worker_failed")
+    killed = errors.UnavailableError(f"killed by signal 11, {'and more, ' * 20}the end", code="worker_failed")
     meshwright.fake.answer("POST", "/placement/bench", end_run(killed))
     meshwright("bench")
-    assert "killed by signal 11" in meshwright("runs", "list").out
+    (row,) = (line for line in meshwright("runs", "list").out.splitlines() if line.startswith("run-"))
+    assert ("killed by signal 11" in row, row.rstrip().endswith("…")) == (True, True)
+    assert "the end" in meshwright("runs", "show", row.split()[0]).out
 
 
 def test_a_running_run_is_cancelled(meshwright: CommandLine) -> None:

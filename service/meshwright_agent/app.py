@@ -223,7 +223,7 @@ def _list_methods(request: Request) -> list[str]:
 
 
 def _build_too_large() -> ProblemError:
-    hint = "send fewer hosts, or plan on them with `meshwright plan --offline`"
+    hint = "send less; a plan of many hosts is made without an agent: `meshwright plan --offline`"
     return InvalidRequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413, hint=hint)
 
 

@@ -291,7 +291,7 @@ def _describe_unchecked(state: FleetState) -> list[Notice]:
     if not unchecked:
         return []
     names = _shorten([host.name if host.health else f"{host.name} (no answer to GET /health)" for host in unchecked])
-    message = f"{names}: of some devices nobody knows that they are well; they are planned with all the same"
+    message = f"{names}: the health of some devices is unknown; they are planned with all the same"
     return [Notice(code="health_unknown", message=message, hint="ask again, or look at their agents")]
 
 

@@ -188,7 +188,7 @@ def read_token_file(path: Path) -> tuple[tuple[Token, ...], tuple[str, ...]]:
             if not stat.S_ISREG(mode):
                 raise AccessSettingsError(f"token file {path}: is not a file; give the path of one")
             if mode & stat.S_IWOTH:
-                raise AccessSettingsError(f"token file {path}: everybody may write it, and so become admin; chmod o-w")
+                raise AccessSettingsError(f"token file {path}: every user may write it, and so become admin; chmod o-w")
             data = file.read(MAX_TOKEN_FILE_BYTES + 1)
         if len(data) > MAX_TOKEN_FILE_BYTES:
             raise AccessSettingsError(f"token file {path}: longer than {MAX_TOKEN_FILE_BYTES} bytes")
@@ -446,7 +446,7 @@ def check_exposure(settings: Settings) -> None:
         AccessSettingsError: other hosts could reach the agent without a token.
     """
     if settings.insecure and settings.tokens_file is None:
-        log.warning("--insecure: everybody who reaches %s may do everything here, without a token", settings.host)
+        log.warning("--insecure: whoever reaches %s may do everything here, without a token", settings.host)
         return
     if not settings.host or is_loopback(settings.host):
         return

@@ -69,7 +69,7 @@ def serve(
     idle_release_s: Annotated[float | None, typer.Option(help="Give idle accelerators back after so long.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     tokens_file: Annotated[Path | None, typer.Option(help="Tokens of those who may ask.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without tokens: everybody may do everything.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without tokens: every user may do everything.")] = False,
     tls_cert_file: Annotated[Path | None, typer.Option(help="Certificate with its chain, PEM.")] = None,
     tls_key_file: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     tls_client_ca_file: Annotated[Path | None, typer.Option(help="CA of the clients' certificates, PEM.")] = None,

@@ -45,10 +45,10 @@ class Settings(BaseSettings):
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="TCP port; 0 picks a free one")
     uds: Path | None = Field(default=None, description="unix socket to listen on as well")
     tokens_file: Path | None = Field(
-        default=None, description="tokens of those who may ask; without it everybody may read, on loopback only"
+        default=None, description="tokens of those who may ask; without it every user may read, on loopback only"
     )
     insecure: bool = Field(
-        default=False, description="without a token file: on any address, and everybody may do everything"
+        default=False, description="without a token file: on any address, and every user may do everything"
     )
     tls_cert_file: Path | None = Field(default=None, description="certificate with its chain, PEM: TCP speaks TLS")
     tls_key_file: Path | None = Field(default=None, validate_default=True, description="its key, PEM, not encrypted")
@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     uds_admins: str = Field(
         default="root,self,@meshwright",
         description="who is admin on the unix socket: users by name or number, self for the agent's own, @GROUP; "
-        "everybody else may read",
+        "every other user may read",
     )
     state_dir: Path = Field(default_factory=default_state_dir, description="where runs and plans are kept (SQLite)")
     cpu_devices: int | None = Field(

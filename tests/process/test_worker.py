@@ -150,7 +150,7 @@ def test_a_child_that_closes_its_socket_and_lives_on_is_killed() -> None:
     ("exit", "exited with status 3"),
     ("hang", "was not ready within 2 s"),
     ("wrong protocol", "protocol, kind, generation, pid .2, 'faulty', 1,"),
-    ("progress first", "broke the protocol: .* that nobody waits for"),
+    ("progress first", "broke the protocol: .* that no call waits for"),
 ])  # fmt: skip
 def test_a_child_that_does_not_say_hello_as_it_should_fails_the_start(fault: str, match: str) -> None:
     async def scenario(child: Child) -> None:

@@ -93,7 +93,7 @@ def test_a_token_file_that_everybody_may_write_or_that_is_none_is_refused(tmp_pa
     path = _write(tmp_path / "tokens", f"a read sha256:{DIGEST}")
     assert [token.name for token in read_token_file(path)[0]] == ["a"]
     path.chmod(0o602)
-    with pytest.raises(AccessSettingsError, match="everybody may write it"):
+    with pytest.raises(AccessSettingsError, match="every user may write it"):
         read_token_file(path)
     path.chmod(0o600)
     path.write_text("#" * MAX_TOKEN_FILE_BYTES)

@@ -181,7 +181,7 @@ def _describe_blind(name: str, blind: Sequence[Seat]) -> Notice:
     hosts = list(dict.fromkeys(seat.device.host for seat in blind))
     return Notice(
         code="coordinates_unknown",
-        message=f"slice {name}: nobody says where the chips of {shorten(hosts)} stand in it; "
+        message=f"slice {name}: where the chips of {shorten(hosts)} stand in it is unknown; "
         f"its devices are ordered by host",
         hint="let each agent's JAX look at its chips once (POST /devices/release frees them again)",
     )

@@ -24,8 +24,8 @@ WINDOW_S: Final = 300.0
 Source: UFM-SDN Appliance User Manual, Supported Traps and Events (TTL)."""
 FEW_ERRORS: Final = 12
 """Harmless number of errors of a port in `WINDOW_S`: of a 40 Gb/s link with the bit error rate 1e-12 that InfiniBand
-allows. Faster links correct their errors, and count fewer. Source: InfiniBand Architecture Specification, from memory.
-"""
+allows. Faster links correct their errors, and count fewer. The bit error rate is of the InfiniBand Architecture
+Specification (unverified)."""
 _ERRORS: Final = ("symbol_error", "port_rcv_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors")
 _LOOK: Final = "see {v.tools}; check cable, transceiver and switch port"
 _DRIVER: Final = "look for its driver in the kernel log; see {v.tools}"

@@ -73,7 +73,7 @@ def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: 
     config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
     platform = "cpu" if settings.cpu_devices else None
 
-    base = _count_by_pci(environ)
+    base = _order_by_pci(environ)
 
     def build() -> Mapping[str, str]:
         return build_worker_environment(config, base, platform=platform, cpu_devices=settings.cpu_devices)
@@ -92,7 +92,7 @@ def build_preflight_spec(settings: Settings, environ: Mapping[str, str], *, is_c
     """Returns the spec of a preflight's process, which ends after one call: a JAX job cannot be joined twice."""
     config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
     platform = "cpu" if is_cpu else None
-    base = {name: value for name, value in _count_by_pci(environ).items() if name not in _OF_OTHER_JOBS}
+    base = {name: value for name, value in _order_by_pci(environ).items() if name not in _OF_OTHER_JOBS}
     return ChildSpec(
         name="preflight",
         module="meshwright_agent.children.preflight",
@@ -111,7 +111,7 @@ def build_probe_spec(settings: Settings, environ: Mapping[str, str]) -> ChildSpe
     return ChildSpec(
         name="probe",
         module="meshwright_agent.children.probe",
-        environment=lambda: _count_by_pci(environ),
+        environment=lambda: _order_by_pci(environ),
         start_timeout_s=settings.probe_timeout_s,
         idle_release_s=0.0,
     )
@@ -130,6 +130,6 @@ def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildS
     )
 
 
-def _count_by_pci(environ: Mapping[str, str]) -> dict[str, str]:
-    """Makes CUDA order GPUs by PCI address, as the driver does, instead of by speed. Both children use this order."""
+def _order_by_pci(environ: Mapping[str, str]) -> dict[str, str]:
+    """Makes CUDA order GPUs by PCI address, as the driver does, instead of by speed."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **environ}

@@ -271,7 +271,7 @@ class Supervisor:
         if self._is_closed:
             raise CallCancelled("closing")
         if self.spec.has_devices and self._abandoned:
-            raise self._build_haunted()
+            raise self._build_abandoned()
         if self.state == "failed":
             raise self._build_spent()
         return await self._start() if self._child is None else self._child
@@ -471,7 +471,7 @@ class Supervisor:
         detail = f"{asked}; it {missed} within {limit_s:g} s and was killed"
         return UnavailableError(detail, hint=hint, log=log, retry_after_s=retry_after_s, code="worker_failed")
 
-    def _build_haunted(self) -> ProblemError:
+    def _build_abandoned(self) -> ProblemError:
         named = ", ".join(map(str, self._abandoned))
         return UnavailableError(
             f"an earlier {self.spec.name} worker (process {named}) does not end, not even by SIGKILL, and may hold the "
@@ -510,4 +510,4 @@ def _describe_ending(child: Child) -> str:
 
 
 def _build_unexpected(frame_type: str) -> ChildError:
-    return ChildError("lost", f"broke the protocol: a {frame_type} frame that nobody waits for")
+    return ChildError("lost", f"broke the protocol: a {frame_type} frame that no call waits for")

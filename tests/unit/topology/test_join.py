@@ -247,7 +247,7 @@ def test_hosts_whose_coordinates_nobody_knows_are_in_the_order_of_their_processe
     hosts = [without_coords(host) for host in build_slice((2, 2, 2), (2, 2, 1))]
     joined = join_devices([hosts[1], hosts[0]])
     assert [device.host for device in joined.topology.devices] == ["w-0"] * 4 + ["w-1"] * 4
-    assert "nobody says where the chips of w-0, w-1 stand" in find_notice(joined, "coordinates_unknown")
+    assert "where the chips of w-0, w-1 stand in it is unknown" in find_notice(joined, "coordinates_unknown")
 
 
 SLICES_REFUSED: dict[str, tuple[Callable[[], list[Devices]], str]] = {

@@ -1,7 +1,7 @@
 """Transfers as users make them: `jax.device_put` from the host, between devices and onto shardings; NumPy back.
 
-Rule: bytes really move. Where JAX would share memory instead (NumPy arrays and CPU devices), a copy is forced and the
-record's detail names the method. algbw is S/t with S the bytes of the one array; every element is checked.
+Rule: bytes really move. Where JAX would share memory instead (NumPy arrays and CPU devices), a copy is forced.
+algbw is S/t with S the bytes of the one array; every element is checked.
 """
 
 from __future__ import annotations

@@ -146,15 +146,6 @@ def test_each_key_means_what_the_familys_code_makes_of_it(config: dict[str, Any]
     assert {name: getattr(model, name) for name in fields} == fields
 
 
-@pytest.mark.parametrize(("config", "reason"), [
-    ({"model_type": "llama", "hidden_act": "relu"}, "relu"),
-    ({"model_type": "gemma", "use_bidirectional_attention": True}, "both directions"),
-])  # fmt: skip
-def test_what_changes_the_model_and_cannot_be_said_is_unsupported(config: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=reason):
-        read_model(SIZES | config)
-
-
 @pytest.mark.parametrize(("family", "reason"), UNSUPPORTED.items())
 def test_a_known_family_of_another_kind_is_unsupported(family: str, reason: str) -> None:
     with pytest.raises(UnsupportedModelError) as refused:

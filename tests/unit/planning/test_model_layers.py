@@ -77,6 +77,8 @@ def test_experts_are_in_the_layers_that_the_familys_code_gives_them(config: dict
     ({"model_type": "llama", "layer_types": [WINDOW] * 32}, "windows"),
     ({"model_type": "qwen3", "layer_types": ["linear_attention", WHOLE]}, "linear_attention"),
     ({"model_type": "deepseek_v32", "mlp_layer_types": ["sparse", "wide"]}, "wide"),
+    ({"model_type": "llama", "hidden_act": "relu"}, "relu"),
+    ({"model_type": "gemma", "use_bidirectional_attention": True}, "both directions"),
 ])  # fmt: skip
 def test_layers_of_a_kind_that_cannot_be_said_are_unsupported(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):

@@ -404,11 +404,12 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     best = dict(list(ordered.items())[: request.top])
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
-    warnings: tuple[Notice, ...] = (build_nothing_fits(question),)
+    warnings = (build_nothing_fits(question), *_list_fewer_notices(question, bounds, math.inf))
     if plans:
         warnings = (
             *_list_basis_notices(question),
             *_list_untested_notices(priced, best),
+            *_list_fewer_notices(question, bounds, _read_total(plans[0])),
             *_list_batch_notices(question, bounds, _read_total(plans[0])),
         )
     return Plans(plans=tuple(plans), rejected=(*rejected, *_list_indivisible(space)), warnings=warnings)
@@ -514,6 +515,20 @@ def _list_untested_notices(priced: Priced, best: Mapping[int, Plan]) -> tuple[No
         f"{mesh} takes {saved:.0%} less time, by {unusual}: that counts as {UNUSUAL:.0%} slower, as no run judges it"
     )
     return (Notice(code="faster_untested", message=message, hint="measure both before you choose it"),)
+
+
+def _list_fewer_notices(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
+    """Returns the warning that fewer GPUs, a power of two of them, take less time: more sizes divide."""
+    hardware = question.hardware
+    fewer = 1 << (hardware.devices.bit_length() - 1)
+    if hardware.chip.platform != "gpu" or fewer == hardware.devices:
+        return ()
+    best = price_best(replace(question, hardware=replace(hardware, devices=fewer)), bounds)
+    if best is None or best.seconds >= seconds:
+        return ()
+    mesh = " × ".join(f"{axis}:{size}" for axis, size in best.mesh_shape.items())
+    message = f"{fewer} of the {hardware.devices} devices take {best.seconds:.3g} s a step, on {mesh}"
+    return (Notice(code="fewer_is_faster", message=message, hint=f"search on {fewer} of them (--count {fewer})"),)
 
 
 def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:

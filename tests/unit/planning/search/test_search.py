@@ -248,6 +248,13 @@ def test_the_best_is_what_people_run(model: str, target: str, training: tuple[in
     assert ask(model=model, target=target, training=asked).plans[0].mesh_shape == mesh
 
 
+@pytest.mark.parametrize("target", ["gb200:72", "9*h100:8"])
+def test_that_fewer_devices_take_less_time_is_said(target: str) -> None:
+    found = ask(target=target, model="llama3-70b", training={"seq_len": 8192, "global_batch_size": 576})
+    (notice,) = (each for each in found.warnings if each.code == "fewer_is_faster")
+    assert notice.message.endswith("on fsdp:64")
+
+
 def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:
     found = ask(model="llama3-70b", target="v5p:8x8x8", training={"global_batch_size": 512, "seq_len": 8192})
     assert not any("cp" in plan.mesh_shape or "pp" in plan.mesh_shape for plan in found.plans)

@@ -128,6 +128,7 @@ def test_a_kubernetes_job_starts_on_well_nodes_only(hosts: list[RunningAgent], s
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(900)  # hosts in namespaces are there once, and others may have them
 @pytest.mark.skipif(not CAN_RUN, reason=REASON)
 @pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not here: apt-get install slurm-wlm")
 def test_slurm_drains_the_bad_node_and_starts_the_job_on_good_ones(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,23 +86,22 @@ class Network:
 def start_hosts(
     count: int, *, cpu_devices: int = 2, **environment: str
 ) -> Iterator[tuple[Network, list[RunningAgent]]]:
-    """Yields the network and the agents of its hosts."""
-    network = Network(count)
-    network.remove()
-    try:
-        network.build()
-        with contextlib.ExitStack() as stack:
-            agents = [
-                stack.enter_context(
-                    start_agent(
-                        cpu_devices=cpu_devices,
-                        options=("--host", address, "--port", "8790"),
-                        prefix=build_prefix(name),
-                        **environment,
-                    )
-                )
-                for name, address in zip(network.names, network.addresses, strict=True)
-            ]
-            yield network, agents
-    finally:
+    """Yields the network and the agents of its hosts. One at a time: two preflights on one machine slow each other."""
+    with Path(tempfile.gettempdir(), "meshwright-hosts.lock").open("w") as lock, contextlib.ExitStack() as stack:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        network = Network(count)
         network.remove()
+        stack.callback(network.remove)
+        network.build()
+        agents = [
+            stack.enter_context(
+                start_agent(
+                    cpu_devices=cpu_devices,
+                    options=("--host", address, "--port", "8790"),
+                    prefix=build_prefix(name),
+                    **environment,
+                )
+            )
+            for name, address in zip(network.names, network.addresses, strict=True)
+        ]
+        yield network, agents

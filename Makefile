@@ -105,7 +105,7 @@ device: $(VENV)-device/.installed ## the checks that need a card, on this host's
 
 NET := tests/golden tests/process tests/contract tests/faults tests/deploy
 
-coverage: $(VENV)/.installed ## which branches the net alone reaches, by room (tests of HTTP, commands, files); an hour
+coverage: $(VENV)/.installed ## which branches the net alone reaches, by room (tests of HTTP, commands, files); 16 minutes
 	rm -rf .coverage && mkdir .coverage
 	$(BIN)/coverage run -m pytest -n $(JOBS) --dist loadfile $(ARGS) $(NET)
 	$(BIN)/python tools/net.py

@@ -174,12 +174,12 @@ class ChipCount:
     def __str__(self) -> str:
         return f"{self.count}*{self.chip}" if self.chip else str(self.count)
 
-    def is_of(self, kind: str, mig: object = None) -> bool:
+    def is_of(self, kind: str, mig: object) -> bool:
         """Returns whether a device counts: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu; any if no chip is named.
 
         Args:
             kind: of the device.
-            mig: where it is a part of a card, which is no chip.
+            mig: which part of a card it is, so that it is no chip; None: a whole one.
         """
         if self.chip is None:
             return True

@@ -250,7 +250,7 @@ class InventoryCheck:
         """Returns the number of devices on these cards; if a chip is declared, the number of cards with that chip."""
         if self._expected is None or self._expected.chip is None:
             return sum(len(card.devices) for card in cards)
-        return sum(self._expected.is_of(card.kind) for card in cards)
+        return sum(self._expected.is_of(card.kind, None) for card in cards)
 
     def _is_complete(self, cards: tuple[Card, ...]) -> bool:
         """Returns whether the declared number of devices is present. Then no device seen before is missing."""

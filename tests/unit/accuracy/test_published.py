@@ -64,7 +64,6 @@ def test_mixtures_of_experts_are_met_within_their_interval_by_most() -> None:
     runs = [*select("tpu", experts=True), *select("gpu", experts=True)]
     assert np.mean([1 / run.spread <= run.predict() / run.step_s <= run.spread for run in runs]) > 0.7
     mixtral = [run.predict() / run.step_s for run in runs if run.execution.capacity_factor]
-    assert len(mixtral) == 2
     assert mixtral == pytest.approx([1, 1], abs=0.2)
 
 

@@ -30,6 +30,12 @@ def price(layout: Layout, *, law: Law = BARE, work: Any = WORK, machine: Any = M
     return StepTime(work, layout, machine, spans, Execution(**{"update_bytes": 0.0, **does}), law).price()
 
 
+@pytest.mark.parametrize("layout", [Layout(fsdp=2, cp=8), Layout(fsdp=2, ep=8), Layout(fsdp=4, tp=4)])
+def test_the_update_is_cut_as_the_state_is(layout: Layout) -> None:
+    seconds = [price(each, update_bytes=28.0)["compute"] - price(each)["compute"] for each in (layout, Layout(fsdp=16))]
+    assert seconds[0] == pytest.approx(seconds[1])
+
+
 def test_a_device_alone_computes_three_times_its_matmuls_and_three_and_a_half_times_its_attention() -> None:
     step = price(Layout(remat=REMAT_NONE))
     assert step["compute"] == pytest.approx(3 * (MATMULS + HEAD) + 3.5 * ATTENTION, rel=1e-3)

@@ -248,6 +248,12 @@ def test_the_best_is_what_people_run(model: str, target: str, training: tuple[in
     assert ask(model=model, target=target, training=asked).plans[0].mesh_shape == mesh
 
 
+@pytest.mark.parametrize("target", ["t4:8", "v100:8"])
+def test_a_gpu_without_bfloat16_is_said(target: str) -> None:
+    found = ask(target=target, model="llama3.2-1b", training={"seq_len": 1024, "global_batch_size": 32})
+    assert "no_bfloat16" in {notice.code for notice in found.warnings}
+
+
 @pytest.mark.parametrize("target", ["gb200:72", "9*h100:8"])
 def test_that_fewer_devices_take_less_time_is_said(target: str) -> None:
     found = ask(target=target, model="llama3-70b", training={"seq_len": 8192, "global_batch_size": 576})

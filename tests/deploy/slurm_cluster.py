@@ -81,7 +81,11 @@ class Cluster:
     def read_job(self, job: str, *, limit_s: float) -> list[str]:
         """Waits until a job has run; returns its nodes."""
         path = self.folder / f"job-{job}"
-        wait_for(path.exists, limit_s=limit_s)
+        try:
+            wait_for(path.exists, limit_s=limit_s)
+        except AssertionError as error:
+            shown = [self.run("scontrol", "--oneliner", "show", "job", job), *map(self.show_node, self.network.names)]
+            raise AssertionError("\n".join(shown)) from error
         return path.read_text().split()
 
     def show_node(self, name: str) -> str:

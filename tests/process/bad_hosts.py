@@ -78,18 +78,23 @@ def signaling(agent: RunningAgent, number: int, phase: str = "") -> Iterator[Non
 
 @contextlib.contextmanager
 def limiting_cpu(agent: RunningAgent, share: float) -> Iterator[None]:
-    """Gives an agent and its children a share of one CPU: cgroup v1's cfs quota, or v2's cpu.max."""
+    """Gives an agent and its children a share of one CPU: cgroup v1's cfs quota, or v2's cpu.max.
+
+    The period is short: within a long one a sample would run at full speed.
+    """
     old, new = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
     is_old = old.is_dir()
     whole = old if is_old else new
     group = whole / f"meshwright-{agent.pid}"
     try:
         group.mkdir(exist_ok=True)
-        quota = int(100_000 * share)
+        period_us = 20_000
+        quota_us = int(period_us * share)
         if is_old:
-            (group / "cpu.cfs_quota_us").write_text(str(quota))
+            (group / "cpu.cfs_period_us").write_text(str(period_us))
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
         else:
-            (group / "cpu.max").write_text(f"{quota} 100000")
+            (group / "cpu.max").write_text(f"{quota_us} {period_us}")
         (group / "cgroup.procs").write_text(str(agent.pid))
     except OSError as error:
         pytest.skip(f"no cgroup can be made here: {error}")
@@ -140,7 +145,7 @@ class Fault:
 
 FAULTS: Mapping[str, Fault] = {
     "slow link": Fault(lambda network, _, bad: limiting_link(network, bad), "network to its partners"),
-    "slow host": Fault(lambda _, agents, bad: limiting_cpu(agents[bad], 0.08), "", timeout_s=45),
+    "slow host": Fault(lambda _, agents, bad: limiting_cpu(agents[bad], 0.08), ""),
     "dead at its start": Fault(lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL), "was killed by SIGKILL"),
     "dead at work": Fault(
         lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL, "pairs"), "was killed by SIGKILL"

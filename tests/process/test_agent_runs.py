@@ -16,7 +16,6 @@ from tests.process.living import (
     QUICK,
     ask,
     await_end,
-    await_state,
     do_bench,
     fill_queue,
     parse_events,
@@ -179,14 +178,3 @@ def test_runs_under_way_when_the_agent_was_killed_are_cancelled_with_the_reason(
             assert (last["type"], last["state"]) == ("state", "cancelled")
         assert ask(after, "/runs?state=running")["runs"] == ask(after, "/runs?state=queued")["runs"] == []
         assert do_bench(after)
-
-
-def test_a_damaged_file_is_set_aside_and_said_so(tmp_path: Path) -> None:
-    (tmp_path / "meshwright.sqlite3").write_bytes(b"this is no database" * 100)
-    with start_agent(cpu_devices=2, state_dir=tmp_path) as agent:
-        store = await_state(agent, "store", "degraded")
-        (kept,) = tmp_path.glob("meshwright.sqlite3.set-aside-*")
-        assert kept.name in store["reason"]
-        assert "its leases are lost" in store["reason"]
-        assert kept.read_bytes().startswith(b"this is no database")
-        assert do_bench(agent)

@@ -26,7 +26,7 @@ from tests.agents import RunningAgent, start_agent
 from tests.documents import Document, has_shape
 
 COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
-LYING = Path(__file__).with_name("lying_child")
+CHILDREN = Path(__file__).with_name("bad_children")
 
 
 @pytest.fixture(scope="module")
@@ -175,15 +175,24 @@ def test_a_first_host_that_others_cannot_reach_is_refused(urls: tuple[str, ...])
 
 
 @pytest.mark.exhaustive
-def test_a_wrong_content_is_the_fault_of_the_device_that_sent_it(agents: list[RunningAgent]) -> None:
-    path = os.pathsep.join([str(LYING), os.environ.get("PYTHONPATH", "")])
+@pytest.mark.parametrize(
+    ("child", "text"),
+    [
+        ("lying", "device 0 produced 1 wrong elements (network to its partners)"),
+        ("hanging", "it was in phase open for "),
+    ],
+)
+def test_a_wrong_content_and_a_driver_that_hangs_are_the_hosts_fault(
+    agents: list[RunningAgent], child: str, text: str
+) -> None:
+    path = os.pathsep.join([str(CHILDREN / child), os.environ.get("PYTHONPATH", "")])
     with (
-        start_agent(cpu_devices=2, PYTHONPATH=path) as liar,
-        Fleet(list_urls([agents[0], liar, agents[1]])) as fleet,
+        start_agent(cpu_devices=2, PYTHONPATH=path) as bad,
+        Fleet(list_urls([agents[0], bad, agents[1]])) as fleet,
     ):
-        report = check_hosts(fleet, port=find_port())
-    assert [host.address for host in report.culprits] == [liar.url]
-    assert report.hosts[1].findings[0].text == "device 0 produced 1 wrong elements (network to its partners)"
+        report = check_hosts(fleet, port=find_port(), timeout_s=60)
+    assert [host.address for host in report.culprits] == [bad.url], report
+    assert report.hosts[1].findings[0].text.startswith(text)
 
 
 def test_the_collectives_of_a_plans_axes_are_measured(

@@ -70,20 +70,17 @@ def check_hosts(
 
     is_asked(session, hosts)
     wanted = None if expect is None else parse_chips(expect, "--expect")
-    is_json = session.as_json or form == "json"
-    with open_fleet(hosts) as fleet:
-        limit_s = (session.options.timeout_s or DEFAULT_TIMEOUT_S) - PRINT_S
-        with session.err.status("agents") as status:
-            report = preflight.check_hosts(
-                fleet,
-                expect=wanted,
-                timeout_s=limit_s,
-                port=port,
-                lease=lease,
-                plan=None if plan is None else load_plan(plan),
-                on_phase=status.update,
-            )
-    if is_json:
+    with open_fleet(hosts) as fleet, session.err.status("agents") as status:
+        report = preflight.check_hosts(
+            fleet,
+            expect=wanted,
+            timeout_s=(session.options.timeout_s or DEFAULT_TIMEOUT_S) - PRINT_S,
+            port=port,
+            lease=lease,
+            plan=None if plan is None else load_plan(plan),
+            on_phase=status.update,
+        )
+    if session.as_json or form == "json":
         session.print_lines(report.model_dump_json())
     elif form == "slurm":
         session.print_lines(_write_line(report))
@@ -136,8 +133,7 @@ def _write_report(report: PreflightReport) -> list[str]:
             lines.append(f"  {host.name} ({host.state}): {finding.text}")
             lines += [f"    {finding.action}"] if finding.action else []
     results = [host.result for host in report.hosts if host.result is not None]
-    if results:
-        lines += [f"  {name}: {value}" for name, value in _list_medians(results)]
+    lines += [f"  {name}: {value}" for name, value in _list_medians(results)]
     return [clean(line) for line in lines]
 
 

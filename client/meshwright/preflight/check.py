@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from statistics import median_low
 from typing import Any, Final, TypeVar
@@ -38,6 +39,7 @@ from meshwright.preflight.report import (
     build_verdict,
     describe_results,
 )
+from meshwright.preflight.rule import find_laggards
 from meshwright.topology.chips import ChipCount, parse_chip_count
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import State as HealthState
@@ -46,10 +48,9 @@ from meshwright.wire.mesh import Plan
 from meshwright.wire.preflight import (
     DEFAULT_PORT,
     DEFAULT_TIMEOUT_S,
-    OWN_PHASES,
-    PREFLIGHT_PHASES,
     PreflightRequest,
     PreflightResult,
+    order_phase,
 )
 from meshwright.wire.runs import FINAL_STATES, Run
 
@@ -107,34 +108,31 @@ def check_hosts(
         ValueError: `expect` is not a number of devices, or names a chip that is in no table.
     """
     wanted = parse_chip_count(expect) if isinstance(expect, str) else expect
-    return _Check(fleet, timeout_s, port, lease, plan, on_phase or (lambda _: None)).run(wanted)
+    coordinator, own_lease = build_coordinator(fleet.urls, port), f"preflight-{secrets.token_hex(8)}"
+    on_phase = on_phase or (lambda _: None)
+    return _Check(fleet, timeout_s, coordinator, lease or own_lease, lease is None, plan, on_phase).run(wanted)
 
 
+@dataclass
 class _Check:
     """One preflight."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        timeout_s: float,
-        port: int,
-        lease: str | None,
-        plan: Plan | None,
-        on_phase: Callable[[str], None],
-    ) -> None:
-        self._fleet = fleet
-        self._timeout_s = timeout_s
-        self._began_s = time.monotonic()
-        self._lease = lease or f"preflight-{secrets.token_hex(8)}"
-        self._is_own_lease = lease is None
-        self._plan = plan
-        self._job_s = 0.0
-        self._mesh: dict[str, Any] = {}
-        self._on_phase = on_phase
-        self._coordinator = build_coordinator(fleet.urls, port)
-        self._findings: dict[int, list[HostFinding]] = {}
-        self._names: list[str] = list(fleet.urls)
-        self._results: dict[int, PreflightResult] = {}
+    _fleet: Fleet
+    _timeout_s: float
+    _coordinator: str
+    _lease: str
+    _is_own_lease: bool
+    _plan: Plan | None
+    _on_phase: Callable[[str], None]
+    _began_s: float = field(default_factory=time.monotonic)
+    _job_s: float = 0.0
+    _ended_s: float = 0.0
+    _names: list[str] = field(default_factory=list)
+    _mesh: dict[str, Any] = field(default_factory=dict)
+    _findings: dict[int, list[HostFinding]] = field(default_factory=dict)
+    _results: dict[int, PreflightResult] = field(default_factory=dict)
+    _seen_s: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Place → phase, or "" for the end → when it was first seen there."""
 
     def run(self, expect: ChipCount | None) -> PreflightReport:
         """Goes through the check, to the first step that finds something."""
@@ -195,11 +193,10 @@ class _Check:
         self._findings.setdefault(place, []).append(finding)
 
     def _note_error(self, place: int, error: MeshwrightError) -> None:
-        state: HostState = "unchecked"
-        if isinstance(error, AgentConnectionError):
-            state = "missing"
-        elif isinstance(error, ProblemError) and error.code == "worker_failed":
-            state = "fault"
+        is_fault = isinstance(error, ProblemError) and error.code == "worker_failed"
+        state: HostState = (
+            "missing" if isinstance(error, AgentConnectionError) else "fault" if is_fault else "unchecked"
+        )
         detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]
         hint = error.hint if isinstance(error, ProblemError | AgentConnectionError) else ""
         self._note(place, HostFinding(state=state, text=detail, action=hint))
@@ -250,33 +247,33 @@ class _Check:
 
     def _measure(self) -> None:
         """Runs the job, and notes what it finds."""
-        hosts, job_s = tuple(self._names), min(MOST_JOB_S, JOB_RATIO * self._job_left_s)  # agents end it first
-        self._job_s = job_s
-        if job_s < LEAST_JOB_S:
+        self._job_s = min(MOST_JOB_S, JOB_RATIO * self._job_left_s)  # agents end it first
+        if self._job_s < LEAST_JOB_S:
             text = f"the agents took {time.monotonic() - self._began_s:.0f} s, and no time was left for the check"
-            for place in range(len(hosts)):
+            for place in range(len(self._names)):
                 self._note(place, HostFinding(state="unchecked", text=text, action="give a longer --timeout"))
             return
         runs: dict[int, Run] = {}
         try:
-            started = self._start(hosts, job_s)
+            started = self._start()
             runs |= {place: run for place, run in started.items() if isinstance(run, Run)}
             self._require_all(started)
             if not self._findings:
                 self._follow(runs)
         finally:
+            self._ended_s = time.monotonic()
             self._cancel(runs)
         self._evaluate(dict(runs))  # an agent that answers late still changes it
 
-    def _start(self, hosts: tuple[str, ...], job_s: float) -> dict[int, Run | MeshwrightError]:
+    def _start(self) -> dict[int, Run | MeshwrightError]:
         return self._ask_all(
             lambda place, client: client.start_preflight(
                 PreflightRequest(
                     lease=self._lease,
-                    hosts=hosts,
+                    hosts=tuple(self._names),
                     process_id=place,
                     coordinator=self._coordinator,
-                    timeout_s=job_s,
+                    timeout_s=self._job_s,
                     **self._mesh,
                 )
             )
@@ -292,13 +289,14 @@ class _Check:
             for place, run in answers.items():
                 if isinstance(run, Run):
                     runs[place], heard_s[place] = run, now_s
+                    self._note_phase(place, run)
             silent = [place for place in runs if now_s - heard_s[place] > ASK_S and place not in self._findings]
             for place in silent:
                 self._note(place, HostFinding(state="missing", text=f"its agent has not answered for {ASK_S:g} s"))
             going = [run for run in runs.values() if run.state not in FINAL_STATES]
             if not going:
                 return
-            self._on_phase(min((run.progress.message for run in going if run.progress), default="", key=_order))
+            self._on_phase(min((run.progress.message for run in going if run.progress), default="", key=order_phase))
             if silent or any(run.state == "failed" for run in runs.values()):
                 until_s = min(until_s, now_s + GRACE_S)
             time.sleep(POLL_S)
@@ -330,31 +328,32 @@ class _Check:
         for place, run in runs.items():
             if run.state == "failed" and run.error is not None:
                 self._note(place, HostFinding(state="fault", text=run.error.detail, action=run.error.hint))
-        met = {place for place, run in runs.items() if run.progress and _order(run.progress.message) >= _order("meet")}
+        meet = order_phase("meet")
+        met = {place for place, run in runs.items() if run.progress and order_phase(run.progress.message) >= meet}
         for place, findings in describe_results(self._results, self._names, met).items():
             self._findings.setdefault(place, []).extend(findings)
         if not self._findings:
-            self._note_laggards(runs)
+            self._note_laggards()
         for place, run in runs.items():
             if run.state != "succeeded" and place not in self._findings:
                 reason = run.error.detail.rpartition("was cancelled: ")[2] if run.error else f"its run is {run.state}"
                 reason = WAITED if reason == BY_REQUEST else reason
                 self._note(place, HostFinding(state="unchecked", text=reason))
 
-    def _note_laggards(self, runs: Mapping[int, Run]) -> None:
-        """Notes the hosts that were busy with themselves when most others had gone on to wait for them."""
-        phases = {place: run.progress.message for place, run in runs.items() if run.progress}
-        ahead = Counter(phases.values()).most_common(1)[0][0] if phases else ""
-        for place, phase in phases.items():
-            if phase in OWN_PHASES and _order(phase) < _order(ahead):
-                text = f"it was in phase {phase} when the time was over, and most others waited in phase {ahead}"
-                action = "look at its processors, memory and GET /health; or give a longer --timeout"
-                state: HostState = "fault" if self._job_s >= LEAST_BLAME_S else "unchecked"
-                self._note(place, HostFinding(state=state, text=text, action=action))
+    def _note_phase(self, place: int, run: Run) -> None:
+        seen, now_s = self._seen_s.setdefault(place, {}), time.monotonic()
+        if run.progress:
+            seen.setdefault(run.progress.message, now_s)
+        if run.state in FINAL_STATES:
+            seen.setdefault("", now_s)
 
-
-def _order(phase: str) -> int:
-    return PREFLIGHT_PHASES.index(phase) if phase in PREFLIGHT_PHASES else 0
+    def _note_laggards(self) -> None:
+        """Notes the hosts that were busy with themselves while the others waited for them."""
+        state: HostState = "fault" if self._job_s >= LEAST_BLAME_S else "unchecked"
+        for place, phase, took_s, usual_s in find_laggards(self._seen_s, self._ended_s):
+            text = f"it was in phase {phase} for {took_s:.0f} s until the check ended, most others for {usual_s:.0f} s"
+            action = "look at its processors, memory, driver and GET /health; or give a longer --timeout"
+            self._note(place, HostFinding(state=state, text=text, action=action))
 
 
 def wait_for_verdict(client: Client, lease: str, timeout_s: float) -> Verdict:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, median_high
+from statistics import median, median_high, median_low
 from typing import Final, NamedTuple
 
 from meshwright.preflight.pairs import Round, pair_with
-from meshwright.wire.preflight import Figure, SlowFigure, WrongContent
+from meshwright.wire.preflight import OWN_PHASES, Figure, SlowFigure, WrongContent, order_phase
 
 DEVICE_FIGURES: Final[tuple[Figure, ...]] = ("matmul", "memory_bandwidth")
 
@@ -26,7 +26,10 @@ NOISE_RATIO: Final = 4.0
 SIGMA_PER_MAD: Final = 1.4826
 """Source: the 75 % quantile of the normal distribution is 0.6745 sigma."""
 CONFIRM_TRIES: Final = 4
-"""How often a suspect is measured again; the best counts."""
+"""How often a suspect is measured again, if there is time for it; the best counts."""
+LAG_S: Final = 5.0
+LAG_RATIO: Final = 2.0
+"""A host lags if it is in a phase for so many seconds, and so many times, longer than its peers were."""
 FEW: Final = 32
 FEW_TOLERANCE: Final = math.log(2)
 """Below `FEW` peers their noise is not known, and only half of the median is slow."""
@@ -101,8 +104,8 @@ def find_suspects(hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> tupl
     return (*_find_slow_devices(hosts), *_find_slow_hosts(hosts), *_find_slow_networks(hosts, rounds))
 
 
-def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int) -> tuple[Round, ...]:
-    """Returns the rounds in which the hosts with a suspected network meet hosts that are not suspected at all.
+def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int, count: int) -> tuple[Round, ...]:
+    """Returns `count` rounds in which the hosts with a suspected network meet hosts that are not suspected at all.
 
     If there are too few, they meet those whose network is not suspected.
     """
@@ -110,7 +113,7 @@ def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int) -> tupl
     suspected = {slow.host for slow in suspects}
     good = [host for host in range(host_count) if host not in suspected]
     others = [host for host in range(host_count) if host not in network]
-    return pair_with(network, good if len(good) >= len(network) else others, CONFIRM_TRIES)
+    return pair_with(network, good if len(good) >= len(network) else others, count)
 
 
 def choose_places(suspects: Iterable[SlowFigure], host_count: int, device_count: int) -> frozenset[Place]:
@@ -186,6 +189,29 @@ def blame_contents(seen: Sequence[Wrong]) -> tuple[WrongContent, ...]:
         WrongContent(host=host, device=device, figure=figure, wrong_elements=wrong)
         for (host, device, figure), wrong in most.items()
     )
+
+
+def find_laggards(seen: Mapping[int, Mapping[str, float]], ended_s: float) -> Iterator[tuple[int, str, float, float]]:
+    """Yields (host, phase, seconds in it, its peers' median) of those that were busy with themselves until the end, and
+    much longer than half of all, which went on.
+
+    Args:
+        seen: host → phase, or "" for its end → when it was first seen there, in seconds; `ended_s`: the end of all.
+    """
+    for host, phases in seen.items():
+        last = max(filter(None, phases), default="", key=order_phase)
+        took_s = phases.get("", ended_s) - phases.get(last, ended_s)
+        peers = list(_list_durations(last, seen.values()))
+        usual_s = median_low(peers) if 2 * len(peers) >= len(seen) else math.inf
+        if last in OWN_PHASES and took_s > max(usual_s + LAG_S, usual_s * LAG_RATIO):
+            yield host, last, took_s, usual_s
+
+
+def _list_durations(phase: str, hosts: Iterable[Mapping[str, float]]) -> Iterator[float]:
+    """Yields for how long each host that went on from a phase was in it; 0 if it was not seen there."""
+    for seen in hosts:
+        if later := [at_s for each, at_s in seen.items() if each and order_phase(each) > order_phase(phase)]:
+            yield min(later) - seen.get(phase, min(later))
 
 
 def _is_slow_again(slow: SlowFigure, again: HostFigures, levels: Sequence[Level | None]) -> bool:

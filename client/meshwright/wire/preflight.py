@@ -15,12 +15,20 @@ DEFAULT_PORT: Final = 8476
 """Of the coordinator; the port that JAX uses for it on TPUs and in Slurm's examples of JAX."""
 DEFAULT_TIMEOUT_S: Final = 90.0
 
-PREFLIGHT_PHASES: Final = ("start", "connect", "meet", "reach", "open", "devices", "pairs", "again", "confirm", "all")
+PREFLIGHT_PHASES: Final = (
+    *("start", "connect", "meet", "reach", "open", "opened", "devices", "pairs", "again", "confirm", "all"),
+)
 """In their order: the process starts · it connects to the first host · the processes meet · hosts reach their partners
-by TCP · devices are opened · each host measures its own · pairs of hosts exchange · suspects measure their own again ·
-and exchange again · collectives over all."""
-OWN_PHASES: Final = frozenset({"start", "devices", "again"})
+by TCP · a host opens its devices · and waits until all have · each host measures its own · pairs of hosts exchange ·
+suspects measure their own again · and exchange again · collectives over all."""
+OWN_PHASES: Final = frozenset({"start", "open", "devices", "again"})
 """In these a process waits for its own host only."""
+
+
+def order_phase(phase: str) -> int:
+    """Returns the place of a phase in their order; 0 of an unknown one, which a newer agent has."""
+    return PREFLIGHT_PHASES.index(phase) if phase in PREFLIGHT_PHASES else 0
+
 
 Figure = Literal["matmul", "memory_bandwidth", "all_reduce", "network"]
 

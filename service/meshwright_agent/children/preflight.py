@@ -95,14 +95,15 @@ def prepare() -> None:
 def preflight(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
     """Takes part in the check; returns a PreflightResult as JSON.
 
-    `platform` and `device_count` are what the agent knows of this host.
+    `platform` and `device_count` are what the agent knows of this host. It ends this process at `until_s` on the host's
+    monotonic clock.
 
     Raises:
         RunFailedError: this host cannot take part; with code run_cancelled, another process has ended or did not come.
     """
     request = PreflightRequest.model_validate(arguments["request"])
     with Signs(context) as signs:
-        part = _Part(request, signs, arguments["platform"], arguments["device_count"])
+        part = _Part(request, signs, arguments["platform"], arguments["device_count"], arguments["until_s"])
         return part.run().model_dump(mode="json")
 
 
@@ -112,12 +113,21 @@ class Signs:
     def __init__(self, context: CallContext) -> None:
         self._context = context
         self._phase = "connect"
+        self._lock = threading.Lock()
         self._ended = threading.Event()
 
     def enter(self, phase: str) -> None:
         """Begins a phase."""
         self._context.check()
-        self._phase = phase
+        with self._lock:
+            self._phase = phase
+        self._report()
+
+    def pass_on(self, phase: str, following: str) -> None:
+        """Begins the following phase if the other still goes on."""
+        with self._lock:
+            if self._phase == phase:
+                self._phase = following
         self._report()
 
     def _report(self) -> None:
@@ -204,6 +214,7 @@ class _Part:
     signs: Signs
     platform: str
     device_count: int
+    until_s: float
     wrong: list[Wrong] = field(default_factory=list)
 
     def run(self) -> PreflightResult:
@@ -214,6 +225,7 @@ class _Part:
             jax.distributed.shutdown()
             return PreflightResult(unreachable=tuple(host for host in unreachable if host >= 0))
         self.signs.enter("open")
+        threading.Thread(target=self.watch_opening, daemon=True).start()
         with waiting_for_others("opening the devices"):  # JAX waits until every process has opened its own
             self.devices, _ = read_devices()
             self.check_devices()
@@ -226,8 +238,8 @@ class _Part:
         with waiting_for_others("the exchange between pairs of hosts"):
             rounds = choose_rounds(self.count)
             own = replace(local, network=self.measure_rounds(rounds))
-            hosts = self.share_figures(own)
-            slow = self.confirm(hosts, rounds)
+            hosts, tries = self.share_figures(own)
+            slow = self.confirm(hosts, rounds, tries)
             self.signs.enter("all")
             collectives = tuple(self.measure_all())
             wrong = self.share_wrong()
@@ -296,9 +308,7 @@ class _Part:
         Returns the hosts that it cannot connect to; (−1,) if only other hosts have such; () if all have reached all.
         """
         self.signs.enter("reach")
-        from jax._src import distributed  # the store of the job's coordinator, which has no public name
-
-        store: Any = distributed.global_state.client
+        store = find_store()
         partners = [pairs.get(self.own) for pairs in choose_rounds(self.count)]
         with socket.create_server((self.address, 0), family=_choose_family(self.address)) as server:
             store.key_value_set(f"address/{self.own}", json.dumps([self.address, server.getsockname()[1]]))
@@ -316,6 +326,22 @@ class _Part:
             address = json.loads(store.blocking_key_value_get(f"address/{host}", int(1000 * REACH_S)))
         return can_connect(tuple(address), REACH_S)
 
+    def watch_opening(self) -> None:
+        """Waits until this process has told the others what it has opened: then it waits for theirs.
+
+        A JAX that tells it in another way leaves every host in phase "open", and none is blamed.
+        """
+        name = "cuda" if self.platform == "gpu" else self.platform
+        key = f"{name}:local_topology/{name}/{self.own}"  # Source: XLA, xla/pjrt/distributed/topology_util.cc
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            find_store().blocking_key_value_get_bytes(key, int(1000 * self.left_s))
+            self.signs.pass_on("open", "opened")
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the agent ends this process; 1 at least."""
+        return max(1.0, self.until_s - time.monotonic())
+
     def check_devices(self) -> None:
         """Raises RunFailedError unless JAX has opened what the agent knows."""
         found = parse_platform(jax.local_devices()[0].platform)
@@ -331,39 +357,34 @@ class _Part:
 
     def measure_local(self) -> HostFigures:
         """Returns the rates of each device and, with several, of the all-reduce over them."""
-        found = self._measure_figures(LOCAL, tries=1)
-        devices = tuple({figure: found[figure][index] for figure in DEVICE_FIGURES} for index in self.devices)
-        return HostFigures(devices, next(iter(found["all_reduce"].values()), None), ())
+        trials = {_name_place(trial): trial for figure in LOCAL for trial in self._list_trials(figure)}
+        self.subjects = {place: (trial, trial.prepare()) for place, trial in trials.items()}
+        began_s = time.monotonic()
+        found = self._measure_places(self.subjects, 1, median)
+        self.local_s = time.monotonic() - began_s
+        devices = tuple({figure: found[figure, index] for figure in DEVICE_FIGURES} for index in self.devices)
+        return HostFigures(devices, found.get(("all_reduce", None)), ())
 
-    def measure_again(self, before: HostFigures, places: Collection[Place]) -> HostFigures:
-        """Returns the figures with those of some places measured again, each the best of `CONFIRM_TRIES`."""
-        found = self._measure_figures(LOCAL, tries=CONFIRM_TRIES, wanted=places)
+    def measure_again(self, before: HostFigures, places: Collection[Place], tries: int) -> HostFigures:
+        """Returns the figures with those of some places measured again, each the best of some tries."""
+        found = self._measure_places(places, tries, min)
         devices = tuple(
-            {figure: found[figure].get(index, value) for figure, value in rates.items()}
+            {figure: found.get((figure, index), value) for figure, value in rates.items()}
             for index, rates in zip(self.devices, before.devices, strict=True)
         )
-        return replace(before, devices=devices, all_reduce=next(iter(found["all_reduce"].values()), before.all_reduce))
+        return replace(before, devices=devices, all_reduce=found.get(("all_reduce", None), before.all_reduce))
 
-    def _measure_figures(
-        self, figures: Sequence[Figure], *, tries: int, wanted: Collection[Place] | None = None
-    ) -> dict[Figure, dict[int, float]]:
-        """Returns figure → first device → the best of some tries, of all or the wanted; notes wrong results."""
-        found: dict[Figure, dict[int, float]] = {figure: {} for figure in figures}
-        for figure in figures:
-            places = {_name_place(trial): trial for trial in self._list_trials(figure)}
-            subjects = [
-                (trial, trial.prepare()) for place, trial in places.items() if wanted is None or place in wanted
-            ]
-            for number in range(tries):
-                time.sleep(PAUSE_S if number and subjects else 0.0)
-                for trial, subject in subjects:
-                    rate = _measure_rate(trial, subject, median if tries == 1 else min)
-                    first = trial.device_indices[0]
-                    found[figure][first] = max(rate, found[figure].get(first, 0.0))
-            for trial, subject in subjects:
-                if wrong := subject.verify().wrong_elements:
-                    _, device = _name_place(trial)
-                    self.wrong.append(Wrong(self.own, self.own, -1 if device is None else device, figure, wrong))
+    def _measure_places(self, places: Collection[Place], tries: int, choose: Choose) -> dict[Place, float]:
+        """Returns the best rate of each place in some tries; notes wrong results."""
+        chosen = {place: pair for place, pair in self.subjects.items() if place in places}
+        found: dict[Place, float] = {}
+        for number in range(tries):
+            time.sleep(PAUSE_S if number and chosen else 0.0)
+            for place, (trial, subject) in chosen.items():
+                found[place] = max(_measure_rate(trial, subject, choose), found.get(place, 0.0))
+        for (figure, device), (_, subject) in chosen.items():
+            if wrong := subject.verify().wrong_elements:
+                self.wrong.append(Wrong(self.own, self.own, -1 if device is None else device, figure, wrong))
         return found
 
     def _list_trials(self, figure: Figure) -> list[Trial]:
@@ -378,7 +399,10 @@ class _Part:
 
     def measure_rounds(self, rounds: Sequence[Round], choose: Choose = median) -> tuple[float | None, ...]:
         """Returns the rate with this host's partner in each round, bytes/s, by the sample that `choose` returns."""
-        return tuple(self._measure_round(pairs, choose) for pairs in rounds)
+        began_s = time.monotonic()
+        rates = tuple(self._measure_round(pairs, choose) for pairs in rounds)
+        self.round_s = (time.monotonic() - began_s) / max(1, len(rounds))
+        return rates
 
     def _measure_round(self, pairs: Round, choose: Choose) -> float | None:
         both = sorted(pairs.items())
@@ -473,13 +497,17 @@ class _Part:
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
-    def share_figures(self, own: HostFigures) -> list[HostFigures]:
-        """Returns the figures of all hosts. Every process receives the same."""
-        row = [rates[figure] for rates in own.devices for figure in DEVICE_FIGURES]
+    def share_figures(self, own: HostFigures) -> tuple[list[HostFigures], int]:
+        """Returns the figures of all hosts, and how often the slowest of them can measure all again in half of the time
+        that is left, 1 to `CONFIRM_TRIES`. Every process receives the same.
+        """
+        row = [self.left_s, self.local_s + PAUSE_S + self.round_s]
+        row += [rates[figure] for rates in own.devices for figure in DEVICE_FIGURES]
         row += [-1.0 if own.all_reduce is None else own.all_reduce]
         row += [-1.0 if rate is None else rate for rate in own.network]
         table = multihost_utils.process_allgather(np.array(row, dtype=np.float32)).reshape(self.count, -1)
-        return [self._parse_row([float(value) for value in each]) for each in table]
+        tries = int(np.clip(table[:, 0].min() / table[:, 1].max() / 2, 1, CONFIRM_TRIES))
+        return [self._parse_row([float(value) for value in each[2:]]) for each in table], tries
 
     def _parse_row(self, row: list[float]) -> HostFigures:
         count = len(DEVICE_FIGURES)
@@ -491,16 +519,16 @@ class _Part:
         rest = known[len(self.devices) * count :]
         return HostFigures(devices, rest[0], tuple(rest[1:]))
 
-    def confirm(self, hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> tuple[SlowFigure, ...]:
-        """Measures the suspects again; returns those that were slow again. Every process returns the same."""
+    def confirm(self, hosts: Sequence[HostFigures], rounds: Sequence[Round], tries: int) -> tuple[SlowFigure, ...]:
+        """Measures the suspects again; returns those that were slow every time. Every process returns the same."""
         suspects = find_suspects(hosts, rounds)
         if not suspects:
             return ()
         self.signs.enter("again")
-        own = self.measure_again(hosts[self.own], choose_places(suspects, self.count, len(self.devices)))
+        own = self.measure_again(hosts[self.own], choose_places(suspects, self.count, len(self.devices)), tries)
         self.signs.enter("confirm")
-        network = self.measure_rounds(choose_confirmation(suspects, self.count), min)
-        again = self.share_figures(replace(own, network=network))
+        network = self.measure_rounds(choose_confirmation(suspects, self.count, tries), min)
+        again, _ = self.share_figures(replace(own, network=network))
         return confirm(suspects, hosts, rounds, again)
 
     def share_wrong(self) -> tuple[WrongContent, ...]:
@@ -511,6 +539,13 @@ class _Part:
             row[:] = each.observer, each.host, each.device, figures.index(each.figure), each.wrong_elements
         rows = multihost_utils.process_allgather(own).reshape(-1, 5).tolist()
         return blame_contents([Wrong(a, b, c, figures[figure], wrong) for a, b, c, figure, wrong in rows if wrong])
+
+
+def find_store() -> Any:
+    """Returns the key-value store of the job's coordinator, which has no public name in JAX."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
 
 
 def _name_place(trial: Trial) -> Place:

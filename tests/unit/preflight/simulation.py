@@ -61,5 +61,5 @@ def blame(hosts: Hosts) -> tuple[SlowFigure, ...]:
     rounds = choose_rounds(hosts.count)
     first = [hosts.run(host, rounds) for host in range(hosts.count)]
     suspects = find_suspects(first, rounds)
-    again = choose_confirmation(suspects, hosts.count)
+    again = choose_confirmation(suspects, hosts.count, CONFIRM_TRIES)
     return confirm(suspects, first, rounds, [hosts.run(host, again, CONFIRM_TRIES) for host in range(hosts.count)])

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from meshwright.preflight.pairs import choose_rounds, pair_with
-from meshwright.preflight.rule import HostFigures, choose_places, confirm, find_suspects
+from meshwright.preflight.rule import HostFigures, choose_places, confirm, find_laggards, find_suspects
 from meshwright.wire.preflight import SlowFigure
 from tests.unit.preflight.simulation import Hosts, blame
 
@@ -76,3 +76,26 @@ def test_the_peers_of_a_device_on_a_host_alone_are_its_other_devices() -> None:
     assert choose_places([slow], 2, 3) == {("matmul", 1)}
     assert choose_places([slow], 1, 3) == {("matmul", 0), ("matmul", 1), ("matmul", 2)}
     assert choose_places([slow.model_copy(update={"figure": "network", "device": None})], 2, 3) == set()
+
+
+WENT_ON = {"start": 0.0, "meet": 2.0, "pairs": 4.0}
+LATE = {"start": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("others", "last", "ended_s", "lags"),
+    [
+        ((WENT_ON, WENT_ON), LATE, 30.0, True),
+        ((WENT_ON, LATE), LATE, 30.0, False),  # most are slow
+        ((WENT_ON,), LATE, 30.0, True),
+        (({"start": 0.0, "meet": 20.0},) * 2, LATE, 30.0, False),  # by less than twice
+        ((WENT_ON, WENT_ON), LATE, 7.0, False),  # by less than 5 s
+        ((WENT_ON, WENT_ON), LATE | {"": 4.0}, 30.0, False),  # it ended
+        ((WENT_ON, WENT_ON), LATE | {"meet": 3.0}, 30.0, False),  # it waits as well
+    ],
+)
+def test_a_host_lags_if_it_was_busy_with_itself_for_much_longer_than_its_peers(
+    others: tuple[dict[str, float], ...], last: dict[str, float], ended_s: float, lags: bool
+) -> None:
+    found = [host for host, *_ in find_laggards(dict(enumerate((*others, last))), ended_s)]
+    assert found == ([len(others)] if lags else [])

@@ -130,7 +130,8 @@ def read_settings(**flags: Any) -> Settings:
         for wrong in error.errors():
             name = ".".join(str(part) for part in wrong["loc"])
             flag = f"--{name.replace('_', '-')} / " if name in flags else ""
-            typer.echo(f"{flag}MESHWRIGHT_{name.upper()}: {wrong['msg']}, got {wrong['input']!r}", err=True)
+            said = wrong["msg"].removeprefix("Value error, ")
+            typer.echo(f"{flag}MESHWRIGHT_{name.upper()}: {said}, got {wrong['input']!r}", err=True)
         raise typer.Exit(2) from None
 
 

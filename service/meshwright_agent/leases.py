@@ -349,6 +349,7 @@ class LeaseService:
         except DeviceBusyError as error:
             with suppress(StoreUnavailableError):
                 await self._end([held], f"not given: {error.detail}")
+            self._registry.remove(held)  # a store that fails keeps it until a restart at most
             raise
         kept = held.model_copy(update={"lease": held.lease.model_copy(update={"cancelled_runs": gone})})
         self._registry.put(kept)

@@ -175,21 +175,15 @@ def test_a_first_host_that_others_cannot_reach_is_refused(urls: tuple[str, ...])
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("child", "text"),
-    [
-        ("lying", "device 0 produced 1 wrong elements (network to its partners)"),
-        ("hanging", "it was in phase open for "),
-    ],
-)
+@pytest.mark.parametrize(("child", "text"), [
+    ("lying", "device 0 produced 1 wrong elements (network to its partners)"),
+    ("hanging", "it was in phase open for "),
+])  # fmt: skip
 def test_a_wrong_content_and_a_driver_that_hangs_are_the_hosts_fault(
     agents: list[RunningAgent], child: str, text: str
 ) -> None:
     path = os.pathsep.join([str(CHILDREN / child), os.environ.get("PYTHONPATH", "")])
-    with (
-        start_agent(cpu_devices=2, PYTHONPATH=path) as bad,
-        Fleet(list_urls([agents[0], bad, agents[1]])) as fleet,
-    ):
+    with start_agent(cpu_devices=2, PYTHONPATH=path) as bad, Fleet([agents[0].url, bad.url, agents[1].url]) as fleet:
         report = check_hosts(fleet, port=find_port(), timeout_s=60)
     assert [host.address for host in report.culprits] == [bad.url], report
     assert report.hosts[1].findings[0].text.startswith(text)

@@ -82,18 +82,15 @@ WENT_ON = {"start": 0.0, "meet": 2.0, "pairs": 4.0}
 LATE = {"start": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("others", "last", "ended_s", "lags"),
-    [
-        ((WENT_ON, WENT_ON), LATE, 30.0, True),
-        ((WENT_ON, LATE), LATE, 30.0, False),  # most are slow
-        ((WENT_ON,), LATE, 30.0, True),
-        (({"start": 0.0, "meet": 20.0},) * 2, LATE, 30.0, False),  # by less than twice
-        ((WENT_ON, WENT_ON), LATE, 7.0, False),  # by less than 5 s
-        ((WENT_ON, WENT_ON), LATE | {"": 4.0}, 30.0, False),  # it ended
-        ((WENT_ON, WENT_ON), LATE | {"meet": 3.0}, 30.0, False),  # it waits as well
-    ],
-)
+@pytest.mark.parametrize(("others", "last", "ended_s", "lags"), [
+    ((WENT_ON, WENT_ON), LATE, 30.0, True),
+    ((WENT_ON, LATE), LATE, 30.0, False),  # most are slow
+    ((WENT_ON,), LATE, 30.0, True),
+    (({"start": 0.0, "meet": 20.0},) * 2, LATE, 30.0, False),  # by less than twice
+    ((WENT_ON, WENT_ON), LATE, 7.0, False),  # by less than 5 s
+    ((WENT_ON, WENT_ON), LATE | {"": 4.0}, 30.0, False),  # it ended
+    ((WENT_ON, WENT_ON), LATE | {"meet": 3.0}, 30.0, False),  # it waits as well
+])  # fmt: skip
 def test_a_host_lags_if_it_was_busy_with_itself_for_much_longer_than_its_peers(
     others: tuple[dict[str, float], ...], last: dict[str, float], ended_s: float, lags: bool
 ) -> None:

@@ -252,6 +252,10 @@ def price_best(question: Question, bounds: Bounds) -> Best | None:
     return Best(shape, float(priced.total_s[place]), float(weigh(priced)[place]))
 
 
+def _is_feasible(question: Question, bounds: Bounds) -> bool:
+    return (best := price_best(question, bounds)) is not None and best.seconds < math.inf
+
+
 def list_leaders(priced: Priced) -> NDArray[np.int64]:
     """Returns the place of the best candidate of each mesh: those that fit first, among these the best first.
 
@@ -404,14 +408,11 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     best = dict(list(ordered.items())[: request.top])
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
-    warnings = (build_nothing_fits(question), *_list_fewer_notices(question, bounds, math.inf))
+    seconds = _read_total(plans[0]) if plans else math.inf
+    better = (*_list_fewer_notices(question, bounds, seconds), *_list_batch_notices(question, bounds, seconds))
+    warnings = (build_nothing_fits(question), *better)
     if plans:
-        warnings = (
-            *_list_basis_notices(question),
-            *_list_untested_notices(priced, best),
-            *_list_fewer_notices(question, bounds, _read_total(plans[0])),
-            *_list_batch_notices(question, bounds, _read_total(plans[0])),
-        )
+        warnings = (*_list_basis_notices(question), *_list_untested_notices(priced, best), *better)
     return Plans(plans=tuple(plans), rejected=(*rejected, *_list_indivisible(space)), warnings=warnings)
 
 
@@ -536,13 +537,13 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
     devices, batch = question.hardware.devices, question.training.global_batch_size
     near = max(round(batch / devices), 1) * devices
     best = price_best(question.with_batch(near), bounds) if batch != near <= 1.5 * batch else None
-    faster = 0.0 if best is None else near / best.seconds / (batch / seconds)
-    if best is None or faster < BETTER_BATCH:
+    if best is None or not near / batch * seconds >= BETTER_BATCH * best.seconds < math.inf:
         return ()
+    gain = "fits" if seconds == math.inf else f"has {near / batch * seconds / best.seconds:.2f} times the tokens/s"
     mesh = " × ".join(f"{axis}:{size}" for axis, size in best.mesh_shape.items())
     message = (
-        f"a global_batch_size of {batch} is not a multiple of {devices} devices; {near} has {faster:.2f} times the "
-        f"tokens/s, on {mesh}, {best.seconds:.3g} s a step"
+        f"a global_batch_size of {batch} is not a multiple of {devices} devices; {near} {gain}, on {mesh}, "
+        f"{best.seconds:.3g} s a step"
     )
     return (Notice(code="better_batch", message=message, hint=f"use a global_batch_size of {near}"),)
 
@@ -581,15 +582,27 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
         divisors = write_values(choose_near(list_divisors(devices), math.prod(bounds.axes.values())))
         hint = f"give sizes whose product is {divisors}, or leave some free" if devices > 1 else "leave them free"
         return PlanInfeasibleError.of("axes", detail, hint, wrong)
+    if over := [axis for axis, size in bounds.axes.items() if size > bounds.at_most.get(axis, size)]:
+        detail = f"{over[0]}:{bounds.axes[over[0]]} is given, and at_most {over[0]}:{bounds.at_most[over[0]]}"
+        return PlanInfeasibleError.of("at_most", detail, f"leave {over[0]} out of axes or of at_most")
     rules = "; ".join(dict.fromkeys(left.rule for left in space.left[:LEFT_MOST]))
     detail = (
         f"no mesh of {devices} devices cuts this model and a global_batch_size of {batch} into equal parts within what "
         f"the search may choose{f' ({rules})' if rules else ''}"
     )
-    least = {-(-batch // parts) * parts for parts in list_divisors(devices)}  # that data-parallel parts divide
+    parts = [(bounds.gradient_accumulation_steps or 1) * size for size in list_divisors(devices)]
+    least = {-(-batch // each) * each for each in parts}  # that accumulation and data-parallel parts divide
     legal = [size for size in sorted(least) if question.with_batch(size).list_space(bounds).size]
-    batches = tuple(dict.fromkeys((*legal[-1:], *choose_near(legal, batch))))[:3]  # first a multiple of all devices
-    hint = f"use a global_batch_size of {write_values(batches)}" if batches else "leave more axes free"
+    near = dict.fromkeys((*legal[-1:], *choose_near(legal, batch)))  # first a multiple of all devices
+    batches = [size for size in near if _is_feasible(question.with_batch(size), bounds)][:3]
+    fewer = 1 << (devices - 1).bit_length() - 1
+    hint = (
+        f"leave {'more axes free' if bounds.gradient_accumulation_steps is None else 'gradient_accumulation_steps out'}"
+    )
+    if batches:
+        hint = f"use a global_batch_size of {write_values(batches)}"
+    elif _is_feasible(replace(question, hardware=replace(question.hardware, devices=fewer)), bounds):
+        hint = f"search on {fewer} of them (--count {fewer})"
     return PlanInfeasibleError.of("training.global_batch_size", detail, hint)
 
 

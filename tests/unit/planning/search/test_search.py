@@ -19,6 +19,7 @@ from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.candidates import Bounds, Hardware, Question
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
+from meshwright.wire.base import DeviceSelection
 from meshwright.wire.mesh import EQUAL_WITHIN, PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.asking import ask_planner
@@ -212,10 +213,22 @@ def test_a_model_that_cannot_be_priced_is_no_search_and_a_warning_beside_a_mesh(
     assert (plan.model, [notice.code for notice in plan.warnings]) == (None, ["model_not_supported"])
 
 
-def test_a_batch_that_no_mesh_cuts_is_refused_with_one_that_works() -> None:
+@pytest.mark.parametrize(("fields", "hint"), [
+    ({"training": {**TRAINING, "global_batch_size": 7}, "axes": {"fsdp": 64}}, "use a global_batch_size of 64"),
+    ({"target": "h100:8", "devices": DeviceSelection(count=7)}, "search on 4 of them (--count 4)"),
+    ({"target": "h100:8", "model": "gpt2", "devices": DeviceSelection(count=7)}, "use a global_batch_size of 259"),
+    ({"target": "h100:8", "training": {**TRAINING, "gradient_accumulation_steps": 3}}, "use a global_batch_size of 26"),
+    ({"axes": {"tp": 8}, "at_most": {"tp": 4}}, "leave tp out of axes or of at_most"),
+])  # fmt: skip
+def test_what_no_mesh_cuts_is_refused_with_what_works(fields: dict[str, Any], hint: str) -> None:
     with pytest.raises(PlanInfeasibleError) as refused:
-        ask(training={**TRAINING, "global_batch_size": 7}, axes={"fsdp": 64})
-    assert ("size of 7 " in str(refused.value), refused.value.hint) == (True, "use a global_batch_size of 64")
+        ask(**{"training": {**TRAINING, "seq_len": 1024}, **fields})
+    assert refused.value.hint.startswith(hint)
+
+
+def test_a_batch_that_fits_is_told_where_the_given_one_does_not() -> None:
+    found = ask(target="20*h100:8", model="llama3-70b", training={"global_batch_size": 1023})
+    assert any("; 960 fits, on dp:5 × fsdp:32" in each.message for each in found.warnings)
 
 
 def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mesh() -> None:

@@ -16,7 +16,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Final, Self, SupportsIndex
 
 import jax
@@ -90,9 +89,7 @@ class Prefetcher(Iterator[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self, *, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:

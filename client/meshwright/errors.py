@@ -23,7 +23,7 @@
         ├── UnavailableError            not_ready                503   … or worker_failed, store_unavailable: try again
         └── RunFailedError              run_failed               500   … or run_cancelled: a run gave no result
 
-Independent of HTTP libraries: `_client` turns a reply into these, `meshwright_agent.api.problem` these into a reply.
+Independent of HTTP libraries: `_client` turns a reply into these, `meshwright.wire.problem` these into a reply.
 """
 
 from __future__ import annotations

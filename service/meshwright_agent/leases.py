@@ -346,10 +346,12 @@ class LeaseService:
         self._registry.put(held)
         try:  # a bench may have begun while the lease was written
             gone = await self._free(self._find_runs(devices), reason)
-        except DeviceBusyError as error:
-            with suppress(StoreUnavailableError):
-                await self._end([held], f"not given: {error.detail}")
-            self._registry.remove(held)  # a store that fails keeps it until a restart at most
+        except DeviceBusyError as error:  # those that were in the way get their devices back
+            ended = _build_document(held, f"not given: {error.detail}")
+            with suppress(StoreUnavailableError):  # it then keeps the new one, which a restart reads
+                await self._store.write(ended, *map(_build_document, in_the_way))
+            self._registry.remove(held)
+            self._registry.put(*in_the_way)
             raise
         kept = held.model_copy(update={"lease": held.lease.model_copy(update={"cancelled_runs": gone})})
         self._registry.put(kept)

@@ -148,7 +148,7 @@ class Store:
     Attributes:
         path: the file.
         set_aside: what happened to the previous file, in one sentence; empty if the file was sound.
-        failure: why the last call failed; empty if it succeeded.
+        failure: why the last call that failed did; empty since a check has succeeded.
         failure_count: calls that failed or timed out.
     """
 

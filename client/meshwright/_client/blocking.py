@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
 
 import httpx
@@ -152,9 +151,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -720,9 +717,8 @@ class Client:
             InvalidRequestError: no such device, a plan on a target or on several hosts, or an argument that is out of
                 range.
         """
-        path = name_new_lease(lease_id)
         request = build_lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
-        return self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
+        return self._create_lease(name_new_lease(lease_id), request, is_new=lease_id is None)
 
     def leases(self) -> Leases:
         """Returns the leases that there are, oldest first."""
@@ -810,30 +806,39 @@ class Client:
             for text in filter(None, (self._give_back(held), held.unsaid)):
                 warnings.warn(text, UserWarning, stacklevel=3)
 
+    def _create_lease(self, path: str, request: LeaseRequest, *, is_new: bool) -> Lease:
+        """Returns the lease. One of a new id, which nobody else knows, is ended where its answer is lost."""
+        try:
+            return self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
+        except (ProblemError, GeneratorExit):
+            raise
+        except BaseException:
+            if is_new:
+                self._try_delete(path)
+            raise
+
     def _take(self, path: str, request: LeaseRequest, deadline: float | None) -> Lease:
         """Returns the new lease; waits for devices that another lease has."""
         while True:
             try:
-                return self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
+                return self._create_lease(path, request, is_new=True)
             except DeviceLeasedError as error:
                 left_s = count_left(deadline)
                 if not left_s:
                     raise
                 self._pause(min(error.retry_after_s or CHECK_S, CHECK_S, left_s))
-            except (MeshwrightError, GeneratorExit):
-                raise
-            except BaseException:  # the caller was interrupted: end the lease that the agent may have made meanwhile
-                self._try_delete(path)
-                raise
 
     def _renew(
         self, lease: Lease | str, ttl_s: float, *, max_retries: int | None = None, deadline: float | None = None
     ) -> Lease:
-        """Reads the lease first, since an ended lease must not be created again."""
-        held = self._ask(Lease, "GET", name_lease(lease), max_retries=max_retries, deadline=deadline)
-        options: dict[str, Any] = {"statuses": (200, 201), "max_retries": max_retries, "deadline": deadline}
-        renewed: Lease = self._ask(Lease, "PUT", name_lease(held), body=build_renewal(held, ttl_s), **options)
-        return renewed
+        """Reads the lease first, since an ended lease must not be created again; one that was is ended."""
+        options: dict[str, Any] = {"max_retries": max_retries, "deadline": deadline}
+        held = self._ask(Lease, "GET", path := name_lease(lease), **options)
+        response = self._send("PUT", path, body=build_renewal(held, ttl_s), statuses=(200, 201), **options)
+        if response.status_code == 201:
+            self._try_delete(path)
+            raise NotFoundError(f"lease {held.id} ended before it was renewed", hint="make a new lease")
+        return read_reply(Lease, response, self.base_url)
 
     def _keep(self, held: Held, ttl_s: float, pause: Callable[[float], None]) -> None:
         """Renews the lease at a third of its time, and asks for it every `CHECK_S`, until it is lost.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from meshwright.errors import SettingsError
 
@@ -105,12 +105,12 @@ def parse_address(text: str) -> Address:
             return Address("http://localhost", path, f"unix://{path}", is_local=True)
         case "http" | "https" if parts.hostname and port != 0:
             url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
-            return Address(url, None, url, is_local=_is_loopback(parts))
+            return Address(url, None, url, is_local=is_loopback(parts.hostname))
     raise SettingsError(f"the agent's address {text!r} is not http://, https:// or unix:///path; {_EXAMPLE}")
 
 
-def _is_loopback(parts: SplitResult) -> bool:
-    host = parts.hostname or ""
+def is_loopback(host: str) -> bool:
+    """Returns whether a host's name or address leads every host to itself."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -300,15 +300,11 @@ def run_leased(
                 code = job.run(command, held)
             return job.report_loss(code) if job.lost else code
         except _SignalledError as signalled:
-            return SIGNALLED + signalled.number
+            return SIGNALLED + int(signalled.args[0])
 
 
 class _SignalledError(BaseException):
-    """A signal came while no command was there to pass it on to."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A signal came before there was a command to pass it on to; its number."""
 
 
 class _Job:
@@ -323,15 +319,20 @@ class _Job:
         self._session = session
         self._is_stopped = is_stopped
         self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] | None = None
+        """Signals that came while the command was being started: it may run already."""
 
     def run(self, command: Sequence[str], held: Held) -> int:
         """Runs the command to its end; returns its exit code."""
+        self._early = []
         try:
             self._process = subprocess.Popen(command, env={**os.environ, LEASE_VARIABLE: held.lease.id})
         except FileNotFoundError:
             return self._refuse(command, "is not there", NOT_FOUND)
         except OSError as error:
             return self._refuse(command, f"cannot be run: {error.strerror}", NOT_EXECUTABLE)
+        for number in self._early:
+            self._process.send_signal(number)
         if held.lost is not None:
             self._stop()
         code = self._process.wait()
@@ -374,9 +375,11 @@ class _Job:
                 signal.signal(number, handler)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if self._process is None:
+        if self._process is None and self._early is None:
             raise _SignalledError(number)
-        if self._process.returncode is None and not (number == signal.SIGINT and _has_terminal()):
+        if self._process is None:
+            self._early = [*(self._early or ()), number]
+        elif self._process.returncode is None and not (number == signal.SIGINT and _has_terminal()):
             self._process.send_signal(number)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from meshwright._client.requests import take_best
-from meshwright._client.settings import DEFAULT_URL
+from meshwright._client.settings import DEFAULT_URL, parse_address
 from meshwright.cli.compiling import find_exit_code, print_refusal, print_verification
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
 from meshwright.cli.request_options import Export
@@ -118,10 +118,12 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
     session.print_lines("", *_draw(plan, plan.devices, session.out.width))
     if not _fits(plan):
         return
-    exports = _build_exports(plan, say.output, say.url)
+    is_one = len({device.host for device in plan.devices}) == 1
+    url = say.url if say.url and (is_one or not parse_address(say.url).is_local) else None  # else it asks its own agent
+    exports = _build_exports(plan, say.output, url)
     session.print_lines("start one process on each host with", *(f"  {line}" for line in exports))
-    if say.output is None and say.url is None:
-        session.print_lines("  export MESHWRIGHT_PLAN=FILE  # no agent knows this plan: keep it with --save FILE")
+    if say.output is None and url is None:
+        session.print_lines("  export MESHWRIGHT_PLAN=FILE  # their agents do not have it: keep it with --save FILE")
     session.print_lines("and in it: mesh = meshwright.mesh.build_mesh(meshwright.load_plan())")
 
 

@@ -10,6 +10,7 @@ import typer
 
 from meshwright.cli.arguments import parse_chips
 from meshwright.cli.fleet import is_asked, open_fleet
+from meshwright.cli.health import SLURM_WORDS
 from meshwright.cli.leases import LEASE_VARIABLE
 from meshwright.cli.output import clean, format_rate, print_error
 from meshwright.cli.session import FAILED, NO_ANSWER, OK, Session
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 EXIT_CODES: Final = {"ok": OK, "fault": FAILED, "unknown": NO_ANSWER, "unchecked": NO_ANSWER}
 """Of a verdict on all hosts, and on one."""
-SLURM_WORDS: Final = {OK: "keep", FAILED: "drain", NO_ANSWER: "unknown"}
-"""As in `meshwright health --format slurm`."""
 PRINT_S: Final = 2.0
 """Of --timeout: what is left to print the report."""
 VERDICT_S: Final = 2 * DEFAULT_TIMEOUT_S

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import ipaddress
 import secrets
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from meshwright._client.blocking import Client
+from meshwright._client.settings import is_loopback
 from meshwright._fleet import FleetHost, FleetState, run_all
 from meshwright.errors import (
     AgentConnectionError,
@@ -384,19 +384,10 @@ def build_coordinator(urls: tuple[str, ...], port: int) -> str:
     if name is None:
         detail = f"the first host is {urls[0]}, which other hosts cannot reach"
         raise SettingsError(f"{detail}; name it by its address, such as http://10.0.0.1:8790")
-    if _is_loopback(name) and not all(_is_loopback(urlsplit(url).hostname or "localhost") for url in urls):
+    if is_loopback(name) and not all(is_loopback(urlsplit(url).hostname or "localhost") for url in urls):
         detail = f"the first host is {name}, where other hosts find themselves"
         raise SettingsError(f"{detail}; name it by an address that the others reach, such as http://10.0.0.1:8790")
     return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
-
-
-def _is_loopback(name: str) -> bool:
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> Iterator[tuple[int, HostFinding]]:

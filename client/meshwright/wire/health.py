@@ -33,7 +33,7 @@ cleared faults."""
 
 
 class Component(Reply):
-    """The health of one part: `agent.store`, `worker`, `driver`, `device:0`, …"""
+    """The health of one part: `store`, `worker`, `driver`, `device:0`, …"""
 
     name: str
     state: State

@@ -212,7 +212,7 @@ def _name(processes: Sequence[DeviceProcess]) -> str:
 
 def _refuse_busy(device: Device, why: str, remedy: str) -> DeviceBusyError:
     return DeviceBusyError(
-        f"a bench would open device {device.local_index} ({device.kind}), which {why}; a bench opens idle devices only",
+        f"JAX would open device {device.local_index} ({device.kind}), which {why}; it is measured on idle devices only",
         hint=f"{remedy}; JAX opens every device of the host that it sees, and CUDA_VISIBLE_DEVICES of the agent hides "
         "GPUs from it",
     )

@@ -1,4 +1,4 @@
-"""Questions to NVML: their list and their calls. The only module that calls NVML.
+"""Questions to NVML: their list and their calls. `facts.nvidia` starts NVML and lists the cards.
 
 A question that fails costs one field and is listed in `problems` or `answers`. A required question has `parts`: the
 health of these parts depends on its answer. Only "not supported" and a missing function mean that a card lacks the

@@ -117,11 +117,12 @@ def parse_parent(stat: str) -> int | None:
 def parse_command(cmdline: str) -> str | None:
     """Returns the program, and for Python the script or module, from /proc/<pid>/cmdline.
 
-    Other arguments are omitted, because they may contain secrets, and every client may read the answer.
+    Other arguments are omitted, because they may contain secrets, and every client may read the answer. A process that
+    has written a title there has one string: its first word is the program.
     """
     words = [word for word in cmdline.split("\0") if word]
-    if not words:
-        return None
+    if len(words) < 2:
+        return next(iter(cmdline.strip("\0").split()), None)
     if not PurePosixPath(words[0]).name.startswith("python"):
         return words[0]
     if "-m" in words[1:-1] and all(word.startswith("-") for word in words[1 : words.index("-m")]):

@@ -73,7 +73,7 @@ class HealthMemory:
 
     Attributes:
         states: component → last reported state; not derived from events, because old events are deleted.
-        wrong_results: device → the wrong result of a bench, until a bench computes correctly.
+        wrong_results: device → measurement of a bench → its wrong result, until the same measurement is right.
         boot_id: the boot of the faults, the baselines and the position in the log.
         log_sequence: the newest record of the kernel log that was read.
         faults: component → code → the active fault.
@@ -86,7 +86,7 @@ class HealthMemory:
     """
 
     states: dict[str, Standing] = field(default_factory=dict)
-    wrong_results: dict[str, str] = field(default_factory=dict)
+    wrong_results: dict[str, dict[str, str]] = field(default_factory=dict)
     boot_id: str | None = None
     log_sequence: int | None = None
     faults: dict[str, dict[str, Fault]] = field(default_factory=dict)

@@ -229,13 +229,14 @@ class InventoryCheck:
         listed = {key for card in cards for key in card.devices}
         places = {card.pci_bus_id: card.devices for card in cards if card.pci_bus_id}
         unnamed = {card.pci_bus_id for card in cards if card.key == card.pci_bus_id}  # may be the earlier device
+        nameless = {gpu.key for gpu in facts.gpus if not (gpu.uuid or gpu.pci_bus_id)}  # may be any earlier device
         for card in cards:
-            for key in card.devices:
+            for key in set(card.devices) - nameless:
                 self._memory.devices[key] = KnownDevice(key, card.kind, card.pci_bus_id)
         absent = [
             device
             for device in self._memory.devices.values()
-            if device.key not in listed and device.pci_bus_id not in unnamed
+            if not nameless and device.key not in listed and device.pci_bus_id not in unnamed
         ]
         changed = {
             device.key: places.get(device.pci_bus_id or "", ())
@@ -361,10 +362,11 @@ class HealthMonitor:
         devices = [f"device:{device.key}" for device in self._memory.devices.values()]
         states = self._memory.states
         parts = [component for component in states if component.partition(":")[0] in PARTS]
-        self._nics.listed = frozenset(component for component in states if component.partition(":")[0] == NIC)
+        places = {f"{NIC}:{name}": place for place, name in self._memory.nics.items()}
+        self._nics.places = {each: places.get(each, "") for each in states if each.partition(":")[0] == NIC}
         self._listed.update(devices)
         self._parts.update(parts)
-        self._registry.expect((*devices, *parts, *sorted(self._nics.listed), *({INVENTORY} & states.keys())))
+        self._registry.expect((*devices, *parts, *sorted(self._nics.places), *({INVENTORY} & states.keys())))
         self._registry.recall_faults(at)
 
     @property
@@ -385,7 +387,7 @@ class HealthMonitor:
             self._standing[component] = silent
         missing = [f"device:{device.key}" for device in self._missing]
         inventory = {INVENTORY} & set(self._registry.names())
-        for component in (*sorted(self._listed), *missing, *sorted(self._parts | self._nics.listed), *inventory):
+        for component in (*sorted(self._listed), *missing, *sorted(self._parts | self._nics.places.keys()), *inventory):
             self._report(component, silent, at)
 
     def report_facts(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
@@ -427,7 +429,7 @@ class HealthMonitor:
         self._parts, self._of_last_boot = set(diagnosis.parts), set()
         for component, finding in diagnosis.parts.items():
             self._report(component, finding, at)
-        nics_before, nics = self._nics.listed, self._nics.evaluate(facts, at)
+        nics_before, nics = set(self._nics.places), self._nics.evaluate(facts, at)
         for component in nics_before - nics.keys():
             self._registry.forget(component)
         for component, finding in nics.items():
@@ -478,18 +480,27 @@ class HealthMonitor:
 
     # acknowledgement
 
-    def acknowledge(self, component: str, at: datetime, *, facts: HostFacts | None, devices: Devices | None) -> None:
+    def acknowledge(
+        self,
+        component: str,
+        at: datetime,
+        *,
+        facts: HostFacts | None,
+        facts_at: datetime | None,
+        devices: Devices | None,
+    ) -> None:
         """Clears the faults and counters of a component that last until an operator's acknowledgement.
 
         Args:
             component: its name. A missing device is no longer expected. `inventory` means all missing devices. A part
                 without reports is removed.
             at: time of the acknowledgement.
-            facts: the facts of the last probe. They are evaluated again unless the probe has failed since. None: no
-                probe yet.
+            facts: the facts of the last probe, of `facts_at`. They are evaluated again unless the probe failed since.
+                None: no probe yet.
             devices: the devices as `/devices` shows them.
         """
         self._memory.wrong_results.pop(component, None)
+        at = facts_at if self._has_answered and facts_at else at
         self._registry.clear_faults(component, at)
         if component in self._silent:
             self._parts.discard(component)
@@ -501,7 +512,7 @@ class HealthMonitor:
         if facts is not None and devices is not None:
             self._cards.acknowledge(component, facts)
             self._nics.acknowledge(component)
-            if self._has_answered and (gone or component in self._listed | self._parts | self._nics.listed):
+            if self._has_answered and (gone or component in self._listed | self._parts | self._nics.places.keys()):
                 self._evaluate(facts, facts, devices, at)
 
     # devices, by JAX and by benches
@@ -515,22 +526,24 @@ class HealthMonitor:
         """Reports whether a bench computed correctly on these devices."""
         for device in devices:
             component = name_component(device)
-            if record["correct"]:
-                self._memory.wrong_results.pop(component, None)
-            else:
+            wrong = self._memory.wrong_results.get(component, {})
+            measurement = " ".join(str(record[name]) for name in ("case", "axis", "dtype", "size_bytes"))
+            if record["wrong_elements"]:
                 reason = (
                     f"{record['case']} on devices {list(record['device_indices'])} gave a wrong result: "
                     f"{record['wrong_elements']} elements"
                 )
-                self._memory.wrong_results[component] = reason
+                self._memory.wrong_results[component] = wrong | {measurement: reason}
+            elif record["correct"]:
+                wrong.pop(measurement, None)
             self._report_device(device, f"{record['case']} ran on it", at)
 
     def _report_device(self, device: Device, reason: str, at: datetime) -> None:
         component = name_component(device)
         findings = [self._standing[component]] if component in self._standing else []
-        if wrong := self._memory.wrong_results.get(component):
-            action = "run the bench again on this device alone; take it out of service if it is wrong again"
-            findings.append(Finding("degraded", wrong, action))
+        action = "run the bench again, and on this device alone; take it out of service if it is wrong again"
+        wrong = self._memory.wrong_results.get(component, {}).values()
+        findings += [Finding("degraded", reason, action) for reason in wrong]
         self._report(component, find_worst(findings) or Finding("healthy", reason), at)
 
     # the worker

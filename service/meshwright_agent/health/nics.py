@@ -147,17 +147,18 @@ class NicEvaluator:
         memory: has the ports that were up.
 
     Attributes:
-        listed: the components of the last evaluation.
+        places: component of the last evaluation → its place.
     """
 
     def __init__(self, memory: HealthMemory) -> None:
         self._memory = memory
         self._samples: dict[str, list[tuple[datetime, Mapping[str, int]]]] = {}
-        self.listed: frozenset[str] = frozenset()
+        self.places: dict[str, str] = {}
 
     def evaluate(self, facts: HostFacts, at: datetime) -> dict[str, Finding]:
         """Returns the finding of each port, and of each port that was up and is gone, by component."""
         findings: dict[str, Finding] = {}
+        self.places = {f"{NIC}:{nic.name}": nic.place for nic in facts.nics}
         for nic in facts.nics:
             view = NicView(nic, find_siblings(nic, facts), nic.place in self._memory.nics, self._measure(nic, at))
             found = find_worst(build_finding(rule, view) for rule in NIC_RULES if rule.holds(view))
@@ -168,9 +169,8 @@ class NicEvaluator:
             component = f"{NIC}:{name}" if name not in places.values() else f"{NIC}:{place}"
             reason = f"was up before, as {name} at {place}; the kernel no longer lists it"
             action = f"look for its driver in the kernel log; reboot the host; {_PULLED}"
-            findings[component] = Finding("degraded", reason, action, "permanent")
+            findings[component], self.places[component] = Finding("degraded", reason, action, "permanent"), place
         self._memory.nics |= {nic.place: nic.name for nic in facts.nics if nic.is_up}
-        self.listed = frozenset(findings)
         return findings
 
     def _measure(self, nic: NicFacts, at: datetime) -> Mapping[str, int]:
@@ -189,10 +189,9 @@ class NicEvaluator:
 
     def acknowledge(self, component: str) -> None:
         """Forgets that a port was up, and its counters so far."""
-        names = {component.removeprefix(f"{NIC}:")} if component.startswith(f"{NIC}:") else set()
-        for place in [place for place, name in self._memory.nics.items() if names & {place, name}]:
-            del self._memory.nics[place]
-            self._samples.pop(place, None)
+        place = self.places.get(component, "")
+        self._memory.nics.pop(place, None)
+        self._samples.pop(place, None)
 
 
 def find_siblings(nic: NicFacts, facts: HostFacts) -> tuple[NicFacts, ...]:

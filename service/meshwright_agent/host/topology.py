@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Final, get_args
 
 import meshwright_agent
+from meshwright.topology.targets import HOST, MOST_LINKED_CPUS
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import (
     Cpu,
@@ -33,9 +34,6 @@ from meshwright_agent.host.snapshot import HostSnapshot, PlatformDevices, View
 from meshwright_agent.host.tpu import build_tpus, find_slice
 
 _ACCELERATORS: Final[dict[Platform, Callable[[View], PlatformDevices]]] = {"gpu": build_gpus, "tpu": build_tpus}
-HOST: Final = "HOST"
-MOST_LINKED_DEVICES: Final = 64
-"""The number of links grows with the square of the devices: 64 devices have 2,016 equal links."""
 
 
 def build_devices(snapshot: HostSnapshot, now: datetime) -> Devices:
@@ -130,9 +128,9 @@ def build_cpus(view: View) -> PlatformDevices:
         )
         for index, jax in enumerate(seen or (None,) * count)
     )
-    if count > MOST_LINKED_DEVICES:
+    if count > MOST_LINKED_CPUS:
         message = f"{count} CPU devices have {count * (count - 1) // 2} links, all HOST; they are not listed"
-        hint = f"up to {MOST_LINKED_DEVICES} devices are listed with their links"
+        hint = f"up to {MOST_LINKED_CPUS} devices are listed with their links"
         return PlatformDevices(devices, warnings=(Notice(code="links_left_out", message=message, hint=hint),))
     links = tuple(Link(basis=evidence["basis"], a=a, b=b, kind=HOST) for a, b in combinations(range(count), 2))
     return PlatformDevices(devices, links)

@@ -11,17 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Final
+from typing import Any
 
 from meshwright.topology.chips import find_chip
-from meshwright.topology.model import can_twist
+from meshwright.topology.model import ICI, can_twist
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Link, Memory
 from meshwright_agent.facts.model import SliceFacts, TpuFacts
 from meshwright_agent.host.snapshot import PlatformDevices, View, read_limit
 
-ICI: Final = "ICI"
 Coords = tuple[int, ...]
 
 

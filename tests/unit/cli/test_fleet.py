@@ -99,7 +99,7 @@ def test_json_has_every_host_with_what_its_agent_said(fleet: FleetLine) -> None:
 def test_a_plan_over_the_fleet_is_on_all_its_devices(fleet: FleetLine) -> None:
     printed = fleet("plan", "--hosts", "env", "dp:3,tp:4")
     assert printed.out.startswith("dp:3 × tp:4 on 12 cpu\nplan mw1-")
-    assert "no agent knows this plan: keep it with --save FILE" in printed.out
+    assert "their agents do not have it: keep it with --save FILE" in printed.out
     assert printed.code == 0
 
 

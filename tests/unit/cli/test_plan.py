@@ -113,7 +113,7 @@ def test_a_local_plan_is_what_the_agent_would_answer_and_asks_nobody(
     else:
         assert asked.out.partition("start one process")[0] == local.out.partition("start one process")[0]
         assert kept in asked.out
-        assert "MESHWRIGHT_PLAN=FILE  # no agent knows this plan: keep it with --save FILE" in local.out
+        assert "MESHWRIGHT_PLAN=FILE  # their agents do not have it: keep it with --save FILE" in local.out
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [

@@ -26,7 +26,7 @@ def fill() -> HealthMemory:
     memory.set_baseline("link:GPU-0", "fatal", 3)
     memory.nvlinks["GPU-0"] = 18
     memory.had_file.add("GPU-0")
-    memory.wrong_results["device:GPU-0"] = "3 elements"
+    memory.wrong_results["device:GPU-0"] = {"matmul": "3 elements"}
     memory.states["device:GPU-0"] = Standing("unhealthy", EPOCH)
     return memory
 

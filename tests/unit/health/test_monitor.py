@@ -76,16 +76,17 @@ class Scene:
         worker = Worker(state="stopped", generation=0, since=now)
         return HostSnapshot(worker, facts=facts, facts_at=now, cpu_devices=self.cpu_devices).devices(now)
 
-    def bench(self, *, correct: bool, count: int = 1) -> None:
+    def bench(self, *, correct: bool, count: int = 1, case: str = "matmul") -> None:
         """Tells of a bench on the first cards."""
-        record = {"case": "matmul", "correct": correct, "wrong_elements": 0 if correct else 3, "device_indices": [0]}
+        record = {"case": case, "correct": correct, "wrong_elements": 0 if correct else 3, "device_indices": [0]}
+        record |= {"axis": None, "dtype": "bfloat16", "size_bytes": 1024}
         devices = self.devices(self.before or self.read()).devices[:count]
         self.monitor.report_record(record, devices, self.clock.now())
 
     def acknowledge(self, name: str) -> None:
         facts = self.before
         devices = self.devices(facts) if facts else None
-        self.monitor.acknowledge(name, self.clock.now(), facts=facts, devices=devices)
+        self.monitor.acknowledge(name, self.clock.now(), facts=facts, facts_at=self.clock.now(), devices=devices)
 
     def state(self, name: str) -> str:
         return self.registry.state(name, self.clock.now())
@@ -547,6 +548,8 @@ def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Sce
     seen = scene.component(name)
     assert (seen.state, seen.since, scene.events(name)) == ("degraded", since, [])
     assert "3 elements" in seen.reason
+    scene.bench(correct=True, case="memory_bandwidth")
+    assert scene.ill() == {name}
     scene.bench(correct=True)
     scene.restart()
     scene.look()

@@ -297,8 +297,7 @@ class Wrapper:
 
     def _audit(self, scope: Scope, state: dict[str, Any], status: int) -> None:
         """Writes one line for each request that may change something, and for each refused one."""
-        is_refused = status in {401, 403, 421} and scope["method"] not in SAFE_METHODS
-        if not (state.get("is_audited") or is_refused):
+        if not (state.get("is_audited") or status in {401, 403, 421}):
             return
         caller: Caller | None = state.get("caller")
         who = {"caller": caller.name, "scope": caller.scope} if caller else {"caller": state["peer"].name}

@@ -8,6 +8,7 @@ lease is answered after the agent's own work has left its devices.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -316,7 +317,8 @@ class LeaseService:
         if differing:
             raise DeviceLeasedError(
                 f"lease {lease.id} holds already: {'; '.join(differing)}; a renewal may change ttl_s and purpose only",
-                hint=f'renew with "devices": {has}, end it first (DELETE /leases/{lease.id}), or use another id',
+                hint=f'renew with "devices": {has} and "preemptible": {json.dumps(lease.preemptible)}, end it first '
+                f"(DELETE /leases/{lease.id}), or use another id",
             )
 
     async def _create(self, lease_id: str, request: LeaseRequest, by: Owner) -> StoredLease:

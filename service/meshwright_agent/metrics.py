@@ -54,6 +54,8 @@ HTTP_REQUESTS: Final = Counter(
 HTTP_DURATION: Final = _build_histogram("meshwright_http_request_duration_seconds", ("route",), _REQUEST_BUCKETS_S)
 RELEASE_DURATION: Final = _build_histogram("meshwright_release_duration_seconds", ("outcome",), _RELEASE_BUCKETS_S)
 RUN_DURATION: Final = _build_histogram("meshwright_run_duration_seconds", ("kind", "state"), _RUN_BUCKETS_S)
+for _outcome in ("released", "killed", "abandoned"):  # from 0, so that increase() sees the first
+    RELEASE_DURATION.labels(_outcome)
 BUILD_INFO: Final = Gauge("meshwright_build_info", METRICS["meshwright_build_info"], ("version",), registry=None)
 BUILD_INFO.labels(version=meshwright_agent.__version__).set(1)
 

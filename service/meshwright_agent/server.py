@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -82,8 +83,8 @@ def open_tcp(host: str, port: int) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        hint = "is an agent running already? --port 0 picks a free port"
-        raise CannotListenError(f"cannot listen on {host}:{port}: {error.strerror}; {hint}") from error
+        hint = "; is an agent running already? --port 0 picks a free port" if error.errno == errno.EADDRINUSE else ""
+        raise CannotListenError(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from error
     return sock
 
 
@@ -440,5 +441,5 @@ def _handle_signals(agent: Agent, servers: Sequence[uvicorn.Server]) -> None:
         if not draining:
             draining.append(asyncio.create_task(drain()))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop)

@@ -369,7 +369,7 @@ class Store:
             ),
             (code == sqlite3.SQLITE_BUSY, "another program has the file open and is writing: end that program"),
             (
-                isinstance(error, FileNotFoundError),
+                isinstance(error, FileNotFoundError) and self._connection is not None,
                 f"restart the agent: it makes a new {self.path}, and the leases are lost",
             ),
             (is_damaged, f"restart the agent: it sets a damaged {self.path} aside, and makes a new one"),

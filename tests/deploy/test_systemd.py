@@ -72,7 +72,7 @@ def test_the_sandbox_is_as_narrow_as_it_was_and_each_drop_in_opens_what_is_known
 def test_the_manager_hears_from_the_agent_and_stops_it_gently() -> None:
     unit = {name: values[-1] for name, values in read_unit().items()}
     assert unit["Type"] == "notify"
-    assert unit["Restart"] == "on-failure"
+    assert unit["Restart"] == "always"
     assert unit["KillMode"] == "mixed"
     assert unit["OOMPolicy"] == "continue"
     assert float(unit["WatchdogSec"]) > 0

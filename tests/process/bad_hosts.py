@@ -25,10 +25,10 @@ from tests.process.namespaces import Network, run
 COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 
 
-def check(agents: Sequence[RunningAgent], timeout_s: int = 90) -> tuple[int, dict[str, Any]]:
+def check(agents: Sequence[RunningAgent]) -> tuple[int, dict[str, Any]]:
     """Returns the exit code of the command and its report."""
     hosts = ",".join(agent.url for agent in agents)
-    command = [*COMMAND, "preflight", "--hosts", hosts, "--format", "json", "--timeout", str(timeout_s)]
+    command = [*COMMAND, "preflight", "--hosts", hosts, "--format", "json", "--timeout", "90"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
@@ -135,12 +135,10 @@ class Fault:
     Attributes:
         make: network, agents and the host's place → the fault, as long as the block.
         words: what is said of the host.
-        timeout_s: of the check.
     """
 
     make: Callable[[Network, Sequence[RunningAgent], int], AbstractContextManager[None]]
     words: str
-    timeout_s: int = 90
 
 
 FAULTS: Mapping[str, Fault] = {

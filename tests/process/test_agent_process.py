@@ -199,12 +199,13 @@ def test_a_second_sigterm_ends_the_waiting_and_is_no_failure() -> None:
 
 
 @pytest.mark.exhaustive
-def test_an_agent_that_is_interrupted_while_jax_starts_leaves_at_once() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_agent_that_is_interrupted_while_jax_starts_leaves_at_once(number: int) -> None:
     with start_agent(cpu_devices=4, ready=False) as agent:
         wait_for(lambda: list_children(agent.pid), agent, limit_s=10)
         children = list_children(agent.pid)
         began_s = time.monotonic()
-        agent.process.send_signal(signal.SIGINT)
+        agent.process.send_signal(number)
         assert agent.process.wait(timeout=20) == 0
         assert time.monotonic() - began_s < 5
         wait_for(lambda: not any(map(is_alive, children)), limit_s=5)

@@ -45,7 +45,7 @@ from meshwright.cli import (
     search,
 )
 from meshwright.cli.arguments import check_timeout
-from meshwright.cli.health import HealthCommand
+from meshwright.cli.health import HealthCommand, find_style, giving_usage_code
 from meshwright.cli.output import print_error, print_warning
 from meshwright.cli.session import (
     FAILED,
@@ -133,6 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 class _Commands(TyperGroup):
     """Commands of one word or two: `devices`, and `devices release`."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Reads the options of all commands."""
+        with giving_usage_code(find_style(args) if "health" in args else "text"):
+            return super().make_context(info_name, args, parent, **extra)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Reads two words where these are a command."""

@@ -226,12 +226,12 @@ class HealthCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the arguments."""
-        with _giving_usage_code(find_style(args)):
+        with giving_usage_code(find_style(args)):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
-        with _giving_usage_code(ctx.params.get("form", "text")):
+        with giving_usage_code(ctx.params.get("form", "text")):
             return super().invoke(ctx)
 
 
@@ -240,7 +240,8 @@ _UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
 
 
 @contextlib.contextmanager
-def _giving_usage_code(style: Format) -> Iterator[None]:
+def giving_usage_code(style: Format) -> Iterator[None]:
+    """Gives a usage error in the block the exit code of a format."""
     try:
         yield
     except _UsageError as error:

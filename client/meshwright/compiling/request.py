@@ -19,13 +19,7 @@ from meshwright.compiling.process import (
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.batch_request import check_batch_fields, estimate_request, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.compile_job import (
-    CompileJob,
-    build_unfitted,
-    order_verified,
-    prepare_fit,
-    prepare_verify,
-)
+from meshwright.planning.compile_job import CompileJob, build_unfitted, order_verified, prepare_fit, prepare_verify
 from meshwright.planning.request import Inventory, answer_request, find_inventory
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest

@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from meshwright.errors import (
-    InvalidRequestError,
-    PlanInfeasibleError,
-    RequestError,
-)
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, select_devices
 from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.mesh_plan import plan_mesh

@@ -330,13 +330,7 @@ def _build_host(host: GpuHost | int, ordinal: int, count: int) -> Granule:
 GRAMMAR: Final = f"[granules*]chip[:shape][_twisted|_untwisted]: {TARGET_EXAMPLE}"
 
 _CPU: Final = TargetChip(
-    chip=CPU,
-    name="CPU",
-    aliases=(CPU,),
-    platform="cpu",
-    kind=CPU,
-    devices_per_chip=1,
-    source="jax_num_cpu_devices",
+    chip=CPU, name="CPU", aliases=(CPU,), platform="cpu", kind=CPU, devices_per_chip=1, source="jax_num_cpu_devices"
 )
 _CPU_HOST: Final = TargetSystem(
     target="cpu:8",

@@ -132,20 +132,26 @@ class StepTime:
         again = self._repeats * matmuls + self._repeats_attention * attention
         once, weights_s = layout.gathers_once, self._time_weights(blocks)
         stages = np.asarray(layout.pp)
-        ends_s = np.where(stages > 1, 1, passes) * self._wait("fsdp") * self._time_ends()
-        inside = {
-            "tp": self._wait("tp") * self._stage_layers * self._time_tensor(),
+        ends_s = np.where(stages > 1, 1, passes) * self._time_ends()
+        sent = {
+            "tp": self._stage_layers * self._time_tensor(),
+            "cp": sum(layers * self._time_context(block) for block, layers in blocks),
+            "fsdp": np.where(once, 0.0, weights_s),
+        }
+        inside = {axis: self._wait(axis) * seconds for axis, seconds in sent.items()} | {
             "ep": sum(layers * self._time_experts(block) for block, layers in blocks),
-            "cp": self._wait("cp") * sum(layers * self._time_context(block) for block, layers in blocks),
-            "fsdp": np.where(once, 0.0, self._wait("fsdp") * weights_s),
             "pp": self._rounds * self._time_sends(),
         }
         stage: Any = compute + again + sum(inside.values())
+        worked, fsdp_s = (
+            passes * (compute + again + 3 * head / stages),
+            np.where(once, weights_s, passes * inside["fsdp"]),
+        )
         return {
-            "compute": passes * (compute + 3 * head / stages) + self._time_update(),
+            "compute": worked - passes * again + self._time_update(),
             "remat": passes * again,
-            **{axis: passes * seconds for axis, seconds in inside.items()},
-            "fsdp": np.where(once, weights_s, passes * inside["fsdp"]) + ends_s,
+            **{axis: np.maximum(passes * each, passes * sent.get(axis, 0.0) - worked) for axis, each in inside.items()},
+            "fsdp": np.maximum(fsdp_s + self._wait("fsdp") * ends_s, passes * sent["fsdp"] + ends_s - worked),
             "dp": self._time_gradients(),
             "bubble": (stages - 1) * stage / self._rounds,
         }

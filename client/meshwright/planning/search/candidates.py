@@ -16,20 +16,8 @@ from numpy.typing import NDArray
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.cost.collectives import AxisLinks
-from meshwright.planning.cost.memory import (
-    StepMemory,
-    build_execution,
-    count_optimizer_bytes,
-)
-from meshwright.planning.cost.spans import (
-    AXES,
-    REMATS,
-    Layout,
-    Spans,
-    lay_on_hosts,
-    lay_on_torus,
-    read_spans,
-)
+from meshwright.planning.cost.memory import StepMemory, build_execution, count_optimizer_bytes
+from meshwright.planning.cost.spans import AXES, REMATS, Layout, Spans, lay_on_hosts, lay_on_torus, read_spans
 from meshwright.planning.cost.step_time import DeviceRates, StepTime
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.hardware import find_capacity

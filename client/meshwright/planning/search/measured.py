@@ -153,13 +153,8 @@ class Factor:
     def to_figure(self) -> MeasuredFigure:
         """Returns the rate in the form of a plan, beside the figure that it replaces."""
         source = self.timed.large
-        return MeasuredFigure(
-            name=KINDS[self.case][0],
-            value=self.timed.rate,
-            default=self.default,
-            run_id=source.run_id,
-            age_s=source.age_s,
-        )
+        name, rate = KINDS[self.case][0], self.timed.rate
+        return MeasuredFigure(name=name, value=rate, default=self.default, run_id=source.run_id, age_s=source.age_s)
 
     def refuse(self) -> Notice:
         """Returns the warning that it was left out."""

@@ -42,6 +42,9 @@ def find_fallback(
         lay_out: makes the plan of a mesh, on a selection of devices.
     """
     groups = topology.group(pool.indices)
+    if topology.platform == "tpu" and len(groups) == 1 and len({device.host for device in topology.devices}) > 1:
+        message = "without one device the slice has none: its hosts run together; search on a smaller slice"
+        return Fallback(plans=(), message=message)
     lost = groups[-1] if len(groups) > 1 else groups[0][-1:]
     kept = tuple(index for index in pool.indices if index not in set(lost))
     name = _name_lost(topology, groups)
@@ -82,9 +85,7 @@ def search_remaining(
     idle = len(kept) - count
     if not idle:
         return plans
-    message = (
-        f"{idle} of the devices that are left stay idle: the fastest mesh of those that cut model and batch has {count}"
-    )
+    message = f"{idle} of the devices that are left stay idle: the fastest mesh that cuts model and batch has {count}"
     notice = Notice(code="devices_left_idle", message=message, hint=_find_batch(request, ask(len(kept))))
     return plans.model_copy(update={"warnings": (*plans.warnings, notice)})
 
@@ -132,9 +133,7 @@ def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
 
 def _refuse(request: SearchRequest, left: int) -> PlanInfeasibleError:
     batch = request.training.global_batch_size
-    detail = (
-        f"{left} devices are left, and no mesh of them or of fewer cuts this model and a global_batch_size of {batch}"
-    )
+    detail = f"no mesh of the {left} devices left, or of fewer, cuts this model and a global_batch_size of {batch}"
     near = choose_near([left * times for times in (1, 2, 4, 8)], batch)
     hint = f"use a global_batch_size of {' or '.join(map(str, near))}, or leave more axes free"
     return PlanInfeasibleError.of("training.global_batch_size", detail, hint)

@@ -22,13 +22,7 @@ from meshwright.planning.cost.memory import DTYPE_BYTES, count_optimizer_bytes, 
 from meshwright.planning.cost.spans import AXES, REMATS, Layout, Spans
 from meshwright.planning.cost.step_time import find_spread
 from meshwright.planning.hardware import GPU_FRACTION, find_capacity
-from meshwright.planning.parallelism import (
-    MeshAxes,
-    choose_near,
-    list_divisors,
-    name_axis,
-    write_values,
-)
+from meshwright.planning.parallelism import MeshAxes, choose_near, list_divisors, name_axis, write_values
 from meshwright.planning.search.candidates import PARTS, Bounds, Hardware, Priced, Question, Space
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import (
@@ -536,7 +530,8 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
     """Returns the warning that the next batch, a multiple of the devices, is faster than the requested one."""
     devices, batch = question.hardware.devices, question.training.global_batch_size
     near = max(round(batch / devices), 1) * devices
-    best = price_best(question.with_batch(near), bounds) if batch != near <= 1.5 * batch else None
+    is_near = batch != near and (near <= 1.5 * batch or seconds == math.inf)
+    best = price_best(question.with_batch(near), bounds) if is_near else None
     if best is None or not near / batch * seconds >= BETTER_BATCH * best.seconds < math.inf:
         return ()
     gain = "fits" if seconds == math.inf else f"has {near / batch * seconds / best.seconds:.2f} times the tokens/s"
@@ -567,43 +562,47 @@ def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
 def build_nothing_fits(question: Question) -> Notice:
     """Returns the warning that no mesh of the devices fits."""
     count = question.hardware.devices
-    return Notice(
-        code="nothing_fits",
-        message=f"no mesh of {count} device{'s' * (count > 1)} holds this training step",
-        hint="more devices, a shorter sequence, a smaller global_batch_size, bfloat16 moments, or a chip with more "
-        "memory; `rejected` of a search has what each family needs at least",
-    )
+    message = f"no mesh of {count} device{'s' * (count > 1)} holds this training step"
+    hint = "more devices or memory, shorter sequences, another global_batch_size, bfloat16 moments; see `rejected`"
+    return Notice(code="nothing_fits", message=message, hint=hint)
 
 
 def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleError:
     devices, batch = question.hardware.devices, question.training.global_batch_size
     if wrong := _find_wrong_axes(devices, bounds, space):
         detail = f"no mesh of {devices} devices has the axes that are given: {wrong}"
-        divisors = write_values(choose_near(list_divisors(devices), math.prod(bounds.axes.values())))
-        hint = f"give sizes whose product is {divisors}, or leave some free" if devices > 1 else "leave them free"
-        return PlanInfeasibleError.of("axes", detail, hint, wrong)
+        return PlanInfeasibleError.of("axes", detail, _find_axis(question, bounds), wrong)
     if over := [axis for axis, size in bounds.axes.items() if size > bounds.at_most.get(axis, size)]:
         detail = f"{over[0]}:{bounds.axes[over[0]]} is given, and at_most {over[0]}:{bounds.at_most[over[0]]}"
         return PlanInfeasibleError.of("at_most", detail, f"leave {over[0]} out of axes or of at_most")
     rules = "; ".join(dict.fromkeys(left.rule for left in space.left[:LEFT_MOST]))
-    detail = (
-        f"no mesh of {devices} devices cuts this model and a global_batch_size of {batch} into equal parts within what "
-        f"the search may choose{f' ({rules})' if rules else ''}"
-    )
+    detail = f"no mesh of {devices} devices that may be chosen cuts this model and a global_batch_size of {batch}"
+    detail += f" ({rules})" if rules else ""
     parts = [(bounds.gradient_accumulation_steps or 1) * size for size in list_divisors(devices)]
     least = {-(-batch // each) * each for each in parts}  # that accumulation and data-parallel parts divide
     legal = [size for size in sorted(least) if question.with_batch(size).list_space(bounds).size]
     near = dict.fromkeys((*legal[-1:], *choose_near(legal, batch)))  # first a multiple of all devices
     batches = [size for size in near if _is_feasible(question.with_batch(size), bounds)][:3]
     fewer = 1 << (devices - 1).bit_length() - 1
-    hint = (
-        f"leave {'more axes free' if bounds.gradient_accumulation_steps is None else 'gradient_accumulation_steps out'}"
-    )
+    hint = "leave more axes free" if bounds.axes or bounds.at_most else "search on more devices, or with more memory"
+    if bounds.gradient_accumulation_steps:
+        hint = "leave gradient_accumulation_steps out"
     if batches:
         hint = f"use a global_batch_size of {write_values(batches)}"
     elif _is_feasible(replace(question, hardware=replace(question.hardware, devices=fewer)), bounds):
         hint = f"search on {fewer} of them (--count {fewer})"
     return PlanInfeasibleError.of("training.global_batch_size", detail, hint)
+
+
+def _find_axis(question: Question, bounds: Bounds) -> str:
+    """Returns sizes that one of the given axes may have beside the others, else those to leave free."""
+    for axis, size in bounds.axes.items():
+        tries = {
+            each: replace(bounds, axes={**bounds.axes, axis: each}) for each in list_divisors(question.hardware.devices)
+        }
+        if sizes := [each for each, tried in tries.items() if question.list_space(tried).size]:
+            return f"{axis} may be {write_values(choose_near(sizes, size))}; or leave it free"
+    return f"leave {' or '.join(bounds.axes)} free"
 
 
 def _find_wrong_axes(devices: int, bounds: Bounds, space: Space) -> str:

@@ -33,6 +33,7 @@ def test_of_one_host_a_device_goes_alone() -> None:
     assert count(fallback.plans[0]) == 6
     assert "one device" in fallback.message
     assert "1 of them stay idle" in fallback.message
+    assert "hosts run together" in ask_fallback("v5e:4x8").message
 
 
 def test_where_nothing_is_left_that_holds_the_model_it_is_said() -> None:

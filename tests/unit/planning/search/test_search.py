@@ -65,6 +65,12 @@ def test_a_mesh_that_is_faster_than_the_first_by_an_axis_that_no_run_judges_is_n
     assert f"{1 - read_total(best) / read_total(first):.0%} less" in notice.message
 
 
+def test_collectives_hide_behind_no_more_than_the_compute_there_is() -> None:
+    asked = {"target": "v5e:4x4", "axes": {"fsdp": 16}}
+    few, more = (ask(**asked, training={"seq_len": 512, "global_batch_size": size}).plans[0] for size in (16, 32))
+    assert read_total(few) == pytest.approx(read_total(more))
+
+
 def test_what_a_plan_tells_adds_up() -> None:
     (plan, *_) = ask().plans
     assert sum(plan.memory.parts.values()) == plan.memory.per_device_bytes <= (plan.memory.capacity_bytes or 0)

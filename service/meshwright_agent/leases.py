@@ -37,6 +37,7 @@ from meshwright_agent.store import (
 )
 
 SWEEP_S: Final = 1.0
+NOT_WRITTEN: Final = "not given: the store did not answer"
 """Interval of the search for expired leases."""
 EXPIRED: Final = "it was not renewed in time"
 RESTARTED: Final = "the host was restarted"
@@ -252,6 +253,8 @@ class LeaseService:
         self._free = free
         self._spawn = spawn
         self._lock = asyncio.Lock()
+        self._unsure: dict[str, StoredLease] = {}
+        """Leases in writes that failed: the store may have kept them."""
 
     async def recall(self) -> None:
         """Reads the stored leases of an earlier agent, and ends those of an earlier boot.
@@ -265,9 +268,15 @@ class LeaseService:
         await self._store.write(*(_build_document(held, RESTARTED) for held in of_before))
 
     async def run(self) -> None:
-        """Stores expired leases as ended, until cancelled."""
+        """Stores expired leases as ended, and again what a failed write may have kept otherwise, until cancelled."""
         while True:
             async with self._lock:
+                with suppress(StoreUnavailableError):
+                    there = [(self._registry.find(each), each) for each in self._unsure]
+                    await self._write(
+                        *((held or self._unsure[each], "" if held else NOT_WRITTEN) for held, each in there)
+                    )
+                    self._unsure = {}
                 if expired := self._registry.list_expired():
                     with suppress(StoreUnavailableError):  # it has expired anyway
                         await self._end(expired, EXPIRED)
@@ -295,7 +304,7 @@ class LeaseService:
             self._check_same(held.lease, request)
             dated = self._registry.date(held.lease.model_copy(update={"purpose": request.purpose}), request.ttl_s)
             renewed = dated.model_copy(update={"verdict": held.verdict})
-            await self._store.write(_build_document(renewed))
+            await self._write((renewed, ""))
             self._registry.put(renewed)
             return self._registry.show(renewed), False
 
@@ -343,15 +352,14 @@ class LeaseService:
             cancelled_runs=runs,
         )
         held = self._registry.date(lease, request.ttl_s)
-        await self._store.write(_build_document(held), *(_build_document(each, reason) for each in in_the_way))
+        await self._write((held, ""), *((each, reason) for each in in_the_way))
         self._registry.remove(*in_the_way)
         self._registry.put(held)
         try:  # a bench may have begun while the lease was written
             gone = await self._free(self._find_runs(devices), reason)
         except DeviceBusyError as error:  # those that were in the way get their devices back
-            ended = _build_document(held, f"not given: {error.detail}")
-            with suppress(StoreUnavailableError):  # it then keeps the new one, which a restart reads
-                await self._store.write(ended, *map(_build_document, in_the_way))
+            with suppress(StoreUnavailableError):
+                await self._write((held, f"not given: {error.detail}"), *((each, "") for each in in_the_way))
             self._registry.remove(held)
             self._registry.put(*in_the_way)
             raise
@@ -373,8 +381,16 @@ class LeaseService:
             await self._end([held], "ended by request (DELETE)")
             return self._registry.show(held)
 
+    async def _write(self, *leases: tuple[StoredLease, str]) -> None:
+        """Stores leases, each with why it has ended; "" while it stands."""
+        try:
+            await self._store.write(*(_build_document(*each) for each in leases))
+        except StoreUnavailableError:
+            self._unsure |= {held.lease.id: held for held, _ in leases}
+            raise
+
     async def _end(self, leases: Sequence[StoredLease], reason: str) -> None:
-        await self._store.write(*(_build_document(held, reason) for held in leases))
+        await self._write(*((held, reason) for held in leases))
         self._registry.remove(*leases)
 
     async def put_verdict(self, lease_id: str, verdict: Verdict, *, by: Owner) -> Verdict:
@@ -387,7 +403,7 @@ class LeaseService:
             held = await self._find(lease_id)
             by.check(held.lease)
             kept = held.model_copy(update={"verdict": verdict})
-            await self._store.write(_build_document(kept))
+            await self._write((kept, ""))
             self._registry.put(kept)
             return verdict
 

@@ -195,7 +195,7 @@ class Store:
         A stored event is replaced, so that a write may be repeated.
 
         Raises:
-            StoreUnavailableError: nothing was written.
+            StoreUnavailableError: nothing was written; or after a timeout all may be yet.
         """
         if not (documents or events):
             return

@@ -253,6 +253,8 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
             return f"set {field} to more than {limits['gt']}, such as {limits['gt'] + 1}"
         case "less_than_equal":
             return f"set {field} to {limits['le']} or less"
+        case "literal_error" if error["loc"][-1] == "[key]":
+            return f"in place of {field} use one of {limits['expected']}"
         case "literal_error":
             words = _QUOTED.findall(limits["expected"])
             near = difflib.get_close_matches(str(value)[:80], words, n=1)

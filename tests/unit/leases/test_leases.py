@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, NotFoundError
 from meshwright_agent import leases as module
-from meshwright_agent.leases import Owner, read_held
+from meshwright_agent.leases import HELD, LEASE, Owner, read_held
 from meshwright_agent.store import StoreUnavailableError
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.unit.leases.scene import NAME, Scene, build_lease, run_scene
@@ -316,6 +316,29 @@ def test_while_nothing_can_be_written_nothing_changes(tmp_path: Path) -> None:
             assert [(each.id, each.expires_in_s) for each in scene.service.list_leases()] == [("a", 60)]
             assert scene.benches == {"run-a": {0}}
         assert (await scene.lease([0])).preempted_leases == (old.id,)
+
+    run_scene(tmp_path, test)
+
+
+def test_what_a_write_that_failed_has_kept_is_put_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWEEP_S", 0.01)
+
+    async def test(scene: Scene) -> None:
+        await scene.lease([1], lease_id="kept")
+        write = scene.store.write
+
+        async def write_late(*documents: Any, **events: Any) -> None:
+            await write(*documents, **events)
+            raise StoreUnavailableError("no answer within 2 s")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scene.store, "write", write_late)
+            for ask in (scene.lease([0], lease_id="refused"), scene.end("kept")):
+                with pytest.raises(StoreUnavailableError):
+                    await ask
+        await asyncio.sleep(0.1)
+        held = await scene.store.list_documents(LEASE, states=[HELD])
+        assert [document.key for document in held] == ["kept"]
 
     run_scene(tmp_path, test)
 

@@ -832,8 +832,9 @@ class Client:
         self, lease: Lease | str, ttl_s: float, *, max_retries: int | None = None, deadline: float | None = None
     ) -> Lease:
         """Reads the lease first, since an ended lease must not be created again; one that was is ended."""
+        path = name_lease(lease)
         options: dict[str, Any] = {"max_retries": max_retries, "deadline": deadline}
-        held = self._ask(Lease, "GET", path := name_lease(lease), **options)
+        held = self._ask(Lease, "GET", path, **options)
         response = self._send("PUT", path, body=build_renewal(held, ttl_s), statuses=(200, 201), **options)
         if response.status_code == 201:
             self._try_delete(path)

@@ -143,10 +143,8 @@ class StepTime:
             "pp": self._rounds * self._time_sends(),
         }
         stage: Any = compute + again + sum(inside.values())
-        worked, fsdp_s = (
-            passes * (compute + again + 3 * head / stages),
-            np.where(once, weights_s, passes * inside["fsdp"]),
-        )
+        fsdp_s = np.where(once, weights_s, passes * inside["fsdp"])
+        worked = passes * (compute + again + 3 * head / stages)  # an axis's collectives hide behind no more than that
         return {
             "compute": worked - passes * again + self._time_update(),
             "remat": passes * again,

@@ -143,7 +143,7 @@ class Fault:
 
 FAULTS: Mapping[str, Fault] = {
     "slow link": Fault(lambda network, _, bad: limiting_link(network, bad), "network to its partners"),
-    "slow host": Fault(lambda _, agents, bad: limiting_cpu(agents[bad], 0.08), ""),
+    "slow host": Fault(lambda _, agents, bad: limiting_cpu(agents[bad], 0.32 / len(agents)), ""),
     "dead at its start": Fault(lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL), "was killed by SIGKILL"),
     "dead at work": Fault(
         lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL, "pairs"), "was killed by SIGKILL"

@@ -238,8 +238,8 @@ class _Part:
         with waiting_for_others("the exchange between pairs of hosts"):
             rounds = choose_rounds(self.count)
             own = replace(local, network=self.measure_rounds(rounds))
-            hosts, tries = self.share_figures(own)
-            slow = self.confirm(hosts, rounds, tries)
+            hosts, round_count = self.share_figures(own)
+            slow = self.confirm(hosts, rounds, round_count)
             self.signs.enter("all")
             collectives = tuple(self.measure_all())
             wrong = self.share_wrong()
@@ -365,8 +365,11 @@ class _Part:
         devices = tuple({figure: found[figure, index] for figure in DEVICE_FIGURES} for index in self.devices)
         return HostFigures(devices, found.get(("all_reduce", None)), ())
 
-    def measure_again(self, before: HostFigures, places: Collection[Place], tries: int) -> HostFigures:
-        """Returns the figures with those of some places measured again, each the best of some tries."""
+    def measure_again(self, before: HostFigures, places: Collection[Place]) -> HostFigures:
+        """Returns the figures with those of some places measured again, each the best of as many tries as this host can
+        make in a quarter of the time that is left, 1 to `CONFIRM_TRIES`.
+        """
+        tries = int(np.clip(self.left_s / 4 / (self.local_s + PAUSE_S), 1, CONFIRM_TRIES))
         found = self._measure_places(places, tries, min)
         devices = tuple(
             {figure: found.get((figure, index), value) for figure, value in rates.items()}
@@ -498,16 +501,16 @@ class _Part:
     # ---- together ----------------------------------------------------------------------------------------------------
 
     def share_figures(self, own: HostFigures) -> tuple[list[HostFigures], int]:
-        """Returns the figures of all hosts, and how often the slowest of them can measure all again in half of the time
-        that is left, 1 to `CONFIRM_TRIES`. Every process receives the same.
+        """Returns the figures of all hosts, and how many rounds the slowest can exchange in a quarter of the time left,
+        1 to `CONFIRM_TRIES`. Every process receives the same.
         """
-        row = [self.left_s, self.local_s + PAUSE_S + self.round_s]
+        row = [self.left_s, self.round_s]
         row += [rates[figure] for rates in own.devices for figure in DEVICE_FIGURES]
         row += [-1.0 if own.all_reduce is None else own.all_reduce]
         row += [-1.0 if rate is None else rate for rate in own.network]
         table = multihost_utils.process_allgather(np.array(row, dtype=np.float32)).reshape(self.count, -1)
-        tries = int(np.clip(table[:, 0].min() / table[:, 1].max() / 2, 1, CONFIRM_TRIES))
-        return [self._parse_row([float(value) for value in each[2:]]) for each in table], tries
+        round_count = int(np.clip(table[:, 0].min() / 4 / max(table[:, 1].max(), 0.1), 1, CONFIRM_TRIES))
+        return [self._parse_row([float(value) for value in each[2:]]) for each in table], round_count
 
     def _parse_row(self, row: list[float]) -> HostFigures:
         count = len(DEVICE_FIGURES)
@@ -519,15 +522,15 @@ class _Part:
         rest = known[len(self.devices) * count :]
         return HostFigures(devices, rest[0], tuple(rest[1:]))
 
-    def confirm(self, hosts: Sequence[HostFigures], rounds: Sequence[Round], tries: int) -> tuple[SlowFigure, ...]:
+    def confirm(self, hosts: Sequence[HostFigures], rounds: Sequence[Round], count: int) -> tuple[SlowFigure, ...]:
         """Measures the suspects again; returns those that were slow every time. Every process returns the same."""
         suspects = find_suspects(hosts, rounds)
         if not suspects:
             return ()
         self.signs.enter("again")
-        own = self.measure_again(hosts[self.own], choose_places(suspects, self.count, len(self.devices)), tries)
+        own = self.measure_again(hosts[self.own], choose_places(suspects, self.count, len(self.devices)))
         self.signs.enter("confirm")
-        network = self.measure_rounds(choose_confirmation(suspects, self.count, tries), min)
+        network = self.measure_rounds(choose_confirmation(suspects, self.count, count), min)
         again, _ = self.share_figures(replace(own, network=network))
         return confirm(suspects, hosts, rounds, again)
 

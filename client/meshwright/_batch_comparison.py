@@ -113,6 +113,7 @@ class Comparison:
         with agreement.lock:
             if kind in self._known:
                 return
+            agreement.refuse = partial(_refuse_silence, batch)  # the batch of this call
             message = {
                 "process": jax.process_index(),
                 "process_local": process_local,

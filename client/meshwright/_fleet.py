@@ -272,11 +272,7 @@ class FleetState:
 
 def _refuse(state: FleetState) -> FleetIncompleteError:
     hint = "start their agents, give a longer timeout_s, or leave these addresses out"
-    return FleetIncompleteError(
-        state.missing,
-        hint=hint,
-        hosts={host.url: host.detail for host in state.failed},
-    )
+    return FleetIncompleteError(state.missing, hint=hint, hosts={host.url: host.detail for host in state.failed})
 
 
 def _describe_missing(state: FleetState) -> list[Notice]:

@@ -73,8 +73,10 @@ def read_plan(plan: PlanLike) -> Plan:
             plan = _EITHER.validate_json(plan)
         found = _EITHER.validate_python(plan)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise SettingsError(f"{asked} holds no plan: {first['msg']}; {_RULE}") from error
+        wrong = error.errors(include_url=False, include_input=False)
+        first = next((each for each in wrong if each["loc"][:1] == ("Plan",)), wrong[0])
+        where = ".".join(map(str, first["loc"][1:]))
+        raise SettingsError(f"{asked} holds no plan: {where}: {first['msg']}; {_RULE}") from error
     if isinstance(found, Plan):
         return found
     from meshwright._client.requests import take_best

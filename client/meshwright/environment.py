@@ -182,11 +182,7 @@ def build_environment(
 
 
 def build_worker_environment(
-    config: DeviceConfiguration,
-    base: Mapping[str, str],
-    *,
-    platform: str | None = None,
-    cpu_devices: int | None = None,
+    config: DeviceConfiguration, base: Mapping[str, str], *, platform: str | None = None, cpu_devices: int | None = None
 ) -> dict[str, str]:
     """Returns the complete environment of the agent's device worker.
 

@@ -160,7 +160,9 @@ def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
 
 def _build_spec(sizes: Sequence[SupportsIndex], names: Sequence[str]) -> MeshSpec:
     dims, words = tuple(map(operator.index, sizes)), tuple(names)
-    example = f"use axis_dims={_suggest_sizes(len(words))} with axis_names={words or ('data',)}"
+    is_good = words and len({*words}) == len(words) and all(word.isidentifier() for word in words)
+    named = words if is_good else tuple(f"axis{number}" for number in range(len(words) or 1))
+    example = f"use axis_dims={_suggest_sizes(len(named))} with axis_names={named}"
     if len(dims) != len(words):
         raise ValueError(
             f"axis_dims {dims} has {len(dims)} sizes, axis_names {words} has {len(words)}; each axis has one of both; "
@@ -361,8 +363,8 @@ def calculate_host_mesh_shape(
     if asked.count(-1) > 1 or min(*sizes, hosts, 1) < 1 or math.prod(sizes) != count or not asked or split is None:
         raise ValueError(
             f"global_mesh_shape {asked} does not fit; {hosts} processes with {local} devices each have {count}; sizes "
-            f"are ≥ 1 (one may be -1) and multiply to that, so that each host gets an equal box of the mesh; use "
-            f"{(max(hosts, 1), max(local, 1))}"
+            f"and processes are ≥ 1 (one size may be -1) and multiply to that, so that each host gets an equal box of "
+            f"the mesh; use {(max(hosts, 1), max(local, 1))}"
         )
     return tuple(size // parts for size, parts in zip(sizes, split, strict=True))
 

@@ -45,18 +45,7 @@ from meshwright.topology.text import format_devices
 from meshwright.wire.base import DeviceRef, DeviceSelection
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchCase, BenchRequest, BenchResult, LatestBench, Skipped
-from meshwright.wire.devices import (
-    Cpu,
-    Device,
-    Devices,
-    Environment,
-    Host,
-    Memory,
-    Release,
-    Software,
-    Targets,
-    Worker,
-)
+from meshwright.wire.devices import Cpu, Device, Devices, Environment, Host, Memory, Release, Software, Targets, Worker
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents, State, find_worst_state
 from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest, Leases, Verdict, VerdictRequest
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
@@ -341,6 +330,8 @@ class FakeAgent:
             for lease in self._leases.values()
             if self._lease_ends[lease.id] > now
         }
+        for lease_id in self._verdicts.keys() - self._leases.keys():
+            del self._verdicts[lease_id]
         return self._leases
 
     def _find_lease(self, _: httpx.Request, lease_id: str) -> Lease:

@@ -66,16 +66,18 @@ def verify(
         PlanInfeasibleError: the answer does not contain a plan.
         InvalidRequestError: the step does not exist.
         TypeError: the step or its arguments cannot be sent to another process; or `donate_argnums` is given for a
-            jitted step.
+            jitted step; or it or `in_specs` for none of `abstract_args`.
         ValueError: a leaf is split over an axis that the plan does not have.
         ProblemError: a bug of Meshwright.
     """
     read = read_plan(plan)
     named = pack_step(step)
-    if donate_argnums is not None and hasattr(step, "lower"):
+    if donate_argnums is not None and not isinstance(step, str) and hasattr(step, "lower"):
         raise TypeError(
             "step is jitted already, and donate_argnums is for one that is not; give it to jax.jit, or leave it out"
         )
+    if not abstract_args and (in_specs is not None or donate_argnums is not None):
+        raise TypeError("in_specs and donate_argnums are of abstract_args, and none are given; give these too")
     call = None
     if abstract_args:
         args = describe_leaves(abstract_args, in_specs, read.mesh_shape)

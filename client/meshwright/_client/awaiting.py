@@ -20,15 +20,7 @@ import httpx
 from pydantic import BaseModel
 
 from meshwright._client.connection import build_async_client, build_auth, build_timeout
-from meshwright._client.holding import (
-    CHECK_S,
-    DEFAULT_TTL_S,
-    HOLD_TTL_S,
-    RENEW_TIMEOUT_S,
-    RENEWALS,
-    Held,
-    keep_in_task,
-)
+from meshwright._client.holding import CHECK_S, DEFAULT_TTL_S, HOLD_TTL_S, RENEW_TIMEOUT_S, RENEWALS, Held, keep_in_task
 from meshwright._client.replies import (
     ERRORS,
     MIN_ANSWER_S,
@@ -602,11 +594,7 @@ class AsyncClient:
             raise
         return read_result(BenchResult, run, self.base_url)
 
-    async def submit_bench(
-        self,
-        request: BenchRequest | None = None,
-        **options: Unpack[BenchOptions],
-    ) -> Run:
+    async def submit_bench(self, request: BenchRequest | None = None, **options: Unpack[BenchOptions]) -> Run:
         """Queues a bench and returns its run at once; arguments and errors as for `bench`."""
         body = build_request(BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
         return await self._ask(Run, "POST", "/placement/bench", body=body, statuses=(200, 202), makes_run=True)

@@ -602,11 +602,7 @@ class Client:
             raise
         return read_result(BenchResult, run, self.base_url)
 
-    def submit_bench(
-        self,
-        request: BenchRequest | None = None,
-        **options: Unpack[BenchOptions],
-    ) -> Run:
+    def submit_bench(self, request: BenchRequest | None = None, **options: Unpack[BenchOptions]) -> Run:
         """Queues a bench and returns its run at once; arguments and errors as for `bench`."""
         body = build_request(BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
         return self._ask(Run, "POST", "/placement/bench", body=body, statuses=(200, 202), makes_run=True)

@@ -57,7 +57,13 @@ def _list_options(settings: ClientSettings, timeout_s: float | None, max_connect
 
 
 def build_timeout(timeout_s: float | None) -> httpx.Timeout:
-    """Returns the limit of one read, and at most `CONNECT_TIMEOUT_S` for a connection; None waits for ever."""
+    """Returns the limit of one read, and at most `CONNECT_TIMEOUT_S` for a connection; None waits for ever.
+
+    Raises:
+        SettingsError: it is no time above 0.
+    """
+    if timeout_s is not None and not timeout_s > 0:
+        raise SettingsError(f"timeout is {timeout_s}; it is a number of seconds above 0, or None")
     return httpx.Timeout(
         timeout_s, connect=CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
     )

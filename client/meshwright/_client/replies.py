@@ -20,13 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from meshwright.errors import (
-    AgentConnectionError,
-    AgentTimeoutError,
-    MeshwrightError,
-    RunFailedError,
-    class_for,
-)
+from meshwright.errors import AgentConnectionError, AgentTimeoutError, MeshwrightError, RunFailedError, class_for
 from meshwright.wire.problem import Problem
 from meshwright.wire.runs import Run
 

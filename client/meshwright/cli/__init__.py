@@ -65,12 +65,7 @@ BUG: Final = 70
 INTERRUPTED: Final = 130
 """128 + SIGINT, as in a shell."""
 
-_FAILED: Final = (
-    errors.PlanInfeasibleError,
-    errors.NotFoundError,
-    errors.ConflictError,
-    errors.RunFailedError,
-)
+_FAILED: Final = (errors.PlanInfeasibleError, errors.NotFoundError, errors.ConflictError, errors.RunFailedError)
 _FAILED_CODES: Final = frozenset({"bench_too_large", "worker_failed", "internal"})
 """The request failed; all other errors mean a wrong value, or no answer."""
 

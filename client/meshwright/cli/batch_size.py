@@ -37,8 +37,7 @@ LEVEL_STYLES: Final = {"ok": "green", "below_critical": "yellow", "below_minimum
 def show_batch_size(
     session: Session,
     hardware: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="h100, tpu_v5e, a JAX device kind, …; without: the host's own."),
+        str | None, typer.Option(metavar="NAME", help="h100, tpu_v5e, a JAX device kind, …; without: the host's own.")
     ] = None,
     batch: Annotated[
         int | None, typer.Option("--per-device-batch-size", metavar="N", help="Check this batch size of a device.")

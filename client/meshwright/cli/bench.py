@@ -35,17 +35,14 @@ def run_bench(
         Literal["quick", "full"] | None, typer.Option(help="quick is within 20 s; it is what you get without.")
     ] = None,
     case: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CASE", help="Only this, as in all_reduce; may stand several times."),
+        list[str] | None, typer.Option(metavar="CASE", help="Only this, as in all_reduce; may stand several times.")
     ] = None,
     devices: Annotated[str | None, typer.Option(metavar="0,1", help="Local indices; without: all.")] = None,
     lease: Annotated[
-        str | None,
-        typer.Option(metavar="ID", envvar="MESHWRIGHT_LEASE", help="The caller's own: no obstacle."),
+        str | None, typer.Option(metavar="ID", envvar="MESHWRIGHT_LEASE", help="The caller's own: no obstacle.")
     ] = None,
     request: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="JSON of POST /placement/bench, - for stdin; other options win."),
+        str | None, typer.Option(metavar="FILE", help="JSON of POST /placement/bench, - for stdin; other options win.")
     ] = None,
     latest: Annotated[bool, typer.Option("--latest", help="Measure nothing; show the newest records.")] = False,
 ) -> int:
@@ -107,10 +104,7 @@ def print_records(session: Session, answer: BenchResult | LatestBench) -> None:
 
 def _describe_run(result: BenchResult) -> Text:
     where = f"{result.device_count} × {result.device_kind} ({result.platform})"
-    return Text(
-        clean(f"{result.suite} suite on {where}, jax {result.jax}, {format_time(result.duration_s)}"),
-        "bold",
-    )
+    return Text(clean(f"{result.suite} suite on {where}, jax {result.jax}, {format_time(result.duration_s)}"), "bold")
 
 
 def _print_skipped(session: Session, skipped: Iterable[Skipped]) -> None:

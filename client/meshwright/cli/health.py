@@ -331,10 +331,7 @@ REQUIREMENT_COLUMNS: Final[tuple[Column[Requirement], ...]] = (
 COLUMNS: Final[tuple[Column[Component], ...]] = (
     Column("component", lambda component: component.name),
     Column("state", lambda component: style_state(component.state)),
-    Column(
-        "seen",
-        lambda component: "never" if component.age_s is None else f"{format_time(component.age_s)} ago",
-    ),
+    Column("seen", lambda component: "never" if component.age_s is None else f"{format_time(component.age_s)} ago"),
     Column("reason", lambda component: component.reason),
     Column("action", lambda component: component.action),
 )

@@ -65,12 +65,7 @@ OfflineOption = Annotated[
 
 
 def build_request(
-    kind: type[R],
-    request: str | None,
-    *,
-    model: str | None,
-    trained: Mapping[str, object],
-    **options: object,
+    kind: type[R], request: str | None, *, model: str | None, trained: Mapping[str, object], **options: object
 ) -> R:
     """Returns the request of --request and the options.
 

@@ -140,7 +140,7 @@ def estimate_request(
     asked = PlanRequest(
         mesh=request.mesh, model=request.model, include_devices=False, memory_strategy=request.memory_strategy
     )
-    plan = inventory.lay_out(asked)
+    plan = inventory.lay_out(asked.model_copy(update={"lease": ANY_LEASE}))
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
     return _estimate(question, plan)
 
@@ -230,7 +230,7 @@ def _search(request: BatchSizeRequest, training: TrainingSpec, inventory: Invent
     asked = SearchRequest(
         model=request.model, training=training, memory_strategy=request.memory_strategy, include_devices=False, top=1
     )
-    plans = answer_request(asked, inventory)
+    plans = answer_request(asked.model_copy(update={"lease": ANY_LEASE}), inventory)
     if plans.plans:
         return plans.plans[0]
     notice = plans.warnings[0]

@@ -174,7 +174,7 @@ Names = Sequence[int | str]
 
 HOSTS_SHOWN: Final = 3
 ANY_LEASE: Final = "*"
-"""Used in place of a lease: leased devices may be used, as for a question about hardware."""
+"""Used in place of a lease, and no id of one: held devices may be used, as for a question about hardware."""
 
 
 @dataclass(frozen=True)
@@ -407,6 +407,8 @@ def _part_held(
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Returns the devices that a job could open, those that others lease, and those that another process has to itself:
     any holder of a TPU, and of a GPU in exclusive mode."""
+    if lease == ANY_LEASE:
+        return tuple(indices), (), ()
     devices, leased = topology.devices, find_leased(topology, indices, lease)
     held = {*leased}
     others = (i for i in find_foreign(topology, indices) if i not in held and not is_own(topology, i, lease))

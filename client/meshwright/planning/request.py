@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
-from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, select_devices
+from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, name_hosts, refuse, select_devices
 from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
@@ -54,8 +54,12 @@ class Inventory:
     measured: tuple[Measurement, ...] = ()
 
     def select(self, devices: Names | DeviceSelection | None = None, lease: str | None = None) -> Pool:
-        """Returns the devices that a request selects; errors as of `select_devices`."""
-        return select_devices(devices, self.topology, self.health, lease)
+        """Returns the devices that a request selects, at least one; errors as of `select_devices`."""
+        pool = select_devices(devices, self.topology, self.health, lease)
+        if not pool.indices:
+            found = f"{name_hosts(self.topology)} {len(self.topology.devices)} devices, none of them well and free"
+            raise refuse(found + pool.why_held, "GET /health and GET /devices say why", "devices")
+        return pool
 
     def ask(
         self,

@@ -45,13 +45,7 @@ from meshwright.wire.devices import Devices
 from meshwright.wire.health import State as HealthState
 from meshwright.wire.leases import Verdict
 from meshwright.wire.mesh import Plan
-from meshwright.wire.preflight import (
-    DEFAULT_PORT,
-    DEFAULT_TIMEOUT_S,
-    PreflightRequest,
-    PreflightResult,
-    order_phase,
-)
+from meshwright.wire.preflight import DEFAULT_PORT, DEFAULT_TIMEOUT_S, PreflightRequest, PreflightResult, order_phase
 from meshwright.wire.runs import FINAL_STATES, Run
 
 ASK_S: Final = 10.0

@@ -129,10 +129,7 @@ def choose_places(suspects: Iterable[SlowFigure], host_count: int, device_count:
 
 
 def confirm(
-    suspects: Sequence[SlowFigure],
-    hosts: Sequence[HostFigures],
-    rounds: Sequence[Round],
-    again: Sequence[HostFigures],
+    suspects: Sequence[SlowFigure], hosts: Sequence[HostFigures], rounds: Sequence[Round], again: Sequence[HostFigures]
 ) -> tuple[SlowFigure, ...]:
     """Returns the suspects that were slow again, by the first level and by that of their peers at the same time.
 

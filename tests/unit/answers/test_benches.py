@@ -244,7 +244,7 @@ async def test_a_bench_ends_when_a_job_has_come_to_hold_a_device(tmp_path: Path,
         assert await await_state(scene, run.id, "cancelled") == "cancelled"
         go_on.set()
         said = str((await scene.finish(run)).error)
-        assert "gave way to a job: a bench" in said
+        assert "gave way to a job: JAX would open device" in said
         assert "process 4711 (python train.py) in slurm 7" in said
 
 

@@ -6,14 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from meshwright.errors import DeviceLeasedError, InvalidRequestError, NotFoundError, PlanInfeasibleError
+from meshwright.planning.batch_request import estimate_request
 from meshwright.planning.device_selection import ANY_LEASE, select_devices, select_for_lease
 from meshwright.planning.mesh_plan import plan_mesh
+from meshwright.planning.request import Inventory
 from meshwright.topology.model import Topology
 from meshwright.wire.base import DeviceSelection
+from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import DeviceProcess
 from meshwright.wire.mesh import Plan, PlanRequest
+from tests.fakes.asking import ask_planner
 from tests.fakes.topologies import build_dgx_h100
 from tests.unit.leases.scene import build_lease
 
@@ -124,3 +129,21 @@ def test_where_none_is_free_the_hint_is_no_number_that_is_refused_next(asked: De
     with pytest.raises(PlanInfeasibleError) as caught:
         select_devices(asked, lease(dict.fromkeys(range(8), THEIRS)), {})
     assert caught.value.hint == hint
+
+
+def test_no_client_can_name_any_lease() -> None:
+    with pytest.raises(ValidationError, match="lease"):
+        PlanRequest(mesh="dp:8", lease=ANY_LEASE)
+
+
+def test_a_search_without_a_device_is_refused_and_the_batch_of_a_step_does_not_ask_whose_they_are() -> None:
+    training = {"global_batch_size": 64, "seq_len": 1024}
+    ill = Inventory(EIGHT, health=dict.fromkeys(range(8), "unhealthy"))
+    with pytest.raises(PlanInfeasibleError, match="none of them well and free"):
+        ask_planner(ill, model="llama3-8b", training=training)
+    with pytest.raises(PlanInfeasibleError, match="none of them well and free"):
+        estimate_request(BatchSizeRequest(model="llama3-8b"), ill)
+    leased = Inventory(lease(dict.fromkeys(range(8), THEIRS), {0: TAKEN}))
+    for mesh in ("fsdp:8", None):
+        found = estimate_request(BatchSizeRequest(model="llama3-8b", mesh=mesh), leased)
+        assert found.recommended is not None

@@ -129,7 +129,7 @@ def _choose(axis: str, sizes: list[int], rules: Sequence[AxisRule], bounds: Boun
         if not bounds.allows(axis, size):
             continue
         broken = next((rule for rule in rules if not rule.allows(size)), None)
-        if broken is None and not _is_wasteful(axis, size, rules):
+        if broken is None and (axis in bounds.axes or not _is_wasteful(axis, size, rules)):
             kept.append(size)
         elif broken is not None and (axis not in ("dp", "ep") or size == bounds.axes.get(axis)):
             left.append(Left(axis, size, broken.refuse(f"{axis}:{size}")))

@@ -43,8 +43,7 @@ def find_fallback(
     """
     groups = topology.group(pool.indices)
     if topology.platform == "tpu" and len(groups) == 1 and len({device.host for device in topology.devices}) > 1:
-        message = "without one device the slice has none: its hosts run together; search on a smaller slice"
-        return Fallback(plans=(), message=message)
+        return Fallback(plans=(), message="without one device the slice has none: its hosts run together; ask for less")
     lost = groups[-1] if len(groups) > 1 else groups[0][-1:]
     kept = tuple(index for index in pool.indices if index not in set(lost))
     name = _name_lost(topology, groups)

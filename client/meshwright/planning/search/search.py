@@ -536,10 +536,8 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
         return ()
     gain = "fits" if seconds == math.inf else f"has {near / batch * seconds / best.seconds:.2f} times the tokens/s"
     mesh = " × ".join(f"{axis}:{size}" for axis, size in best.mesh_shape.items())
-    message = (
-        f"a global_batch_size of {batch} is not a multiple of {devices} devices; {near} {gain}, on {mesh}, "
-        f"{best.seconds:.3g} s a step"
-    )
+    told = f"{near} {gain}, on {mesh}, {best.seconds:.3g} s a step"
+    message = f"a global_batch_size of {batch} is not a multiple of {devices} devices; {told}"
     return (Notice(code="better_batch", message=message, hint=f"use a global_batch_size of {near}"),)
 
 
@@ -591,15 +589,15 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
         hint = f"use a global_batch_size of {write_values(batches)}"
     elif _is_feasible(replace(question, hardware=replace(question.hardware, devices=fewer)), bounds):
         hint = f"search on {fewer} of them (--count {fewer})"
-    return PlanInfeasibleError.of("training.global_batch_size", detail, hint)
+    field = "at_most" if bounds.at_most and not batches else "training.global_batch_size"
+    return PlanInfeasibleError.of(field, detail, hint)
 
 
 def _find_axis(question: Question, bounds: Bounds) -> str:
     """Returns sizes that one of the given axes may have beside the others, else those to leave free."""
     for axis, size in bounds.axes.items():
-        tries = {
-            each: replace(bounds, axes={**bounds.axes, axis: each}) for each in list_divisors(question.hardware.devices)
-        }
+        divisors = list_divisors(question.hardware.devices)
+        tries = {each: replace(bounds, axes={**bounds.axes, axis: each}) for each in divisors}
         if sizes := [each for each, tried in tries.items() if question.list_space(tried).size]:
             return f"{axis} may be {write_values(choose_near(sizes, size))}; or leave it free"
     return f"leave {' or '.join(bounds.axes)} free"

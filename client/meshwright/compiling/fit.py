@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from meshwright.compiling.report import Site, describe_target, open_site, verify_step
 from meshwright.compiling.worker import Tell
@@ -108,7 +108,7 @@ def fit_batch(message: dict[str, Any], tell: Tell) -> CompiledBatch:
 
 
 def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
-    """Returns the answer; raises NotCompiledError where the step cannot be compiled with any batch."""
+    """Returns the answer; raises NotCompiledError where the least batch cannot be compiled."""
     parts, unit = count_parts(job.mesh.shape), job.training.gradient_accumulation_steps
     tried: list[TriedBatch] = []
     found: dict[int, Verification] = {}
@@ -118,7 +118,7 @@ def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
         tell(f"compiling with {batch} sequences a part", count, max(EXPECTED_COUNT, count + 1))
         training = job.training.model_copy(update={"global_batch_size": batch * parts})
         report = verify_step(site, job, training, lambda *_: None)
-        if report.status == "not_compiled":
+        if report.status == "not_compiled" and not tried:
             raise NotCompiledError(report.reason or "the compiler refused the step")
         found[batch] = report
         done = TriedBatch(
@@ -134,10 +134,12 @@ def _search(job: CompileJob, site: Site, tell: Tell) -> CompiledBatch:
     search_largest(attempt, greatest, site.peak_limit_bytes)
     batch = max((each.per_replica_batch_size for each in tried if each.fits), default=0)
     best = found.get(batch) or found[min(found)]
+    over = min((each for each in found if each > batch), default=None)  # refused for its memory, or for another reason
+    limit: Literal["memory"] | None = None if over and found[over].status == "not_compiled" else "memory"
     return CompiledBatch(
         per_replica_batch_size=batch,
         global_batch_size=batch * parts,
-        limit="asked" if batch and batch == greatest * unit else "memory",
+        limit="asked" if batch and batch == greatest * unit else limit,
         tried=tuple(tried),
         verification=best.model_copy(update=describe_target(job.target)),
     )

@@ -75,7 +75,8 @@ class CompiledBatch(Reply):
     )
     global_batch_size: int | None = Field(description="sequences in one step")
     limit: Literal["memory", "asked"] | None = Field(
-        description="memory: one more does not fit; asked: the greatest batch that the search looks at fits"
+        description="memory: one more does not fit; asked: the greatest batch that the search looks at fits; null: the "
+        "compiler refuses more for another reason"
     )
     tried: tuple[TriedBatch, ...] = ()
     verification: Verification = Field(description="of the largest batch that fits, or of the least tried")

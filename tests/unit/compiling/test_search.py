@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.compiling import fit
 from meshwright.compiling.fit import Attempt, search_largest
+from meshwright.wire.model import ModelSpec, TrainingSpec
+from meshwright.wire.verification import Verification
+from tests.unit.compiling.step_jobs import V5E, build_job
 
 Memory = Callable[[int], int]
 GREATEST = 400
@@ -91,3 +97,14 @@ def test_where_nothing_bounds_memory_sizes_double_and_then_halve_what_is_left() 
     assert search(machine, 100, None) == 100
     assert machine.sizes[:4] == [1, 2, 4, 8]
     assert len(machine.sizes) <= 10
+
+
+def test_a_batch_that_the_compiler_refuses_ends_the_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify(_: Any, __: Any, training: TrainingSpec, *___: Any) -> Verification:
+        return Verification(status="not_compiled" if training.global_batch_size > 12 else "verified")
+
+    monkeypatch.setattr(fit, "verify_step", verify)
+    model = ModelSpec(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    job = build_job(V5E, {"fsdp": 4}, model, TrainingSpec(global_batch_size=64, seq_len=64))
+    found = fit._search(job, cast(Any, SimpleNamespace(peak_limit_bytes=None)), lambda *_: None)
+    assert (found.global_batch_size, found.limit, found.verification.status) == (12, None, "verified")

@@ -88,8 +88,8 @@ def limiting_cpu(agent: RunningAgent, share: float) -> Iterator[None]:
     group = whole / f"meshwright-{agent.pid}"
     try:
         group.mkdir(exist_ok=True)
-        period_us = 20_000
-        quota_us = int(period_us * share)
+        period_us = round(max(20_000, 1_000 / share))  # the kernel takes no quota below 1 ms
+        quota_us = round(period_us * share)
         if is_old:
             (group / "cpu.cfs_period_us").write_text(str(period_us))
             (group / "cpu.cfs_quota_us").write_text(str(quota_us))

@@ -278,7 +278,7 @@ class AsyncClient:
         left_s = count_left(deadline)
         if not left_s:
             raise AgentTimeoutError(
-                f"{run.id} at {self.base_url} is still {run.state}; the time to wait for it is over",
+                f"the time to wait for {run.id} at {self.base_url} is over; it was {run.state}",
                 host=self.base_url,
                 hint="give it a longer timeout_s",
             )

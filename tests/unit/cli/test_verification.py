@@ -108,7 +108,7 @@ def test_timeout_bounds_the_wait_for_the_agents_compile_which_goes_on(meshwright
     asked = ("plan", "dp:8", *STEP) if command == "plan" else BATCH
     printed = meshwright(*asked, "--timeout", "0.05")
     assert printed.code == 2
-    assert "is still" in printed.err
+    assert "the time to wait for run-" in printed.err
     assert "  hint: the compile goes on: `meshwright runs list` shows it" in printed.err
     assert not any(request.method == "DELETE" for request in meshwright.fake.requests)
     (run,) = json.loads(meshwright("runs", "list", "--format=json").out)["runs"]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +95,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def start_slurm(folder: Path, network: Network, **settings: str) -> Iterator[Cluster]:
-    """Yields a cluster whose nodes run the prolog and the epilog with these settings."""
+def start_slurm(network: Network, **settings: str) -> Iterator[Cluster]:
+    """Yields a cluster whose nodes run the prolog and the epilog with these settings.
+
+    Its folder is not pytest's, whose path is too long beside other processes: slurmstepd's sockets have 108 bytes.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="mw-"))
     cluster = Cluster(folder, network)
     (folder / "state").mkdir()
     own = {
@@ -120,6 +125,7 @@ def start_slurm(folder: Path, network: Network, **settings: str) -> Iterator[Clu
     daemons = [(network.names[0], ["slurmctld", "-D"])]
     daemons += [(name, ["slurmd", "-D", "-N", name]) for name in network.names]
     with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         for host, command in daemons:
             process = subprocess.Popen(
                 [*build_prefix(host), *command],

@@ -131,8 +131,8 @@ def test_a_kubernetes_job_starts_on_well_nodes_only(hosts: list[RunningAgent], s
 @pytest.mark.timeout(900)  # hosts in namespaces are there once, and others may have them
 @pytest.mark.skipif(not CAN_RUN, reason=REASON)
 @pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not here: apt-get install slurm-wlm")
-def test_slurm_drains_the_bad_node_and_starts_the_job_on_good_ones(tmp_path: Path) -> None:
-    with start_hosts(3) as (network, agents), start_slurm(tmp_path, network, MESHWRIGHT_PREFLIGHT="90") as cluster:
+def test_slurm_drains_the_bad_node_and_starts_the_job_on_good_ones() -> None:
+    with start_hosts(3) as (network, agents), start_slurm(network, MESHWRIGHT_PREFLIGHT="90") as cluster:
         first, bad, other = network.names
         with signaling(agents[1], signal.SIGKILL, "pairs"):
             job = cluster.submit(nodes=2)

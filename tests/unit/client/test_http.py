@@ -128,7 +128,7 @@ def test_waiting_on_a_silent_stream_ends_in_time(kind: Kind) -> None:
 
     with serve(act) as server:
         started = time.monotonic()
-        with pytest.raises(AgentTimeoutError, match="still running"):
+        with pytest.raises(AgentTimeoutError, match="is over; it was running"):
             ask_url(kind, server.url, lambda c: c.wait("r", timeout_s=0.6))
         assert 0.5 < time.monotonic() - started < 5
         released.set()

@@ -76,7 +76,7 @@ def test_a_run_that_is_not_there_and_an_agent_that_is_gone_end_the_following() -
 
 def test_waiting_ends_when_its_time_is_over_and_says_how_the_run_stands(patch: Any) -> None:
     script = Script(*[_run("queued")] * 99, streams=[[SILENT]] * 99)
-    with pytest.raises(AgentTimeoutError, match="still queued"):
+    with pytest.raises(AgentTimeoutError, match="is over; it was queued"):
         script.client(patch).wait("r", timeout_s=100.0)
     assert script.now_s == pytest.approx(100.0, abs=0.5)
 

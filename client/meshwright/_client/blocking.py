@@ -803,7 +803,7 @@ class Client:
                 warnings.warn(text, UserWarning, stacklevel=3)
 
     def _create_lease(self, path: str, request: LeaseRequest, *, is_new: bool) -> Lease:
-        """Returns the lease. One of a new id, which nobody else knows, is ended where its answer is lost."""
+        """Returns the lease. If the answer is lost, ends a lease with a new id, because nobody else knows that id."""
         try:
             return self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
         except (ProblemError, GeneratorExit):

@@ -60,10 +60,10 @@ def build_timeout(timeout_s: float | None) -> httpx.Timeout:
     """Returns the limit of one read, and at most `CONNECT_TIMEOUT_S` for a connection; None waits for ever.
 
     Raises:
-        SettingsError: it is no time above 0.
+        SettingsError: the limit is not above 0.
     """
     if timeout_s is not None and not timeout_s > 0:
-        raise SettingsError(f"timeout is {timeout_s}; it is a number of seconds above 0, or None")
+        raise SettingsError(f"timeout is {timeout_s}; it must be a number of seconds above 0, such as 30, or None")
     return httpx.Timeout(
         timeout_s, connect=CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
     )

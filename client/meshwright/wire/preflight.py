@@ -15,8 +15,8 @@ DEFAULT_PORT: Final = 8476
 """Of the coordinator; the port that JAX uses for it on TPUs and in Slurm's examples of JAX."""
 DEFAULT_TIMEOUT_S: Final = 90.0
 
-_BEFORE: Final = ("start", "connect", "meet", "reach", "open", "opened")
-PREFLIGHT_PHASES: Final = (*_BEFORE, "devices", "pairs", "again", "confirm", "all")
+_BEFORE_MEASURING: Final = ("start", "connect", "meet", "reach", "open", "opened")
+PREFLIGHT_PHASES: Final = (*_BEFORE_MEASURING, "devices", "pairs", "again", "confirm", "all")
 """In their order: the process starts · it connects to the first host · the processes meet · hosts reach their partners
 by TCP · a host opens its devices · and waits until all have · each host measures its own · pairs of hosts exchange ·
 suspects measure their own again · and exchange again · collectives over all."""

@@ -9,7 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright.errors import AgentConnectionError, DeviceLeasedError, InvalidRequestError, NotFoundError
+from meshwright.errors import (
+    AgentConnectionError,
+    AgentTimeoutError,
+    DeviceLeasedError,
+    InvalidRequestError,
+    NotFoundError,
+)
 from meshwright.testing import FakeAgent
 from tests.fakes.hosts import build_devices
 from tests.fakes.scripted import RemembersHealth
@@ -63,6 +69,33 @@ def test_a_lease_that_cannot_be_is_refused_by_its_field(kind: Kind, arguments: d
     with pytest.raises(InvalidRequestError) as caught:
         ask(kind, FakeAgent(), lambda c: c.lease(**arguments))
     assert caught.value.errors
+
+
+def test_a_lease_whose_answer_is_lost_is_ended_and_one_that_a_renewal_makes_anew_too() -> None:
+    fake = FakeAgent()
+    inside = httpx.Client(transport=fake.transport(), base_url="http://fake-agent")
+
+    def lose_leases(request: httpx.Request) -> httpx.Response:
+        answer = inside.send(inside.build_request(request.method, request.url.path, content=request.content))
+        if request.method == "PUT":
+            raise httpx.ReadTimeout("lost")
+        return answer
+
+    with fake.client(transport=httpx.MockTransport(lose_leases), max_retries=0) as client:
+        with pytest.raises(AgentTimeoutError):
+            client.lease(purpose="job 7")
+        assert client.leases().leases == ()
+
+    def end_before_renewal(request: httpx.Request) -> httpx.Response:
+        if request.method == "PUT":
+            fake.client().end_lease("mine")
+        return inside.send(inside.build_request(request.method, request.url.path, content=request.content))
+
+    fake.client().lease(purpose="job 7", lease_id="mine")
+    with fake.client(transport=httpx.MockTransport(end_before_renewal)) as client:
+        with pytest.raises(NotFoundError, match="ended before it was renewed"):
+            client.renew_lease("mine", 60)
+        assert client.leases().leases == ()
 
 
 # ---- hold

@@ -127,6 +127,7 @@ def test_a_process_is_described_by_name_and_one_that_has_gone_by_number_only(tmp
     (["python", "-u", "-m", "maxtext.train", "key=s"], "python -m maxtext.train"),
     (["python3.11", "-c", "import secret"], "python3.11"), (["python", "run.py", "-m", "secret"], "python run.py"),
     (["python"], "python"), (["/opt/vllm", "--password", "s"], "/opt/vllm"), ([], None),
+    (["/opt/vllm --password s"], "/opt/vllm"),
 ])  # fmt: skip
 def test_a_command_is_told_without_arguments_which_may_be_secret(words: list[str], command: str | None) -> None:
     assert parse_command("".join(f"{word}\0" for word in words)) == command

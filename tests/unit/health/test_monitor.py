@@ -443,6 +443,15 @@ def test_a_chip_that_the_slice_should_have_is_missing_though_no_probe_saw_it(
     assert ("3 of 4 devices are here" in scene.component("inventory").reason) == (state == "unhealthy")
 
 
+def test_a_card_that_once_gave_no_name_is_not_missing_for_ever(scene: Scene) -> None:
+    facts = scene.look()
+    first, *others = facts.gpus
+    nameless = replace(first, uuid=None, pci_bus_id=None)
+    for seen in ((nameless, *others), facts.gpus):
+        scene.look(replace(facts, gpus=seen))
+        assert scene.state("inventory") == "healthy", scene.component("inventory").reason
+
+
 def test_a_host_without_accelerators_has_no_inventory(scene: Scene) -> None:
     scene.look(replace(scene.read(), gpus=(), links=()))
     assert "inventory" not in scene.registry.names()

@@ -40,7 +40,7 @@ LIMITS: Final = {
     "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,
     "modules of the rest of the client": 60,
-    "code lines of tests and tools": 32_515,
+    "code lines of tests and tools": 33_000,  # 32,000 and the preflight's own
     "class names with two meanings": 0,
     "settings": 28,
     "metrics": 22,

@@ -130,6 +130,7 @@ def start_slurm(network: Network, **settings: str) -> Iterator[Cluster]:
             process = subprocess.Popen(
                 [*build_prefix(host), *command],
                 env=cluster.environment,
+                cwd=folder,  # where a core of slurmstepd goes
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

@@ -214,14 +214,20 @@ def run_child(
                         log = (*_read_log(output), line.decode(errors="replace")[:_LINE_CHARS])
                         return Ended("code of the compile writes to descriptors that it did not open", log)
                     if frame["type"] != "progress":
+                        _wait(child)
                         return _read_last(frame, output)
                     if on_progress:
                         on_progress(Progress.model_validate(frame["value"]))
                 has_ended = not data
             if has_ended:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(_END_S)
+                _wait(child)
                 return Ended(describe_status(child.poll()), _read_log(output))
+
+
+def _wait(child: subprocess.Popen[bytes]) -> None:
+    """Gives the child the time to end by itself."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_END_S)
 
 
 def _read_last(frame: Mapping[str, Any], output: IO[bytes]) -> dict[str, Any]:
@@ -252,8 +258,7 @@ def _start(environment: Mapping[str, str], output: IO[bytes]) -> Iterator[subpro
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_END_S)
+        _wait(child)
         _pipe(child.stdout).close()
 
 

@@ -72,7 +72,7 @@ class TargetSpec:
             what = f"{len(asked)} characters long" if asked else "empty"
             raise _refuse(f"the target is {what}; it has 1 to {MAX_LENGTH} characters")
         if "," in asked:
-            raise _refuse(f"target {text!r} has a comma; a target is one kind of hardware; give --target once for each")
+            raise _refuse(f"target {text!r} has a comma; a target is one kind of hardware; name each target by itself")
         count, star, rest = asked.rpartition("*")
         rest, twisted = _parse_twist(rest.strip())
         chip, colon, shape = (part.strip() for part in rest.partition(":"))

@@ -111,7 +111,6 @@ class Agent:
         self.plans = PlanMaker(self.planner, self.large_planner, store, self.host, self.benches.measurements)
         self.compiles = Compiles(store, self.plans, self.runs, settings=settings, environ=self._environ)
         self.store_health = StoreHealth(store, registry=self.health, settings=settings, clock=self.clock)
-        self._has_started = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def _build_host(self) -> AgentHost:
@@ -142,14 +141,11 @@ class Agent:
     # ---- life cycle ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Reads the stored state, then starts to observe the host without waiting for the first probe. Idempotent.
+        """Reads the stored state, then starts to observe the host without waiting for the first probe.
 
         Raises:
             StoreUnavailableError: the store does not answer.
         """
-        if self._has_started:
-            return
-        self._has_started = True
         await self.history.recall()
         self.host.recall()
         await self.runs.finish_interrupted()
@@ -199,7 +195,7 @@ class Agent:
     # ---- this host ---------------------------------------------------------------------------------------------
 
     def readiness(self) -> tuple[bool, str]:
-        """Returns whether plans can be answered, and a short line with the reason."""
+        """Returns whether the devices are known, the worker works and the agent goes on, and a line with the reason."""
         known = self.host.snapshot
         if self.draining:
             return False, "draining: the agent is shutting down"
@@ -263,7 +259,4 @@ class Agent:
             raise InvalidRequestError.of("memory_fraction", str(error), hint) from error
         if self.settings.cpu_devices:
             variables |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.settings.cpu_devices)}
-        return Environment(
-            memory_fraction=config.resolve_memory_fraction(),
-            variables=variables,
-        )
+        return Environment(memory_fraction=config.resolve_memory_fraction(), variables=variables)

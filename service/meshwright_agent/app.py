@@ -27,12 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from meshwright.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    ProblemError,
-    UnauthorizedError,
-)
+from meshwright.errors import InvalidRequestError, NotFoundError, ProblemError, UnauthorizedError
 from meshwright.wire.problem import Problem, build_problem, translate_validation
 from meshwright_agent.agent import Agent
 from meshwright_agent.auth import (

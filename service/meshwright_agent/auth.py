@@ -1,6 +1,6 @@
 """Access control: tokens and scopes, peers of the unix socket, the Host and Origin checks, and the audit log.
 
-Each scope includes the scopes before it: `read` < `operate` (benches, leases, releases, cancels) < `admin`
+Each scope includes the scopes before it: `read` < `operate` (benches, preflights, leases, releases, cancels) < `admin`
 (acknowledgements, leases of others). The token file holds only the hash of a token. Log lines and errors never contain
 a token. SHA-256 without a salt is enough because a token has 256 random bits.
 """
@@ -309,7 +309,7 @@ class Authenticator:
                 log.error("token file %s: %d lines are left out, such as %s", path, len(wrong), wrong[0])
         except AccessSettingsError as error:
             if str(error) != self.failure:
-                log.error("the tokens of before stay: %s", error)
+                log.error("the tokens read before stay valid: %s", error)
             self.failure = str(error)
 
     def identify(self, peer: Peer, secret: str | None) -> Caller:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-SAID_CHARS: Final = 1 << 14
+MAX_FIELD_CHARS: Final = 1 << 14
 """Limit of one field of a request in a run: 1,000 runs are stored, and `GET /runs` lists 50 with their requests."""
 
 
@@ -23,4 +23,4 @@ def _shorten(value: Any) -> Any:
     if not isinstance(value, dict | list | str):
         return value
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return value if len(text) <= SAID_CHARS else {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return value if len(text) <= MAX_FIELD_CHARS else {"sha256": hashlib.sha256(text.encode()).hexdigest()}

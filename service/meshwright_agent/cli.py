@@ -37,7 +37,7 @@ app = typer.Typer(
     help="The device agent of a JAX host. Every flag is also a setting MESHWRIGHT_…: docs/reference/settings.md.",
 )
 token_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Tokens of those who may ask an agent."
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Tokens of those who may call an agent."
 )
 app.add_typer(token_app, name="token")
 
@@ -48,9 +48,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         typer.echo(f"meshwright-agent {meshwright_agent.__version__}")
         raise typer.Exit
@@ -68,7 +66,7 @@ def serve(
     memory_strategy: Annotated[str | None, typer.Option(help="conservative, balanced or aggressive.")] = None,
     idle_release_s: Annotated[float | None, typer.Option(help="Give idle accelerators back after so long.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    tokens_file: Annotated[Path | None, typer.Option(help="Tokens of those who may ask.")] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help="File of tokens, one a line.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without tokens: every user may do everything.")] = False,
     tls_cert_file: Annotated[Path | None, typer.Option(help="Certificate with its chain, PEM.")] = None,
     tls_key_file: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,

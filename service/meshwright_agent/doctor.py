@@ -227,10 +227,7 @@ def _check_cuda_plugin(here: Surroundings) -> CheckResult | None:
     if not plugins:
         fix = "pip install 'meshwright[cuda13]' (driver ≥ 580) or 'meshwright[cuda12]' (driver ≥ 525)"
         return CheckResult(
-            "wrong",
-            "CUDA plugin",
-            f"{here.gpu_count} GPUs, but JAX has no CUDA plugin and will use the CPU",
-            fix,
+            "wrong", "CUDA plugin", f"{here.gpu_count} GPUs, but JAX has no CUDA plugin and will use the CPU", fix
         )
     return _check_driver_floor(here, plugins[0])
 

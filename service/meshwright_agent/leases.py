@@ -37,8 +37,9 @@ from meshwright_agent.store import (
 )
 
 SWEEP_S: Final = 1.0
-NOT_WRITTEN: Final = "not given: the store did not answer"
 """Interval of the search for expired leases."""
+NOT_WRITTEN: Final = "not given: the store did not answer"
+"""Why a lease has ended that a failed write may have stored."""
 EXPIRED: Final = "it was not renewed in time"
 RESTARTED: Final = "the host was restarted"
 ENDED: Final = "ended"
@@ -276,7 +277,6 @@ class LeaseService:
                     await self._write(
                         *((held or self._unsure[each], "" if held else NOT_WRITTEN) for held, each in there)
                     )
-                    self._unsure = {}
                 if expired := self._registry.list_expired():
                     with suppress(StoreUnavailableError):  # it has expired anyway
                         await self._end(expired, EXPIRED)
@@ -388,6 +388,8 @@ class LeaseService:
         except StoreUnavailableError:
             self._unsure |= {held.lease.id: held for held, _ in leases}
             raise
+        for held, _ in leases:
+            self._unsure.pop(held.lease.id, None)
 
     async def _end(self, leases: Sequence[StoredLease], reason: str) -> None:
         await self._write(*((held, reason) for held in leases))
@@ -515,7 +517,7 @@ def _refuse(detail: str, hint: str) -> InvalidRequestError:
 def _refuse_for_runs(runs: Sequence[str], devices: Sequence[Device]) -> DeviceBusyError:
     named = ", ".join(str(device.local_index) for device in devices)
     return DeviceBusyError(
-        f"a preemptible lease was asked for device {named}, which {', '.join(runs)} (bench) would open; a preemptible "
+        f"a preemptible lease was asked for device {named}, which {', '.join(runs)} would open; a preemptible "
         "lease does not pre-empt",
         hint=f"wait for {runs[-1]}, cancel it (DELETE /runs/{runs[-1]}), or ask with preemptible: false",
     )

@@ -59,8 +59,8 @@ MAX_RETRY_S: Final = 30.0
 
 log = logging.getLogger(__name__)
 
-Done = tuple[dict[str, Any], int | None]
-"""The result of a run as JSON, and the generation of its worker; None for a run without a worker."""
+Done = tuple[dict[str, Any], bool]
+"""The result of a run as JSON, and whether its duration predicts that of the next run."""
 Emit = Callable[[dict[str, Any]], None]
 """Accepts {"done", "total", "message"} or {"record": {…}}, on the event loop. It never raises or waits."""
 Execute = Callable[[Run, Emit], Coroutine[Any, Any, Done]]
@@ -108,10 +108,11 @@ class LiveRun:
         self.record_state(run)
 
     def stop(self, reason: str) -> None:
-        """Requests the end of the work. The first reason counts."""
-        self.stop_reason = self.stop_reason or reason
-        if self.work is not None:
-            self.work.cancel()
+        """Requests the end of the work, once: a second request would cut short how it ends. The first reason counts."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            if self.work is not None:
+                self.work.cancel()
 
     def emit(self, update: dict[str, Any]) -> None:
         """Adds the event of an update. Of unstored progress, only the newest is kept."""
@@ -174,6 +175,7 @@ class RunQueue:
         self._clock = clock
         self._lanes: dict[LaneName, Lane] = {name: Lane() for name in get_args(LaneName)}
         self._live: dict[str, LiveRun] = {}
+        self._refused: set[str] = set()
         self._last_id = ""
         self._is_closing = asyncio.Event()
         self._admission = asyncio.Lock()
@@ -241,7 +243,11 @@ class RunQueue:
             self._last_id = build_run_id(self._last_id, now, secrets.token_hex(10))
             run = Run(id=self._last_id, kind=kind, state="queued", created_at=now, request=request)
             live = LiveRun(run, execute, self._clock)
-            await self._store_events(live, run)
+            try:
+                await self._store_events(live, run)
+            except StoreUnavailableError:
+                self._refused.add(run.id)
+                raise
             self._live[run.id] = live
             lane.waiting.append(live)
             lane.advance()
@@ -278,7 +284,12 @@ class RunQueue:
         if document is None:
             detail = f"there is no run {run_id[:80]!r} here; of finished runs only the last are kept"
             raise NotFoundError(detail, hint="GET /runs lists those that are there")
-        return parse_body(Run, document)
+        return self._settle(parse_body(Run, document))
+
+    def _settle(self, run: Run) -> Run:
+        """Returns a stored run; one that was refused, since the store did not answer, may be stored nevertheless."""
+        reason = "the store did not answer when it was submitted"
+        return _build_cancelled(run, reason, run.created_at) if run.id in self._refused else run
 
     async def list_runs(self, *, limit: int = 50, state: RunState | None = None) -> tuple[Run, ...]:
         """Returns at most `limit` runs, newest first, of one state if given; without their results."""
@@ -286,7 +297,7 @@ class RunQueue:
             RUN, states=[state] if state else (), limit=limit, without="result", newest_first=True
         )
         stored = parse_bodies(Run, documents)
-        runs = (self._live[run.id].run if run.id in self._live else run for run in stored)
+        runs = (self._live[run.id].run if run.id in self._live else self._settle(run) for run in stored)
         return tuple(run for run in runs if state is None or run.state == state)
 
     async def list_succeeded(self, kind: RunKind, *, limit: int) -> tuple[Run, ...]:
@@ -383,9 +394,6 @@ class RunQueue:
                 await self._store_events(live, live.run)
             except StoreUnavailableError as error:
                 log.warning("%s goes on, its events wait for the store: %s", live.run.id, error.detail)
-            except asyncio.CancelledError:
-                work.cancel()
-                raise
         return self._build_ended(live, work)
 
     def _build_ended(self, live: LiveRun, work: asyncio.Task[Done]) -> Run:
@@ -397,8 +405,7 @@ class RunQueue:
         if isinstance(error, CallCancelled):
             return _build_cancelled(live.run, str(error), now)
         if error is None:
-            result, generation = work.result()
-            live.has_worked = generation is not None
+            result, live.has_worked = work.result()
             done = {"state": "succeeded", "finished_at": now, "result": result}
             return live.run.model_copy(update=done)
         if not isinstance(error, ProblemError):

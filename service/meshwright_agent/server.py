@@ -149,10 +149,15 @@ def claim_host(root: Path) -> Iterator[None]:
 
     Raises:
         HostTakenError: another agent has the devices.
+        CannotListenError: the host's /sys cannot be read.
     """
+    try:
+        name = _name_claim(root)
+    except OSError as error:
+        raise CannotListenError(f"{root / 'sys'}: {error.strerror}; is MESHWRIGHT_HOST_ROOT a host's root?") from error
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
-            sock.bind(_name_claim(root))
+            sock.bind(name)
         except OSError as error:
             raise HostTakenError(
                 f"this host's devices belong to another agent (process {find_owner(root) or 'unknown'}); one "
@@ -234,7 +239,7 @@ class _TlsFiles:
             self._context.load_cert_chain(self._settings.tls_cert_file, self._settings.tls_key_file)
             log.info("TLS files read again: %s", self._settings.tls_cert_file)
         except (AccessSettingsError, ssl.SSLError, OSError) as error:
-            log.error("the certificate of before stays: %s", error)
+            log.error("the certificate before it stays in use: %s", error)
 
     def _read_marks(self) -> list[tuple[int, ...] | None]:
         return [read_mark(path) for path in (self._settings.tls_cert_file, self._settings.tls_key_file)]
@@ -423,7 +428,7 @@ async def _refresh(authenticator: Authenticator, settings: Settings, context: ss
 
 
 def _handle_signals(agent: Agent, servers: Sequence[uvicorn.Server]) -> None:
-    """Handles SIGTERM and SIGINT: the first drains, then stops; the second stops at once."""
+    """Handles SIGTERM, SIGINT and SIGHUP: the first drains, then stops; the second stops at once."""
     draining: list[asyncio.Task[None]] = []
 
     async def drain() -> None:

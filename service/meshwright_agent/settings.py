@@ -45,7 +45,7 @@ class Settings(BaseSettings):
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="TCP port; 0 picks a free one")
     uds: Path | None = Field(default=None, description="unix socket to listen on as well")
     tokens_file: Path | None = Field(
-        default=None, description="tokens of those who may ask; without it every user may read, on loopback only"
+        default=None, description="file of tokens, one a line; without it every user may read, on loopback only"
     )
     insecure: bool = Field(
         default=False, description="without a token file: on any address, and every user may do everything"
@@ -66,10 +66,7 @@ class Settings(BaseSettings):
     )
     state_dir: Path = Field(default_factory=default_state_dir, description="where runs and plans are kept (SQLite)")
     cpu_devices: int | None = Field(
-        default=None,
-        ge=1,
-        le=1024,
-        description="run JAX on this many virtual CPU devices instead of accelerators",
+        default=None, ge=1, le=1024, description="run JAX on this many virtual CPU devices instead of accelerators"
     )
     simulate: str | None = Field(
         default=None,

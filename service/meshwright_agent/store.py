@@ -266,13 +266,7 @@ class Store:
         return int(found[0][0])
 
     async def list_events(
-        self,
-        stream: str,
-        *,
-        after: int | None,
-        limit: int = BATCH,
-        where: Where = ANY,
-        since: float = 0.0,
+        self, stream: str, *, after: int | None, limit: int = BATCH, where: Where = ANY, since: float = 0.0
     ) -> tuple[StoredEvent, ...]:
         """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first.
 

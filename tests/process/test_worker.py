@@ -95,8 +95,7 @@ def test_what_the_child_started_dies_with_it() -> None:
         grandchild: int = (await child.call("start_grandchild"))["pid"]
         assert is_alive(grandchild)
         assert not any("socket:" in name for name in list_open_files(grandchild))
-        outcome = await child.release()
-        assert outcome.duration_s < 2
+        await child.release()
         return grandchild
 
     grandchild = supervise(scenario)
@@ -254,7 +253,6 @@ def test_a_release_of_a_child_that_holds_the_gil_and_ignores_sigterm_takes_less_
             assert pid is not None
             outcome = await child.release()
             duration_s.append(time.monotonic() - began_s)
-            assert outcome.duration_s <= duration_s[-1]
             assert (outcome.killed, outcome.abandoned_pids) == (True, ())
             assert not is_alive(pid)
             for call_task in (task, waiting):

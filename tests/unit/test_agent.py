@@ -14,7 +14,7 @@ from meshwright.testing import FakeAgent
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
-from meshwright_agent.answers.benches import SCRAPED_MOST
+from meshwright_agent.answers.benches import MAX_SCRAPED
 from meshwright_agent.children.planner import parse_here
 from meshwright_agent.health.events import Standing
 from meshwright_agent.host.snapshot import JaxReport
@@ -88,11 +88,11 @@ def test_a_scrape_sees_so_many_records_and_no_more(tmp_path: Path) -> None:
     """10,000 are stored at most; in memory, with every size that was ever asked, they had no bound."""
     agent = build_agent(tmp_path)
     record = BenchRecord.model_validate(build_record_json())
-    for number in range(SCRAPED_MOST + 5):
+    for number in range(MAX_SCRAPED + 5):
         agent.benches.remember(record.model_copy(update={"size_bytes": number}))
     agent.benches.remember(record.model_copy(update={"size_bytes": 5}))
     newest = agent.benches.newest_records()
-    assert (len(newest), newest[0].size_bytes, newest[-1].size_bytes) == (SCRAPED_MOST, 6, 5)
+    assert (len(newest), newest[0].size_bytes, newest[-1].size_bytes) == (MAX_SCRAPED, 6, 5)
     assert not any(each.samples_s for each in newest)
 
 

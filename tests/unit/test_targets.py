@@ -49,7 +49,7 @@ def test_targets_as_people_write_them(text: str, spec: TargetSpec, printed: str 
     ("h100:8:8", "'8:8' where a number"), ("h100:1.5", "'1.5' where a number"), ("h100:-8", "'-8' where a number"),
     ("h100:٨", "'٨' where a number"), ("h100:10000000", "'10000000' where a number"), ("h100:0", "number 0"),
     ("0*h100", "number 0"), ("2*3*h100", "'2*3' where a number"), ("*h100", "'' where a number"),
-    ("h100/8", "chip 'h100/8'"), ("h100,v5e", "--target once for each"), ("v4:4x4x8_bent", "'8_bent' where a number"),
+    ("h100/8", "chip 'h100/8'"), ("h100,v5e", "each target by itself"), ("v4:4x4x8_bent", "'8_bent' where a number"),
 ])  # fmt: skip
 def test_what_is_no_target_is_refused_with_the_piece_and_an_example(text: str, piece: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:

@@ -105,10 +105,11 @@ class Client:
     """An agent, for code that waits for answers. Threads may share one.
 
     Args:
-        base_url: "http://host:8790", "https://…" or "unix:///path"; None: MESHWRIGHT_URL, else the default
-            port of this host.
+        base_url: "http://host:8790", "https://…" or "unix:///path"; None: MESHWRIGHT_URL, else
+            /run/meshwright/agent.sock where it is there, else http://127.0.0.1:8790.
         token: sent as a bearer token; None: MESHWRIGHT_TOKEN, else the content of MESHWRIGHT_TOKEN_FILE.
-        timeout: seconds that one answer may take; None waits for ever. A `http_client` keeps its own.
+        timeout: seconds to wait for a connection (at most 5), and then for each further piece of an answer; None waits
+            for ever. A `http_client` keeps its own.
         max_retries: how often a request is sent again when the agent does not answer, is busy or fails.
         transport: passed to httpx as it is, such as `httpx.MockTransport`; None: TCP, or the unix socket.
         http_client: a pool to send with, such as `meshwright.testing.FakeAgent().http_client()`; it is
@@ -331,7 +332,7 @@ class Client:
             cursor.end = "silent" if name_failure(error) == "timeout" else "broken"
 
     def alive(self) -> bool:
-        """Returns whether an agent answers its liveness check; requests once, and raises nothing."""
+        """Returns whether an agent answers its liveness check; tries once, and raises nothing."""
         try:
             self._send("GET", "/healthz", max_retries=0)
         except (AgentConnectionError, ProblemError):
@@ -339,7 +340,7 @@ class Client:
         return True
 
     def ready(self) -> Readiness:
-        """Returns whether the agent can answer plans, with one line on why; requests once."""
+        """Returns whether the agent can answer plans, with one line on why; tries once."""
         response = self._send("GET", "/readyz", statuses=(200, 503), max_retries=0)
         return Readiness(response.status_code == 200, response.text.strip())
 

@@ -204,8 +204,8 @@ def _bind(run: _Command) -> Callable[..., None]:
     @functools.wraps(run)
     def command(context: typer.Context, **arguments: Any) -> None:
         own = Options(**{name: arguments.pop(name) for name in shared_names})
-        if arguments.get("form") == "json":
-            own = replace(own, form="json")
+        if (form := arguments.get("form")) is not None:
+            own = replace(own, form="json" if form == "json" else "text")
         session = Session(context.obj.merge(own))
         limit_s = None if run is leases.run_leased else session.options.timeout_s
         try:
@@ -254,7 +254,7 @@ _COMMANDS: Final[dict[str, _Entry]] = {
     "bench": _Entry(bench.run_bench, "Measure transfers, collectives, matmul and memory."),
     "preflight": _Entry(preflight.check_hosts, "Check many hosts before a job; name the culprit."),
     "preflight wait": _Entry(preflight.wait_for_verdict, "Wait for a preflight's verdict on this host."),
-    "runs list": _Entry(runs.list_runs, "The agent's benches and compiles, newest first."),
+    "runs list": _Entry(runs.list_runs, "The agent's benches, compiles and preflights, newest first."),
     "runs show": _Entry(runs.show_run, "One run."),
     "runs cancel": _Entry(runs.cancel_run, "Cancel a run."),
     "health": _Entry(health.check_health, "The host's health, as text and exit code.", HealthCommand),

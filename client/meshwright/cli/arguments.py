@@ -145,15 +145,6 @@ def check_timeout(timeout_s: float | None) -> float | None:
 STDIN: Final = "-"
 
 
-def read_request(path: str) -> dict[str, Any]:
-    """Returns the JSON object that the file of --request holds, or that stdin gives where the path is "-".
-
-    Raises:
-        SettingsError: the text cannot be read, or is not a JSON object.
-    """
-    return read_object(path, "--request")
-
-
 def read_object(path: str | os.PathLike[str], option: str) -> dict[str, Any]:
     """Returns the JSON object that a file holds, or that stdin gives where the path is "-".
 

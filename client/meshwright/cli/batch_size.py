@@ -89,7 +89,7 @@ def show_batch_size(
 
 
 def _ask(session: Session, request: BatchSizeRequest) -> BatchSize:
-    with suggest_offline(request.target), follow_compile(session) as on_progress, session.open() as client:
+    with suggest_offline(request.target), follow_compile(session, request) as on_progress, session.open() as client:
         return client.batch_size(request, on_progress=on_progress, timeout_s=session.options.timeout_s)
 
 
@@ -106,7 +106,10 @@ def _print_sizes(session: Session, reply: BatchSize) -> None:
         print_batch(session, reply.compiled)
     else:
         _print_table(session, reply)
-        print_notices(session, reply.warnings)
+    if reply.validation:
+        style = LEVEL_STYLES.get(reply.validation.code, "")
+        session.out.print(Text(clean(reply.validation.message), style), soft_wrap=True)
+    print_notices(session, reply.warnings)
 
 
 def _print_table(session: Session, reply: BatchSize) -> None:
@@ -116,9 +119,6 @@ def _print_table(session: Session, reply: BatchSize) -> None:
     if reply.table.notes:
         session.out.print(f"\n{clean(reply.table.notes)}", soft_wrap=True)
     _print_roofline(session, reply.roofline)
-    if reply.validation:
-        style = LEVEL_STYLES.get(reply.validation.code, "")
-        session.out.print(Text(clean(reply.validation.message), style), soft_wrap=True)
 
 
 COLUMNS: Final[tuple[Column[BatchSizeTable], ...]] = (

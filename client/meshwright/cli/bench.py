@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from meshwright._client.requests import build_request
-from meshwright.cli.arguments import parse_case, parse_indices, read_request
+from meshwright.cli.arguments import parse_case, parse_indices, read_object
 from meshwright.cli.output import (
     Column,
     build_table,
@@ -32,14 +32,17 @@ if TYPE_CHECKING:
 def run_bench(
     session: Session,
     suite: Annotated[
-        Literal["quick", "full"] | None, typer.Option(help="quick is within 20 s; it is what you get without.")
+        Literal["quick", "full"] | None,
+        typer.Option(help="quick (default): at most 20 s; full: more sizes and samples."),
     ] = None,
     case: Annotated[
-        list[str] | None, typer.Option(metavar="CASE", help="Only this, as in all_reduce; may stand several times.")
+        list[str] | None,
+        typer.Option(metavar="CASE", help="Measure only this case, such as all_reduce. May be repeated."),
     ] = None,
-    devices: Annotated[str | None, typer.Option(metavar="0,1", help="Local indices; without: all.")] = None,
+    devices: Annotated[str | None, typer.Option(metavar="0,1", help="Local indices; default: all.")] = None,
     lease: Annotated[
-        str | None, typer.Option(metavar="ID", envvar="MESHWRIGHT_LEASE", help="The caller's own: no obstacle.")
+        str | None,
+        typer.Option(metavar="ID", envvar="MESHWRIGHT_LEASE", help="Your own lease: its devices may be measured."),
     ] = None,
     request: Annotated[
         str | None, typer.Option(metavar="FILE", help="JSON of POST /placement/bench, - for stdin; other options win.")
@@ -65,7 +68,7 @@ def run_bench(
                 "lease": lease,
             }
             named = {name: value for name, value in options.items() if value is not None}
-            asked = build_request(BenchRequest, None, (read_request(request) if request else {}) | named)
+            asked = build_request(BenchRequest, None, (read_object(request, "--request") if request else {}) | named)
             answer = _measure(session, client, asked)
         if session.as_json:
             session.print_json(answer)
@@ -123,7 +126,9 @@ def _describe_axis(record: BenchRecord) -> str:
 
 
 def _describe_result(record: BenchRecord) -> Text:
-    return Text("ok", "green") if find_exit_code([record]) == OK else Text(f"{record.wrong_elements} wrong", "bold red")
+    if find_exit_code([record]) == OK:
+        return Text("ok", "green")
+    return Text(f"{record.wrong_elements} wrong" if record.wrong_elements else "no collective ran", "bold red")
 
 
 def _describe_spread(record: BenchRecord) -> str:

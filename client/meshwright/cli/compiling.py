@@ -76,7 +76,8 @@ def print_batch(session: Session, found: CompiledBatch) -> None:
     """Prints the largest batch that fits, and the compiles that found it."""
     if found.verification.status == "verified" and found.per_replica_batch_size and found.global_batch_size:
         parts = found.global_batch_size // found.per_replica_batch_size
-        bound = "one more does not fit" if found.limit == "memory" else "the greatest that was looked at"
+        bounds = {"memory": "one more does not fit", "asked": "the greatest that was asked for"}
+        bound = bounds.get(found.limit or "", "the compiler refuses more, but not for memory")
         line = f"largest batch {found.per_replica_batch_size} × {parts} = {found.global_batch_size} sequences a step"
         session.out.print(Text.assemble((line, "bold"), f" ({bound})"), soft_wrap=True)
     session.out.print(f"{len(found.tried)} compiles", soft_wrap=True)

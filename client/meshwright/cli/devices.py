@@ -63,7 +63,7 @@ def _print_devices(session: Session, reply: Devices) -> None:
 def _print_links(session: Session, reply: Devices) -> None:
     """Prints the matrix as wide as it is: a folded one cannot be read."""
     if session.as_json:
-        typer.echo(reply.model_dump_json(include={"devices", "links"}, exclude_unset=True))
+        session.print_lines(reply.model_dump_json(include={"devices", "links"}, exclude_unset=True))
         return
     session.print_lines(*map(clean, format_links(reply)))
     print_notices(session, reply.warnings)

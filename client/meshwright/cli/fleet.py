@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
+from meshwright._fleet import DEFAULT_TIMEOUT_S
 from meshwright.cli.output import Column, build_table, clean, format_time, print_notices, style_state
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.errors import MeshwrightError
@@ -52,13 +53,13 @@ def show_fleet(session: Session, hosts: str | None) -> int:
     Exit codes: 0 every host answered · 1 some did not, or they do not form a topology · 2 none did, or no address.
     """
     with open_fleet(hosts) as fleet:
-        state = fleet.devices(timeout_s=read_limit(session))
+        state = fleet.devices(timeout_s=session.options.timeout_s or DEFAULT_TIMEOUT_S)
     if session.as_json:
         session.print_lines(_dump(state))
+        _ = state.joined
     else:
         session.out.print(build_table(COLUMNS, state.hosts))
-    joined = state.joined
-    if not session.as_json:
+        joined = state.joined
         session.out.print()
         session.out.print(_describe(state), soft_wrap=True)
         print_notices(session, joined.notices)
@@ -73,7 +74,7 @@ def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> 
     """
     with open_fleet(hosts) as fleet:
         fields = {name: getattr(request, name) for name in request.model_fields_set}
-        plan: Plan = fleet.plan(**fields, timeout_s=read_limit(session))
+        plan: Plan = fleet.plan(**fields, timeout_s=session.options.timeout_s or DEFAULT_TIMEOUT_S)
     return plan
 
 
@@ -82,13 +83,6 @@ def open_fleet(hosts: str | None) -> Fleet:
     from meshwright.fleet import Fleet  # here, so that --help need not wait for the HTTP library
 
     return Fleet(None if hosts == "env" else hosts)
-
-
-def read_limit(session: Session) -> float:
-    """Returns how long all hosts together may take, seconds."""
-    from meshwright._fleet import DEFAULT_TIMEOUT_S
-
-    return DEFAULT_TIMEOUT_S if session.options.timeout_s is None else session.options.timeout_s
 
 
 def _name_kinds(host: FleetHost) -> str:

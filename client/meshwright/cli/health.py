@@ -81,8 +81,9 @@ class Requirement:
 def check_health(
     session: Session,
     form: Annotated[
-        Format, typer.Option("--format", help="Output and exit codes: for people, or as a node check wants them.")
-    ] = "text",
+        Format | None,
+        typer.Option("--format", help="Output and exit codes: for people (default), or as a node check wants them."),
+    ] = None,
     expect: Annotated[
         list[str] | None,
         typer.Option(metavar="8*h100", help="At least so many devices, of this chip; 8: of any. May be repeated."),
@@ -105,7 +106,7 @@ def check_health(
     Asks once. All of it takes at most 10 s (--timeout): what the host's health does not say by then is no answer, what
     a requirement must know is unknown.
     """
-    form = "json" if session.as_json else form
+    form = "json" if session.as_json else form or "text"
     required = [parse_chips(text, "--expect") for text in expect or ()]
     try:
         health, devices = _ask(session, wants_devices=bool(required))
@@ -231,7 +232,7 @@ class HealthCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
-        with giving_usage_code(ctx.params.get("form", "text")):
+        with giving_usage_code(ctx.params.get("form") or "text"):
             return super().invoke(ctx)
 
 
@@ -282,16 +283,13 @@ def _describe_parts(names: Sequence[str], state: State, reason: str) -> str:
 def format_line(style: Format, outcome: Outcome, summary: str, counts: Mapping[State, int]) -> str:
     """Returns the one line that a style prints; `counts` is the parts in each state, {} if not known."""
     code = EXIT_CODES[style][outcome]
-    match style:
-        case "nagios":
-            named = " ".join(f"{state}={counts.get(state, 0)}" for state in get_args(State))
-            figures = f" | {named}" if counts else ""
-            line = f"MESHWRIGHT {NAGIOS_WORDS[code]} - {summary.replace('|', '/')}"
-            return f"{_cut(line, NAGIOS_BYTES - len(figures))}{figures}"
-        case "slurm":
-            line = f"{SLURM_WORDS[code]}: {summary}".translate(_ASCII)  # other signs are "?" in healthcheck.sh, too
-            return _cut(line.encode("ascii", "replace").decode(), SLURM_BYTES)
-    return summary
+    if style == "nagios":
+        named = " ".join(f"{state}={counts.get(state, 0)}" for state in get_args(State))
+        figures = f" | {named}" if counts else ""
+        line = f"MESHWRIGHT {NAGIOS_WORDS[code]} - {summary.replace('|', '/')}"
+        return f"{_cut(line, NAGIOS_BYTES - len(figures))}{figures}"
+    line = f"{SLURM_WORDS[code]}: {summary}".translate(_ASCII)  # other signs are "?" in healthcheck.sh, too
+    return _cut(line.encode("ascii", "replace").decode(), SLURM_BYTES)
 
 
 def _flatten(text: str) -> str:

@@ -14,6 +14,7 @@ import typer
 
 from meshwright.cli.arguments import choose_devices, parse_duration
 from meshwright.cli.output import Column, build_table, clean, format_time, print_error, print_warning
+from meshwright.cli.request_options import CountOption
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.errors import ForbiddenError, MeshwrightError, NotFoundError
 from meshwright.wire.leases import Lease
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R", PlanRequest, SearchRequest)
-ALL: Final = "all"
 LEASE_VARIABLE: Final = "MESHWRIGHT_LEASE"
 """Holds the id of the lease that a command runs under."""
 
@@ -46,18 +46,13 @@ PreemptibleOption = Annotated[
 ]
 
 
-CountOption = Annotated[
-    int | None, typer.Option("--count", min=1, metavar="N", help="So many devices, whichever are well and free.")
-]
-
-
 def parse_leased(text: str | None, count: int | None) -> Literal["all"] | tuple[int | str, ...] | dict[str, int]:
     """Returns the devices that "all", "0,1" or "GPU-…" name, or how many are wanted; all where neither is given.
 
     Raises:
         typer.BadParameter: an entry is empty, or devices are named and also counted.
     """
-    is_all = count is None and text is not None and text.strip() == ALL
+    is_all = count is None and text is not None and text.strip() == "all"
     return (None if is_all else choose_devices(text, count, "DEVICES")) or "all"
 
 
@@ -98,7 +93,7 @@ def create_lease(
     with session.open() as client:
         chosen = named if plan is None else load_plan(plan, client=client)
         lease = client.lease(chosen, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, lease_id=lease_id)
-        with ending_untold(client, lease):
+        with ending_untold(client, lease) if lease_id is None else contextlib.nullcontext():
             if id_only:
                 session.print_lines(lease.id)
             else:

@@ -142,7 +142,7 @@ def print_warning(session: Session, message: str, hint: str = "") -> None:
 
 
 def print_error(session: Session, error: MeshwrightError) -> None:
-    """Prints on stderr the request, what was found, the rule, and what works; --json: a problem document."""
+    """Prints on stderr the request, what was found, the rule, and what works; as JSON: a problem document."""
     if session.as_json:
         typer.echo(_dump_error(error), err=True)
         return
@@ -181,6 +181,8 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
     (r"GET /runs\b(?!/)", "`meshwright runs list`"),
     (r"GET /(devices|health)\b(?!/)", r"`meshwright \1`"),
     (r"with preemptible: false", "without --preemptible"),
+    (r"a longer timeout_s", "a longer --timeout"),
+    (r"set allow_unused", "choose some with --count"),
     (r'(?:devices )?\{"count": (\d+)\}', r"--count \1"),
     (r'"devices": \[([^]]*)\]', lambda found: f"devices {found[1].replace(' ', '')}"),
 )

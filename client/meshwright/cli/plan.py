@@ -102,6 +102,6 @@ def _ask(session: Session, request: PlanRequest) -> tuple[Plan, str]:
     """Returns the agent's answer, and its address."""
     if not (request.target or request.topology):
         request = add_own_lease(request)
-    with suggest_offline(request.target), session.open() as client, follow_compile(session) as on_progress:
+    with suggest_offline(request.target), session.open() as client, follow_compile(session, request) as on_progress:
         plan = client.plan(request, on_progress=on_progress, timeout_s=session.options.timeout_s)
         return plan, client.base_url

@@ -51,11 +51,6 @@ class PlanOutput:
     is_verified: bool
     url: str | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of a plan is printed."""
-        return self.export is None
-
 
 def print_best(session: Session, plans: Plans, say: PlanOutput) -> int:
     """Prints the best plan as the options want it, keeps it where they name a file, and returns the exit code."""
@@ -64,12 +59,12 @@ def print_best(session: Session, plans: Plans, say: PlanOutput) -> int:
         session.print_lines(text)
         return _keep(plans, text, say)
     best = take_best(plans, asked=say.asked, host=say.url or "")
-    if say.is_whole:
+    if say.export is None:
         _print_plan(session, best, say)
         if plans.fallback is not None:
             session.print_lines("", f"when a device fails: {clean(plans.fallback.message)}")
     else:
-        written = best.code if say.export is None or say.export == "python" else best.exports[say.export]
+        written = best.code if say.export == "python" else best.exports[say.export]
         session.print_lines(written.rstrip("\n"))
         if best.verification is not None:
             print_refusal(session, best.verification)

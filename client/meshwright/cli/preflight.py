@@ -27,7 +27,8 @@ PRINT_S: Final = 2.0
 VERDICT_S: Final = 2 * DEFAULT_TIMEOUT_S
 
 FormatOption = Annotated[
-    Literal["text", "json", "slurm"], typer.Option("--format", help="For people, programs, or Slurm: one line.")
+    Literal["text", "json", "slurm"] | None,
+    typer.Option("--format", help="For people (default), programs, or Slurm: one line."),
 ]
 
 
@@ -53,7 +54,7 @@ def check_hosts(
         str | None,
         typer.Option(metavar="FILE", help="A plan on these hosts: the collectives of its axes are measured too."),
     ] = None,
-    form: FormatOption = "text",
+    form: FormatOption = None,
 ) -> int:
     """Check many hosts in one JAX job before a training job starts, and name those that are not well.
 
@@ -79,7 +80,7 @@ def check_hosts(
             plan=None if plan is None else load_plan(plan),
             on_phase=status.update,
         )
-    if session.as_json or form == "json":
+    if session.as_json:
         session.print_lines(report.model_dump_json())
     elif form == "slurm":
         session.print_lines(_write_line(report))
@@ -91,7 +92,7 @@ def check_hosts(
 def wait_for_verdict(
     session: Session,
     lease: Annotated[str, typer.Argument(metavar="LEASE", help="The lease that the check runs under.")],
-    form: FormatOption = "text",
+    form: FormatOption = None,
 ) -> int:
     """Wait until a preflight that runs under a lease has told this host's agent the verdict on this host.
 
@@ -110,7 +111,7 @@ def wait_for_verdict(
             print_error(session, error)
             return NO_ANSWER
     code = EXIT_CODES[verdict.state]
-    if session.as_json or form == "json":
+    if session.as_json:
         session.print_lines(verdict.model_dump_json())
     else:
         session.print_lines(clean(f"{SLURM_WORDS[code] if form == 'slurm' else verdict.state}: {verdict.reason}"))

@@ -13,6 +13,7 @@ from meshwright.cli.output import clean
 from meshwright.cli.session import Session
 from meshwright.errors import AgentTimeoutError
 from meshwright.wire.base import RequestPart
+from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.runs import Progress as RunProgress
 
@@ -34,16 +35,20 @@ def show_progress(session: Session) -> Iterator[Callable[[RunProgress], None]]:
 
 
 @contextmanager
-def follow_compile(session: Session) -> Iterator[Callable[[RunProgress], None]]:
-    """Yields the function of `show_progress`, while an agent compiles.
+def follow_compile(
+    session: Session, request: PlanRequest | SearchRequest | BatchSizeRequest
+) -> Iterator[Callable[[RunProgress], None]]:
+    """Yields the function of `show_progress`, while an agent answers the request.
 
     Raises:
-        AgentTimeoutError: the block waited too long. The hint says how to return to the compile, which continues.
+        AgentTimeoutError: the block waited too long. The hint says how to return to a compile, which continues.
     """
     try:
         with show_progress(session) as show:
             yield show
     except AgentTimeoutError as error:
+        if not request.compile:
+            raise
         raise AgentTimeoutError(
             str(error.args[0]).partition("\n")[0],
             host=error.host,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from pydantic import ValidationError
 
-from meshwright.cli.arguments import read_object, read_request
+from meshwright.cli.arguments import read_object
 from meshwright.errors import AgentConnectionError, RequestError
 from meshwright.wire.base import RequestPart
 from meshwright.wire.mesh import ExportName, PlanRequest
@@ -47,9 +47,12 @@ CompileOption = Annotated[
     bool, typer.Option("--compile", help="Ask XLA's compiler for that hardware whether the step fits.")
 ]
 DevicesOption = Annotated[
-    str | None, typer.Option("--devices", metavar="0,1", help="These: local indices, uuids or PCI bus ids.")
+    str | None, typer.Option("--devices", metavar="0,1", help="Use these devices: local indices, uuids or PCI bus ids.")
 ]
-CountOption = Annotated[int | None, typer.Option("--count", metavar="N", help="Any N of them.")]
+CountOption = Annotated[
+    int | None,
+    typer.Option("--count", min=1, metavar="N", help="Use so many devices, whichever are well and free."),
+]
 Export = Literal["jax", "maxtext", "python"]
 ExportOption = Annotated[
     Export | None,
@@ -81,7 +84,7 @@ def build_request(
         InvalidRequestError, InvalidMeshError: a field is unknown or has a wrong value.
         typer.BadParameter: the training is given without a model.
     """
-    fields = {} if request is None else read_request(request)
+    fields = {} if request is None else read_object(request, "--request")
     fields |= _drop_unsaid({**options, "model": None if model is None else parse_model(model)})
     given = _drop_unsaid(trained)
     if given:
@@ -124,7 +127,10 @@ def parse_model(text: str) -> str | dict[str, Any]:
                 f"no JSON: {error}; name a preset such as llama3-8b", param_hint="--model"
             ) from None
         return found
-    return read_object(Path(text), "--model") if text.endswith(".json") or Path(text).is_file() else text
+    with contextlib.suppress(OSError):  # Python 3.11: the text is too long for a path, or below an unreadable folder
+        if text.endswith(".json") or Path(text).is_file():
+            return read_object(Path(text), "--model")
+    return text
 
 
 def take_target(targets: list[str] | None) -> str | None:

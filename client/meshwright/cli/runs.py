@@ -75,7 +75,7 @@ def _describe_end(run: Run) -> Text:
 
 
 def _describe_devices(run: Run) -> str:
-    """Returns the devices of a bench; "" for runs that open no device."""
+    """Returns the devices of a bench; "" for other runs."""
     if run.kind != "bench":
         return ""
     devices = run.request.get("devices")

@@ -93,7 +93,7 @@ def search_mesh(
         if not (asked.targets or asked.topology):
             asked = add_own_lease(asked)
         with suggest_offline(asked.targets), session.open() as client:
-            with follow_compile(session) as on_progress:
+            with follow_compile(session, asked) as on_progress:
                 plans = client.search(asked, on_progress=on_progress, timeout_s=session.options.timeout_s)
             say = replace(say, url=client.base_url)
     return _print_found(session, plans, say, is_explained=explain)
@@ -101,7 +101,7 @@ def search_mesh(
 
 def _print_found(session: Session, plans: Plans, say: PlanOutput, *, is_explained: bool) -> int:
     is_unknown = _print_unknown_targets(session, plans)
-    if say.is_whole and not session.as_json:
+    if say.export is None and not session.as_json:
         _print_ranking(session, plans, is_explained=is_explained)
         if not plans.plans:
             print_notices(session, plans.warnings)

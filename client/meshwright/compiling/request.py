@@ -19,8 +19,15 @@ from meshwright.compiling.process import (
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.batch_request import check_batch_fields, estimate_request, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.compile_job import CompileJob, build_unfitted, order_verified, prepare_fit, prepare_verify
-from meshwright.planning.request import Inventory, answer_request, find_inventory
+from meshwright.planning.compile_job import CompileJob, build_unfitted, prepare_fit, prepare_verify
+from meshwright.planning.request import (
+    Inventory,
+    answer_request,
+    find_inventory,
+    leave_out_all_devices,
+    order_verified,
+    reorder,
+)
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.verification import Verification
@@ -73,15 +80,15 @@ def answer_plans(
     if not request.compile:
         return answer_request(request, here)
     plans = answer_request(request.model_copy(update={"include_devices": True}), here)
-    kept = {} if request.include_devices else {"devices": ()}
     verified = []
     for plan in plans.plans:
         answer: CompileJob | Verification | CompiledBatch = prepare_verify(plan, request.model, request.training)
         if isinstance(job := answer, CompileJob):
             answer = compile_in_child(job, limit_s=limit_s, on_progress=on_progress)
-        verified.append(plan.model_copy(update={"verification": answer, **kept}))
+        verified.append(plan.model_copy(update={"verification": answer}))
     order = order_verified([plan.verification.status for plan in verified if plan.verification])
-    return plans.model_copy(update={"plans": tuple(verified[place] for place in order)})
+    plans = reorder(plans.model_copy(update={"plans": tuple(verified)}), order)
+    return plans if request.include_devices else leave_out_all_devices(plans)
 
 
 def answer_batch(

@@ -7,7 +7,7 @@ numpy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -231,12 +231,6 @@ def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> Tra
         if dtype not in (None, getattr(training, name) or training.weight_dtype):
             chosen[name] = dtype
     return training.model_copy(update=chosen)
-
-
-def order_verified(statuses: Sequence[str]) -> list[int]:
-    """Returns the places of plans: first those that fit by the compiler, last those that do not fit."""
-    ranks = {"verified": 0, "does_not_fit": 2}
-    return sorted(range(len(statuses)), key=lambda place: ranks.get(statuses[place], 1))
 
 
 def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:

@@ -1,7 +1,7 @@
 """The order of devices on a mesh: axes are split over granules, and in each granule a torus is cut.
 
 Rule: granules are spread over the outermost axes first (`granules.split_axes`). Inside one a torus is cut
-(`torus.cut_torus`), up to eight unequal devices are searched exactly (`assign.search_order`), and others keep plain
+(`torus.cut_torus`), up to eight unequal devices are searched exactly (`search_order`), and others keep plain
 order. Plans, prices and meshes made in the trainer take the same steps.
 
 The score of an order has three parts, compared in this order; smaller is better:

@@ -458,9 +458,9 @@ def _find(name: int | str, topology: Topology, field: str) -> int:
 
 
 def describe_left_out(topology: Topology, indices: Sequence[int]) -> str:
-    """Returns which devices are left out: "device 1 is left out", "devices 1 and 3 are left out"."""
-    first, _, last = topology.describe(indices).rpartition(", ")
-    return f"devices {first} and {last} are left out" if first else f"device {last} is left out"
+    """Returns which devices are left out: "device 1 is left out", "devices 1, 3 are left out"."""
+    is_one = len(indices) == 1
+    return f"{'device' if is_one else 'devices'} {topology.describe(indices)} {'is' if is_one else 'are'} left out"
 
 
 def _describe_left_out(topology: Topology, left_out: Sequence[int], health: Health) -> tuple[Notice, ...]:

@@ -5,6 +5,7 @@ Uses only the topology and the chip table; a figure that neither has is null.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -54,13 +55,17 @@ def build_axes(spec: MeshSpec, topology: Topology, layout: DeviceOrder) -> tuple
     )
 
 
+def leave_out_devices(plan: Plan) -> Plan:
+    """Returns the plan for `include_devices=false`: without what grows with the number of devices."""
+    granules = tuple(granule.model_copy(update={"used_positions": None}) for granule in plan.granules)
+    return plan.model_copy(update={"devices": (), "granules": granules})
+
+
 def _list_some(sizes: Sequence[int], axis: int, layout: DeviceOrder) -> Lines:
     """Returns the lines that have to be inspected: one where all are alike."""
     if not layout.is_regular:
         return list_lines(sizes, axis, layout.order)
-    stride = 1
-    for size in sizes[axis + 1 :]:
-        stride *= size
+    stride = math.prod(sizes[axis + 1 :])
     return (layout.order[: sizes[axis] * stride : stride],)
 
 

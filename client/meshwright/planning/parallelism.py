@@ -223,8 +223,13 @@ def check_sequence(model: ModelSpec, training: TrainingSpec) -> None:
         raise _refuse_field("training.seq_len", message, f"use {longest} or less")
 
 
+def write_mesh(shape: Mapping[str, int]) -> str:
+    """Returns a mesh as people read it: "dp:2 × tp:4"."""
+    return " × ".join(f"{name}:{size}" for name, size in shape.items())
+
+
 def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[AxisRule, ...]:
-    """Returns the sizes that axes of each role must divide: the rules of a check, and of a search (`search.space`)."""
+    """Returns the sizes that axes of each role must divide: the rules of a check and of a search (`candidates`)."""
     pairs = AxisRule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True)
     return (
         AxisRule(("tensor",), "num_attention_heads", model.num_attention_heads),
@@ -347,7 +352,7 @@ def _measure_distance(asked: tuple[int, ...], shape: tuple[int, ...]) -> tuple[f
 
 def _yield_shapes(sizes: tuple[int, ...], device_count: int) -> Iterator[tuple[int, ...]]:
     """Yields candidates: all but one or two axes kept; and inner axes cut down to divisors."""
-    divisors = [size for size in range(1, device_count + 1) if device_count % size == 0]
+    divisors = list_divisors(device_count)
     axes = range(len(sizes))
     known = [max(size, 1) for size in sizes]
     for axis in axes:

@@ -7,14 +7,14 @@ targets are answered independently. Independent of HTTP and processes; imports n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, name_hosts, refuse, select_devices
 from meshwright.planning.hardware import find_memory_fraction
-from meshwright.planning.mesh_plan import plan_mesh
+from meshwright.planning.mesh_plan import leave_out_devices, plan_mesh
 from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
 from meshwright.planning.parallelism import check_divides, check_sequence, find_role
 from meshwright.planning.search.measured import Measurement, Measurements
@@ -155,6 +155,14 @@ def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None 
 
 LISTED_MAX: Final = 4096
 """Devices that an agent lists in a plan: more take megabytes."""
+
+
+def leave_out_all_devices(plans: Plans) -> Plans:
+    """Returns the answer for `include_devices=false`."""
+    bare = tuple(map(leave_out_devices, plans.plans))
+    left = plans.fallback and tuple(map(leave_out_devices, plans.fallback.plans))
+    fallback = plans.fallback and plans.fallback.model_copy(update={"plans": left})
+    return plans.model_copy(update={"plans": bare, "fallback": fallback})
 
 
 def list_kept(request: PlanRequest | SearchRequest, plans: Plans) -> list[Plan]:
@@ -371,6 +379,24 @@ def _compare(target: str, found: Plans | RequestError, best: Plan | None, verdic
     plan = found.plans[0]
     message = verdict if plan is best else _tell(plan, best)
     return ComparedTarget(target=plan.target or target, message=message, rejected=found.rejected)
+
+
+def order_verified(statuses: Sequence[str]) -> list[int]:
+    """Returns the places of plans: first those that fit by the compiler, last those that do not fit."""
+    ranks = {"verified": 0, "does_not_fit": 2}
+    return sorted(range(len(statuses)), key=lambda place: ranks.get(statuses[place], 1))
+
+
+def reorder(plans: Plans, order: Sequence[int]) -> Plans:
+    """Returns an answer with its plans in the order of `order_verified`; comparison and fallback follow."""
+    moved = tuple(plans.plans[place] for place in order)
+    if not plans.comparison or moved == plans.plans:
+        return plans.model_copy(update={"plans": moved})
+    rows = {row.target: row for row in plans.comparison}
+    told = [rows.pop(plan.target or "").model_copy(update={"message": _tell(plan, moved[0])}) for plan in moved]
+    told[0] = told[0].model_copy(update={"message": "the best of those that the compiler does not refuse"})
+    fallback = plans.fallback if moved[0] is plans.plans[0] else None
+    return plans.model_copy(update={"plans": moved, "comparison": (*told, *rows.values()), "fallback": fallback})
 
 
 def _is_known(target: str) -> bool:

@@ -314,6 +314,7 @@ class _Check:
                 return
             self._ask_all(cancel, left_s)
             is_all = True
+            time.sleep(min(POLL_S, left_s))
 
     def _evaluate(self, runs: Mapping[int, Run]) -> None:
         self._results = {

@@ -1,4 +1,4 @@
-"""Runs: all long operations. One state machine for benches and compiles."""
+"""Runs: all long operations. One state machine for benches, compiles and preflights."""
 
 from __future__ import annotations
 

@@ -14,12 +14,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from meshwright.errors import (
-    DeviceBusyError,
-    NotFoundError,
-    ProblemError,
-    UnavailableError,
-)
+from meshwright.errors import DeviceBusyError, NotFoundError, ProblemError, UnavailableError
 from meshwright.planning.search.measured import Measurement, pick_newest
 from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult
 from meshwright.wire.devices import Device
@@ -38,7 +33,7 @@ BENCH_GRACE_S: Final = 60.0
 """Added to a bench's own time limit, for compiling the current case and for stopping."""
 FRESH_S: Final = 2.0
 """Maximum age of the probe with which a bench begins."""
-SCRAPED_MOST: Final = 1000
+MAX_SCRAPED: Final = 1000
 """Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` returns."""
 
 
@@ -47,7 +42,7 @@ _SAME_FIELDS: Final = {
     *("size_bytes", "median_s", "observed_at"),
 }
 """Fields that a record and a plan's measurement share."""
-BENCHES_MOST: Final = 32
+MAX_BENCHES: Final = 32
 """Newest runs that are read again for plans when an agent starts."""
 
 log = logging.getLogger(__name__)
@@ -143,20 +138,20 @@ class Benches:
         """Reads the results of earlier benches."""
         for record in (await self._runs.read_latest_bench()).records:
             self.remember(record)
-        self.measurements.recall(await self._runs.list_succeeded("bench", limit=BENCHES_MOST))
+        self.measurements.recall(await self._runs.list_succeeded("bench", limit=MAX_BENCHES))
 
     def remember(self, record: BenchRecord) -> None:
         """Caches a record for scrapes, without its samples. It replaces the older record of its case."""
         place = identify_record(record)
         self._newest.pop(place, None)
         self._newest[place] = record.model_copy(update={"samples_s": ()})
-        while len(self._newest) > SCRAPED_MOST:
+        while len(self._newest) > MAX_SCRAPED:
             del self._newest[next(iter(self._newest))]
 
     def newest_records(self) -> tuple[BenchRecord, ...]:
         """Returns the newest records in memory, which a scrape reads without a call to the store.
 
-        The last `SCRAPED_MOST`, oldest first, without samples.
+        The last `MAX_SCRAPED`, oldest first, without samples.
         """
         return tuple(self._newest.values())
 
@@ -225,12 +220,14 @@ class Benches:
         async with self._probing:
             if self._probed_s is not None and asked_s - self._probed_s < FRESH_S:
                 return
+            began_s = self._clock.monotonic()
             if not await self._host.probe():
                 detail = (
-                    "who has the devices could not be looked at: the driver did not answer; a bench opens none unseen"
+                    "the driver did not answer, so the processes that use the devices are not known; a bench starts "
+                    "on idle devices only"
                 )
                 raise UnavailableError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
-            self._probed_s = self._clock.monotonic()
+            self._probed_s = began_s
 
     def _require_platform(self) -> None:
         """Raises unless JAX runs on this host's accelerators: it would measure the CPU under their name."""
@@ -262,10 +259,10 @@ class Benches:
         deadline_s = limit_s + BENCH_GRACE_S + self._settings.start_timeout_s
 
         def receive(value: dict[str, Any]) -> None:
+            emit(value)
             self._host.report_progress(value)
             if "record" in value:
                 self.remember(BenchRecord.model_validate(value["record"]))
-            emit(value)
 
         yielding = self._spawn(self._yield_to_jobs(run, request))
         try:
@@ -277,7 +274,7 @@ class Benches:
             yielding.cancel()
         self._spawn(self._list_again())
         self.measurements.note(run.id, answer.result)
-        return answer.result, answer.generation
+        return answer.result, True
 
     async def _yield_to_jobs(self, run: Run, request: BenchRequest) -> None:
         """Cancels the running bench when a probe shows that a device is no longer idle, because a job has begun."""

@@ -96,7 +96,7 @@ class Compiles:
         if not answer.tasks:
             return answer
         request, tasks = json.loads(answer.request), [CompileTask(**task) for task in answer.tasks]
-        known = [text for task in tasks if (text := await self.recall(task)) is not None]
+        known = [text for task in tasks if (text := await self.find_known(task)) is not None]
         kept = await self._plans.keep(answer)  # its fingerprint names the mesh already while it is compiled
         if len(known) == len(tasks):
             return kept.verify(known)
@@ -104,7 +104,7 @@ class Compiles:
         async def execute(_run: Run, emit: Emit) -> Done:
             before = self._begun_count
             compiled = [await self.compile(task, emit) for task in tasks]
-            return json.loads(kept.verify(compiled).cut_for_run().write()), self._count_since(before)
+            return json.loads(kept.verify(compiled).cut_for_run().write()), self._begun_count > before
 
         return await self._runs.submit("plan", request, execute)
 
@@ -130,23 +130,19 @@ class Compiles:
             ProblemError: as for `settle_plans`.
         """
         body = shorten_large(request.model_dump(mode="json"))
-        if (known := await self.recall(task)) is not None:
+        if (known := await self.find_known(task)) is not None:
             return _add_batch(advice, known)
 
         async def execute(_run: Run, emit: Emit) -> Done:
             before = self._begun_count
             batch = _add_batch(advice, await self.compile(task, emit))
-            return batch.model_dump(mode="json"), self._count_since(before)
+            return batch.model_dump(mode="json"), self._begun_count > before
 
         return await self._runs.submit("batch_size", body, execute)
 
-    def _count_since(self, before: int) -> int | None:
-        """Returns the number of the last compile; None if there was no compile since `before`."""
-        return self._begun_count if self._begun_count > before else None
-
     # ---- one compile ---------------------------------------------------------------------------------------------
 
-    async def recall(self, task: CompileTask) -> str | None:
+    async def find_known(self, task: CompileTask) -> str | None:
         """Returns the known answer to a task, JSON; None if the task must be compiled.
 
         If the store does not answer, or the stored answer cannot be read, the task is compiled again.
@@ -173,7 +169,7 @@ class Compiles:
             UnavailableError: the compiler cannot be started.
             ProblemError: the compile failed by a bug in this code.
         """
-        known = await self.recall(task)
+        known = await self.find_known(task)
         if known is not None:
             return known
         self._begun_count += 1

@@ -17,8 +17,7 @@ from typing import Any, Final
 from meshwright.errors import InvalidRequestError, NotFoundError, QueueFullError, RequestError, UnavailableError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.compile_job import order_verified
-from meshwright.planning.request import Inventory
+from meshwright.planning.request import Inventory, order_verified, reorder
 from meshwright.topology.targets import count_devices, find_hardware, read_target
 from meshwright.wire.base import Basis, Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, EstimatedBatch
@@ -91,7 +90,9 @@ class PlanAnswer:
             filled = [_fill(plan, text) for plan, text in zip(plans, verifications, strict=True)]
             return [filled[place] for place in order]
 
-        return replace(self, shown=fill(self.shown), bare=fill(self.bare))
+        made = reorder(Plans.model_validate_json(frame_plans(self.frame, *self.bare)), order)
+        frame = made.model_copy(update={"plans": ()}).model_dump_json()
+        return replace(self, frame=frame, shown=fill(self.shown), bare=fill(self.bare))
 
     def cut_for_run(self) -> PlanAnswer:
         """Returns the answer as a run's result. Plans with very many devices are shown without their devices."""
@@ -199,6 +200,7 @@ class PlanMaker:
         self._store = store
         self._host = host
         self._measurements = measurements
+        self._keeping = asyncio.Lock()
 
     # ---- plans -----------------------------------------------------------------------------------------------------
 
@@ -232,9 +234,10 @@ class PlanMaker:
         """Stores the plans. If the store does not answer, the plan is returned but not stored."""
         try:
             kept = zip(answer.fingerprints, answer.kept, strict=True)
-            await self._store.write(*[await self._build_document(answer.source, *each) for each in kept])
+            async with self._keeping:  # what is there decides under which name a plan is stored
+                await self._store.write(*[await self._build_document(answer.source, *each) for each in kept])
         except StoreUnavailableError as error:
-            message = f"the plan is right but was not stored, its fingerprint finds nothing: {error.detail}"
+            message = f"the plan is valid but was not stored, so its fingerprint finds nothing: {error.detail}"
             hint = "keep this reply in a file (MESHWRIGHT_PLAN)"
             return answer.warn(Notice(code="plan_not_stored", message=message, hint=hint))
         return answer

@@ -16,12 +16,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from meshwright.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    RunFailedError,
-    UnavailableError,
-)
+from meshwright.errors import InvalidRequestError, NotFoundError, RunFailedError, UnavailableError
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import MeasuredNetwork
 from meshwright.wire.preflight import OWN_PHASES, PREFLIGHT_PHASES, PreflightRequest, PreflightResult
@@ -142,15 +137,18 @@ class Preflights:
         self._host.require_hardware("a preflight")
         self._host.snapshot.require_topology()
         self._check_lease(request, by)
-        if self._host.devices().platform != "cpu" and not await self._host.probe():
-            detail = "who has the devices could not be looked at: the driver did not answer"
-            raise UnavailableError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
-        check_idle(BenchRequest(lease=request.lease), self._host.devices())
+        await self._check_idle(request)
         count = len(request.hosts) * len(self._host.devices().devices)
         if request.order is not None and len(request.order) != count:
             detail = f"order has {len(request.order)} devices, and the hosts have {count}"
             raise InvalidRequestError.of("order", detail, "plan on all devices of these hosts")
         return await self._runs.submit("preflight", request.model_dump(mode="json"), self.execute)
+
+    async def _check_idle(self, request: PreflightRequest) -> None:
+        if self._host.devices().platform != "cpu" and not await self._host.probe():
+            detail = "the driver did not answer, so the processes that use the devices are not known"
+            raise UnavailableError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
+        check_idle(BenchRequest(lease=request.lease), self._host.devices())
 
     def _check_lease(self, request: PreflightRequest, by: Owner) -> None:
         own = self._registry.find(request.lease)
@@ -163,7 +161,7 @@ class Preflights:
             raise self._registry.refuse(others, devices, "the preflight", ())
         if missing := [device.local_index for device in devices if device.lease is None]:
             detail = f"lease {request.lease} does not cover device {missing[0]}; a preflight opens all of a host"
-            raise InvalidRequestError.of("lease", detail, 'lease "all"')
+            raise InvalidRequestError.of("lease", detail, f'PUT /leases/{request.lease} with {{"devices": "all"}}')
 
     async def execute(self, run: Run, emit: Emit) -> Done:
         """Runs this host's process to its end. The queue calls this method.
@@ -173,9 +171,9 @@ class Preflights:
             RunFailedError: this host cannot take part, its process ended or is stuck, or its devices are too slow.
         """
         request = PreflightRequest.model_validate(run.request)
-        devices = self._host.devices()
+        await self._check_idle(request)
         self._check_held(request)
-        check_idle(BenchRequest(lease=request.lease), devices)
+        devices = self._host.devices()
         if devices.platform != "cpu":  # CPU devices have no owner
             await self._device.release(reason="a preflight opens the devices")
         watch = _Watch(asyncio.get_running_loop(), emit)
@@ -206,7 +204,7 @@ class Preflights:
             await asyncio.gather(call, return_exceptions=True)
             await self._child.release(reason="the preflight has ended")  # a job may start when the run has ended
         self._note_network(run.id, answer.result, self._clock.now())
-        return answer.result, None
+        return answer.result, False
 
     def _check_held(self, request: PreflightRequest) -> None:
         """Raises CallCancelled unless the lease still holds: its owner may have gone."""

@@ -65,18 +65,13 @@ class CallContext:
         self._send = send
         self._cancelled = threading.Event()
 
-    @property
-    def cancelled(self) -> bool:
-        """True once the agent has cancelled the call."""
-        return self._cancelled.is_set()
-
     def check(self) -> None:
         """Raises Cancelled if the agent has cancelled the call.
 
         Raises:
             Cancelled: the agent has cancelled the call.
         """
-        if self.cancelled:
+        if self._cancelled.is_set():
             raise Cancelled
 
     def progress(self, value: dict[str, Any]) -> None:
@@ -97,10 +92,7 @@ Handler = Callable[[dict[str, Any], CallContext], dict[str, Any]]
 
 
 def serve(
-    kind: str,
-    prepare: Callable[[], object],
-    handlers: Mapping[str, Handler],
-    argv: Sequence[str] | None = None,
+    kind: str, prepare: Callable[[], object], handlers: Mapping[str, Handler], argv: Sequence[str] | None = None
 ) -> NoReturn:
     """Answers calls until the agent closes the socket; never returns.
 

@@ -12,13 +12,7 @@ from typing import Final, Literal
 from meshwright.compiling.compilers import build_key, explain_missing
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.batch_request import check_batch_hardware, check_batch_plan
-from meshwright.planning.compile_job import (
-    CompileJob,
-    CompileTarget,
-    build_compile_target,
-    prepare_fit,
-    prepare_verify,
-)
+from meshwright.planning.compile_job import CompileJob, CompileTarget, build_compile_target, prepare_fit, prepare_verify
 from meshwright.planning.request import Inventory, find_inventory
 from meshwright.topology.targets import read_target
 from meshwright.wire.batch_size import BatchSizeRequest, CompiledBatch

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from meshwright.compiling.worker import lower_priority
 from meshwright.errors import InvalidRequestError, UnavailableError
-from meshwright.planning.request import Inventory, answer_request, list_kept
+from meshwright.planning.request import Inventory, answer_request, leave_out_all_devices, list_kept
 from meshwright.planning.search.measured import LEFT_OUT, Measurement
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -31,13 +31,7 @@ KIND: Final = "planner"
 MEMORY_LIMIT_BYTES: Final = 4 * 2**30
 """131,072 devices take 1.2 GB. Without a limit, a malformed body of 16 MiB could exhaust the memory and kill a
 trainer."""
-OF_THE_MODEL: Final = (
-    "model_not_supported",
-    "memory_does_not_fit",
-    "not_priced",
-    "priced_in_16_bits",
-    LEFT_OUT,
-)
+OF_THE_MODEL: Final = ("model_not_supported", "memory_does_not_fit", "not_priced", "priced_in_16_bits", LEFT_OUT)
 """Warnings of a plan that are about its request's model."""
 OF_THE_TRAINING: Final = (
     "memory",
@@ -161,26 +155,19 @@ def write_plans(request: PlanRequest | SearchRequest, here: Inventory | None) ->
     """
     plans = answer_request(request.model_copy(update={"include_devices": True}), here)
     kept = [_forget_model(each) for each in list_kept(request, plans)]
-    shown = plans.plans if request.include_devices else tuple(map(_leave_out, plans.plans))
+    bare = leave_out_all_devices(plans)
+    shown = plans if request.include_devices else bare
     written: dict[str, Any] = {
-        "frame": _write_frame(request, plans),
+        "frame": shown.model_copy(update={"plans": ()}).model_dump_json(),
         "fingerprints": [each.fingerprint for each in kept],
         "kept": _write(kept),
-        "shown": None if list(shown) == kept else _write(shown),
+        "shown": None if list(shown.plans) == kept else _write(shown.plans),
     }
-    return written | (_write_tasks(request, plans) if request.compile else {})
+    return written | (_write_tasks(request, plans, bare) if request.compile else {})
 
 
 def _write(plans: Iterable[Plan]) -> list[str]:
     return [each.model_dump_json() for each in plans]
-
-
-def _write_frame(request: PlanRequest | SearchRequest, plans: Plans) -> str:
-    """Returns the reply without its plans. It includes the fallback plan, with devices if requested."""
-    fallback = plans.fallback
-    if fallback is not None and not request.include_devices:
-        fallback = fallback.model_copy(update={"plans": tuple(map(_leave_out, fallback.plans))})
-    return plans.model_copy(update={"plans": (), "fallback": fallback}).model_dump_json()
 
 
 def _forget_model(plan: Plan) -> Plan:
@@ -189,13 +176,12 @@ def _forget_model(plan: Plan) -> Plan:
     return plan.model_copy(update={**nothing, "warnings": warnings})
 
 
-def _write_tasks(request: PlanRequest | SearchRequest, plans: Plans) -> dict[str, Any]:
+def _write_tasks(request: PlanRequest | SearchRequest, plans: Plans, bare: Plans) -> dict[str, Any]:
     """Returns the compile task of each plan, the plans without devices, and the request as shown in its run."""
     from meshwright_agent.children.compile_tasks import build_verify_task  # here: most plans are not compiled
 
     tasks = [asdict(build_verify_task(each, request)) for each in plans.plans]
-    bare = _write(map(_leave_out, plans.plans))
-    return {"tasks": tasks, "bare": bare, "request": json.dumps(describe_request(request))}
+    return {"tasks": tasks, "bare": _write(bare.plans), "request": json.dumps(describe_request(request))}
 
 
 def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
@@ -205,12 +191,6 @@ def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
         return {**body, "topology": None}
     text = request.model_dump_json(include={"topology"})
     return {**body, "topology": {"sha256": hashlib.sha256(text.encode()).hexdigest()}}
-
-
-def _leave_out(plan: Plan) -> Plan:
-    """Returns the plan for `include_devices=false`: without fields that grow with the number of devices."""
-    granules = tuple(granule.model_copy(update={"used_positions": None}) for granule in plan.granules)
-    return plan.model_copy(update={"devices": (), "granules": granules})
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ Choose = Callable[[Sequence[float]], float]
 """Chooses one of several samples: the median to compare hosts, the shortest of a suspect, to be fair to it."""
 MATMUL_SIZE: Final = 4096
 """On accelerators: 0.2 ms of an H100, and small enough that the host fills and checks it in a tenth of a second."""
-MOST_WRONG: Final = 8
+MAX_WRONG: Final = 8
 """Wrong contents that a process tells the others."""
 NETWORK_BYTES: Final = {True: 2**20, False: 16 * 2**20}
 """Of each device in each exchange, by whether the platform is CPU."""
@@ -537,7 +537,7 @@ class _Part:
     def share_wrong(self) -> tuple[WrongContent, ...]:
         """Returns who produced the wrong contents that any host has seen. Every process returns the same."""
         figures: tuple[Figure, ...] = (*LOCAL, "network")
-        own = np.zeros((MOST_WRONG, 5), dtype=np.int32)
+        own = np.zeros((MAX_WRONG, 5), dtype=np.int32)
         for row, each in zip(own, self.wrong, strict=False):
             row[:] = each.observer, each.host, each.device, figures.index(each.figure), each.wrong_elements
         rows = multihost_utils.process_allgather(own).reshape(-1, 5).tolist()

@@ -26,9 +26,9 @@ from meshwright_agent.facts.sysfs import parse_pci_address
 
 _CHUNK: Final = 8192
 """/dev/kmsg returns one record per read, of at most 8 KiB, and rejects (EINVAL) a smaller buffer."""
-MOST_BYTES: Final = 1 << 26
+MAX_BYTES: Final = 1 << 26
 """Maximum number of bytes read from a log. Kernels keep 0.25 to 16 MiB."""
-MOST_XIDS: Final = 256
+MAX_XIDS: Final = 256
 """Maximum number of XIDs and other lines of interest per probe. The next probe continues after the last one."""
 _MOST_TEXT: Final = 200
 
@@ -74,7 +74,7 @@ def read_kernel_log(path: Path, *, after: int | None = None, now_s: float | None
 def _read_lines(descriptor: int) -> Iterator[bytes]:
     """Yields whole lines. Skips a record that was overwritten while reading (EPIPE)."""
     rest, total = b"", 0
-    while total < MOST_BYTES:
+    while total < MAX_BYTES:
         try:
             chunk = os.read(descriptor, _CHUNK)
         except BlockingIOError:
@@ -107,7 +107,7 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
             recent.append(replace(found, sequence=newest, age_s=max(0.0, now_s - int(record[2]) / 1e6)))
     if count == 0 and is_foreign:
         return KernelLog(error=f"{path}: no line is in the format of /dev/kmsg")
-    kept = recent[:MOST_XIDS]
+    kept = recent[:MAX_XIDS]
     return KernelLog(
         xids=tuple(each for each in kept if isinstance(each, Xid)),
         sxids=tuple(each for each in kept if isinstance(each, SXid)),

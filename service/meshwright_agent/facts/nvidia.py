@@ -29,15 +29,7 @@ from meshwright_agent.facts.model import (
     SourceProblem,
 )
 from meshwright_agent.facts.nvlink import CardReading, NvLinks, read_fabric, read_link, read_nvlinks
-from meshwright_agent.facts.nvml import (
-    ABSENT,
-    ANSWERED,
-    LOST,
-    QUESTIONS,
-    Questions,
-    name_error,
-    to_text,
-)
+from meshwright_agent.facts.nvml import ABSENT, ANSWERED, LOST, QUESTIONS, Questions, name_error, to_text
 from meshwright_agent.facts.procfs import ProcessTable, find_holders, join_holders
 from meshwright_agent.facts.sysfs import (
     Roots,
@@ -65,11 +57,7 @@ _RECOVERIES: Final[Mapping[int, str]] = {
 _OTHER_RECOVERY: Final = "see NVIDIA's documentation of the recovery action"
 
 POWER_BRAKE: Final = "hardware power brake"
-_SLOWDOWNS: Final = (
-    (0x40, "hardware thermal slowdown"),
-    (0x80, POWER_BRAKE),
-    (0x20, "software thermal slowdown"),
-)
+_SLOWDOWNS: Final = ((0x40, "hardware thermal slowdown"), (0x80, POWER_BRAKE), (0x20, "software thermal slowdown"))
 _HARDWARE_SLOWDOWN: Final = 0x08
 """nvmlClocksEventReason…: reasons that indicate a problem. The power cap (0x04) is normal for a loaded card."""
 

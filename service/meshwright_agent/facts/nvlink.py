@@ -27,13 +27,7 @@ _PROCESSOR: Final = 1
 _BRIDGE_CLASS: Final = "0x0680"
 """PCI class of NVSwitches: "other bridge"."""
 
-_DATA_RATES: Final[Mapping[int, float]] = {
-    20625: 20e9,
-    25781: 25e9,
-    26562: 25e9,
-    26563: 25e9,
-    53125: 50e9,
-}
+_DATA_RATES: Final[Mapping[int, float]] = {20625: 20e9, 25781: 25e9, 26562: 25e9, 26563: 25e9, 53125: 50e9}
 """NVML's link speed, in MB/s, → data rate one way, in bytes/s.
 
 NVML includes the overhead of the line code (66 bits for 64, later 17 for 16). Speeds that are not listed, such as

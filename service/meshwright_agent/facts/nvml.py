@@ -15,10 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from meshwright_agent.facts.model import (
-    ProblemKind,
-    SourceProblem,
-)
+from meshwright_agent.facts.model import ProblemKind, SourceProblem
 
 LOST: Final[Mapping[int, str]] = {
     15: "GPU is lost: it has fallen off the bus or is not accessible",

@@ -31,13 +31,7 @@ from meshwright_agent.facts.procfs import (
 )
 from meshwright_agent.facts.sysfs import Roots, read_numa_nodes, read_pci_devices
 
-VARIABLES: Final = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "JAX_PLATFORMS",
-    "JAX_NUM_CPU_DEVICES",
-    *tpu.VARIABLES,
-)
+VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", *tpu.VARIABLES)
 """The only environment variables that the probe returns."""
 
 _NVIDIA_FILE: Final = re.compile(r"/dev/nvidia\d+")

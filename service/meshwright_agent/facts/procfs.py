@@ -343,9 +343,7 @@ def read_machine(roots: Roots) -> MachineFacts:
         kernel=read_text(kernel / "osrelease"),
         operating_system=parse_os_release(read_text(roots.etc / "os-release") or ""),
         container=parse_container(
-            roots.environ,
-            read_text(roots.proc / "self/cgroup") or "",
-            read_text(roots.proc / "self/mountinfo") or "",
+            roots.environ, read_text(roots.proc / "self/cgroup") or "", read_text(roots.proc / "self/mountinfo") or ""
         ),
     )
 
@@ -423,12 +421,20 @@ def read_usable_threads(roots: Roots) -> int | None:
 def read_memory_limit(roots: Roots) -> tuple[int | None, int | None]:
     """Returns (limit, used) in bytes of the strictest cgroup of this process; two None without a limit."""
     found = [
-        (limit, _read_first(folder, "memory.current", "memory.usage_in_bytes"))
+        (limit, _read_used(folder))
         for folder in _cgroup_folders(roots, "memory")
         if (limit := _read_first(folder, "memory.max", "memory.limit_in_bytes")) is not None
         and limit < _UNLIMITED_BYTES
     ]
     return min(found, key=lambda pair: pair[0]) if found else (None, None)
+
+
+def _read_used(folder: Path) -> int | None:
+    """Returns the memory that a cgroup uses, without files that the kernel can drop, as kubelet counts it."""
+    used = _read_first(folder, "memory.current", "memory.usage_in_bytes")
+    counts = dict(line.split(maxsplit=1) for line in (read_text(folder / "memory.stat") or "").splitlines())
+    cached = counts.get("total_inactive_file") or counts.get("inactive_file") or "0"  # cgroup v1, v2
+    return None if used is None else max(0, used - int(cached))
 
 
 def _read_quota(folder: Path) -> float | None:

@@ -170,9 +170,7 @@ def read_numa_nodes(sysfs: Path) -> tuple[NumaFacts, ...]:
 
 def _read_node(node: int, path: Path) -> NumaFacts:
     return NumaFacts(
-        node=node,
-        cpus=read_text(path / "cpulist") or "",
-        distances=parse_distances(read_text(path / "distance")),
+        node=node, cpus=read_text(path / "cpulist") or "", distances=parse_distances(read_text(path / "distance"))
     )
 
 

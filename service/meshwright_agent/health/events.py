@@ -228,7 +228,7 @@ class History:
             except StoreUnavailableError:
                 await asyncio.sleep(TICK_S)
             except Exception:
-                log.exception("the history of health was not kept")
+                log.exception("health events could not be recorded")
                 await asyncio.sleep(TICK_S)
 
     async def flush(self) -> None:
@@ -273,11 +273,7 @@ class History:
         """
         stored = self._stored_seq
         found = await self._store.list_events(
-            HEALTH,
-            after=after,
-            limit=limit,
-            where=("component", component),
-            since=since.timestamp() if since else 0.0,
+            HEALTH, after=after, limit=limit, where=("component", component), since=since.timestamp() if since else 0.0
         )
         events = tuple(parse_bodies(HealthEvent, found))
         seen = (event.seq for event in events)

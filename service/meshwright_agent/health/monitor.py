@@ -470,12 +470,7 @@ class HealthMonitor:
 
     def _report(self, component: str, finding: Finding, at: datetime) -> None:
         self._registry.report(
-            component,
-            finding.state,
-            finding.reason,
-            at=at,
-            action=finding.action,
-            permanence=finding.permanence,
+            component, finding.state, finding.reason, at=at, action=finding.action, permanence=finding.permanence
         )
 
     # acknowledgement
@@ -597,7 +592,7 @@ def _evaluate_worker(worker: Supervisor, has_started: bool, failure: str, mismat
         does = "is at work" if worker.state == "busy" else "answers"
         return Finding("healthy", f"generation {worker.generation} {does}")
     if worker.state == "stopped" and has_started:
-        reason = f"let go on purpose after generation {worker.generation}; it starts on demand"
+        reason = f"released on purpose after generation {worker.generation}; it starts on demand"
         return Finding("healthy", reason)
     return None
 
@@ -654,10 +649,10 @@ class StoreHealth:
             actions.append(f"make room on the disk of {folder}")
         if self._store.set_aside:
             faults.append(self._store.set_aside)
-            actions.append("take leases that are lost anew; restart the agent to clear this")
+            actions.append("create lost leases again, then restart the agent to clear this")
         reason = f"reads and writes; {free_bytes / 2**20:.0f} MiB are free in {folder}"
         if failed:
-            reason += f"; it has failed since the check before: {failed}"
+            reason += f"; a call failed after the check before: {failed}"
         now = self._clock.now()
         if faults:
             self._registry.report(STORE, "degraded", "; ".join(faults), at=now, action="; ".join(actions))

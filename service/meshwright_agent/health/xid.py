@@ -111,7 +111,7 @@ def find_xid_rule(code: int) -> XidRule:
     rule = _RULES.get(code)
     if rule is None:
         action = "look it up in NVIDIA's Xid catalogue; ask NVIDIA's support if it happens again"
-        return XidRule("a number that this agent has no words for", "degraded", action)
+        return XidRule("a number that this agent does not know", "degraded", action)
     return rule
 
 
@@ -152,7 +152,7 @@ def find_sxid_rule(code: int, *, is_fatal: bool) -> XidRule:
         action = f"{_RESET_ALL}; check nvidia-fabricmanager; ask NVIDIA's support if it returns"
         return XidRule("fatal to the jobs whose GPUs use the link", "unhealthy", action)
     unknown = XidRule(
-        "not fatal, and a number that this agent has no words for",
+        "not fatal, and a number that this agent does not know",
         "degraded",
         "look it up in NVIDIA's Fabric Manager User Guide; ask NVIDIA's support if it happens again",
     )

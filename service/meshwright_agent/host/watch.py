@@ -371,7 +371,7 @@ class HostWatch(AgentHost):
         self.report_worker()
         if left and not self._stays:
             pids = ", ".join(map(str, left))
-            detail = f"the agent's own worker, process {pids}, does not let go of the devices, not even killed"
+            detail = f"the agent's own worker, process {pids}, still holds the devices after SIGKILL"
             raise DeviceBusyError(detail, hint="the driver hangs: look at the kernel log, and drain this host")
         return gone
 

@@ -57,7 +57,7 @@ async def get_devices(agent: AgentHere, query: Annotated[FormatQuery, fastapi.Qu
 
 @router.post("/devices/release", summary="Give the devices back")
 async def release_devices(agent: AgentHere, caller: Operator, request: ReleaseRequest | None = None) -> Release:
-    """Ends the device worker (and the bench it runs) within 2 s, and names what still holds a device.
+    """Ends the processes that hold devices (worker, bench, preflight) within 2 s, and names what still holds a device.
 
     All devices or none: JAX lets go of what it opened only with its process. So the body, if there is one, is `{}`.
     """

@@ -42,7 +42,7 @@ async def get_healthz() -> str:
 
 @router.get("/readyz", response_class=PlainTextResponse, responses={200: _LINE, 503: _LINE})
 async def get_readyz(agent: AgentHere) -> Response:
-    """Readiness: 200 when plans can be answered, else 503; one short line says why."""
+    """Readiness: 200 when the devices are known and the worker has not failed, else 503; one short line says why."""
     ready, line = agent.readiness()
     return PlainTextResponse(f"{shorten_line(line)}\n", status_code=200 if ready else 503)
 
@@ -151,4 +151,4 @@ async def stream_events(
                 return
             yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.seq))
     except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener reconnects with its id
-        log.warning("a listener of events is let go: %s", error)
+        log.warning("the stream of health events ends early: %s", error)

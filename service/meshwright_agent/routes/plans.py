@@ -110,12 +110,7 @@ async def estimate_batch_size(agent: AgentHere, request: BatchSizeRequest = _DET
     return answer_run(answer) if isinstance(answer, Run) else answer
 
 
-@router.get(
-    "/batch-size",
-    summary="How large a batch (for curl)",
-    tags=["batch size"],
-    dependencies=[NEEDS_READ],
-)
+@router.get("/batch-size", summary="How large a batch (for curl)", tags=["batch size"], dependencies=[NEEDS_READ])
 async def get_batch_size(agent: AgentHere, query: Annotated[BatchSizeQuery, fastapi.Query()]) -> BatchSize:
     """The same by query: `?hardware=h100&per_device_batch_size=256`."""
     return await agent.plans.answer_batch(

@@ -120,4 +120,4 @@ async def stream_run_events(
                 return
             yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.type, id=str(event.seq))
     except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener reconnects with its id
-        log.warning("a listener of run %s is let go: %s", run.id, error)
+        log.warning("the event stream of run %s ends early: %s", run.id, error)

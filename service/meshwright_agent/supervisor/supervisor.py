@@ -66,13 +66,11 @@ class ReleaseOutcome:
     """The outcome of a release.
 
     Attributes:
-        duration_s: seconds until the process ended (or was abandoned), or the time limit passed.
         killed: the process did not end by itself: a signal was needed.
         abandoned_pids: processes that SIGKILL did not end, now or earlier, or not in time. They may still hold devices.
             `Supervisor.holding_pids` lists those that still exist.
     """
 
-    duration_s: float
     killed: bool
     abandoned_pids: tuple[int, ...] = ()
 
@@ -209,14 +207,14 @@ class Supervisor:
             reason: the reason for the waiting callers and the current call.
             within_s: time limit of the answer. A remaining process is listed, and its end continues.
         """
-        began_s, child = self._clock.monotonic(), self._child
+        child = self._child
         self._give_up(partial(CallCancelled, reason))
         if child is None:
-            return ReleaseOutcome(0.0, killed=False, abandoned_pids=self.abandoned_pids)
+            return ReleaseOutcome(killed=False, abandoned_pids=self.abandoned_pids)
         done, _ = await asyncio.wait({self._begin_end(reason, gently=True)}, timeout=within_s)
         killed = not done or (child.ending is not None and child.ending.killed)
         pids = self.abandoned_pids if done else self.holding_pids
-        return ReleaseOutcome(self._clock.monotonic() - began_s, killed, pids)
+        return ReleaseOutcome(killed, pids)
 
     def reset(self) -> None:
         """Forgets the crashes and the last error, after an operator has repaired the host."""
@@ -286,6 +284,8 @@ class Supervisor:
             async with asyncio.timeout(self.spec.start_timeout_s):
                 await child.open()
                 await self._read_hello(child)
+            if self._ending is not None:  # a release, between the hello and its reading
+                raise ChildError("lost", "was released while it started")
         except (TimeoutError, ChildError) as error:
             build_error = await self._end(error if isinstance(error, ChildError) else ChildError("start_timeout"))
             raise build_error() from None
@@ -486,7 +486,7 @@ class Supervisor:
         return UnavailableError(
             f"the {self.spec.name} worker crashed {len(self._crashed_s)} times within {self.spec.crash_window_s:g} s "
             f"and stays down; last: {self.last_error}",
-            hint=f"{_DOCTOR}; restart the agent when it is mended",
+            hint=f"{_DOCTOR}; restart the agent after the cause is repaired",
             log=self._last_log,
             code="worker_failed",
         )

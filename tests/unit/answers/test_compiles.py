@@ -101,7 +101,7 @@ async def test_only_what_holds_for_good_is_kept(tmp_path: Path, status: str, op:
 async def test_an_answer_that_cannot_be_read_costs_a_compile(tmp_path: Path, op: Operation, text: str) -> None:
     async with staged(tmp_path) as desk:
         await desk.store.write(Document(COMPILE, "k", text))
-        assert await desk.compiles.recall(build_task(op=op)) is None
+        assert await desk.compiles.find_known(build_task(op=op)) is None
         assert not (await desk.compile(op=op)).stored
         assert (await desk.compile(op=op)).stored
 

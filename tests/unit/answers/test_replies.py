@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.planning.request import answer_request
 from meshwright.wire.base import Notice
-from meshwright.wire.mesh import Plan, Plans
+from meshwright.wire.mesh import Plan, Plans, SearchRequest
 from meshwright.wire.verification import Verification
 from meshwright_agent.answers.plans import RUN_CHARS, PlanAnswer
 from tests.fakes.stored import build_plan
@@ -60,11 +61,23 @@ def test_a_runs_result_lacks_the_devices_only_where_they_are_very_many() -> None
     assert "GET /mesh/plan" in plans.warnings[0].hint
 
 
-def test_plans_that_the_compiler_refuses_go_behind_those_that_it_passed() -> None:
-    plan = '{"name":NAME,"verification":null}'
-    shown = tuple(plan.replace("NAME", str(number)) for number in range(4))
-    answer = PlanAnswer('{"plans":[]}', ("a",) * 4, ("{}",) * 4, shown, bare=shown)
-    said = [f'{{"status":"{status}"}}' for status in ("does_not_fit", "aborted", "verified", "not_compiled")]
-    found = json.loads(answer.verify(said).write())["plans"]
-    assert [each["name"] for each in found] == [2, 1, 3, 0]
-    assert [each["verification"]["status"] for each in found] == ["verified", "aborted", "not_compiled", "does_not_fit"]
+@pytest.mark.parametrize(("statuses", "order"), [
+    (("does_not_fit", "aborted", "verified", "not_compiled"), [2, 1, 3, 0]),
+    (("verified", "does_not_fit", "aborted", "verified"), [0, 3, 2, 1]),
+    (("does_not_fit",) * 4, [0, 1, 2, 3]),
+])  # fmt: skip
+def test_plans_that_the_compiler_refuses_go_behind_those_that_it_passed(
+    statuses: tuple[str, ...], order: list[int]
+) -> None:
+    targets = ["b200:8", "h200:8", "h100:8", "a100:8"]
+    asked = {"model": "llama3-8b", "training": {"global_batch_size": 8}, "targets": targets, "fallback": True}
+    plans = answer_request(SearchRequest.model_validate(asked))
+    said = [f'{{"status":"{status}"}}' for status in statuses]
+    found = Plans.model_validate_json(cut_tasks(plans).verify(said).write())
+    assert [plan.target for plan in found.plans] == [row.target for row in found.comparison]
+    assert [plan.target for plan in found.plans] == [targets[place] for place in order]
+    assert [plan.verification and plan.verification.status for plan in found.plans] == [statuses[i] for i in order]
+    assert f"times the step of {targets[order[0]]}" in found.comparison[1].message
+    moved = order != [0, 1, 2, 3] and order[0] != 0
+    assert "does not refuse" in found.comparison[0].message or not moved
+    assert (found.fallback is None) == moved

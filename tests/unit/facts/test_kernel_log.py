@@ -133,7 +133,7 @@ def test_records_that_were_overwritten_before_they_were_read_are_counted(log: Pa
 
 
 def test_more_xids_than_one_look_takes_are_told_by_the_next(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_log, "MOST_XIDS", 3)
+    monkeypatch.setattr(kernel_log, "MAX_XIDS", 3)
     for number in range(5):
         write_record(log, number, xid(CARD, 63 + number))
     first = read_kernel_log(log)
@@ -142,7 +142,7 @@ def test_more_xids_than_one_look_takes_are_told_by_the_next(log: Path, monkeypat
 
 
 def test_what_follows_the_limit_of_bytes_is_left(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_log, "MOST_BYTES", 1)
+    monkeypatch.setattr(kernel_log, "MAX_BYTES", 1)
     write_record(log, 1, xid(CARD, 63))
     write_record(log, 2, "x" * 9000)
     write_record(log, 3, xid(CARD, 79))

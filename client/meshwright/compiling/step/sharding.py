@@ -79,10 +79,6 @@ Array = jax.Array
 Way = tuple[NamedSharding, ...]
 """Shardings that a gradient goes through, the last of them that of its weight."""
 
-GATHERED: Final = "gathered_weight"
-"""The name that marks gathered weights for remat: they are gathered again, never saved."""
-
-
 EXPERT_MATMUL: Final = "expert_matmul"
 """The name of the results of experts' matmuls. Remat's own rule for matmuls treats them as a batch of small ones."""
 
@@ -107,7 +103,7 @@ class StepSharding:
         # far larger operands like the gradient, and gather the whole batch for it.
         batched = NamedSharding(self.mesh, _leave_out(tensor.stored, self.axes.context))
         way = (stored,) if batched == stored else (batched, stored)
-        return keep(_gather(weight, way, used, dtype), GATHERED)
+        return _gather(weight, way, used, dtype)
 
     def spread(self, value: Array, here: tuple[Axes, ...], there: tuple[Axes, ...]) -> Array:
         """Returns an activation moved from here to there; its gradient is moved back, not summed where it is."""

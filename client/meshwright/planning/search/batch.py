@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from meshwright.planning.cost.spans import REMATS, Layout, Spans
+from meshwright.planning.mesh_plan import leave_out_devices
+from meshwright.planning.parallelism import write_mesh
 from meshwright.planning.search.candidates import Question
 from meshwright.planning.search.search import (
     bound_schedule,
@@ -56,7 +58,7 @@ def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
         largest = told["largest_batch"] or 0
     step: PlanStepTime = told["step_time"]
     limit, share = find_largest_part(step)
-    shape = " × ".join(f"{name}:{size}" for name, size in mesh_shape.items())
+    shape = write_mesh(mesh_shape)
     memory: PlanMemory = told["memory"]
     message = (
         f"nothing fits: one sequence for each of {parts} data-parallel part{'s' * (parts > 1)} needs about "
@@ -70,9 +72,8 @@ def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
         )
     fields = dict.fromkeys(told) | (told if chosen else {"memory": memory, "measured": told["measured"]})
     fields["largest_batch"] = largest or None
-    granules = tuple(each.model_copy(update={"used_positions": None}) for each in plan.granules)
     return EstimatedBatch(
-        plan=plan.model_copy(update={**fields, "devices": (), "granules": granules}),
+        plan=leave_out_devices(plan).model_copy(update=fields),
         recommended=chosen,
         batches=tuple(_build_row(costs[batch]) for batch in batches),
         message=message,

@@ -1,6 +1,6 @@
 """The candidates of a search: all meshes that divide model, batch and devices equally, and the cost of each.
 
-AxisRule: a candidate is legal before it is priced, by the same rule of divisibility as a given mesh.
+Rule: a candidate is legal before it is priced, by the same rule of divisibility as a given mesh.
 """
 
 from __future__ import annotations

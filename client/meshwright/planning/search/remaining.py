@@ -12,7 +12,7 @@ from typing import Final
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.device_selection import Pool
-from meshwright.planning.parallelism import choose_near
+from meshwright.planning.parallelism import choose_near, write_mesh
 from meshwright.planning.search.candidates import Question
 from meshwright.planning.search.search import price_best, read_bounds, search_plans
 from meshwright.topology.model import Topology
@@ -121,18 +121,20 @@ def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
     if not plans.plans:
         return f"without {lost} nothing fits in what is left"
     left = plans.plans[0]
-    shape = " × ".join(f"{name}:{size}" for name, size in left.mesh_shape.items())
     assert best.step_time is not None
     assert left.step_time is not None
-    ratio = left.step_time.total_s / best.step_time.total_s
+    times = f"{left.step_time.total_s / best.step_time.total_s:.2f} times as long"
     hints = [notice.hint for notice in plans.warnings if notice.code == "devices_left_idle"]
     unused = f"; {idle} of them stay idle; {hints[0]}" if idle and hints else ""
-    return f"without {lost}: {shape}, {left.step_time.total_s:.3g} s a step, {ratio:.2f} times as long{unused}"
+    return f"without {lost}: {write_mesh(left.mesh_shape)}, {left.step_time.total_s:.3g} s a step, {times}{unused}"
 
 
 def _refuse(request: SearchRequest, left: int) -> PlanInfeasibleError:
     batch = request.training.global_batch_size
     detail = f"no mesh of the {left} devices left, or of fewer, cuts this model and a global_batch_size of {batch}"
-    near = choose_near([left * times for times in (1, 2, 4, 8)], batch)
-    hint = f"use a global_batch_size of {' or '.join(map(str, near))}, or leave more axes free"
+    training = request.training
+    steps = training.gradient_accumulation_steps if "gradient_accumulation_steps" in training.model_fields_set else 1
+    near = choose_near([left * steps * times for times in (1, 2, 4, 8)], batch)
+    free = "leave more axes free" if steps == 1 else "leave gradient_accumulation_steps out"
+    hint = f"use a global_batch_size of {' or '.join(map(str, near))}, or {free}"
     return PlanInfeasibleError.of("training.global_batch_size", detail, hint)

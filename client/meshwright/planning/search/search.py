@@ -22,7 +22,7 @@ from meshwright.planning.cost.memory import DTYPE_BYTES, count_optimizer_bytes, 
 from meshwright.planning.cost.spans import AXES, REMATS, Layout, Spans
 from meshwright.planning.cost.step_time import find_spread
 from meshwright.planning.hardware import GPU_FRACTION, find_capacity
-from meshwright.planning.parallelism import MeshAxes, choose_near, list_divisors, name_axis, write_values
+from meshwright.planning.parallelism import MeshAxes, choose_near, list_divisors, name_axis, write_mesh, write_values
 from meshwright.planning.search.candidates import PARTS, Bounds, Hardware, Priced, Question, Space
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import (
@@ -505,10 +505,8 @@ def _list_untested_notices(priced: Priced, best: Mapping[int, Plan]) -> tuple[No
     if saved <= EQUAL_WITHIN:
         return ()
     unusual = next(words for words, each in find_unusual(priced).items() if each[place])
-    mesh = " × ".join(f"{axis}:{size}" for axis, size in best[place].mesh_shape.items())
-    message = (
-        f"{mesh} takes {saved:.0%} less time, by {unusual}: that counts as {UNUSUAL:.0%} slower, as no run judges it"
-    )
+    message = f"{write_mesh(best[place].mesh_shape)} takes {saved:.0%} less time, by {unusual}"
+    message += f": that counts as {UNUSUAL:.0%} slower, as no run judges it"
     return (Notice(code="faster_untested", message=message, hint="measure both before you choose it"),)
 
 
@@ -521,8 +519,8 @@ def _list_fewer_notices(question: Question, bounds: Bounds, seconds: float) -> t
     best = price_best(replace(question, hardware=replace(hardware, devices=fewer)), bounds)
     if best is None or best.seconds >= seconds:
         return ()
-    mesh = " × ".join(f"{axis}:{size}" for axis, size in best.mesh_shape.items())
-    message = f"{fewer} of the {hardware.devices} devices take {best.seconds:.3g} s a step, on {mesh}"
+    message = f"{fewer} of the {hardware.devices} devices take {best.seconds:.3g} s a step, on "
+    message += write_mesh(best.mesh_shape)
     return (Notice(code="fewer_is_faster", message=message, hint=f"search on {fewer} of them (--count {fewer})"),)
 
 
@@ -535,8 +533,7 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
     if best is None or not near / batch * seconds >= BETTER_BATCH * best.seconds < math.inf:
         return ()
     gain = "fits" if seconds == math.inf else f"has {near / batch * seconds / best.seconds:.2f} times the tokens/s"
-    mesh = " × ".join(f"{axis}:{size}" for axis, size in best.mesh_shape.items())
-    told = f"{near} {gain}, on {mesh}, {best.seconds:.3g} s a step"
+    told = f"{near} {gain}, on {write_mesh(best.mesh_shape)}, {best.seconds:.3g} s a step"
     message = f"a global_batch_size of {batch} is not a multiple of {devices} devices; {told}"
     return (Notice(code="better_batch", message=message, hint=f"use a global_batch_size of {near}"),)
 
@@ -581,7 +578,7 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
     legal = [size for size in sorted(least) if question.with_batch(size).list_space(bounds).size]
     near = dict.fromkeys((*legal[-1:], *choose_near(legal, batch)))  # first a multiple of all devices
     batches = [size for size in near if _is_feasible(question.with_batch(size), bounds)][:3]
-    fewer = 1 << (devices - 1).bit_length() - 1
+    fewer = 1 << max((devices - 1).bit_length() - 1, 0)
     hint = "leave more axes free" if bounds.axes or bounds.at_most else "search on more devices, or with more memory"
     if bounds.gradient_accumulation_steps:
         hint = "leave gradient_accumulation_steps out"
@@ -639,11 +636,10 @@ def audit_plan(plan: Plan, question: Question) -> AuditAlternative | None:
         total_s, layout = float(priced.total_s[best]), priced.layout.take(best)
         shape, schedule, ratio = _name_axes(layout, plan), build_schedule(question, layout), total_s / own_s
         than = f"{abs(ratio - 1):.0%} {'less' if ratio < 1 else 'more'}" if round(ratio, 2) != 1 else "the same"
-        mesh = " × ".join(f"{name}:{size}" for name, size in shape.items())
         count = schedule.gradient_accumulation_steps
         batch = f"{count} micro-batch{'es' * (count > 1)} of {schedule.micro_batch_size}"
         more = "" if fits else "; the mesh that was given does not fit"
-        message = f"{mesh}, {batch}, remat {schedule.remat}: {total_s:.3g} s a step, {than}{more}"
+        message = f"{write_mesh(shape)}, {batch}, remat {schedule.remat}: {total_s:.3g} s a step, {than}{more}"
     return AuditAlternative(mesh_shape=shape, schedule=schedule, step_s=total_s, message=message)
 
 

@@ -28,7 +28,7 @@ BLOCK_ROWS: Final = 1024
 
 SAMPLE_S: Final = 0.02
 """About the duration of a sample's calls."""
-CALLS_MAX: Final = 32
+MAX_CALLS: Final = 32
 """Of a sample. Source: JAX lets 32 computations wait for a GPU."""
 
 _SIGNIFICAND_BITS: Final = {"float32": 24, "bfloat16": 8, "float16": 11}
@@ -114,7 +114,7 @@ class ComputeCall(JaxCall):
     def choose_calls(self) -> None:
         """Compiles, and chooses the number of calls by the duration of one."""
         self.sample()
-        self.calls = max(1, min(CALLS_MAX, int(SAMPLE_S / max(self.sample(), 1e-9))))
+        self.calls = max(1, min(MAX_CALLS, int(SAMPLE_S / max(self.sample(), 1e-9))))
 
     def sample(self) -> float:
         """Calls, waits for the last result, and returns the seconds of one call."""

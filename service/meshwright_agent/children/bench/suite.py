@@ -57,10 +57,7 @@ LISTERS: Final[Mapping[BenchCase, Lister]] = {
 
 
 def run_suite(
-    request: BenchRequest,
-    *,
-    progress: Callable[[dict[str, Any]], None],
-    check: Callable[[], None],
+    request: BenchRequest, *, progress: Callable[[dict[str, Any]], None], check: Callable[[], None]
 ) -> BenchResult:
     """Returns the records and the skipped trials.
 

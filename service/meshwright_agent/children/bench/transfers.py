@@ -54,11 +54,7 @@ def list_device_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
 
 
 def _list_each(
-    case: BenchCase,
-    subject: Callable[..., Subject],
-    scope: Scope,
-    stage: Stage,
-    places: Sequence[tuple[int, ...]],
+    case: BenchCase, subject: Callable[..., Subject], scope: Scope, stage: Stage, places: Sequence[tuple[int, ...]]
 ) -> Iterator[Trial]:
     """Yields one trial for each size and each of the `places`, the local indices of a transfer."""
     for size in round_sizes(scope.sizes_bytes, stage.item_bytes):

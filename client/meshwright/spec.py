@@ -28,8 +28,8 @@ MESH_EXAMPLE: Final = 'write it as "dp:2,tp:4"; one size may be -1 (the rest of 
 """The form that each request, option and parameter accepts; some also accept an object or a list of pairs."""
 
 
-def _refuse(detail: str, hint: str = MESH_EXAMPLE) -> InvalidMeshError:
-    return InvalidMeshError.of("mesh", detail, hint)
+def _refuse(detail: str, hint: str = MESH_EXAMPLE, field: str = "mesh") -> InvalidMeshError:
+    return InvalidMeshError.of(field, detail, hint)
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,18 @@ def parse_axis_types(
             unknown = sorted(set(axis_types) - set(names))
             if unknown:
                 raise _refuse(
-                    f"axis_types names {unknown[0]!r}; the mesh has {', '.join(names)}", "name axes of the mesh"
+                    f"axis_types names {unknown[0]!r}; the mesh has {', '.join(names)}",
+                    "name axes of the mesh",
+                    "axis_types",
                 )
             words = [axis_types.get(name, "auto") for name in names]
         case _:
             words = list(axis_types) * (len(names) if len(axis_types) == 1 else 1)
             if len(words) != len(names):
                 raise _refuse(
-                    f"axis_types has {len(words)} entries for {len(names)} axes", "give one word, or one an axis"
+                    f"axis_types has {len(words)} entries for {len(names)} axes",
+                    "give one word, or one an axis",
+                    "axis_types",
                 )
     return tuple(_parse_axis_type(word) for word in words)
 
@@ -149,7 +153,9 @@ def parse_axis_types(
 def _parse_axis_type(word: str) -> AxisType:
     if word.lower() not in AXIS_TYPES:
         near = difflib.get_close_matches(word.lower(), AXIS_TYPES, n=1) or ["auto"]
-        raise _refuse(f"axis type {word!r} is none of {', '.join(AXIS_TYPES)}", f'did you mean "{near[0]}"?')
+        raise _refuse(
+            f"axis type {word!r} is none of {', '.join(AXIS_TYPES)}", f'did you mean "{near[0]}"?', "axis_types"
+        )
     return cast(AxisType, word.lower())
 
 

@@ -181,7 +181,8 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     errors = error.errors()
     kind = request.headers.get("content-type", "")
-    if any(each["loc"] == ("body",) for each in errors) and "json" not in kind.lower():
+    is_json = re.fullmatch(r"application/([^;]*\+)?json", kind.partition(";")[0].strip().lower())
+    if any(each["loc"] == ("body",) for each in errors) and not is_json:
         detail = f"the body came with Content-Type {kind[:80]!r}; it must be application/json"
         hint = "curl: add -H 'Content-Type: application/json' (or use --json)"
         return build_response(InvalidRequestError(detail, status=415, hint=hint))

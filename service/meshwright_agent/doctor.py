@@ -18,9 +18,11 @@ from typing import Any, Final, Literal
 
 from meshwright.compiling.compilers import COMPILERS, explain_missing, read_versions
 from meshwright.errors import ProblemError
+from meshwright_agent.auth import AccessSettingsError, Authenticator, check_exposure
 from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.facts.model import HostFacts, parse_host_facts
 from meshwright_agent.leases import read_held
+from meshwright_agent.server import load_tls
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.specs import (
     build_device_spec,
@@ -293,11 +295,12 @@ def _check_worker(here: Surroundings) -> CheckResult | None:
         return CheckResult("wrong", "device worker", f"JAX does not start: {cause}", fix, here.jax_log[-LOG_LINES:])
     count = len(here.jax["devices"])
     found = f"JAX sees {count} {here.jax['platform']} device{'s' * (count != 1)}"
-    expected = here.gpu_count or here.tpu_count
+    expected = f"{here.gpu_count or here.tpu_count} accelerators" if here.gpu_count or here.tpu_count else ""
+    if here.facts is not None and here.facts.kfd is not None:
+        expected = expected or "AMD's driver (/dev/kfd)"
     if expected and here.jax["platform"] == "cpu" and not here.settings.cpu_devices:
-        return CheckResult(
-            "wrong", "device worker", f"{found}, the host has {expected} accelerators", "see the lines above"
-        )
+        fix = "see the lines above" if here.gpu_count or here.tpu_count else "install JAX's plugin for ROCm"
+        return CheckResult("wrong", "device worker", f"{found}, the host has {expected}", fix)
     if here.gpu_count and here.jax["platform"] == "gpu" and len(here.jax["devices"]) != here.gpu_count:
         fix = "CUDA_VISIBLE_DEVICES or the container's device list leaves some out; that may be meant"
         return CheckResult("note", "device worker", f"{found}, the driver lists {here.gpu_count}", fix)
@@ -346,6 +349,16 @@ def _check_state(here: Surroundings) -> CheckResult | None:
     return CheckResult("ok", "state directory", f"{here.settings.state_dir} is writable")
 
 
+def _check_access(here: Surroundings) -> CheckResult:
+    try:
+        check_exposure(here.settings)
+        Authenticator(here.settings, SystemClock())
+        load_tls(here.settings)
+    except AccessSettingsError as error:
+        return CheckResult("wrong", "access", str(error), "the agent does not start with these settings")
+    return CheckResult("ok", "access", "addresses, tokens and TLS files can be used")
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     _check_versions,
     _check_probe,
@@ -358,9 +371,10 @@ CHECKS: Final[tuple[Check, ...]] = (
     _check_holders,
     _check_cpu_quota,
     _check_state,
+    _check_access,
 )
 
-SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state)
+SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state, _check_access)
 """Checks for an agent that needs neither JAX nor a driver."""
 
 

@@ -312,8 +312,14 @@ class LeaseService:
         """Raises DeviceLeasedError unless the request names the devices of the lease."""
         has = [leased.local_index for leased in lease.devices]
         if isinstance(request.devices, DeviceSelection):
-            count = request.devices.count
-            is_same, asked = count in (None, len(has)), f"{count} device(s)"
+            count, exclude = request.devices.count, request.devices.exclude or ()
+            left_out = choose_devices(
+                request.model_copy(update={"devices": exclude}), self._devices().devices, self._here
+            )
+            is_covered = any(covers(each, one) for one in left_out for each in lease.devices)
+            is_same = count in (None, len(has)) and not is_covered
+            asked = f"{count} device(s)" if count else "a choice"
+            asked += f" without {_list_shown([one.local_index for one in left_out])}" if left_out else ""
         elif request.devices != "all" and _names_exactly(request.devices, lease):  # also of a simulated fleet
             is_same, asked = True, ""
         else:
@@ -331,6 +337,7 @@ class LeaseService:
             )
 
     async def _create(self, lease_id: str, request: LeaseRequest, by: Owner) -> StoredLease:
+        self._here()  # refuses while the devices are not known
         there = self._devices().devices
         devices = choose_devices(request, there, self._here)
         in_the_way = self._registry.list_covering(devices)

@@ -127,7 +127,7 @@ def test_refusals_leave_a_bench_that_runs_as_it_was(agent: RunningAgent) -> None
     wait_for(lambda: _state(agent, run_id) == "cancelled", agent)
 
 
-@pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {}])
+@pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {"Content-Type": "text/json"}, {}])
 def test_a_body_that_is_not_json_by_its_type_is_refused(agent: RunningAgent, headers: dict[str, str]) -> None:
     response = httpx.post(agent.url + PLAN, content=b'{"mesh": "dp:8"}', headers=headers)
     assert "--json" in check_problem(response, 415, "invalid_request")["hint"]

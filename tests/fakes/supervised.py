@@ -73,7 +73,7 @@ class FakeSupervisor:
     async def release(self, *, reason: str = "released", within_s: float | None = None) -> ReleaseOutcome:
         self.releases.append(reason)
         self.state = "stopped"
-        return ReleaseOutcome(0.0, killed=False, abandoned_pids=self.abandoned_pids)
+        return ReleaseOutcome(killed=False, abandoned_pids=self.abandoned_pids)
 
     def reset(self) -> None:
         self.resets += 1

@@ -290,4 +290,4 @@ def test_a_simulation_that_cannot_write_is_as_wrong_as_any_agent(tmp_path: Path)
     (tmp_path / "file").touch()
     findings = examine(Settings(simulate="h100:8", state_dir=tmp_path / "file" / "state"), {})
     told = [(finding.level, finding.subject) for finding in findings]
-    assert told == [("note", "simulated"), ("wrong", "state directory")]
+    assert told == [("note", "simulated"), ("wrong", "state directory"), ("ok", "access")]

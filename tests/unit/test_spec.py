@@ -65,8 +65,9 @@ def test_axis_types_are_one_for_all_or_one_an_axis(given_types: object, expected
 
 @pytest.mark.parametrize("wrong", ["automatic", ["auto", "auto", "auto"], {"pp": "auto"}, []])
 def test_wrong_axis_types_are_refused(wrong: object) -> None:
-    with pytest.raises(InvalidMeshError):
+    with pytest.raises(InvalidMeshError) as caught:
         parse_axis_types(wrong, ("dp", "tp"))  # type: ignore[arg-type]
+    assert caught.value.errors[0]["field"] == "axis_types"
 
 
 @pytest.mark.parametrize("size", [10**20, -(10**20), int("9" * 400)])

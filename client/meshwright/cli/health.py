@@ -170,8 +170,9 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Requirement:
     kinds = ", ".join(sorted({device.kind for device in there or seen.devices})) or "no device"
     count = f"{len(there)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
     declared = ", declared" if any(device.basis == "declared" for device in there) else ""
-    is_met = len(there) >= wanted.count
-    return Requirement("devices", str(wanted), f"{count} ({kinds}){declared}", "healthy" if is_met else "unhealthy")
+    was_looked_at = any(device.basis != "declared" for device in seen.devices)
+    state: State = "healthy" if len(there) >= wanted.count else "unhealthy" if was_looked_at else "unknown"
+    return Requirement("devices", str(wanted), f"{count} ({kinds}){declared}", state)
 
 
 def find_worst(health: Health, findings: Sequence[Requirement]) -> State:
@@ -191,7 +192,7 @@ def find_outcome(style: Format, health: Health, findings: Sequence[Requirement])
         return worst
     unknown = [part for part in health.components if part.state == "unknown"]
     if not unknown:
-        return "degraded"
+        return "no_answer" if health.state == "initializing" else "degraded"
     of_cards = [part.observed_at for part in unknown if part.name.partition(":")[0] in OF_A_CARD]
     driver = next((part for part in health.components if part.name == "driver"), None)
     if driver is None or driver.state == "unknown" or driver.observed_at is None:

@@ -182,7 +182,7 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
     (r"GET /(devices|health)\b(?!/)", r"`meshwright \1`"),
     (r"with preemptible: false", "without --preemptible"),
     (r"a longer timeout_s", "a longer --timeout"),
-    (r"set allow_unused", "choose some with --count"),
+    (r"in POST /mesh/plan, name the devices or set allow_unused", "choose devices with --devices or --count"),
     (r'(?:devices )?\{"count": (\d+)\}', r"--count \1"),
     (r'"devices": \[([^]]*)\]', lambda found: f"devices {found[1].replace(' ', '')}"),
 )

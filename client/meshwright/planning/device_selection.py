@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Final
@@ -312,23 +313,22 @@ def _choose(
     notices = _describe_left_out(topology, [index for index in left_out if index not in excluded], health)
     is_named = bool(excluded) or lease not in (None, ANY_LEASE)
     free = Pool(candidates, is_named, candidates, left_out, notices, leased=leased, taken=taken, why_held=why)
-    if count is None and (candidates or not leased):
+    if count is None and candidates:
         return replace(free, notices=(*notices, *_describe_held(*holders)))
     if (count or 1) > len(candidates):
+        request = f"devices asks for {count or 'what is free'}" if asked else "a plan needs at least one device"
         if (count or 1) <= len(candidates) + len(leased):
-            request = f"devices asks for {count or 'what is free'}" if asked else "a plan needs at least one device"
             works = f"ask for {len(candidates)} or fewer" if candidates else ""
             raise refuse_leased(request, topology, leased, why, works, field="devices.count" if asked else "devices")
-        works = "exclude fewer devices, or name them one by one" if excluded else "name them one by one"
+        works = "exclude fewer devices, or name them one by one" if excluded else "GET /health and GET /devices say why"
         if candidates or leased:
             then = "" if candidates else " when their leases have ended (GET /leases says when)"
             works = f"ask for {len(candidates or leased)} or fewer{then}"
-        raise refuse(
-            f"devices asks for {count}; {name_hosts(topology)} {len(topology.devices)}, of which {len(excluded)} are "
-            f"excluded and {len(set(left_out) - excluded)} are not well{why}; only what is left can be taken",
-            works,
-            "devices.count",
-        )
+        gone = (len(excluded), "are excluded"), (len(set(left_out) - excluded), "are not well")
+        lacks = " and ".join(f"{number} {words}" for number, words in gone if number)
+        there = f"{name_hosts(topology)} {len(topology.devices)}{', of which ' * bool(lacks)}{lacks}{why}"
+        detail = f"{request}; {there}; only what is left can be taken"
+        raise refuse(detail, works, "devices.count" if count else "devices")
     count = count or 1
     busy = {index for index in find_foreign(topology, candidates) if not is_own(topology, index, lease)}
     idle = tuple(index for index in candidates if index not in busy)
@@ -341,30 +341,37 @@ def select_for_lease(
 ) -> tuple[int, ...]:
     """Returns the places of the devices for a new lease: healthy, not leased, close to each other.
 
-    Where too few are free, a lease that is not preemptible takes devices from preemptible leases, one after the other.
-    Processes that use them are assumed to be the preempted job's, which has to end.
+    Where too few are free, a lease that is not preemptible takes devices from preemptible leases, no more than it has
+    to. Processes that use them are assumed to be the preempted job's, which has to end.
 
     Raises:
         DeviceLeasedError: other leases have too many of the devices.
         InvalidRequestError: there are fewer devices that are healthy and not in exclusive use by a process.
     """
+    covers = [device.lease for device in topology.devices if device.lease is not None and not is_preemptible]
+    yielding = list(dict.fromkeys(cover.id for cover in covers if cover.preemptible))
+
+    def select(ended: Sequence[str]) -> tuple[int, ...]:
+        free = {"lease": None, "processes": ()}
+        devices = (d.model_copy(update=free) if d.lease and d.lease.id in ended else d for d in topology.devices)
+        return select_devices(asked, replace(topology, devices=tuple(devices)), health).indices
+
+    ended: list[str] = []
     while True:
         try:
-            return select_devices(asked, topology, health).indices
+            chosen = select(ended)
+            break
         except PlanInfeasibleError as error:
             raise InvalidRequestError(error.detail, hint=error.hint, errors=error.errors) from error
         except DeviceLeasedError:
-            covers = (device.lease for device in topology.devices if device.lease is not None)
-            yielding = next((cover.id for cover in covers if cover.preemptible), None)
-            if is_preemptible or yielding is None:
+            if len(ended) == len(yielding):
                 raise
-        freed = (
-            device.model_copy(update={"lease": None, "processes": ()})
-            if device.lease and device.lease.id == yielding
-            else device
-            for device in topology.devices
-        )
-        topology = replace(topology, devices=tuple(freed))
+        ended = yielding[: len(ended) + 1]
+    for each in tuple(ended):
+        with suppress(DeviceLeasedError, PlanInfeasibleError):
+            rest = [one for one in ended if one != each]
+            chosen, ended = select(rest), rest
+    return chosen
 
 
 def refuse_leased(

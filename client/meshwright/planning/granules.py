@@ -13,6 +13,7 @@ intensity").
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -98,7 +99,7 @@ def check_importance(importance: Mapping[str, float] | None, names: Sequence[str
     missing = [name for name in names if name not in importance]
     if unknown or missing:
         what = f"axis {unknown[0]!r} is not in the mesh" if unknown else f"axis {missing[0]!r} is left out"
-        example = ",".join(f"{name}:{place + 1}" for place, name in enumerate(names))
+        example = json.dumps({name: place + 1 for place, name in enumerate(names)})
         message = f"{what}; importance has one figure for each axis of the mesh ({', '.join(names)})"
         hint = f"give all, such as {example}, or leave it out"
         raise InvalidRequestError.of("importance", f"importance: {message}", hint, message)

@@ -194,7 +194,7 @@ class _Planner:
         detail += f"{there - spec.device_count} would stay idle"
         if not (pool.is_named or self.request.allow_unused):
             rule = "a plan uses all devices unless it was told otherwise"
-            hint = f"{_offer(spec, there)}; or name the devices, or set allow_unused"
+            hint = f"{_offer(spec, there)}; or, in POST /mesh/plan, name the devices or set allow_unused"
             raise PlanInfeasibleError.of("mesh", f"{detail}, and {rule}", hint, rule, code="devices_unused")
         return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)
 
@@ -383,6 +383,9 @@ def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
     if needed <= count and not (-1 in asked.sizes and count % needed):
         return asked.resolve(count)
     works, there = _offer(asked, count), _describe_there(pool, topology)
+    if pool.leased and needed <= count and (count + len(pool.leased)) % needed == 0:
+        words = f"mesh {asked} needs a multiple of {needed} devices"
+        raise refuse_leased(words, topology, pool.leased, pool.why_held, works, field="mesh")
     if needed <= count:
         free = asked.names[asked.sizes.index(-1)]
         found = f"{there}; the sizes beside {free} make {needed}, and the rest of the devices fills an axis only if the"
@@ -403,8 +406,6 @@ def _describe_there(pool: Pool, topology: Topology) -> str:
 
 def _offer(asked: MeshSpec, count: int) -> str:
     shapes = search_shapes(asked, count)
-    if not shapes:
-        return "no device is left to plan on; GET /health and GET /devices say why"
     if -1 not in asked.sizes and count > 1:
         (name, _), *rest = shapes[0].axes
         shapes = (shapes[0], MeshSpec(((name, -1), *rest)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
-from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, name_hosts, refuse, select_devices
+from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, select_devices
 from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.mesh_plan import leave_out_devices, plan_mesh
 from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
@@ -55,11 +55,7 @@ class Inventory:
 
     def select(self, devices: Names | DeviceSelection | None = None, lease: str | None = None) -> Pool:
         """Returns the devices that a request selects, at least one; errors as of `select_devices`."""
-        pool = select_devices(devices, self.topology, self.health, lease)
-        if not pool.indices:
-            found = f"{name_hosts(self.topology)} {len(self.topology.devices)} devices, none of them well and free"
-            raise refuse(found + pool.why_held, "GET /health and GET /devices say why", "devices")
-        return pool
+        return select_devices(devices, self.topology, self.health, lease)
 
     def ask(
         self,
@@ -137,6 +133,11 @@ def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None 
         InvalidMeshError, PlanInfeasibleError: see `plan_mesh`.
         PlanInfeasibleError: an axis does not divide its dimension of the model.
     """
+    if request.lease is not None and request.targets:
+        detail = (
+            f"lease {request.lease} reserves devices of an agent's host, and {request.targets[0]} is other hardware"
+        )
+        raise _refuse("lease", detail, "leave out the lease, or the target")
     if isinstance(request, PlanRequest):
         return Plans(plans=(_answer_plan(request, here),))
     prices = _read_prices(request)

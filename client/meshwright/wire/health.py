@@ -53,24 +53,20 @@ class Health(Reply):
 
 
 def find_worst_state(components: Sequence[Component]) -> State:
-    """Returns the worst state; `initializing` without components.
+    """Returns the worst state; not better than `initializing` before a device was looked at.
 
     A component that is left alone on purpose (it was checked and says `initializing`, with the reason) does not count.
     """
     states = {part.state for part in components if part.state != "initializing" or part.observed_at is None}
-    return next((state for state in WORST_FIRST if state in states), "initializing")
+    worst: State = next((state for state in WORST_FIRST if state in states), "initializing")
+    has_device = any(part.name.startswith("device:") for part in components)
+    return "initializing" if worst == "healthy" and not has_device else worst
 
 
 def select_hardware(health: Health) -> Health:
-    """Returns the health of the devices and their driver alone: the components of `HARDWARE`.
-
-    It is not healthy before a device was looked at: a CPU host's devices come after its driver.
-    """
+    """Returns the health of the devices and their driver alone: the components of `HARDWARE`."""
     components = tuple(part for part in health.components if part.name.partition(":")[0] in HARDWARE)
-    state = find_worst_state(components)
-    if state == "healthy" and not any(part.name.startswith("device:") for part in components):
-        state = "initializing"
-    return Health(state=state, components=components)
+    return Health(state=find_worst_state(components), components=components)
 
 
 class HealthEvent(Reply):

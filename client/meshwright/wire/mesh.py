@@ -259,7 +259,7 @@ class Plans(Reply):
     warnings: tuple[Notice, ...] = Field(default=(), description="about the request, not about one plan")
 
 
-Price = Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e6)]
+Price = Annotated[StrictFloat, Field(gt=0, le=1e6)] | Annotated[StrictInt, Field(gt=0, le=10**6)]
 
 SearchAxis = Literal["dp", "fsdp", "tp", "cp", "ep", "pp"]
 """What a search calls the axes that it makes."""

@@ -5,7 +5,7 @@ Rule: describes the model, and not its sharding. A preset or a config.json is re
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictBool, StrictInt
 
@@ -175,20 +175,28 @@ class ModelSpec(RequestPart):
         return self.num_hidden_layers if self.num_window_layers is None else self.num_window_layers
 
 
+def _pop_default(schema: dict[str, Any]) -> None:
+    """Leaves the default out of the OpenAPI document: a client that sends it asks for something else."""
+    schema.pop("default", None)
+
+
 class TrainingSpec(RequestPart):
     """How it is trained: one optimizer step."""
 
     seq_len: Annotated[StrictInt, Field(ge=1, le=2**24)] = Field(
         default=4096,
+        json_schema_extra=_pop_default,
         description="tokens; not said: the model's max_position_embeddings, at most 8192, and 4096 where it has none",
     )
     global_batch_size: Annotated[StrictInt, Field(ge=1, le=BATCH_MAX)] = Field(
         default=BATCH_MAX,
+        json_schema_extra=_pop_default,
         description="sequences in one optimizer step, which a plan or search needs; of POST /batch-size the most to "
         "look at, and what a mesh is searched for; not said: no bound",
     )
     gradient_accumulation_steps: Annotated[StrictInt, Field(ge=1, le=2**16)] = Field(
         default=1,
+        json_schema_extra=_pop_default,
         description="forward and backward passes in one step, each on its part of the batch; not said: a plan's choice",
     )
     weight_dtype: WeightDtype = "float32"
@@ -198,6 +206,7 @@ class TrainingSpec(RequestPart):
     second_moment_dtype: WeightDtype | None = Field(default=None, description="of AdamW; null: as the weights")
     remat: Remat = Field(
         default="full",
+        json_schema_extra=_pop_default,
         description="what the backward pass computes again: none; minimal: all but matmuls; full: each layer; not "
         "said: a plan's choice",
     )

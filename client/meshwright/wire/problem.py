@@ -267,7 +267,7 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
         case "too_long":
             return f"give {field} up to {limits['max_length']} entries"
         case "too_short":
-            return f"give {field} {limits['min_length']} or more entries, or leave it out"
+            return f"give {field} {limits['min_length']} or more entries" + ", or leave it out" * (field != "hosts")
         case "string_pattern_mismatch" if limits["pattern"] == LINE_PATTERN:
             line = _join_lines(str(value))
             return f"write {field} on one line" + (f": {_shorten_json(line)}" if line else "")

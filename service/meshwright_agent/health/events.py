@@ -272,13 +272,13 @@ class History:
             StoreUnavailableError: the store does not answer.
         """
         stored = self._stored_seq
+        after = after if after is None or after <= self.last_seq else 0
         found = await self._store.list_events(
             HEALTH, after=after, limit=limit, where=("component", component), since=since.timestamp() if since else 0.0
         )
         events = tuple(parse_bodies(HealthEvent, found))
         seen = (event.seq for event in events)
-        known = after if after is not None and after <= self.last_seq else 0
-        return HealthEvents(events=events, last_seq=max(stored, known, *seen))
+        return HealthEvents(events=events, last_seq=max(stored, after or 0, *seen))
 
     def follow(self, after: int, component: str | None = None) -> AsyncGenerator[HealthEvent, None]:
         """Returns events numbered above `after`: the stored ones, then new ones, until the agent stops.

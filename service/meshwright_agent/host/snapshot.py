@@ -105,9 +105,11 @@ class HostSnapshot:
         if self.jax is None:
             return ""
         devices = self.devices(self.jax.observed_at)
-        if self.jax.platform == devices.platform:
-            return ""
         there = f"this host has {len(devices.devices)} {devices.platform} devices"
+        if self.jax.platform == devices.platform:
+            if self.jax.platform != "cpu" or self.cpu_devices or self.facts is None or self.facts.kfd is None:
+                return ""
+            there = "this host has AMD's driver (/dev/kfd)"
         return f"{there}, but its JAX runs on {self.jax.platform}"
 
     def require_facts(self) -> None:

@@ -285,6 +285,24 @@ def test_what_could_not_be_looked_at_is_unknown_and_slurm_keeps_and_says_so(h100
     assert style != "slurm" or printed.out.startswith("keep: unknown: devices 8*h100: ")
 
 
+@pytest.mark.parametrize(("style", "code"), [("slurm", 2), ("nagios", 3), ("text", 1)])
+def test_what_is_declared_alone_is_no_evidence_that_devices_are_missing(
+    h100: CommandLine, style: Format, code: int
+) -> None:
+    """As the placeholder of a host on which nothing has answered yet: it neither drains the node nor passes."""
+    there = h100.fake.devices
+    placeholder = there.devices[0].model_copy(update={"kind": "cpu", "basis": "declared"})
+    h100.fake.devices = there.model_copy(update={"devices": (placeholder,)})
+    h100.fake.health = Health(state="initializing", components=(Component(name="driver", state="initializing"),))
+    assert h100("health", "--expect", "8*h100", "--format", style).code == code
+
+
+@pytest.mark.parametrize("first", ["json", "text"])
+def test_the_format_nearest_to_the_end_counts(meshwright: CommandLine, first: str) -> None:
+    meshwright.fake.fail_next(httpx.ConnectError("refused"))
+    assert meshwright("--format", first, "health", "--format", "nagios").code == 3
+
+
 def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: CommandLine) -> None:
     said = h100("health", "--format=json", "--expect", "9*h100").json
     assert (said["state"], said["verdict"], len(said["components"])) == ("healthy", "unhealthy", 10)

@@ -152,6 +152,7 @@ def test_events_are_asked_for_by_component_number_and_time(tmp_path: Path) -> No
         assert await seqs(after=2, limit=2) == [3, 4]
         assert await seqs(after=None, limit=2) == [5, 6]
         assert await seqs(since=clock.now() - timedelta(seconds=20)) == [5, 6]
+        assert await seqs(after=99) == [1, 2, 3, 4, 5, 6]  # a number of a history that is gone
         assert (await history.list_events(after=99, limit=1)).last_seq == 6
 
     run_with_store(tmp_path / "db", test)

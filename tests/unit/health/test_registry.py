@@ -43,20 +43,22 @@ def test_a_clock_that_went_back_gives_no_negative_age() -> None:
 
 @given(st.lists(st.sampled_from(WORST_FIRST), min_size=1, max_size=6))
 def test_the_whole_is_as_bad_as_its_worst_part(states: list[str]) -> None:
-    board = HealthRegistry(stale_after_s=60)
+    board, worst = HealthRegistry(stale_after_s=60), min(states, key=WORST_FIRST.index)
     for index, state in enumerate(states):
         if state == "initializing":
             board.expect((f"c{index}",))
         else:
             board.report(f"c{index}", state, "", at=NOW)  # type: ignore[arg-type]
-    assert board.view(NOW).state == min(states, key=WORST_FIRST.index)
+    assert board.view(NOW).state == (worst if worst != "healthy" else "initializing")  # no device was looked at
+    board.report("device:0", "healthy", "", at=NOW)
+    assert board.view(NOW).state == worst
 
 
 def test_a_component_that_is_left_alone_on_purpose_says_so_and_counts_for_nothing() -> None:
     board = HealthRegistry(stale_after_s=60)
     board.report("worker", "initializing", "not started: a device is leased", at=NOW)
     assert board.view(NOW).state == "initializing"  # with nothing else there is nothing to be green for
-    board.report("driver", "healthy", "answers", at=NOW)
+    board.report("device:0", "healthy", "answers", at=NOW)
     seen = board.view(NOW)
     assert (seen.state, [part.state for part in seen.components]) == ("healthy", ["initializing", "healthy"])
     assert board.view(NOW + timedelta(seconds=61)).state == "unknown"  # nobody looks whether it is still so

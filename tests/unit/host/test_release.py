@@ -189,7 +189,7 @@ async def test_one_that_was_abandoned_earlier_is_named_by_every_release(tmp_path
         for _ in range(2):
             answer = await scene.release()
             assert (answer.released, [holder.pid for holder in answer.holders or ()]) == (False, [1001])
-        with pytest.raises(DeviceBusyError, match="process 1001, does not let go"):
+        with pytest.raises(DeviceBusyError, match="process 1001, still holds"):
             await scene.watch().preempt((), "a lease")
 
 
@@ -201,7 +201,7 @@ async def test_a_preflights_process_that_does_not_end_holds_the_devices_too(tmp_
         assert (answer.released, [holder.pid for holder in answer.holders or ()]) == (False, [77])
         assert answer.holders is not None
         assert answer.holders[0].command == "python -m the.preflight"
-        with pytest.raises(DeviceBusyError, match="process 77, does not let go"):
+        with pytest.raises(DeviceBusyError, match="process 77, still holds"):
             await scene.watch(preflight=stuck).preempt((), "a lease")
 
 

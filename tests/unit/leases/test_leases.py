@@ -126,6 +126,8 @@ def test_the_owner_renews_by_the_same_put_and_may_change_time_and_purpose(tmp_pa
     ({"devices": [0]}, "device 0 is asked for"), ({"devices": [0, 1, 2]}, "device 0, 1, 2 is asked for"),
     ({"devices": {"count": 1}}, "1 device(s) is asked for"), ({"devices": "all"}, "device 0, 1, 2, 3 is asked for"),
     ({"devices": {"count": 3}}, "3 device(s) is asked for"),
+    ({"devices": {"exclude": [1]}}, "a choice without 1 is asked for"),
+    ({"devices": {"count": 2, "exclude": [0]}}, "2 device(s) without 0 is asked for"),
     ({"devices": [0, 1], "preemptible": True}, "it has preemptible False, and True is asked for"),
     ({"devices": [0, 1], "preemptible": False}, "it has preemptible True, and False is asked for"),
 ])  # fmt: skip
@@ -339,6 +341,14 @@ def test_what_a_write_that_failed_has_kept_is_put_right(tmp_path: Path, monkeypa
         await asyncio.sleep(0.1)
         held = await scene.store.list_documents(LEASE, states=[HELD])
         assert [document.key for document in held] == ["kept"]
+        with monkeypatch.context() as patch:
+            patch.setattr(scene.store, "write", write_late)
+            with pytest.raises(StoreUnavailableError):
+                await scene.put([1], lease_id="kept")
+        await scene.end("kept")
+        await asyncio.sleep(0.1)
+        with pytest.raises(NotFoundError, match="ended by request"):
+            await scene.service.get("kept")
 
     run_scene(tmp_path, test)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -121,6 +122,32 @@ def test_a_preemptible_lease_is_taken_over_while_its_job_holds_the_devices() -> 
         select_for_lease(DeviceSelection(count=5), topology, {}, is_preemptible=False)
 
 
+def test_no_more_leases_are_taken_over_than_have_to_be() -> None:
+    held = lease({0: OURS, 1: THEIRS, 2: THEIRS, 3: THEIRS, **dict.fromkeys(range(4, 8), "lease-large")})
+    yields = tuple(
+        each.model_copy(update={"lease": each.lease.model_copy(update={"preemptible": each.lease.id != THEIRS})})
+        for each in held.devices
+        if each.lease
+    )
+    topology = replace(held, devices=yields)
+    assert select_for_lease(DeviceSelection(count=4), topology, {}, is_preemptible=False) == (4, 5, 6, 7)
+    with pytest.raises(DeviceLeasedError):
+        select_for_lease(DeviceSelection(count=6), topology, {}, is_preemptible=False)
+
+
+def test_a_choice_that_leaves_no_device_is_refused() -> None:
+    nothing = DeviceSelection(exclude=tuple(range(8)))
+    for ask in (partial(select_for_lease, is_preemptible=False), select_devices):
+        with pytest.raises((InvalidRequestError, PlanInfeasibleError), match="8 are excluded") as caught:
+            ask(nothing, EIGHT, {})
+        assert "exclude fewer" in caught.value.hint
+
+
+def test_a_mesh_that_only_a_lease_prevents_is_no_mesh_that_is_wrong() -> None:
+    with pytest.raises(DeviceLeasedError, match="needs a multiple of 4 devices"):
+        plan(lease({0: OURS}), mesh="dp:-1,tp:4")
+
+
 @pytest.mark.parametrize(("asked", "hint"), [
     (DeviceSelection(count=9), "ask for 8 or fewer when their leases have ended (GET /leases says when)"),
     (DeviceSelection(count=1, exclude=tuple(range(8))), "exclude fewer devices, or name them one by one"),
@@ -139,9 +166,9 @@ def test_no_client_can_name_any_lease() -> None:
 def test_a_search_without_a_device_is_refused_and_the_batch_of_a_step_does_not_ask_whose_they_are() -> None:
     training = {"global_batch_size": 64, "seq_len": 1024}
     ill = Inventory(EIGHT, health=dict.fromkeys(range(8), "unhealthy"))
-    with pytest.raises(PlanInfeasibleError, match="none of them well and free"):
+    with pytest.raises(PlanInfeasibleError, match="8 are not well"):
         ask_planner(ill, model="llama3-8b", training=training)
-    with pytest.raises(PlanInfeasibleError, match="none of them well and free"):
+    with pytest.raises(PlanInfeasibleError, match="8 are not well"):
         estimate_request(BatchSizeRequest(model="llama3-8b"), ill)
     leased = Inventory(lease(dict.fromkeys(range(8), THEIRS), {0: TAKEN}))
     for mesh in ("fsdp:8", None):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -251,8 +252,7 @@ def use_dcn(hint: str) -> dict[str, Any]:
 
 
 def use_importance(hint: str) -> dict[str, Any]:
-    entries = re.search(r"such as (\S+),", hint)[1].split(",")  # type: ignore[index]
-    return {"importance": {name: float(figure) for name, figure in (entry.split(":") for entry in entries)}}
+    return {"importance": json.loads(re.search(r"{.*}", hint)[0])}  # type: ignore[index]
 
 
 def use_names(hint: str) -> dict[str, Any]:

@@ -44,6 +44,12 @@ def test_a_target_and_a_topology_together_are_refused() -> None:
     assert "leave out the target, or leave out topology" in refused.hint
 
 
+def test_a_lease_beside_a_target_is_refused_since_it_is_of_this_host() -> None:
+    with pytest.raises(InvalidRequestError, match="h100:8 is other hardware") as caught:
+        answer_request(ask(target="h100:8", lease="job-7"), HERE)
+    assert caught.value.errors[0]["field"] == "lease"
+
+
 # ---- the answer -----------------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import QueueFullError, UnavailableError
-from meshwright.wire.runs import RunKind
-from meshwright_agent.runs import build_run_id
+from meshwright.wire.runs import Run, RunKind
+from meshwright_agent.runs import Done, Emit, build_run_id
+from meshwright_agent.store import StoreUnavailableError
 from tests.fakes.stored import EPOCH
 from tests.unit.staging import Stage, staged, states, until
 
@@ -126,6 +127,45 @@ async def test_a_run_that_was_asked_to_stop_is_cancelled_however_it_ends(tmp_pat
         assert (done.state, done.result) == ("cancelled", None)
         assert done.error is not None
         assert "the first reason" in done.error.detail
+
+
+async def test_a_second_cancel_does_not_cut_short_how_a_run_ends(tmp_path: Path) -> None:
+    cleaned = []
+
+    async def execute(_run: Run, _emit: Emit) -> Done:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.1)
+            cleaned.append(True)
+        raise AssertionError
+
+    async with staged(tmp_path, STOP_WAIT_S=0.01) as stage:
+        run = await stage.queue.submit("bench", {}, execute)
+        await asyncio.sleep(0.01)
+        for _ in range(3):
+            await stage.queue.cancel(run.id, "enough")
+        assert (await stage.ended(run.id)).state == "cancelled"
+        assert cleaned == [True]
+
+
+async def test_a_run_that_a_lost_write_has_stored_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(tmp_path) as stage:
+        write = stage.store.write
+
+        async def write_late(*documents: Any, **events: Any) -> None:
+            await write(*documents, **events)
+            raise StoreUnavailableError("no answer within 2 s")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stage.store, "write", write_late)
+            with pytest.raises(StoreUnavailableError):
+                await stage.submit()
+        (run,) = await stage.queue.list_runs()
+        assert (run.state, (await stage.queue.get(run.id)).state) == ("cancelled", "cancelled")
+        assert await stage.queue.list_runs(state="queued") == ()
 
 
 # ---- close and restart -----------------------------------------------------------------------------

@@ -7,12 +7,18 @@
 set -uo pipefail
 settings=/etc/meshwright/slurm.env
 # shellcheck source=/dev/null
-[[ -r $settings ]] && { set -a; . "$settings"; set +a; }
+[[ -r $settings ]] && { set -a; . "$settings"; set +a; } >/dev/null 2>&1
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
+[[ $MESHWRIGHT_URL == unix:* ]] && unset MESHWRIGHT_TOKEN MESHWRIGHT_TOKEN_FILE # see prolog.sh
 noted=${MESHWRIGHT_RUNDIR:-/run/meshwright-slurm}
 job=${SLURM_JOB_ID:-}
 tell() { echo "meshwright epilog, job $job: $1" >&2; }
+# What bash says of a wrong line has the line's words in it, which may be a secret: the number alone is told.
+said=$([[ ! -r $settings ]] || LC_ALL=C bash -e "$settings" 2>&1) || {
+    [[ $'\n'$said =~ $'\n'"$settings: line "([0-9]+): ]] && line=", line ${BASH_REMATCH[1]}"
+    tell "settings cannot be read: $settings${line:-}"
+}
 [[ $job =~ ^[0-9]+$ ]] || { tell "SLURM_JOB_ID, which slurmd sets, is no job id"; exit 0; }
 
 (umask 077 && mkdir -p "$noted" && : >"$noted/$job.over") || tell "cannot note in $noted that the job is over"

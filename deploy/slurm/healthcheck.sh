@@ -23,9 +23,10 @@
 set -uo pipefail
 settings=/etc/meshwright/slurm.env
 # shellcheck source=/dev/null
-[[ -r $settings ]] && { set -a; . "$settings"; set +a; }
+[[ -r $settings ]] && { set -a; . "$settings"; set +a; } >/dev/null 2>&1
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
+[[ $MESHWRIGHT_URL == unix:* ]] && unset MESHWRIGHT_TOKEN MESHWRIGHT_TOKEN_FILE # see prolog.sh
 node=${SLURMD_NODENAME:-$(hostname -s)}
 mark="meshwright:"
 
@@ -34,8 +35,12 @@ fail() {
     exit 1
 }
 
-# A line without its quotes is a command, and its setting empty.
-said=$([[ ! -r $settings ]] || bash -e "$settings" 2>&1) || fail "settings cannot be read: $said"
+# A line without its quotes is a command, and its setting empty. What bash says of it has the line's words in it, which
+# may be a secret: the number alone is told.
+said=$([[ ! -r $settings ]] || LC_ALL=C bash -e "$settings" 2>&1) || {
+    [[ $'\n'$said =~ $'\n'"$settings: line "([0-9]+): ]] && line=", line ${BASH_REMATCH[1]}"
+    fail "settings cannot be read: $settings${line:-}"
+}
 
 # Words, and no patterns of file names: 8*h100 is one. What the client says beside its answer goes to slurmd's log.
 read -ra arguments <<<"${MESHWRIGHT_CHECK:-}"

@@ -8,7 +8,7 @@
 #
 # With MESHWRIGHT_PREFLIGHT the first node of a job then checks all its nodes in one JAX job, under the leases that their
 # prologs have made, and each node waits for the verdict on itself. It needs PrologFlags=Alloc, so that all nodes run
-# their prologs before the job starts, and a token with the scope `operate` on every node (MESHWRIGHT_TOKEN).
+# their prologs before the job starts, and a token with the scope `operate` on every node (MESHWRIGHT_TOKEN_FILE).
 #
 # Exit status: 0 always but when a preflight found this node at fault, MESHWRIGHT_STRICT=1, or SLURM_JOB_ID is none:
 # Slurm drains a node whose Prolog fails and requeues the job, and an agent that is being restarted is no reason for that.
@@ -18,6 +18,8 @@
 # line, as a shell reads them.
 #   MESHWRIGHT          the client, default /opt/meshwright/bin/meshwright
 #   MESHWRIGHT_URL      the agent, default unix:///run/meshwright/agent.sock
+#   MESHWRIGHT_TOKEN_FILE  a file of mode 600 with the token for agents at addresses of TCP, such as the other nodes'; none
+#                       is sent on the unix socket. MESHWRIGHT_TOKEN is the token itself: a file is safer.
 #   MESHWRIGHT_STRICT   1: a node whose devices are not reserved and free is not given to the job
 #   MESHWRIGHT_SHARED   1: nodes are shared by GRES, so that a job without SLURM_JOB_GPUS has no device, and reserves none
 #   MESHWRIGHT_RUNDIR   where jobs are noted whose lease may stand though they are over, default /run/meshwright-slurm
@@ -27,7 +29,7 @@
 set -uo pipefail
 settings=/etc/meshwright/slurm.env
 # shellcheck source=/dev/null
-[[ -r $settings ]] && { set -a; . "$settings"; set +a; }
+[[ -r $settings ]] && { set -a; . "$settings"; set +a; } >/dev/null 2>&1
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
 noted=${MESHWRIGHT_RUNDIR:-/run/meshwright-slurm}
@@ -35,12 +37,23 @@ job=${SLURM_JOB_ID:?the Prolog needs SLURM_JOB_ID, which slurmd sets}
 [[ $job =~ ^[0-9]+$ ]] || { echo "meshwright prolog: SLURM_JOB_ID=$job is no job id" >&2; exit 1; }
 
 tell() { echo "meshwright prolog, job $job: $1" >&2; }
-said=$([[ ! -r $settings ]] || bash -e "$settings" 2>&1) || tell "settings cannot be read: $said"
+# What bash says of a wrong line has the line's words in it, which may be a secret: the number alone is told.
+said=$([[ ! -r $settings ]] || LC_ALL=C bash -e "$settings" 2>&1) || {
+    [[ $'\n'$said =~ $'\n'"$settings: line "([0-9]+): ]] && line=", line ${BASH_REMATCH[1]}"
+    tell "settings cannot be read: $settings${line:-}"
+}
+
+# The client of this node's agent. On the unix socket root is admin without a token, and a token that has expired would
+# be refused.
+client() (
+    [[ $MESHWRIGHT_URL == unix:* ]] && unset MESHWRIGHT_TOKEN MESHWRIGHT_TOKEN_FILE
+    "$meshwright" "$@"
+)
 
 # Asks the agent. What the client says beside its answer, a warning too, goes to slurmd's log.
 ask() {
     local said status
-    said=$("$meshwright" --timeout 10 "$@" 2>&1 >/dev/null)
+    said=$(client --timeout 10 "$@" 2>&1 >/dev/null)
     status=$?
     [[ -n $said ]] && tell "$said"
     return $status
@@ -125,7 +138,7 @@ if [[ $node == "${nodes%%$'\n'*}" ]]; then
     rm -f "$noted/$job.hosts"
     wait=5
 fi
-said=$("$meshwright" --timeout "$wait" preflight wait "slurm-$job" --format slurm)
+said=$(client --timeout "$wait" preflight wait "slurm-$job" --format slurm)
 heard=$?
 if [[ $heard != 1 || $said != "drain: "* ]]; then
     [[ $heard == 0 ]] || tell "this node was not checked${said:+: $said}"

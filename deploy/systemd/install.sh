@@ -57,6 +57,6 @@ systemctl restart meshwright-agent || {
 }
 export MESHWRIGHT_URL=unix:///run/meshwright/agent.sock
 "$home/bin/meshwright-agent" --version
-echo "the agent listens; as root or in the group meshwright, try"
+echo "the agent listens. Who is in the group meshwright is admin on the unix socket; every user may read. As root, try"
 echo "  MESHWRIGHT_URL=$MESHWRIGHT_URL $home/bin/meshwright devices"
 echo "  runuser -u meshwright -- $home/bin/meshwright-agent doctor --state-dir /var/lib/meshwright"

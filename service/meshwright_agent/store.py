@@ -389,8 +389,9 @@ class Store:
                 connection.close()
                 fresh.unlink(missing_ok=True)
                 with contextlib.closing(_connect(fresh)) as other:
-                    _create(other, leases)
-                self._set_aside(f"has the schema {number} and this agent writes {SCHEMA}", len(leases))
+                    _create(other, leases or ())
+                taken = None if leases is None else len(leases)
+                self._set_aside(f"has the schema {number} and this agent writes {SCHEMA}", taken)
                 fresh.rename(self.path)
                 connection = self._connection = _connect(self.path)
         except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
@@ -398,7 +399,7 @@ class Store:
                 self._connection.close()
             if not _is_damage(self.path, error):
                 raise
-            self._set_aside(f"is damaged ({error})", 0)
+            self._set_aside(f"is damaged ({error})", None)
             connection = self._connection = _connect(self.path)
         _create(connection, ())
         self._inode = _identify(self.path)
@@ -421,15 +422,20 @@ class Store:
             raise sqlite3.ProgrammingError("it is closed")
         return self._connection
 
-    def _set_aside(self, reason: str, lease_count: int) -> None:
-        """Renames the file and its SQLite journal files, which must not be replayed into the next file."""
+    def _set_aside(self, reason: str, lease_count: int | None) -> None:
+        """Renames the file and its SQLite journal files, which must not be replayed into the next file.
+
+        Args:
+            lease_count: number of leases that were taken over; None: they could not be read.
+        """
         stem = f"{self.path.name}.set-aside-{self._clock.now():%Y%m%dT%H%M%SZ}"
         names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
         target = next(each for each in map(self.path.with_name, names) if not each.exists())
         for side in _SIDES:
             with contextlib.suppress(FileNotFoundError):
                 self.path.with_name(self.path.name + side).rename(target.with_name(target.name + side))
-        kept = f"its {lease_count} lease(s) were taken over" if lease_count else "its leases are lost"
+        kept = f"its {lease_count} lease(s) were taken over" if lease_count else "it had no lease"
+        kept = "its leases are lost" if lease_count is None else kept
         self.set_aside = f"the database of before {reason}; it was set aside as {target}; {kept}"
         log.error("%s; its runs and plans are not here", self.set_aside)
         files = self.path.parent.glob(f"{self.path.name}.set-aside-*")
@@ -541,11 +547,11 @@ def _create(connection: sqlite3.Connection, leases: Sequence[tuple[str, str]]) -
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
 
-def _read_held(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+def _read_held(connection: sqlite3.Connection) -> list[tuple[str, str]] | None:
     try:
         return connection.execute(_HELD_LEASES).fetchall()
     except sqlite3.OperationalError:  # no such table: the file is older than this form
-        return []
+        return None
 
 
 def read_held_leases(path: Path) -> list[tuple[str, str]]:
@@ -553,7 +559,7 @@ def read_held_leases(path: Path) -> list[tuple[str, str]]:
     try:
         place = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(place, uri=True, timeout=1.0)) as connection:
-            return _read_held(connection)
+            return _read_held(connection) or []
     except (sqlite3.Error, MemoryError, UnicodeDecodeError):  # a damaged file fails in many ways
         return []
 

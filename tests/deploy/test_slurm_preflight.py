@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,8 +21,9 @@ from tests.deploy.charts import DEPLOY
 from tests.deploy.slurm_cluster import MISSING, start_slurm
 from tests.deploy.slurm_node import JOB, Node, build_node, read_leases
 from tests.process.bad_hosts import signaling
-from tests.process.namespaces import CAN_RUN, REASON, start_hosts
+from tests.process.namespaces import CAN_RUN, REASON, build_prefix, start_hosts
 
+PODS = DEPLOY / "kubernetes" / "preflight-job.yaml"
 WAITS_LESS = """#!/bin/bash
 exec {client} "${{@/#31/2}}"
 """
@@ -104,27 +107,60 @@ def test_a_node_that_hears_no_verdict_starts_the_job(nodes: list[Node]) -> None:
 
 @pytest.mark.parametrize(("spoiled", "exits"), [("", {0}), ("--expect 8*h100", {1})])
 def test_a_kubernetes_job_starts_on_well_nodes_only(hosts: list[RunningAgent], spoiled: str, exits: set[int]) -> None:
-    job = yaml.safe_load_all((DEPLOY / "kubernetes" / "preflight-job.yaml").read_text())
-    (pod,) = (each["spec"]["template"]["spec"] for each in job if each["kind"] == "Job")
-    (container,) = pod["initContainers"]
-    (script,) = container["args"]
-    script = script.replace("preflight --hosts", f"preflight {spoiled} --hosts")
-    names = {"HOSTS": ",".join(host.url.removeprefix("http://") for host in hosts), "LEASE": "e9b2f1d0-job"}
+    (container,) = read_job_pod()["initContainers"]
+    container["args"] = [container["args"][0].replace("preflight --hosts", f"preflight {spoiled} --hosts")]
+    addresses = ",".join(host.url.removeprefix("http://") for host in hosts)
+    ended = run_pods(container, hosts, HOSTS=addresses)
+    assert {status for status, _ in ended} == exits, ended
+    verdict = "fault: it has 0 of 8*h100" if spoiled else "ok: 2 hosts are well"
+    assert all(f"\n{verdict}" in text for _, text in ended), ended
+    assert all(read_leases(host) == [] for host in hosts)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)  # hosts in namespaces are there once, and others may have them
+@pytest.mark.skipif(not CAN_RUN, reason=REASON)
+def test_a_kubernetes_job_finds_its_nodes_by_the_names_of_its_pods() -> None:
+    """The names and the chart's value are those of the file; each host's /etc/hosts stands for the cluster's DNS."""
+    (container,) = read_job_pod()["initContainers"]
+    (addresses,) = (each["value"] for each in container["env"] if each["name"] == "HOSTS")
+    (allowed,) = re.findall(r'allowedHosts: \["([^"]+)"\]', PODS.read_text())
+    with start_hosts(2, cpu_devices=1, MESHWRIGHT_ALLOWED_HOSTS=allowed) as (network, agents):
+        names = [address.removesuffix(":8790") for address in addresses.split(",")]
+        lines = [f"{address} {name}\n" for address, name in zip(network.addresses, names, strict=True)]
+        for name in network.names:
+            with Path("/etc/netns", name, "hosts").open("a") as file:
+                file.writelines(lines)
+        ended = run_pods(container, agents, prefixes=[build_prefix(name) for name in network.names], HOSTS=addresses)
+    assert all(status == 0 and "\nok: 2 hosts are well" in text for status, text in ended), ended
+
+
+def read_job_pod() -> dict[str, Any]:
+    (job,) = (each for each in yaml.safe_load_all(PODS.read_text()) if each["kind"] == "Job")
+    return dict(job["spec"]["template"]["spec"])
+
+
+def run_pods(
+    container: dict[str, Any],
+    hosts: Sequence[RunningAgent],
+    *,
+    prefixes: Sequence[Sequence[str]] = ((), ()),
+    **environment: str,
+) -> list[tuple[int, str]]:
+    """Runs the init container of a pod on each host; returns how each ended, and what it said."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {**os.environ, "LEASE": "e9b2f1d0-job", "PATH": path, **environment}
     begun = [
         subprocess.Popen(
-            [*container["command"], script],
-            env={**os.environ, **names, "MESHWRIGHT_URL": host.url, "JOB_COMPLETION_INDEX": str(index), "PATH": path},
+            [*prefix, *container["command"], *container["args"]],
+            env={**own, "MESHWRIGHT_URL": host.url, "JOB_COMPLETION_INDEX": str(index)},
             stdout=subprocess.PIPE,
             text=True,
         )
-        for index, host in enumerate(hosts)
+        for index, (host, prefix) in enumerate(zip(hosts, prefixes, strict=True))
     ]
     said = [process.communicate(timeout=120)[0] for process in begun]
-    assert {process.returncode for process in begun} == exits, said
-    verdict = "fault: it has 0 of 8*h100" if spoiled else "ok: 2 hosts are well"
-    assert all(f"\n{verdict}" in text for text in said), said
-    assert all(read_leases(host) == [] for host in hosts)
+    return [(process.returncode, text) for process, text in zip(begun, said, strict=True)]
 
 
 @pytest.mark.exhaustive

@@ -215,6 +215,54 @@ def test_a_lease_of_a_token_that_was_rotated_keeps_no_other_devices_from_jobs(tm
         assert (taken.returncode, "no lease on 0" in taken.stderr) == (1, True)
 
 
+def test_on_the_unix_socket_no_token_is_sent_so_that_one_that_has_expired_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("")
+    with start_agent(cpu_devices=1, MESHWRIGHT_TOKENS_FILE=str(tmp_path / "tokens")) as running:
+        node = build_node(tmp_path, f"unix://{running.uds}")
+        (tmp_path / "expired").write_text("mw_of_yesterday\n")
+        lines = "MESHWRIGHT_TOKEN=mw_of_yesterday\n", f"MESHWRIGHT_TOKEN_FILE={tmp_path}/expired\n"
+        for line, job in zip(lines, ("4711", "4712"), strict=True):
+            (tmp_path / "slurm.env").write_text(line)
+            began = node.run("prolog.sh", SLURM_JOB_ID=job, MESHWRIGHT_STRICT="1")
+            assert (began.returncode, began.stderr) == (0, "")
+            checked = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
+            assert (checked.returncode, checked.stderr, "state=drain" in node.told()) == (0, "", True)
+            ended = node.run("epilog.sh", SLURM_JOB_ID=job)
+            assert (ended.returncode, ended.stderr, node.notes()) == (0, "", [])
+
+
+def test_a_token_goes_to_the_agents_of_other_nodes_alone(tmp_path: Path) -> None:
+    node = build_node(tmp_path, "unix:///run/meshwright/agent.sock")
+    (tmp_path / "shown").write_text("node01\nnode02\n")  # for `scontrol show hostnames`
+    client = node.stand_in('#!/bin/bash\necho "${{MESHWRIGHT_TOKEN-none}} $*" >>"$0.asked"\n')
+    (tmp_path / "slurm.env").write_text("MESHWRIGHT_TOKEN=mw_secret\nMESHWRIGHT_PREFLIGHT=60\n")
+    assert node.run("prolog.sh", MESHWRIGHT=client, SLURM_JOB_NODELIST="node[01-02]").returncode == 0
+    asked = [line.split(" --", 1) for line in Path(f"{client}.asked").read_text().splitlines()]
+    assert [(token, " preflight --hosts " in call) for token, call in asked] == [
+        *[("none", False)] * 3,
+        ("mw_secret", True),
+        ("none", False),
+    ]
+
+
+@pytest.mark.parametrize(("text", "place"), [
+    ("# tokens\nMESHWRIGHT_TOKEN= mw_secret\n", ", line 2"),
+    ("MESHWRIGHT_TOKEN=mw_secret'\n", ", line "),
+    ("MESHWRIGHT_TOKEN=x (mw_secret)\n", ", line 1"),
+    ("MESHWRIGHT_TOKEN= ls --mw_secret\n", ""),
+])  # fmt: skip
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "healthcheck.sh"])
+def test_a_typing_error_in_the_settings_is_told_without_the_secret_in_its_line(
+    tmp_path: Path, script: str, text: str, place: str
+) -> None:
+    node = build_node(tmp_path, AWAY)
+    (tmp_path / "slurm.env").write_text(text)
+    done = node.run(script, MESHWRIGHT=node.stand_in("#!/bin/bash\n"))
+    assert f": settings cannot be read: {tmp_path}/slurm.env{place}" in done.stderr
+    assert "mw_secret" not in done.stdout + done.stderr
+    assert done.returncode == (script == "healthcheck.sh")
+
+
 @pytest.mark.exhaustive
 def test_settings_stand_in_a_file_since_slurmd_hands_none_on(node: Node, host: RunningAgent) -> None:
     lines = [f"{name}={value}" for name, value in node.environment.items() if name.startswith("MESHWRIGHT")]

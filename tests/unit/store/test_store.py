@@ -299,6 +299,15 @@ def test_leases_of_every_version_are_read_and_all_else_of_another_version_is_set
     run_with_store(tmp_path / "db", recover)
 
 
+async def test_a_file_of_another_version_without_a_lease_loses_none(tmp_path: Path) -> None:
+    shutil.copy(RECORDED / "later.sqlite3", tmp_path / "db")
+    with editing(tmp_path / "db") as connection:
+        connection.execute("DELETE FROM documents WHERE state = 'held'")
+
+    async with opened(tmp_path / "db") as store:
+        assert store.set_aside.endswith("; it had no lease")
+
+
 async def test_a_file_of_before_leases_had_this_form_is_set_aside(tmp_path: Path) -> None:
     with editing(tmp_path / "db") as connection:
         connection.execute("CREATE TABLE leases (id TEXT)")

@@ -17,14 +17,23 @@ from rich.text import Text
 from meshwright._client.requests import take_best
 from meshwright._client.settings import DEFAULT_URL, parse_address
 from meshwright.cli.compiling import find_exit_code, print_refusal, print_verification
-from meshwright.cli.output import Column, build_table, clean, format_bytes, format_rate, format_time, print_notices
+from meshwright.cli.output import (
+    Column,
+    build_table,
+    clean,
+    format_bytes,
+    format_rate,
+    format_time,
+    print_error,
+    print_notices,
+)
 from meshwright.cli.request_options import Export
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.environment import format_exports
-from meshwright.errors import SettingsError
+from meshwright.errors import PlanInfeasibleError, SettingsError
 from meshwright.topology.chips import find_chip
 from meshwright.wire.base import DeviceRef
-from meshwright.wire.mesh import Plan, PlanAxis, Plans
+from meshwright.wire.mesh import EXPORT_LEFT_OUT, Plan, PlanAxis, Plans
 
 BAR_WIDTH: Final = 40
 """Characters of a bar that is the whole."""
@@ -63,12 +72,16 @@ def print_best(session: Session, plans: Plans, say: PlanOutput) -> int:
         _print_plan(session, best, say)
         if plans.fallback is not None:
             session.print_lines("", f"when a device fails: {clean(plans.fallback.message)}")
-    else:
+    elif not _lacks_export(best, say):
         written = best.code if say.export == "python" else best.exports[say.export]
         session.print_lines(written.rstrip("\n"))
         if best.verification is not None:
             print_refusal(session, best.verification)
-    print_notices(session, best.warnings)
+    for notice in best.warnings:
+        if notice.code == EXPORT_LEFT_OUT and _lacks_export(best, say):
+            print_error(session, PlanInfeasibleError.of("exports", notice.message, notice.hint))
+        else:
+            print_notices(session, [notice])
     return _keep(plans, text, say)
 
 
@@ -81,7 +94,12 @@ def _keep(plans: Plans, text: str, say: PlanOutput) -> int:
     best = plans.plans[0]
     if say.is_verified and find_exit_code([best.verification]) != OK:
         return FAILED
-    return OK if _fits(best) else FAILED
+    return OK if _fits(best) and not _lacks_export(best, say) else FAILED
+
+
+def _lacks_export(best: Plan, say: PlanOutput) -> bool:
+    """Returns whether a search left out the export to print: it cannot be written."""
+    return say.export not in (None, "python", *best.exports)
 
 
 def _fits(plan: Plan) -> bool:

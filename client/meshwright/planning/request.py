@@ -25,7 +25,16 @@ from meshwright.topology.targets import build_target, read_target
 from meshwright.wire.base import DeviceSelection, Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import Devices
-from meshwright.wire.mesh import UNKNOWN_TARGET, ComparedTarget, ExportName, Plan, PlanRequest, Plans, SearchRequest
+from meshwright.wire.mesh import (
+    EXPORT_LEFT_OUT,
+    UNKNOWN_TARGET,
+    ComparedTarget,
+    ExportName,
+    Plan,
+    PlanRequest,
+    Plans,
+    SearchRequest,
+)
 from meshwright.wire.model import ModelFacts, ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
@@ -203,7 +212,7 @@ def _answer_plan(request: PlanRequest, here: Inventory | None) -> Plan:
         training = TrainingSpec(global_batch_size=math.prod(plan.mesh_shape.values()), seq_len=math.prod(lengths))
     check_divides(model, training, plan.mesh_shape)
     priced = plan if request.training is None else _price(plan, request, model, inventory)
-    return _finish(priced, model, training, request.exports)
+    return _finish(priced, model, training, request)
 
 
 def _check_model(request: PlanRequest) -> None:
@@ -240,16 +249,26 @@ def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Invent
     return priced.model_copy(update={"audit": best, "warnings": warnings})
 
 
-def _finish(plan: Plan, model: ModelSpec, training: TrainingSpec, exports: tuple[ExportName, ...]) -> Plan:
-    """Returns the plan with its facts of the model, and the requested exports."""
+def _finish(plan: Plan, model: ModelSpec, training: TrainingSpec, request: PlanRequest | SearchRequest) -> Plan:
+    """Returns the plan with its facts of the model, and the requested exports.
+
+    Raises:
+        InvalidRequestError: an export cannot be written; of a mesh that a search found, a warning says so.
+    """
     count = count_parameters(model)
     facts = ModelFacts(name=model.name, parameter_count=count.total)
-    plan = plan.model_copy(update={"model": facts})
-    if not exports:
-        return plan
-    from meshwright.planning.exports import write_exports  # here, since few plans are exported
+    written: dict[ExportName, str] = {}
+    left: list[Notice] = []
+    for name in request.exports:
+        from meshwright.planning.exports import write_exports  # here, since few plans are exported
 
-    return plan.model_copy(update={"exports": write_exports(exports, plan, model, training)})
+        try:
+            written |= write_exports([name], plan, model, training)
+        except InvalidRequestError as error:
+            if isinstance(request, PlanRequest):
+                raise
+            left.append(Notice(code=EXPORT_LEFT_OUT, message=error.detail, hint=error.hint))
+    return plan.model_copy(update={"model": facts, "exports": written, "warnings": (*plan.warnings, *left)})
 
 
 # ---- the best meshes ------------------------------------------------------------------------------------------------
@@ -300,8 +319,7 @@ class _Search:
         return self.inventory.lay_out(request)
 
     def _finish(self, plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
-        request = self.request
-        return tuple(_finish(plan, self.model, request.training, request.exports) for plan in plans)
+        return tuple(_finish(plan, self.model, self.request.training, self.request) for plan in plans)
 
 
 def _is_reduced(request: SearchRequest, pool: Pool) -> bool:

@@ -30,6 +30,9 @@ UNKNOWN_TARGET: Final = "unknown_target"
 
 ExportName = Literal["jax", "maxtext"]
 
+EXPORT_LEFT_OUT: Final = "export_left_out"
+"""Code of a found plan's warning: an export cannot be written."""
+
 ModelLike = StrictStr | dict[StrictStr, Any]
 MODEL: Final = "a preset's name, the content of a Hugging Face config.json, or dimensions by the same names"
 
@@ -215,7 +218,9 @@ class Plan(Reply):
         "JAX_NUM_CPU_DEVICES between them",
     )
     code: str = Field(default="", description="Python that makes this mesh in the job")
-    exports: dict[ExportName, str] = Field(default_factory=dict, description="those that were asked for")
+    exports: dict[ExportName, str] = Field(
+        default_factory=dict, description="those that were asked for; of a search, those that can be written"
+    )
     warnings: tuple[Notice, ...] = ()
 
 

@@ -23,7 +23,7 @@ from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import Lease
-from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
+from meshwright.wire.mesh import EXPORT_LEFT_OUT, Plan, PlanRequest, Plans, SearchRequest
 from meshwright_agent.bodies import shorten_large
 from meshwright_agent.children.child import CallContext, serve
 
@@ -31,7 +31,10 @@ KIND: Final = "planner"
 MEMORY_LIMIT_BYTES: Final = 4 * 2**30
 """131,072 devices take 1.2 GB. Without a limit, a malformed body of 16 MiB could exhaust the memory and kill a
 trainer."""
-OF_THE_MODEL: Final = ("model_not_supported", "memory_does_not_fit", "not_priced", "priced_in_16_bits", LEFT_OUT)
+OF_THE_MODEL: Final = (
+    *("model_not_supported", "memory_does_not_fit", "not_priced", "priced_in_16_bits"),
+    *(EXPORT_LEFT_OUT, LEFT_OUT),
+)
 """Warnings of a plan that are about its request's model."""
 OF_THE_TRAINING: Final = (
     "memory",

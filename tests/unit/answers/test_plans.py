@@ -174,6 +174,14 @@ def test_a_store_that_does_not_answer_costs_the_storing_and_not_the_plan(request
     assert [(notice.code, "disk full" in notice.message) for notice in plans.warnings] == [("plan_not_stored", True)]
 
 
+def test_a_kept_plan_has_no_warning_of_an_export_that_its_request_wanted() -> None:
+    training = TrainingSpec(global_batch_size=64, seq_len=1024)
+    asked = SearchRequest(targets=("h100:8",), model="llama3-8b", training=training, axes={"pp": 8}, exports=("jax",))
+    answer = write_plans(asked, None)
+    assert "export_left_out" in str(answer["shown"])
+    assert "export_left_out" not in str(answer["kept"])
+
+
 def test_a_plan_on_a_target_leaves_the_plan_of_this_host_with_its_fingerprint_where_it_is() -> None:
     store, asked = MemoryStore(), PlanRequest(mesh="x:8", target="h100:8")
     maker = build(answering(write_plans(asked, None)), store, here="cpu:8")

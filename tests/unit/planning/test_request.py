@@ -11,6 +11,7 @@ from meshwright.planning.request import Inventory, answer_request, find_inventor
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import PlanRequest
+from tests.fakes.asking import build_request
 from tests.fakes.hosts import build_devices
 
 NOTICE = Notice(code="simulated", message="nothing is here")
@@ -70,3 +71,18 @@ def test_a_field_about_a_step_that_is_not_given_is_refused(fields: dict[str, Any
         answer_request(ask(**fields), HERE)
     assert refused.value.errors[0]["field"] == next(iter(fields))
     assert '"model": "llama3-8b"' in refused.value.hint
+
+
+def test_a_search_leaves_out_an_export_that_cannot_be_written_and_a_plan_is_refused() -> None:
+    fields: dict[str, Any] = {
+        "model": "llama3-8b",
+        "training": {"global_batch_size": 64, "seq_len": 1024},
+        "exports": ["jax", "maxtext"],
+    }
+    [best] = answer_request(build_request(target="h100:8", axes={"pp": 8}, top=1, **fields)).plans
+    assert list(best.exports) == ["maxtext"]
+    [notice] = (each for each in best.warnings if each.code == "export_left_out")
+    assert notice.message.startswith("export jax: pp:8 is a pipeline")
+    assert notice.hint.startswith("leave out pp")
+    with pytest.raises(InvalidRequestError, match="export jax: pp:8 is a pipeline"):
+        answer_request(ask(mesh="pp:8", target="h100:8", **fields))

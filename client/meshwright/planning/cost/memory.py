@@ -222,7 +222,7 @@ class StepMemory:
         tokens, stages = self._tokens, np.asarray(self.layout.pp)
         batch = tokens * self.layout.gradient_accumulation_steps / stages
         if self.keeping.piece_tokens:
-            tokens = tokens / _count_pieces(self.work.seq_len / self.layout.cp, self.keeping.piece_tokens)
+            tokens = tokens / count_pieces(self.work.seq_len / self.layout.cp, self.keeping.piece_tokens)
         tokens = np.where(stages > 1, batch, tokens)
         return self.keeping.logits_bytes * tokens * self.work.vocabulary / self.layout.tp
 
@@ -231,7 +231,7 @@ def _find_largest(counts: list[Any]) -> Any:
     return functools.reduce(np.maximum, counts)
 
 
-def _count_pieces(length: Any, most: float) -> Any:
+def count_pieces(length: Any, most: float) -> Any:
     """Returns the least number of equal pieces of a sequence with at most `most` tokens each; at worst one per
     token."""
     whole = np.asarray(np.maximum(np.floor(length), 1), dtype=np.int64)

@@ -49,9 +49,11 @@ def write_maxtext(setting: Setting) -> str:
     """Returns the comments and the command.
 
     Raises:
-        InvalidRequestError: MaxText does not have an axis; or an axis is not the same on every host or slice, or is a
-            pipeline whose micro-batches or layers do not fill its stages equally.
+        InvalidRequestError: MaxText does not have an axis; or an axis is not the same on every host or slice, is a
+            pipeline whose micro-batches or layers do not fill its stages equally, or cuts heads of keys and values; or
+            devices have no whole number of tokens.
     """
+    _check_heads(setting)
     step = {**_list_parallelism(setting), **_list_batch(setting), **_list_numbers(setting), **_list_experts(setting)}
     flags = {
         "run_name": "meshwright",
@@ -82,6 +84,15 @@ def _list_parallelism(setting: Setting) -> dict[str, str]:
         across[f"dcn_{flag}"] = across.get(f"dcn_{flag}", 1) * outer
     sizes = {**across, **inside}
     return {f"{name}_parallelism": str(size) for name, size in sizes.items() if size > 1 or name in ALWAYS}
+
+
+def _check_heads(setting: Setting) -> None:
+    """Raises InvalidRequestError where tensor axes cut heads of keys and values, which MaxText does not repeat."""
+    heads, tensor, parts = setting.model.kv_heads, setting.axes.tensor, setting.axes.measure(setting.axes.tensor)
+    if heads % parts and not setting.model.is_latent:
+        message = f"{setting.axes.write(tensor)} does not divide num_key_value_heads {heads}, as it must in MaxText"
+        near = write_values(choose_near(list_divisors(heads), parts))
+        raise refuse("maxtext", message, f"use a mesh with {' × '.join(tensor)} of {near}")
 
 
 def _find_flag(name: str) -> str:
@@ -130,13 +141,16 @@ def _list_batch(setting: Setting) -> dict[str, str]:
     layers = setting.model.num_hidden_layers
     if layers % stages:
         message = f"{stages} stages do not divide num_hidden_layers {layers}, and MaxText's stages are equal"
-        near = choose_near(list_divisors(layers), stages)
-        raise refuse("maxtext", message, f"use a mesh with {write_values(near)} stages")
+        common = math.gcd(layers, setting.axes.measure(setting.axes.sizes))
+        near = choose_near(list_divisors(common)[1:], stages)
+        raise refuse("maxtext", message, f"use {write_values(near)} stages" if near else "leave out the pipeline")
     if passes % stages:
-        message = (
-            f"{passes} micro-batches are no multiple of the {stages} stages, as MaxText's num_pipeline_microbatches is"
-        )
-        raise refuse("maxtext", message, f"use gradient_accumulation_steps {-(-passes // stages) * stages}")
+        message = f"{passes} micro-batches are no multiple of the {stages} stages, as they must be in MaxText"
+        parts = setting.axes.measure(setting.axes.batch)
+        counts = list_divisors(setting.training.global_batch_size // parts)
+        near = choose_near((count for count in counts if count % stages == 0), passes)
+        other = f"use a global_batch_size that is a multiple of {parts * stages}"
+        raise refuse("maxtext", message, f"use gradient_accumulation_steps {write_values(near)}" if near else other)
     schedule = setting.plan.schedule
     return {
         "per_device_batch_size": _write_batch(setting, 1),
@@ -149,17 +163,36 @@ def _list_batch(setting: Setting) -> dict[str, str]:
 
 def _write_batch(setting: Setting, passes: int) -> str:
     """Returns sequences per device and accumulation step, such that MaxText's int(devices · value) is the batch of that
-    step."""
+    step, and a device has a whole number of tokens."""
     devices, batch = setting.axes.measure(setting.axes.sizes), setting.training.global_batch_size // passes
     value = batch / devices
     while int(devices * value) < batch:
         value = math.nextafter(value, math.inf)
+    if value * setting.training.seq_len % 1:
+        message = f"{batch / devices:.4g} sequences a device are no whole number of tokens, as MaxText wants them"
+        whole = math.lcm(devices * passes, setting.training.global_batch_size)
+        raise refuse("maxtext", message, f"use global_batch_size {whole}, a multiple of the {devices} devices")
     return str(batch // devices) if batch % devices == 0 else repr(value)
 
 
-def _list_numbers(setting: Setting) -> dict[str, str]:
+def _find_tiling(setting: Setting) -> tuple[int, int]:
+    """Returns into how many pieces the plan cuts a sequence for its logits, and the num_vocab_tiling that makes them no
+    larger: it divides a device's tokens; 1 where none near does. Behind a pipeline neither has pieces."""
+    from meshwright.planning.cost.memory import Keeping, count_pieces, read_keepings  # here, for its numpy
+
+    most = read_keepings().get(setting.plan.platform, Keeping()).piece_tokens
+    if not most or setting.axes.find("pipeline"):
+        return 1, 1
     training = setting.training
+    pieces = int(count_pieces(training.seq_len // setting.axes.measure(setting.axes.context), most))
+    tokens = float(_write_batch(setting, training.gradient_accumulation_steps)) * training.seq_len
+    return pieces, next((count for count in range(pieces, 2 * pieces + 1) if tokens % count == 0), 1)
+
+
+def _list_numbers(setting: Setting) -> dict[str, str]:
+    training, (_, tiling) = setting.training, _find_tiling(setting)
     flags = {
+        "num_vocab_tiling": str(tiling),
         "remat_policy": "minimal_with_context" if training.remat == "none" else training.remat,
         "dtype": training.compute_dtype,
         "weight_dtype": training.weight_dtype,
@@ -171,16 +204,24 @@ def _list_numbers(setting: Setting) -> dict[str, str]:
         flags["mu_dtype"] = training.first_moment_dtype or training.weight_dtype
     if not training.scan_layers:
         flags["scan_layers"] = "false"
+    if flags["attention"] == "cudnn_flash_te":
+        flags["packing"] = "false"
     if setting.plan.platform == "tpu":
         flags["allow_split_physical_axes"] = "true"
     return flags
 
 
 def _list_experts(setting: Setting) -> dict[str, str]:
-    """Returns the capacity of experts as in our own step; MaxText has no such limit for models with attention sinks."""
-    if not setting.model.num_experts or setting.model.attention_sinks:
+    """Returns the capacity of experts as in our own step, where MaxText has one."""
+    if not setting.model.num_experts or _is_dropless(setting.model):
         return {}
     return {"sparse_matmul": "false", "megablox": "false", "capacity_factor": str(setting.training.capacity_factor)}
+
+
+def _is_dropless(model: ModelSpec) -> bool:
+    """Returns whether MaxText refuses a capacity of experts: with attention sinks, and for its Llama 4."""
+    known = _find_known(model)
+    return model.attention_sinks or (known is not None and known.model_name.startswith("llama4"))
 
 
 def _list_notes(setting: Setting) -> Iterator[str]:
@@ -197,7 +238,14 @@ def _list_notes(setting: Setting) -> Iterator[str]:
         yield f"a second moment in {training.second_moment_dtype}; it has the weights' type, {training.weight_dtype}"
     if plan.platform == "cpu" and training.attention == "flash":
         yield "attention in blocks; on a CPU MaxText has dot_product alone"
-    if setting.model.num_experts and setting.model.attention_sinks:
+    if plan.platform == "gpu" and training.attention == "flash":
+        yield "packed sequences; MaxText has them with cudnn_flash_te only where max_segments_per_seq is set"
+    pieces, tiling = _find_tiling(setting)
+    if tiling < pieces:
+        logits = setting.micro_batch_size * training.seq_len * setting.model.vocab_size
+        extra = logits / setting.axes.measure((*setting.axes.context, *setting.axes.tensor)) * (1 - 1 / pieces) / 2**28
+        yield f"logits in {pieces} pieces; a device's tokens are not cut so, and all at once take {extra:.3g} GiB more"
+    if setting.model.num_experts and _is_dropless(setting.model):
         yield f"capacity_factor {training.capacity_factor}; this family drops no tokens there"
     kinds = sorted({kind for kind in plan.axis_types.values() if kind != "auto"})
     if kinds:

@@ -28,25 +28,79 @@ def read_notes(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith("# Not said by flags: "))
 
 
+ONE: dict[str, Any] = {"global_batch_size": 1, "seq_len": 98}
+
+
+def cut(parts: int) -> dict[str, Any]:
+    """Returns a model that this many parts of a tensor axis divide."""
+    sizes = {"num_attention_heads": parts, "intermediate_size": 2 * parts, "vocab_size": 2 * parts}
+    return {**TINY, "head_dim": 8, **sizes}
+
+
 def test_a_batch_that_no_float_holds_is_rounded_so_that_none_is_lost() -> None:
     # 1 sequence on 49 devices: 49 · (1/49) is 0.9999999999999999, of which MaxText would make none.
     assert int(49 * (1 / 49)) == 0
-    model = {**TINY, "num_attention_heads": 49, "head_dim": 8, "intermediate_size": 98, "vocab_size": 98}
-    flags = read_flags(export("maxtext", mesh="tp:49", target="cpu:49", model=model, training={"global_batch_size": 1}))
+    flags = read_flags(export("maxtext", mesh="tp:49", target="cpu:49", model=cut(49), training=ONE))
     assert int(49 * float(flags["per_device_batch_size"])) == 1
 
 
 def test_a_pipeline_whose_stages_differ_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="3 stages do not divide num_hidden_layers 80") as refused:
         export("maxtext", **{**LLAMA, "target": "3*h100:8"}, mesh="pp:3,tp:8")
-    assert "2, 4 or 5 stages" in refused.value.hint
+    assert "2, 4 or 8 stages" in refused.value.hint  # of 24 devices: 5 stages, which divide the layers, are no mesh
+    with pytest.raises(InvalidRequestError, match="3 stages") as refused:
+        export("maxtext", mesh="pp:3", target="3*h100:1")
+    assert refused.value.hint == "leave out the pipeline"
 
 
 def test_a_pipeline_whose_micro_batches_do_not_fill_its_stages_is_refused() -> None:
     training = {**LLAMA["training"], "gradient_accumulation_steps": 4}
     with pytest.raises(InvalidRequestError, match="4 micro-batches are no multiple of the 8 stages") as refused:
         export("maxtext", **{**LLAMA, "training": training}, mesh="pp:8,tp:8")
-    assert "gradient_accumulation_steps 8" in refused.value.hint
+    assert refused.value.hint == "use gradient_accumulation_steps 8, 16 or 32"
+    training = {"global_batch_size": 62, "gradient_accumulation_steps": 1}
+    with pytest.raises(InvalidRequestError, match="1 micro-batches") as refused:
+        export("maxtext", mesh="pp:4,dp:2", target="h100:8", training=training)
+    assert refused.value.hint == "use a global_batch_size that is a multiple of 8"  # none divides 31 sequences
+
+
+def test_heads_of_keys_and_values_are_not_repeated() -> None:
+    fields = {"model": "llama3.1-405b", "target": "v6e:16x16", "training": LLAMA["training"]}
+    with pytest.raises(InvalidRequestError, match="tp:32 does not divide num_key_value_heads 8") as refused:
+        export("maxtext", mesh="fsdp:8,tp:32", **fields)
+    assert refused.value.hint == "use a mesh with tp of 2, 4 or 8"
+    assert read_flags(export("maxtext", mesh="fsdp:32,tp:8", **fields))["ici_tensor_parallelism"] == "8"
+    latent = {**fields, "model": "deepseek2-16b"}  # each of its 16 heads has its own
+    assert read_flags(export("maxtext", mesh="fsdp:16,tp:16", **latent))["ici_tensor_parallelism"] == "16"
+
+
+def test_a_device_has_a_whole_number_of_tokens() -> None:
+    fields = {"mesh": "tp:7", "target": "7*h100:1", "model": cut(7)}
+    with pytest.raises(InvalidRequestError, match="sequences a device are no whole number of tokens") as refused:
+        export("maxtext", **fields, training={**ONE, "seq_len": 64})
+    assert "global_batch_size 7," in refused.value.hint
+    assert export("maxtext", **fields, training={"global_batch_size": 7, "seq_len": 64})
+
+
+@pytest.mark.parametrize(("mesh", "tiling"), [("fsdp:64", "8"), ("fsdp:16,cp:4", "2"), ("pp:8,tp:8", "1")])
+def test_logits_are_cut_as_the_plan_counts_them(mesh: str, tiling: str) -> None:
+    assert read_flags(export("maxtext", mesh=mesh, **LLAMA))["num_vocab_tiling"] == tiling
+
+
+def test_logits_that_cannot_be_cut_are_told() -> None:
+    training = {"global_batch_size": 1, "seq_len": 7 * 1021}  # 7 pieces, and 1,021 tokens on each device: a prime
+    text = export(
+        "maxtext", mesh="tp:7", target="7*h100:1", model={**cut(7), "vocab_size": 7 * 2**16}, training=training
+    )
+    assert read_flags(text)["num_vocab_tiling"] == "1"
+    assert "logits in 7 pieces; a device's tokens are not cut so, and all at once take 1.5 GiB more" in read_notes(text)
+
+
+def test_sequences_are_packed_only_where_maxtext_can() -> None:
+    text = export("maxtext", mesh="fsdp:16,cp:4", **LLAMA)
+    assert (read_flags(text)["attention"], read_flags(text)["packing"]) == ("cudnn_flash_te", "false")
+    assert "packed sequences" in read_notes(text)
+    assert "packing" not in read_flags(export("maxtext", mesh="fsdp:64", **{**LLAMA, "target": "v5p:4x4x4"}))
 
 
 def test_a_known_model_is_named_and_another_of_that_name_is_described() -> None:
@@ -70,6 +124,13 @@ def test_experts_have_as_many_places_as_the_compiled_step() -> None:
     assert (flags["base_moe_mlp_dim"], flags["base_mlp_dim"], flags["use_qk_norm"]) == ("32", "32", "true")
     assert (flags["sparse_matmul"], flags["capacity_factor"]) == ("false", "1.25")
     assert flags["ici_expert_parallelism"] == "4"
+
+
+def test_a_family_that_drops_no_tokens_has_no_capacity() -> None:
+    text = export("maxtext", mesh="fsdp:64", **{**LLAMA, "model": "llama4-17b-16e"})
+    assert read_flags(text)["model_name"] == "llama4-17b-16e"
+    assert "capacity_factor" not in read_flags(text)
+    assert "capacity_factor 1.25; this family drops no tokens there" in read_notes(text)
 
 
 def test_what_no_flag_says_is_a_comment() -> None:

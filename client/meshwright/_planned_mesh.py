@@ -60,7 +60,9 @@ def build_mesh(plan: PlanLike, devices: Sequence[Any] | None = None, *, timeout_
     Raises:
         PlanMismatchError: in every process alike: the plan is not valid or contradicts itself, processes hold different
             plans, devices are missing or surplus (`.missing`, `.surplus`), or a process did not join in time.
+        ValueError: `timeout_s` is not a number of seconds that a wait can have.
     """
+    _check_limit(timeout_s)
     deadline_s = time.monotonic() + timeout_s
     if devices is None:
         start_backend(timeout_s, _refuse)
@@ -97,8 +99,9 @@ def mesh_fingerprint(mesh: Mesh, *, timeout_s: float = 60.0) -> str:
     Raises:
         PlanMismatchError: another process did not call it within `timeout_s`.
         ValueError: the name of an axis is not text, so no plan can have it; or the mesh has devices that are not of
-            this job, as a described topology's.
+            this job, as a described topology's; or `timeout_s` as for `build_mesh`.
     """
+    _check_limit(timeout_s)
     if not all(isinstance(name, str) for name in mesh.axis_names):
         raise ValueError(f'the mesh has the axes {mesh.axis_names}; axes of a plan are named by text, such as "data"')
     devices = list(mesh.devices.flat)
@@ -117,6 +120,12 @@ def mesh_fingerprint(mesh: Mesh, *, timeout_s: float = 60.0) -> str:
         known = [job[device.process_index, device.id] for device in devices]
     axes = list(zip(mesh.axis_names, mesh.devices.shape, strict=True))
     return fingerprint(axes, [kind.name.lower() for kind in mesh.axis_types], known)
+
+
+def _check_limit(timeout_s: float) -> None:
+    if not 0 <= timeout_s <= threading.TIMEOUT_MAX:
+        most = f"0 to {threading.TIMEOUT_MAX:g} seconds"
+        raise ValueError(f"timeout_s is {timeout_s}; it limits the wait for other processes; it is {most}, such as 60")
 
 
 def _read_arguments(plan: PlanLike, devices: Sequence[Any] | None) -> tuple[list[Any], Any]:

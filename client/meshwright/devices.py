@@ -56,6 +56,7 @@ from meshwright.environment import (
     build_environment,
     format_exports,
 )
+from meshwright.mesh import open_array
 from meshwright.wire.devices import parse_platform
 
 __all__ = [
@@ -485,11 +486,16 @@ class JAXDeviceManager:
         starts = [index * size + min(index, more) for index in range(len(targets) + 1)]
         shards: list[Any] = []
         for device, start, stop in zip(targets, starts, starts[1:], strict=False):
-            # Rows of host arrays are copied: on CPU, JAX would share the caller's memory for good.
-            rows = [leaf[start:stop] if isinstance(leaf, jax.Array) else np.array(np.asarray(leaf)[start:stop])
-                    for leaf in jax.tree.leaves(data)]  # fmt: skip
+            rows = [_take_rows(leaf, slice(start, stop)) for leaf in jax.tree.leaves(data)]
             shards.append(jax.device_put(jax.tree.unflatten(jax.tree.structure(data), rows), device))
         return shards
+
+
+def _take_rows(leaf: Any, rows: slice) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return np.array(np.asarray(leaf)[rows])  # a copy: on CPU, JAX would share the caller's memory for good
+    with open_array(leaf) as array:
+        return array[rows]
 
 
 def _count_rows(data: Any) -> int:

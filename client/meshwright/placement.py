@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Final, SupportsIndex, cast
 
@@ -21,6 +22,7 @@ from jax.tree_util import keystr
 from meshwright._batch_comparison import Comparison, Leaf, compare_copies, list_processes, spans_processes
 from meshwright._jax_devices import check_devices, describe_device
 from meshwright._prefetch import Prefetcher
+from meshwright.mesh import free_axes, open_array
 from meshwright.parallelism import cover_processes, name_processes, shard_processes
 from meshwright.planning.batch_size import BatchSizeRecommendation, recommend_batch_size, validate_batch_size
 from meshwright.planning.hardware import HardwareType, detect_hardware
@@ -129,7 +131,7 @@ class DevicePlacement:
 
         A leaf without this dimension, such as a scalar, is replicated over the mesh; every process passes it whole and
         equal. Manual axes of the mesh become Auto in the arrays' shardings, since JAX does not place arrays on Manual
-        axes; `jax.shard_map` takes such arrays.
+        axes; give `jax.shard_map` an Auto mesh too, such as `x.sharding.mesh`.
 
         Args:
             data: a pytree of arrays.
@@ -226,8 +228,8 @@ def place_on_device(data: Any, device: Any = None) -> Any:
 def distribute_batch(data: Any, sharding: Any, *, process_local: bool = False) -> Any:
     """Returns the data under one sharding, or each part of it under its own.
 
-    Manual axes of a mesh become Auto, since JAX does not place arrays on Manual axes; `jax.shard_map` takes such
-    arrays.
+    Manual axes of a mesh become Auto, since JAX does not place arrays on Manual axes; give `jax.shard_map` an Auto
+    mesh too, such as `x.sharding.mesh`.
 
     Where a sharding spans processes, the processes compare the first batch of a kind (structure, shapes, dtypes), by
     digests that JAX's coordination service exchanges: all of them pass such a batch, and no collective is used. Later
@@ -342,7 +344,7 @@ def _place(data: Any, target: Any, process_local: bool = False, comparison: Comp
 
 def _place_leaves(data: Any, places: Sequence[Any], process_local: bool, comparison: Comparison | None) -> Any:
     paths, structure = jax.tree.flatten_with_path(data)
-    places = [_free_manual_axes(place) for place in places]
+    places = [free_axes(place, AxisType.Manual) for place in places]  # JAX's device_put fails on those
     leaves = [_read_leaf(path, leaf, place, process_local) for (path, leaf), place in zip(paths, places, strict=True)]
     far = [leaf for leaf in leaves if leaf.is_far]
     if comparison and far:
@@ -355,15 +357,6 @@ def _place_leaves(data: Any, places: Sequence[Any], process_local: bool, compari
         for value, leaf in zip(own, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, put)
-
-
-def _free_manual_axes(place: Any) -> Any:
-    """Returns the sharding with Auto axes for Manual ones: device_put fails on those (an AssertionError in JAX)."""
-    if not isinstance(place, NamedSharding) or AxisType.Manual not in place.mesh.axis_types:
-        return place
-    types = tuple(AxisType.Auto if kind is AxisType.Manual else kind for kind in place.mesh.axis_types)
-    mesh = Mesh(place.mesh.devices, place.mesh.axis_names, axis_types=types)
-    return NamedSharding(mesh, place.spec, memory_kind=place.memory_kind)
 
 
 def _build_spec(rank: int, batch_axis: int, names: tuple[str, ...]) -> PartitionSpec:
@@ -382,11 +375,21 @@ def _read_shape(path: Any, value: Any) -> tuple[int, ...]:
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{name} is a {type(value).__name__}, which is no array: {error}; leaves are NumPy arrays of numbers, JAX "
-            f"arrays or Python numbers: leave it out, or convert it with numpy.asarray"
+            f"arrays or Python numbers: {_suggest_array(value)}"
         ) from None
     except OverflowError as error:
         raise ValueError(f"{name} is {value}: {error}; use a smaller number, or `with jax.enable_x64()`") from None
     return shape
+
+
+def _suggest_array(value: Any) -> str:
+    if isinstance(value, np.ma.MaskedArray):
+        return "use its .filled(0)"
+    dtype = value.dtype if isinstance(value, np.ndarray | np.generic) else np.dtype(object)
+    if dtype.kind in "iufc":  # of the other byte order, or of too many bytes
+        return f'use its .astype("{dtype.kind}{min(dtype.itemsize, 16 if dtype.kind == "c" else 8)}")'
+    is_text = isinstance(value, str | bytes | np.ndarray | np.generic)
+    return "leave it out" if is_text else "leave it out, or convert it with numpy.asarray"
 
 
 def _read_leaf(path: Any, value: Any, place: Any, process_local: bool) -> Leaf:
@@ -409,7 +412,7 @@ def _check_fit(
     name: str, shape: tuple[int, ...], sharding: NamedSharding, is_far: bool, is_part: bool
 ) -> tuple[int, ...]:
     whole = list(shape)
-    for dimension, entry in enumerate(sharding.spec):
+    for dimension, entry in enumerate(sharding.spec.partitions):
         if dimension >= len(shape):
             raise ValueError(
                 f"{name} has the shape {shape}; {sharding.spec} names dimension {dimension}, which it has not: give "
@@ -475,9 +478,16 @@ def _put_own_part(value: Any, sharding: Sharding, shape: tuple[int, ...]) -> Any
     For a leaf that is the whole value, `jax.device_put` would do so after a collective that compares it, in which NaN
     differs from itself and which a thread must not start; and it refuses PRNG keys and arrays that lie on one device.
     """
-    array = value if isinstance(value, jax.Array) else np.asarray(value, jax.typeof(value).dtype)
-    if array.shape != shape:
-        return jax.make_array_from_process_local_data(sharding, array, shape)
-    parts = sharding.addressable_devices_indices_map(shape)
-    shards = jax.device_put([array[index] for index in parts.values()], list(parts))
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=array.dtype)
+    kind = jax.typeof(value)
+    with open_array(value) if isinstance(value, jax.Array) else nullcontext(np.asarray(value, kind.dtype)) as array:
+        if array.shape != shape:
+            whole = jax.make_array_from_process_local_data(sharding, array, shape)
+        else:
+            parts = sharding.addressable_devices_indices_map(shape)
+            shards = jax.device_put([array[index] for index in parts.values()], list(parts))
+            whole = jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=array.dtype)
+    if not kind.weak_type:
+        return whole
+    # A Python number stays one for JAX's promotion of dtypes, as after device_put; JAX has no public way to say so.
+    own = [shard.data for shard in whole.addressable_shards]
+    return type(whole)(whole.aval.update(weak_type=True), sharding, own, committed=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -57,6 +58,7 @@ __all__ = ["FakeAgent"]
 
 _URL: Final = "http://fake-agent"
 _REQUEST_ID: Final = "fake-request"
+_PAUSE_S: Final = 0.01
 _JSON: Final = {"content-type": "application/json"}
 _EVENT_STREAM: Final = {"content-type": "text/event-stream"}
 _NOT_COMPILED: Final = Verification(
@@ -115,15 +117,20 @@ class FakeAgent:
         self.health: Health = _build_health(Component(name=name, state="healthy", **self._date()) for name in names)
 
     def client(self, **options: Any) -> Client:
-        """Returns a client of this agent that does not wait between retries; `options` as of `Client`."""
-        return Client(_URL, **{"transport": self.transport(), "pause": self.pauses_s.append, **options})
+        """Returns a client of this agent that waits 10 ms at most between retries; `options` as of `Client`."""
+
+        def pause(delay_s: float) -> None:
+            self.pauses_s.append(delay_s)
+            time.sleep(min(delay_s, _PAUSE_S))
+
+        return Client(_URL, **{"transport": self.transport(), "pause": pause, **options})
 
     def async_client(self, **options: Any) -> AsyncClient:
         """Returns the same for asyncio."""
 
         async def pause(delay_s: float) -> None:
             self.pauses_s.append(delay_s)
-            await asyncio.sleep(0)
+            await asyncio.sleep(min(delay_s, _PAUSE_S))
 
         return AsyncClient(_URL, **{"transport": self.transport(), "pause": pause, **options})
 
@@ -166,10 +173,18 @@ class FakeAgent:
         Args:
             name: "worker", "device:GPU-…"; a number after the colon, as in "device:1", is a device's local index.
             state, reason, fields: as of `Component`.
+
+        Raises:
+            ValueError: the host has no such device.
         """
-        kind, _, key = name.partition(":")
-        if key.isdecimal():
-            name = f"{kind}{_name_component(self.devices.devices[int(key)]).removeprefix('device')}"
+        devices = {str(each.local_index): _name_component(each) for each in self.devices.devices}
+        kind, colon, key = name.partition(":")
+        key = devices.get(key, f"device:{key}").removeprefix("device:")
+        if (kind == "device" or key.isdecimal()) and f"device:{key}" not in devices.values():
+            raise ValueError(
+                f"{name!r} is of no device here; there are {', '.join(devices.values())}; name one of them"
+            )
+        name = f"{kind}{colon}{key}"
         component = Component(name=name, state=state, reason=reason, **{**self._date(), **fields})
         self.health = _build_health(({each.name: each for each in self.health.components} | {name: component}).values())
         return component
@@ -194,7 +209,7 @@ class FakeAgent:
         route, parts = _find_route(request)
         fixed = self._answers.get(route)
         if fixed is not None:
-            reply = fixed(request)
+            reply = _check_reply(_ROUTES[route][0], fixed(request))
         else:
             with self._lock:  # clients may ask from several threads, such as one that renews a lease
                 reply = _ROUTES[route][1](self, request, *parts)

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from one_rank import answer_and_leave, take_stdout
 
+from meshwright.devices import JAXDeviceManager
 from meshwright.mesh import (
     DeviceMeshManager,
     build_mesh,
@@ -190,9 +191,38 @@ def compute_on_cpu() -> Answer:
         return {**name_mesh(mesh), "first": jax.devices().index(device), "total": total}
 
 
+def place_inside() -> Answer:
+    """JAX arrays of this process, on one device or over Explicit axes, placed under the mesh of all processes."""
+    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    here = Mesh(np.array(jax.local_devices()), ("x",), axis_types=(AxisType.Explicit,))
+    split, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    whole, keys, rank = build_batch(16), jax.random.split(jax.random.key(0), 16), jax.process_index()
+    rows = slice(8 * rank, 8 * rank + 8)
+    one, own = jax.device_put(whole), jax.device_put(whole[rows])
+    spread = [jax.device_put(each, NamedSharding(here, PartitionSpec("x"))) for each in (whole, own, keys)]
+    expected, placement = jax.device_put(whole, split), DevicePlacement()
+    with jax.set_mesh(mesh):
+        placed = [distribute_batch(each, split) for each in (one, spread[0])]
+        placed += [distribute_batch(each, split, process_local=True) for each in (own, spread[1])]
+        placed += [*prefetch_to_device([one, spread[0]], split), placement.replicate_across_devices(one)]
+        placed_keys = [distribute_batch(each, split) for each in (keys, spread[2])]
+        dealt = [JAXDeviceManager().distribute_data(each) for each in (one, spread[0])]
+        rates = [distribute_batch(each, everywhere) for each in (0.5, np.float32(0.5))]
+        rates += [placement.replicate_across_devices(0.5)]
+    data = [[jax.random.key_data(part.data) for part in each.addressable_shards] for each in placed_keys]
+    return {
+        "right": [is_same(each, expected) for each in placed[:-1]],
+        "whole": bool(np.array_equal(read(placed[-1]), whole)),
+        "keys": [bool(np.array_equal(np.concatenate(each), jax.random.key_data(keys[rows]))) for each in data],
+        "dealt": [bool(np.array_equal(np.concatenate(each), whole)) for each in dealt],
+        "weak": [bool(each.weak_type) for each in rates],
+    }
+
+
 STEPS: dict[str, Callable[..., Answer]] = {
     "create": create, "manage": manage, "build": build, "part_of_host": part_of_host, "on_cpu": compute_on_cpu,
     "device_mesh": make_device_mesh, "coords": find_coords, "feed": feed, "planned": multiply_as_planned,
+    "inside": place_inside,
 }  # fmt: skip
 
 

@@ -77,6 +77,14 @@ def run(folder: Path, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # ---- batches that processes load ----
 
 
+def test_jax_arrays_of_any_mesh_are_placed_under_the_mesh_of_the_job_and_numbers_stay_weak(tmp_path: Path) -> None:
+    for process in run(tmp_path, [{"do": "inside"}]):
+        (answer,) = process["answers"]
+        assert answer == {
+            "right": [True] * 6, "whole": True, "keys": [True] * 2, "dealt": [True] * 2, "weak": [True, False, True],
+        }  # fmt: skip
+
+
 def test_the_parts_that_processes_load_make_one_batch(tmp_path: Path) -> None:
     job = run(tmp_path, [layout.step() for layout in LAYOUTS])
     for at, layout in enumerate(LAYOUTS):

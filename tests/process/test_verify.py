@@ -166,6 +166,27 @@ def test_code_that_reads_stdin_finds_it_empty_and_does_not_wait(tmp_path: Path) 
     assert "EOFError: EOF when reading a line" in str(found.reason)
 
 
+def test_a_jitted_step_that_is_named_takes_no_donation_either() -> None:
+    with pytest.raises(TypeError, match="step is jitted already, and donate_argnums is for one that is not"):
+        verify(make_plan(), f"{MODULE}:jitted", steps.WEIGHTS, steps.BATCH, donate_argnums=0)
+
+
+def test_a_plan_with_manual_axes_is_named_as_the_cause() -> None:
+    with FakeAgent().client() as client:
+        plan = client.plan("dp:2,tp:2", target="cpu:4", axis_types={"dp": "manual"})
+    found = verify(plan, f"{MODULE}:build")
+    assert found.status == "not_compiled"
+    assert str(found.reason).startswith("the plan's axis types are dp manual, tp auto")
+
+
+@needs_libtpu
+def test_a_state_in_the_hosts_memory_needs_none_of_the_devices() -> None:
+    found = verify(make_plan("v5e:2x2"), f"{MODULE}:build_on_host")
+    assert found.status == "verified"
+    assert found.peak_memory_bytes is not None
+    assert found.peak_memory_bytes < 2**20 < 4096 * 4096 * 4 / 2
+
+
 @needs_libtpu
 def test_on_a_tpu_that_is_not_here_the_compiler_says_what_fits() -> None:
     check_data_parallel(verify(make_plan("v5e:2x2"), f"{MODULE}:build"))

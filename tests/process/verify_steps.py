@@ -39,6 +39,11 @@ def build(mesh: Mesh) -> Any:
     return jitted, (w, jax.ShapeDtypeStruct(BATCH.shape, BATCH.dtype, sharding=NamedSharding(mesh, P("dp"))))
 
 
+def build_on_host(mesh: Mesh) -> Any:
+    on_host = NamedSharding(mesh, P("dp"), memory_kind="pinned_host")
+    return (lambda state, x: (state, x + 1)), (jax.ShapeDtypeStruct((4096, 4096), jnp.float32, sharding=on_host), BATCH)
+
+
 def build_huge(mesh: Mesh) -> Any:
     huge = jax.ShapeDtypeStruct((2**18, 2**18), jnp.float32, sharding=NamedSharding(mesh, P("dp", "tp")))
     return jax.jit(lambda a, b: a @ b), (huge, huge)

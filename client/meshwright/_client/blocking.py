@@ -112,7 +112,7 @@ class Client:
             for ever. A `http_client` keeps its own.
         max_retries: how often a request is sent again when the agent does not answer, is busy or fails.
         transport: passed to httpx as it is, such as `httpx.MockTransport`; None: TCP, or the unix socket.
-        http_client: a pool to send with, such as `meshwright.testing.FakeAgent().http_client()`; it is
+        http_client: a pool to send with, such as `httpx.Client(transport=FakeAgent().transport())`; it is
             not closed.
         pause: waits between retries, given seconds; None: `time.sleep`.
 
@@ -277,7 +277,8 @@ class Client:
             if not fruitless and count_left(deadline):
                 continue
             run = self._ask(Run, "GET", path, deadline=deadline)
-            if run.state in FINAL_STATES and (cursor.end == "ended" or fruitless > self._max_retries):
+            is_last = cursor.end == "ended" or fruitless > self._max_retries or not count_left(deadline)
+            if is_last and run.state in FINAL_STATES:
                 return
             report(run.progress)
             delay_s = 0.0 if cursor.end == "silent" else delay_retry(max(0, fruitless - 1))
@@ -302,10 +303,9 @@ class Client:
         The timeout of one read can be set only when a stream is opened. To keep a deadline, the timeout is a quarter of
         the remaining time. The stream ends as "silent" when less than the timeout remains.
         """
-        cursor.end, rest = "broken", b""
-        if self._http.is_closed:
+        cursor.end, rest, left_s = "broken", b"", count_left(deadline)
+        if self._http.is_closed or not left_s:
             return
-        left_s = count_left(deadline)
         window_s = min(SILENCE_S, left_s, max(left_s / 4, MIN_WINDOW_S))
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store", "Last-Event-ID": str(cursor.after)}
         options: dict[str, Any] = {"headers": headers, "timeout": build_timeout(window_s), "auth": self._auth}

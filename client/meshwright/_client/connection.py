@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import ssl
+import threading
 from collections.abc import Generator
 from importlib import metadata
 from typing import Any, Final
@@ -57,13 +58,14 @@ def _list_options(settings: ClientSettings, timeout_s: float | None, max_connect
 
 
 def build_timeout(timeout_s: float | None) -> httpx.Timeout:
-    """Returns the limit of one read, and at most `CONNECT_TIMEOUT_S` for a connection; None waits for ever.
+    """Returns the limit of one read, and at most `CONNECT_TIMEOUT_S` for a connection; None and inf wait for ever.
 
     Raises:
         SettingsError: the limit is not above 0.
     """
     if timeout_s is not None and not timeout_s > 0:
         raise SettingsError(f"timeout is {timeout_s}; it must be a number of seconds above 0, such as 30, or None")
+    timeout_s = None if timeout_s is None or timeout_s > threading.TIMEOUT_MAX else timeout_s  # the most of a socket
     return httpx.Timeout(
         timeout_s, connect=CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
     )

@@ -104,18 +104,22 @@ class _EndedError(Exception):
 async def keep_in_task(
     held: Held, keep: Callable[[Callable[[float], Awaitable[None]]], Awaitable[None]]
 ) -> AsyncGenerator[None, None]:
-    """Runs `keep(pause)` in a task until the block ends."""
-    task = asyncio.create_task(_await(keep(asyncio.sleep)), name=f"meshwright-{held.lease.id}")
+    """Runs `keep(pause)` in a task until the block ends; its error is reported as one of a callback of the loop."""
+
+    async def run() -> None:
+        try:
+            await keep(asyncio.sleep)
+        except Exception as error:
+            said = {"message": f"on_lost of the lease {held.lease.id} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(said)
+
+    task = asyncio.create_task(run(), name=f"meshwright-{held.lease.id}")
     try:
         yield
     finally:
         held.finish()
         task.cancel()
         await asyncio.wait([task])
-
-
-async def _await(done: Awaitable[None]) -> None:
-    await done
 
 
 @contextlib.contextmanager

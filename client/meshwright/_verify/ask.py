@@ -40,6 +40,8 @@ from meshwright.wire.verification import Verification
 MAIN_NAME: Final = "__meshwright_main__"
 """A script's `__name__` in the child: not `__main__`, so that code under the main guard does not run."""
 
+JITTED: Final = "step is jitted already, and donate_argnums is for one that is not; give it to jax.jit, or leave it out"
+
 
 class Step(Wire):
     """Where a function is found."""
@@ -130,6 +132,7 @@ def ask_child(
     Raises:
         SettingsError, PlanInfeasibleError: the plan cannot be used.
         InvalidRequestError: the step does not exist.
+        TypeError: the step is jitted, and `call` donates.
         ProblemError: a bug of Meshwright.
         RuntimeError: this process is the child, which imports the calling script.
     """
@@ -144,14 +147,17 @@ def ask_child(
     if missing := explain_missing(hardware.platform, chip=hardware.chip):
         return Verification(status="not_compiled", reason=missing, target=hardware.name)
     job = StepJob(target=hardware, mesh=mesh, capacity_bytes=capacity_bytes, step=step, **fields)
-    found = run_child(
-        "meshwright._verify.trace:verify_step",
-        job.model_dump(mode="json"),
-        paths=paths,
-        limit_s=LIMIT_S if limit_s is None else limit_s,
-        memory_limit_bytes=memory_limit_bytes or read_default_limit_bytes() or None,
-        on_progress=on_progress,
-    )
+    try:
+        found = run_child(
+            "meshwright._verify.trace:verify_step",
+            job.model_dump(mode="json"),
+            paths=paths,
+            limit_s=LIMIT_S if limit_s is None else limit_s,
+            memory_limit_bytes=memory_limit_bytes or read_default_limit_bytes() or None,
+            on_progress=on_progress,
+        )
+    except InvalidRequestError as error:
+        raise TypeError(JITTED) if error.detail == JITTED else error from None
     return build_aborted(found, hardware.name) if isinstance(found, Ended) else Verification.model_validate(found)
 
 

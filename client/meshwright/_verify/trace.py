@@ -22,10 +22,10 @@ from types import ModuleType
 from typing import Any, Final
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from meshwright._verify.ask import MAIN_NAME, Step, StepJob
+from meshwright._verify.ask import JITTED, MAIN_NAME, Step, StepJob
 from meshwright.compiling.report import STAGES, Site, describe_target, open_site, report_lowered
 from meshwright.compiling.worker import Tell
 from meshwright.errors import InvalidRequestError, NotCompiledError
@@ -35,11 +35,14 @@ from meshwright.wire.verification import Verification
 
 @dataclass(frozen=True)
 class ArgumentLeaf:
-    """An array without its values. `spec` None: the caller does not say how it is split."""
+    """An array without its values. `spec` None: the caller does not say how it is split; `memory_kind` None: that of
+    devices."""
 
     shape: tuple[int, ...]
     dtype: Any
     spec: PartitionSpec | None
+    memory_kind: str | None = None
+    weak_type: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def describe_leaves(tree: Any, specs: Any, axes: Mapping[str, int]) -> Any:
         axes: the plan's, name to size.
 
     Raises:
+        TypeError: `specs` holds something else.
         ValueError: the specs are not a prefix, or a leaf is split over an axis that the plan does not have, or by a
             mesh whose axes have other sizes.
     """
@@ -95,7 +99,9 @@ def _describe(path: str, leaf: Any, spec: PartitionSpec | None, axes: Mapping[st
         spec = sharding.spec
     if spec is not None:
         _check_spec(path, spec, axes)
-    return ArgumentLeaf(tuple(leaf.shape), leaf.dtype, spec)
+    memory_kind, is_weak = getattr(sharding, "memory_kind", None), getattr(leaf, "weak_type", False)
+    memory_kind = None if memory_kind == "device" else memory_kind
+    return ArgumentLeaf(tuple(leaf.shape), leaf.dtype, spec, memory_kind, is_weak)
 
 
 def _check_mesh(path: str, found: Mapping[str, int], axes: Mapping[str, int]) -> None:
@@ -107,7 +113,10 @@ def _check_mesh(path: str, found: Mapping[str, int], axes: Mapping[str, int]) ->
 
 
 def _check_spec(path: str, spec: PartitionSpec, axes: Mapping[str, int]) -> None:
-    names = [name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))]
+    if not isinstance(spec, PartitionSpec):
+        rule = "give PartitionSpecs, such as P('dp'); a NamedSharding has one in its spec"
+        raise TypeError(f"in_specs holds {spec!r} for leaf {path}, which is a {type(spec).__name__}; {rule}")
+    names = [name for entry in spec.partitions for name in (entry if isinstance(entry, tuple) else (entry,))]
     strangers = [name for name in names if isinstance(name, str) and name not in axes]
     if strangers:
         raise ValueError(
@@ -121,17 +130,21 @@ def place_leaves(tree: Any, mesh: Mesh) -> Any:
     def place(leaf: Any) -> Any:
         if not isinstance(leaf, ArgumentLeaf):
             return leaf
-        sharding = NamedSharding(mesh, PartitionSpec() if leaf.spec is None else leaf.spec)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        spec = PartitionSpec() if leaf.spec is None else leaf.spec
+        sharding = NamedSharding(mesh, spec, memory_kind=leaf.memory_kind)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
 
     return jax.tree.map(place, tree, is_leaf=lambda value: isinstance(value, ArgumentLeaf))
 
 
+def _list_arrays(tree: Any) -> list[ArgumentLeaf]:
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, ArgumentLeaf)]
+
+
 def count_split(tree: Any) -> tuple[int, int]:
     """Returns how many arrays there are, and how many of them are split over some axis."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, ArgumentLeaf))
-    arrays = [leaf for leaf in leaves if isinstance(leaf, ArgumentLeaf)]
-    return len(arrays), sum(any(entry is not None for entry in leaf.spec or ()) for leaf in arrays)
+    arrays = _list_arrays(tree)
+    return len(arrays), sum(any(leaf.spec.partitions) for leaf in arrays if leaf.spec is not None)
 
 
 LOG_LINES: Final = 30
@@ -255,9 +268,19 @@ def verify_step(message: dict[str, Any], tell: Tell) -> Verification:
 
 
 def _report(job: StepJob, site: Site, tell: Tell) -> Verification:
+    if AxisType.Manual in site.mesh.axis_types:
+        types = ", ".join(f"{name} {kind}" for name, kind in job.mesh.axis_types.items())
+        rule = 'plan with axis_types="auto", and let the step use jax.shard_map'
+        raise NotCompiledError(f"the plan's axis types are {types}; JAX traces under no mesh with manual axes; {rule}")
     step = load_step(job.step, job.main)
     tell("tracing the step", 1, STAGES)
     function, call = (step, load_pickle(job.call)) if job.call is not None else _build(step, site)
+    if call.donate_argnums is not None and hasattr(function, "lower"):
+        raise InvalidRequestError(JITTED)
+    kinds = {leaf.memory_kind for leaf in _list_arrays(call.args)} - {None}
+    if kinds and job.target.platform == "gpu":
+        rule = "leave memory_kind out, for a step with all arrays on the device"
+        raise NotCompiledError(f"an array is in {kinds.pop()}; GPU compilers count it as the device's memory; {rule}")
     with watch(f"{job.step} does not trace"), jax.set_mesh(site.mesh):
         lowered = _lower(function, call, site)
     found = report_lowered(lowered, site, tell)

@@ -237,10 +237,11 @@ def read_peak_bytes(memory: Any, platform: str) -> int:
     """Returns the most bytes that a device holds at one time.
 
     XLA's CPU compiler reports a peak without temporaries. On CPU the result is the sum of all live buffers, which is an
-    upper bound.
+    upper bound. The peak of TPU compilers has the buffers of the host in it; GPU compilers name none.
     """
     if platform != "cpu":
-        return int(memory.peak_memory_in_bytes)
+        host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes + memory.host_temp_size_in_bytes
+        return int(memory.peak_memory_in_bytes - host + memory.host_alias_size_in_bytes)
     kept = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(kept + memory.temp_size_in_bytes)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
 import time
 from collections import Counter
@@ -99,8 +100,11 @@ def check_hosts(
 
     Raises:
         SettingsError: the other hosts cannot reach the first by its address, or the plan is of other devices.
-        ValueError: `expect` is not a number of devices, or names a chip that is in no table.
+        ValueError: `expect` is not a number of devices, or names a chip that is in no table; or `timeout_s` is no
+            finite time.
     """
+    if not 0 < timeout_s < math.inf:
+        raise ValueError(f"timeout_s is {timeout_s}; the check ends in a finite time; give seconds, such as 60")
     wanted = parse_chip_count(expect) if isinstance(expect, str) else expect
     coordinator, own_lease = build_coordinator(fleet.urls, port), f"preflight-{secrets.token_hex(8)}"
     on_phase = on_phase or (lambda _: None)

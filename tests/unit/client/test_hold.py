@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from meshwright.errors import (
     NotFoundError,
     UnauthorizedError,
 )
+from meshwright.testing import FakeAgent
 from meshwright.wire.base import DeviceRef
 from meshwright.wire.leases import Lease
 from tests.unit.client.script import LOST, REFUSED, SILENT, Script
@@ -94,6 +98,28 @@ def test_a_loss_that_nothing_asked_about_is_left_to_be_said() -> None:
     assert "lease-1 (train) was lost" in held.unsaid
     assert held.lost is not None
     assert held.unsaid == ""  # the caller that asked knows
+
+
+def test_an_error_of_the_callback_is_told_to_the_loop_and_a_block_may_end_at_once() -> None:
+    def lose(why: MeshwrightError) -> None:
+        raise ZeroDivisionError
+
+    async def hold(patch: pytest.MonkeyPatch) -> Any:
+        told, fake = asyncio.Future[Any](), FakeAgent()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, said: told.set_result(said["exception"]))
+        patch.setattr("meshwright._client.awaiting.CHECK_S", 0.01)
+        async with fake.async_client() as client:
+            async with client.hold(purpose="train"):
+                pass
+            async with client.hold(purpose="train", on_lost=lose) as held:
+                await client.end_lease(held.lease)
+                return await told
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        error = asyncio.run(asyncio.wait_for(hold(patch), 10))
+        gc.collect()  # of a coroutine that was never awaited
+    assert isinstance(error, ZeroDivisionError)
 
 
 # ---- taking

@@ -132,3 +132,10 @@ def test_waiting_on_a_silent_stream_ends_in_time(kind: Kind) -> None:
             ask_url(kind, server.url, lambda c: c.wait("r", timeout_s=0.6))
         assert 0.5 < time.monotonic() - started < 5
         released.set()
+
+
+@both
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e10, 9e9])
+def test_a_time_limit_that_no_socket_can_have_is_none(kind: Kind, timeout_s: float) -> None:
+    with serve(_healthy) as server:
+        assert ask_url(kind, server.url, lambda c: c.health(), timeout=timeout_s).state == "healthy"

@@ -81,6 +81,16 @@ def test_waiting_ends_when_its_time_is_over_and_says_how_the_run_stands(patch: A
     assert script.now_s == pytest.approx(100.0, abs=0.5)
 
 
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, 1e-9])
+def test_without_time_a_run_that_is_over_is_returned_and_another_is_not_waited_for(
+    timeout_s: float, patch: Any
+) -> None:
+    over = Script(*[_run("succeeded")] * 2, streams=[[SILENT]])
+    assert over.client(patch).wait("r", timeout_s=timeout_s).state == "succeeded"
+    with pytest.raises(AgentTimeoutError, match="it was running"):
+        Script(_run(), streams=[[SILENT]]).client(patch).wait("r", timeout_s=timeout_s)
+
+
 @settings(max_examples=40)
 @given(timeout_s=st.floats(0.5, 300), ping_s=st.floats(1, 44))
 def test_a_talkative_run_keeps_nothing_waiting_longer_than_asked(timeout_s: float, ping_s: float) -> None:

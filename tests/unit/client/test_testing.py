@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.testing import FakeAgent
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices
+from meshwright.wire.health import HealthEvents
 from meshwright.wire.leases import VerdictRequest
 from meshwright.wire.mesh import PlanRequest
 from tests.fakes.stored import build_run
@@ -74,6 +76,35 @@ def test_a_route_can_be_given_another_answer_or_an_error() -> None:
             client.plan("dp:8")
         with pytest.raises(NotFoundError, match="/mesh/plan/mw1-7"):
             client.get_plan("mw1-7")
+
+
+def test_a_function_may_return_what_answer_takes() -> None:
+    fake = FakeAgent()
+    fake.answer("GET", "/health", lambda request: {"state": "degraded", "components": []})
+    with fake.client() as client:
+        assert client.health().state == "degraded"
+        fake.answer("GET", "/health", lambda request: {"state": "splendid"})
+        with pytest.raises(ValueError):
+            client.health()
+
+
+@pytest.mark.parametrize("name", ["device:GPU-typo", "device:99", "thermal:99", "device:"])
+def test_a_component_of_a_device_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is of no device here; there are device:0, device:1; name one"):
+        FakeAgent("cpu:2").change_health(name, "unhealthy")
+
+
+def test_following_events_pauses_between_streams_that_are_empty() -> None:
+    fake = FakeAgent()
+
+    def stop(request: httpx.Request) -> Any:
+        return NotFoundError("enough") if len(fake.pauses_s) == 5 else HealthEvents(events=(), last_seq=0)
+
+    fake.answer("GET", "/events", stop)
+    began_s = time.monotonic()
+    with fake.client() as client, pytest.raises(NotFoundError):
+        list(client.follow_events())
+    assert time.monotonic() - began_s >= 0.05
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.devices import JAXDeviceManager
 from tests.fakes.gpu_devices import FakeClient, FakeDevice, build_host
@@ -61,6 +62,14 @@ def test_random_keys_empty_places_and_types_that_numpy_lacks_are_dealt_out_too()
     assert (first["key"].shape, first["key"].dtype) == ((3,), data["key"].dtype)
     assert (first["ones"].shape, first["ones"].dtype) == ((3, 2), jnp.bfloat16)
     assert first["none"] is None
+
+
+def test_an_array_over_explicit_axes_is_dealt_out_under_any_mesh() -> None:
+    mesh = Mesh(np.array(jax.devices()), ("x",), axis_types=(AxisType.Explicit,))
+    data = jax.device_put(np.arange(16), NamedSharding(mesh, PartitionSpec("x")))
+    with jax.set_mesh(mesh):
+        shards = JAXDeviceManager().distribute_data(data, jax.devices()[:3])
+    assert [shard.tolist() for shard in shards] == [list(range(6)), list(range(6, 11)), list(range(11, 16))]
 
 
 @pytest.mark.parametrize(("data", "words"), [

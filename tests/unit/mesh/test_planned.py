@@ -35,3 +35,11 @@ def test_a_mesh_of_devices_that_are_not_running_has_no_fingerprint() -> None:
         mesh_fingerprint(create_mesh((8,), ("x",), devices=build_tpus(2, 4)))
     with pytest.raises(ValueError, match="the mesh has no device"):
         mesh_fingerprint(Mesh(np.empty((0,), dtype=object), ("x",)))
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 1e12, -1.0])
+def test_a_time_limit_that_no_wait_can_have_is_refused(timeout_s: float) -> None:
+    plan, mesh = make_plan("dp:8"), create_mesh((8,), ("dp",))
+    for ask in (lambda: build_mesh(plan, timeout_s=timeout_s), lambda: mesh_fingerprint(mesh, timeout_s=timeout_s)):
+        with pytest.raises(ValueError, match="seconds, such as 60"):
+            ask()

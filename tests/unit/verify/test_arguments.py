@@ -51,6 +51,22 @@ def test_placed_leaves_lie_on_the_mesh_and_whole_where_nothing_is_said() -> None
     assert scalar == 2.0
 
 
+def test_memory_kinds_and_weak_types_are_kept_and_a_spec_may_have_unreduced_axes() -> None:
+    mesh = make_mesh(dp=2, tp=4)
+    host = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=NamedSharding(mesh, P("dp"), memory_kind="pinned_host"))
+    described = describe_leaves((host, jnp.asarray(0.5), np.float32(1)), None, AXES)
+    placed = place_leaves(described, mesh)
+    assert placed[0].sharding == host.sharding
+    assert [leaf.weak_type for leaf in placed] == [False, True, False]
+    assert count_split(describe_leaves((host,), P("dp", unreduced={"tp"}), AXES)) == (1, 1)
+
+
+@pytest.mark.parametrize("specs", ["dp", NamedSharding(make_mesh(dp=2, tp=4), P("dp"))])
+def test_what_is_no_spec_is_refused_by_the_leafs_path(specs: Any) -> None:
+    with pytest.raises(TypeError, match=r"in_specs holds .* for leaf \[0\].*give PartitionSpecs, such as P\('dp'\)"):
+        describe_leaves((np.ones(2),), specs, AXES)
+
+
 def test_an_axis_that_the_plan_does_not_have_names_the_leaf() -> None:
     with pytest.raises(ValueError, match=r"leaf \[0\]\['w'\] is split over the axis 'ep'; the plan has dp, tp"):
         describe_leaves(({"w": np.ones(4)},), P(("dp", "ep")), AXES)

@@ -40,7 +40,7 @@ def show_batch_size(
         str | None, typer.Option(metavar="NAME", help="h100, tpu_v5e, a JAX device kind, …; without: the host's own.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--per-device-batch-size", metavar="N", help="Check this batch size of a device.")
+        int | None, typer.Option("--per-device-batch-size", metavar="N", help="Check these tokens of a device.")
     ] = None,
     model: ModelOption = None,
     seq: SeqOption = None,
@@ -53,7 +53,7 @@ def show_batch_size(
     request: RequestOption = None,
     offline: OfflineOption = False,
 ) -> int:
-    """Say how large a batch per device should be, and why; with --model, how many sequences its step should have.
+    """Say how many tokens a device needs at a time, and why; with --model, how many sequences its step should have.
 
     For a model, batches are priced on --mesh, or on the fastest mesh that fits: the recommended one is the least near
     the most tokens/s. With --compile the compiler is asked instead, a few times, for the
@@ -114,7 +114,7 @@ def _print_sizes(session: Session, reply: BatchSize) -> None:
 
 def _print_table(session: Session, reply: BatchSize) -> None:
     chip = f" ({clean(reply.chip)})" if reply.chip else ""
-    session.out.print(Text.assemble((clean(reply.hardware_type), "bold"), f"{chip}, {reply.basis}\n"))
+    session.out.print(Text.assemble((clean(reply.hardware_type), "bold"), f"{chip}, {reply.basis}: tokens a device\n"))
     session.out.print(build_table(COLUMNS, [reply.table]))
     if reply.table.notes:
         session.out.print(f"\n{clean(reply.table.notes)}", soft_wrap=True)

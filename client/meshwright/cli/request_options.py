@@ -50,8 +50,7 @@ DevicesOption = Annotated[
     str | None, typer.Option("--devices", metavar="0,1", help="Use these devices: local indices, uuids or PCI bus ids.")
 ]
 CountOption = Annotated[
-    int | None,
-    typer.Option("--count", min=1, metavar="N", help="Use so many devices, whichever are well and free."),
+    int | None, typer.Option("--count", min=1, metavar="N", help="Use so many devices, whichever are well and free.")
 ]
 Export = Literal["jax", "maxtext", "python"]
 ExportOption = Annotated[

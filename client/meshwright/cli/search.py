@@ -102,9 +102,10 @@ def search_mesh(
 def _print_found(session: Session, plans: Plans, say: PlanOutput, *, is_explained: bool) -> int:
     is_unknown = _print_unknown_targets(session, plans)
     if say.export is None and not session.as_json:
-        _print_ranking(session, plans, is_explained=is_explained)
         if not plans.plans:
             print_notices(session, plans.warnings)
+        _print_ranking(session, plans, is_explained=is_explained)
+        if not plans.plans:
             return FAILED
     code = print_best(session, plans, say)
     return FAILED if is_unknown else code

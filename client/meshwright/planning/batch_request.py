@@ -37,8 +37,11 @@ def check_batch_fields(request: BatchSizeRequest) -> None:
     """Raises InvalidRequestError unless all fields of the request are used.
 
     Raises:
-        InvalidRequestError: training, mesh or plan is given without a model.
+        InvalidRequestError: training, mesh or plan is given without a model, or the table's batch beside one.
     """
+    if request.model is not None and request.per_device_batch_size is not None:
+        message = "per_device_batch_size, tokens, is checked against the table, which knows no model; only one counts"
+        raise _refuse("per_device_batch_size", message, 'leave out model, or use "training": {"global_batch_size": 64}')
     for name in _OF_A_MODEL:
         if request.model is None and getattr(request, name) is not None:
             message = f"{name} is about a model's step, and model is not given"

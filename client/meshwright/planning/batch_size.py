@@ -1,7 +1,7 @@
 """How large a batch: the published table, rows derived for newer chips, the evaluation of a batch, the roofline.
 
 Rule: the eight published rows stay as they are, and different results of the roofline are added beside them.
-Independent of models: sizes are per device, and memory is not checked.
+Independent of models: sizes are tokens that a device's matmuls have at a time, and memory is not checked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from pydantic import TypeAdapter
 
@@ -20,15 +20,13 @@ from meshwright.topology.chips import Chip, find_chip, read_cells, read_chips
 from meshwright.wire.base import Basis, Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, BatchSizeTable, Roofline
 
-Level = Literal["below_minimum", "below_critical", "ok"]
-
 DIFFERENCE_RATIO: Final = 0.05
 """A critical batch that is further than this from the roofline is warned of (v5e and H100 are within 1 %)."""
 
 
 @dataclass(frozen=True)
 class BatchSizeRecommendation:
-    """Batch sizes per device: the least that is sensible, the best, and the one that reaches the roofline."""
+    """Tokens a device has at a time: the least that is sensible, the best, and the one that reaches the roofline."""
 
     min_batch_size: int
     optimal_batch_size: int
@@ -79,11 +77,14 @@ def validate_batch_size(hardware_type: HardwareType, batch: int, warn_suboptimal
     Raises:
         TypeError: `batch` is not an integer.
     """
-    level, message = _evaluate(hardware_type, batch)
-    if level == "below_critical" and not warn_suboptimal:
-        minimum = recommend_batch_size(hardware_type).min_batch_size
-        message = f"batch size {batch} is valid: at least the minimum {minimum} for {hardware_type.value}"
-    return level != "below_minimum", message
+    found = _evaluate(hardware_type, batch)
+    if found.code != "below_critical" or warn_suboptimal:
+        return found.code != "below_minimum", found.message
+    minimum = recommend_batch_size(hardware_type).min_batch_size
+    return (
+        True,
+        f"batch size {batch} is valid: at least the minimum {minimum} tokens a device for {hardware_type.value}",
+    )
 
 
 def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: str | None, basis: Basis) -> BatchSize:
@@ -105,17 +106,13 @@ def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: 
         chip = found if found and found.family == hardware_type.value else None
     row = recommend_batch_size(hardware_type)
     asked, batch = request.hardware or kind or "no device", request.per_device_batch_size
-    validation = None
-    if batch is not None:
-        level, message = _evaluate(hardware_type, batch)
-        validation = Notice(code=level, message=message)
     return BatchSize(
         hardware_type=hardware_type.value,
         chip=chip.name if chip else None,
         basis=basis if request.hardware is None else "declared",
         table=BatchSizeTable(**{name: getattr(row, name) for name in BatchSizeTable.model_fields}),
         roofline=build_roofline(chip) if chip else None,
-        validation=validation,
+        validation=None if batch is None else _evaluate(hardware_type, batch),
         warnings=tuple(_find_warnings(hardware_type, chip, row, asked)),
     )
 
@@ -132,8 +129,7 @@ def build_roofline(chip: Chip) -> Roofline:
     return Roofline(critical_batch_tokens=tokens, derivation=derivation)
 
 
-def _evaluate(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:
-    level: Level
+def _evaluate(hardware_type: HardwareType, batch: int) -> Notice:
     size, row = operator.index(batch), recommend_batch_size(hardware_type)
     if size < row.min_batch_size:
         level, place = "below_minimum", f"below minimum {row.min_batch_size}"
@@ -143,7 +139,8 @@ def _evaluate(hardware_type: HardwareType, batch: int) -> tuple[Level, str]:
         rule = f"; the device waits for memory: use {row.optimal_batch_size} if it fits"
     else:
         level, place, rule = "ok", f"at or above the critical {row.critical_batch_size}", ""
-    return level, f"batch size {size} is {place} for {hardware_type.value}{rule}"
+    message = f"batch size {size} is {place} tokens a device for {hardware_type.value}{rule}"
+    return Notice(code=level, message=message)
 
 
 def _find_warnings(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -32,7 +32,8 @@ from meshwright.planning.device_selection import (
 from meshwright.planning.granules import Weights, check_importance, read_dcn, split_axes, weigh_axes
 from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.job_code import build_job_environment, find_differing, write_code
-from meshwright.planning.parallelism import search_shapes
+from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
+from meshwright.planning.parallelism import MeshAxes, list_rules, search_shapes
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.chips import find_chip
 from meshwright.topology.identity import fingerprint
@@ -41,6 +42,7 @@ from meshwright.topology.model import NAMES_SHOWN, Topology
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Granule
 from meshwright.wire.mesh import Plan, PlanAxis, PlanRequest
+from meshwright.wire.model import TrainingSpec
 
 Lines = tuple[tuple[int, ...], ...]
 """The devices along an axis, one tuple for each place on the other axes."""
@@ -356,10 +358,12 @@ class _Planner:
             lighter = [other for other in inside if traffic[other] < traffic[axis]]
             if split[axis] == 1 or not lighter:
                 continue
-            name, kind = spec.names[axis], topology.by_ordinal[topology.devices[used[0]].granule].kind
+            granule = topology.by_ordinal[topology.devices[used[0]].granule]
+            name, kind = spec.names[axis], "NVLink domain" if granule.domain else granule.kind
             turned = MeshSpec(tuple(spec.axes[place] for place in sorted(range(len(traffic)), key=traffic.__getitem__)))
             shapes = [turned, *search_shapes(spec, spec.device_count, most=16)]
-            better = [shape for shape in shapes if _count_crossed(shape, name, len(counts)) < split[axis]]
+            less = (shape for shape in shapes if _count_crossed(shape, name, len(counts)) < split[axis])
+            better = [shape for shape in less if _is_cut(self.request, shape)]
             yield Notice(
                 code="slow_link",
                 message=f"axis {name} crosses {split[axis]} {kind}s, while axis {spec.names[lighter[0]]}, which has "
@@ -426,6 +430,18 @@ def _count_crossed(spec: MeshSpec, name: str, granule_count: int) -> int:
     """Returns over how many granules the groups of an axis go."""
     split = split_axes(spec.sizes, granule_count)
     return granule_count if split is None else split[spec.names.index(name)]
+
+
+def _is_cut(request: PlanRequest, shape: MeshSpec) -> bool:
+    """Returns whether a shape cuts the request's model, where it has one; batch and sequence where they are given."""
+    count, axes = shape.device_count, MeshAxes.of(dict(shape.axes))
+    training = request.training or TrainingSpec(global_batch_size=count, seq_len=count)
+    try:
+        model = request.model and read_model(request.model)
+    except UnsupportedModelError:
+        return False
+    rules = list_rules(model, fill_sequence_length(model, training)) if model else ()
+    return all(replace(rule, may_differ=False).allows(axes.count_parts(rule.roles)) for rule in rules)
 
 
 def _name_edge(topology: Topology, a: int, b: int) -> str:

@@ -26,6 +26,7 @@ from meshwright.wire.base import DeviceSelection, Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import (
+    EQUAL_WITHIN,
     EXPORT_LEFT_OUT,
     UNKNOWN_TARGET,
     ComparedTarget,
@@ -312,6 +313,7 @@ class _Search:
             devices=devices or self.request.devices,
             lease=self.request.lease,
             model=self.request.model,
+            training=self.request.training,
             memory_strategy=self.request.memory_strategy,
             include_devices=self.request.include_devices,
             allow_unused=True,
@@ -342,9 +344,15 @@ def _compare_targets(request: SearchRequest, prices: Mapping[str, float]) -> Pla
     answers = {target: found for target, found in asked if isinstance(found, Plans)}
     made = {target: found.plans[0] for target, found in answers.items() if found.plans}
     unpriced = [target for target, plan in made.items() if plan.price_per_million_tokens is None]
-    order = sorted(made, key=lambda target: _rank(made[target], is_priced=not unpriced))
+    least = math.inf if unpriced else min((plan.price_per_million_tokens or 0.0 for plan in made.values()), default=0.0)
+    order = sorted(made, key=lambda target: _rank(made[target], least))
     best = made[order[0]] if order else None
-    verdict = "the best" if unpriced else "the least price of tokens"
+    same = (
+        f", the fastest within {EQUAL_WITHIN:.0%} of it"
+        if best and (best.price_per_million_tokens or 0.0) > least
+        else ""
+    )
+    verdict = "the best" if unpriced else f"the least price of tokens{same}"
     if unpriced and prices:
         verdict = f"the fastest; not compared by price of tokens: no price for {' and '.join(unpriced)}"
     lost = [_compare(target, found, best, verdict) for target, found in asked if target not in made]
@@ -381,9 +389,11 @@ def _ask(request: SearchRequest, target: str, prices: Mapping[str, float]) -> Pl
         return error
 
 
-def _rank(plan: Plan, *, is_priced: bool) -> float:
-    """Returns what plans are sorted by: the price of tokens, or the time of a step."""
-    return (plan.price_per_million_tokens if is_priced else plan.step_time and plan.step_time.total_s) or 0.0
+def _rank(plan: Plan, least: float) -> tuple[float, float]:
+    """Returns what plans are sorted by: the price of tokens, where those near the least are equal; then the time of a
+    step."""
+    over = max(0.0, (plan.price_per_million_tokens or 0.0) - (1 + EQUAL_WITHIN) * least)
+    return over, plan.step_time.total_s if plan.step_time else 0.0
 
 
 def _compare(target: str, found: Plans | RequestError, best: Plan | None, verdict: str) -> ComparedTarget:

@@ -79,7 +79,7 @@ def test_a_request_of_a_batch_size_is_sent_and_answered_here_alike(meshwright: C
     assert (asked.json["estimated"]["recommended"], meshwright.body()["mesh"]) == (64, "fsdp:16")
     here = meshwright("batch-size", "--request", request, "--offline", "--format=json")
     assert here.json["estimated"] == asked.json["estimated"]
-    assert meshwright("batch-size", "--request", request, "--per-device-batch-size", "1").code == 1
+    assert meshwright("batch-size", "--request", request, "--per-device-batch-size", "1").code == 2
 
 
 @pytest.mark.parametrize("command", [("plan", "dp:8"), ("batch-size",)])

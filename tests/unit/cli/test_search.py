@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from meshwright.cli import search
 from tests.unit.cli.conftest import CommandLine
 
 MODEL = ("--model", "llama3-8b", "--global-batch-size", "64", "--seq-len", "4096")
@@ -23,6 +24,18 @@ def test_targets_are_compared_in_a_table_with_what_is_said_of_each(meshwright: C
     assert "on v5e:2x2" in printed.out  # why nothing fits there needs no --explain
     assert "on v5p:4x4x4" not in printed.out
     assert "on v5p:4x4x4" in meshwright(*COMPARED, "--explain").out
+
+
+def test_why_nothing_fits_is_said_before_the_rejected_meshes(
+    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    for name, call in (("print_notices", search.print_notices), ("build_table", search.build_table)):
+        monkeypatch.setattr(search, name, lambda *args, name=name, call=call: (said.append(name), call(*args))[1])
+    printed = meshwright("search", "--offline", "--target", "v5e:2x2", *MODEL)
+    assert printed.code == 1
+    assert said == ["print_notices", "build_table"]
+    assert "weights, gradients and moments are 37.4" in printed.err
 
 
 def test_targets_whose_best_mesh_has_one_fingerprint_keep_their_own_figures(meshwright: CommandLine) -> None:

@@ -97,6 +97,7 @@ def test_what_was_measured_here_counts_here_and_not_on_a_target() -> None:
     ({"model": None, "training": None, "mesh": None, "plan": "mw1-0"}, "plan", "model is not given"),
     ({"model": None, "training": None, "mesh": None}, "model", "no model is given"),
     ({"model": "llama3-9b"}, "model", "is no preset"), ({"plan": "mw1-0"}, "plan", "only its agent knows"),
+    ({"per_device_batch_size": 512}, "per_device_batch_size", "which knows no model"),
     ({"target": None}, "target", "no target is named"),
     ({"hardware": "h100"}, "hardware", "stands beside v5e:4x4, which is v5e"),
     ({"training": {"global_batch_size": 8}}, "training.global_batch_size", "less than one sequence"),

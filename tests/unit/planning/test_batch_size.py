@@ -44,6 +44,7 @@ def test_a_batch_is_valid_from_the_minimum_on_and_critical_is_said(hardware_type
     assert ("below critical" in message) == (row.min_batch_size <= batch < row.critical_batch_size)
     assert ("at or above" in message) == (batch >= row.critical_batch_size)
     assert str(batch) in message
+    assert "tokens a device" in message
     assert hardware_type.value in message
 
 

@@ -44,6 +44,14 @@ def test_with_prices_the_cheapest_tokens_come_first() -> None:
     assert found.comparison[0].message == "the fastest; not compared by price of tokens: no price for v5e:4x8"
 
 
+def test_at_the_same_price_of_tokens_the_fastest_comes_first() -> None:
+    found = ask("4*h100:8", "8*h100:8", price_per_device_hour={"4*h100:8": 1.95, "8*h100:8": 2.0})
+    first, second = found.plans
+    assert first.target == "8*h100:8"
+    assert (first.price_per_million_tokens or 0) > (second.price_per_million_tokens or 0)
+    assert found.comparison[0].message == "the least price of tokens, the fastest within 4% of it"
+
+
 def test_near_targets_are_told_to_be_near() -> None:
     found = ask("v5p:4x4x4", "2*v5p:2x4x4")
     assert "their intervals overlap" in found.comparison[1].message

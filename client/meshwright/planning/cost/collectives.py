@@ -213,11 +213,8 @@ def gpu_wire(bytes_per_s: Numbers, size: Numbers, *, pair_bytes_per_s: float | N
     Source: gpus.md, "Intra-node collectives"; stas00/ml-engineering at 744d01e, network/README.md: between MI300X
     64 GB/s from one to one, 448 GB/s among eight.
     """
-    hops = np.asarray(size) - 1
-    if pair_bytes_per_s is None:
-        return AxisLinks(size=size, bytes_per_s=bytes_per_s, hops=hops, hop_s=NVLINK_HOP_S)
-    joined = np.minimum(bytes_per_s, pair_bytes_per_s * np.maximum(1, hops))
-    nearest = np.minimum(bytes_per_s, pair_bytes_per_s)
+    hops, pair = np.asarray(size) - 1, pair_bytes_per_s or np.inf
+    joined, nearest = np.minimum(bytes_per_s, pair * np.maximum(1, hops)), np.minimum(bytes_per_s, pair)
     return AxisLinks(size=size, bytes_per_s=joined, neighbor_bytes_per_s=nearest, hops=hops, hop_s=NVLINK_HOP_S)
 
 

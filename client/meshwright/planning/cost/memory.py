@@ -322,14 +322,15 @@ def list_counts(
     with it).
     """
     tp, attention = layout.tp, block.attention
+    pairs = attention.pair_elements / np.minimum(tp, attention.pair_heads)
     return {
         "residual": work.hidden / tp,
         "gathered": work.hidden,
         "query": attention.heads * attention.query_size / tp,
         "context": attention.heads * attention.value_size / tp,
         "fused_context": attention.heads * attention.value_size / tp if execution.fused_attention else 0.0,
-        "pairs": attention.pair_elements / tp,
-        "all_pairs": attention.pair_elements / tp * layout.cp,
+        "pairs": pairs,
+        "all_pairs": pairs * layout.cp,
         "sums": attention.heads / tp,
         "scores": 0.0 if execution.fused_attention else attention.heads * work.seq_len / tp,
         "narrow": sum(matmul.outputs for matmul in block.matmuls if matmul.cut == "tokens"),

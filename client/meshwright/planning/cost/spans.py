@@ -40,7 +40,7 @@ AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
 """As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
 
 NETWORK_BYTES_PER_S: Final = 12.5e9
-"""A device's share of the network between hosts where the chip table has no figure: a NIC of 100 Gbit/s."""
+"""A chip's share of the network between hosts, assumed where its table has no figure: a NIC of 100 Gbit/s."""
 
 REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
 """The values that a layout's `remat` indexes: "none", "minimal", "full"."""

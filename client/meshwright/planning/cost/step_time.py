@@ -277,8 +277,9 @@ class StepTime:
 
     def _time_context(self, block: Block) -> Any:
         """Returns the time to gather keys and values. The backward pass gathers them again and sums their gradients."""
-        pairs = ELEMENT_BYTES * self._tokens * block.attention.pair_elements * self.layout.cp / self.layout.tp
-        return (self._directions + 1) * self._time("cp", "all_gather", pairs)
+        pairs = block.attention.pair_elements / np.minimum(self.layout.tp, block.attention.pair_heads)
+        sent = ELEMENT_BYTES * self._tokens * pairs * self.layout.cp
+        return (self._directions + 1) * self._time("cp", "all_gather", sent)
 
     def _time_weights(self, blocks: list[tuple[Block, Any]]) -> Any:
         """Returns the time to gather layers' weights and scatter their gradients: in each accumulation step, which

@@ -60,6 +60,7 @@ class Attention:
 
     Attributes:
         pair_elements: of keys and values that a token has, of all heads that have their own.
+        pair_heads: how many those are; more parts of a tensor axis repeat them.
         context: keys that a query sees on average, of a causal sequence with the layers' windows.
         length: keys that a matrix of scores has for a query.
         index_flops: forward, of a token: the selection of the keys that are seen (DeepSeek-V3.2's indexer).
@@ -69,6 +70,7 @@ class Attention:
     query_size: int
     value_size: int
     pair_elements: int
+    pair_heads: int
     context: float
     length: float
     index_flops: float = 0.0
@@ -214,8 +216,9 @@ def _build_attention(model: ModelSpec, length: int) -> Attention:
         share = model.window_layer_count / model.num_hidden_layers
         context = (1 - share) * whole + share * _count_window_keys(model, length)
     size = model.value_size
-    pairs = model.num_attention_heads * (model.head_size + size) if model.is_latent else 2 * model.kv_heads * size
-    return Attention(model.num_attention_heads, model.head_size, size, pairs, context, length, index_flops)
+    heads, own = (model.num_attention_heads, model.head_size) if model.is_latent else (model.kv_heads, size)
+    pairs = heads * (own + size)
+    return Attention(model.num_attention_heads, model.head_size, size, pairs, heads, context, length, index_flops)
 
 
 def _count_window_keys(model: ModelSpec, length: int) -> float:

@@ -146,17 +146,12 @@ def _is_wasteful(axis: str, size: int, rules: Sequence[AxisRule]) -> bool:
 
 def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]:
     """Returns all combinations whose product is the number of devices; `dp` is the remaining factor."""
-    found: dict[str, Numbers] = {"product": np.ones(1, dtype=np.int64)}
-    for axis in ("tp", "cp", "ep", "pp", "fsdp"):
-        sizes = np.asarray(choices[axis], dtype=np.int64)
-        count = len(found["product"])
-        found = {name: np.repeat(values, len(sizes)) for name, values in found.items()}
-        found[axis] = np.tile(sizes, count)
-        found["product"] = found["product"] * found[axis]
-        divides = devices % found["product"] == 0
-        found = {name: values[divides] for name, values in found.items()}
-    found["dp"] = devices // found.pop("product")
-    is_allowed = np.isin(found["dp"], np.asarray(choices["dp"], dtype=np.int64))
+    names = ("tp", "cp", "ep", "pp", "fsdp")
+    grid = np.meshgrid(*(np.asarray(choices[axis], dtype=np.int64) for axis in names), indexing="ij")
+    found = dict(zip(names, map(np.ravel, grid), strict=True))
+    product = np.prod(list(found.values()), axis=0)
+    found["dp"] = devices // product
+    is_allowed = (devices % product == 0) & np.isin(found["dp"], choices["dp"])
     return {name: values[is_allowed] for name, values in found.items()}
 
 
@@ -166,28 +161,18 @@ def _add_batches(
     """Returns the layouts with each micro-batch that divides their part of the batch, each remat and each state, and
     of pipelines over fsdp with weights gathered for each pass or once."""
     parts = grid["dp"] * grid["fsdp"] * grid["ep"]
-    is_whole = batch % parts == 0
-    grid = {name: values[is_whole] for name, values in grid.items()}
-    share = batch // parts[is_whole]
-    found: list[dict[str, Numbers]] = []
-    for micro in micro_batches:
-        passes = share // micro
-        fits = (share % micro == 0) & (
-            (passes == bounds.gradient_accumulation_steps) if bounds.gradient_accumulation_steps else True
-        )
-        chosen = {name: values[fits] for name, values in grid.items()}
-        chosen |= {"micro_batch_size": np.full(fits.sum(), micro), "gradient_accumulation_steps": passes[fits]}
-        found.append(chosen)
-    together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-    remats = np.asarray([REMATS.index(remat) for remat in bounds.remats], dtype=np.int64)
-    count = len(together["tp"])
-    whole = {name: np.repeat(values, len(remats) * len(states)) for name, values in together.items()}
-    remat, optimizer = np.tile(np.repeat(remats, len(states)), count), np.tile(states, count * len(remats))
-    layout = Layout(**whole, remat=remat, optimizer_bytes=optimizer)
-    piped = layout.take((whole["pp"] > 1) & (whole["fsdp"] > 1))
-    names = (*whole, "remat", "optimizer_bytes")
-    twice = {name: np.concatenate([getattr(layout, name), getattr(piped, name)]) for name in names}
-    return Layout(**twice, gathers_once=np.arange(len(twice["pp"])) >= len(remat))
+    remats = [REMATS.index(remat) for remat in bounds.remats]
+    choices = np.meshgrid(
+        (False, True), micro_batches, np.flatnonzero(batch % parts == 0), remats, states, indexing="ij"
+    )
+    once, micro, rows, remat, optimizer = (np.ravel(values) for values in choices)
+    share = batch // parts[rows]
+    fits = (share % micro == 0) & (~once | (grid["pp"] > 1)[rows] & (grid["fsdp"] > 1)[rows])
+    if bounds.gradient_accumulation_steps:
+        fits &= share // micro == bounds.gradient_accumulation_steps
+    sizes = {name: values[rows] for name, values in grid.items()}
+    batches = {"micro_batch_size": micro, "gradient_accumulation_steps": share // micro, "gathers_once": once}
+    return Layout(**sizes, **batches, remat=remat, optimizer_bytes=optimizer).take(fits)
 
 
 @dataclass(frozen=True)
@@ -324,6 +309,9 @@ class Hardware:
         words = [KINDS[factor.case][2] for factor in self.factors if factor.is_taken]
         basis = f"fit to published runs on {'TPUs' if self.chip.platform == 'tpu' else 'GPUs'}"
         where = "" if self.network else " on this host"
+        if not (self.chip.scaleout_bytes_per_s or self.network) and self.devices > self.domain:
+            rate = float(self._lay_published(Layout(dp=2 * self.domain), self.domain)["dp"].outer.bytes_per_s)
+            basis += f"; network assumed: {rate / 1e9:g} GB/s a device, as the chip table has no figure"
         return f"{basis}; measured{where}: {', '.join(words)}" if words else basis
 
     def _lay_published(self, layout: Layout, domain: int) -> Spans:

@@ -1,7 +1,8 @@
 """The best mesh for the remaining devices when devices fail, or have failed.
 
-Rule: whole domains (hosts, NVLink domains, slices) while there are several, single devices of one. Of all numbers that
-some mesh can use, the one with the fastest step is taken, which may not be the largest. The batch does not change.
+Rule: the last host or slice is lost, of one alone a device. Then whole domains (hosts, NVLink domains, slices) are used
+while there are several, single devices of one. Of all numbers that some mesh can use, the one with the fastest step is
+taken, which may not be the largest. The batch does not change.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.device_selection import Pool
 from meshwright.planning.parallelism import choose_near, write_mesh
 from meshwright.planning.search.candidates import Question
-from meshwright.planning.search.search import price_best, read_bounds, search_plans
+from meshwright.planning.search.search import list_smooth, price_best, read_bounds, search_plans
 from meshwright.topology.model import Topology
 from meshwright.wire.base import DeviceSelection, Notice
 from meshwright.wire.mesh import Fallback, Plan, Plans, SearchRequest
@@ -45,8 +46,12 @@ def find_fallback(
     if topology.platform == "tpu" and len(groups) == 1 and len({device.host for device in topology.devices}) > 1:
         return Fallback(plans=(), message="without one device the slice has none: its hosts run together; ask for less")
     lost = groups[-1] if len(groups) > 1 else groups[0][-1:]
+    if topology.platform == "gpu" and len({topology.devices[index].host for index in pool.indices}) > 1:
+        last = topology.devices[groups[-1][-1]].host
+        lost = tuple(index for index in groups[-1] if topology.devices[index].host == last)
     kept = tuple(index for index in pool.indices if index not in set(lost))
-    name = _name_lost(topology, groups)
+    kind = "slice" if topology.platform == "tpu" else "host"
+    name = "one device" if len(lost) == 1 else f"a {kind} of {len(lost)} devices"
     try:
         plans = search_remaining(request, topology, kept, ask, lay_out)
     except PlanInfeasibleError as error:
@@ -85,7 +90,7 @@ def search_remaining(
     if not idle:
         return plans
     message = f"{idle} of the devices that are left stay idle: the fastest mesh that cuts model and batch has {count}"
-    notice = Notice(code="devices_left_idle", message=message, hint=_find_batch(request, ask(len(kept))))
+    notice = Notice(code="devices_left_idle", message=message, hint=_find_batch(request, ask, len(kept), count))
     return plans.model_copy(update={"warnings": (*plans.warnings, notice)})
 
 
@@ -98,23 +103,18 @@ def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
     return [unit * many for many in sorted({*range(max(most - COUNTS_MOST, 0) + 1, most + 1), *halves}, reverse=True)]
 
 
-def _find_batch(request: SearchRequest, question: Question) -> str:
-    """Returns the hint with the batch nearest to the requested one that uses all remaining devices."""
-    devices, batch = question.hardware.devices, question.training.global_batch_size
-    near = max(round(batch / devices), 1) * devices
-    best = price_best(question.with_batch(near), read_bounds(request))
-    if best is None or not math.isfinite(best.seconds):
-        return f"with a global_batch_size of {near} not all {devices} would work either"
-    seconds = best.seconds / near * batch
-    return f"with a global_batch_size of {near} all {devices} work, {seconds:.3g} s for as many sequences"
-
-
-def _name_lost(topology: Topology, groups: Sequence[Sequence[int]]) -> str:
-    if len(groups) == 1:
-        return "one device"
-    hosts = {topology.devices[index].host for index in groups[-1]}
-    kind = "slice" if topology.platform == "tpu" else "host" if len(hosts) == 1 else "NVLink domain"
-    return f"{'an' if kind == 'NVLink domain' else 'a'} {kind} of {len(groups[-1])} devices"
+def _find_batch(request: SearchRequest, ask: Ask, devices: int, used: int) -> str:
+    """Returns the hint with the batch near the requested one that is the fastest on more of the remaining devices."""
+    batch, bounds, found = request.training.global_batch_size, read_bounds(request), []
+    for count in (devices, *(each for each in list_smooth(devices, ask(devices).hardware.domain)[:4] if each > used)):
+        near = max(round(batch / count), 1) * count
+        if (best := price_best(ask(count).with_batch(near), bounds)) and best.seconds < math.inf:
+            found.append((best.seconds / near * batch, near, count))
+    if not found:
+        return f"with another global_batch_size near {batch} no more would work either"
+    seconds, near, count = min(found)
+    work = f"all {count}" if count == devices else f"{count} of them"
+    return f"with a global_batch_size of {near} {work} work, {seconds:.3g} s for as many sequences"
 
 
 def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
@@ -132,8 +132,7 @@ def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
 def _refuse(request: SearchRequest, left: int) -> PlanInfeasibleError:
     batch = request.training.global_batch_size
     detail = f"no mesh of the {left} devices left, or of fewer, cuts this model and a global_batch_size of {batch}"
-    training = request.training
-    steps = training.gradient_accumulation_steps if "gradient_accumulation_steps" in training.model_fields_set else 1
+    steps = read_bounds(request).gradient_accumulation_steps or 1
     near = choose_near([left * steps * times for times in (1, 2, 4, 8)], batch)
     free = "leave more axes free" if steps == 1 else "leave gradient_accumulation_steps out"
     hint = f"use a global_batch_size of {' or '.join(map(str, near))}, or {free}"

@@ -24,6 +24,7 @@ from meshwright.planning.cost.step_time import find_spread
 from meshwright.planning.hardware import GPU_FRACTION, find_capacity
 from meshwright.planning.parallelism import MeshAxes, choose_near, list_divisors, name_axis, write_mesh, write_values
 from meshwright.planning.search.candidates import PARTS, Bounds, Hardware, Priced, Question, Space
+from meshwright.topology.targets import read_target
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import (
     EQUAL_WITHIN,
@@ -66,11 +67,7 @@ def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Lay
     choices = itertools.product(passes, map(REMATS.index, remats), gathers)
     counts, kinds, once = np.array(list(choices)).T
     return replace(
-        layout,
-        micro_batch_size=share // counts,
-        gradient_accumulation_steps=counts,
-        remat=kinds,
-        gathers_once=once.astype(bool),
+        layout, micro_batch_size=share // counts, gradient_accumulation_steps=counts, remat=kinds, gathers_once=once > 0
     )
 
 
@@ -80,24 +77,19 @@ def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str
     total_s = float(priced.total_s[place])
     sequences = question.training.global_batch_size
     tokens, peak = sequences * question.training.seq_len, question.hardware.chip.device_flops_per_s
+    loop = int(layout.gradient_accumulation_steps) if int(layout.pp) > 1 else 1  # micro-batches that go through at once
     told: dict[str, Any] = {
         "memory": _build_memory(priced, place),
         "step_time": _build_step_time(priced, place, mesh_shape),
         "schedule": build_schedule(question, layout),
         "tokens_per_s": tokens / total_s,
         "mfu": priced.work.flops_per_token * tokens / total_s / question.hardware.devices / peak,
-        "largest_batch": find_largest_batch(question, layout, _count_loop(layout)),
+        "largest_batch": find_largest_batch(question, layout, loop),
         "measured": tuple(factor.to_figure() for factor in question.hardware.factors if factor.is_taken),
     }
-    if question.price_per_device_hour is not None:
-        price = question.price_per_device_hour * question.hardware.devices / 3600 * total_s
-        told["price_per_million_tokens"] = price / tokens * 1e6
+    if (price := question.price_per_device_hour) is not None:
+        told["price_per_million_tokens"] = price * question.hardware.devices / 3600 * total_s / tokens * 1e6
     return told
-
-
-def _count_loop(layout: Layout) -> int:
-    """Returns the micro-batches that go through at a time: all of a pipeline's, else one."""
-    return int(layout.gradient_accumulation_steps) if int(layout.pp) > 1 else 1
 
 
 def _build_memory(priced: Priced, place: int) -> PlanMemory:
@@ -122,8 +114,11 @@ def _build_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) 
         remat_s=parts["remat"],
         communication_s=_name_parts(parts, mesh_shape),
         bubble_s=parts["bubble"],
-        basis=f"{priced.hardware.basis}; interval: {reason}",
+        basis=f"{priced.hardware.basis}; interval: {reason}{_SHORT * (total_s < 1e-3)}",
     )
+
+
+_SHORT: Final = "; a step this short is mostly the latency of launches, which is not priced"
 
 
 def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> dict[str, float]:
@@ -239,11 +234,8 @@ def price_best(question: Question, bounds: Bounds) -> Best | None:
         return None
     priced = question.price(space.layout)
     place = choose_schedule(priced)
-    chosen = priced.layout.take(place)
-    shape = chosen.mesh_shape
-    if not priced.fits[place]:
-        return Best(shape, math.inf, math.inf)
-    return Best(shape, float(priced.total_s[place]), float(weigh(priced)[place]))
+    shape, far = priced.layout.take(place).mesh_shape, 0.0 if priced.fits[place] else math.inf
+    return Best(shape, far + float(priced.total_s[place]), far + float(weigh(priced)[place]))
 
 
 def _is_feasible(question: Question, bounds: Bounds) -> bool:
@@ -329,8 +321,10 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
         said = f"{abs(total / best - 1):.1%} {'less' if total < best else 'more'} than the best, by {unusual[0]}"
         return "unusual", f"takes {total:.3g} s a step, {said}, which no run judges: measure it"
     if total <= (1 + EQUAL_WITHIN) * best:
-        error = f"within the planner's error of {EQUAL_WITHIN:.0%}"
-        return "equal", f"takes {total:.3g} s a step, as long as the best {error}"
+        return (
+            "equal",
+            f"takes {total:.3g} s a step, as long as the best within the planner's error of {EQUAL_WITHIN:.0%}",
+        )
     more = {part: float(priced.parts[part][place] - priced.parts[part][winner]) for part in PARTS}
     part = max(more, key=lambda name: more[name])
     wire = priced.name_wire(part, place)
@@ -368,16 +362,12 @@ def price_plan(plan: Plan, question: Question) -> Plan:
     priced = question.price(layout, read_order(plan, question.hardware))
     told = tell(question, priced, choose_schedule(priced), plan.mesh_shape)
     memory = told["memory"]
-    told["warnings"] = (*plan.warnings, *_list_basis_notices(question), *_list_notices(question, memory))
+    told["warnings"] = (*plan.warnings, *_list_basis_notices(question), *_list_notices(question, memory, layout))
     if not memory.fits:
-        notice = Notice(
-            code="memory_does_not_fit",
-            message=f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
-            f"{(memory.capacity_bytes or 0) / 2**30:.1f}",
-            hint="a smaller batch, more devices on fsdp or tp, or passes and remat that are left free need less; a "
-            "search finds the best that fits",
-        )
-        told["warnings"] = (*told["warnings"], notice)
+        message = f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
+        message += f"{(memory.capacity_bytes or 0) / 2**30:.1f}"
+        hint = "a smaller batch, more of fsdp or tp, or free passes and remat need less; a search finds what fits"
+        told["warnings"] += (Notice(code="memory_does_not_fit", message=message, hint=hint),)
     return plan.model_copy(update=told)
 
 
@@ -403,10 +393,11 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
     seconds = _read_total(plans[0]) if plans else math.inf
-    better = (*_list_fewer_notices(question, bounds, seconds), *_list_batch_notices(question, bounds, seconds))
-    warnings = (build_nothing_fits(question), *better)
+    better = (*_list_fewer(request, question, bounds, seconds), *_list_batch_notices(question, bounds, seconds))
     if plans:
         warnings = (*_list_basis_notices(question), *_list_untested_notices(priced, best), *better)
+    else:
+        warnings = (build_nothing_fits(question, bounds), *better)
     return Plans(plans=tuple(plans), rejected=(*rejected, *_list_indivisible(space)), warnings=warnings)
 
 
@@ -437,7 +428,8 @@ def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan])
     made = lay_out(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items()))
     ordered = question.price(chosen, read_order(made, question.hardware))
     told = tell(question, ordered, 0, made.mesh_shape)
-    return made.model_copy(update={**told, "warnings": (*made.warnings, *_list_notices(question, told["memory"]))})
+    told["warnings"] = (*made.warnings, *_list_notices(question, told["memory"], chosen))
+    return made.model_copy(update=told)
 
 
 def read_bounds(request: SearchRequest) -> Bounds:
@@ -510,18 +502,31 @@ def _list_untested_notices(priced: Priced, best: Mapping[int, Plan]) -> tuple[No
     return (Notice(code="faster_untested", message=message, hint="measure both before you choose it"),)
 
 
-def _list_fewer_notices(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
-    """Returns the warning that fewer GPUs, a power of two of them, take less time: more sizes divide."""
+def list_smooth(devices: int, domain: int) -> list[int]:
+    """Returns lower numbers of devices, of whole hosts, that have no factor above 5: many sizes divide them."""
+    host = math.gcd(domain, 8)
+    return [count for count in range(devices // host * host - host, 0, -host) if 30**17 % count == 0]
+
+
+def _list_fewer(request: SearchRequest, question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
+    """Returns the warning that fewer GPUs, a number with small factors, take less time: more sizes divide."""
     hardware = question.hardware
-    fewer = 1 << (hardware.devices.bit_length() - 1)
-    if hardware.chip.platform != "gpu" or fewer == hardware.devices:
+    count, power = hardware.devices, 1 << (hardware.devices.bit_length() - 1)
+    if hardware.chip.platform != "gpu" or power == count:
         return ()
-    best = price_best(replace(question, hardware=replace(hardware, devices=fewer)), bounds)
-    if best is None or best.seconds >= seconds:
+    tries = (replace(hardware, devices=each) for each in {power, *list_smooth(count, hardware.domain)[:2]})
+    found = ((each.devices, price_best(replace(question, hardware=each), bounds)) for each in tries)
+    faster = [(best.seconds, fewer, best.mesh_shape) for fewer, best in found if best and best.seconds < seconds]
+    if not faster:
         return ()
-    message = f"{fewer} of the {hardware.devices} devices take {best.seconds:.3g} s a step, on "
-    message += write_mesh(best.mesh_shape)
-    return (Notice(code="fewer_is_faster", message=message, hint=f"search on {fewer} of them (--count {fewer})"),)
+    least, fewer, shape = min(faster)
+    on, hint = "", f"search on {fewer} of them (--count {fewer})"
+    for target in request.targets:
+        spec = read_target(target)
+        whole, rest = divmod(fewer, math.prod(spec.shape))
+        on, hint = f" of {target}", hint if rest else f"search on {replace(spec, granules=whole)} in its place"
+    message = f"{fewer} of the {count} devices{on} take {least:.3g} s a step, on {write_mesh(shape)}"
+    return (Notice(code="fewer_is_faster", message=message, hint=hint),)
 
 
 def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
@@ -538,27 +543,45 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
     return (Notice(code="better_batch", message=message, hint=f"use a global_batch_size of {near}"),)
 
 
-def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
-    """Returns the warnings of measured figures that are impossible for such a chip, and of a step that does not fit in
-    the part of a GPU's memory that JAX takes by default."""
-    hardware = question.hardware
-    measured = tuple(factor.refuse() for factor in hardware.factors if not factor.is_taken)
+def _list_notices(question: Question, memory: PlanMemory, layout: Layout) -> tuple[Notice, ...]:
+    """Returns the warnings of measured figures that are impossible for such a chip, of uneven stages, and
+    of a step that does not fit in the part of a GPU's memory that JAX takes by default."""
+    hardware, layers, stages = question.hardware, question.model.num_hidden_layers, int(layout.pp)
+    told = tuple(factor.refuse() for factor in hardware.factors if not factor.is_taken)
+    if layers % stages:
+        message = f"{layers} layers do not divide into {stages} stages: the fullest has {-(-layers // stages)}; "
+        message += "MaxText's export needs equal stages"
+        told += (Notice(code="uneven_stages", message=message, hint="use a pp that divides layers and devices, or 1"),)
     default = find_capacity(hardware.chip, hardware.memory_bytes, GPU_FRACTION)
     if hardware.chip.platform != "gpu" or not memory.fits or memory.per_device_bytes <= default:
-        return measured
-    message = (
-        f"the step needs {memory.per_device_bytes / 2**30:.1f} GiB of a device; JAX's default, {GPU_FRACTION} of its "
-        f"memory, is {default / 2**30:.1f} GiB"
-    )
+        return told
+    message = f"the step needs {memory.per_device_bytes / 2**30:.1f} GiB of a device; JAX's default, {GPU_FRACTION} of "
+    message += f"its memory, is {default / 2**30:.1f} GiB"
     hint = f"start the job alone on its GPUs, with the plan's environment, which gives it {question.memory_fraction:g}"
-    return (*measured, Notice(code="above_default_memory", message=message, hint=hint))
+    return (*told, Notice(code="above_default_memory", message=message, hint=hint))
 
 
-def build_nothing_fits(question: Question) -> Notice:
-    """Returns the warning that no mesh of the devices fits."""
-    count = question.hardware.devices
+def build_nothing_fits(question: Question, bounds: Bounds | None = None) -> Notice:
+    """Returns the warning that no mesh of the devices fits, with the least that one needs, and changes that fit."""
+    bounds, hardware, training = bounds or Bounds(), question.hardware, question.training
+    count, space = hardware.devices, question.list_space(bounds)
     message = f"no mesh of {count} device{'s' * (count > 1)} holds this training step"
-    hint = "more devices or memory, shorter sequences, another global_batch_size, bfloat16 moments; see `rejected`"
+    if space.size:
+        priced = question.price(space.layout)
+        place = int(priced.memory_bytes.argmin())
+        state = sum(priced.memory[part][place] for part in ("parameters", "gradients", "optimizer"))
+        message += f": at least {priced.memory_bytes[place] / 2**30:.1f} GiB of a device's "
+        message += f"{priced.capacity_bytes / 2**30:.1f}; weights, gradients and moments are {state / 2**30:.1f}"
+    moments = dict.fromkeys(("first_moment_dtype", "second_moment_dtype"), "bfloat16")
+    changes = (moments, {"weight_dtype": "bfloat16"}, {"optimizer": "sgd"}, {"seq_len": training.seq_len // 2})
+    more = {many: replace(question, hardware=replace(hardware, devices=many)) for many in (2 * count, 4 * count)}
+    tried = {}
+    for change in changes:
+        words = " and ".join(f"{name} {value}" for name, value in change.items())
+        tried[words] = replace(question, training=training.model_copy(update=change))
+    works = [f"{many} such devices" for many, other in more.items() if _is_feasible(other, bounds)][:1]
+    works += [words for words, other in tried.items() if _is_feasible(other, replace(bounds, optimizer_bytes=()))]
+    hint = f"it fits with {', or with '.join(works)}" if works else "use more devices, or a smaller model"
     return Notice(code="nothing_fits", message=message, hint=hint)
 
 

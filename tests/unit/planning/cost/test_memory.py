@@ -51,6 +51,15 @@ def test_each_stage_keeps_all_micro_batches_of_its_layers_and_its_part_of_their_
         assert pp == 1 or stage["logits"] == XLA.logits_bytes * 64 * 4096 / pp * LLAMA.vocabulary
 
 
+def test_heads_of_keys_and_values_are_repeated_over_more_tensor_parts_than_there_are() -> None:
+    work = build_work(read_model("gemma-2b"), 4096)  # one such head
+    few, many = (price(work, cp=8, tp=tp, remat=REMAT_NONE)["activations"] for tp in (4, 8))
+    pairs = 18 * 2 * 512 * 512 * 8  # layers, bytes, tokens, elements of all parts of the sequence
+    assert few > many > few / 2 + pairs / 2
+    latent = build_work(read_model("deepseek-v3"), 4096).blocks[0].attention
+    assert latent.pair_heads == latent.heads == 128  # each head has its own
+
+
 def test_a_pipeline_that_gathers_once_holds_its_weights_and_gradients_whole() -> None:
     inner = StepMemory(LLAMA, Layout(pp=4, fsdp=8, tp=2, gathers_once=True), 4, XLA).price_stages()[1]
     assert inner["gathered"] == 4 * (8 * LLAMA.blocks[0].dense_parameters) / 2

@@ -9,6 +9,20 @@ from meshwright.planning.search.candidates import Hardware
 from meshwright.topology.targets import build_target
 
 
+def test_a_host_shares_its_nic_and_an_assumed_network_is_said() -> None:
+    for target, rate, is_assumed in (
+        ("2*v4:4x4x4", 6.25e9, False),
+        ("2*v100:8", 1.5625e9, False),
+        ("2*l4:8", 12.5e9, True),
+    ):
+        topology = build_target(target)
+        hardware = Hardware.of(topology, len(topology.devices))
+        assert float(hardware.lay(Layout(dp=len(topology.devices)))["dp"].outer.bytes_per_s) == rate
+        assert ("network assumed: 12.5 GB/s a device" in hardware.basis) is is_assumed
+    alone = build_target("l4:8")
+    assert "assumed" not in Hardware.of(alone, 8).basis
+
+
 @pytest.mark.parametrize(("target", "rates"), [
     ("mi300x:8", {2: 64e9, 4: 192e9, 8: 448e9}),  # a link of 64 GB/s to each other GPU
     ("mi300x:4", {2: 64e9, 4: 192e9}),

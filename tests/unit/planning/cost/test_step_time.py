@@ -56,6 +56,16 @@ def test_scores_that_lie_in_memory_take_their_traffic_and_the_whole_square() -> 
     assert float(whole["compute"] - fused["compute"]) == pytest.approx(3.5 * (square - ATTENTION) + traffic, rel=1e-3)
 
 
+def test_more_tensor_parts_than_heads_of_keys_and_values_gather_whole_heads() -> None:
+    work = build_work(read_model("llama3-8b"), 16_384)  # eight such heads
+    spans = lay_on_hosts(Layout(cp=2, tp=8), A100, 16)
+    eight, sixteen = (
+        StepTime(work, Layout(cp=2, tp=tp), MACHINE, spans, Execution(), BARE)._time_context(work.blocks[0])
+        for tp in (8, 16)
+    )
+    assert float(sixteen) == float(eight)
+
+
 @pytest.mark.parametrize(("passes", "repeats"), [(8, 8), (6, 1)])  # 6 micro-batches do not fill 4 stages
 def test_a_pipeline_waits_for_its_stages(passes: int, repeats: int) -> None:
     """(p − 1) ÷ (m·v) of the steady part: Narayanan et al., arXiv:2104.04473, section 2.2; 32 ÷ 4 layers a stage."""

@@ -36,6 +36,23 @@ def test_of_one_host_a_device_goes_alone() -> None:
     assert "hosts run together" in ask_fallback("v5e:4x8").message
 
 
+@pytest.mark.parametrize(
+    ("target", "left"), [("gb200:72", 68), ("gb200:32", 28), ("2*gb200:72", 140), ("3*h100:8", 16)]
+)
+def test_a_device_goes_with_its_host_also_of_an_nvlink_domain(target: str, left: int) -> None:
+    fallback = ask_fallback(target, training={"seq_len": 4096, "global_batch_size": 576})
+    lost = 8 if "h100" in target else 4
+    assert f"a host of {lost} devices" in fallback.message
+    idle = [int(word) for word in fallback.message.split() if f"; {word} of them stay idle" in fallback.message]
+    assert count(fallback.plans[0]) + sum(idle[:1]) == left
+
+
+def test_a_batch_for_more_of_the_devices_that_are_left_is_found_on_fewer_than_all() -> None:
+    training = {"seq_len": 8192, "global_batch_size": 512}
+    fallback = ask_fallback("16*h100:8", model="llama3-70b", training=training)
+    assert "56 of them stay idle; with a global_batch_size of 480 96 of them work, 49.6 s" in fallback.message
+
+
 def test_where_nothing_is_left_that_holds_the_model_it_is_said() -> None:
     fallback = ask_fallback("2*v5e:2x4", training={"seq_len": 2048, "global_batch_size": 32}, model="llama2-13b")
     assert fallback.plans == ()

@@ -273,11 +273,57 @@ def test_a_gpu_without_bfloat16_is_said(target: str) -> None:
     assert "no_bfloat16" in {notice.code for notice in found.warnings}
 
 
-@pytest.mark.parametrize("target", ["gb200:72", "9*h100:8"])
-def test_that_fewer_devices_take_less_time_is_said(target: str) -> None:
-    found = ask(target=target, model="llama3-70b", training={"seq_len": 8192, "global_batch_size": 576})
+@pytest.mark.parametrize(("target", "batch", "fewer", "mesh"), [
+    ("gb200:72", 576, "16*gb200:4", "fsdp:64"), ("9*h100:8", 576, "8*h100:8", "fsdp:64"),
+    ("15*h100:8", 480, "12*h100:8", "dp:3 × fsdp:32"),  # no power of two
+])  # fmt: skip
+def test_that_fewer_devices_take_less_time_is_said(target: str, batch: int, fewer: str, mesh: str) -> None:
+    found = ask(target=target, model="llama3-70b", training={"seq_len": 8192, "global_batch_size": batch})
     (notice,) = (each for each in found.warnings if each.code == "fewer_is_faster")
-    assert notice.message.endswith("on fsdp:64")
+    assert f" devices of {target} take " in notice.message
+    assert notice.message.endswith(f"on {mesh}")
+    assert notice.hint == f"search on {fewer} in its place"
+
+
+def test_stages_that_differ_are_said() -> None:
+    codes = {}
+    for stages, target in ((9, "gb200:72"), (8, "gb200:64")):
+        training = {"seq_len": 8192, "global_batch_size": 16 * stages}
+        (plan, *_) = ask(target=target, model="llama3-70b", training=training, axes={"pp": stages}).plans
+        codes[stages] = {notice.code: notice.message for notice in plan.warnings}
+    assert codes[9]["uneven_stages"].startswith("80 layers do not divide into 9 stages: the fullest has 9; MaxText's")
+    assert "uneven_stages" not in codes[8]
+
+
+def test_where_nothing_fits_the_state_is_told_and_what_works() -> None:
+    one = {"target": "h100:1", "training": {"seq_len": 8192, "global_batch_size": 1}}
+    (notice,) = ask(**one).warnings
+    assert "at least 124.9 GiB of a device's 72.6; weights, gradients and moments are 119.7" in notice.message
+    assert notice.hint == "it fits with 2 such devices, or with weight_dtype bfloat16, or with optimizer sgd"
+    for other in ({"weight_dtype": "bfloat16"}, {"optimizer": "sgd"}):
+        assert ask(**one | {"training": {**one["training"], **other}}).plans
+    moments = {"first_moment_dtype": "bfloat16", "second_moment_dtype": "bfloat16"}
+    assert not ask(**one | {"training": {**one["training"], **moments}}).plans
+
+
+def test_a_step_of_microseconds_is_said_to_lack_its_launches() -> None:
+    tiny = read_model("llama3-8b").model_dump(exclude_defaults=True) | {
+        "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 256, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 4,
+    }  # fmt: skip
+    few = {"seq_len": 128, "global_batch_size": 1}
+    short, long = (ask(target="h100:1", model=model, training=few).plans[0] for model in (tiny, "llama3.2-1b"))
+    assert short.step_time.total_s < 1e-3 < long.step_time.total_s
+    assert "latency of launches, which is not priced" in short.step_time.basis
+    assert "launches" not in long.step_time.basis
+
+
+def test_offered_shapes_cut_the_model() -> None:
+    asked = {"target": "2*gb200:72", "model": "llama3-70b", "training": {"seq_len": 8192, "global_batch_size": 128}}
+    plan = ask(**asked).plans[0]
+    (notice,) = (each for each in plan.warnings if each.code == "slow_link")
+    assert "crosses 2 NVLink domains" in notice.message
+    assert notice.hint == "choose sizes whose outer axes take all 2 NVLink domains"  # cp:9 cuts no sequence of 8,192
 
 
 def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:

@@ -80,3 +80,12 @@ def test_a_broken_jax_is_named_with_its_own_words_and_the_exit_status_is_1(tmp_p
     assert "WRONG  device worker: JAX does not start" in said.stdout
     assert "libcudart.so.12 is not here" in said.stdout
     assert "ok     state directory" in said.stdout
+
+
+def test_settings_with_which_no_agent_starts_are_wrong(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    open_to_all = {"MESHWRIGHT_HOST": "0.0.0.0", "MESHWRIGHT_TOKENS_FILE": str(tmp_path / "none")}
+    status, said = examine(tmp_path, "--simulate", "h100:8", **open_to_all)
+    assert (status, said["simulated"]["level"]) == (1, "note")
+    assert (said["state directory"]["level"], said["access"]["level"]) == ("wrong", "wrong")
+    assert str(tmp_path / "none") in said["access"]["seen"]

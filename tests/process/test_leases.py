@@ -56,6 +56,25 @@ def indices(reply: httpx.Response) -> list[int]:
     return sorted(device["local_index"] for device in reply.json()["plans"][0]["devices"])
 
 
+@pytest.mark.parametrize(("devices", "fields", "status", "words"), [
+    ([0], {}, 409, "it holds device 0, 1, and device 0 is asked for"), ("all", {}, 409, "device 0, 1, 2"),
+    ({"count": 3}, {}, 409, "3 device(s)"), ({"exclude": [1]}, {}, 409, "without 1"), ({"count": 2}, {}, 200, ""),
+    ([0, 1], {"preemptible": True}, 409, "preemptible False"), ([99], {}, 422, "names 99"),
+    ({"exclude": [99]}, {}, 422, "names 99"),
+])  # fmt: skip
+def test_a_renewal_is_of_the_same_devices(
+    agent: RunningAgent, devices: Any, fields: dict[str, Any], status: int, words: str
+) -> None:
+    made = lease(agent, [0, 1])
+    renewed = put_lease(agent, devices, lease_id=made["id"], **fields)
+    assert (renewed.status_code, words in renewed.text) == (status, True), renewed.text
+
+
+def test_a_lease_of_no_device_is_refused(agent: RunningAgent) -> None:
+    refused = put_lease(agent, {"exclude": list(range(8))})
+    assert (refused.status_code, "8 are excluded" in refused.text) == (422, True)
+
+
 def test_a_lease_is_made_read_renewed_and_ended_once(agent: RunningAgent) -> None:
     made = lease(agent, [0, 1], purpose="slurm job 7", ttl_s=100)
     assert ask(agent, "/leases")["leases"][0]["purpose"] == "slurm job 7"

@@ -47,7 +47,8 @@ class Leaf:
         """Returns "['x'] float32[4, 5] as PartitionSpec('data',)"."""
         own = jax.typeof(self.value)
         spec = f" as {self.place.spec}" if isinstance(self.place, NamedSharding) else ""
-        return f"{keystr(self.path) or 'the data'} {own.dtype}{list(own.shape)}{spec}"
+        weak = " of a Python number" if own.weak_type else ""
+        return f"{keystr(self.path) or 'the data'} {own.dtype}{list(own.shape)}{weak}{spec}"
 
 
 def spans_processes(value: Any, place: Any) -> bool:
@@ -100,8 +101,10 @@ class Comparison:
             RuntimeError: another process did not pass its batch in time, or `stop` was called.
         """
         in_main_thread = threading.current_thread() is threading.main_thread()
+        types = [jax.typeof(leaf.value) for leaf in leaves]
         described = tuple(
-            (leaf.path, np.shape(leaf.value), str(jax.typeof(leaf.value).dtype), leaf.place) for leaf in leaves
+            (leaf.path, own.shape, own.dtype, own.weak_type, leaf.place)
+            for leaf, own in zip(leaves, types, strict=True)
         )
         kind = (in_main_thread, process_local, described)
         processes = sorted({process for leaf in leaves for process in list_processes(leaf.place)})

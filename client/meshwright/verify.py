@@ -13,7 +13,7 @@ from typing import Any, Final
 import jax
 
 from meshwright._reference import PlanLike, read_plan
-from meshwright._verify.ask import Step, ask_child, find_main, pack, pack_step, speaks_of_main
+from meshwright._verify.ask import JITTED, Step, ask_child, find_main, pack, pack_step, speaks_of_main
 from meshwright._verify.trace import Call, describe_leaves
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
@@ -73,9 +73,7 @@ def verify(
     read = read_plan(plan)
     named = pack_step(step)
     if donate_argnums is not None and not isinstance(step, str) and hasattr(step, "lower"):
-        raise TypeError(
-            "step is jitted already, and donate_argnums is for one that is not; give it to jax.jit, or leave it out"
-        )
+        raise TypeError(JITTED)
     if not abstract_args and (in_specs is not None or donate_argnums is not None):
         raise TypeError("in_specs and donate_argnums are of abstract_args, and none are given; give these too")
     call = None

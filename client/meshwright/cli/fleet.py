@@ -56,10 +56,10 @@ def show_fleet(session: Session, hosts: str | None) -> int:
         state = fleet.devices(timeout_s=session.options.timeout_s or DEFAULT_TIMEOUT_S)
     if session.as_json:
         session.print_lines(_dump(state))
-        _ = state.joined
     else:
         session.out.print(build_table(COLUMNS, state.hosts))
-        joined = state.joined
+    joined = state.joined  # raises where the hosts form no topology
+    if not session.as_json:
         session.out.print()
         session.out.print(_describe(state), soft_wrap=True)
         print_notices(session, joined.notices)

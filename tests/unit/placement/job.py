@@ -123,6 +123,10 @@ def pass_other_shapes() -> Any:
     return said
 
 
+def pass_a_number_and_an_array() -> Any:
+    return run(lambda: distribute_batch(0.5 if jax.process_index() else np.float32(0.5), make_sharding()))
+
+
 def prefetch_other_shapes() -> Any:
     rows = make_rows(2 + 2 * jax.process_index())
     return [read_parts(batch) for batch in prefetch_to_device([rows], make_sharding("data"), process_local=True)]
@@ -262,6 +266,7 @@ def close_while_it_waits() -> Any:
 TASKS: list[Callable[[], Any]] = [
     tell_devices, place_by_default, place_on_another_processs_device, split, split_doubles, split_what_does_not_divide,
     replicate, replicate_what_differs, replicate_alone, pass_own_rows_twice, pass_other_shapes, prefetch_other_shapes,
+    pass_a_number_and_an_array,
     pass_what_the_other_does_not, name_process_local_in_one_only, split_own_rows, split_own_rows_that_do_not_divide,
     pass_other_steps_beside_own_rows, pass_other_rows_where_both_cover_the_same, place_in_this_process_only,
     place_where_this_process_has_no_device, count_exchanges, pass_again_what_the_other_missed, prefetch_twice_at_once,

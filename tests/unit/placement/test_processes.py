@@ -94,6 +94,7 @@ def test_other_shapes_are_named_without_waiting_for_the_time_limit(answers: Any,
     assert "process 0 passes the data float32[4, 5]" in passed
     assert "process 1 passes the data float32[8, 5]" in passed
     assert "use process_local=True" in passed
+    assert "process 1 passes the data float32[] of a Python number" in answers[rank]["pass_a_number_and_an_array"]
     prefetched = answers[rank]["prefetch_other_shapes"]
     assert "process 0 passes the data float32[2, 5]" in prefetched
     assert "process 1 passes the data float32[4, 5]" in prefetched

@@ -1,18 +1,20 @@
 """JAX's devices, for the library and the agent's worker: lists, checks and descriptions; warnings at the user's line.
 
-A value that a platform does not report is None, never 0. Independent of meshes and plans.
+A value that a platform does not report is None, never 0. Independent of plans.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
 from jax.extend import backend as jax_backend
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from meshwright.wire.devices import parse_platform
 
@@ -110,3 +112,28 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "meshwright":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+# ---- arrays on meshes ----
+
+NO_MESH: Final = Mesh(np.empty((), dtype=object), ())
+"""Without axes: in force, it takes the place of an outer `jax.set_mesh`."""
+
+
+def free_axes(place: Any, kind: AxisType) -> Any:
+    """Returns a sharding with Auto axes for those of a kind; anything else as it is."""
+    if not isinstance(place, NamedSharding) or kind not in place.mesh.axis_types:
+        return place
+    types = tuple(AxisType.Auto if each is kind else each for each in place.mesh.axis_types)
+    mesh = Mesh(place.mesh.devices, place.mesh.axis_names, axis_types=types)
+    return NamedSharding(mesh, place.spec, memory_kind=place.memory_kind)
+
+
+@contextmanager
+def open_array(array: jax.Array) -> Iterator[jax.Array]:
+    """Yields an array of this process, to be sliced in the block.
+
+    JAX does not slice over Explicit axes, and places a slice on the mesh of an outer `jax.set_mesh`.
+    """
+    with jax.set_mesh(NO_MESH):
+        yield jax.device_put(array, free_axes(array.sharding, AxisType.Explicit))

@@ -42,6 +42,7 @@ from meshwright._jax_devices import (
     has_backend_started,
     is_own,
     list_devices,
+    open_array,
     warn,
 )
 from meshwright.environment import (
@@ -56,7 +57,6 @@ from meshwright.environment import (
     build_environment,
     format_exports,
 )
-from meshwright.mesh import open_array
 from meshwright.wire.devices import parse_platform
 
 __all__ = [

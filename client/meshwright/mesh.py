@@ -25,9 +25,9 @@ from typing import Any, Final, SupportsIndex
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 
-from meshwright._jax_devices import Device, check_devices, list_devices
+from meshwright._jax_devices import NO_MESH, Device, check_devices, list_devices
 from meshwright._mesh_order import NUM_SLICES, order_devices
 from meshwright._planned_mesh import build_mesh, mesh_fingerprint
 from meshwright.errors import InvalidMeshError, PlanInfeasibleError
@@ -369,30 +369,6 @@ def calculate_host_mesh_shape(
     return tuple(size // parts for size, parts in zip(sizes, split, strict=True))
 
 
-# ---- arrays on meshes ----
-
-_NO_MESH: Final = Mesh(np.empty((), dtype=object), ())
-
-
-def free_axes(place: Any, kind: AxisType) -> Any:
-    """Returns a sharding with Auto axes for those of a kind; anything else as it is."""
-    if not isinstance(place, NamedSharding) or kind not in place.mesh.axis_types:
-        return place
-    types = tuple(AxisType.Auto if each is kind else each for each in place.mesh.axis_types)
-    mesh = Mesh(place.mesh.devices, place.mesh.axis_names, axis_types=types)
-    return NamedSharding(mesh, place.spec, memory_kind=place.memory_kind)
-
-
-@contextmanager
-def open_array(array: jax.Array) -> Iterator[jax.Array]:
-    """Yields an array of this process, to be sliced in the block.
-
-    JAX does not slice over Explicit axes, and places a slice on the mesh of an outer `jax.set_mesh`.
-    """
-    with jax.set_mesh(_NO_MESH):
-        yield jax.device_put(array, free_axes(array.sharding, AxisType.Explicit))
-
-
 # ---- the CPU ----
 
 
@@ -434,7 +410,7 @@ def cpu_context() -> Iterator[Mesh]:
         RuntimeError: JAX has no CPU backend in this process.
     """
     mesh = create_cpu_mesh()
-    with force_cpu(), jax.set_mesh(_NO_MESH):
+    with force_cpu(), jax.set_mesh(NO_MESH):
         with warnings.catch_warnings():  # `with mesh:` is deprecated for `jax.set_mesh`, which replicates over the mesh
             warnings.simplefilter("ignore", DeprecationWarning)
             mesh.__enter__()

@@ -20,9 +20,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import keystr
 
 from meshwright._batch_comparison import Comparison, Leaf, compare_copies, list_processes, spans_processes
-from meshwright._jax_devices import check_devices, describe_device
+from meshwright._jax_devices import check_devices, describe_device, free_axes, open_array
 from meshwright._prefetch import Prefetcher
-from meshwright.mesh import free_axes, open_array
 from meshwright.parallelism import cover_processes, name_processes, shard_processes
 from meshwright.planning.batch_size import BatchSizeRecommendation, recommend_batch_size, validate_batch_size
 from meshwright.planning.hardware import HardwareType, detect_hardware

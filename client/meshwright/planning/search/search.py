@@ -573,7 +573,7 @@ def build_nothing_fits(question: Question, bounds: Bounds | None = None) -> Noti
         message += f": at least {priced.memory_bytes[place] / 2**30:.1f} GiB of a device's "
         message += f"{priced.capacity_bytes / 2**30:.1f}; weights, gradients and moments are {state / 2**30:.1f}"
     moments = dict.fromkeys(("first_moment_dtype", "second_moment_dtype"), "bfloat16")
-    changes = (moments, {"weight_dtype": "bfloat16"}, {"optimizer": "sgd"}, {"seq_len": training.seq_len // 2})
+    changes = (moments, {"weight_dtype": "bfloat16"}, {"optimizer": "sgd"}, {"seq_len": max(training.seq_len // 2, 1)})
     more = {many: replace(question, hardware=replace(hardware, devices=many)) for many in (2 * count, 4 * count)}
     tried = {}
     for change in changes:

@@ -10,11 +10,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from meshwright.errors import ForbiddenError
-from meshwright_agent.auth import Authenticator
-from meshwright_agent.clock import SystemClock
-from meshwright_agent.settings import Settings
-from meshwright_agent.store import LIMITS
 from tests.deploy.charts import CHART, DEPLOY, DRAIN_TIMEOUT_S, read_values, render
 from tests.documents import read_settings
 
@@ -246,31 +241,6 @@ def test_prometheus_scrapes_the_service_when_asked_to() -> None:
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= render()["Service"]["metadata"]["labels"].items()
     assert monitor["spec"]["endpoints"][0]["port"] == render()["Service"]["spec"]["ports"][0]["name"]
-
-
-def test_a_pods_own_state_folder_has_room_for_all_that_the_agent_keeps() -> None:
-    (state,) = (volume for volume in read_pod()["volumes"] if volume["name"] == "state")
-    most = sum(limit.size_bytes for (table, _), limit in LIMITS.items() if table == "documents")
-    assert int(state["emptyDir"]["sizeLimit"].removesuffix("Gi")) * 2**30 >= 2 * most
-
-
-def test_the_agents_answer_to_the_pods_of_the_job_that_is_shown_with_the_value_that_it_names() -> None:
-    text = (DEPLOY / "kubernetes" / "preflight-job.yaml").read_text()
-    (value,) = re.findall(r'allowedHosts: (\["[^"]+"\])', text)
-    runbook = (DEPLOY / "RUNBOOK.md").read_text()
-    assert f"`allowedHosts: {value}`" in runbook
-    (pod,) = (each["spec"]["template"]["spec"] for each in yaml.safe_load_all(text) if each["kind"] == "Job")
-    (hosts,) = (each["value"] for each in pod["initContainers"][0]["env"] if each["name"] == "HOSTS")
-
-    def check(values: dict[str, Any]) -> None:
-        names = read_environment({**switch_on("hostNetwork"), **values})["MESHWRIGHT_ALLOWED_HOSTS"]
-        agent = Authenticator(Settings(allowed_hosts=names.replace("$(NODE_IP)", "192.0.2.1")), SystemClock())
-        for host in hosts.split(","):
-            agent.check_host(host)
-
-    check({"allowedHosts": yaml.safe_load(value)})
-    with pytest.raises(ForbiddenError):
-        check({})
 
 
 def test_names_that_clients_use_are_answered_to() -> None:

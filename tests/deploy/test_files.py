@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshwright_agent.store import COMPILE, HEALTH, LIMITS, PLAN, RECORD, RUN
 from tests.deploy.charts import DEPLOY
 from tests.documents import ROOT, Document, read_settings
 
@@ -62,16 +61,6 @@ def test_every_label_is_in_the_runbook() -> None:
     documented = "\n".join(row[0] for row in Document.read("deploy/RUNBOOK.md").table("Labels of nodes"))
     assert len(names) >= 8
     assert all(f"{name}" in documented for name in names)
-
-
-def test_what_the_store_keeps_is_in_the_runbook() -> None:
-    words = {RUN: "runs", RECORD: "measurements", PLAN: "plans", COMPILE: "compiles"}
-    text = " ".join(Document.read("deploy/RUNBOOK.md").section("State and backup").split())
-    for kind, word in words.items():
-        limit = LIMITS["documents", kind]
-        assert f"{limit.most:,} {word} ({limit.size_bytes >> 20} MiB)" in text
-    assert LIMITS["events", HEALTH] == LIMITS["events", RUN] == (10_000, 16 << 20)
-    assert "10,000 events of health and of each run (16 MiB each)" in text
 
 
 def test_a_rollback_by_the_runbook_brings_the_state_of_before_the_last_upgrade(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_new_certificate_counts_for_new_connections_and_a_pair_that_does_not_f
         wait_for(lambda: secured.get("/runs", shown, new_server).status_code == 200, secured.agent, limit_s=60)
         assert kept.get(f"{secured.agent.url}/runs").status_code == 200  # the connection of before
     _write(secured.files.cert, b"nonsense")
-    wait_for(lambda: "the certificate of before stays" in secured.agent.log_text(), secured.agent, limit_s=60)
+    wait_for(lambda: "the certificate before it stays in use" in secured.agent.log_text(), secured.agent, limit_s=60)
     assert secured.get("/runs", shown, new_server).status_code == 200
     secured.files.put_server(secured.server_ca)
     wait_for(lambda: secured.get("/healthz").status_code == 200, secured.agent, limit_s=60)

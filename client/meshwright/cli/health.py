@@ -170,8 +170,9 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Requirement:
     kinds = ", ".join(sorted({device.kind for device in there or seen.devices})) or "no device"
     count = f"{len(there)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
     declared = ", declared" if any(device.basis == "declared" for device in there) else ""
-    was_looked_at = any(device.basis != "declared" for device in seen.devices)
-    state: State = "healthy" if len(there) >= wanted.count else "unhealthy" if was_looked_at else "unknown"
+    is_simulated = any(notice.code == "simulated" for notice in seen.warnings)
+    is_known = is_simulated or any(device.basis != "declared" for device in seen.devices)  # no host before its probe
+    state: State = "healthy" if len(there) >= wanted.count else "unhealthy" if is_known else "unknown"
     return Requirement("devices", str(wanted), f"{count} ({kinds}){declared}", state)
 
 

@@ -74,7 +74,7 @@ def test_if_no_agent_answers_nothing_was_checked_and_nobody_is_blamed() -> None:
     """An address without https blames every host of a job otherwise."""
     silent = HostReport(address="h0", name="h0", findings=(MISSING,))
     report = build_report([silent, silent], 1.0)
-    assert (report.verdict, report.summary) == ("unknown", "2 hosts could not be checked: no agent answers")
+    assert (report.verdict, report.summary) == ("unknown", "2 of 2 hosts could not be checked: no agent answers")
     assert build_report([silent, HostReport(address="h1", name="h1", result=WELL)], 1.0).verdict == "fault"
 
 

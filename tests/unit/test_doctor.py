@@ -16,7 +16,7 @@ from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.doctor import CheckResult, Surroundings, evaluate, examine, format_findings
-from meshwright_agent.facts.model import CpuFacts, DriverFacts, SourceProblem
+from meshwright_agent.facts.model import CpuFacts, DriverFacts, KfdFacts, SourceProblem
 from meshwright_agent.facts.tpu import read_chips
 from meshwright_agent.leases import LeaseRegistry, _build_document
 from meshwright_agent.settings import Settings
@@ -144,6 +144,9 @@ def test_a_worker_that_does_not_start_shows_the_end_of_its_log(machines: dict[st
 def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], name: str) -> None:
     here = replace(machines[name], jax=jax_on("cpu", 1))
     expect(here, "wrong", "device worker", seen=["1 cpu device", "8 accelerators"], fix=["lines above"])
+    assert here.facts is not None
+    amd = replace(here, facts=replace(here.facts, gpus=(), tpus=(), kfd=KfdFacts(())))
+    expect(amd, "wrong", "device worker", seen=["1 cpu device", "AMD's driver (/dev/kfd)"], fix=["ROCm"])
 
 
 # ---- drivers and plugins --------------------------------------------------------------------------------------------

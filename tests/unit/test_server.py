@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from meshwright_agent import server
-from meshwright_agent.server import describe_wait, notify_systemd, sweep
+from meshwright_agent.server import CannotListenError, claim_host, describe_wait, notify_systemd, sweep
 
 
 def test_systemd_is_told_and_a_manager_that_is_not_there_is_no_failure(
@@ -101,3 +101,8 @@ def test_uvicorn_has_what_the_server_uses_of_it() -> None:
     names = RequestResponseCycle.__init__.__code__.co_names
     assert {"transport", "response_complete", "more_body"} <= set(names)
     assert RequestResponseCycle.receive.__name__ == "receive"  # whose `__self__.transport` names the peer
+
+
+def test_a_host_root_that_is_none_is_not_taken_for_another_agents(tmp_path: Path) -> None:
+    with pytest.raises(CannotListenError, match="is MESHWRIGHT_HOST_ROOT a host's root"), claim_host(tmp_path):
+        raise AssertionError

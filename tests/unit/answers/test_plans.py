@@ -15,7 +15,7 @@ from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.model import TrainingSpec
 from meshwright_agent.answers.benches import HostMeasurements
-from meshwright_agent.answers.plans import LARGE_DEVICES, MAX_WAITING, PlanMaker
+from meshwright_agent.answers.plans import HERE, LARGE_DEVICES, MAX_WAITING, PlanAnswer, PlanMaker
 from meshwright_agent.children.planner import write_plans
 from meshwright_agent.store import Document, StoreUnavailableError
 from meshwright_agent.supervisor.protocol import FrameError
@@ -172,6 +172,24 @@ def test_a_store_that_does_not_answer_costs_the_storing_and_not_the_plan(request
     plans = read(build(answering(ANSWER), MemoryStore(StoreUnavailableError("disk full"))), request_)
     assert plans.plans
     assert [(notice.code, "disk full" in notice.message) for notice in plans.warnings] == [("plan_not_stored", True)]
+
+
+@pytest.mark.parametrize("sources", [("v5e:2x4", HERE), (HERE, "v5e:2x4")])
+def test_plans_that_are_stored_at_once_leave_this_hosts_under_their_fingerprint(sources: tuple[str, str]) -> None:
+    class SlowStore(MemoryStore):
+        async def get(self, kind: str, key: str) -> Document | None:
+            found = await super().get(kind, key)
+            await asyncio.sleep(0.01)
+            return found
+
+    async def main() -> Document:
+        store = SlowStore()
+        maker = build(answering(ANSWER), store)
+        answers = [PlanAnswer("", ("mw1-a",), (name,), (), source=name) for name in sources]
+        await asyncio.gather(*map(maker.keep, answers))
+        return store.kept["mw1-a"]
+
+    assert asyncio.run(main()).body == HERE
 
 
 def test_a_kept_plan_has_no_warning_of_an_export_that_its_request_wanted() -> None:

@@ -54,6 +54,9 @@ def test_a_lease_whose_id_could_not_be_written_is_ended(
     monkeypatch.setattr("meshwright.cli.drop_stdout", lambda: None)
     assert h100("lease", "create", "0", "--purpose", "x", *options).code == 2
     assert [request.method for request in h100.fake.requests] == ["PUT", "DELETE"]
+    h100.fake.requests.clear()
+    assert h100("lease", "create", "0", "--purpose", "x", "--id", "job-7", *options).code == 2
+    assert [request.method for request in h100.fake.requests] == ["PUT"]  # who named it knows its id
 
 
 @pytest.mark.parametrize(("hint", "said"), [

@@ -97,3 +97,10 @@ def test_a_request_that_is_none_is_2_with_what_is_wrong(
     printed = meshwright(*command, "--request", str(file))
     assert (printed.code, printed.out, meshwright.fake.requests) == (2, "", [])
     assert said in " ".join(printed.err.split())
+
+
+def test_a_model_that_is_too_long_for_a_path_is_a_name_that_no_table_has(meshwright: CommandLine) -> None:
+    printed = meshwright(
+        "plan", "dp:1", "--offline", "--target", "h100:1", "--global-batch-size", "8", "--model", "a" * 300
+    )
+    assert (printed.code, "Traceback" in printed.err, "is no preset" in printed.err) == (2, False, True)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from meshwright.testing import FakeAgent
@@ -113,6 +114,9 @@ def test_timeout_bounds_the_wait_for_the_agents_compile_which_goes_on(meshwright
     assert not any(request.method == "DELETE" for request in meshwright.fake.requests)
     (run,) = json.loads(meshwright("runs", "list", "--format=json").out)["runs"]
     assert run["state"] in ("queued", "running")
+    meshwright.fake.fail_next(httpx.ReadTimeout("late"), times=9)
+    late = meshwright("plan", "dp:8", "--timeout", "5")
+    assert (late.code, "the compile goes on" in late.err) == (2, False)
 
 
 def test_the_compilers_last_lines_stand_on_stderr_where_it_failed(meshwright: CommandLine) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from meshwright.wire.devices import DeviceProcess, Devices
 from meshwright_agent.facts.model import FabricFacts, GpuFacts, HostFacts, KfdFacts, RefusedCard, SourceProblem
 from meshwright_agent.host.gpu import match_devices
-from meshwright_agent.host.snapshot import JaxReport
-from tests.fakes.machines import JAX_AT, Machine, plant_machine, show
+from meshwright_agent.host.snapshot import HostSnapshot, JaxReport
+from tests.fakes.machines import JAX_AT, WORKER, Machine, plant_machine, show
 
 H100 = "NVIDIA H100 80GB HBM3"
 MI300X = "AMD Instinct MI300X"
@@ -23,7 +23,7 @@ def join(facts: HostFacts | None, devices: list[dict[str, Any]], platform: str =
 
 
 def jax_device(index: int, kind: str = H100, **fields: Any) -> dict[str, Any]:
-    return {"id": index, "kind": kind, "platform": "gpu", "local_hardware_id": index, **fields}
+    return {"id": index, "kind": kind, "platform": "gpu", "local_hardware_id": index} | fields
 
 
 def jax_ids(seen: Devices) -> list[int | None]:
@@ -173,6 +173,10 @@ def test_before_jax_has_listed_amds_gpus_a_warning_says_that_they_are_not_among_
     facts = replace(plant_machine("cpu-vm", tmp_path).read(), kfd=KfdFacts(()))
     seen = show(facts)
     assert (seen.platform, codes(seen)) == ("cpu", ["gpus_not_listed"])
+    jax = JaxReport({"platform": "cpu", "devices": [jax_device(0, "cpu", platform="cpu")]}, JAX_AT)
+    snapshot = HostSnapshot(worker=WORKER, facts=facts, facts_at=JAX_AT, jax=jax)
+    assert snapshot.mismatch == "this host has AMD's driver (/dev/kfd), but its JAX runs on cpu"
+    assert replace(snapshot, cpu_devices=8).mismatch == ""
     assert codes(join(facts, [jax_device(0, MI300X)])) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, NotFoundError
+from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, NotFoundError, UnavailableError
 from meshwright_agent import leases as module
 from meshwright_agent.leases import HELD, LEASE, Owner, read_held
 from meshwright_agent.store import StoreUnavailableError
@@ -42,6 +42,19 @@ def test_a_firm_lease_takes_over_a_preemptible_one_and_nothing_else_does(
         assert scene.held() == [beside.id, lease.id]
         with pytest.raises(NotFoundError, match=rf"pre-empted by lease {lease.id} \(job\)"):
             await scene.service.get(old.id)
+
+    run_scene(tmp_path, test)
+
+
+def test_no_lease_is_made_before_the_devices_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> Any:
+        raise UnavailableError("the agent is still looking at its devices")
+
+    async def test(scene: Scene) -> None:
+        monkeypatch.setattr(scene.service, "_here", look)
+        with pytest.raises(UnavailableError, match="still looking"):
+            await scene.lease("all")
+        assert scene.held() == []
 
     run_scene(tmp_path, test)
 

@@ -20,7 +20,7 @@ from meshwright.planning.search.candidates import Bounds, Hardware, Question
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import DeviceSelection
-from meshwright.wire.mesh import EQUAL_WITHIN, PlanRequest
+from meshwright.wire.mesh import EQUAL_WITHIN, PlanRequest, SearchRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.asking import ask_planner
 
@@ -391,3 +391,12 @@ def test_faster_links_are_never_slower(target: str) -> None:
         if (rate := getattr(chip, name)) is not None:
             faster = replace(question.hardware, chip=replace(chip, **{name: 2 * rate}))
             assert find_fastest(replace(question, hardware=faster)) <= find_fastest(question)
+
+
+def test_a_batch_that_one_device_cannot_cut_is_refused_with_what_to_leave_out() -> None:
+    training = {"global_batch_size": 4, "gradient_accumulation_steps": 3}
+    with pytest.raises(PlanInfeasibleError, match="no mesh of 1 devices") as caught:
+        answer_request(
+            SearchRequest.model_validate({"model": "llama3-8b", "targets": ["h100:1"], "training": training})
+        )
+    assert "leave gradient_accumulation_steps out" in caught.value.hint

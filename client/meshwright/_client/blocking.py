@@ -181,17 +181,18 @@ class Client:
     ) -> httpx.Response:
         """Sends until there is an answer with one of the statuses, or a retry is useless."""
         content = None if body is None else body.model_dump_json(exclude_unset=True)
+        route = f"{method} {'/leases/' if path.startswith('/leases/') else path}"  # each lease has a path of its own
         attempts = Attempts(
             self._max_retries if max_retries is None else max_retries,
             makes_run=makes_run,
             was_reached=bool(self._answered),
-            was_ready=path in self._answered,
+            was_ready=route in self._answered,
         )
         while True:
             outcome = self._try(method, path, params or {}, content, accept, deadline)
             if isinstance(outcome, httpx.Response):
                 if outcome.status_code in statuses:
-                    self._answered.add(path)
+                    self._answered.add(route)
                     return outcome
                 if is_gone_fine and attempts.is_lost and outcome.status_code == 404:
                     return outcome

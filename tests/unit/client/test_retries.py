@@ -34,6 +34,7 @@ from meshwright.wire.mesh import PlanRequest, Plans, Rejected, SearchRequest
 from meshwright.wire.model import TrainingSpec
 from meshwright.wire.runs import Run
 from tests.unit.client.script import LOST, NOW, REFUSED, SILENT, Outcome, Script
+from tests.unit.leases.scene import build_lease
 
 HEALTHY = Health(state="healthy", components=())
 QUEUED = Run(id="r", kind="bench", state="queued", created_at=NOW, request={})
@@ -149,11 +150,13 @@ def test_a_request_that_makes_a_run_is_sent_again_where_none_was_made(
 def test_what_an_agent_has_answered_before_is_waited_for_and_what_it_never_has_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    script = Script(HEALTHY)
+    script = Script(HEALTHY, httpx.Response(201, content=build_lease().model_dump_json()))
     client = script.client(monkeypatch)
     client.health()
+    client.lease([0], purpose="x")
     for question, outcome, count in (
         (client.health, STARTING, 17),
+        (lambda: client.lease([0], purpose="x"), STARTING, 17),  # each lease has a path of its own
         (client.devices, STARTING, 3),
         (client.devices, REFUSED, 17),
         (client.devices, LOST, 18),

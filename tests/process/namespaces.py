@@ -61,7 +61,8 @@ class Network:
 
     def remove(self) -> None:
         """Removes all that there is."""
-        for name in self.names:
+        for number, name in enumerate(self.names):  # the link first: its namespace may outlive its name for a while
+            subprocess.run(["ip", "link", "del", self.outside(number)], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
             shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
         subprocess.run(["ip", "link", "del", self.bridge], check=False, capture_output=True)

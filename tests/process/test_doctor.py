@@ -89,3 +89,12 @@ def test_settings_with_which_no_agent_starts_are_wrong(tmp_path: Path) -> None:
     assert (status, said["simulated"]["level"]) == (1, "note")
     assert (said["state directory"]["level"], said["access"]["level"]) == ("wrong", "wrong")
     assert str(tmp_path / "none") in said["access"]["seen"]
+
+
+def test_a_host_of_amd_whose_jax_runs_on_the_cpu_is_wrong(tmp_path: Path) -> None:
+    environ = build_environment(Host("cpu-vm"), tmp_path)
+    root = Path(environ["MESHWRIGHT_HOST_ROOT"])
+    for folder in ("dev/kfd", "sys/class/kfd/kfd/proc"):
+        (root / folder).mkdir(parents=True)
+    done = run_doctor("--state-dir", str(tmp_path / "state"), **environ)
+    assert (done.returncode, "the host has AMD's driver (/dev/kfd)" in done.stdout) == (1, True), done.stdout

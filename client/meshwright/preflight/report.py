@@ -96,9 +96,8 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
         summary = f"{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not well: {names}"
         return PreflightReport(verdict="fault", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
     if unchecked or none_answers:
-        count = len(hosts) if none_answers else len(unchecked)
-        summary = f"{count} of {len(hosts)} host{'s' * (len(hosts) > 1)} could not be checked"
-        summary += ": no agent answers" if none_answers else ""
+        count, why = (len(hosts), ": no agent answers") if none_answers else (len(unchecked), "")
+        summary = f"{count} of {len(hosts)} host{'s' * (len(hosts) > 1)} could not be checked{why}"
         return PreflightReport(verdict="unknown", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
     count = len(next(host.result.devices for host in hosts if host.result))
     what = "host is" if len(hosts) == 1 else "hosts are"

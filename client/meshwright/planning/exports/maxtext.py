@@ -51,7 +51,7 @@ def write_maxtext(setting: Setting) -> str:
     Raises:
         InvalidRequestError: MaxText does not have an axis; or an axis is not the same on every host or slice, is a
             pipeline whose micro-batches or layers do not fill its stages equally, or cuts heads of keys and values; or
-            devices have no whole number of tokens.
+            a device has a part of a token.
     """
     _check_heads(setting)
     step = {**_list_parallelism(setting), **_list_batch(setting), **_list_numbers(setting), **_list_experts(setting)}
@@ -145,7 +145,7 @@ def _list_batch(setting: Setting) -> dict[str, str]:
         near = choose_near(list_divisors(common)[1:], stages)
         raise refuse("maxtext", message, f"use {write_values(near)} stages" if near else "leave out the pipeline")
     if passes % stages:
-        message = f"{passes} micro-batches are no multiple of the {stages} stages, as they must be in MaxText"
+        message = f"{passes} micro-batches are not a multiple of the {stages} stages, which MaxText needs"
         parts = setting.axes.measure(setting.axes.batch)
         counts = list_divisors(setting.training.global_batch_size // parts)
         near = choose_near((count for count in counts if count % stages == 0), passes)
@@ -169,7 +169,7 @@ def _write_batch(setting: Setting, passes: int) -> str:
     while int(devices * value) < batch:
         value = math.nextafter(value, math.inf)
     if value * setting.training.seq_len % 1:
-        message = f"{batch / devices:.4g} sequences a device are no whole number of tokens, as MaxText wants them"
+        message = f"{batch / devices:.4g} sequences a device are not a whole number of tokens, which MaxText needs"
         whole = math.lcm(devices * passes, setting.training.global_batch_size)
         raise refuse("maxtext", message, f"use global_batch_size {whole}, a multiple of the {devices} devices")
     return str(batch // devices) if batch % devices == 0 else repr(value)

@@ -55,7 +55,7 @@ def test_a_pipeline_whose_stages_differ_is_refused() -> None:
 
 def test_a_pipeline_whose_micro_batches_do_not_fill_its_stages_is_refused() -> None:
     training = {**LLAMA["training"], "gradient_accumulation_steps": 4}
-    with pytest.raises(InvalidRequestError, match="4 micro-batches are no multiple of the 8 stages") as refused:
+    with pytest.raises(InvalidRequestError, match="4 micro-batches are not a multiple of the 8 stages") as refused:
         export("maxtext", **{**LLAMA, "training": training}, mesh="pp:8,tp:8")
     assert refused.value.hint == "use gradient_accumulation_steps 8, 16 or 32"
     training = {"global_batch_size": 62, "gradient_accumulation_steps": 1}
@@ -76,7 +76,7 @@ def test_heads_of_keys_and_values_are_not_repeated() -> None:
 
 def test_a_device_has_a_whole_number_of_tokens() -> None:
     fields = {"mesh": "tp:7", "target": "7*h100:1", "model": cut(7)}
-    with pytest.raises(InvalidRequestError, match="sequences a device are no whole number of tokens") as refused:
+    with pytest.raises(InvalidRequestError, match="sequences a device are not a whole number of tokens") as refused:
         export("maxtext", **fields, training={**ONE, "seq_len": 64})
     assert "global_batch_size 7," in refused.value.hint
     assert export("maxtext", **fields, training={"global_batch_size": 7, "seq_len": 64})

@@ -115,6 +115,23 @@ async def test_no_bench_opens_devices_that_nobody_could_look_at(tmp_path: Path, 
         assert scene.device.calls == []
 
 
+async def test_facts_are_as_old_as_the_beginning_of_the_look_that_found_them(
+    tmp_path: Path, dgx: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(tmp_path, [look(dgx)], [{}]) as scene:
+        probe = scene.watch.probe
+
+        async def look_slowly() -> bool:
+            scene.clock.advance(8)
+            return await probe()
+
+        monkeypatch.setattr(scene.watch, "probe", look_slowly)
+        before = len(scene.probe.calls)
+        for _ in range(2):
+            await scene.benches._probe_holders()
+        assert len(scene.probe.calls) == before + 2
+
+
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"compute_mode": "prohibited"}, "device 3 .* prohibited"),
     ({"compute_mode": "exclusive_process", "processes": (FOREIGN,)}, "device 3 .* process 4711"),

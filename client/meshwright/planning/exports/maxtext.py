@@ -324,6 +324,7 @@ def list_model_notes(setting: Setting) -> Iterator[str]:
         if known.vocab_size != model.vocab_size:
             yield f"a vocabulary of {model.vocab_size}; MaxText's {model.name} has {known.vocab_size}"
         return
+    yield "values of the model that change no shape, such as rope_max_timescale and normalization_layer_epsilon"
     block = _choose_block(model)
     for field, what in find_inexpressible(model, setting.training.seq_len):
         yield f"{field}, {what}, which decoder_block {block} has not"

@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from meshwright._client.settings import parse_address
 from meshwright.errors import FleetIncompleteError, SettingsError
+from meshwright.topology.identity import shorten
 from meshwright.topology.join import Joined, join_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
@@ -38,7 +39,6 @@ HostState = Literal["ok", "not_ready", "error", "unreachable"]
 """The agent answered · it does not know its devices yet, or shuts down · it answered with an error, or in an unknown
 format · no answer in time."""
 
-NAMES_SHOWN: Final = 8
 _UNCHECKED: Final[frozenset[State]] = frozenset({"unknown", "initializing"})
 
 
@@ -292,18 +292,13 @@ def _describe_unchecked(state: FleetState) -> list[Notice]:
     unchecked = [host for host in state.ok if _UNCHECKED & set(host.device_states)]
     if not unchecked:
         return []
-    names = _shorten([host.name if host.health else f"{host.name} (no answer to GET /health)" for host in unchecked])
+    names = shorten([host.name if host.health else f"{host.name} (no answer to GET /health)" for host in unchecked])
     message = f"{names}: the health of some devices is unknown; they are planned with all the same"
     return [Notice(code="health_unknown", message=message, hint="ask again, or look at their agents")]
 
 
 def _list(hosts: tuple[FleetHost, ...]) -> str:
-    return _shorten([str(host) for host in hosts], separator="; ")
-
-
-def _shorten(names: list[str], separator: str = ", ") -> str:
-    more = f"{separator}and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return separator.join(names[:NAMES_SHOWN]) + more
+    return shorten([str(host) for host in hosts], separator="; ")
 
 
 def run_all(tasks: Sequence[Callable[[], None]], *, limit_s: float, at_once: int) -> None:

@@ -18,7 +18,7 @@ from meshwright.wire.base import DeviceSelection, RequestPart
 from meshwright.wire.bench import BenchCase, Dtype
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest
-from meshwright.wire.mesh import Plan, Plans, Rejected, SearchAxis
+from meshwright.wire.mesh import ExportName, Plan, Plans, Rejected, SearchAxis
 from meshwright.wire.model import ModelSpec, Remat, TrainingSpec, WeightDtype
 from meshwright.wire.problem import translate_validation
 
@@ -39,7 +39,6 @@ LeasedLike = Literal["all"] | DeviceNames | Mapping[str, int] | Plan
 uses."""
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
-ExportName = Literal["jax", "maxtext"]
 EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"]
 
 REASONS_MOST: Final = 3

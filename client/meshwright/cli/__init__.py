@@ -55,7 +55,7 @@ from meshwright.cli.session import (
     LateError,
     Options,
     Session,
-    drop_stdout,
+    drop,
     limit_time,
     open_missing_streams,
 )
@@ -184,7 +184,7 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> in
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        drop_stdout()
+        drop(1)
         print_error(session, errors.SettingsError(f"stdout cannot be written: {error.strerror}; free some room"))
         code = NO_ANSWER
     return code

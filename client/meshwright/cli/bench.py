@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 from rich.text import Text
@@ -24,9 +24,6 @@ from meshwright.cli.output import (
 from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench, Skipped
-
-if TYPE_CHECKING:
-    from meshwright import Client
 
 
 def run_bench(
@@ -69,7 +66,8 @@ def run_bench(
             }
             named = {name: value for name, value in options.items() if value is not None}
             asked = build_request(BenchRequest, None, (read_object(request, "--request") if request else {}) | named)
-            answer = _measure(session, client, asked)
+            with show_progress(session) as on_progress:
+                answer = client.bench(asked, on_progress=on_progress)
         if session.as_json:
             session.print_json(answer)
         else:
@@ -81,11 +79,6 @@ def find_exit_code(records: Iterable[BenchRecord]) -> int:
     """Returns the exit code of records: 0 only where there are some and all are right."""
     verdicts = [record.correct and record.wrong_elements == 0 for record in records]
     return OK if verdicts and all(verdicts) else FAILED
-
-
-def _measure(session: Session, client: Client, asked: BenchRequest) -> BenchResult:
-    with show_progress(session) as on_progress:
-        return client.bench(asked, on_progress=on_progress)
 
 
 def print_records(session: Session, answer: BenchResult | LatestBench) -> None:
@@ -121,28 +114,20 @@ def _describe_devices(record: BenchRecord) -> str:
     return format_indices(record.device_indices)
 
 
-def _describe_axis(record: BenchRecord) -> str:
-    return "" if record.axis is None else f"{record.axis}:{record.axis_size}"
-
-
 def _describe_result(record: BenchRecord) -> Text:
     if find_exit_code([record]) == OK:
         return Text("ok", "green")
     return Text(f"{record.wrong_elements} wrong" if record.wrong_elements else "no collective ran", "bold red")
 
 
-def _describe_spread(record: BenchRecord) -> str:
-    return f"{format_time(record.p10_s)} … {format_time(record.p90_s)}"
-
-
 COLUMNS: Final[tuple[Column[BenchRecord], ...]] = (
     Column("case", lambda record: record.case),
     Column("devices", _describe_devices),
-    Column("axis", _describe_axis),
+    Column("axis", lambda record: "" if record.axis is None else f"{record.axis}:{record.axis_size}"),
     Column("size", lambda record: format_bytes(record.size_bytes), "right"),
     Column("dtype", lambda record: record.dtype),
     Column("median", lambda record: format_time(record.median_s), "right"),
-    Column("p10 … p90", _describe_spread, "right"),
+    Column("p10 … p90", lambda record: f"{format_time(record.p10_s)} … {format_time(record.p90_s)}", "right"),
     Column("n", lambda record: str(len(record.samples_s)), "right"),
     Column("algbw", lambda record: format_rate(record.algbw_bytes_per_s, "B/s"), "right"),
     Column("busbw", lambda record: format_rate(record.busbw_bytes_per_s, "B/s"), "right"),

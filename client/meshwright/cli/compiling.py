@@ -181,15 +181,10 @@ def compile_step(
             target=target,
             limit_s=session.options.timeout_s,
             on_progress=on_progress,
-            paths=list_paths(),
+            paths=(str(Path.cwd()), *sys.path),  # as with `python -m`
         )
     if session.as_json:
         session.print_lines(found.model_dump_json())
     else:
         print_verification(session, found)
     return find_exit_code([found])
-
-
-def list_paths() -> tuple[str, ...]:
-    """Returns the child's module search path: the working folder first, as with `python -m`."""
-    return (str(Path.cwd()), *sys.path)

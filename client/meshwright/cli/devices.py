@@ -23,7 +23,6 @@ from meshwright.cli.session import FAILED, OK, Session
 from meshwright.environment import format_exports
 from meshwright.topology.links import format_links
 from meshwright.topology.text import describe_kind, describe_lease, is_declared
-from meshwright.wire.base import Evidence
 from meshwright.wire.devices import Device, DeviceProcess, Devices, HoldersUnknown, Release
 
 
@@ -121,10 +120,6 @@ def _describe_place(device: Device) -> str:
     return f"({','.join(map(str, device.coords))}){core}"
 
 
-def _describe_basis(fact: Evidence) -> str:
-    return f"{fact.basis}, {format_time(fact.age_s)}"
-
-
 def describe_processes(processes: Iterable[DeviceProcess] | None) -> str:
     """Returns the processes that use a device: "free", "?" where they are unknown, or pid and name of each."""
     if processes is None:
@@ -159,8 +154,8 @@ COLUMNS: Final[tuple[Column[Device], ...]] = (
     Column("place", _describe_place),
     Column("NUMA", lambda device: "" if device.numa_node is None else str(device.numa_node), "right"),
     Column("JAX id", lambda device: "" if device.jax_id is None else str(device.jax_id), "right"),
-    Column("held by", lambda device: describe_holders(device)),
-    Column("basis, age", _describe_basis),
+    Column("held by", describe_holders),
+    Column("basis, age", lambda device: f"{device.basis}, {format_time(device.age_s)}"),
 )
 
 

@@ -63,10 +63,6 @@ def _print_chip(session: Session, chip: TargetChip, systems: Sequence[TargetSyst
         session.out.print(f"source: {clean(source)}", soft_wrap=True)
 
 
-def _describe_links(host: TargetSystem) -> str:
-    return ", ".join(f"{count} × {kind}" for kind, count in sorted(host.links.items()))
-
-
 CHIP_COLUMNS: Final[tuple[Column[TargetChip], ...]] = (
     Column("chip", lambda chip: chip.chip),
     Column("name", lambda chip: chip.name),
@@ -76,7 +72,7 @@ CHIP_COLUMNS: Final[tuple[Column[TargetChip], ...]] = (
 ALIASES: Final[Column[TargetChip]] = Column("also", lambda chip: ", ".join(chip.aliases[1:]))
 HOST_COLUMNS: Final[tuple[Column[TargetSystem], ...]] = (
     Column("target", lambda host: host.target),
-    Column("links", _describe_links),
+    Column("links", lambda host: ", ".join(f"{count} × {kind}" for kind, count in sorted(host.links.items()))),
     Column("NVLink domain", lambda host: str(host.domain_device_count) if host.domain_device_count else "", "right"),
     Column("host", lambda host: host.text),
 )

@@ -228,11 +228,8 @@ def write_new_lease(lease: Lease) -> list[str]:
 def write_lease(lease: Lease, verb: Literal["has", "no longer has"]) -> str:
     """Returns a lease in a line, without the leases and runs that yielded to it."""
     left = f" for {format_time(lease.expires_in_s)}" if verb == "has" else ""
-    return clean(f"{lease.id} {verb} {_describe_devices(lease)}{left}: {lease.purpose}")
-
-
-def _describe_devices(lease: Lease) -> str:
-    return f"device {', '.join(str(device.local_index) for device in lease.devices)}"
+    devices = ", ".join(str(device.local_index) for device in lease.devices)
+    return clean(f"{lease.id} {verb} device {devices}{left}: {lease.purpose}")
 
 
 COLUMNS: Final[tuple[Column[Lease], ...]] = (

@@ -66,22 +66,17 @@ def format_indices(indices: Sequence[int]) -> str:
 
 def format_bytes(size_bytes: float | None) -> str:
     """Returns a size in binary units: 85899345920 → "80 GiB"; "" where it is not known."""
-    if size_bytes is None:
-        return ""
-    unit = 0
-    while abs(size_bytes) >= 1024 and unit < len(_BINARY) - 1:
-        size_bytes, unit = size_bytes / 1024, unit + 1
-    return f"{_shorten(size_bytes)} {_BINARY[unit]}"
+    return "" if size_bytes is None else _scale(size_bytes, 1024, _BINARY)
 
 
 def format_rate(per_s: float | None, unit: Literal["B/s", "FLOP/s"]) -> str:
     """Returns a rate in decimal units: 1.25e10 B/s → "12.5 GB/s"; "" where it is not known."""
-    if per_s is None:
-        return ""
-    step = 0
-    while abs(per_s) >= 1000 and step < len(_DECIMAL) - 1:
-        per_s, step = per_s / 1000, step + 1
-    return f"{_shorten(per_s)} {_DECIMAL[step]}{unit}"
+    return "" if per_s is None else f"{_scale(per_s, 1000, _DECIMAL)}{unit}"
+
+
+def _scale(value: float, base: int, units: Sequence[str]) -> str:
+    power = next((each for each in range(len(units) - 1) if abs(value) < base ** (each + 1)), len(units) - 1)
+    return f"{_shorten(value / base**power)} {units[power]}"
 
 
 def format_time(time_s: float | None) -> str:

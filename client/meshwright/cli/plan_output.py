@@ -31,6 +31,7 @@ from meshwright.cli.request_options import Export
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.environment import format_exports
 from meshwright.errors import PlanInfeasibleError, SettingsError
+from meshwright.planning.parallelism import write_mesh
 from meshwright.topology.chips import find_chip
 from meshwright.wire.base import DeviceRef
 from meshwright.wire.mesh import EXPORT_LEFT_OUT, Plan, PlanAxis, Plans
@@ -142,8 +143,9 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
 
 def _write_answer(plan: Plan) -> Text:
     """Returns the first line: the mesh, whether it fits, and how long a step takes."""
-    size = " × ".join(f"{clean(name)}:{size}" for name, size in plan.mesh_shape.items())
-    answer = Text.assemble((size, "bold"), f" on {math.prod(plan.mesh_shape.values())} {_name_devices(plan)}")
+    answer = Text.assemble(
+        (clean(write_mesh(plan.mesh_shape)), "bold"), f" on {math.prod(plan.mesh_shape.values())} {_name_devices(plan)}"
+    )
     if plan.memory is not None:
         verdict = Text("fits", "green") if plan.memory.fits is not False else Text("does not fit", "bold red")
         there = format_bytes(plan.memory.capacity_bytes) or "?"
@@ -276,19 +278,14 @@ def _build_exports(plan: Plan, output: Path | None, url: str | None) -> tuple[st
     return format_exports(found)
 
 
-def draw_mesh(shape: Mapping[str, int], labels: Sequence[str], *, width: int = 100) -> tuple[str, ...]:
+def draw_mesh(shape: Mapping[str, int], labels: Sequence[str], *, width: int) -> tuple[str, ...]:
     """Returns the lines of the drawing.
 
     Args:
         shape: axis name to size, outermost first.
         labels: one per device, row-major; each is in the drawing exactly once.
         width: the maximum columns of a line; a longer row continues in a grid below.
-
-    Raises:
-        ValueError: the numbers of labels and places differ.
     """
-    if math.prod(shape.values()) != len(labels):
-        raise ValueError(f"mesh {dict(shape)} has {math.prod(shape.values())} places; got {len(labels)} labels")
     axes = list(shape.items())
     across = _name_places(*axes[-1]) if axes else ("",)
     down = _name_places(*axes[-2]) if len(axes) > 1 else ("",)

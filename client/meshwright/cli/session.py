@@ -97,7 +97,7 @@ class Session:
 
     def print_lines(self, *lines: str) -> None:
         """Prints lines unchanged, never folded, for pipes and for pasting."""
-        with _outlive(1):
+        with _outlive():
             typer.echo("\n".join(lines))
 
     def tell(self, line: str) -> bool:
@@ -106,13 +106,13 @@ class Session:
             typer.echo(line)
             sys.stdout.flush()
         except BrokenPipeError:
-            _drop(1)
+            drop(1)
             return False
         return True
 
     def flush(self) -> None:
         """Flushes stdout's buffer."""
-        with _outlive(1):
+        with _outlive():
             sys.stdout.flush()
 
 
@@ -156,22 +156,17 @@ UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EI
 """The errors of a write to stdout where the disk is full, or the medium fails."""
 
 
-def drop_stdout() -> None:
-    """Discards stdout's buffer: it could not be written, and Python would try again at exit."""
-    _drop(1)
-
-
 @contextlib.contextmanager
-def _outlive(descriptor: int) -> Iterator[None]:
+def _outlive() -> Iterator[None]:
     """Ignores in the block that the reader goes away (`| head -1`): the remaining output is lost, and the exit code
     does not change."""
     try:
         yield
     except BrokenPipeError:
-        _drop(descriptor)
+        drop(1)
 
 
-def _drop(descriptor: int) -> None:
+def drop(descriptor: int) -> None:
     """Redirects a descriptor to /dev/null, since Python still flushes its buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
@@ -184,7 +179,7 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Continues without output; rich would end the process with a code that means "no"."""
         self.quiet = True
-        _drop(2 if self.stderr else 1)
+        drop(2 if self.stderr else 1)
 
 
 def _build_console(*, stderr: bool) -> Console:

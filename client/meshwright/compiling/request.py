@@ -20,14 +20,7 @@ from meshwright.errors import InvalidRequestError
 from meshwright.planning.batch_request import check_batch_fields, estimate_request, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
 from meshwright.planning.compile_job import CompileJob, build_unfitted, prepare_fit, prepare_verify
-from meshwright.planning.request import (
-    Inventory,
-    answer_request,
-    find_inventory,
-    leave_out_all_devices,
-    order_verified,
-    reorder,
-)
+from meshwright.planning.request import answer_request, find_inventory, leave_out_all_devices, order_verified, reorder
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, CompiledBatch
 from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.verification import Verification
@@ -60,17 +53,12 @@ def compile_in_child(
 
 
 def answer_plans(
-    request: PlanRequest | SearchRequest,
-    here: Inventory | None = None,
-    *,
-    limit_s: float = LIMIT_S,
-    on_progress: OnProgress | None = None,
+    request: PlanRequest | SearchRequest, *, limit_s: float = LIMIT_S, on_progress: OnProgress | None = None
 ) -> Plans:
     """Returns the answer of `POST /mesh/plan` or `/mesh/search`, with verifications where the request has `compile`.
 
     Args:
         request: a mesh, or a model to find one for.
-        here: this host.
         limit_s: of each compile.
         on_progress: called with each progress of a compile.
 
@@ -78,8 +66,8 @@ def answer_plans(
         RequestError: as `answer_request`; or a compile is requested without a model or its training.
     """
     if not request.compile:
-        return answer_request(request, here)
-    plans = answer_request(request.model_copy(update={"include_devices": True}), here)
+        return answer_request(request)
+    plans = answer_request(request.model_copy(update={"include_devices": True}))
     verified = []
     for plan in plans.plans:
         answer: CompileJob | Verification | CompiledBatch = prepare_verify(plan, request.model, request.training)
@@ -92,11 +80,7 @@ def answer_plans(
 
 
 def answer_batch(
-    request: BatchSizeRequest,
-    here: Inventory | None = None,
-    *,
-    limit_s: float = LIMIT_S,
-    on_progress: OnProgress | None = None,
+    request: BatchSizeRequest, *, limit_s: float = LIMIT_S, on_progress: OnProgress | None = None
 ) -> BatchSize:
     """Returns the answer of `POST /batch-size`, with the batch of a model's step: estimated, or by the compiler.
 
@@ -110,19 +94,17 @@ def answer_batch(
         raise _refuse("hardware", "no hardware is named and no agent is asked", "name hardware=h100 or target=8*h100:8")
     reply = answer_batch_size(named, platform=None, kind=named.hardware, basis="declared")
     if not request.compile:
-        estimated = None if request.model is None else estimate_request(request, here)
+        estimated = None if request.model is None else estimate_request(request)
         return reply.model_copy(update={"estimated": estimated})
-    return reply.model_copy(update={"compiled": _fit(request, here, limit_s, on_progress)})
+    return reply.model_copy(update={"compiled": _fit(request, limit_s, on_progress)})
 
 
-def _fit(
-    request: BatchSizeRequest, here: Inventory | None, limit_s: float, on_progress: OnProgress | None
-) -> CompiledBatch:
+def _fit(request: BatchSizeRequest, limit_s: float, on_progress: OnProgress | None) -> CompiledBatch:
     if request.mesh is None:
         missing = "a stored plan is named, which only its agent knows" if request.plan else "no mesh is given"
         raise _refuse("mesh", f"{missing}; the batch that fits depends on the mesh", 'name mesh="fsdp:8" and a target')
     asked = PlanRequest(mesh=request.mesh, model=request.model, memory_strategy=request.memory_strategy)
-    plan = find_inventory(request.target, here=here).lay_out(asked)
+    plan = find_inventory(request.target).lay_out(asked)
     job = prepare_fit(plan, request.model, request.training)
     if isinstance(job, CompiledBatch):
         return job

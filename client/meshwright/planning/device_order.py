@@ -193,22 +193,21 @@ class Score:
 
     axes: tuple[AxisScore, ...]
     crossing: float
-    hops: int | None
+    hops: int
     cost: float
 
     @property
     def key(self) -> tuple[float, float, int]:
         """What orders are compared by; smaller is better."""
-        return self.crossing, self.cost, self.hops or 0
+        return self.crossing, self.cost, self.hops
 
     @classmethod
     def of(cls, axes: Sequence[AxisScore], weights: Weights) -> Score:
         """Returns the score of an order from the cost of its axes."""
-        hops = [axis.hops for axis in axes if axis.hops is not None]
         return cls(
             axes=tuple(axes),
             crossing=round(sum(w * axis.crossing for w, axis in zip(weights.crossing, axes, strict=True)), DIGITS),
-            hops=max(hops, default=None),
+            hops=max((axis.hops or 0 for axis in axes), default=0),
             cost=round(sum(w * axis.cost for w, axis in zip(weights.inside, axes, strict=True)), DIGITS),
         )
 
@@ -301,20 +300,19 @@ class _Scorer:
         return share * price_crossing(self.topology, group[0][0])
 
     def _measure_torus(self, parts: Sequence[Sequence[int]], crossing: float, granules: int) -> AxisScore:
-        every = parts
-        parts = list({tuple(map(self._sites.__getitem__, part)): part for part in parts}.values())
-        steps = [self._measure_step(a, b) for part in parts for a, b in pairwise(part)]
-        if any(step is None for step in steps):
-            return AxisScore(crossing=crossing, cost=self._price_edges(every), granules=granules)
+        unlike = list({tuple(map(self._sites.__getitem__, part)): part for part in parts}.values())
+        steps = [self._measure_step(a, b) for part in unlike for a, b in pairwise(part)]
+        if None in steps:
+            return AxisScore(crossing=crossing, cost=self._price_edges(parts), granules=granules)
         step = max(step for step in steps if step is not None)
-        ways = [self._count_ways(part) for part in parts]
+        ways = [self._count_ways(part) for part in unlike]
         links, colors = min(links for links, _ in ways), min(colors for _, colors in ways)
         hop = price_hop(self.topology, parts[0][0])
         return AxisScore(crossing, hop * price_axis(step, links, colors), granules, step, links, colors)
 
     def _measure_step(self, a: int, b: int) -> float | None:
         one, other = self.topology.devices[a], self.topology.devices[b]
-        hops = self.topology.hops(a, b) if one.coords and other.coords else None
+        hops = self.topology.hops(a, b)
         return None if hops is None else hops + 0.5 * ((one.core_on_chip or 0) != (other.core_on_chip or 0))
 
     def _count_ways(self, part: Sequence[int]) -> tuple[float, int]:

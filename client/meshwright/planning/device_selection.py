@@ -256,8 +256,7 @@ def find_leased(topology: Topology, indices: Iterable[int], lease: str | None = 
     """Returns the devices that a lease covers, other than the one given."""
     if lease == ANY_LEASE:
         return ()
-    covered = (index for index in indices if topology.devices[index].lease is not None)
-    return tuple(index for index in covered if not is_own(topology, index, lease))
+    return tuple(i for i in indices if topology.devices[i].lease is not None and not is_own(topology, i, lease))
 
 
 def name_leases(topology: Topology, indices: Iterable[int]) -> str:
@@ -395,11 +394,10 @@ def refuse_leased(
 
 
 def _list_of_lease(topology: Topology, lease: str | None) -> tuple[int, ...]:
-    devices = topology.devices
-    found = tuple(index for index in topology.order if (own := devices[index].lease) is not None and own.id == lease)
-    if found:
+    if found := tuple(index for index in topology.order if is_own(topology, index, lease)):
         return found
-    detail = f"lease {lease!r} covers none of the {len(devices)} devices; a plan with a lease is made on its devices"
+    there = len(topology.devices)
+    detail = f"lease {lease!r} covers none of the {there} devices; a plan with a lease is made on its devices"
     raise NotFoundError(detail, hint="GET /leases lists those that hold; leave lease out to plan on what is free")
 
 

@@ -154,8 +154,6 @@ def order_granules(
     split = tuple(dcn) if dcn else split_axes(sizes, sum(map(len, granules)) // block, weights.turns)
     assert split is not None, "blocks of one size divide the number of places"
     inner = tuple(size // part for size, part in zip(sizes, split, strict=True))
-    if len(granules) == 1 and math.prod(split) == 1:
-        return tuple(order_one(inner, weights, granules[0]))
     blocks: list[Sequence[Member]] = []
     for members in granules:
         count = len(members) // block

@@ -74,9 +74,7 @@ def detect_hardware(platform: str, kind: str) -> HardwareType:
     if platform == "cpu":
         return HardwareType.CPU
     found = _detect_kind(kind)
-    chip = find_chip(kind)
-    is_tpu = chip is not None and chip.platform == "tpu"
-    return found if is_tpu == (platform == "tpu") else HardwareType.UNKNOWN
+    return found if found.value.startswith("tpu_") == (platform == "tpu") else HardwareType.UNKNOWN
 
 
 def parse_hardware(name: str) -> HardwareType:
@@ -88,8 +86,7 @@ def parse_hardware(name: str) -> HardwareType:
     word = name.strip().lower().replace("-", "_")
     if word in _VALUES:
         return HardwareType(word)
-    chip = find_chip(name)
-    found = HardwareType(chip.family) if chip else _detect_kind(name)
+    found = _detect_kind(name)
     if found is HardwareType.UNKNOWN:
         raise _refuse(name)
     return found

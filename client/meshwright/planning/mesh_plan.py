@@ -77,61 +77,41 @@ def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: A
     known: dict[str, Any] = {"name": name, "size": size, "max_hops": score.hops, "links": score.links}
     known["group_shape"] = _measure_shape(topology, lines)
     if score.granules > 1:
-        chip = find_chip(topology.devices[lines[0][0]].kind)
-        rate = chip.scaleout_bytes_per_s if chip else None
-        known |= {"dcn_size": score.granules, "link": "dcn"}
-        if (network := topology.network) is not None:
-            return PlanAxis(**known, bandwidth_bytes_per_s=network.bytes_per_s, basis="measured")
-        return PlanAxis(**known, bandwidth_bytes_per_s=rate, basis="declared" if rate else None)
+        chip, network = find_chip(topology.devices[lines[0][0]].kind), topology.network
+        rate = network.bytes_per_s if network else chip.scaleout_bytes_per_s if chip else None
+        basis = "measured" if network else "declared" if rate else None
+        return PlanAxis(**known, dcn_size=score.granules, link="dcn", bandwidth_bytes_per_s=rate, basis=basis)
     # all links of a torus are alike, so the first edge of a line represents the others
     edges = (edge for line in lines for edge in (list_edges(line) if score.step is None else [(line[0], line[1])]))
     slowest = max(edges, key=lambda edge: price_pair(topology, *edge))
-    rate, basis = _read_rate(topology, slowest)
-    link = _name_link(topology, slowest)
+    link, rate, basis = _read_link(topology, slowest)
     return PlanAxis(**known, link=link, bandwidth_bytes_per_s=rate, basis=basis)
 
 
-def _read_rate(topology: Topology, edge: tuple[int, int]) -> tuple[float | None, str | None]:
-    """Returns the bandwidth of a direct link and how it is known; of an ICI link that is not listed, the table's."""
-    link = topology.link(*edge)
+def _read_link(topology: Topology, edge: tuple[int, int]) -> tuple[str | None, float | None, str | None]:
+    """Returns the class of a direct link, its bandwidth, and how that is known; of an ICI link that is not listed, the
+    table's."""
+    link, hops, chip = topology.link(*edge), topology.hops(*edge), find_chip(topology.devices[edge[0]].kind)
+    name = "ici" if hops is not None else "host" if topology.platform == "cpu" else None
+    is_far = len({topology.places[index][0] for index in edge}) == 2
+    if link is None and is_far and topology.platform == "gpu" and topology.is_joined(*edge):
+        # hosts of one NVLink domain, whose links are not listed
+        name, inside = "nvlink", topology.links_of(edge[0])
+        link = next((link for link in inside if classify_link(link.kind) == "nvlink"), None)
+    name = classify_link(link.kind) if link else name
     if link is not None and link.bandwidth_bytes_per_s is not None:
-        return link.bandwidth_bytes_per_s, link.basis
-    if _crosses_domain(topology, edge):
-        inside = next((link for link in topology.links_of(edge[0]) if classify_link(link.kind) == "nvlink"), None)
-        return (inside.bandwidth_bytes_per_s, inside.basis) if inside else (None, None)
-    chip = find_chip(topology.devices[edge[0]].kind)
-    is_ici = topology.platform == "tpu" and topology.hops(*edge) is not None
-    rate = chip.link_bytes_per_s if chip and is_ici else None
-    return rate, "declared" if rate else None
-
-
-def _crosses_domain(topology: Topology, edge: tuple[int, int]) -> bool:
-    """Returns whether two GPUs are on different hosts of one NVLink domain, whose links are not listed."""
-    hosts = {topology.places[index][0] for index in edge}
-    return topology.platform == "gpu" and len(hosts) == 2 and topology.is_joined(*edge)
-
-
-def _name_link(topology: Topology, edge: tuple[int, int]) -> str | None:
-    link = topology.link(*edge)
-    if link is not None:
-        return classify_link(link.kind)
-    if topology.hops(*edge) is not None:
-        return "ici"
-    if _crosses_domain(topology, edge):
-        return "nvlink"
-    return "host" if topology.platform == "cpu" else None
+        return name, link.bandwidth_bytes_per_s, link.basis
+    rate = chip.link_bytes_per_s if chip and hops is not None else None
+    return name, rate, "declared" if rate else None
 
 
 def _measure_shape(topology: Topology, lines: Lines) -> tuple[int, ...] | None:
     """Returns the number of places of a line along each dimension; None where lines differ or coordinates are
     unknown."""
-    shapes = set()
-    for line in lines:
-        coords = [topology.devices[index].coords for index in line]
-        known = [place for place in coords if place]
-        if len(known) < len(coords):
-            return None
-        shapes.add(tuple(len(set(values)) for values in zip(*known, strict=False)))
+    places = [[topology.devices[index].coords or () for index in line] for line in lines]
+    if not all(map(all, places)):
+        return None
+    shapes = {tuple(len(set(values)) for values in zip(*line, strict=False)) for line in places}
     return shapes.pop() if len(shapes) == 1 else None
 
 
@@ -418,12 +398,8 @@ def _offer(asked: MeshSpec, count: int) -> str:
 
 def _is_clearly_better(one: Sequence[float], other: Sequence[float]) -> bool:
     """True when the first part in which two scores differ clearly is smaller in the first."""
-    for a, b in zip(one, other, strict=True):
-        if a < CLEARLY_RATIO * b:
-            return True
-        if b < CLEARLY_RATIO * a:
-            return False
-    return False
+    pairs = zip(one, other, strict=True)
+    return next((a < b for a, b in pairs if a < CLEARLY_RATIO * b or b < CLEARLY_RATIO * a), False)
 
 
 def _count_crossed(spec: MeshSpec, name: str, granule_count: int) -> int:
@@ -458,14 +434,10 @@ def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: b
     used: dict[int, list[int]] = {granule.ordinal: [] for granule in topology.granules}
     for ordinal, position in map(topology.places.__getitem__, order):
         used[ordinal].append(position)
-    return tuple(
-        _build_granule(granule, topology, tuple(sorted(used[granule.ordinal])) if is_listed else None)
-        for granule in topology.granules
-    )
-
-
-def _build_granule(granule: Granule, topology: Topology, used: tuple[int, ...] | None) -> Granule:
-    kinds, memory_bytes = topology.equipment[granule.ordinal]
-    kind = kinds[0] if len(kinds) == 1 else None
-    found = {"used_positions": used, "device_kind": kind, "device_memory_bytes": memory_bytes}
-    return granule.model_copy(update=found)
+    granules = []
+    for granule in topology.granules:
+        kinds, memory_bytes = topology.equipment[granule.ordinal]
+        positions, kind = tuple(sorted(used[granule.ordinal])), kinds[0] if len(kinds) == 1 else None
+        found = {"device_kind": kind, "device_memory_bytes": memory_bytes}
+        granules.append(granule.model_copy(update=found | {"used_positions": positions if is_listed else None}))
+    return tuple(granules)

@@ -30,18 +30,11 @@ ROLE_NAMES: Final[Mapping[Role, tuple[str, ...]]] = {
     "data": ("dp", "data", "replica", "batch"),
     "fsdp": ("fsdp", "fsdp_transpose", "shard", "zero"),
     "expert": ("ep", "expert", "experts"),
-    "context": ("sp", "cp", "sequence", "seq", "context", "context_autoregressive"),
+    "context": ("cp", "sp", "sequence", "seq", "context", "context_autoregressive"),
     "tensor": ("tp", "tensor", "tensor_transpose", "tensor_sequence", "model", "mp", "mdl", "autoregressive"),
 }
 
-SEARCH_AXES: Final[Mapping[Role, str]] = {
-    "pipeline": "pp",
-    "data": "dp",
-    "fsdp": "fsdp",
-    "expert": "ep",
-    "context": "cp",
-    "tensor": "tp",
-}
+SEARCH_AXES: Final[Mapping[Role, str]] = {role: names[0] for role, names in ROLE_NAMES.items()}
 """What a search calls the axis of a role."""
 
 BATCH_ROLES: Final[tuple[Role, ...]] = ("data", "fsdp", "expert")
@@ -137,8 +130,7 @@ class MeshAxes:
         return axes if size % self.measure(axes) == 0 else ()
 
 
-# ---- sizes that axes must divide
-# ------------------------------------------------------------------------------------------
+# ---- sizes that axes must divide -------------------------------------------------------------------------------------
 
 MOST_OFFERED: Final = 4
 """Sizes that a refusal names for an axis."""

@@ -256,15 +256,14 @@ def _finish(plan: Plan, model: ModelSpec, training: TrainingSpec, request: PlanR
     Raises:
         InvalidRequestError: an export cannot be written; of a mesh that a search found, a warning says so.
     """
-    count = count_parameters(model)
-    facts = ModelFacts(name=model.name, parameter_count=count.total)
+    facts = ModelFacts(name=model.name, parameter_count=count_parameters(model))
     written: dict[ExportName, str] = {}
     left: list[Notice] = []
     for name in request.exports:
-        from meshwright.planning.exports import write_exports  # here, since few plans are exported
+        from meshwright.planning.exports import write_export  # here, since few plans are exported
 
         try:
-            written |= write_exports([name], plan, model, training)
+            written[name] = write_export(name, plan, model, training)
         except InvalidRequestError as error:
             if isinstance(request, PlanRequest):
                 raise
@@ -326,13 +325,9 @@ class _Search:
 
 def _is_reduced(request: SearchRequest, pool: Pool) -> bool:
     """Returns whether devices are missing that the request did not count out: failed, held, or excluded."""
-    match request.devices:
-        case None:
-            return bool(pool.left_out or pool.leased or pool.taken)
-        case DeviceSelection():
-            return request.devices.count is None
-        case _:
-            return False
+    if request.devices is None:
+        return bool(pool.left_out or pool.leased or pool.taken)
+    return isinstance(request.devices, DeviceSelection) and request.devices.count is None
 
 
 # ---- several targets ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ Source: the counts published with the checkpoints in `models.csv`, which these t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -101,36 +101,9 @@ class ModelTensors:
         return outer + sum(layer.count * layer.measure(*parts) for layer in self.layers)
 
 
-@dataclass(frozen=True)
-class ParameterCount:
-    """Trained parameters of a whole model, by purpose.
-
-    Attributes:
-        parts: embedding, with positions where they are learned; head, 0 where it is the embedding; attention with its
-            biases, sinks and indexer; norms, those of attention and behind all layers too; mlp, dense blocks and shared
-            experts; experts; router with the gate of shared experts.
-        idle: experts that one token did not choose.
-    """
-
-    parts: Mapping[Part, int]
-    idle: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return sum(self.parts.values())
-
-    @property
-    def active(self) -> int:
-        """Those that one token goes through."""
-        return self.total - self.idle
-
-
-def count_parameters(model: ModelSpec) -> ParameterCount:
+def count_parameters(model: ModelSpec) -> int:
     """Returns how many parameters a model has."""
-    tensors, experts = list_tensors(model), model.num_experts or 1
-    idle = tensors.measure("experts") // experts * max(experts - (model.num_experts_per_tok or 0), 0)
-    return ParameterCount({part: tensors.measure(part) for part in get_args(Part)}, idle)
+    return list_tensors(model).measure(*get_args(Part))
 
 
 def list_tensors(model: ModelSpec) -> ModelTensors:

@@ -39,15 +39,7 @@ def fingerprint(axes: Sequence[tuple[str, int]], axis_types: Sequence[str], posi
         axes: (name, size), outermost first.
         axis_types: "auto", "explicit" or "manual", one an axis.
         positions: the place of the device at each mesh position, row-major. Their number is the product of the sizes.
-
-    Raises:
-        ValueError: the three arguments do not fit together.
     """
-    if len(axis_types) != len(axes) or math.prod(size for _, size in axes) != len(positions):
-        raise ValueError(
-            f"{len(axes)} axes with {len(axis_types)} types and {len(positions)} devices make no mesh; "
-            f"there must be one type an axis and as many devices as the product of the sizes"
-        )
     head = json.dumps([[name, size, kind] for (name, size), kind in zip(axes, axis_types, strict=True)])
     body = " ".join(f"{granule}.{position}" for granule, position in positions)
     return PREFIX + hashlib.sha256(f"{head}\n{body}".encode()).hexdigest()[:32]
@@ -411,10 +403,9 @@ def _refuse(detail: str, hint: str, *, missing: Sequence[str] = (), surplus: Seq
     return PlanMismatchError("\n".join([*lines, f"  hint: {hint}"]), missing=missing, surplus=surplus)
 
 
-def shorten(names: Sequence[str], most: int = 8) -> str:
+def shorten(names: Sequence[str], most: int = 8, separator: str = ", ") -> str:
     """Returns the first names, and how many more there are."""
-    more = f", and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return separator.join([*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else ())])
 
 
 PROC: Final = Path("/proc/driver/nvidia/gpus")

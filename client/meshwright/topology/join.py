@@ -23,8 +23,6 @@ from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Device, Devices, Granule, MeasuredNetwork
 
-NAMES_SHOWN: Final = 8
-
 Coords = tuple[int, ...]
 
 
@@ -172,7 +170,7 @@ def _describe_slice(
         yield Notice(
             code="chips_missing",
             message=f"slice {name} has {whole} chips ({write_shape(said)}), and {whole - len(missing)} of them are "
-            f"here; missing: {shorten(missing, NAMES_SHOWN)}",
+            f"here; missing: {shorten(missing)}",
             hint="the plan leaves them out; ask the agents of all its hosts to plan on the whole slice",
         )
 
@@ -251,13 +249,9 @@ def natural_key(text: str) -> tuple[tuple[bool, int, str, str], ...]:
 
     Of numbers the longer one is the larger, so that no text has too many digits.
     """
-    parts = re.split(r"([0-9]+)", text)
-    return tuple(_rank(part) if place % 2 else (False, 0, "", part) for place, part in enumerate(parts))
-
-
-def _rank(digits: str) -> tuple[bool, int, str, str]:
-    number = digits.lstrip("0")
-    return True, len(number), number, digits
+    parts = ((place % 2 == 1, part) for place, part in enumerate(re.split(r"([0-9]+)", text)))
+    ranked = ((is_number, part.lstrip("0") if is_number else "", part) for is_number, part in parts)
+    return tuple((is_number, len(number), number, part) for is_number, number, part in ranked)
 
 
 # ---- errors ----

@@ -8,7 +8,7 @@ of `nvidia-smi topo -m`, for TPUs and CPUs as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from meshwright.topology.chips import find_chip
@@ -84,13 +84,11 @@ def price_pair(topology: Topology, a: int, b: int) -> float:
     if hops is not None:
         return price_hop(topology, a) * (hops or SAME_CHIP_FACTOR)
     link = topology.link(a, b)
-    if link is None and topology.devices[a].granule != topology.devices[b].granule:
+    if link is not None:
+        return price_link(link) * (_price_numa(topology, a, b) if classify_link(link.kind) == "host" else 1.0)
+    if topology.devices[a].granule != topology.devices[b].granule:
         return _price_far(topology, a, b)
-    if link is None and topology.platform == "cpu":
-        return _price_numa(topology, a, b)
-    if link is None:
-        return UNLINKED_COST
-    return price_link(link) * (_price_numa(topology, a, b) if classify_link(link.kind) == "host" else 1.0)
+    return _price_numa(topology, a, b) if topology.platform == "cpu" else UNLINKED_COST
 
 
 def _price_far(topology: Topology, a: int, b: int) -> float:
@@ -152,7 +150,7 @@ def format_links(devices: Devices) -> list[str]:
 
     Ends with the larger unit of the host: an NVLink domain, a slice's shape.
     """
-    pairs = format_pairs(devices, MOST_IN_MATRIX, _list_table) or ["links: none known"]
+    pairs = format_pairs(devices, MOST_IN_MATRIX) or ["links: none known"]
     return join_parts(pairs, format_distances(devices.numa_nodes), format_granules(devices.granules))
 
 
@@ -172,20 +170,19 @@ def format_distances(nodes: Sequence[NumaNode]) -> list[str]:
 Cells = Sequence[Sequence[str]]
 
 
-def format_pairs(devices: Devices, most: int, list_table: Callable[[Devices, Cells], list[list[str]]]) -> list[str]:
+def format_pairs(devices: Devices, most: int) -> list[str]:
     """Returns the matrix of at most so many devices, and its legend; empty where nothing is known of any two.
 
     Args:
         devices: the devices.
         most: of more devices, how many links of each kind there are.
-        list_table: the rows of the matrix: a heading, then each device's name, its cells, and further facts.
     """
     if len(devices.devices) > most:
         return count_links(devices)
     cells = build_cells(devices)
     if {cell for row in cells for cell in row} <= {SELF, NONE}:
         return []
-    table = list_table(devices, cells)
+    table = _list_table(devices, cells)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [*(_join(row, widths, len(cells)) for row in table), "", *format_legend(devices, cells)]
 

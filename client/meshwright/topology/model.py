@@ -323,9 +323,7 @@ class Topology:
     @cached_property
     def is_uniform(self) -> bool:
         """True when every device reaches every other one alike, so that order cannot matter for speed."""
-        if self.platform == "tpu":
-            return False
-        if len(set(self.domains.values())) > 1:
+        if self.platform == "tpu" or len(set(self.domains.values())) > 1:
             return False
         if len(self.devices) < 3:
             return True

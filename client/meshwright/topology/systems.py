@@ -121,10 +121,8 @@ _DEFAULT_COUNT: Final = 8
 
 def find_machine(chip: Chip, count: int) -> GpuHost | None:
     """Returns the host with `count` of these GPUs; None where no host has that number."""
-    for form in read_forms():
-        if chip.aliases[0] in form.chips and count in form.counts:
-            return GpuHost(chip, count, form)
-    return None
+    forms = (form for form in read_forms() if chip.aliases[0] in form.chips and count in form.counts)
+    return next((GpuHost(chip, count, form) for form in forms), None)
 
 
 def list_counts(chip: Chip) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ from meshwright.wire.devices import Device, Granule, Link, Memory, TargetChip, T
 
 CPU: Final = "cpu"
 
-_NEAR_COUNT: Final = 3
+_NEAR: Final = 3
 
 Hardware = Slice | GpuHost | int
 """The hardware of one granule: a slice, a host of GPUs, or a number of CPU devices."""
@@ -175,12 +175,10 @@ def find_near(name: str) -> list[str]:
     chip = find_chip(prefix)
     if chip and chip.platform == "tpu" and count.isascii() and count.isdigit():
         names = [known for known in list_names() if known.rpartition("-")[0] in {prefix, chip.aliases[0]}]
-        return sorted(names, key=lambda one: abs(math.log(int(one.rpartition("-")[2]) / (int(count) or 1))))[
-            :_NEAR_COUNT
-        ]
+        return sorted(names, key=lambda one: abs(math.log(int(one.rpartition("-")[2]) / (int(count) or 1))))[:_NEAR]
     aliases = [alias for chip in read_chips() for alias in chip.aliases]
-    chips = difflib.get_close_matches(name, [CPU, *aliases], n=_NEAR_COUNT, cutoff=0.5)
-    return chips or difflib.get_close_matches(name, list_names(), n=_NEAR_COUNT, cutoff=0.6)
+    chips = difflib.get_close_matches(name, [CPU, *aliases], n=_NEAR, cutoff=0.5)
+    return chips or difflib.get_close_matches(name, list_names(), n=_NEAR, cutoff=0.6)
 
 
 def count_devices(hardware: Hardware) -> int:

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from meshwright.topology.links import Cells, format_granules, format_pairs, join_parts
+from meshwright.topology.links import format_granules, format_pairs, join_parts
 from meshwright.wire.devices import Device, DeviceProcess, Devices
 
 WIDTH: Final = 100
@@ -24,13 +24,15 @@ Cell = Callable[[Device], str]
 def format_devices(devices: Devices) -> str:
     """Returns the host, one line a device, the link matrix and the warnings.
 
-    Columns and lines without known values are left out. Ends with a line feed.
+    Columns and lines without known values are left out. Lines but for the matrix are cut at `WIDTH`. Ends with a line
+    feed.
     """
     is_shown = devices.links or len(devices.devices) <= MOST_IN_MATRIX
-    pairs = format_pairs(devices, MOST_IN_MATRIX, _list_table) if is_shown else []
-    rows, granules = _format_rows(devices.devices), format_granules(devices.granules)
-    lines = join_parts(_format_head(devices), rows, pairs, granules, _format_warnings(devices))
-    return "".join(f"{clip(line)}\n" for line in lines)
+    pairs = format_pairs(devices, MOST_IN_MATRIX) if is_shown else []
+    others = (_format_head(devices), _format_rows(devices.devices), format_granules(devices.granules))
+    head, rows, granules = (list(map(clip, lines)) for lines in others)
+    lines = join_parts(head, rows, pairs, granules, _format_warnings(devices))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def clip(line: str) -> str:
@@ -157,16 +159,6 @@ _CELLS: Final[tuple[Cell, ...]] = (
     # one cell, so that the lease of one device does not push the processes of the others off the screen
     lambda device: " | ".join(filter(None, (describe_lease(device), _show_processes(device)))),
 )
-
-
-def _list_table(devices: Devices, cells: Cells) -> list[list[str]]:
-    """Returns the narrow matrix: 16 devices by their numbers fit into `WIDTH`."""
-    names = [str(device.local_index) for device in devices.devices]
-    width = max(len(text) for row in (names, *cells) for text in row)
-    heads = ["   ", *(f"{name:>3}" for name in names)]
-    table = [[head, *(f"{text:^{width}}" for text in row)] for head, row in zip(heads, (names, *cells), strict=True)]
-    nodes = ["" if device.numa_node is None else str(device.numa_node) for device in devices.devices]
-    return [[*row, f"{node:^4}"] for row, node in zip(table, ("NUMA", *nodes), strict=True)] if any(nodes) else table
 
 
 def _format_warnings(devices: Devices) -> list[str]:

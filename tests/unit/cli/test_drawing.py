@@ -9,7 +9,7 @@ from meshwright.cli.plan_output import draw_mesh
 
 
 def test_the_last_axis_runs_across_and_the_one_before_it_down() -> None:
-    assert draw_mesh({"dp": 2, "tp": 4}, [str(label) for label in range(8)]) == (
+    assert draw_mesh({"dp": 2, "tp": 4}, [str(label) for label in range(8)], width=100) == (
         "      tp=0  tp=1  tp=2  tp=3", "dp=0     0     1     2     3", "dp=1     4     5     6     7",
     )  # fmt: skip
 

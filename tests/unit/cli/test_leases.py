@@ -51,7 +51,7 @@ def test_a_lease_whose_id_could_not_be_written_is_ended(
 
     monkeypatch.setattr(typer, "echo", fail)
     monkeypatch.setattr("meshwright.cli.print_error", lambda *_: None)
-    monkeypatch.setattr("meshwright.cli.drop_stdout", lambda: None)
+    monkeypatch.setattr("meshwright.cli.drop", lambda _: None)
     assert h100("lease", "create", "0", "--purpose", "x", *options).code == 2
     assert [request.method for request in h100.fake.requests] == ["PUT", "DELETE"]
     h100.fake.requests.clear()

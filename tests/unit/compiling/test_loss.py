@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 from meshwright.compiling.step.sharding import StepSharding
-from meshwright.compiling.step.train import PIECE, count_pieces, measure_loss
+from meshwright.compiling.step.train import PIECE, measure_loss
+from meshwright.planning.cost.memory import count_pieces
 from meshwright.planning.parallelism import MeshAxes
 from tests.unit.compiling.traced import list_shapes
 
@@ -44,7 +45,7 @@ def test_logits_of_a_whole_sequence_never_exist() -> None:
 
 @given(st.integers(1, 1 << 16))
 def test_pieces_are_equal_and_as_few_as_can_be(length: int) -> None:
-    count = count_pieces(length)
+    count = int(count_pieces(length, PIECE))
     assert length % count == 0
     assert length // count <= PIECE
     assert all(length % fewer for fewer in range(-(-length // PIECE), count))

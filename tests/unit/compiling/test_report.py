@@ -10,7 +10,7 @@ import pytest
 from meshwright.compiling.hlo import StepEstimate
 from meshwright.compiling.report import EFFICIENCY_RATIO, STAGES, count_attention_flops, estimate_step
 from meshwright.compiling.request import compile_in_child
-from meshwright.planning.tensors import count_parameters
+from meshwright.planning.tensors import count_parameters, list_tensors
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
@@ -26,11 +26,11 @@ def test_a_step_for_cpus_is_reported_with_memory_and_collectives() -> None:
     job = build_job(CPU, {"fsdp": 2, "tp": 2}, MODEL, TRAINING)
     found: Any = compile_in_child(job, on_progress=told.append)
     assert (found.status, found.target, found.reason) == ("verified", "cpu:4", None)
-    assert found.parameter_count == count_parameters(MODEL).total
+    assert found.parameter_count == count_parameters(MODEL)
     assert found.capacity_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     # Weights and two moments in float32, of which fsdp and tp leave a quarter; norms are whole; and the batch.
-    whole = 3 * 4 * count_parameters(MODEL).parts["norms"]
-    state = whole + (3 * 4 * count_parameters(MODEL).total - whole) // 4
+    whole = 3 * 4 * list_tensors(MODEL).measure("norms")
+    state = whole + (3 * 4 * count_parameters(MODEL) - whole) // 4
     assert found.memory.argument_bytes == pytest.approx(state + 2 * 4 * 8 * 128 / 2, abs=64)
     assert found.memory.alias_bytes == pytest.approx(state, abs=64), "the state is donated"
     assert found.peak_memory_bytes >= found.memory.argument_bytes + (found.memory.temporary_bytes or 0)
@@ -57,8 +57,8 @@ def test_over_two_slices_the_gradients_alone_go_between_them() -> None:
     assert (found.status, found.target) == ("verified", "2*v5e:2x2")
     sent = {axis: sum(each.bytes for each in found.collectives if each.axis == axis) for axis in ("dp", "fsdp")}
     # What a part of fsdp holds of the gradients: a quarter of the matrices, and the norms whole; XLA sums in bfloat16.
-    count = count_parameters(MODEL)
-    assert sent["dp"] == pytest.approx(2 * ((count.total - count.parts["norms"]) / 4 + count.parts["norms"]), rel=0.05)
+    count, norms = count_parameters(MODEL), list_tensors(MODEL).measure("norms")
+    assert sent["dp"] == pytest.approx(2 * ((count - norms) / 4 + norms), rel=0.05)
     assert sent["fsdp"] > 2 * sent["dp"], "weights are gathered in each slice by itself"
     assert {each.group_size for each in found.collectives if each.axis == "dp"} == {2}
     assert found.estimated_step_s is not None
@@ -83,7 +83,7 @@ def test_a_step_of_unrolled_layers_is_the_step_of_scanned_ones() -> None:
         for is_scanned in (True, False)
     )
     assert scanned.status == unrolled.status == "verified"
-    assert scanned.parameter_count == unrolled.parameter_count == count_parameters(MODEL).total
+    assert scanned.parameter_count == unrolled.parameter_count == count_parameters(MODEL)
     assert sum_bytes(unrolled) == {key: pytest.approx(size, rel=0.02) for key, size in sum_bytes(scanned).items()}
     assert unrolled.estimated_step_s == pytest.approx(scanned.estimated_step_s, rel=0.5)
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from meshwright.topology.identity import JobDevice, fingerprint, number_devices
 from tests.fakes.jobs import cpu_job, tpu_job
 from tests.fakes.topologies import build_tpu
@@ -23,13 +21,6 @@ def test_a_fingerprint_changes_when_anything_changes() -> None:
         (AXES, ["auto", "auto"], [(0, 0), (0, 1), (1, 0), (1, 1)]),
     ]  # fmt: skip
     assert len({fingerprint(*each) for each in changed}) == len(changed)
-
-
-def test_a_fingerprint_of_parts_that_do_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="make no mesh"):
-        fingerprint(AXES, ["auto"], PLACES)
-    with pytest.raises(ValueError, match="make no mesh"):
-        fingerprint(AXES, ["auto", "auto"], PLACES[:3])
 
 
 def test_devices_that_no_plan_told_about_stand_in_canonical_order() -> None:

@@ -27,15 +27,8 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from meshwright.compiling.step.sharding import (
-    EXPERT_MATMUL,
-    ShardedTensor,
-    StepSharding,
-    Tensors,
-    build_spec,
-    keep,
-    list_axes,
-)
+from meshwright.compiling.step.sharding import ShardedTensor, StepSharding, Tensors, build_spec, keep, list_axes
+from meshwright.planning.job_code import EXPERT_MATMUL
 from meshwright.planning.parallelism import Axes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 

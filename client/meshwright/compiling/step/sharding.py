@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -78,9 +78,6 @@ def _place(tensors: Iterable[Tensor], axes: MeshAxes, stack: tuple[int, ...] = (
 Array = jax.Array
 Way = tuple[NamedSharding, ...]
 """Shardings that a gradient goes through, the last of them that of its weight."""
-
-EXPERT_MATMUL: Final = "expert_matmul"
-"""The name of the results of experts' matmuls. Remat's own rule for matmuls treats them as a batch of small ones."""
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from meshwright.compiling.step.layers import Decoder, build_residual, normalise
-from meshwright.compiling.step.sharding import (
-    EXPERT_MATMUL,
-    ShardedTensor,
-    StepSharding,
-    Tensors,
-    build_spec,
-    build_tensors,
-    pin,
-)
-from meshwright.planning.compile_job import check_axes, check_expressible
-from meshwright.planning.cost.memory import read_moments
+from meshwright.compiling.step.sharding import ShardedTensor, StepSharding, Tensors, build_spec, build_tensors, pin
+from meshwright.planning.cost.memory import count_pieces, read_moments
+from meshwright.planning.job_code import EXPERT_MATMUL
 from meshwright.planning.parallelism import MeshAxes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -56,17 +48,12 @@ def measure_loss(hidden: Array, targets: Array, head: Array, layout: StepShardin
     """
     axes = layout.axes
     shards = axes.measure(axes.context)
-    pieces = count_pieces(hidden.shape[1] // shards)
+    pieces = int(count_pieces(hidden.shape[1] // shards, PIECE))
     with jax.named_scope("loss"):
         hidden = layout.put(hidden, axes.batch, axes.context, None)
         parts = (_cut(hidden, shards, pieces, layout), _cut(targets, shards, pieces, layout))
         total = _loop(head, parts, layout)
     return total / float(math.prod(targets.shape))  # as an integer it may exceed 32 bits
-
-
-def count_pieces(length: int) -> int:
-    """Returns the number of equal pieces of a device's sequence, none above `PIECE`."""
-    return next(count for count in range(math.ceil(length / PIECE), length + 1) if length % count == 0)
 
 
 def _loop(head: Array, parts: tuple[Array, Array], layout: StepSharding) -> Array:
@@ -177,8 +164,6 @@ def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltSte
         NotCompiledError: the mesh has an unknown axis, or one that the step does not support; or the step does not
             support the model.
     """
-    check_expressible(model, training.seq_len)
-    check_axes(dict(mesh.shape))
     layout = StepSharding(mesh, MeshAxes.of(dict(mesh.shape)))
     tensors = build_tensors(model, layout.axes, scanned=training.scan_layers)
     forward = _Forward(model, training, layout, tensors)

@@ -292,7 +292,6 @@ def calibrate(wire: AxisLinks, chip: Chip, operation: Operation, place: Place = 
     return replace(wire, **figures)
 
 
-@functools.cache
 def read_reached() -> tuple[Reached, ...]:
     """Returns the whole table, in its order."""
     return read_table("meshwright.planning.cost", "reached.csv", Reached)

@@ -97,7 +97,10 @@ class StepMemory:
         """Returns the parts of one kind of stage."""
         layers = self._count_layers(place)
         dense, experts = self._count_parameters(layers)
-        held = self._count_held(dense + self._ends, experts)
+        work = self.work
+        # embedding and head are outside a pipeline's loop: all stages have them
+        ends = work.embedding_parameters + (0 if work.is_tied else work.head.parameters)
+        held = self._count_held(dense + ends, experts)
         # without a pipeline, gradients of several micro-batches are accumulated
         is_added = (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
         again = np.where(is_added, self.keeping.accumulated, 0.0)
@@ -135,11 +138,6 @@ class StepMemory:
         return dense, sum(count * block.expert_parameters for block, count in held)
 
     @property
-    def _ends(self) -> int:
-        """Parameters of embedding and head, which are outside a pipeline's loop: all stages have them."""
-        return self.work.embedding_parameters + (0 if self.work.is_tied else self.work.head.parameters)
-
-    @property
     def _in_flight(self) -> Any:
         """Micro-batches whose activations a stage saves: all, since JAX differentiates a pipeline's loop as a whole.
 
@@ -161,14 +159,9 @@ class StepMemory:
     def _count_gathered(self, dense: Any, experts: Any) -> Any:
         """Returns the bytes of weights that are whole at a time: gathered once, a stage's, with their gradients."""
         stage = 2 * ELEMENT_BYTES * (dense + experts / self.layout.ep) / self.layout.tp
-        return np.where(self.layout.gathers_once, stage, self._running)
-
-    @functools.cached_property
-    def _running(self) -> Any:
-        """Weights of the layers that are whole at a time."""
-        tp, ep = self.layout.tp, self.layout.ep
-        layers = [(block.dense_parameters + block.expert_parameters / ep) / tp for block in self.work.blocks]
-        return self.keeping.gathered * ELEMENT_BYTES * _find_largest(layers)
+        layers = [block.dense_parameters + block.expert_parameters / self.layout.ep for block in self.work.blocks]
+        running = self.keeping.gathered * ELEMENT_BYTES * _find_largest([each / self.layout.tp for each in layers])
+        return np.where(self.layout.gathers_once, stage, running)
 
     # ---- activations -----------------------------------------------------------------------------------
 
@@ -270,8 +263,7 @@ def build_execution(training: TrainingSpec) -> Execution:
     )
 
 
-# ---- saved activations of a layer
-# ---------------------------------------------------------------------------------------------
+# ---- saved activations of a layer -----------------------------------------------------------------------------------
 
 
 EXPERT_COUNTS: Final = ("place", "place_inner", "place_outputs", "returned")

@@ -29,14 +29,15 @@ from meshwright.planning.cost.collectives import (
     torus_wire,
 )
 from meshwright.planning.granules import split_axes, weigh_axes
+from meshwright.planning.parallelism import SEARCH_AXES
 from meshwright.planning.torus import AxisCut, cut_torus, find_box
-from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.chips import Chip
 from meshwright.topology.torus import Dimension, list_dimensions
 from meshwright.wire.devices import Granule
 from meshwright.wire.mesh import Plan, PlanAxis
 from meshwright.wire.model import Remat
 
-AXES: Final = ("pp", "dp", "fsdp", "ep", "cp", "tp")
+AXES: Final = tuple(SEARCH_AXES.values())
 """As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
 
 NETWORK_BYTES_PER_S: Final = 12.5e9
@@ -247,27 +248,21 @@ def _list_parts(axis: AxisCut, box: Sequence[Dimension], most: int) -> list[tupl
     return parts + [(1, False, 1.0)] * (most - len(parts))
 
 
-def read_spans(plan: Plan, names: Mapping[str, str] | None = None, *, pair_bytes_per_s: float | None = None) -> Spans:
+def read_spans(
+    plan: Plan, chip: Chip, names: Mapping[str, str] | None = None, pair_bytes_per_s: float | None = None
+) -> Spans:
     """Returns the spans of a plan's axes, in its real order. An axis of `AXES` that the plan lacks has size 1.
 
     Args:
-        plan: on a known chip.
+        plan: the plan.
+        chip: of its devices.
         names: the plan's name of each of `AXES` that it has; None: the names used here.
         pair_bytes_per_s: as in `lay_on_hosts`.
-
-    Raises:
-        ValueError: the plan's chip is not in the chip table, or the plan has no granules.
     """
-    kind = plan.granules[0].device_kind if plan.granules else None
-    chip = find_chip(kind) if kind else None
-    if chip is None:
-        raise ValueError(f"a plan for {kind or 'nothing'} has no known wires; read_spans needs one for a known chip")
     found = {axis.name: axis for axis in plan.axes}
-    called = {axis: (names or {}).get(axis, axis) for axis in AXES}
-    axes = {axis: found.get(name, PlanAxis(name=name, size=1)) for axis, name in called.items()}
-    granule = plan.granules[0]
+    axes = {axis: found.get((names or {}).get(axis, axis), PlanAxis(name=axis, size=1)) for axis in AXES}
     if chip.platform == "tpu":
-        return {axis: _read_torus_span(made, granule, chip) for axis, made in axes.items()}
+        return {axis: _read_torus_span(made, plan.granules[0], chip) for axis, made in axes.items()}
     return {axis: _read_host_span(made, chip, pair_bytes_per_s) for axis, made in axes.items()}
 
 

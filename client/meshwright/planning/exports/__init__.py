@@ -6,7 +6,7 @@ one, otherwise the training's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from meshwright.planning.exports.maxtext import write_maxtext
@@ -17,18 +17,15 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 _WRITERS: Final[Mapping[ExportName, Callable[[Setting], str]]] = {"jax": write_jax, "maxtext": write_maxtext}
 
 
-def write_exports(
-    names: Iterable[ExportName], plan: Plan, model: ModelSpec, training: TrainingSpec
-) -> dict[ExportName, str]:
-    """Returns the exports of a plan by name.
+def write_export(name: ExportName, plan: Plan, model: ModelSpec, training: TrainingSpec) -> str:
+    """Returns an export of a plan.
 
     Args:
-        names: the requested exports.
+        name: the export.
         plan: the mesh, and the schedule of the batch where that was chosen.
         model, training: the step.
 
     Raises:
         InvalidRequestError: an axis, or a part of the model, is not supported by the export.
     """
-    setting = Setting.of(plan, model, training)
-    return {name: _WRITERS[name](setting) for name in dict.fromkeys(names)}
+    return _WRITERS[name](Setting.of(plan, model, training))

@@ -231,11 +231,9 @@ def _list_notes(setting: Setting) -> Iterator[str]:
         yield "the order of the devices; MaxText orders them itself, by jax's mesh_utils"
     if training.remat == "none":
         yield "remat none; MaxText puts each layer under jax.checkpoint, and minimal_with_context keeps most of it"
-    if (
-        training.optimizer == "adamw"
-        and (training.second_moment_dtype or training.weight_dtype) != training.weight_dtype
-    ):
-        yield f"a second moment in {training.second_moment_dtype}; it has the weights' type, {training.weight_dtype}"
+    second = training.second_moment_dtype or training.weight_dtype
+    if training.optimizer == "adamw" and second != training.weight_dtype:
+        yield f"a second moment in {second}; it has the weights' type, {training.weight_dtype}"
     if plan.platform == "cpu" and training.attention == "flash":
         yield "attention in blocks; on a CPU MaxText has dot_product alone"
     if plan.platform == "gpu" and training.attention == "flash":

@@ -278,7 +278,7 @@ class Hardware:
 
     def read(self, plan: Plan, names: Mapping[str, str]) -> Spans:
         """Returns the links of a plan's axes in its own order; `names`: the plan's name of each of its axes."""
-        return self._scale(read_spans(plan, names, pair_bytes_per_s=self.pair_bytes_per_s))
+        return self._scale(read_spans(plan, self.chip, names, self.pair_bytes_per_s))
 
     def lay(self, layout: Layout) -> Spans:
         """Returns the links of the axes of each candidate."""

@@ -249,7 +249,8 @@ def list_leaders(priced: Priced) -> NDArray[np.int64]:
     then with the fewest of pp, cp and tp, then with the fewest axes, then with the most memory of what is too little.
     """
     order = _order(priced)
-    _, first = np.unique(_stack_meshes(priced)[order], axis=0, return_index=True)
+    meshes = np.stack([getattr(priced.layout, axis) for axis in AXES], axis=1)
+    _, first = np.unique(meshes[order], axis=0, return_index=True)
     return order[np.sort(first)]
 
 
@@ -264,21 +265,16 @@ def list_rejected(
         best: places of the reported candidates.
         ordered: place → seconds of a step, for the candidates whose devices were ordered.
     """
-    meshes = _stack_meshes(priced)
-    told = {_name_family(meshes[place]) for place in best}
+    shapes = {place: priced.layout.take(place).mesh_shape or {"dp": 1} for place in map(int, leaders)}
+    told = {tuple(shapes[place]) for place in best}
     found: dict[bool, list[Rejected]] = {True: [], False: []}
-    for place in map(int, leaders):
-        family, same = _name_family(meshes[place]), found[bool(priced.fits[place])]
+    for place, shape in shapes.items():
+        family, same = tuple(shape), found[bool(priced.fits[place])]
         if family not in told and len(same) < FAMILIES_MOST:
             told.add(family)
-            shape = {axis: int(size) for axis, size in zip(AXES, meshes[place], strict=True) if size > 1} or {"dp": 1}
             reason, message = _explain(priced, place, best[0] if best else None, ordered)
             same.append(Rejected(mesh_shape=shape, reason=reason, message=message))
     return (*found[True], *found[False])
-
-
-def _stack_meshes(priced: Priced) -> NDArray[np.int64]:
-    return np.stack([np.asarray(getattr(priced.layout, axis)) for axis in AXES], axis=1)
 
 
 def _order(priced: Priced) -> NDArray[np.int64]:
@@ -295,10 +291,6 @@ def _order(priced: Priced) -> NDArray[np.int64]:
 
 _EXTRA: Final = ("pp", "cp", "tp")
 """Axes that people use only where a mesh without them is slower."""
-
-
-def _name_family(sizes: NDArray[np.int64]) -> tuple[str, ...]:
-    return tuple(axis for axis, size in zip(AXES, sizes, strict=True) if size > 1)
 
 
 def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[int, float]) -> tuple[str, str]:

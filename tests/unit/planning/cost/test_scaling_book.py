@@ -61,7 +61,7 @@ ANSWERS: list[tuple[str, float, Any]] = [
     ("gpus Q4.5: 2 nodes are bound inside, at 514 GB/s", 1 / 514e9, time_all_gather_across(1, NODE, TWO_NODES)),
     ("gpus, Cross-node: V·31 ÷ (32²·400e9)", 31 / (32**2 * 400e9), time_all_to_all_across(1, NODE, NETWORK)),
     ("gpus, Intra-node: V·7 ÷ (8²·450e9)", 7 / (64 * 450e9), time_all_to_all(1, NODE)),
-    ("applied-training: llama70-params", 70.4e9, count_parameters(read_model("llama3-70b")).total),
+    ("applied-training: llama70-params", 70.4e9, count_parameters(read_model("llama3-70b"))),
 ]
 
 

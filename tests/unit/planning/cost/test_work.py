@@ -35,7 +35,7 @@ def test_every_preset_has_the_parameters_that_are_counted() -> None:
     assert len(models) > 60
     for model in models:
         work, count = build_work(model, 4096), count_parameters(model)
-        assert work.parameters + count_final_norm(model) == count.total, model.name
+        assert work.parameters + count_final_norm(model) == count, model.name
         assert all(block.other_parameters >= 0 for block in work.blocks), model.name
         assert work.layers == model.num_hidden_layers, model.name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.planning.exports import write_exports
+from meshwright.planning.exports import write_export
 from meshwright.planning.models import read_model
 from meshwright.planning.request import answer_request
 from meshwright.wire.mesh import ExportName, Plan
@@ -29,4 +29,4 @@ def make_plan(**fields: Any) -> tuple[Plan, ModelSpec, TrainingSpec]:
 
 def export(name: ExportName, **fields: Any) -> str:
     """Returns one export of the plan of a request."""
-    return write_exports([name], *make_plan(**fields))[name]
+    return write_export(name, *make_plan(**fields))

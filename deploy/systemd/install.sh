@@ -4,7 +4,8 @@
 #   deploy/systemd/install.sh                   with JAX for what is here: cuda13 for NVIDIA GPUs, tpu for TPUs, else cpu
 #   deploy/systemd/install.sh agent,cuda12      with these extras (docs/how-to/install.md)
 #
-# Run again it brings the agent up to date and restarts it, which ends its benches and keeps its leases. Settings
+# Run again it brings the agent up to date, with the extras of the last time unless others are named, and restarts it,
+# which ends its benches and keeps its leases. Settings
 # (/etc/meshwright) and state (/var/lib/meshwright) are left alone.
 #
 # Exit status: 0 the agent has started and listens, or is installed where no systemd runs (a chroot, an image's build) ·
@@ -30,7 +31,7 @@ choose_extras() {
 }
 
 [[ $# -le 1 ]] || refuse "one argument at most: extras, such as agent,cuda13"
-extras=${1:-$(choose_extras)}
+extras=${1:-$(cat "$home/extras" 2>/dev/null || choose_extras)}
 [[ $extras =~ ^[a-z0-9,-]+$ ]] || refuse "'$extras' is no list of extras; such as agent,cuda13"
 [[ ,$extras, == *,agent,* ]] || refuse "'$extras' has no agent in it; such as agent,$extras"
 [[ $EUID -eq 0 ]] || refuse "only root may: sudo $0 $extras"
@@ -41,6 +42,7 @@ echo "installing meshwright[$extras] into $home"
 [[ -x $home/bin/python ]] || "$python" -m venv "$home"
 "$home/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade \
     --constraint "$source/constraints.txt" "${source}[${extras}]"
+echo "$extras" >"$home/extras"
 install -D -m 644 "$here/meshwright.sysusers" /usr/lib/sysusers.d/meshwright.conf
 install -D -m 644 "$here/meshwright-agent.service" /etc/systemd/system/meshwright-agent.service
 systemd-sysusers meshwright.conf

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +44,17 @@ def test_the_agents_answer_to_the_pods_of_the_job_that_is_shown_with_the_value_t
     check({"allowedHosts": yaml.safe_load(value)})
     with pytest.raises(ForbiddenError):
         check({})
+
+
+@pytest.mark.parametrize(("said", "ended"), [(1, 1), (2, 0)], ids=["another client has a device", "no agent"])
+def test_a_jobs_pod_fails_only_where_its_node_cannot_be_had(said: int, ended: int, tmp_path: Path) -> None:
+    text = (DEPLOY / "kubernetes" / "preflight-job.yaml").read_text()
+    (pod,) = (each["spec"]["template"]["spec"] for each in yaml.safe_load_all(text) if each["kind"] == "Job")
+    (tmp_path / "meshwright").write_text(f"#!/bin/sh\nexit {said}\n")
+    (tmp_path / "meshwright").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LEASE": "x", "JOB_COMPLETION_INDEX": "1"}
+    script = [*pod["initContainers"][0]["command"], *pod["initContainers"][0]["args"]]
+    assert subprocess.run(script, env=environment, check=False).returncode == ended
 
 
 def test_what_the_store_keeps_is_in_the_runbook() -> None:

@@ -19,7 +19,7 @@ class BatchSizeRequest(RequestPart):
         default=None, description='"h100", "tpu_v5e", a JAX device kind, …', max_length=128
     )
     per_device_batch_size: Annotated[StrictInt, Field(ge=1, le=2**53)] | None = Field(
-        default=None, description="a batch size to check against the table"
+        default=None, description="tokens of a device in a pass, to check against the table"
     )
     model: StrictStr | dict[StrictStr, Any] | None = Field(
         default=None,

@@ -700,8 +700,8 @@ class Client:
         """Reserves devices of the host until the time is over, or the lease is ended; `hold` does that by itself.
 
         Args:
-            devices: local indices or uuids; "all": every device of the host; {"count": 4}: so many that are well and
-                free; a plan: those that it uses.
+            devices: local indices, host/index, uuids or PCI bus ids; "all": every device of the host; {"count": 4}: so
+                many that are well and free; a plan: those that it uses.
             purpose: what for, as others shall read it: "slurm job 4711".
             ttl_s: seconds until the lease ends by itself.
             preemptible: a lease that is not preemptible may take the devices over.
@@ -782,8 +782,8 @@ class Client:
         UserWarning.
 
         Args:
-            devices: local indices or uuids; "all": every device of the host; {"count": 4}: so many that are well and
-                free; a plan: those that it uses.
+            devices: local indices, host/index, uuids or PCI bus ids; "all": every device of the host; {"count": 4}: so
+                many that are well and free; a plan: those that it uses.
             purpose: what for, as others shall read it.
             ttl_s: seconds after which the lease ends when this process is gone; renewed at a third of it.
             preemptible: a lease that is not preemptible may take the devices over.

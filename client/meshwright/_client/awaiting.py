@@ -781,7 +781,8 @@ class AsyncClient:
             ttl_s: seconds after which the lease ends when this process is gone; renewed at a third of it.
             preemptible: a lease that is not preemptible may take the devices over.
             wait_s: seconds to wait for devices that another owner has leased.
-            on_lost: called with why, as soon as it is known: from a thread of the client, or by the event loop.
+            on_lost: called once with why, as soon as it is known: from a thread of the client, by the event loop, or by
+                `held.check()` and `held.lost`.
 
         Raises:
             DeviceLeasedError: another owner has one of the devices, and the lease has not ended after `wait_s`.
@@ -838,35 +839,33 @@ class AsyncClient:
         A failed renewal is tried again until the last granted time is over.
         """
         try:
-            end = time.monotonic() + held.lease.expires_in_s
             renewal = time.monotonic() + min(ttl_s, held.lease.expires_in_s) / RENEWALS
             while not held.is_lost:
                 await pause(min(CHECK_S, count_left(renewal)))
+                if held.is_lost:
+                    return
                 now = time.monotonic()
                 try:
                     if now < renewal:
                         path, deadline = name_lease(held.lease), now + CHECK_S
                         await self._ask(Lease, "GET", path, max_retries=0, deadline=deadline)
                         continue
-                    deadline = min(end, now + RENEW_TIMEOUT_S)
+                    deadline = now + min(count_left(held.end_s), RENEW_TIMEOUT_S)
                     held.lease = await self._renew(held.lease, ttl_s, max_retries=0, deadline=deadline)
-                    end = now + held.lease.expires_in_s
+                    held.end_s, held.failure = now + held.lease.expires_in_s, None
                     renewal = now + min(ttl_s, held.lease.expires_in_s) / RENEWALS
                 except (NotFoundError, DeviceLeasedError) as error:
                     held.lose(error)
                 except MeshwrightError as error:  # an agent that cannot be reached for a while costs no lease
-                    if not count_left(end):
-                        held.lose(error)
-                    elif now >= renewal:
-                        renewal = time.monotonic() + min(CHECK_S, count_left(end))
+                    if now >= renewal:
+                        held.failure = error
+                        renewal = time.monotonic() + min(CHECK_S, count_left(held.end_s))
         except Exception as error:  # whatever it is, the lease is not renewed any more
             if not held.lose(MeshwrightError(f"the lease is not renewed any more: {type(error).__name__}: {error}")):
                 raise  # what was wrong was `on_lost`
 
     async def _give_back(self, held: Held) -> str:
         """Ends the lease; returns "", or why it remains until it expires. One that has ended meanwhile is lost."""
-        if held.is_ended:
-            return ""
         path, deadline = name_lease(held.lease), build_deadline(CANCEL_TIMEOUT_S)
         try:
             await self._ask(Lease, "DELETE", path, gone=held.lease, deadline=deadline)
@@ -874,5 +873,6 @@ class AsyncClient:
             held.lose(error, at_end=True)
         except MeshwrightError as error:
             left_s = held.lease.expires_in_s
-            return f"the lease {held.lease.id} could not be ended, and ends by itself within {left_s:.0f} s: {error}"
+            text = f"the lease {held.lease.id} could not be ended, and ends by itself within {left_s:.0f} s: {error}"
+            return "" if held.is_lost else text
         return ""

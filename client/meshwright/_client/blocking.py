@@ -245,12 +245,12 @@ class Client:
         timeout_s: float | None,
     ) -> M:
         """Returns the answer, directly or (202) as the result of a run, which continues if the waiting ends early."""
-        makes_run = request.compile
-        response = self._send("POST", path, body=request, statuses=(200, 202), makes_run=makes_run)
+        deadline, makes_run = build_deadline(timeout_s), request.compile
+        response = self._send("POST", path, body=request, statuses=(200, 202), makes_run=makes_run, deadline=deadline)
         if response.status_code != 202:
             return read_reply(model, response, self.base_url)
         accepted = read_reply(Run, response, self.base_url)
-        run = self.wait(accepted.id, on_progress=on_progress, timeout_s=timeout_s)
+        run = self.wait(accepted.id, on_progress=on_progress, timeout_s=timeout_s and count_left(deadline))
         return read_result(model, run, self.base_url)
 
     def _follow(
@@ -460,7 +460,7 @@ class Client:
             mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1. Or a whole
                 request, without options.
             on_progress: called with each progress of the compile.
-            timeout_s: seconds to wait for the compile, including the queue; None: no limit.
+            timeout_s: time limit of the call, with the queue and the compile; None: `timeout` for each answer.
             **options: devices, model, training, and the contents of the answer: see `PlanOptions`.
 
         Raises:
@@ -491,7 +491,7 @@ class Client:
                 whole request, without training and options.
             training: its training, such as {"global_batch_size": 64, "seq_len": 8192}.
             on_progress: called with each progress of the compiles.
-            timeout_s: seconds to wait for them, including the queue; None: no limit.
+            timeout_s: time limit of the call, with the queue and the compiles; None: `timeout` for each answer.
             **options: devices or targets, the choices, and the contents of the answer: see `SearchOptions`.
 
         Raises:
@@ -543,7 +543,7 @@ class Client:
                 trained.
             compile: asks XLA's compiler, and waits for the result.
             on_progress: called with each progress of the compiles.
-            timeout_s: seconds to wait for them, including the queue; None: no limit.
+            timeout_s: time limit of the call, with the queue and the compiles; None: `timeout` for each answer.
 
         Raises:
             UnknownHardwareError: the name is in no table. The hint has similar names.
@@ -584,7 +584,7 @@ class Client:
             request: a whole request, without options.
             on_progress: called with each progress, at once.
             on_record: called with each record as soon as it is measured.
-            timeout_s: seconds to wait, including the queue; None: no limit.
+            timeout_s: time limit of the call, with the queue; None: `timeout` for each answer.
             **options: what is measured, and how: see `BenchOptions`.
 
         Raises:
@@ -594,9 +594,11 @@ class Client:
             DeviceBusyError: another process uses them.
             InvalidRequestError: the bench needs more memory than the devices have.
         """
-        run = self.submit_bench(request, **options)
+        deadline = build_deadline(timeout_s)
+        run = self._submit_bench(request, options, deadline)
+        left_s = timeout_s and count_left(deadline)
         try:
-            run = self.wait(run.id, on_progress=on_progress, on_record=on_record, timeout_s=timeout_s)
+            run = self.wait(run.id, on_progress=on_progress, on_record=on_record, timeout_s=left_s)
         except GeneratorExit:
             raise  # the loop is gone: nothing can be sent any more
         except BaseException:
@@ -606,8 +608,12 @@ class Client:
 
     def submit_bench(self, request: BenchRequest | None = None, **options: Unpack[BenchOptions]) -> Run:
         """Queues a bench and returns its run at once; arguments and errors as for `bench`."""
+        return self._submit_bench(request, options, None)
+
+    def _submit_bench(self, request: BenchRequest | None, options: BenchOptions, deadline: float | None) -> Run:
         body = build_request(BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
-        return self._ask(Run, "POST", "/placement/bench", body=body, statuses=(200, 202), makes_run=True)
+        path, statuses = "/placement/bench", (200, 202)
+        return self._ask(Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline)
 
     def start_preflight(self, request: PreflightRequest) -> Run:
         """Starts this host's part of a preflight and returns its run; `meshwright.preflight` asks many hosts.
@@ -683,7 +689,7 @@ class Client:
                 if record is not None and on_record is not None:
                     on_record(record)
         while True:  # the last event may be there before the run itself is written
-            run = self.run(run_id)
+            run = self._ask(Run, "GET", f"/runs/{quote_part('run_id', run_id)}", deadline=deadline)
             if run.state in FINAL_STATES:
                 return run
             self._pause_until(deadline, SETTLE_S, run)

@@ -447,7 +447,10 @@ class LeaseService:
 
 def _names_exactly(names: Sequence[int | str], lease: Lease) -> bool:
     asked = {name if isinstance(name, int) else name.lower() for name in names}
-    held = [{each.local_index, (each.uuid or "").lower()} for each in lease.devices]
+    held = [
+        {each.local_index, f"{each.host}/{each.local_index}".lower(), (each.uuid or "").lower()}
+        for each in lease.devices
+    ]
     return all(each & asked for each in held) and all(any(name in each for each in held) for name in asked)
 
 
@@ -476,7 +479,7 @@ def choose_devices(
 ) -> tuple[Device, ...]:
     """Returns the devices that the request names, in the order of the host.
 
-    The uuid of a card names all its MIG instances. A count chooses devices that are healthy and free.
+    The uuid or PCI bus id of a card names all its MIG instances. A count chooses devices that are healthy and free.
 
     Raises:
         InvalidRequestError: a device does not exist, the host is without devices, or a count exceeds their number.
@@ -498,8 +501,9 @@ def choose_devices(
         return tuple(here.topology.devices[place] for place in sorted(places))
     named: dict[int | str, list[int]] = {}
     for device in devices:
-        uuids = (device.uuid, device.mig.parent_uuid if device.mig else None)
-        names: tuple[int | str, ...] = (device.local_index, *(uuid.lower() for uuid in uuids if uuid))
+        parent = device.mig.parent_uuid if device.mig else None
+        texts = (f"{device.host}/{device.local_index}", device.uuid, device.pci_bus_id, parent)
+        names: tuple[int | str, ...] = (device.local_index, *(text.lower() for text in texts if text))
         for name in names:
             named.setdefault(name, []).append(device.local_index)
     wanted = {index for name in request.devices for index in _find_named(name, named, devices)}
@@ -510,7 +514,8 @@ def _find_named(name: int | str, named: Mapping[int | str, Sequence[int]], devic
     if found := named.get(name if isinstance(name, int) else name.lower()):
         return found
     there = _list_shown([device.local_index for device in devices])
-    detail = f"devices names {name!r}; this host has {len(devices)} ({there}); a name is a local index or a uuid"
+    detail = f"devices names {name!r}; this host has {len(devices)} ({there}) and is {devices[0].host}; a name is a "
+    detail += "local index, host/index, a uuid or a PCI bus id"
     counted = (
         f'; for {name} devices use {{"count": {name}}}' if isinstance(name, int) and 0 < name <= len(devices) else ""
     )

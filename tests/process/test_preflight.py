@@ -46,8 +46,9 @@ def list_urls(agents: Sequence[RunningAgent]) -> list[str]:
 
 
 def test_well_hosts_are_well_and_everything_is_given_back(
-    agents: list[RunningAgent], capsys: pytest.CaptureFixture[str]
+    agents: list[RunningAgent], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MESHWRIGHT_LEASE", "of-one-host")  # of `meshwright lease run`
     options = ["--hosts", ",".join(list_urls(agents)), "--expect", "2*cpu", "--port", str(find_port())]
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["preflight", *options])
@@ -117,12 +118,20 @@ def test_one_host_is_checked_alone(agents: list[RunningAgent]) -> None:
     assert report.hosts[0].result.network_bytes_per_s == ()
 
 
+def test_a_time_limit_that_no_check_can_keep_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with Fleet(["http://127.0.0.1:9"]) as fleet, pytest.raises(ValueError, match="10 s at least"):
+        check_hosts(fleet, timeout_s=9)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["--timeout", "11", "preflight", "--hosts", "127.0.0.1:9"])
+    assert "12 or more" in capsys.readouterr().err
+
+
 def test_a_port_in_use_is_named_and_every_host_is_free_again(agents: list[RunningAgent]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, Fleet(list_urls(agents[:2])) as fleet:
         report = check_hosts(fleet, port=server.getsockname()[1], timeout_s=40)
-        assert report.verdict == "fault"
-        assert "cannot listen on 127.0.0.1" in report.culprits[0].findings[0].text
-        assert "--port" in report.culprits[0].findings[0].action
+        assert (report.verdict, report.culprits) == ("unknown", ())
+        assert "cannot listen on 127.0.0.1" in report.hosts[0].findings[0].text
+        assert "--port" in report.hosts[0].findings[0].action
     assert all(httpx.get(f"{agent.url}/leases").json()["leases"] == [] for agent in agents)
 
 

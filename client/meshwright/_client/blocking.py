@@ -245,12 +245,12 @@ class Client:
         timeout_s: float | None,
     ) -> M:
         """Returns the answer, directly or (202) as the result of a run, which continues if the waiting ends early."""
-        makes_run = request.compile
-        response = self._send("POST", path, body=request, statuses=(200, 202), makes_run=makes_run)
+        deadline, makes_run = build_deadline(timeout_s), request.compile
+        response = self._send("POST", path, body=request, statuses=(200, 202), makes_run=makes_run, deadline=deadline)
         if response.status_code != 202:
             return read_reply(model, response, self.base_url)
         accepted = read_reply(Run, response, self.base_url)
-        run = self.wait(accepted.id, on_progress=on_progress, timeout_s=timeout_s)
+        run = self.wait(accepted.id, on_progress=on_progress, timeout_s=timeout_s and count_left(deadline))
         return read_result(model, run, self.base_url)
 
     def _follow(
@@ -460,7 +460,7 @@ class Client:
             mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1. Or a whole
                 request, without options.
             on_progress: called with each progress of the compile.
-            timeout_s: seconds to wait for the compile, including the queue; None: no limit.
+            timeout_s: time limit of the call, with the queue and the compile; None: `timeout` for each answer.
             **options: devices, model, training, and the contents of the answer: see `PlanOptions`.
 
         Raises:
@@ -491,7 +491,7 @@ class Client:
                 whole request, without training and options.
             training: its training, such as {"global_batch_size": 64, "seq_len": 8192}.
             on_progress: called with each progress of the compiles.
-            timeout_s: seconds to wait for them, including the queue; None: no limit.
+            timeout_s: time limit of the call, with the queue and the compiles; None: `timeout` for each answer.
             **options: devices or targets, the choices, and the contents of the answer: see `SearchOptions`.
 
         Raises:
@@ -543,7 +543,7 @@ class Client:
                 trained.
             compile: asks XLA's compiler, and waits for the result.
             on_progress: called with each progress of the compiles.
-            timeout_s: seconds to wait for them, including the queue; None: no limit.
+            timeout_s: time limit of the call, with the queue and the compiles; None: `timeout` for each answer.
 
         Raises:
             UnknownHardwareError: the name is in no table. The hint has similar names.
@@ -584,7 +584,7 @@ class Client:
             request: a whole request, without options.
             on_progress: called with each progress, at once.
             on_record: called with each record as soon as it is measured.
-            timeout_s: seconds to wait, including the queue; None: no limit.
+            timeout_s: time limit of the call, with the queue; None: `timeout` for each answer.
             **options: what is measured, and how: see `BenchOptions`.
 
         Raises:
@@ -594,9 +594,11 @@ class Client:
             DeviceBusyError: another process uses them.
             InvalidRequestError: the bench needs more memory than the devices have.
         """
-        run = self.submit_bench(request, **options)
+        deadline = build_deadline(timeout_s)
+        run = self._submit_bench(request, options, deadline)
+        left_s = timeout_s and count_left(deadline)
         try:
-            run = self.wait(run.id, on_progress=on_progress, on_record=on_record, timeout_s=timeout_s)
+            run = self.wait(run.id, on_progress=on_progress, on_record=on_record, timeout_s=left_s)
         except GeneratorExit:
             raise  # the loop is gone: nothing can be sent any more
         except BaseException:
@@ -606,8 +608,12 @@ class Client:
 
     def submit_bench(self, request: BenchRequest | None = None, **options: Unpack[BenchOptions]) -> Run:
         """Queues a bench and returns its run at once; arguments and errors as for `bench`."""
+        return self._submit_bench(request, options, None)
+
+    def _submit_bench(self, request: BenchRequest | None, options: BenchOptions, deadline: float | None) -> Run:
         body = build_request(BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
-        return self._ask(Run, "POST", "/placement/bench", body=body, statuses=(200, 202), makes_run=True)
+        path, statuses = "/placement/bench", (200, 202)
+        return self._ask(Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline)
 
     def start_preflight(self, request: PreflightRequest) -> Run:
         """Starts this host's part of a preflight and returns its run; `meshwright.preflight` asks many hosts.
@@ -683,7 +689,7 @@ class Client:
                 if record is not None and on_record is not None:
                     on_record(record)
         while True:  # the last event may be there before the run itself is written
-            run = self.run(run_id)
+            run = self._ask(Run, "GET", f"/runs/{quote_part('run_id', run_id)}", deadline=deadline)
             if run.state in FINAL_STATES:
                 return run
             self._pause_until(deadline, SETTLE_S, run)
@@ -700,8 +706,8 @@ class Client:
         """Reserves devices of the host until the time is over, or the lease is ended; `hold` does that by itself.
 
         Args:
-            devices: local indices or uuids; "all": every device of the host; {"count": 4}: so many that are well and
-                free; a plan: those that it uses.
+            devices: local indices, host/index, uuids or PCI bus ids; "all": every device of the host; {"count": 4}: so
+                many that are well and free; a plan: those that it uses.
             purpose: what for, as others shall read it: "slurm job 4711".
             ttl_s: seconds until the lease ends by itself.
             preemptible: a lease that is not preemptible may take the devices over.
@@ -782,13 +788,14 @@ class Client:
         UserWarning.
 
         Args:
-            devices: local indices or uuids; "all": every device of the host; {"count": 4}: so many that are well and
-                free; a plan: those that it uses.
+            devices: local indices, host/index, uuids or PCI bus ids; "all": every device of the host; {"count": 4}: so
+                many that are well and free; a plan: those that it uses.
             purpose: what for, as others shall read it.
             ttl_s: seconds after which the lease ends when this process is gone; renewed at a third of it.
             preemptible: a lease that is not preemptible may take the devices over.
             wait_s: seconds to wait for devices that another owner has leased.
-            on_lost: called with why, as soon as it is known: from a thread of the client, or by the event loop.
+            on_lost: called once with why, as soon as it is known: from a thread of the client, by the event loop, or by
+                `held.check()` and `held.lost`.
 
         Raises:
             DeviceLeasedError: another owner has one of the devices, and the lease has not ended after `wait_s`.
@@ -845,35 +852,33 @@ class Client:
         A failed renewal is tried again until the last granted time is over.
         """
         try:
-            end = time.monotonic() + held.lease.expires_in_s
             renewal = time.monotonic() + min(ttl_s, held.lease.expires_in_s) / RENEWALS
             while not held.is_lost:
                 pause(min(CHECK_S, count_left(renewal)))
+                if held.is_lost:
+                    return
                 now = time.monotonic()
                 try:
                     if now < renewal:
                         path, deadline = name_lease(held.lease), now + CHECK_S
                         self._ask(Lease, "GET", path, max_retries=0, deadline=deadline)
                         continue
-                    deadline = min(end, now + RENEW_TIMEOUT_S)
+                    deadline = now + min(count_left(held.end_s), RENEW_TIMEOUT_S)
                     held.lease = self._renew(held.lease, ttl_s, max_retries=0, deadline=deadline)
-                    end = now + held.lease.expires_in_s
+                    held.end_s, held.failure = now + held.lease.expires_in_s, None
                     renewal = now + min(ttl_s, held.lease.expires_in_s) / RENEWALS
                 except (NotFoundError, DeviceLeasedError) as error:
                     held.lose(error)
                 except MeshwrightError as error:  # an agent that cannot be reached for a while costs no lease
-                    if not count_left(end):
-                        held.lose(error)
-                    elif now >= renewal:
-                        renewal = time.monotonic() + min(CHECK_S, count_left(end))
+                    if now >= renewal:
+                        held.failure = error
+                        renewal = time.monotonic() + min(CHECK_S, count_left(held.end_s))
         except Exception as error:  # whatever it is, the lease is not renewed any more
             if not held.lose(MeshwrightError(f"the lease is not renewed any more: {type(error).__name__}: {error}")):
                 raise  # what was wrong was `on_lost`
 
     def _give_back(self, held: Held) -> str:
         """Ends the lease; returns "", or why it remains until it expires. One that has ended meanwhile is lost."""
-        if held.is_ended:
-            return ""
         path, deadline = name_lease(held.lease), build_deadline(CANCEL_TIMEOUT_S)
         try:
             self._ask(Lease, "DELETE", path, gone=held.lease, deadline=deadline)
@@ -881,5 +886,6 @@ class Client:
             held.lose(error, at_end=True)
         except MeshwrightError as error:
             left_s = held.lease.expires_in_s
-            return f"the lease {held.lease.id} could not be ended, and ends by itself within {left_s:.0f} s: {error}"
+            text = f"the lease {held.lease.id} could not be ended, and ends by itself within {left_s:.0f} s: {error}"
+            return "" if held.is_lost else text
         return ""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Final
 
+from meshwright._client.replies import build_deadline, count_left
 from meshwright.errors import MeshwrightError, NotFoundError
 from meshwright.wire.leases import Lease
 
@@ -37,6 +38,11 @@ class Held:
 
     def __init__(self, lease: Lease, on_lost: Callable[[MeshwrightError], object] | None = None) -> None:
         self.lease = lease
+        self.end_s = build_deadline(lease.expires_in_s)
+        """When the granted time is over, on the monotonic clock."""
+        self.failure: MeshwrightError | None = None
+        """The error of the last renewal."""
+        self._lock = threading.Lock()
         self._lost: MeshwrightError | None = None
         self._on_lost = on_lost
         self._is_told = False
@@ -45,7 +51,7 @@ class Held:
     @property
     def lost(self) -> MeshwrightError | None:
         """Why the lease is lost: NotFoundError where it ended, otherwise the error of the last renewal."""
-        self._is_told = self._is_told or self._lost is not None
+        self._is_told = self.is_lost or self._is_told
         return self._lost
 
     def check(self) -> None:
@@ -63,9 +69,10 @@ class Held:
 
         A loss after the block counts only where it was found when the lease was given back: `at_end`.
         """
-        if self._lost is not None or (self._is_over and not at_end):
-            return False
-        self._lost = why
+        with self._lock:
+            if self._lost is not None or (self._is_over and not at_end):
+                return False
+            self._lost = why
         if self._on_lost is not None:
             self._is_told = True
             self._on_lost(why)
@@ -73,17 +80,15 @@ class Held:
 
     @property
     def is_lost(self) -> bool:
-        """True once the lease is lost."""
+        """True once the lease is lost, also where its time is over and nothing renewed it: the process was stopped."""
+        if not count_left(self.end_s):
+            text = "it was not renewed in time: the process was stopped, or its event loop was blocked"
+            self.lose(self.failure or NotFoundError(text, hint="take a new lease, with a longer ttl_s"))
         return self._lost is not None
-
-    @property
-    def is_ended(self) -> bool:
-        """True once the agent has no such lease any more."""
-        return isinstance(self._lost, NotFoundError)
 
     def finish(self) -> None:
         """Records that the block has ended, so that a later loss does not count."""
-        self._is_over = True
+        self._is_over = not self.is_lost
 
     @property
     def unsaid(self) -> str:
@@ -117,8 +122,8 @@ async def keep_in_task(
     try:
         yield
     finally:
-        held.finish()
         task.cancel()
+        held.finish()
         await asyncio.wait([task])
 
 
@@ -140,6 +145,6 @@ def keep_in_thread(held: Held, keep: Callable[[Callable[[float], None]], None]) 
     try:
         yield
     finally:
-        held.finish()
         ended.set()
+        held.finish()
         thread.join(JOIN_S)

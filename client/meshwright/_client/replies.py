@@ -53,7 +53,7 @@ _CERTIFICATE: Final = (
 )
 _HINTS: Final[dict[FailureKind, str]] = {
     "refused": "start one with `meshwright-agent serve`, or name its address in MESHWRIGHT_URL",
-    "timeout": "give the call a longer `timeout`, or look at the agent's /health",
+    "timeout": "give `Client` a longer `timeout`, or the call, if it has one, a longer `timeout_s`; or see /health",
     "lost": "the connection broke: look at the agent's log, and at what stands between",
     "untrusted": "name the file of the authority that signed the agent's certificate in MESHWRIGHT_CA_FILE, and ask by "
     "a name that stands in the certificate",

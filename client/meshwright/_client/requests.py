@@ -25,7 +25,7 @@ from meshwright.wire.problem import translate_validation
 M = TypeVar("M", bound=RequestPart)
 
 DeviceNames = Sequence[int | str]
-"""Local indices or uuids."""
+"""Local indices, host/index, uuids or PCI bus ids."""
 DevicesLike = Sequence[int | str] | DeviceSelection | Mapping[str, Any]
 """Local indices, uuids or PCI bus ids; or a selection such as {"count": 4, "exclude": [0]}."""
 TopologyLike = Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any]]
@@ -35,8 +35,8 @@ ModelLike = str | ModelSpec | Mapping[str, Any]
 TrainingLike = TrainingSpec | Mapping[str, Any]
 """The training, such as {"global_batch_size": 64, "seq_len": 8192}."""
 LeasedLike = Literal["all"] | DeviceNames | Mapping[str, int] | Plan
-"""Local indices or uuids; "all": every device of the host; {"count": 4}: so many that are free; a plan: those that it
-uses."""
+"""Local indices, host/index, uuids or PCI bus ids; "all": every device of the host; {"count": 4}: so many that are
+free; a plan: those that it uses."""
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
 MemoryStrategyName = Literal["conservative", "balanced", "aggressive"]
 EnvironmentStrategy = Literal["conservative", "balanced", "aggressive", "custom"]
@@ -309,7 +309,7 @@ def name_new_lease(lease_id: str | None) -> str:
 
 
 def name_devices(plan: Plan) -> tuple[int | str, ...]:
-    """Returns the names of a plan's devices on their host, uuids where there are some, the same for any order of them.
+    """Returns the names of a plan's devices, the same for any order of them: uuids, or host/index where there are none.
 
     Raises:
         InvalidRequestError: they are a target's or of several hosts, or the plan does not list them.
@@ -332,7 +332,8 @@ def name_devices(plan: Plan) -> tuple[int | str, ...]:
             f"{', …' if len(hosts) > 3 else ''}); an agent leases devices of its own host",
             "ask each host's agent for its own: lease([each.local_index for each in plan.devices if each.host == …])",
         )
-    return tuple(each.uuid or each.local_index for each in sorted(plan.devices, key=lambda each: each.local_index))
+    devices = sorted(plan.devices, key=lambda each: each.local_index)
+    return tuple(each.uuid or f"{each.host}/{each.local_index}" for each in devices)
 
 
 def _refuse(detail: str, hint: str, *, field: str = "devices") -> InvalidRequestError:

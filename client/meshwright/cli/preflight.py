@@ -11,7 +11,6 @@ import typer
 from meshwright.cli.arguments import parse_chips
 from meshwright.cli.fleet import is_asked, open_fleet
 from meshwright.cli.health import SLURM_WORDS
-from meshwright.cli.leases import LEASE_VARIABLE
 from meshwright.cli.output import clean, format_rate, print_error
 from meshwright.cli.session import FAILED, NO_ANSWER, OK, Session
 from meshwright.errors import NotFoundError
@@ -24,6 +23,7 @@ EXIT_CODES: Final = {"ok": OK, "fault": FAILED, "unknown": NO_ANSWER, "unchecked
 """Of a verdict on all hosts, and on one."""
 PRINT_S: Final = 2.0
 """Of --timeout: what is left to print the report."""
+MIN_TIMEOUT_S: Final = 10.0 + PRINT_S
 VERDICT_S: Final = 2 * DEFAULT_TIMEOUT_S
 
 FormatOption = Annotated[
@@ -45,10 +45,7 @@ def check_hosts(
         int, typer.Option(min=1, max=65535, help="Where the first host listens for the others during the check.")
     ] = DEFAULT_PORT,
     lease: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID", envvar=LEASE_VARIABLE, help="A lease of all devices on every host; without, one is taken."
-        ),
+        str | None, typer.Option(metavar="ID", help="A lease of all devices on every host; without, one is taken.")
     ] = None,
     plan: Annotated[
         str | None,
@@ -68,13 +65,17 @@ def check_hosts(
     from meshwright import preflight  # here, so that --help need not wait for the HTTP library
     from meshwright._reference import load_plan
 
+    timeout_s = session.options.timeout_s or DEFAULT_TIMEOUT_S
+    if timeout_s < MIN_TIMEOUT_S:
+        text = f"{timeout_s:g} s is too short for a check; give {MIN_TIMEOUT_S:g} or more, such as 60"
+        raise typer.BadParameter(text, param_hint="--timeout")
     is_asked(session, hosts)
     wanted = None if expect is None else parse_chips(expect, "--expect")
     with open_fleet(hosts) as fleet, session.err.status("agents") as status:
         report = preflight.check_hosts(
             fleet,
             expect=wanted,
-            timeout_s=(session.options.timeout_s or DEFAULT_TIMEOUT_S) - PRINT_S,
+            timeout_s=timeout_s - PRINT_S,
             port=port,
             lease=lease,
             plan=None if plan is None else load_plan(plan),

@@ -59,6 +59,7 @@ JOB_RATIO: Final = 0.95
 """Of the time that is left for the job: an agent ends its process at that time, and knows why."""
 LEASE_RATIO: Final = 0.25
 """Of the time limit: how long the hosts may take until they have the caller's lease."""
+LEAST_TIMEOUT_S: Final = 10.0
 LEAST_JOB_S: Final = 5.0
 MOST_JOB_S: Final = 3600.0
 LEAST_BLAME_S: Final = 25.0
@@ -100,11 +101,11 @@ def check_hosts(
 
     Raises:
         SettingsError: the other hosts cannot reach the first by its address, or the plan is of other devices.
-        ValueError: `expect` is not a number of devices, or names a chip that is in no table; or `timeout_s` is no
-            finite time.
+        ValueError: `expect` is not a number of devices, or names a chip that is in no table; or `timeout_s` is
+            below 10 or not finite.
     """
-    if not 0 < timeout_s < math.inf:
-        raise ValueError(f"timeout_s is {timeout_s}; the check ends in a finite time; give seconds, such as 60")
+    if not LEAST_TIMEOUT_S <= timeout_s < math.inf:
+        raise ValueError(f"timeout_s is {timeout_s:g}; a check takes {LEAST_TIMEOUT_S:g} s at least; give 60 or more")
     wanted = parse_chip_count(expect) if isinstance(expect, str) else expect
     coordinator, own_lease = build_coordinator(fleet.urls, port), f"preflight-{secrets.token_hex(8)}"
     on_phase = on_phase or (lambda _: None)
@@ -326,7 +327,8 @@ class _Check:
         }
         for place, run in runs.items():
             if run.state == "failed" and run.error is not None:
-                self._note(place, HostFinding(state="fault", text=run.error.detail, action=run.error.hint))
+                state: HostState = "unchecked" if run.error.code == "invalid_request" else "fault"  # the port is in use
+                self._note(place, HostFinding(state=state, text=run.error.detail, action=run.error.hint))
         meet = order_phase("meet")
         met = {place for place, run in runs.items() if run.progress and order_phase(run.progress.message) >= meet}
         for place, findings in describe_results(self._results, self._names, met).items():
@@ -395,7 +397,8 @@ def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> It
     known = {place: host for place, host in enumerate(state.hosts) if host.devices is not None}
     for place, host in enumerate(state.hosts):
         if host.devices is None:
-            yield place, HostFinding(state="missing", text=host.detail or "its agent does not answer")
+            missing: HostState = "unchecked" if host.state == "error" else "missing"  # it refuses the caller
+            yield place, HostFinding(state=missing, text=host.detail or "its agent does not answer")
     for place in [place for place, host in known.items() if _list(host).host.basis == "declared"]:
         del known[place]
         yield place, HostFinding(state="unchecked", text="its agent simulates a host", action="leave it out")

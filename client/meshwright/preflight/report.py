@@ -39,6 +39,7 @@ _ACTIONS: Final[Mapping[Figure, str]] = {
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 REASON_MOST: Final = 1000
 _FEW: Final = {
+    0: "; its figures had no peer to be compared with",
     1: "; its devices were compared with each other only",
     2: "; the network between two hosts has no peer to be compared with",
 }
@@ -102,7 +103,7 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
     count = len(next(host.result.devices for host in hosts if host.result))
     what = "host is" if len(hosts) == 1 else "hosts are"
     summary = f"{len(hosts)} {what} well: {count} device{'s' if count > 1 else ''} each, checked in {duration_s:.0f} s"
-    summary += _FEW.get(len(hosts), "")
+    summary += _FEW.get(len(hosts) if len(hosts) * count > 1 else 0, "")
     return PreflightReport(verdict="ok", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
 
 

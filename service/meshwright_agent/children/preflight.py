@@ -8,6 +8,7 @@ tells the agent once a second that the process lives and where it is; the agent 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import re
@@ -25,7 +26,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.compiling.worker import lower_priority
-from meshwright.errors import RunFailedError
+from meshwright.errors import InvalidRequestError, RunFailedError
 from meshwright.planning.parallelism import Role, find_role
 from meshwright.preflight.pairs import Round, choose_rounds
 from meshwright.preflight.rule import (
@@ -276,7 +277,8 @@ class _Part:
         """Joins the job; returns the first host where it cannot be reached.
 
         Raises:
-            RunFailedError: the port is in use, or this host's name leads others to themselves.
+            InvalidRequestError: the port is in use.
+            RunFailedError: this host's name leads others to themselves.
         """
         name, _, port = self.request.coordinator.rpartition(":")
         address = (name.strip("[]"), int(port))
@@ -581,6 +583,7 @@ def check_port(address: tuple[str, int], *, is_alone: bool) -> str:
     """Returns where to listen: the address that the first host's name leads to, with the port.
 
     Raises:
+        InvalidRequestError: the port is in use.
         RunFailedError: this process cannot listen there, or the name leads to this host only on this host.
     """
     try:
@@ -594,6 +597,8 @@ def check_port(address: tuple[str, int], *, is_alone: bool) -> str:
     except OSError as error:
         detail = f"the first host cannot listen on {address[0]}:{address[1]}: {error.strerror or error}"
         hint = "name another port (--port), and the first host by an address of its own"
+        if error.errno == errno.EADDRINUSE:  # by no fault of the host
+            raise InvalidRequestError.of("coordinator", detail, hint) from error
         raise RunFailedError(detail, hint=hint) from error
 
 

@@ -36,8 +36,8 @@ def _lease(left_s: float = 60.0, **fields: Any) -> Lease:
 
 def _keep(script: Script, patch: pytest.MonkeyPatch, lease: Lease, told: list[Any] | None = None) -> Held:
     """Keeps a lease until it is lost."""
-    held = Held(lease, None if told is None else told.append)
-    script.client(patch)._keep(held, lease.expires_in_s, script.pause)
+    client, held = script.client(patch), Held(lease, None if told is None else told.append)
+    client._keep(held, lease.expires_in_s, script.pause)
     return held
 
 
@@ -65,7 +65,7 @@ def test_between_renewals_the_agent_is_asked_every_two_seconds_and_a_loss_is_tol
 
 
 def test_an_agent_that_is_away_for_less_than_the_lease_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = _keep(Script(*[REFUSED] * 29, _lease(), GONE), monkeypatch, _lease(60))
+    held = _keep(Script(*[REFUSED] * 28, _lease(), GONE), monkeypatch, _lease(60))
     assert isinstance(held.lost, NotFoundError)  # one answer came through before its time was over
 
 
@@ -77,6 +77,25 @@ def test_an_agent_that_is_away_until_the_end_loses_the_lease_when_its_time_is_ov
     held = _keep(script, monkeypatch, _lease(60))
     assert isinstance(held.lost, AgentConnectionError | UnauthorizedError)
     assert 60.0 <= script.now_s < 60.0 + CHECK_S
+
+
+def test_a_lease_that_was_not_renewed_in_time_is_lost_before_anything_asks_the_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process was stopped, or the event loop was blocked, for longer than the lease."""
+    script, told = Script(), list[MeshwrightError]()
+    client, held = script.client(monkeypatch), Held(_lease(3), told.append)
+    held.check()
+    client._keep(held, 3.0, lambda delay_s: script.pause(4.0))
+    with pytest.raises(NotFoundError, match="not renewed in time"):
+        held.check()
+    held.finish()
+    assert (told, held.unsaid, script.asked) == ([held.lost], "", [])
+    blocked = Held(_lease(3))
+    script.pause(3.0)
+    blocked.finish()
+    script.replies = [REFUSED] * 9
+    assert (client._give_back(blocked), "was not renewed in time" in blocked.unsaid) == ("", True)
 
 
 def test_a_renewal_that_finds_the_devices_taken_loses_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:

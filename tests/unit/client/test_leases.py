@@ -35,6 +35,11 @@ def test_a_plan_is_leased_and_held_in_one_line(kind: Kind) -> None:
     with pytest.raises(DeviceLeasedError, match="job 7"):
         ask(kind, fake, lambda c: c.lease(plan, purpose="job 8"))
     assert ask(kind, fake, lambda c: c.plan("dp:2,tp:2", lease=lease)).fingerprint == plan.fingerprint
+    chips, other = FakeAgent("v5e:2x2", host="t1"), FakeAgent("v5e:2x2", host="t2")  # which have no uuids
+    plan = ask(kind, chips, lambda c: c.plan("dp:2,tp:2"))
+    assert len(ask(kind, chips, lambda c: c.lease(plan, purpose="job 7")).devices) == 4
+    with pytest.raises(InvalidRequestError, match="t1/0"):
+        ask(kind, other, lambda c: c.lease(plan, purpose="job 7"))
 
 
 @pytest.mark.parametrize(("options", "said"), [

@@ -102,8 +102,21 @@ def test_a_talkative_run_keeps_nothing_waiting_longer_than_asked(timeout_s: floa
 
 def test_a_final_event_that_overtakes_the_store_is_waited_for(patch: Any) -> None:
     script = Script(_run(), _run("succeeded"), streams=[[_event(1, "succeeded")]])
-    assert script.client(patch).wait("r").state == "succeeded"
+    assert script.client(patch).wait("r", timeout_s=9.0).state == "succeeded"
     assert script.pauses_s == [0.1]
+    assert max(request.extensions["timeout"]["read"] for request in script.requests) <= 9.0
+
+
+@pytest.mark.parametrize("call", [
+    lambda client: client.bench(timeout_s=1.0), lambda client: client.plan("dp:8", timeout_s=1.0),
+    lambda client: client.search("llama3-8b", {"global_batch_size": 8, "seq_len": 8}, timeout_s=1.0),
+])  # fmt: skip
+def test_the_time_limit_of_a_call_holds_for_its_first_answer_too(call: Any, patch: Any) -> None:
+    script = Script(SILENT, SILENT, SILENT)
+    with pytest.raises(AgentTimeoutError, match="in time: silence"):
+        call(script.client(patch))
+    assert script.requests[0].extensions["timeout"]["read"] == 1.0
+    assert script.now_s <= 1.0
 
 
 def test_progress_is_told_once_whether_it_came_by_event_or_by_polling(patch: Any) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from meshwright.fleet import FleetHost, FleetState
+from meshwright.preflight.check import compare_hosts
 from meshwright.preflight.report import HostFinding, HostReport, build_report, build_verdict, describe_results
 from meshwright.preflight.rule import Wrong, blame_contents
 from meshwright.wire.preflight import PreflightDevice, PreflightResult, WrongContent
@@ -60,9 +64,13 @@ def test_a_wrong_sum_alone_blames_nobody_and_is_not_well() -> None:
     assert (report.verdict, report.culprits) == ("unknown", ())
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "with each other only"), (2, "no peer to be compared with"), (3, "")])
-def test_a_verdict_says_what_had_no_peer(count: int, words: str) -> None:
-    report = build_report([HostReport(address=name, name=name, result=WELL) for name in NAMES[:count]], 1.0)
+@pytest.mark.parametrize(("count", "devices", "words"), [
+    (1, 1, "its figures had no peer to be compared with"), (1, 2, "with each other only"),
+    (2, 1, "the network between two hosts has no peer to be compared with"), (3, 1, ""),
+])  # fmt: skip
+def test_a_verdict_says_what_had_no_peer(count: int, devices: int, words: str) -> None:
+    result = WELL.model_copy(update={"devices": WELL.devices * devices})
+    report = build_report([HostReport(address=name, name=name, result=result) for name in NAMES[:count]], 1.0)
     assert report.verdict == "ok"
     assert report.summary.endswith(words or "checked in 1 s")
 
@@ -76,6 +84,12 @@ def test_if_no_agent_answers_nothing_was_checked_and_nobody_is_blamed() -> None:
     report = build_report([silent, silent], 1.0)
     assert (report.verdict, report.summary) == ("unknown", "2 of 2 hosts could not be checked: no agent answers")
     assert build_report([silent, HostReport(address="h1", name="h1", result=WELL)], 1.0).verdict == "fault"
+
+
+@pytest.mark.parametrize(("state", "found"), [("error", "unchecked"), ("not_ready", "missing")])
+def test_an_agent_that_refuses_the_caller_is_not_missing(state: Any, found: str) -> None:
+    ((_, finding),) = compare_hosts(FleetState((FleetHost("http://a", state),)), None, "")
+    assert finding.state == found
 
 
 @pytest.mark.parametrize(("result", "findings", "state", "verdict", "reason"), [

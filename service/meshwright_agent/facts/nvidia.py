@@ -43,17 +43,19 @@ from meshwright_agent.facts.sysfs import (
     read_pcie_root,
 )
 
+DRAIN_AND_RESET: Final = "take no new work on the GPU, and reset it after its jobs have ended"
 _RECOVERIES: Final[Mapping[int, str]] = {
     0: "",
     1: "reset the GPU",
     2: "reboot the host",
-    3: "end the jobs that use its NVLinks",
-    4: "end the jobs that use its NVLinks, then reset the GPU",
+    3: "end all processes with peer-to-peer traffic and disable UVM persistence mode; the driver then asks for more",
+    4: DRAIN_AND_RESET,
     5: "recover the IMEX domain",
     6: "reset the bus",
     7: "reboot the system",
 }
-"""NVML_GPU_RECOVERY_ACTION_…: the action that the driver requests, as in XID 154."""
+"""NVML_GPU_RECOVERY_ACTION_…: the action that the driver requests, as in XID 154. Source: NVIDIA, GPU Memory Error
+Management, "Error Recovery and Response Flags"."""
 _OTHER_RECOVERY: Final = "see NVIDIA's documentation of the recovery action"
 
 POWER_BRAKE: Final = "hardware power brake"

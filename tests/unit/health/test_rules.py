@@ -10,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST
-from meshwright_agent.facts.model import GpuHealth, PciHealth, ProblemKind, SourceProblem
+from meshwright_agent.facts.model import (
+    CpuFacts,
+    GpuHealth,
+    HostFacts,
+    MachineFacts,
+    PciHealth,
+    ProblemKind,
+    SourceProblem,
+)
 from meshwright_agent.facts.nvml import Part
 from meshwright_agent.health.rules import FEW_RETRIES, CardView, Finding, evaluate_card, evaluate_driver, find_worst
 
+NOTHING = HostFacts(MachineFacts("a"), CpuFacts())
 COOL = GpuHealth(temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=())
 CLEAN = GpuHealth(uncorrectable_count=0, uncorrectable_lifetime_count=0, remap_pending=False, remap_failed=False)
 WIRED = GpuHealth(
@@ -198,14 +207,15 @@ def test_the_worst_finding_is_none_better_than_any(findings: list[Finding]) -> N
 
 @pytest.mark.parametrize("kind", get_args(ProblemKind))
 def test_each_kind_of_problem_says_what_to_do(kind: ProblemKind) -> None:
-    finding = evaluate_driver((SourceProblem(kind, "something"),))
-    assert (finding.state == "unhealthy") == (kind == "driver_down")
+    finding = evaluate_driver(replace(NOTHING, problems=(SourceProblem(kind, "something"),)))
+    assert (finding.state == "unhealthy") == (kind in ("driver_down", "fabric_down", "no_tpu_driver"))
     assert (finding.reason, bool(finding.action)) == ("something", True)
 
 
 def test_all_problems_are_told_and_each_action_once() -> None:
     told = (("unanswered", "no clock"), ("unanswered", "no name"), ("driver_down", "no card"))
-    finding = evaluate_driver(tuple(SourceProblem(*each) for each in told))  # type: ignore[arg-type]
+    problems = tuple(SourceProblem(*each) for each in told)  # type: ignore[arg-type]
+    finding = evaluate_driver(replace(NOTHING, problems=problems))
     assert (finding.state, finding.reason) == ("unhealthy", "no card; no clock; no name")
     assert finding.action.count("doctor") == 1
-    assert evaluate_driver(()).state == "healthy"
+    assert evaluate_driver(NOTHING).state == "healthy"

@@ -377,9 +377,18 @@ class HealthMonitor:
 
     # driver and devices, by the probe
 
-    def report_silence(self, reason: str, at: datetime) -> None:
-        """Reports that the probe did not answer: facts that only the driver reports are unknown."""
+    def report_silence(self, reason: str, at: datetime, early: HostFacts | None = None) -> None:
+        """Reports that the probe did not answer: facts that only the driver reports are unknown.
+
+        Args:
+            reason: why it did not answer.
+            at: time of the probe.
+            early: the kernel log, which the probe reads before it calls the driver.
+        """
         self._has_answered = False
+        if early is not None:
+            self._record_boot(early, at)
+            report_kernel_log(self._registry, self._history, early, at)
         self._registry.report(
             DRIVER, "unknown", f"the probe did not answer: {reason}", at=at, action="see the agent's log"
         )

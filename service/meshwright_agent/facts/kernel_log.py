@@ -30,7 +30,7 @@ _CHUNK: Final = 8192
 MAX_BYTES: Final = 1 << 26
 """Maximum number of bytes read from a log. Kernels keep 0.25 to 16 MiB."""
 MAX_EQUAL: Final = 256
-"""Maximum number of lines per probe with one code and severity of one device, so that a flood does not delay other lines."""
+"""Maximum number of lines per probe with one code and severity of one device. A flood does not delay other lines."""
 _MOST_TEXT: Final = 200
 
 _RECORD: Final = re.compile(rb"\d+,(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)

@@ -366,7 +366,7 @@ class GpuHealth:
         performance_state: 0 is the fastest, which a busy card uses.
         is_computing: a process computes on it.
         nvlinks_active: NVLinks that are up; None: the card does not have NVLinks, or the number is unknown.
-        nvlink_errors: counter → errors of all active links since the driver was loaded.
+        nvlink_errors: "counter link" → errors of an active link since the driver was loaded.
         answers: required question (`nvml.QUESTIONS`) → "answered", "absent" (the card does not have the feature), or
             the name of the error. Questions that were not asked are not listed.
     """

@@ -168,14 +168,14 @@ class CardView:
 
     @cached_property
     def nvlink_growth(self) -> Mapping[str, int]:
-        """Growth of each NVLink error counter; 0 for a counter that is new or has decreased."""
+        """Growth of each NVLink error counter; 0 for one that has decreased. A link that returns has none at first."""
         before = self.before.nvlink_errors if self.before else {}
         return {name: max(0, n - before[name]) for name, n in self.gpu.nvlink_errors.items() if name in before}
 
     @property
     def recoveries(self) -> int:
         """Recoveries of NVLinks since the last probe."""
-        return self.nvlink_growth.get("recovery", 0)
+        return sum(count for name, count in self.nvlink_growth.items() if name.startswith("recovery"))
 
     @property
     def retries(self) -> int:

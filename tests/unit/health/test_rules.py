@@ -127,6 +127,7 @@ def test_errors_that_were_acknowledged_are_none_until_more_come_or_the_driver_co
     ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 0}}, "healthy"),
     ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 1}}, "degraded"),
     ({"nvlink_errors": {"replay": 0, "recovery": 0, "crc": 0}}, "healthy"),
+    ({"nvlink_errors": {"replay 4": 5 + FEW_RETRIES, "recovery 4": 9}}, "healthy"),  # a link that returned
 ])  # fmt: skip
 def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expected: str) -> None:
     view = CardView(health=replace(WIRED, **changes), before=WIRED, expected_nvlinks=18)  # type: ignore[arg-type]

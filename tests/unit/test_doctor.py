@@ -151,12 +151,6 @@ def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], n
 # ---- drivers and plugins --------------------------------------------------------------------------------------------
 
 
-def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> None:
-    problems = tuple(SourceProblem("unanswered", text) for text in ("no /proc/1/fd", "no NUMA"))
-    here = with_facts(machines["cpu"], problems=problems)
-    expect(here, "note", "probe", seen=["no /proc/1/fd; no NUMA"])
-
-
 @pytest.mark.parametrize(("name", "kind", "level", "fix"), [
     ("cpu", "driver_down", "wrong", "reinstall the driver"), ("gpu", "unreadable", "wrong", "--gpus all"),
     ("cpu", "unreadable", "note", "device files"), ("cpu", "refused", "note", "reset the GPU"),

@@ -129,9 +129,10 @@ class CardView:
 
     @property
     def lifetime(self) -> str:
-        """Uncorrectable ECC errors since the card was made, as text."""
-        count = self.gpu.uncorrectable_lifetime_count
-        return "" if count is None else f", {count} in its life"
+        """Uncorrectable ECC errors since the card was made, as text, and whether its repairs are not reported."""
+        count, repairs = self.gpu.uncorrectable_lifetime_count, (self.gpu.remap_pending, self.gpu.retirement_pending)
+        unread = "; row remapping cannot be read here, as in MIG mode" if repairs == (None, None) else ""
+        return ("" if count is None else f", {count} in its life") + unread
 
     @property
     def width(self) -> int | None:

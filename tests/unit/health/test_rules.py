@@ -98,12 +98,14 @@ def test_a_power_limit_alone_is_no_ground_to_call_a_card_well() -> None:
     ({}, "healthy"), ({"uncorrectable_lifetime_count": 9}, "healthy"), ({"uncorrectable_count": 1}, "unhealthy"),
     ({"remap_pending": True}, "degraded"), ({"remap_failed": True}, "unhealthy"),
     ({"retirement_pending": True}, "degraded"), ({"remap_pending": True, "remap_failed": True}, "unhealthy"),
+    ({"remap_pending": None}, "healthy"),
 ])  # fmt: skip
 def test_memory_is_judged_by_what_could_not_be_corrected(changes: dict[str, object], expected: str) -> None:
     finding = evaluate_card("memory", CardView(replace(CLEAN, **changes)))  # type: ignore[arg-type]
     assert state(finding) == expected
     assert finding is not None
     assert (finding.permanence == "permanent") == (expected != "healthy")
+    assert ("cannot be read here" in finding.reason) == ("remap_pending" in changes and not changes["remap_pending"])
 
 
 def test_a_card_that_says_nothing_of_its_memory_is_not_called_healthy() -> None:
@@ -153,18 +155,10 @@ TOLD = {"temperature_celsius": "answered", "remapped_rows": "absent"}
 @pytest.mark.parametrize(("part", "answers", "sibling", "words"), [
     ("thermal", TOLD, {}, None),
     ("thermal", {**TOLD, "margin_celsius": "absent"}, {"margin_celsius": "absent"}, None),
-    (
-        "thermal",
-        {**TOLD, "margin_celsius": "absent"},
-        {"margin_celsius": "answered"},
-        "nvmlDeviceGetMarginTemperature is not supported here, but on another card of its kind",
-    ),
-    (
-        "thermal",
-        {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT", "shutdown_celsius": "NVML_ERROR_TIMEOUT"},
-        {},
-        "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT",
-    ),
+    ("thermal", {**TOLD, "margin_celsius": "absent"}, {"margin_celsius": "answered"},
+     "nvmlDeviceGetMarginTemperature is not supported here, but on another card of its kind"),
+    ("thermal", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT", "shutdown_celsius": "NVML_ERROR_TIMEOUT"}, {},
+     "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT"),
     ("memory", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT"}, {}, None),
     ("thermal", {"slowdowns": "NVML_ERROR_UNKNOWN"}, {}, "failed: NVML_ERROR_UNKNOWN"),
     ("device", {**TOLD, "pci": "NVML_ERROR_UNKNOWN"}, {}, "nvmlDeviceGetPciInfo failed: NVML_ERROR_UNKNOWN"),

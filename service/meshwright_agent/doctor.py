@@ -8,7 +8,6 @@ and under the agent's conditions: not on devices that another process holds or h
 from __future__ import annotations
 
 import asyncio
-import ctypes.util
 import os
 import re
 import tempfile
@@ -21,6 +20,7 @@ from meshwright.errors import ProblemError
 from meshwright_agent.auth import AccessSettingsError, Authenticator, check_exposure
 from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.facts.model import HostFacts, parse_host_facts
+from meshwright_agent.health.rules import evaluate_driver
 from meshwright_agent.leases import read_held
 from meshwright_agent.server import load_tls
 from meshwright_agent.settings import Settings
@@ -77,7 +77,6 @@ class Surroundings:
     jax_log: tuple[str, ...] = field(default=())
     untouched: str = ""
     state_error: str = ""
-    nvml_library: bool = False
 
     @property
     def gpu_count(self) -> int:
@@ -103,7 +102,6 @@ async def gather(settings: Settings, environ: Mapping[str, str], owner: str) -> 
         environ=environ,
         versions={name: found for platform in COMPILERS for name, found in read_versions(platform).items()},
         state_error=_try_state_dir(settings),
-        nvml_library=ctypes.util.find_library("nvidia-ml") is not None,
         **known,
     )
 
@@ -206,20 +204,18 @@ def _check_probe(here: Surroundings) -> CheckResult | None:
     if here.facts is None:
         fix = "a driver that hangs needs the kernel log (dmesg) and usually a reboot; the agent goes on without it"
         return CheckResult("wrong", "probe", f"driver, sysfs or /proc did not answer: {here.facts_error}", fix)
+    driver = evaluate_driver(here.facts)
     if here.facts.problems:
-        return CheckResult("note", "probe", "; ".join(problem.text for problem in here.facts.problems))
+        has_files = (here.settings.host_root / "dev/nvidiactl").exists()
+        is_wrong = driver.state == "unhealthy" or (driver.state == "unknown" and has_files)
+        return CheckResult("wrong" if is_wrong else "note", "probe", driver.reason, driver.action)
     gpus = f"{here.gpu_count} GPU{'s' * (here.gpu_count != 1)}"
     return CheckResult("ok", "probe", f"{gpus}, {here.tpu_count} TPU chips, {here.facts.cpu.threads} CPU threads")
 
 
 def _check_driver_library(here: Surroundings) -> CheckResult | None:
-    if not (here.settings.host_root / "dev/nvidiactl").exists():
-        return None
-    if not here.nvml_library:
-        fix = "install the driver's user-space libraries; in a container, start it with the NVIDIA runtime (--gpus all)"
-        return CheckResult("wrong", "NVIDIA driver", "device files are here, libnvidia-ml is not", fix)
     version = here.facts.driver.version if here.facts else None
-    return CheckResult("ok", "NVIDIA driver", f"version {version or 'not told'}")
+    return CheckResult("ok", "NVIDIA driver", f"version {version}") if version else None
 
 
 def _check_cuda_plugin(here: Surroundings) -> CheckResult | None:

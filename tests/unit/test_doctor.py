@@ -16,7 +16,7 @@ from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.doctor import CheckResult, Surroundings, evaluate, examine, format_findings
-from meshwright_agent.facts.model import CpuFacts, DriverFacts, KfdFacts, SourceProblem
+from meshwright_agent.facts.model import CpuFacts, DriverFacts, KfdFacts, ProblemKind, SourceProblem
 from meshwright_agent.facts.tpu import read_chips
 from meshwright_agent.leases import LeaseRegistry, _build_document
 from meshwright_agent.settings import Settings
@@ -45,7 +45,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Surroundings
     facts = {name: plant_machine(name, folder / name).read() for name in ("cpu-vm", "dgx-h100", "tpu-v5e-8")}
     here = Surroundings(Settings(host_root=folder / "nothing"), {}, PLAIN, facts["cpu-vm"], jax=jax_on("cpu", 1))
     dgx = replace(facts["dgx-h100"], holders=(), driver=DriverFacts("580.95.05", "13.0"))
-    gpu = replace(here, settings=Settings(host_root=with_driver), versions=CUDA13, facts=dgx, nvml_library=True)
+    gpu = replace(here, settings=Settings(host_root=with_driver), versions=CUDA13, facts=dgx)
     tpu = replace(here, versions=TPU, facts=replace(facts["tpu-v5e-8"], holders=()), jax=jax_on("tpu", 8))
     return {"cpu": here, "gpu": replace(gpu, jax=jax_on("gpu", 8)), "tpu": tpu}
 
@@ -106,7 +106,6 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("cpu", {"versions": {**TPU, "libtpu": "0.0.51"}}, "note compilers", "0.0.51", "pip install 'libtpu==0.0.42.*'"),
     ("cpu", {"versions": {}}, "wrong jax", "not installed", "pip install 'meshwright[agent,cpu]'"),
     ("cpu", {"facts": None, "facts_error": "no answer within 10 s"}, "wrong probe", "within 10 s", "dmesg"),
-    ("gpu", {"nvml_library": False}, "wrong NVIDIA driver", "libnvidia-ml is not", "--gpus all"),
     ("gpu", {"versions": PLAIN}, "wrong CUDA plugin", "JAX has no CUDA plugin", "meshwright[cuda"),
     ("tpu", {"versions": PLAIN}, "wrong libtpu", "8 TPU chips", "meshwright[tpu]"),
     ("cpu", {"state_error": "[Errno 30] Read-only file system"}, "wrong state directory", "Read-only", "--state-dir"),
@@ -152,10 +151,16 @@ def test_jax_on_the_cpu_beside_accelerators(machines: dict[str, Surroundings], n
 # ---- drivers and plugins --------------------------------------------------------------------------------------------
 
 
-def test_what_could_not_be_read_is_a_note(machines: dict[str, Surroundings]) -> None:
-    problems = tuple(SourceProblem("unanswered", text) for text in ("no /proc/1/fd", "no NUMA"))
-    here = with_facts(machines["cpu"], problems=problems)
-    expect(here, "note", "probe", seen=["no /proc/1/fd; no NUMA"])
+@pytest.mark.parametrize(("name", "kind", "level", "fix"), [
+    ("cpu", "driver_down", "wrong", "reinstall the driver"), ("gpu", "unreadable", "wrong", "--gpus all"),
+    ("cpu", "unreadable", "note", "device files"), ("cpu", "refused", "note", "reset the GPU"),
+])  # fmt: skip
+def test_a_driver_is_as_wrong_as_health_says(
+    machines: dict[str, Surroundings], name: str, kind: ProblemKind, level: str, fix: str
+) -> None:
+    facts = with_facts(machines["cpu"], problems=(SourceProblem(kind, "8 cards cannot be read"),)).facts
+    here = replace(machines["cpu"], settings=machines[name].settings, facts=facts)
+    expect(here, level, "probe", seen=["8 cards cannot be read"], fix=[fix])
 
 
 @pytest.mark.parametrize(("versions", "driver", "level"), [

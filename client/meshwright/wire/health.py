@@ -59,7 +59,7 @@ def find_worst_state(components: Sequence[Component]) -> State:
     """
     states = {part.state for part in components if part.state != "initializing" or part.observed_at is None}
     worst: State = next((state for state in WORST_FIRST if state in states), "initializing")
-    has_device = any(part.name.startswith("device:") for part in components)
+    has_device = any(part.name.startswith("device:") and part.state != "initializing" for part in components)
     return "initializing" if worst == "healthy" and not has_device else worst
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright_agent.children.child import CallContext, serve
-from meshwright_agent.facts.model import build_json
+from meshwright_agent.facts.model import HostFacts, build_json
 from meshwright_agent.facts.nvml import find_nvml
 from meshwright_agent.facts.probe import LogPlace, read_holders, read_host_facts
 from meshwright_agent.facts.sysfs import Roots
@@ -32,9 +32,13 @@ def parse_log(arguments: dict[str, Any]) -> LogPlace | None:
     return LogPlace(Path(path), arguments.get("kernel_log_after"), arguments.get("boot_id"))
 
 
-def facts(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Returns `HostFacts` as JSON."""
-    found = read_host_facts(parse_roots(arguments), nvml=find_nvml(), log=parse_log(arguments))
+def facts(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
+    """Returns `HostFacts` as JSON. The progress has the kernel log, in case that the driver hangs."""
+
+    def send(early: HostFacts) -> None:
+        context.progress(build_json(early))
+
+    found = read_host_facts(parse_roots(arguments), nvml=find_nvml(), log=parse_log(arguments), on_log=send)
     return build_json(found)
 
 

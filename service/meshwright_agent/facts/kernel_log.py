@@ -1,6 +1,6 @@
 """The kernel log: XIDs and SXIDs of NVIDIA's drivers, and card failures without an XID. Runs in the probe.
 
-Rule: reading starts after the last record that was read. It never waits, and is limited in bytes and in lines of
+Rule: reading starts after the last record that was read. It never waits, and is limited in bytes and in equal lines of
 interest; other lines are dropped. An unreadable log is reported as an error, not as a log without XIDs. Records that
 were overwritten before they were read are counted. This module does not interpret the numbers.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,8 @@ _CHUNK: Final = 8192
 """/dev/kmsg returns one record per read, of at most 8 KiB, and rejects (EINVAL) a smaller buffer."""
 MAX_BYTES: Final = 1 << 26
 """Maximum number of bytes read from a log. Kernels keep 0.25 to 16 MiB."""
-MAX_XIDS: Final = 256
-"""Maximum number of XIDs and other lines of interest per probe. The next probe continues after the last one."""
+MAX_EQUAL: Final = 256
+"""Maximum number of lines per probe with one code and severity of one device. A flood does not delay other lines."""
 _MOST_TEXT: Final = 200
 
 _RECORD: Final = re.compile(rb"\d+,(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
@@ -92,6 +93,7 @@ def _read_lines(descriptor: int) -> Iterator[bytes]:
 def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float) -> KernelLog:
     oldest, newest, count, is_foreign = None, None, 0, False
     recent: list[Xid | SXid | CardFailure] = []
+    equal: Counter[tuple[object, ...]] = Counter()
     for line in lines:
         record = _RECORD.match(line)
         if record is None:
@@ -103,17 +105,20 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
             continue
         message = record[3].decode(errors="replace")
         found = parse_xid(message) or parse_sxid(message) or parse_failure(message)
-        if found is not None:
+        if found is None:
+            continue
+        kind = (type(found), found.code, found.pci_bus_id, "Fatal" in message)
+        equal[kind] += 1
+        if equal[kind] <= MAX_EQUAL:
             recent.append(replace(found, sequence=newest, age_s=max(0.0, now_s - int(record[2]) / 1e6)))
     if count == 0 and is_foreign:
         return KernelLog(error=f"{path}: no line is in the format of /dev/kmsg")
-    kept = recent[:MAX_XIDS]
     return KernelLog(
-        xids=tuple(each for each in kept if isinstance(each, Xid)),
-        sxids=tuple(each for each in kept if isinstance(each, SXid)),
-        last_sequence=kept[-1].sequence if len(recent) > len(kept) else newest,
+        xids=tuple(each for each in recent if isinstance(each, Xid)),
+        sxids=tuple(each for each in recent if isinstance(each, SXid)),
+        last_sequence=newest,
         lost_count=0 if after is None or oldest is None else max(0, oldest - after - 1),
-        failures=tuple(each for each in kept if isinstance(each, CardFailure)),
+        failures=tuple(each for each in recent if isinstance(each, CardFailure)),
     )
 
 

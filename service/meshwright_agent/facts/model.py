@@ -17,11 +17,12 @@ from meshwright.wire.devices import DeviceProcess, Mig
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 FabricState = Literal["not_supported", "not_started", "in_progress", "completed"]
 ProblemKind = Literal[
-    "driver_down", "unreadable", "no_library", "refused", "unanswered", "fabric", "no_instances", "no_tpu_driver"
-]
+    "driver_down", "unreadable", "no_library", "refused", "unanswered", "fabric_down", "fabric", "no_instances",
+    "no_tpu_driver"
+]  # fmt: skip
 """The driver does not serve any card · NVML does not list a card, which may be hidden from this process · nvidia-ml-py
-is not installed · NVML does not return a handle for a card · one NVML call failed · the NVLink fabric has a fault · a
-card in MIG mode does not have instances · a TPU does not have a driver."""
+is not installed · NVML does not return a handle for a card · one NVML call failed · the NVLink fabric does not work ·
+it has a fault · a card in MIG mode does not have instances · a TPU does not have a driver."""
 
 
 IDLE_BYTES: Final = 32 * 2**20
@@ -365,7 +366,7 @@ class GpuHealth:
         performance_state: 0 is the fastest, which a busy card uses.
         is_computing: a process computes on it.
         nvlinks_active: NVLinks that are up; None: the card does not have NVLinks, or the number is unknown.
-        nvlink_errors: counter → errors of all active links since the driver was loaded.
+        nvlink_errors: "counter link" → errors of an active link since the driver was loaded.
         answers: required question (`nvml.QUESTIONS`) → "answered", "absent" (the card does not have the feature), or
             the name of the error. Questions that were not asked are not listed.
     """

@@ -43,17 +43,19 @@ from meshwright_agent.facts.sysfs import (
     read_pcie_root,
 )
 
+DRAIN_AND_RESET: Final = "take no new work on the GPU, and reset it after its jobs have ended"
 _RECOVERIES: Final[Mapping[int, str]] = {
     0: "",
     1: "reset the GPU",
     2: "reboot the host",
-    3: "end the jobs that use its NVLinks",
-    4: "end the jobs that use its NVLinks, then reset the GPU",
+    3: "end all processes with peer-to-peer traffic and disable UVM persistence mode; the driver then asks for more",
+    4: DRAIN_AND_RESET,
     5: "recover the IMEX domain",
     6: "reset the bus",
     7: "reboot the system",
 }
-"""NVML_GPU_RECOVERY_ACTION_…: the action that the driver requests, as in XID 154."""
+"""NVML_GPU_RECOVERY_ACTION_…: the action that the driver requests, as in XID 154. Source: NVIDIA, GPU Memory Error
+Management, "Error Recovery and Response Flags"."""
 _OTHER_RECOVERY: Final = "see NVIDIA's documentation of the recovery action"
 
 POWER_BRAKE: Final = "hardware power brake"
@@ -102,7 +104,7 @@ def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) ->
 
 
 def _read_links(questions: Questions, handle: Any) -> tuple[int | None, dict[str, int]]:
-    """Returns the number of active NVLinks (None without NVLinks) and the sum of each counter over the links."""
+    """Returns the number of active NVLinks (None without NVLinks) and the counters of each."""
     states = []
     for link in range(questions.nvml.NVML_NVLINK_MAX_LINKS):
         state = questions.ask_health("nvlink_state", handle, link, is_end=link > 0)
@@ -112,13 +114,9 @@ def _read_links(questions: Questions, handle: Any) -> tuple[int | None, dict[str
     if not states or questions.answers["nvlink_state"] != ANSWERED:
         return None, {}
     active = [link for link, state in enumerate(states) if state]
-    counted = {name: _count(questions, handle, counter, active) for name, counter in _LINK_COUNTERS.items()}
-    return len(active), {name: count for name, count in counted.items() if count is not None}
-
-
-def _count(questions: Questions, handle: Any, counter: int, links: list[int]) -> int | None:
-    counts = [questions.ask_health("nvlink_errors", handle, link, counter) for link in links]
-    return sum(counts) if counts and None not in counts else None
+    counters = {f"{name} {link}": (link, number) for link in active for name, number in _LINK_COUNTERS.items()}
+    counts = {name: questions.ask_health("nvlink_errors", handle, *each) for name, each in counters.items()}
+    return len(active), {name: count for name, count in counts.items() if count is not None}
 
 
 def _to_watts(milliwatts: int | None) -> float | None:

@@ -176,8 +176,8 @@ def read_fabric(questions: Questions, handle: Any) -> FabricFacts | None:
     if info is None or questions.ask("fabric", handle, byref(info)) is None:
         return None
     fabric = parse_fabric(info, str(questions.nvml.NVMLError(info.status)))
-    if fault := describe_fault(fabric):
-        questions.add_problem(f"{questions.whom}: {fault}", "fabric")
+    if fabric and (fault := describe_fault(fabric)):
+        questions.add_problem(f"{questions.whom}: {fault}", "fabric_down" if fabric.is_down else "fabric")
     return fabric
 
 

@@ -6,7 +6,7 @@ A failed source loses only its own facts. Roots and NVML are arguments, so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts import tpu
 from meshwright_agent.facts.infiniband import read_nics
 from meshwright_agent.facts.kernel_log import read_kernel_log
-from meshwright_agent.facts.model import HostFacts, KernelLog, SourceProblem, TpuFacts
+from meshwright_agent.facts.model import CpuFacts, HostFacts, KernelLog, SourceProblem, TpuFacts
 from meshwright_agent.facts.nvidia import read_nvidia
 from meshwright_agent.facts.procfs import (
     OpenFiles,
@@ -48,7 +48,12 @@ class LogPlace:
 
 
 def read_host_facts(
-    roots: Roots, *, nvml: Any = None, log: LogPlace | None = None, wants_health: bool = True
+    roots: Roots,
+    *,
+    nvml: Any = None,
+    log: LogPlace | None = None,
+    wants_health: bool = True,
+    on_log: Callable[[HostFacts], None] | None = None,
 ) -> HostFacts:
     """Returns the facts of a host that can be read without opening a device.
 
@@ -57,9 +62,13 @@ def read_host_facts(
         nvml: the module `pynvml` or a replacement; None: not available.
         log: the kernel log; None: do not read it.
         wants_health: False to read only the holders, because the health of cards and network ports takes many calls.
+        on_log: receives the machine and the kernel log before NVML is called, which may hang.
     """
     table = ProcessTable(roots.proc)
     machine = read_machine(roots)
+    kernel_log = _read_log(roots, log, machine.boot_id, has_cards=False)
+    if on_log is not None and kernel_log is not None:
+        on_log(HostFacts(machine, CpuFacts(), kernel_log=kernel_log))
     here = replace(roots, is_container=machine.container is not None)
     gpu = read_nvidia(nvml, here, table, wants_health=wants_health)
     slice_ = tpu.parse_slice(roots.environ)
@@ -82,7 +91,7 @@ def read_host_facts(
         problems=(*gpu.problems, *_find_driverless(tpus)),
         refused=gpu.refused,
         holders=join_holders(computing, kfd.holders) if kfd else computing,
-        kernel_log=_read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)),
+        kernel_log=kernel_log or _read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)),
         kfd=kfd,
         nics=read_nics(roots.sysfs, [card.pci_bus_id for card in gpu.gpus]) if wants_health else (),
     )

@@ -372,29 +372,20 @@ def read_cpu(roots: Roots) -> CpuFacts:
     info = parse_fields(read_text(roots.proc / "cpuinfo") or "")
     memory = parse_fields(read_text(roots.proc / "meminfo") or "")
     topology = _read_topology(roots.sysfs)
-    limit, used = read_memory_limit(roots)
+    limit, left = read_memory_limit(roots)
+    available = parse_kib(memory.get("MemAvailable"))
     total = parse_kib(memory.get("MemTotal"))
     return CpuFacts(
         model=info.get("model name"),
         architecture=read_text(roots.proc / "sys/kernel/arch") or roots.machine or None,
-        sockets=_count({package for package, _ in topology}),
-        cores=_count({siblings for _, siblings in topology}),
-        threads=_count(parse_cpu_list(read_text(roots.sysfs / "devices/system/cpu/online") or "")),
+        sockets=len({package for package, _ in topology}) or None,
+        cores=len({siblings for _, siblings in topology}) or None,
+        threads=len(parse_cpu_list(read_text(roots.sysfs / "devices/system/cpu/online") or "")) or None,
         usable_threads=read_usable_threads(roots),
         memory_bytes=total,
         memory_limit_bytes=limit if limit is not None and (total is None or limit < total) else None,
-        available_bytes=_bound(parse_kib(memory.get("MemAvailable")), limit, used),
+        available_bytes=available if available is None or left is None else min(available, left),
     )
-
-
-def _count(found: frozenset[int] | set[str]) -> int | None:
-    return len(found) or None
-
-
-def _bound(available: int | None, limit: int | None, used: int | None) -> int | None:
-    if available is None or limit is None or used is None:
-        return available
-    return max(0, min(available, limit - used))
 
 
 def _read_topology(sysfs: Path) -> list[tuple[str, str]]:
@@ -419,19 +410,22 @@ def read_usable_threads(roots: Roots) -> int | None:
 
 
 def read_memory_limit(roots: Roots) -> tuple[int | None, int | None]:
-    """Returns (limit, used) in bytes of the strictest cgroup of this process; two None without a limit."""
-    found = [
-        (limit, _read_used(folder))
-        for folder in _cgroup_folders(roots, "memory")
-        if (limit := _read_first(folder, "memory.max", "memory.limit_in_bytes")) is not None
-        and limit < _UNLIMITED_BYTES
-    ]
-    return min(found, key=lambda pair: pair[0]) if found else (None, None)
+    """Returns the strictest limit of this process's cgroups and the least that is left of any, in bytes; else None."""
+    limits: list[int] = []
+    left: list[int] = []
+    for folder in _cgroup_folders(roots, "memory"):
+        sizes = (read_int(folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes"))
+        limit, used = min((size for size in sizes if size is not None), default=_UNLIMITED_BYTES), _read_used(folder)
+        if limit < _UNLIMITED_BYTES:
+            limits.append(limit)
+            left += [] if used is None else [max(0, limit - used)]
+    return min(limits, default=None), min(left, default=None)
 
 
 def _read_used(folder: Path) -> int | None:
     """Returns the memory that a cgroup uses, without files that the kernel can drop, as kubelet counts it."""
-    used = _read_first(folder, "memory.current", "memory.usage_in_bytes")
+    sizes = (read_int(folder / name) for name in ("memory.current", "memory.usage_in_bytes"))
+    used = next((size for size in sizes if size is not None), None)
     counts = dict(line.split(maxsplit=1) for line in (read_text(folder / "memory.stat") or "").splitlines())
     cached = counts.get("total_inactive_file") or counts.get("inactive_file") or "0"  # cgroup v1, v2
     return None if used is None else max(0, used - int(cached))
@@ -457,10 +451,6 @@ def parse_quota(text: str) -> float | None:
     if quota is None or period is None:
         return None
     return quota / period if 0 < quota < _MOST_US and 0 < period < _MOST_US else None
-
-
-def _read_first(folder: Path, *names: str) -> int | None:
-    return next((number for name in names if (number := read_int(folder / name)) is not None), None)
 
 
 def _cgroup_folders(roots: Roots, controller: str) -> Iterator[Path]:

@@ -165,13 +165,9 @@ def read_numa_nodes(sysfs: Path) -> tuple[NumaFacts, ...]:
     folder = sysfs / "devices/system/node"
     names = (path.name.removeprefix("node") for path in list_folder(folder) if path.name.startswith("node"))
     numbers = sorted(number for name in names if (number := parse_int(name)) is not None)
-    return tuple(_read_node(number, folder / f"node{number}") for number in numbers)
-
-
-def _read_node(node: int, path: Path) -> NumaFacts:
-    return NumaFacts(
-        node=node, cpus=read_text(path / "cpulist") or "", distances=parse_distances(read_text(path / "distance"))
-    )
+    paths = [(number, folder / f"node{number}") for number in numbers]
+    texts = [(number, read_text(path / "cpulist"), read_text(path / "distance")) for number, path in paths]
+    return tuple(NumaFacts(number, cpus or "", parse_distances(distances)) for number, cpus, distances in texts)
 
 
 def parse_distances(text: str | None) -> tuple[int, ...] | None:

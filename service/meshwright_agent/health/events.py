@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
-from meshwright.wire.health import Component, HealthEvent, HealthEvents, State
+from meshwright.wire.health import WORST_FIRST, Component, HealthEvent, HealthEvents, State
 from meshwright_agent.clock import Clock
 from meshwright_agent.store import HEALTH, Document, Store, StoredEvent, StoreUnavailableError, parse_bodies
 
@@ -119,10 +119,11 @@ class HealthMemory:
         return before is not None
 
     def add_fault(self, fault: Fault) -> None:
-        """Adds a fault, counted with the earlier ones of its code. The newest text replaces the older."""
+        """Adds a fault, counted with the earlier ones of its code. The newest text replaces one that is not worse."""
         faults = self.faults.setdefault(fault.component, {})
         before = faults.get(fault.code)
-        faults[fault.code] = replace(fault, count=fault.count + (before.count if before else 0))
+        worst = min((fault, before or fault), key=lambda each: WORST_FIRST.index(each.state))
+        faults[fault.code] = replace(worst, at=fault.at, count=fault.count + (before.count if before else 0))
 
     def set_baseline(self, component: str, counter: str, value: int) -> None:
         """Stores the value of a counter."""

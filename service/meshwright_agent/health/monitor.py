@@ -321,6 +321,7 @@ STORE: Final = "store"
 KINDS: Final = (WORKER, DRIVER, STORE, INVENTORY, KERNEL_LOG, NIC, "device", *PARTS)
 """All kinds of components. Devices and parts have the number of their device: `device:N`, `thermal:N`;
 network ports their name: `nic:mlx5_0:1`."""
+_WITHOUT_SOURCE: Final = Finding("initializing", "no source here reports its health")
 _SILENT_PART: Final = Finding("unknown", "its data source stopped reporting", "see `driver`")
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
 MAX_SILENCE_S: Final = 60.0
@@ -376,9 +377,18 @@ class HealthMonitor:
 
     # driver and devices, by the probe
 
-    def report_silence(self, reason: str, at: datetime) -> None:
-        """Reports that the probe did not answer: facts that only the driver reports are unknown."""
+    def report_silence(self, reason: str, at: datetime, early: HostFacts | None = None) -> None:
+        """Reports that the probe did not answer: facts that only the driver reports are unknown.
+
+        Args:
+            reason: why it did not answer.
+            at: time of the probe.
+            early: the kernel log, which the probe reads before it calls the driver.
+        """
         self._has_answered = False
+        if early is not None:
+            self._record_boot(early, at)
+            report_kernel_log(self._registry, self._history, early, at)
         self._registry.report(
             DRIVER, "unknown", f"the probe did not answer: {reason}", at=at, action="see the agent's log"
         )
@@ -401,7 +411,7 @@ class HealthMonitor:
         """
         self._has_answered = True
         self._record_boot(facts, at)
-        self._report(DRIVER, evaluate_driver(facts.problems), at)
+        self._report(DRIVER, evaluate_driver(facts), at)
         report_kernel_log(self._registry, self._history, facts, at)
         self._evaluate(facts, before, devices, at)
 
@@ -416,7 +426,10 @@ class HealthMonitor:
         diagnosis = self._cards.evaluate(facts, before)
         keys = {gpu.key for gpu in facts.gpus} | {tpu.key for tpu in facts.tpus}
         self._standing = diagnosis.devices
-        shown = [device for device in devices.devices if (device.uuid or device.pci_bus_id) in keys]
+        shown = [device for device in devices.devices if device.platform != "cpu"]
+        for device in shown:
+            if (device.uuid or device.pci_bus_id) not in keys:
+                self._standing[name_component(device)] = _WITHOUT_SOURCE
         known = self._listed | {f"device:{device.key}" for device in self._missing}
         self._listed = {name_component(device) for device in shown}
         for device in shown:
@@ -435,15 +448,18 @@ class HealthMonitor:
         for component, finding in nics.items():
             self._report(component, finding, at)
         self._report_missing(facts, at)
-        self._forget_unshown(known)
+        self._forget_unshown(known, at)
 
-    def _forget_unshown(self, known: Iterable[str]) -> None:
+    def _forget_unshown(self, known: Iterable[str], at: datetime) -> None:
         """Forgets present devices that `/devices` does not list, such as GPUs with `--cpu-devices`.
 
-        A device with an active fault stays, because XIDs are reported for cards, regardless of JAX's platform.
+        A device with an active fault stays, because XIDs are reported for cards, regardless of JAX's platform. An
+        address that was never checked and only had faults is forgotten when they are cleared.
         """
+        names = (name for name in self._registry.names() if name.startswith("device:"))
+        known = {*known, *(name for name in names if self._registry.component(name, at).observed_at is None)}
         missing = {f"device:{device.key}" for device in self._missing}
-        for component in set(known) - self._listed - missing - set(self._registry.list_faulty()):
+        for component in known - self._listed - missing - set(self._registry.list_faulty()):
             self._registry.forget(component)
 
     def _report_missing(self, facts: HostFacts, at: datetime) -> None:

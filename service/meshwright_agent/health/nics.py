@@ -27,6 +27,10 @@ FEW_ERRORS: Final = 12
 allows. Faster links correct their errors, and count fewer. The bit error rate is of the InfiniBand Architecture
 Specification (unverified)."""
 _ERRORS: Final = ("symbol_error", "port_rcv_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors")
+_WIDEST: Final = dict(
+    zip(("link_error_recovery", "link_downed", *_ERRORS), (255, 255, 65535, 65535, 15, 15), strict=True)
+)
+"""Counter → its largest value, at which it stays. Source: Linux, drivers/infiniband/core/sysfs.c."""
 _LOOK: Final = "see {v.tools}; check cable, transceiver and switch port"
 _DRIVER: Final = "look for its driver in the kernel log; see {v.tools}"
 _PULLED: Final = "if it was taken out on purpose, POST /health/acknowledge"
@@ -104,6 +108,11 @@ class NicView:
         return sum(self.growth.get(name, 0) for name in _ERRORS)
 
     @property
+    def full(self) -> str:
+        """The counters that have reached their largest value, as text."""
+        return ", ".join(name for name, most in _WIDEST.items() if self.nic.counters.get(name) == most)
+
+    @property
     def grown(self) -> str:
         """The counters of flaps and errors that grew, as text."""
         names = (*FLAPS, "link_error_recovery", *_ERRORS)
@@ -135,6 +144,8 @@ NIC_RULES: Final[tuple[Rule[NicView], ...]] = (
     Rule(NIC, "degraded", f"more than {FEW_ERRORS} errors in the last 5 minutes",
          lambda v: v.errors > FEW_ERRORS and not v.flaps, "errors: {v.grown} in the last 5 minutes", _LOOK, "transient",
          "sysfs"),
+    Rule(NIC, "degraded", "a counter has reached its largest value, so that it hides errors", lambda v: bool(v.full),
+         "{v.full} cannot count further errors", "reset the counters (perfquery -R)", "permanent", "sysfs"),
     Rule(NIC, "healthy", "it is up", lambda v: v.nic.is_up, "up at {v.rate}", source="sysfs"),
 )
 # fmt: on

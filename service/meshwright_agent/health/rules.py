@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from meshwright.wire.health import WORST_FIRST, Permanence, State
-from meshwright_agent.facts.model import GpuHealth, PciHealth, ProblemKind, SourceProblem
-from meshwright_agent.facts.nvidia import POWER_BRAKE
+from meshwright_agent.facts.model import GpuHealth, HostFacts, PciHealth, ProblemKind, SourceProblem
+from meshwright_agent.facts.nvidia import DRAIN_AND_RESET, POWER_BRAKE
 from meshwright_agent.facts.nvml import ABSENT, ANSWERED, QUESTIONS
 
 PARTS: Final[Mapping[str, str]] = {
@@ -129,9 +129,10 @@ class CardView:
 
     @property
     def lifetime(self) -> str:
-        """Uncorrectable ECC errors since the card was made, as text."""
-        count = self.gpu.uncorrectable_lifetime_count
-        return "" if count is None else f", {count} in its life"
+        """Uncorrectable ECC errors since the card was made, as text, and whether its repairs are not reported."""
+        count, repairs = self.gpu.uncorrectable_lifetime_count, (self.gpu.remap_pending, self.gpu.retirement_pending)
+        unread = "; row remapping cannot be read here, as in MIG mode" if repairs == (None, None) else ""
+        return ("" if count is None else f", {count} in its life") + unread
 
     @property
     def width(self) -> int | None:
@@ -168,14 +169,14 @@ class CardView:
 
     @cached_property
     def nvlink_growth(self) -> Mapping[str, int]:
-        """Growth of each NVLink error counter; 0 for a counter that is new or has decreased."""
+        """Growth of each NVLink error counter; 0 for one that has decreased. A link that returns has none at first."""
         before = self.before.nvlink_errors if self.before else {}
         return {name: max(0, n - before[name]) for name, n in self.gpu.nvlink_errors.items() if name in before}
 
     @property
     def recoveries(self) -> int:
         """Recoveries of NVLinks since the last probe."""
-        return self.nvlink_growth.get("recovery", 0)
+        return sum(count for name, count in self.nvlink_growth.items() if name.startswith("recovery"))
 
     @property
     def retries(self) -> int:
@@ -247,18 +248,21 @@ DRIVER_RULES: Final = (
              "drain the host; look for NVRM in the kernel log, load or reinstall the driver, or reboot", "permanent"),
     _problem("unreadable", "unknown",
              "NVML lists no card, which may be the agent's own fault: no library, no permission",
-             "give the agent NVIDIA's library and the cards' device files, then restart it", "permanent"),
+             "give the agent NVIDIA's library and the cards' device files (--gpus all), then restart it", "permanent"),
     _problem("no_library", "unknown", "nvidia-ml-py is not installed",
              "pip install nvidia-ml-py where the agent runs", "permanent"),
     _problem("refused", "degraded", "NVML gives no handle for a card",
              "look for NVRM in the kernel log; reset the GPU or reboot the host"),
     _problem("unanswered", "degraded", "a question failed",
              "look for NVRM in the kernel log; `meshwright-agent doctor` tells which driver and library are here"),
-    _problem("fabric", "degraded", "the NVLink fabric is not ready", "check nvidia-fabricmanager and the kernel log"),
+    _problem("fabric_down", "unhealthy", "the NVLink fabric is not ready, so that CUDA does not start (error 802)",
+             "drain the host; check nvidia-fabricmanager and the kernel log"),
+    _problem("fabric", "degraded", "the driver reports a fault of the NVLink fabric",
+             "check nvidia-fabricmanager and the kernel log"),
     _problem("no_instances", "degraded", "a card in MIG mode has no instances",
              "make MIG instances (nvidia-smi mig -cgi PROFILE -C), or end MIG mode (nvidia-smi -mig 0)", "permanent"),
-    _problem("no_tpu_driver", "degraded", "no driver has a TPU",
-             "load vfio-pci, or the accel driver, and bind it to the TPU", "permanent"),
+    _problem("no_tpu_driver", "unhealthy", "no driver has a TPU, so that JAX cannot open it",
+             "drain the host; load vfio-pci, or the accel driver, and bind it to the TPU", "permanent"),
 )
 # fmt: on
 
@@ -280,8 +284,12 @@ CARD_RULES: Final[tuple[Rule[CardView], ...]] = (
          lambda v: v.gpu.error is not None, "the driver says: {v.gpu.error}", f"{RESET}; {RMA} if it returns",
          "permanent"),
     Rule("device", "unhealthy", "the driver asks for a recovery action (field 230)",
-         lambda v: not v.gpu.error and bool(v.gpu.recovery), "the driver asks to {v.gpu.recovery}",
+         lambda v: not v.gpu.error and v.gpu.recovery not in (None, "", DRAIN_AND_RESET),
+         "the driver asks to {v.gpu.recovery}",
          "drain the host; {v.gpu.recovery}", "permanent"),
+    Rule("device", "degraded", "the driver asks for a drain and a reset (field 230): running jobs are safe",
+         lambda v: not v.gpu.error and v.gpu.recovery == DRAIN_AND_RESET, "the driver asks to {v.gpu.recovery}",
+         "{v.gpu.recovery}", "permanent"),
     Rule("device", "unhealthy", "a device file that was here is gone", lambda v: v.lost_file is not None,
          "its device file {v.lost_file} is gone",
          "check its driver (vfio-pci or accel) and the kernel log; reboot the host if it does not return",
@@ -380,10 +388,11 @@ def find_worst(findings: Iterable[Finding]) -> Finding | None:
     return Finding(ill[0].state, "; ".join(finding.reason for finding in ill), "; ".join(actions), ill[0].permanence)
 
 
-def evaluate_driver(problems: Iterable[SourceProblem]) -> Finding:
+def evaluate_driver(facts: HostFacts) -> Finding:
     """Returns the state of the driver from its problems, in order of their occurrence."""
-    findings = [build_finding(rule, problem) for problem in problems for rule in DRIVER_RULES if rule.holds(problem)]
-    return find_worst(findings) or Finding("healthy", "driver, sysfs and /proc answer")
+    findings = [build_finding(rule, each) for each in facts.problems for rule in DRIVER_RULES if rule.holds(each)]
+    driver = "driver, " if facts.gpus or facts.tpus else ""
+    return find_worst(findings) or Finding("healthy", f"{driver}sysfs and /proc answer")
 
 
 def evaluate_card(component: str, view: CardView) -> Finding | None:

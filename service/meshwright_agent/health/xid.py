@@ -15,8 +15,9 @@ classified.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -47,9 +48,9 @@ APPLICATION: Final = frozenset({13, 31, 43, 45, 68, 109})
 
 _INFORMATIONAL: Final = frozenset(
     {8, 11, 14, 25, 32, *range(37, 42), 44, 60, 66, 67, *range(69, 73), *range(75, 78), 80, *range(82, 90), 93}
-    | {*range(96, 109), *range(126, 136), 137, 139, 141, 152, 153, 154, 160, 161, 162, 163}
+    | {*range(96, 109), *range(126, 136), 137, 139, 141, 152, 153, 160, 161, 162, 163}
 )
-"""RESTART_APP, IGNORE, or about another XID (154: NVML reports the recovery action itself)."""
+"""RESTART_APP, IGNORE, or about another XID."""
 
 _REPEATED: Final = f"{RESET}; {RMA} if it happens again"
 _SUPPORT: Final = f"{RESET}; ask NVIDIA's support if it happens again"
@@ -90,6 +91,7 @@ _RULES: Final[Mapping[int, XidRule]] = {
         for code, unit in zip(range(144, 151), ("SAW", "RLW", "TLW", "TREX", "NVLPW", "NETIR", "MSE"), strict=True)
     },
     151: XidRule("key rotation error", "unhealthy", "restart the virtual machine, or reboot the host"),
+    154: XidRule("the driver's recovery action changed", None, "do what the line says"),
     155: XidRule("NVLink error that software defines", "unhealthy", _SUPPORT),
     156: XidRule("a part of the GPU is to be retired", "degraded", "reset the GPU at the next chance, so that it is"),
     157: XidRule("a part of the GPU could not be retired", "degraded", f"{RESET}; {RMA} if it fails again"),
@@ -102,8 +104,14 @@ _RULES: Final[Mapping[int, XidRule]] = {
 }
 
 
-def find_xid_rule(code: int) -> XidRule:
-    """Returns the rule of an XID."""
+_SEVERE: Final = {154: re.compile(r"to 0x[1267]\b"), **dict.fromkeys(range(144, 151), re.compile(r"\bFatal\b"))}
+"""XIDs that are unhealthy if their line has these words: a reset or reboot is required; a fatal error."""
+
+
+def find_xid_rule(code: int, text: str = "") -> XidRule:
+    """Returns the rule of an XID with this text."""
+    if code in _SEVERE and _SEVERE[code].search(text):
+        return replace(_RULES[code], state="unhealthy")
     if code in APPLICATION:
         return XidRule("the application's own error", None, "look at the job: its process ended, or reads wrong memory")
     if code in _INFORMATIONAL:
@@ -210,7 +218,7 @@ def _group_reports(facts: HostFacts, log: KernelLog, memory: HealthMemory) -> Ma
     """Returns the reports of the log by component and code."""
     groups: dict[tuple[str, str], list[_Report]] = {}
     for xid in log.xids:
-        rule = find_xid_rule(xid.code)
+        rule = find_xid_rule(xid.code, xid.text)
         report = _Report(f"xid_{xid.code}", rule, _describe_xid(xid, rule.meaning), xid.age_s)
         for component in _list_components(xid.pci_bus_id, facts, memory):
             groups.setdefault((component, report.code), []).append(report)
@@ -242,8 +250,8 @@ class _Report:
 def _report(
     registry: HealthRegistry, history: History, component: str, reports: list[_Report], at: datetime, *, is_new: bool
 ) -> None:
-    """Reports equal lines of one probe together: as an event if they are new, and as a fault if they last."""
-    last = reports[-1]
+    """Reports equal lines of one probe together, by the worst: as an event if new, and as a fault if they last."""
+    last = min(reversed(reports), key=lambda report: WORST_FIRST.index(report.rule.state or "healthy"))
     rule, when = last.rule, at - timedelta(seconds=last.age_s)
     now = registry.state(component, at)
     if is_new or not last.is_repeated:

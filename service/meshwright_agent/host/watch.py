@@ -218,10 +218,12 @@ class HostWatch(AgentHost):
         question = self._question
         if self._settings.kernel_log:
             question |= {"kernel_log": self._settings.kernel_log, **self._monitor.log_place}
+        early: list[dict[str, Any]] = []
+        limit_s = self._settings.probe_timeout_s
         try:
-            answer = await self._probe.call("facts", question, deadline_s=self._settings.probe_timeout_s)
+            answer = await self._probe.call("facts", question, deadline_s=limit_s, on_progress=early.append)
         except (ProblemError, CallCancelled) as error:
-            self._monitor.report_silence(first_line(error), now)
+            self._monitor.report_silence(first_line(error), now, *map(parse_host_facts, early[-1:]))
             return False
         before, facts = self.snapshot.facts, parse_host_facts(answer.result)
         if absent is None or absent != self._absent_generation():  # the worker was up during the probe

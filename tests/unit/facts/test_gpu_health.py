@@ -45,7 +45,7 @@ def test_a_card_that_is_well_tells_all_of_it() -> None:
         power_limit_watts=700.0, power_default_watts=700.0, uncorrectable_count=0, uncorrectable_lifetime_count=0,
         remap_pending=False, remap_failed=False, pcie_width=16, pcie_most_width=16, pcie_generation=5,
         pcie_most_generation=5, performance_state=0, nvlinks_active=18,
-        nvlink_errors={"replay": 0, "recovery": 0, "crc": 0},
+        nvlink_errors={f"{name} {link}": 0 for name in ("replay", "recovery", "crc") for link in range(18)},
     )  # fmt: skip
 
 
@@ -65,11 +65,10 @@ def test_pages_are_asked_for_only_where_rows_are_not_remapped() -> None:
     assert read(retirement_pending=1).retirement_pending is None
 
 
-def test_errors_of_links_are_summed_over_those_that_are_up() -> None:
-    links = ["switch"] * 16 + [None, None]
-    health = read(nvlinks=links, link_errors={"replay": 2, "recovery": 1, "crc": 0})
-    assert health.nvlinks_active == 16
-    assert health.nvlink_errors == {"replay": 32, "recovery": 16, "crc": 0}
+def test_errors_are_those_of_each_link_that_is_up() -> None:
+    health = read(nvlinks=["switch", "switch", None], link_errors={"replay": 2, "recovery": 1, "crc": 0})
+    errors = {"replay 0": 2, "recovery 0": 1, "crc 0": 0, "replay 1": 2, "recovery 1": 1, "crc 1": 0}
+    assert (health.nvlinks_active, health.nvlink_errors) == (2, errors)
 
 
 @pytest.mark.parametrize(

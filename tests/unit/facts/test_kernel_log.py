@@ -132,13 +132,14 @@ def test_records_that_were_overwritten_before_they_were_read_are_counted(log: Pa
     assert [read_kernel_log(log, after=after).lost_count for after in (5, 6, 7, 900, None)] == [0] * 5
 
 
-def test_more_xids_than_one_look_takes_are_told_by_the_next(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_log, "MAX_XIDS", 3)
+def test_a_flood_of_one_line_does_not_delay_the_one_after_it(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "MAX_EQUAL", 3)
     for number in range(5):
-        write_record(log, number, xid(CARD, 63 + number))
-    first = read_kernel_log(log)
-    second = read_kernel_log(log, after=first.last_sequence)
-    assert [x.code for x in first.xids + second.xids] == [63, 64, 65, 66, 67]
+        write_record(log, number, xid(CARD, 31))
+    write_record(log, 5, xid(CARD, 31, "Fatal"))
+    write_record(log, 6, xid(CARD, 79))
+    found = read_kernel_log(log)
+    assert ([x.code for x in found.xids], found.last_sequence) == ([31, 31, 31, 31, 79], 6)
 
 
 def test_what_follows_the_limit_of_bytes_is_left(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

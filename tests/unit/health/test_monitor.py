@@ -18,7 +18,7 @@ from meshwright_agent.facts.model import HostFacts, KernelLog, PciHealth, SliceF
 from meshwright_agent.health.events import History
 from meshwright_agent.health.monitor import HealthMonitor
 from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.host.snapshot import HostSnapshot
+from meshwright_agent.host.snapshot import HostSnapshot, JaxReport
 from tests.fakes.machines import RECORDED, Machine, plant_machine
 from tests.fakes.nvml import FakeNvml
 from tests.fakes.stored import ManualClock
@@ -35,6 +35,7 @@ class Scene:
     """A host of eight cards that are well, looked at when told; `restart` is an agent that begins anew."""
 
     cpu_devices: int | None = None
+    jax: JaxReport | None = None
 
     def __init__(self, folder: Path, expect: str = "", machine: str = "dgx-h100") -> None:
         self.machine: Machine = plant_machine(machine, folder)
@@ -74,7 +75,8 @@ class Scene:
     def devices(self, facts: HostFacts) -> Any:
         now = self.clock.now()
         worker = Worker(state="stopped", generation=0, since=now)
-        return HostSnapshot(worker, facts=facts, facts_at=now, cpu_devices=self.cpu_devices).devices(now)
+        view = HostSnapshot(worker, facts=facts, facts_at=now, cpu_devices=self.cpu_devices, jax=self.jax)
+        return view.devices(now)
 
     def bench(self, *, correct: bool, count: int = 1, case: str = "matmul") -> None:
         """Tells of a bench on the first cards."""
@@ -156,10 +158,15 @@ def test_an_unhealthy_part_makes_its_device_so_and_no_other(
     assert [event.state for event in scene.events(f"{part}:{UUID}")] == ["healthy", state, "healthy"]
 
 
-def test_a_card_that_the_driver_wants_reset_says_so(scene: Scene) -> None:
-    scene.nvml.change_gpu(0, recovery=4)
+@pytest.mark.parametrize(("recovery", "state", "words"), [
+    (1, "unhealthy", "drain the host; reset the GPU"), (3, "unhealthy", "disable UVM persistence mode"),
+    (4, "degraded", "take no new work on the GPU, and reset it"), (99, "unhealthy", "see NVIDIA's documentation"),
+])  # fmt: skip
+def test_a_card_that_the_driver_wants_reset_says_so(scene: Scene, recovery: int, state: str, words: str) -> None:
+    scene.nvml.change_gpu(0, recovery=recovery)
     scene.look()
-    assert "reset the GPU" in scene.component(f"device:{UUID}").action
+    seen = scene.component(f"device:{UUID}")
+    assert (seen.state, words in seen.action) == (state, True)
 
 
 def test_a_bench_that_came_out_right_does_not_outvote_the_driver(scene: Scene) -> None:
@@ -267,6 +274,24 @@ def test_an_xid_of_a_card_that_is_gone_is_that_cards(scene: Scene) -> None:
     scene.look(without(scene.read(), 0), hit(79))
     assert "XID 79" in scene.component(f"device:{UUID}").reason
     assert f"device:{ADDRESS}" not in scene.registry.names()
+
+
+@pytest.mark.parametrize(("hidden", "cpu_devices"), [(False, None), (True, None), (False, 4)])
+@pytest.mark.parametrize("is_boot", [False, True])
+def test_an_address_that_only_had_a_fault_goes_with_it(
+    scene: Scene, hidden: bool, cpu_devices: int | None, is_boot: bool
+) -> None:
+    """The card was hidden from this agent, is not listed, or is not what `/devices` shows."""
+    scene.cpu_devices = cpu_devices
+    name = f"device:{UUID if cpu_devices else ADDRESS if hidden else '0000:99:00.0'}"
+    facts = scene.look(
+        without(scene.read(), 0) if hidden else None,
+        replace(hit(79), pci_bus_id=ADDRESS if hidden or cpu_devices else "0000:99:00.0"),
+    )
+    assert scene.state(name) == "unhealthy"
+    scene.restart() if is_boot else scene.acknowledge(name)
+    scene.look(boot(scene.read()) if is_boot else facts)
+    assert (name in scene.registry.names(), scene.ill()) == (False, set())
 
 
 def test_a_log_that_cannot_be_read_is_degraded_and_forgets_no_fault(scene: Scene) -> None:
@@ -455,6 +480,22 @@ def test_a_card_that_once_gave_no_name_is_not_missing_for_ever(scene: Scene) -> 
 def test_a_host_without_accelerators_has_no_inventory(scene: Scene) -> None:
     scene.look(replace(scene.read(), gpus=(), links=()))
     assert "inventory" not in scene.registry.names()
+
+
+def test_devices_that_only_jax_lists_are_left_alone_also_after_a_bench(scene: Scene) -> None:
+    """As AMD's. No probe tells their health, so nothing of it becomes old."""
+    facts = replace(scene.read(), gpus=(), links=(), nics=())
+    jax = {"platform": "gpu", "devices": [{"id": 0, "kind": "AMD Instinct MI300X", "local_index": 0}]}
+    scene.jax = JaxReport(jax, scene.clock.now())
+    scene.look(facts)
+    scene.bench(correct=True)
+    seen = scene.component("device:0")
+    assert (seen.state, seen.reason) == ("initializing", "no source here reports its health")
+    assert scene.component("driver").reason == "sysfs and /proc answer"
+    scene.clock.advance(300)
+    scene.look(facts)
+    assert scene.ill() == set()
+    assert scene.registry.view(scene.clock.now()).state == "initializing"  # no device was checked
 
 
 def test_a_wrong_result_is_cleared_by_a_word(scene: Scene) -> None:

@@ -144,6 +144,16 @@ def test_errors_before_the_first_look_and_reset_counters_are_no_growth(network: 
     assert network.state(COMPUTE) == "healthy"
 
 
+@pytest.mark.parametrize(("counter", "most"), [("link_downed", 255), ("symbol_error", 65535)])
+def test_a_counter_that_cannot_count_further_is_degraded_until_it_is_reset(
+    network: Network, counter: str, most: int
+) -> None:
+    network.look(COMPUTE, grow={counter: most})
+    assert network.reason(COMPUTE) == f"{counter} cannot count further errors"
+    network.look(COMPUTE, grow={counter: -1})
+    assert network.state(COMPUTE) == "healthy"
+
+
 def test_a_port_that_is_gone_is_degraded_by_its_name_or_place_until_an_operator_speaks(network: Network) -> None:
     network.look()
     lost = network.ports.pop("mlx5_5:1")

@@ -10,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST
-from meshwright_agent.facts.model import GpuHealth, PciHealth, ProblemKind, SourceProblem
+from meshwright_agent.facts.model import (
+    CpuFacts,
+    GpuHealth,
+    HostFacts,
+    MachineFacts,
+    PciHealth,
+    ProblemKind,
+    SourceProblem,
+)
 from meshwright_agent.facts.nvml import Part
 from meshwright_agent.health.rules import FEW_RETRIES, CardView, Finding, evaluate_card, evaluate_driver, find_worst
 
+NOTHING = HostFacts(MachineFacts("a"), CpuFacts())
 COOL = GpuHealth(temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=())
 CLEAN = GpuHealth(uncorrectable_count=0, uncorrectable_lifetime_count=0, remap_pending=False, remap_failed=False)
 WIRED = GpuHealth(
@@ -89,12 +98,14 @@ def test_a_power_limit_alone_is_no_ground_to_call_a_card_well() -> None:
     ({}, "healthy"), ({"uncorrectable_lifetime_count": 9}, "healthy"), ({"uncorrectable_count": 1}, "unhealthy"),
     ({"remap_pending": True}, "degraded"), ({"remap_failed": True}, "unhealthy"),
     ({"retirement_pending": True}, "degraded"), ({"remap_pending": True, "remap_failed": True}, "unhealthy"),
+    ({"remap_pending": None}, "healthy"),
 ])  # fmt: skip
 def test_memory_is_judged_by_what_could_not_be_corrected(changes: dict[str, object], expected: str) -> None:
     finding = evaluate_card("memory", CardView(replace(CLEAN, **changes)))  # type: ignore[arg-type]
     assert state(finding) == expected
     assert finding is not None
     assert (finding.permanence == "permanent") == (expected != "healthy")
+    assert ("cannot be read here" in finding.reason) == ("remap_pending" in changes and not changes["remap_pending"])
 
 
 def test_a_card_that_says_nothing_of_its_memory_is_not_called_healthy() -> None:
@@ -118,6 +129,7 @@ def test_errors_that_were_acknowledged_are_none_until_more_come_or_the_driver_co
     ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 0}}, "healthy"),
     ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 1}}, "degraded"),
     ({"nvlink_errors": {"replay": 0, "recovery": 0, "crc": 0}}, "healthy"),
+    ({"nvlink_errors": {"replay 4": 5 + FEW_RETRIES, "recovery 4": 9}}, "healthy"),  # a link that returned
 ])  # fmt: skip
 def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expected: str) -> None:
     view = CardView(health=replace(WIRED, **changes), before=WIRED, expected_nvlinks=18)  # type: ignore[arg-type]
@@ -143,18 +155,10 @@ TOLD = {"temperature_celsius": "answered", "remapped_rows": "absent"}
 @pytest.mark.parametrize(("part", "answers", "sibling", "words"), [
     ("thermal", TOLD, {}, None),
     ("thermal", {**TOLD, "margin_celsius": "absent"}, {"margin_celsius": "absent"}, None),
-    (
-        "thermal",
-        {**TOLD, "margin_celsius": "absent"},
-        {"margin_celsius": "answered"},
-        "nvmlDeviceGetMarginTemperature is not supported here, but on another card of its kind",
-    ),
-    (
-        "thermal",
-        {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT", "shutdown_celsius": "NVML_ERROR_TIMEOUT"},
-        {},
-        "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT",
-    ),
+    ("thermal", {**TOLD, "margin_celsius": "absent"}, {"margin_celsius": "answered"},
+     "nvmlDeviceGetMarginTemperature is not supported here, but on another card of its kind"),
+    ("thermal", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT", "shutdown_celsius": "NVML_ERROR_TIMEOUT"}, {},
+     "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT"),
     ("memory", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT"}, {}, None),
     ("thermal", {"slowdowns": "NVML_ERROR_UNKNOWN"}, {}, "failed: NVML_ERROR_UNKNOWN"),
     ("device", {**TOLD, "pci": "NVML_ERROR_UNKNOWN"}, {}, "nvmlDeviceGetPciInfo failed: NVML_ERROR_UNKNOWN"),
@@ -198,14 +202,15 @@ def test_the_worst_finding_is_none_better_than_any(findings: list[Finding]) -> N
 
 @pytest.mark.parametrize("kind", get_args(ProblemKind))
 def test_each_kind_of_problem_says_what_to_do(kind: ProblemKind) -> None:
-    finding = evaluate_driver((SourceProblem(kind, "something"),))
-    assert (finding.state == "unhealthy") == (kind == "driver_down")
+    finding = evaluate_driver(replace(NOTHING, problems=(SourceProblem(kind, "something"),)))
+    assert (finding.state == "unhealthy") == (kind in ("driver_down", "fabric_down", "no_tpu_driver"))
     assert (finding.reason, bool(finding.action)) == ("something", True)
 
 
 def test_all_problems_are_told_and_each_action_once() -> None:
     told = (("unanswered", "no clock"), ("unanswered", "no name"), ("driver_down", "no card"))
-    finding = evaluate_driver(tuple(SourceProblem(*each) for each in told))  # type: ignore[arg-type]
+    problems = tuple(SourceProblem(*each) for each in told)  # type: ignore[arg-type]
+    finding = evaluate_driver(replace(NOTHING, problems=problems))
     assert (finding.state, finding.reason) == ("unhealthy", "no card; no clock; no name")
     assert finding.action.count("doctor") == 1
-    assert evaluate_driver(()).state == "healthy"
+    assert evaluate_driver(NOTHING).state == "healthy"

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright_agent.facts.model import CardFailure, KernelLog, SXid
 from meshwright_agent.health.xid import ALWAYS_FATAL, APPLICATION, find_sxid_rule, find_xid_rule
-from tests.unit.health.test_monitor import ADDRESS, UUID, Scene
+from tests.unit.health.test_monitor import ADDRESS, UUID, Scene, hit
 
 SWITCH = "0000:05:00.0"
 NAME = "driver"
@@ -121,12 +121,6 @@ def test_where_xids_are_not_watched_that_is_said_once_and_is_not_green(
     assert scene.registry.names() == before
 
 
-def test_where_xids_were_never_watched_the_host_is_as_its_cards_are(scene: Scene) -> None:
-    look(scene, KernelLog(is_wanted=False))
-    assert scene.ill() == set()
-    assert scene.state("kernel_log") == "initializing"
-
-
 def test_a_host_without_cards_has_no_kernel_log_on_its_board(scene: Scene) -> None:
     look(scene, KernelLog())
     look(scene, None)
@@ -134,16 +128,38 @@ def test_a_host_without_cards_has_no_kernel_log_on_its_board(scene: Scene) -> No
 
 
 @pytest.mark.parametrize(("codes", "state", "words"), [
-    ((13, 31, 43, 45, 68, 109, 8, 32, 44, 69, 154), None, ""),  # an application's own, or over with its job
+    ((13, 31, 43, 45, 68, 109, 8, 32, 44, 69), None, ""),  # an application's own, or over with its job
     ((46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143), "unhealthy", "reset|reboot"),
     ((63, 92, 94), "degraded", ""),
-    ((144, 147, 150), "degraded", "kernel log's line"),
+    ((144, 147, 150), "degraded", "kernel log's line"), ((154,), None, "what the line says"),
     ((0, 1, 173, 9999), "degraded", "catalogue"),
 ])  # fmt: skip
 def test_an_xid_is_what_nvidias_catalogue_says(codes: tuple[int, ...], state: str | None, words: str) -> None:
     rules = [find_xid_rule(code) for code in codes]
     assert [rule.state for rule in rules] == [state] * len(codes)
     assert all(re.search(words, rule.action) for rule in rules)
+
+
+CHANGED = "GPU recovery action changed from 0x0 (None) to {}"
+
+
+@pytest.mark.parametrize(("code", "text", "state"), [
+    (149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x004505c6)", "unhealthy"),
+    (149, "NETIR_LINK_EVT  Nonfatal   XC0 i0 Link 01 (0x004505c6)", "degraded"),
+    (154, CHANGED.format("0x1 (GPU Reset Required)"), "unhealthy"),
+    (154, CHANGED.format("0x2 (Node Reboot Required)"), "unhealthy"),
+    (154, CHANGED.format("0x4 (Drain and Reset)"), "healthy"),
+])  # fmt: skip
+def test_an_xid_is_as_severe_as_its_line_and_stays_so_after_a_milder_one(
+    scene: Scene, code: int, text: str, state: str
+) -> None:
+    mild = CHANGED.format("0x0 (None)") if code == 154 else text.replace("Fatal", "Nonfatal")
+    scene.look(None, hit(code, text=text), hit(code, text=mild))
+    scene.look(None, hit(code, text=mild))
+    seen = scene.component(f"device:{UUID}")
+    assert seen.state == state
+    assert mild == text or (text in seen.reason) == (state == "unhealthy")
+    assert "restart the job" not in str(scene.events(f"device:{UUID}"))
 
 
 def test_an_nvlink5_error_names_its_unit_and_the_applications_own_are_known() -> None:

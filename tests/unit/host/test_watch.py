@@ -9,6 +9,8 @@ import asyncio
 import inspect
 from collections import deque
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from meshwright.errors import RunFailedError, UnavailableError
 from meshwright.wire.devices import DeviceProcess, Devices, WorkerState
 from meshwright.wire.health import Component
+from meshwright_agent.children import probe
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.facts.model import KernelLog, build_json
 from meshwright_agent.health.registry import HealthRegistry
@@ -27,6 +30,7 @@ from tests.fakes.codes import has_code
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock, build_record_json
 from tests.fakes.supervised import FakeSupervisor, Reply, answering, build_watch, refresh
+from tests.fakes.well import write_record, xid
 
 STALE_AFTER_S = 60.0
 FOREIGN = DeviceProcess(pid=4711, name="python", devices=("GPU-0",))
@@ -204,6 +208,29 @@ def test_a_driver_that_does_not_answer_is_unknown_and_its_facts_stay_and_grow_ol
     assert driver.action
     assert scene.devices().host.age_s == 30
     assert scene.state("worker") == "healthy"
+
+
+def test_an_xid_is_reported_once_though_the_driver_hangs(
+    dgx: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = stage_dgx(dgx)
+    scene.look()
+    write_record(tmp_path / "kmsg", 1, xid("0000:1b:00", 79))
+
+    def hang() -> None:
+        raise SILENT
+
+    async def call(_: str, arguments: dict[str, Any], *, deadline_s: float, on_progress: Any) -> None:
+        here = {"root": str(dgx.roots.root), "kernel_log": str(tmp_path / "kmsg")}
+        probe.facts(arguments | here, SimpleNamespace(progress=on_progress))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(probe, "find_nvml", lambda: SimpleNamespace(nvmlInit=hang, NVMLError=KeyError))
+    monkeypatch.setattr(scene.probe, "call", call)
+    for _ in range(2):
+        scene.look()
+    seen = scene.component(f"device:{dgx.read().gpus[0].uuid}")
+    assert (seen.state, "XID 79" in seen.reason, "times" in seen.reason) == ("unhealthy", True, False)
+    assert scene.state("kernel_log") == "healthy"
 
 
 def test_a_driver_that_never_answered_leaves_the_devices_that_jax_shows(cpu: Machine) -> None:

@@ -17,7 +17,6 @@ from typing import get_args
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import meshwright
 from meshwright import Client, cli, errors, testing
@@ -28,7 +27,6 @@ from meshwright_agent import cli as agent_cli
 from meshwright_agent.agent import DRAIN_TIMEOUT_S
 from meshwright_agent.health.monitor import KINDS, STORE, WORKER
 from meshwright_agent.health.xid import DRIVER
-from meshwright_agent.metrics import METRICS
 from meshwright_agent.supervisor.process import ChildSpec
 from tests.agents import RunningAgent, start_agent
 from tests.deploy.test_files import OF_SCRIPTS
@@ -295,20 +293,6 @@ def test_the_times_of_a_child_are_those_that_it_is_given() -> None:
 def test_settings_rules_of_health_and_requests_are_those_of_the_agent() -> None:
     for path in PAGES:
         assert write_page(path) == path.read_text(), "python -m tests.reference --write"
-
-
-def test_the_metrics_are_those_of_the_agent(host: RunningAgent) -> None:
-    rows = page("reference/metrics").table("Metrics")
-    assert [[row[0], row[3]] for row in rows] == [[name, meaning] for name, meaning in METRICS.items()]
-    with Client(host.url) as client:
-        client.bench(cases=["matmul"], matmul_size=64, samples=3)
-        client.latest_bench()
-        families = {family.name: family for family in text_string_to_metric_families(client.metrics())}
-    for name, kind, labels, _ in rows:
-        family = families[name.removesuffix("_total")]
-        assert family.type == kind, name
-        seen = {label for sample in family.samples for label in sample.labels} - {"le"}
-        assert not family.samples or seen == set(labels.replace(",", "").split()), name
 
 
 def test_the_health_components_and_states_are_those_of_the_agent(host: RunningAgent) -> None:

@@ -25,14 +25,12 @@ from tests.compiler.steps.published import MODELS, build_model
 TABLE: Final = Path(__file__).with_name("data") / "peaks.csv"
 
 Platform = Literal["tpu", "gpu"]
-Cells = dict[str, str]
 
 REMATS: Final[dict[Remat, int]] = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
 
 _OWN: Final = {model.name: model for model in (DENSE, SMALL, LARGE, OLDER, EXPERTS)}
 _TEXTS: Final = ("remat", "attention", "weight_dtype", "first_moment_dtype", "second_moment_dtype")
 _COUNTS: Final = ("seq_len", "global_batch_size", "gradient_accumulation_steps")
-_ANSWERS: Final = ("status", "peak_bytes", "needed_bytes", "argument_bytes", "temporary_bytes", "compile_s", "versions")
 _AXES: Final = {"data": "dp", "fsdp": "fsdp", "tensor": "tp", "context": "cp", "expert": "ep"}
 
 
@@ -43,22 +41,14 @@ class Peak:
     Attributes:
         id: of the row.
         case: target, mesh, model and training.
-        status: "verified", "does_not_fit", …; empty: not asked.
         peak_bytes: of a device; None where it did not compile.
         needed_bytes: what the compiler said it needs, where that is too much.
-        argument_bytes: of its state and batch, as the compiler lays them out.
-        temporary_bytes: of all that it holds besides, not at the same time.
-        versions: of what compiled it.
     """
 
     id: str
     case: Case
-    status: str
     peak_bytes: int | None
     needed_bytes: int | None
-    argument_bytes: int | None
-    temporary_bytes: int | None
-    versions: str
 
     @property
     def chip(self) -> Chip:
@@ -110,20 +100,16 @@ def find_model(name: str) -> ModelSpec:
 
 def read_peaks() -> tuple[Peak, ...]:
     """Returns all cases, in the order of the table."""
-    return tuple(_build(row) for row in _read_rows())
-
-
-def _read_rows() -> list[Cells]:
     with TABLE.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return tuple(map(_build, csv.DictReader(file)))
 
 
-def _build(row: Cells) -> Peak:
+def _build(row: dict[str, str]) -> Peak:
     told: dict[str, Any] = {name: row[name] for name in _TEXTS if row[name]}
     told |= {name: int(row[name]) for name in _COUNTS if row[name]}
     case = Case(row["target"], row["mesh"], find_model(row["model"]), TrainingSpec(**told), row["dcn"] or None)
-    peak, needed, arguments, temporaries = (int(row[name]) if row[name] else None for name in _ANSWERS[1:5])
-    return Peak(row["id"], case, row["status"], peak, needed, arguments, temporaries, row["versions"])
+    peak, needed = (int(row[name]) if row[name] else None for name in ("peak_bytes", "needed_bytes"))
+    return Peak(row["id"], case, peak, needed)
 
 
 def price_peak(peak: Peak) -> float:

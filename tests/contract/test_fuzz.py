@@ -51,10 +51,6 @@ class Target:
     http: httpx.Client
     known: dict[str, str]
 
-    @property
-    def generation(self) -> int:
-        return int(self.http.get("/devices").json()["worker"]["generation"])
-
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:

@@ -22,7 +22,8 @@ UNKNOWN_ON_CPU = {"meshwright_device_memory_used_bytes"}
 """A virtual CPU device has no memory of its own, so the memory in use is unknown."""
 CHILDREN = {"device", "preflight", "probe", "planner", "large_planner"}
 PAGES = {"/openapi.json", "/", "/docs", *(f"/web/{name}" for name in ("dom.js", "page.js", "docs.js", "style.css"))}
-METRICS = {row[0]: row[3] for row in Document.read("docs/reference/metrics.md").table("Metrics")}
+ROWS = Document.read("docs/reference/metrics.md").table("Metrics")
+METRICS = {row[0]: row[3] for row in ROWS}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,10 @@ def test_every_metric_of_the_table_is_exposed_and_has_samples_where_anything_is_
     silent = {name for name in METRICS if not families[name].samples}
     assert silent == UNKNOWN_ON_CPU
     assert {name: families[name].documentation for name in METRICS} == METRICS
+    for name, kind, labels, _ in ROWS:
+        seen = {label for sample in families[name].samples for label in sample.labels} - {"le"}
+        assert families[name].type == kind, name
+        assert name in silent or seen == set(labels.replace(",", "").split()), name
 
 
 def test_the_agents_own_process_is_measured_as_well(families: dict[str, Metric]) -> None:

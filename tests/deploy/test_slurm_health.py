@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import start_agent
-from tests.deploy.slurm_node import AWAY, WARNS, Node, build_node
+from tests.deploy.slurm_node import AWAY, CLIENT, WARNS, Node, build_node
 from tests.process.living import await_state, kill_until_it_stays_down
 
 
@@ -145,7 +145,8 @@ def test_somebody_elses_reason_is_never_written_over(
     node: Node, state: str, reason: str, is_drained_anew: bool
 ) -> None:
     node.show(state, reason)
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100", MESHWRIGHT_RESUME="1").returncode == 0
+    drains = node.stand_in('#!/bin/bash\necho "drain: not met: devices 8*h100"\nexit 1\n')
+    assert node.run("healthcheck.sh", MESHWRIGHT=drains, MESHWRIGHT_RESUME="1").returncode == 0
     assert bool(node.told()) is is_drained_anew
 
 
@@ -181,5 +182,6 @@ def test_only_what_was_drained_here_is_given_back_and_only_if_told_to(
     node: Node, state: str, reason: str, resume: str, told: str
 ) -> None:
     node.show(state, reason)
-    assert node.run("healthcheck.sh", MESHWRIGHT_RESUME=resume).returncode == 0
+    client = CLIENT if told else node.stand_in('#!/bin/bash\necho "keep: 2 components, healthy"\n')
+    assert node.run("healthcheck.sh", MESHWRIGHT=client, MESHWRIGHT_RESUME=resume).returncode == 0
     assert node.told() == told

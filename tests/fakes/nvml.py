@@ -64,7 +64,6 @@ class FakeNvml:
         self._fail = dict(document.get("fail", {}) if fail is None else fail)
         self.asked: set[str] = set()
         self.is_open = False
-        self.read_count = 0
 
     def change_gpu(self, index: int, **fields: Any) -> None:
         """Changes fields of a card's entry, as if that happened between two reads."""
@@ -96,7 +95,6 @@ class FakeNvml:
         if "nvmlInit" in self._fail:
             raise pynvml.NVMLError(self._fail["nvmlInit"])
         self.is_open = True
-        self.read_count += 1
 
     def nvmlShutdown(self) -> None:
         self._check("nvmlShutdown")

@@ -127,7 +127,6 @@ HOSTS: Final[Mapping[str, Host]] = {
     "tokens": _on(
         "dgx-h100",
         settings={"TOKENS_FILE": "{folder}/tokens"},
-        settled=(("inventory", ""),),
     ),
     "simulated h100:8": _simulate("h100:8"),
     "simulated v5e:4x4": _simulate("v5e:4x4"),

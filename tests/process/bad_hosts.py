@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,16 +18,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.agents import RunningAgent, wait_for
+from tests.agents import MESHWRIGHT, RunningAgent, wait_for
+from tests.process.living import find_children
 from tests.process.namespaces import Network, run
-
-COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 
 
 def check(agents: Sequence[RunningAgent]) -> tuple[int, dict[str, Any]]:
     """Returns the exit code of the command and its report."""
     hosts = ",".join(agent.url for agent in agents)
-    command = [*COMMAND, "preflight", "--hosts", hosts, "--format", "json", "--timeout", "90"]
+    command = [*MESHWRIGHT, "preflight", "--hosts", hosts, "--format", "json", "--timeout", "90"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
@@ -45,15 +43,6 @@ def list_blamed(report: dict[str, Any]) -> dict[int, str]:
     }
 
 
-def find_child(agent: RunningAgent) -> int | None:
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == agent.pid and "children.preflight" in (folder / "cmdline").read_text():
-                return int(folder.name)
-    return None
-
-
 @contextlib.contextmanager
 def signaling(agent: RunningAgent, number: int, phase: str = "") -> Iterator[None]:
     """Sends a signal to the agent's process when the next preflight is in a phase; without one when it is there."""
@@ -61,13 +50,12 @@ def signaling(agent: RunningAgent, number: int, phase: str = "") -> Iterator[Non
     def send() -> None:
         def is_there() -> bool:
             if not phase:
-                return find_child(agent) is not None
+                return bool(find_children(agent, "preflight"))
             run = httpx.get(f"{agent.url}/runs?limit=1").json()["runs"]
             return bool(run) and run[0]["state"] == "running" and run[0]["progress"]["message"] == phase
 
         wait_for(is_there, limit_s=120)
-        child = find_child(agent)
-        assert child is not None
+        child = min(find_children(agent, "preflight"))
         os.kill(child, number)
 
     thread = threading.Thread(target=send)

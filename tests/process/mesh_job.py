@@ -1,8 +1,7 @@
 """One process of a job that builds meshes: steps come in as JSON, what became of each goes out as JSON.
 
 Run as `python mesh_job.py RANK COUNT PORT STEPS`. A step: {"do": "build" | "code" | "fingerprint", "only":
-ranks, "plan": text or {rank: text}, "devices": indices into jax.devices() | null, "timeout_s": s, "multiply":
-bool}.
+ranks, "plan": text or {rank: text}, "devices": indices into jax.devices() | null, "timeout_s": s}.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from one_rank import answer_and_leave, take_stdout
 
 from meshwright.errors import PlanMismatchError
@@ -37,8 +36,6 @@ def run_step(step: dict[str, Any], rank: int) -> dict[str, Any]:
     answer["order"] = [[d.process_index, d.id] for d in mesh.devices.flat]
     answer["types"] = [kind.name for kind in mesh.axis_types]
     answer["again"] = mesh_fingerprint(Mesh(mesh.devices, mesh.axis_names, axis_types=mesh.axis_types))
-    if step.get("multiply"):
-        answer["right"] = multiply(mesh)
     return answer
 
 
@@ -53,23 +50,6 @@ def make(step: dict[str, Any], rank: int, devices: list[jax.Device] | None) -> M
         return mesh
     plan = step["plan"][str(rank)] if isinstance(step["plan"], dict) else step["plan"]
     return build_mesh(plan, devices, timeout_s=step.get("timeout_s", 60.0))
-
-
-def multiply(mesh: Mesh) -> bool:
-    """A matmul sharded over both axes: right, when every process finds NumPy's result in what it holds."""
-    outer, inner = mesh.axis_names
-    left = np.arange(32 * 16, dtype=np.float32).reshape(32, 16) % 7
-    right = np.arange(16 * 8, dtype=np.float32).reshape(16, 8) % 5
-    a = put(left, NamedSharding(mesh, PartitionSpec(outer, inner)))
-    b = put(right, NamedSharding(mesh, PartitionSpec(inner, None)))
-    out = jax.jit(lambda x, y: x @ y, out_shardings=NamedSharding(mesh, PartitionSpec(outer, None)))(a, b)
-    whole = left @ right
-    shards = out.addressable_shards
-    return bool(shards) and all(np.array_equal(np.asarray(s.data), whole[s.index]) for s in shards)
-
-
-def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,11 @@ import trustme
 
 from meshwright import Client
 from meshwright.errors import AgentConnectionError, ForbiddenError, UnauthorizedError
-from tests.agents import RunningAgent, start_agent, wait_for
+from tests.agents import MESHWRIGHT, RunningAgent, start_agent, wait_for
 from tests.tokens import add_token
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
-COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 VARIABLES = (
     *("MESHWRIGHT_URL", "MESHWRIGHT_TOKEN", "MESHWRIGHT_TOKEN_FILE", "MESHWRIGHT_CA_FILE"),
     *("MESHWRIGHT_CLIENT_CERT_FILE", "MESHWRIGHT_CLIENT_KEY_FILE"),
@@ -115,7 +113,7 @@ def _fail(error: type[Exception]) -> Any:
     with pytest.raises(error) as caught:
         _ask(lambda client: client.devices())
     failure: Any = caught.value
-    ended = subprocess.run([*COMMAND, "devices"], env=dict(os.environ), capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([*MESHWRIGHT, "devices"], env=dict(os.environ), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
     assert " ".join(failure.hint.split())[:40] in " ".join(ended.stderr.split())

@@ -7,10 +7,9 @@ import os
 import ssl
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 
@@ -74,7 +73,6 @@ class Secured:
     files: Files
     server_ca: trustme.CA
     client_ca: trustme.CA
-    began_s: float = field(default_factory=time.monotonic)
 
     def get(self, path: str, shown: trustme.LeafCert | None = None, ca: trustme.CA | None = None) -> httpx.Response:
         return httpx.get(f"{self.agent.url}{path}", verify=_trust(ca or self.server_ca, shown), timeout=60)

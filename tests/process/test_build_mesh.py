@@ -51,9 +51,9 @@ def test_two_processes_build_planned_meshes_and_refuse_wrong_ones_together(tmp_p
     steps = [
         {"do": "fingerprint", "shape": [2, 4], "names": ["dp", "tp"]},
         build(whole),
-        build(permuted, multiply=True),
+        build(permuted),
         build(permuted, devices=[3, 6, 0, 5, 1, 7, 2, 4]),
-        build(subset, multiply=True),
+        build(subset),
         build(subset, devices=[6, 4, 1, 3]),
         build(subset, devices=[1, 3, 4, 5, 6]),
         build(json.dumps(corrupt)),
@@ -63,7 +63,7 @@ def test_two_processes_build_planned_meshes_and_refuse_wrong_ones_together(tmp_p
         build(large),
         build(gpus),
         build("neither JSON nor a plan"),
-        build(permuted, multiply=True),
+        build(permuted),
     ]
     jobs = run_job(tmp_path, steps, processes=2, devices_each=4)
     assert jobs[0]["seen"] == jobs[1]["seen"]
@@ -79,7 +79,6 @@ def test_two_processes_build_planned_meshes_and_refuse_wrong_ones_together(tmp_p
             assert answers[step]["types"] == [kind.capitalize() for kind in plan.axis_types.values()]
     # Four devices were offered, exactly those that the plan uses: taken in their canonical order.
     assert first[5]["order"] == expected_order(subset, seen)
-    assert all(answers[step]["right"] for answers in (first, second) for step in (2, 4, 14))
     refused = {
         6: "surplus", 7: "contradicts itself", 8: "process 1: plan mw1-", 9: "hold different plans",
         10: "with other devices", 11: "uses all 16 devices", 12: "is for 8 gpu devices",
@@ -142,7 +141,7 @@ def test_one_process_builds_what_the_code_of_its_plan_builds(tmp_path: Path) -> 
         build(json.dumps({"plans": []})),
         build(small),
         *(build(plain, devices=devices) for devices in ([0, 0, 1], [])),
-        build(plain, multiply=False),
+        build(plain),
     ]
     (job,) = run_job(tmp_path, steps, processes=1, devices_each=8)
     answers = job["answers"]

@@ -15,12 +15,11 @@ import pytest
 
 from meshwright import Client
 from meshwright.cli import main
-from tests.agents import RunningAgent
+from tests.agents import MESHWRIGHT, RunningAgent
 from tests.documents import Document
 from tests.process.living import end_leases
 
 LIMIT_S = 120.0
-COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 FAR = ("--url", "http://127.0.0.1:9")
 STEP = ("--model", "gpt2", "--global-batch-size", "64", "--seq-len", "1024")
 
@@ -34,7 +33,7 @@ def no_leases(agent: RunningAgent) -> Iterator[None]:
 def _run(agent: RunningAgent, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MESHWRIGHT_")}
     environment["MESHWRIGHT_URL"] = agent.url
-    return subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    return subprocess.run([*MESHWRIGHT, *arguments], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def _code(*arguments: str) -> Callable[[RunningAgent], int]:
@@ -56,7 +55,7 @@ def _lease_away(agent: RunningAgent, *devices: int) -> None:
 
 def _interrupt_follow(agent: RunningAgent) -> int:
     """SIGINT reaches the command as from a terminal's Ctrl-C."""
-    command = ["env", "--default-signal=INT", *COMMAND, "events", "--follow", "--since", "1h"]  # tests may ignore it
+    command = ["env", "--default-signal=INT", *MESHWRIGHT, "events", "--follow", "--since", "1h"]  # tests may ignore it
     environment = {**os.environ, "MESHWRIGHT_URL": agent.url}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -141,7 +140,7 @@ HEADS = ["0", "1", "2", "75", "126", "127", "130", "the command's", "128 + n"]
 
 
 def test_under_a_held_lease_a_plan_is_made_on_its_devices(agent: RunningAgent) -> None:
-    inner = (*COMMAND, "--format=json", "plan", "dp:2")
+    inner = (*MESHWRIGHT, "--format=json", "plan", "dp:2")
     done = _run(agent, "lease", "run", "--purpose", "x", "--devices", "5,6", "--", *inner)
     assert [device["local_index"] for device in json.loads(done.stdout)["plans"][0]["devices"]] == [5, 6]
 

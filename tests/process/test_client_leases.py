@@ -17,13 +17,12 @@ import pytest
 from meshwright import AsyncClient, Client
 from meshwright.errors import MeshwrightError, NotFoundError
 from meshwright.testing import FakeAgent
-from tests.agents import RunningAgent, start_agent, wait_for
+from tests.agents import MESHWRIGHT, RunningAgent, start_agent, wait_for
 from tests.process.living import end_leases
 from tests.unit.client.both import Kind
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 LIMIT_S = 120.0
-COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +100,7 @@ def held(agent: RunningAgent, tmp_path: Path) -> Iterator[subprocess.Popen[str]]
     code = f"import time; open({str(up)!r}, 'w').close(); time.sleep(600)"
     options = ("--purpose", "train", "--preemptible", "--ttl", "1h", "--", sys.executable, "-c", code)
     environment = {**os.environ, "MESHWRIGHT_URL": agent.url}
-    command = [*COMMAND, "lease", "run", *options]
+    command = [*MESHWRIGHT, "lease", "run", *options]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         wait_for(up.exists)
         yield process

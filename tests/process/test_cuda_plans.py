@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
+
+from tests.agents import MESHWRIGHT
 
 pytestmark = [
     pytest.mark.skipif(
@@ -19,7 +20,6 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 LAYERS, HIDDEN, SEQUENCE, ROWS = 80, 8192, 8192, 64
 PARAMETERS = 70_553_706_496
 """Of Llama 3 70B, as its safetensors index says."""
@@ -28,7 +28,7 @@ PARAMETERS = 70_553_706_496
 def run_plan(*options: str) -> tuple[int, dict[str, Any]]:
     """Returns the exit code of `meshwright plan`, and the verification of its plan."""
     request = '{"training": {"remat": "full", "gradient_accumulation_steps": 1}}'
-    command = [*COMMAND, "--format=json", "plan", "--offline", "--compile", "--request", "-", *options]
+    command = [*MESHWRIGHT, "--format=json", "plan", "--offline", "--compile", "--request", "-", *options]
     done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=500, check=False)
     assert done.stdout, done.stderr
     [plan] = json.loads(done.stdout)["plans"]

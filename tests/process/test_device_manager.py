@@ -49,7 +49,7 @@ def test_importing_the_module_and_asking_what_is_here_starts_no_backend_and_sets
     says = run(
         """
         before = dict(os.environ)
-        import meshwright.devices
+        import meshwright.devices, meshwright.mesh, meshwright.parallelism, meshwright.placement
         explain_no_gpu()
         for detector in (CPUDetector(), CUDADetector(), TPUDetector()):
             detector.detect_capabilities()

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright import Client
 from tests.agents import RunningAgent
-from tests.process.jobs import find_port, read_answer
+from tests.process.jobs import read_answer
 
 TRAINER = Path(__file__).with_name("trainer.py")
 LIMIT_S = 120
@@ -61,20 +61,6 @@ def test_a_trainer_has_the_order_and_the_part_of_the_devices_that_were_planned(a
     assert some["seen"] == 4  # the plan's environment shows the trainer its part only
     assert some["order"] == [3, 0, 1, 2]
     assert some["mesh"] == some["plan"]
-
-
-def test_all_ranks_of_a_job_take_one_plan_by_its_name(agent: RunningAgent) -> None:
-    with Client(agent.url) as client:
-        plan = client.plan("dp:4,tp:2")
-    port = find_port()
-    shared = {"MESHWRIGHT_PLAN": plan.fingerprint, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
-    ranks = [start(f"unix://{agent.uds}", **shared, JOB=f"{rank} 2 {port}") for rank in range(2)]
-    reports = [finish(rank) for rank in ranks]
-    for report in reports:
-        assert report["seen"] == 8
-        assert report["mesh"] == report["plan"] == plan.fingerprint
-        assert report["right"]
-    assert reports[0]["order"] == reports[1]["order"]
 
 
 def test_a_plan_that_the_command_line_kept_in_a_file_needs_no_agent(agent: RunningAgent, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import pytest
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.fakes.tree import plant_host
 from tests.fakes.well import write_record, xid
-from tests.process.living import await_state, parse_events, read_component
-from tests.process.test_agent_health import silence
+from tests.process.living import await_newer_look, await_state, parse_events, read_component
+from tests.process.test_agent_health import chips, silence
 
 QUICK = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.2"}
 """Looks often; and no look that a busy machine makes slow is an event of its own."""
@@ -100,20 +100,25 @@ def test_an_xid_outlives_the_agent_until_an_operator_speaks(tmp_path: Path) -> N
         assert "XID 79" not in read_component(agent, CARD)["reason"]
 
 
-def test_the_stream_tells_what_happens_and_resumes_where_it_was_cut(tmp_path: Path) -> None:
-    settings = plant_host("tpu-v5p-4", tmp_path)
+def test_a_chip_that_is_gone_stays_unhealthy_until_it_is_back_and_the_stream_tells_and_resumes(tmp_path: Path) -> None:
+    settings, name = plant_host("tpu-v5p-4", tmp_path), "device:0000:86:00.0"
     chip = tmp_path / "sys/bus/pci/devices/0000:86:00.0"
     with start_agent(cpu_devices=None, **settings, **QUICK) as agent:
-        await_state(agent, "device:0000:86:00.0", "healthy")
+        assert "is listed" in await_state(agent, name, "healthy")["reason"]
         with listening(agent) as heard:
             target = chip.readlink()
             chip.unlink()
-            await_state(agent, "device:0000:86:00.0", "unhealthy")
+            gone = await_state(agent, name, "unhealthy")
+            assert gone["action"]
+            assert sorted(chips(agent).values()) == ["healthy"] * 3 + ["unhealthy"]
+            for _ in range(3):  # it was not said once, to grow old and be forgotten
+                assert await_newer_look(agent, name)["reason"] == gone["reason"]
             chip.symlink_to(target)
-            await_state(agent, "device:0000:86:00.0", "healthy")
+            await_state(agent, name, "healthy")
+            assert len(chips(agent)) == 4
 
             def told() -> list[dict[str, Any]]:
-                return [event for event in heard if event["data"]["component"] == "device:0000:86:00.0"]
+                return [event for event in heard if event["data"]["component"] == name]
 
             lost, found = wait_for(lambda: told() if len(told()) >= 2 else [], agent)[:2]
         assert (lost["event"], lost["data"]["before"], lost["data"]["state"]) == ("state", "healthy", "unhealthy")

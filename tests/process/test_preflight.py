@@ -24,8 +24,8 @@ from meshwright.preflight.check import build_coordinator
 from meshwright.wire.preflight import PreflightRequest
 from tests.agents import RunningAgent, start_agent
 from tests.documents import Document, has_shape
+from tests.process.jobs import find_port
 
-COMMAND = (sys.executable, "-c", "from meshwright.cli import main; main()")
 CHILDREN = Path(__file__).with_name("bad_children")
 
 
@@ -33,12 +33,6 @@ CHILDREN = Path(__file__).with_name("bad_children")
 def agents() -> Iterator[list[RunningAgent]]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(start_agent(cpu_devices=2)) for _ in range(3)]
-
-
-def find_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def list_urls(agents: Sequence[RunningAgent]) -> list[str]:

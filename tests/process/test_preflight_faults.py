@@ -9,7 +9,8 @@ import pytest
 
 from tests.agents import RunningAgent, wait_for
 from tests.process import namespaces
-from tests.process.bad_hosts import FAULTS, check, find_child, list_blamed
+from tests.process.bad_hosts import FAULTS, check, list_blamed
+from tests.process.living import find_children
 from tests.process.namespaces import Network, start_hosts
 
 pytestmark = [
@@ -55,5 +56,5 @@ def test_of_two_hosts_that_cannot_reach_each_other_both_are_named(hosts: tuple[N
 def test_every_host_is_free_and_healthy_after_all_that(hosts: tuple[Network, list[RunningAgent]]) -> None:
     for agent in hosts[1]:
         assert httpx.get(f"{agent.url}/leases").json()["leases"] == []
-        wait_for(lambda agent=agent: find_child(agent) is None, limit_s=10)
+        wait_for(lambda agent=agent: not find_children(agent, "preflight"), limit_s=10)
         assert httpx.get(f"{agent.url}/health").json()["state"] == "healthy"

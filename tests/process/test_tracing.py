@@ -14,7 +14,7 @@ from tests.fakes.collector import Collector, read_attributes, start_collector
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FAST = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
-SERVER, CLIENT, ERROR = 2, 3, 2
+SERVER, ERROR = 2, 2
 """Of the enumerations SpanKind and StatusCode in opentelemetry/proto/trace/v1/trace.proto."""
 
 

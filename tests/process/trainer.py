@@ -1,7 +1,7 @@
 """A trainer as a user writes it: takes a plan, makes its mesh, multiplies on it. What came of it goes out as JSON.
 
-Run as `python trainer.py MESH [REQUEST]`, or as `python trainer.py` with MESHWRIGHT_PLAN; one rank of several has
-JOB="RANK COUNT PORT". Knows only the public client, which has its settings from the environment, and jax.
+Run as `python trainer.py MESH [REQUEST]`, or as `python trainer.py` with MESHWRIGHT_PLAN. Knows only the public
+client, which has its settings from the environment, and jax.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def take_plan() -> Plan:
 
 
 plan = take_plan()
-if "JOB" not in os.environ:
-    os.environ.update(plan.environment)  # before jax is imported
+os.environ.update(plan.environment)  # before jax is imported
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -50,9 +49,6 @@ def multiply(mesh: jax.sharding.Mesh) -> bool:
 
 
 def main() -> None:
-    if job := os.environ.get("JOB"):
-        rank, count, port = map(int, job.split())
-        jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
     mesh = build_mesh(plan)
     report = {
         "plan": plan.fingerprint,
@@ -63,9 +59,6 @@ def main() -> None:
         "right": multiply(mesh),
     }
     print(json.dumps(report), flush=True)
-    if job:
-        jax.distributed.shutdown()
-        os._exit(0)  # gloo may hang where JAX is taken down: one_rank.py
 
 
 if __name__ == "__main__":

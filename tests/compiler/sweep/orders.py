@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from jax.experimental import mesh_utils
 
-from meshwright.planning.device_order import DeviceOrder, Score, score_order, search_layout
+from meshwright.planning.device_order import Score, score_order, search_layout
 from meshwright.planning.granules import Weights
 from meshwright.topology.links import price_hop
 from meshwright.topology.model import Topology
@@ -32,20 +32,6 @@ Rule = Literal["raises", "once", "told"]
 
 _DIGITS: Final = 9
 """Of figures that are compared: less than any two orders differ by."""
-
-
-class Planner(Protocol):
-    """Lays out a mesh as `search_layout` does."""
-
-    def __call__(
-        self,
-        sizes: tuple[int, ...],
-        weights: Weights,
-        topology: Topology,
-        indices: Sequence[int],
-        *,
-        dcn: tuple[int, ...] | None = None,
-    ) -> DeviceOrder: ...
 
 
 class Fault(NamedTuple):
@@ -129,23 +115,24 @@ class Ground:
         return Cost.of(score, weights, hops), score
 
 
-def compare_cases(cases: Sequence[Case], planner: Planner = search_layout) -> list[Row]:
+def compare_cases(cases: Sequence[Case]) -> list[Row]:
     """Returns a row for each case; those of one target follow each other."""
     rows, ground, target = [], None, None
     for case in cases:
         if ground is None or case.target != target:
             ground, target = Ground.of(case.target, case.slice), case.target
-        rows.append(compare_case(case, ground, planner))
+        rows.append(compare_case(case, ground))
     return rows
 
 
-def compare_case(case: Case, ground: Ground, planner: Planner = search_layout) -> Row:
-    """Returns what came of a case. `planner`: the search that is judged."""
+def compare_case(case: Case, ground: Ground) -> Row:
+    """Returns what came of a case."""
     given, failure = ask_jax(case, ground.devices)
     theirs = None if given is None else ground.measure(case, given)[0]
     row = partial(Row, case, jax=theirs, jax_failure=failure)
     try:
-        layout = planner(case.sizes, weigh_positions(case.sizes), ground.topology, ground.topology.order, dcn=case.dcn)
+        weights = weigh_positions(case.sizes)
+        layout = search_layout(case.sizes, weights, ground.topology, ground.topology.order, dcn=case.dcn)
     except Exception as error:
         return row(method="", ours=None, faults=(Fault("raises", f"{type(error).__name__}: {error}"),))
     order = np.array(layout.order)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.compiler.sweep.cases import Case, find_generation, list_several
-from tests.compiler.sweep.orders import Cost, Row, compare_cases
+from tests.compiler.sweep.orders import Row, compare_cases
 from tests.compiler.sweep.table import list_complaints
 from tests.fakes.slices import read_named_slices
 
@@ -27,7 +27,6 @@ SAMPLE: dict[str, list[tuple[int, ...]]] = {
 
 CASES = [Case(NAMED[name], sizes) for name, meshes in SAMPLE.items() for sizes in meshes]
 ODD = Case(NAMED["v5p-896"], (56, 8))
-GOOD, BAD = Cost(1.0, 1), Cost(2.0, 2)
 
 
 @pytest.fixture(scope="module")

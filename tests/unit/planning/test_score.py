@@ -116,14 +116,10 @@ def test_the_worst_line_is_what_an_axis_costs() -> None:
 
 # ---- links ----------------------------------------------------------------------------------------------------------
 
-LINE4, RING4, RING8, PAIR, CORES = (
-    Dimension(4), Dimension(4, is_ring=True), Dimension(8, is_ring=True), Dimension(2), Dimension(2, step=0.5),
-)  # fmt: skip
-
 
 def test_a_group_without_straight_neighbors_shares_the_links_of_the_way_between() -> None:
     diagonal = [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert count_links(diagonal, (LINE4, LINE4)) == 0
+    assert count_links(diagonal, (Dimension(4), Dimension(4))) == 0
     topology = build_slice((4, 4, 1), (False,) * 3)
     order = [x + 4 * ((x + y) % 4) for y in range(4) for x in range(4)]
     inner = score_order(order, (4, 4), weigh_positions((4, 4)), topology).axes[1]

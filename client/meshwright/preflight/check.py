@@ -105,7 +105,7 @@ def check_hosts(
             below 10 or not finite.
     """
     if not LEAST_TIMEOUT_S <= timeout_s < math.inf:
-        raise ValueError(f"timeout_s is {timeout_s:g}; a check takes {LEAST_TIMEOUT_S:g} s at least; give 60 or more")
+        raise ValueError(f"timeout_s is {timeout_s:g}; the check ends in a finite time of 10 s or more, such as 60")
     wanted = parse_chip_count(expect) if isinstance(expect, str) else expect
     coordinator, own_lease = build_coordinator(fleet.urls, port), f"preflight-{secrets.token_hex(8)}"
     on_phase = on_phase or (lambda _: None)

@@ -226,9 +226,6 @@ class FakeAgent:
         devices = self._mark_leased()
         return format_devices(devices) if request.url.params.get("format") == "text" else devices
 
-    def _release(self, _: httpx.Request) -> Release:
-        return Release(released=True, worker_killed=False)
-
     def _acknowledge(self, request: httpx.Request) -> Component:
         name = _read(Acknowledgement, request).component
         known = [each.name for each in self.health.components]
@@ -261,7 +258,9 @@ class FakeAgent:
         plans = answer_request(asked, here)
         whole = asked.model_copy(update={"include_devices": True})
         stored = plans if asked.include_devices else answer_request(whole, here)
-        self._plans |= {plan.fingerprint: plan for plan in list_kept(asked, stored)}
+        for plan in list_kept(asked, stored):  # one of this host comes before one of a target
+            if plan.target is None or self._plans.get(plan.fingerprint, plan).target is not None:
+                self._plans[plan.fingerprint] = plan
         if not asked.compile:
             return plans
         marked = (plan.model_copy(update={"verification": _NOT_COMPILED}) for plan in plans.plans)
@@ -289,6 +288,7 @@ class FakeAgent:
 
     def _bench(self, request: httpx.Request) -> Run:
         asked, now, devices = _read(BenchRequest, request), self._clock(), self.devices.devices
+        _select(self._find_inventory(), asked.devices, asked.lease)
         result = BenchResult(
             suite=asked.suite,
             platform=self.devices.platform,
@@ -403,21 +403,19 @@ class FakeAgent:
 
     def _choose(self, asked: LeaseRequest, held: Lease | None) -> tuple[Device, ...]:
         """Returns the devices that a request names or counts; a renewal that counts as many keeps its devices."""
-        here = self._find_inventory()
+        here, kept = self._find_inventory(), tuple(each.local_index for each in held.devices) if held else ()
         match asked.devices:
             case "all":
                 return here.topology.devices
-            case DeviceSelection(count=count) if held is not None and count in (None, len(held.devices)):
-                names: Any = tuple(each.local_index for each in held.devices)
+            case DeviceSelection(count=count, exclude=out) if (
+                kept and count in (None, len(kept)) and not {*kept} & {*out}
+            ):
+                names: Any = kept
             case DeviceSelection():
                 names = asked.devices
             case _:
                 names = tuple(dict.fromkeys(asked.devices))
-        try:
-            places = here.select(names).indices
-        except PlanInfeasibleError as error:
-            raise InvalidRequestError(error.detail, hint=error.hint, errors=error.errors) from error
-        return tuple(here.topology.devices[place] for place in sorted(places))
+        return tuple(here.topology.devices[place] for place in sorted(_select(here, names)))
 
     def _mark_leased(self) -> Devices:
         covers = {
@@ -440,7 +438,7 @@ _ROUTES: Final[dict[str, tuple[tuple[type, ...], Callable[..., Any]]]] = {
     "GET /events/stream": ((str,), lambda fake, request: httpx.Response(200, headers=_EVENT_STREAM)),
     "GET /metrics": ((str,), lambda fake, request: "# TYPE meshwright_up gauge\nmeshwright_up 1\n"),
     "GET /devices": ((Devices, str), FakeAgent._find_devices),
-    "POST /devices/release": ((Release,), FakeAgent._release),
+    "POST /devices/release": ((Release,), lambda fake, request: Release(released=True, worker_killed=False)),
     "GET /environment": ((Environment,), FakeAgent._build_environment),
     "GET /targets": ((Targets,), lambda fake, request: list_targets(request.url.params.get("chip"))),
     "POST /mesh/plan": ((Plans, Run), FakeAgent._plan),
@@ -448,6 +446,10 @@ _ROUTES: Final[dict[str, tuple[tuple[type, ...], Callable[..., Any]]]] = {
     "GET /mesh/plan/{fingerprint}": ((Plans,), lambda fake, request, name: Plans(plans=(fake._find_plan(name),))),
     "POST /batch-size": ((BatchSize, Run), FakeAgent._advise),
     "POST /placement/bench": ((Run,), FakeAgent._bench),
+    "POST /preflight": (
+        (Run,),
+        lambda fake, request: InvalidRequestError("FakeAgent checks no hosts; set the reply with answer()"),
+    ),
     "GET /placement/bench": ((LatestBench,), lambda fake, request: LatestBench(records=())),
     "GET /runs": ((RunList,), FakeAgent._list_runs),
     "GET /runs/{run_id}": ((Run,), FakeAgent._find_run),
@@ -483,6 +485,13 @@ def _read(model: type[M], request: httpx.Request) -> M:
         return model.model_validate_json(request.content or b"{}")
     except ValidationError as error:
         raise translate_validation(error.errors()) from error
+
+
+def _select(here: Inventory, names: Any, lease: str | None = None) -> tuple[int, ...]:
+    try:
+        return here.select(names, lease).indices
+    except PlanInfeasibleError as error:
+        raise InvalidRequestError(error.detail, hint=error.hint, errors=error.errors) from error
 
 
 def _copy(reply: Any) -> Any:

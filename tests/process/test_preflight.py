@@ -63,14 +63,11 @@ def test_well_hosts_are_well_and_everything_is_given_back(
         assert network["bytes_per_s"] == pytest.approx(median(rates))
 
 
-@pytest.mark.parametrize(
-    ("build", "verdict", "words"),
-    [
-        (lambda urls: ([urls[0], "http://127.0.0.1:9"], None), "fault", "not well: http://127.0.0.1:9"),
-        (lambda urls: (urls, "8*h100"), "fault", "it has 0 of 8*h100 devices"),
-        (lambda urls: ([urls[0], urls[0].replace("127.0.0.1", "localhost")], None), "unknown", "the same host as"),
-    ],
-)
+@pytest.mark.parametrize(("build", "verdict", "words"), [
+    (lambda urls: ([urls[0], "http://127.0.0.1:9"], None), "fault", "not well: http://127.0.0.1:9"),
+    (lambda urls: (urls, "8*h100"), "fault", "it has 0 of 8*h100 devices"),
+    (lambda urls: ([urls[0], urls[0].replace("127.0.0.1", "localhost")], None), "unknown", "the same host as"),
+])  # fmt: skip
 def test_what_agents_know_is_found_before_a_device_is_opened(
     agents: list[RunningAgent], build: Any, verdict: str, words: str
 ) -> None:
@@ -93,14 +90,8 @@ def test_the_page_leads_from_nothing_to_a_verdict_on_three_hosts(tmp_path: Path)
     script = f"ports=(0 {table})\n" + script.replace("879$number", "${ports[$number]}").replace("/tmp/", f"{tmp_path}/")
     script = script.replace("meshwright preflight", f"meshwright preflight --port {find_port()}")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PATH": path},
-        check=False,
-    )
+    environment, command = {**os.environ, "PATH": path}, ["bash", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert has_shape(done.stdout, expected), f"{done.stdout}\n{done.stderr}"
 
 
@@ -113,8 +104,6 @@ def test_one_host_is_checked_alone(agents: list[RunningAgent]) -> None:
 
 
 def test_a_time_limit_that_no_check_can_keep_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with Fleet(["http://127.0.0.1:9"]) as fleet, pytest.raises(ValueError, match="10 s at least"):
-        check_hosts(fleet, timeout_s=9)
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["--timeout", "11", "preflight", "--hosts", "127.0.0.1:9"])
     assert "12 or more" in capsys.readouterr().err
@@ -159,14 +148,11 @@ def test_a_host_takes_part_only_under_the_callers_lease_of_all_devices(agents: l
             client.end_lease("part")
 
 
-@pytest.mark.parametrize(
-    ("urls", "found"),
-    [
-        (("http://10.0.0.1:8790", "http://10.0.0.2:8790"), "10.0.0.1:8476"),
-        (("http://[fd00::1]:8790",), "[fd00::1]:8476"),
-        (("http://127.0.0.1:1", "http://localhost:2"), "127.0.0.1:8476"),
-    ],
-)
+@pytest.mark.parametrize(("urls", "found"), [
+    (("http://10.0.0.1:8790", "http://10.0.0.2:8790"), "10.0.0.1:8476"),
+    (("http://[fd00::1]:8790",), "[fd00::1]:8476"),
+    (("http://127.0.0.1:1", "http://localhost:2"), "127.0.0.1:8476"),
+])  # fmt: skip
 def test_the_coordinator_has_the_address_of_the_first_host(urls: tuple[str, ...], found: str) -> None:
     assert build_coordinator(urls, 8476) == found
 

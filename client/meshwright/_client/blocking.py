@@ -246,10 +246,11 @@ class Client:
     ) -> M:
         """Returns the answer, directly or (202) as the result of a run, which continues if the waiting ends early."""
         deadline, makes_run = build_deadline(timeout_s), request.compile
-        response = self._send("POST", path, body=request, statuses=(200, 202), makes_run=makes_run, deadline=deadline)
-        if response.status_code != 202:
-            return read_reply(model, response, self.base_url)
-        accepted = read_reply(Run, response, self.base_url)
+        codes = (200, 202)
+        reply = self._send("POST", path, body=request, statuses=codes, makes_run=makes_run, deadline=deadline)
+        if reply.status_code != 202:
+            return read_reply(model, reply, self.base_url)
+        accepted = read_reply(Run, reply, self.base_url)
         run = self.wait(accepted.id, on_progress=on_progress, timeout_s=timeout_s and count_left(deadline))
         return read_result(model, run, self.base_url)
 
@@ -374,7 +375,9 @@ class Client:
     def follow_events(self, after: int | None = None) -> Iterator[HealthEvent]:
         """Yields events of the host's health as they happen, from the event after `after`; None: from now on.
 
-        Never ends by itself. Connects again when the stream breaks. No event is repeated or lost.
+        Never ends by itself. Connects again when the stream breaks. No event is repeated, and none is lost while the
+        agent keeps its history. Of a new history (an empty state directory) the first events may be missed: those
+        whose `seq` is not above the last one.
 
         Raises:
             AgentConnectionError: the agent is unreachable for longer than the retries last. Continue later after the

@@ -169,19 +169,13 @@ def build_request(model: type[M], given: object, fields: Mapping[str, Any]) -> M
     """
     values = {name: _write_field(value) for name, value in fields.items() if value is not None}
     if isinstance(given, model):
-        first = next(
-            (
-                name
-                for name, value in values.items()
-                if name not in model.model_fields or value != model.model_fields[name].default
-            ),
-            None,
-        )
-        if first is not None:
+        known = model.model_fields
+        beside = [name for name, value in values.items() if name not in known or value != known[name].default]
+        if beside:
             raise InvalidRequestError.of(
-                first,
-                f"a {model.__name__} was given, and {first} beside it; a request has all of its fields itself",
-                f"set {first} in the {model.__name__}, or give the fields without it",
+                beside[0],
+                f"a {model.__name__} was given, and {beside[0]} beside it; a request has all of its fields itself",
+                f"set {beside[0]} in the {model.__name__}, or give the fields without it",
             )
         return given
     try:

@@ -146,7 +146,7 @@ LISTED_COUNT_MAX: Final = 1024
 """Above this number, the code requests the plan instead of listing its devices."""
 
 _BUILD: Final = (
-    "# `plan` is this plan: Client().get_plan(…), or the reply of POST /mesh/plan in a file.",
+    "# `plan` is this plan: meshwright.load_plan(…) of a file with it, or of its fingerprint where an agent stores it.",
     "from meshwright.mesh import build_mesh",
     "",
     "mesh = build_mesh(plan)",

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from statistics import median_low
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -105,7 +105,7 @@ def check_hosts(
             below 10 or not finite.
     """
     if not LEAST_TIMEOUT_S <= timeout_s < math.inf:
-        raise ValueError(f"timeout_s is {timeout_s:g}; a check takes {LEAST_TIMEOUT_S:g} s at least; give 60 or more")
+        raise ValueError(f"timeout_s is {timeout_s:g}; the check ends in a finite time of 10 s or more, such as 60")
     wanted = parse_chip_count(expect) if isinstance(expect, str) else expect
     coordinator, own_lease = build_coordinator(fleet.urls, port), f"preflight-{secrets.token_hex(8)}"
     on_phase = on_phase or (lambda _: None)
@@ -265,18 +265,9 @@ class _Check:
         self._evaluate(dict(runs))  # an agent that answers late still changes it
 
     def _start(self) -> dict[int, Run | MeshwrightError]:
-        return self._ask_all(
-            lambda place, client: client.start_preflight(
-                PreflightRequest(
-                    lease=self._lease,
-                    hosts=tuple(self._names),
-                    process_id=place,
-                    coordinator=self._coordinator,
-                    timeout_s=self._job_s,
-                    **self._mesh,
-                )
-            )
-        )
+        fixed: dict[str, Any] = {"lease": self._lease, "hosts": tuple(self._names), "coordinator": self._coordinator}
+        fixed |= {"timeout_s": self._job_s, **self._mesh}
+        return self._ask_all(lambda place, client: client.start_preflight(PreflightRequest(process_id=place, **fixed)))
 
     def _follow(self, runs: dict[int, Run]) -> None:
         """Updates the runs until all have ended, or one has failed and the others had time to fail too."""
@@ -437,7 +428,8 @@ def read_mesh(plan: Plan, state: FleetState) -> dict[str, Any]:
 
 
 def _compare_clocks(hosts: Mapping[int, FleetHost], now: datetime) -> Iterator[tuple[int, HostFinding]]:
-    offsets = {place: (_read_clock(_list(host)) - now).total_seconds() for place, host in hosts.items()}
+    read = ((place, _list(host).host) for place, host in hosts.items())
+    offsets = {place: (host.observed_at - now).total_seconds() + host.age_s for place, host in read}
     middle = median_low(offsets.values()) if offsets else 0.0
     for place, offset_s in offsets.items():
         if abs(offset_s - middle) > CLOCKS_S:
@@ -494,11 +486,6 @@ def _identify(host: FleetHost) -> object:
     """Returns what is equal only for the same agent."""
     devices = _list(host)
     return devices.host.boot_id, devices.worker.pid, devices.worker.since
-
-
-def _read_clock(devices: Devices) -> datetime:
-    """Returns the time on the host's clock when it answered."""
-    return devices.host.observed_at + timedelta(seconds=devices.host.age_s)
 
 
 def _list(host: FleetHost) -> Devices:

@@ -16,12 +16,6 @@ from meshwright.wire.preflight import Figure, PreflightResult, SlowFigure, Wrong
 HostState = Literal["ok", "fault", "missing", "unchecked"]
 """It is well · it is at fault · its agent does not answer · it could not be checked, by no fault of its own."""
 
-_UNITS: Final[Mapping[Figure, str]] = {
-    "matmul": "TFLOP/s",
-    "memory_bandwidth": "GB/s",
-    "all_reduce": "GB/s",
-    "network": "GB/s",
-}
 _NAMES: Final[Mapping[Figure, str]] = {
     "matmul": "matmul",
     "memory_bandwidth": "memory bandwidth",
@@ -132,12 +126,10 @@ def describe_results(
 
 def describe_slow(slow: SlowFigure) -> HostFinding:
     """Returns a slow figure in words."""
-    scale = 1e12 if slow.figure == "matmul" else 1e9
+    scale, unit = (1e12, "TFLOP/s") if slow.figure == "matmul" else (1e9, "GB/s")
     where = "" if slow.device is None else f"device {slow.device}: "
-    unit = _UNITS[slow.figure]
-    text = (
-        f"{where}{_NAMES[slow.figure]} {slow.value / scale:.3g} {unit}, peers' median {slow.peers / scale:.3g} {unit}"
-    )
+    name, median = _NAMES[slow.figure], slow.peers / scale
+    text = f"{where}{name} {slow.value / scale:.3g} {unit}, peers' median {median:.3g} {unit}"
     return HostFinding(state="fault", text=text, action=_ACTIONS[slow.figure])
 
 

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import DeviceLeasedError, InvalidMeshError, NotFoundError, PlanInfeasibleError
+from meshwright.errors import (
+    DeviceLeasedError,
+    InvalidMeshError,
+    InvalidRequestError,
+    NotFoundError,
+    PlanInfeasibleError,
+)
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.testing import FakeAgent
 from meshwright.topology.model import Topology
@@ -20,6 +26,7 @@ from meshwright.wire.devices import Devices
 from meshwright.wire.health import HealthEvents
 from meshwright.wire.leases import VerdictRequest
 from meshwright.wire.mesh import PlanRequest
+from meshwright.wire.preflight import PreflightRequest
 from tests.fakes.stored import build_run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -136,6 +143,22 @@ def test_a_compile_says_that_there_is_no_compiler() -> None:
         fitted = client.batch_size(**step, mesh="fsdp:8").compiled
         assert fitted is not None
         assert fitted.per_replica_batch_size is None
+
+
+def test_what_an_agent_refuses_is_refused_and_its_own_plan_comes_before_one_of_a_target() -> None:
+    request = PreflightRequest(lease="job", hosts=("a",), process_id=0, coordinator="a:1")
+    with FakeAgent("h100:4").client() as client:
+        made = [client.plan("dp:4"), client.plan("dp:4", target="h100:4")]
+        assert [client.get_plan(plan.fingerprint).target for plan in made] == [None, None]
+        client.lease({"exclude": [3]}, purpose="x", lease_id="job")
+        assert client.lease({"exclude": [3]}, purpose="x", lease_id="job").id == "job"
+        with pytest.raises(DeviceLeasedError, match="holds other devices"):
+            client.lease({"exclude": [0]}, purpose="x", lease_id="job")
+        for call in (lambda: client.bench(devices=[9]), lambda: client.start_preflight(request)):
+            with pytest.raises(InvalidRequestError):
+                call()
+        with pytest.raises(NotFoundError):
+            client.bench(lease="nope")
 
 
 # ---- leases

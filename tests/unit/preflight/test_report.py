@@ -22,17 +22,14 @@ def cut(*others: int) -> PreflightResult:
     return PreflightResult(unreachable=others)
 
 
-@pytest.mark.parametrize(
-    ("results", "met", "named"),
-    [
-        ({3: cut(0)}, {0, 1, 2}, {3}),  # of those that wait, all have reached the first host
-        ({2: cut(0), 3: cut(0)}, {0, 1}, {2, 3}),
-        ({1: cut(0), 2: cut(0), 3: cut(0)}, {0}, {0}),  # nobody has reached it
-        ({1: cut(0)}, {0}, {0, 1}),  # of two, either
-        ({0: cut(), 1: cut(), 2: cut(3), 3: cut(2)}, {0, 1, 2, 3}, {2, 3}),
-        ({0: cut(3), 1: cut(3), 2: cut(3), 3: cut(0, 1, 2)}, {0, 1, 2, 3}, {3}),
-    ],
-)
+@pytest.mark.parametrize(("results", "met", "named"), [
+    ({3: cut(0)}, {0, 1, 2}, {3}),  # of those that wait, all have reached the first host
+    ({2: cut(0), 3: cut(0)}, {0, 1}, {2, 3}),
+    ({1: cut(0), 2: cut(0), 3: cut(0)}, {0}, {0}),  # nobody has reached it
+    ({1: cut(0)}, {0}, {0, 1}),  # of two, either
+    ({0: cut(), 1: cut(), 2: cut(3), 3: cut(2)}, {0, 1, 2, 3}, {2, 3}),
+    ({0: cut(3), 1: cut(3), 2: cut(3), 3: cut(0, 1, 2)}, {0, 1, 2, 3}, {3}),
+])  # fmt: skip
 def test_a_cut_connection_names_who_reaches_nobody(
     results: dict[int, PreflightResult], met: set[int], named: set[int]
 ) -> None:
@@ -41,17 +38,14 @@ def test_a_cut_connection_names_who_reaches_nobody(
     assert all("no TCP connection" in finding.text for findings in found.values() for finding in findings)
 
 
-@pytest.mark.parametrize(
-    ("seen", "blamed"),
-    [
-        ([Wrong(1, 2, 0, "network", 5), Wrong(3, 2, 0, "network", 7)], [(2, 0, 7)]),  # two have seen it
-        ([Wrong(1, 2, 0, "network", 5)], [(2, 0, 5)]),
-        ([Wrong(1, 0, 0, "network", 5), Wrong(1, 2, 1, "network", 5)], [(1, None, 5)]),  # it receives wrongly
-        ([Wrong(2, 2, 1, "matmul", 9)], [(2, 1, 9)]),
-        ([Wrong(0, -1, -1, "network", 3), Wrong(1, -1, -1, "network", 3)], [(None, None, 3)]),
-        ([Wrong(0, -1, -1, "network", 3), Wrong(2, 2, 1, "matmul", 9)], [(2, 1, 9)]),  # which explains the sum
-    ],
-)
+@pytest.mark.parametrize(("seen", "blamed"), [
+    ([Wrong(1, 2, 0, "network", 5), Wrong(3, 2, 0, "network", 7)], [(2, 0, 7)]),  # two have seen it
+    ([Wrong(1, 2, 0, "network", 5)], [(2, 0, 5)]),
+    ([Wrong(1, 0, 0, "network", 5), Wrong(1, 2, 1, "network", 5)], [(1, None, 5)]),  # it receives wrongly
+    ([Wrong(2, 2, 1, "matmul", 9)], [(2, 1, 9)]),
+    ([Wrong(0, -1, -1, "network", 3), Wrong(1, -1, -1, "network", 3)], [(None, None, 3)]),
+    ([Wrong(0, -1, -1, "network", 3), Wrong(2, 2, 1, "matmul", 9)], [(2, 1, 9)]),  # which explains the sum
+])  # fmt: skip
 def test_a_wrong_content_is_its_producers_fault(seen: list[Wrong], blamed: list[tuple[int | None, ...]]) -> None:
     assert [(each.host, each.device, each.wrong_elements) for each in blame_contents(seen)] == blamed
 

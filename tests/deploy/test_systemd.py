@@ -99,5 +99,6 @@ def test_the_account_is_one_that_sysusers_makes() -> None:
     done = subprocess.run(
         ["systemd-sysusers", "--dry-run", str(SYSTEMD / "meshwright.sysusers")], capture_output=True, text=True
     )
-    if "unrecognized option" not in done.stderr:
-        assert done.returncode == 0, done.stderr
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-sysusers has no --dry-run")
+    assert done.returncode == 0, done.stderr

@@ -128,11 +128,9 @@ def read(replicated: jax.Array) -> np.ndarray[Any, Any]:
 
 
 def ask_jax(mesh: Mesh, axes: list[str]) -> Any:
-    """JAX's own grouping of processes, which is private: None where it is no longer there."""
-    try:
-        from jax._src.sharding_impls import get_process_index_and_count
-    except ImportError:
-        return None
+    """JAX's own grouping of processes, which is private."""
+    from jax._src.sharding_impls import get_process_index_and_count
+
     return get_process_index_and_count(NamedSharding(mesh, PartitionSpec(tuple(axes))), 0, 2)
 
 

@@ -45,7 +45,7 @@ def test_small_searches_are_answered_while_a_large_one_runs(agent: RunningAgent)
             assert post(agent, targets=["h100:8"], include_devices=False).status_code == 200
             answered += 1
     assert large.result().status_code == 200
-    assert answered > 3
+    assert answered > 1, "one that waited for the large search is answered too"
 
 
 def test_a_given_mesh_on_a_small_host_is_priced_by_the_planner_too(agent: RunningAgent) -> None:

@@ -76,6 +76,10 @@ def test_neighbors_on_the_mesh_are_neighbors_on_the_torus(answers: list[dict[str
         assert max(case.hops) <= max(measure_hops(answer["kind"], case.sizes, answer["jax"]))
 
 
+def test_jax_makes_a_mesh_in_most_cases_to_compare_with(answers: list[dict[str, Any]]) -> None:
+    assert sum(answer["jax"] is not None for answer in answers) > len(CASES) / 2
+
+
 def test_a_slice_of_sixteen_hosts_is_one_torus(answers: list[dict[str, Any]]) -> None:
     assert answers[0]["processes"] == 16
     assert answers[0]["ours"] == answers[1]["ours"], "the order in which the devices are given does not matter"

@@ -105,7 +105,7 @@ def test_a_compile_for_a_tpu_is_told_as_it_goes_and_its_answer_is_the_plan(told:
     assert 0 < found["peak_memory_bytes"] < found["capacity_bytes"]
     assert {"dp", "tp"} <= {axis for each in found["collectives"] for axis in each["axis"].split(",")}
     assert {"jax", "jaxlib", "libtpu"} <= set(found["versions"])
-    assert len(duration_s) > 20
+    assert len(duration_s) > 3
     assert max(duration_s) < POLL_LIMIT_S
 
 

@@ -168,12 +168,17 @@ def test_without_the_lease_the_command_does_not_run(h100: CommandLine, tmp_path:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_command_may_go_on_without_its_lease_and_that_is_said(h100: CommandLine) -> None:
-    timer = threading.Timer(0.5, lambda: _end_lease(h100))
-    timer.start()
-    command = (sys.executable, "-c", "import time; time.sleep(2)")
+def test_a_command_may_go_on_without_its_lease_and_that_is_said(h100: CommandLine, tmp_path: Path) -> None:
+    def take_away() -> None:
+        while not (tmp_path / "up").exists():
+            time.sleep(0.01)
+        _end_lease(h100)
+
+    taker = threading.Thread(target=take_away, daemon=True)
+    taker.start()
+    command = (sys.executable, "-c", f"import time; open({str(tmp_path / 'up')!r}, 'w'); time.sleep(1.5)")
     printed = h100("lease", "run", "--purpose", "x", "--ttl", "0.6s", "--", *command)
-    timer.join()
+    taker.join()
     assert printed.code == 75
     assert "the lease is lost, the command goes on without it" in printed.err
     assert "the lease was lost before the command ended (exit code 0)" in printed.err

@@ -20,7 +20,6 @@ from meshwright_agent.store import (
     LEASE,
     PLAN,
     RUN,
-    SCHEMA,
     Document,
     Limit,
     Store,
@@ -263,20 +262,6 @@ def test_of_files_that_were_set_aside_the_last_are_kept(tmp_path: Path) -> None:
         (tmp_path / "db").write_bytes(f"not a database {number}".encode() * 100)
         run_with_store(tmp_path / "db", recover)
     assert len([each for each in tmp_path.iterdir() if "set-aside" in each.name]) == module.MAX_SET_ASIDE
-
-
-def write_recorded() -> None:
-    """Records the two files; run it where the form of this version changes, and keep the files of before."""
-    lease = (RECORDED / "lease.json").read_text()
-    for name, number, extra in (("this", SCHEMA, ""), ("later", SCHEMA + 23, ", owner_uid INTEGER")):
-        path = RECORDED / f"{name}.sqlite3"
-        path.unlink(missing_ok=True)
-        with editing(path) as connection:
-            for statement in module._TABLES:
-                connection.execute(statement.replace("body TEXT NOT NULL", f"body TEXT NOT NULL{extra}"))
-            rows = [(LEASE, f"slurm-471{at}", state, len(lease), lease) for at, state in ((1, HELD), (0, "ended"))]
-            connection.executemany("INSERT INTO documents (kind, key, state, size, body) VALUES (?, ?, ?, ?, ?)", rows)
-            connection.execute(f"PRAGMA user_version = {number}")
 
 
 @pytest.mark.parametrize("name", ["this", "later"])

@@ -23,7 +23,7 @@ import numpy as np
 
 from meshwright.planning.cost.collectives import Numbers
 from meshwright.planning.cost.spans import REMATS, Layout
-from meshwright.planning.cost.step_time import ELEMENT_BYTES, Execution
+from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Block, Work
 from meshwright.topology.chips import read_cells
 from meshwright.wire.model import ModelSpec, TrainingSpec, WeightDtype
@@ -109,7 +109,7 @@ class StepMemory:
             "parameters": held * self.weight_bytes,
             "gradients": held * self.weight_bytes * (1 + again),
             "optimizer": held * self.layout.optimizer_bytes,
-            "activations": ELEMENT_BYTES * self._tokens * kept * self._in_flight,
+            "activations": self.execution.value_bytes * self._tokens * kept * self._in_flight,
             "layer": self._layer,
             "attention": self._attention,
             "dispatch": self._dispatch,
@@ -158,9 +158,13 @@ class StepMemory:
 
     def _count_gathered(self, dense: Any, experts: Any) -> Any:
         """Returns the bytes of weights that are whole at a time: gathered once, a stage's, with their gradients."""
-        stage = 2 * ELEMENT_BYTES * (dense + experts / self.layout.ep) / self.layout.tp
+        stage = 2 * self.execution.value_bytes * (dense + experts / self.layout.ep) / self.layout.tp
         layers = [block.dense_parameters + block.expert_parameters / self.layout.ep for block in self.work.blocks]
-        running = self.keeping.gathered * ELEMENT_BYTES * _find_largest([each / self.layout.tp for each in layers])
+        running = (
+            self.keeping.gathered
+            * self.execution.value_bytes
+            * _find_largest([each / self.layout.tp for each in layers])
+        )
         return np.where(self.layout.gathers_once, stage, running)
 
     # ---- activations -----------------------------------------------------------------------------------
@@ -199,7 +203,7 @@ class StepMemory:
     @property
     def _layer_size(self) -> Any:
         """Bytes that the running layer holds for one element a token."""
-        return ELEMENT_BYTES * self._tokens * self.keeping.layer
+        return self.execution.value_bytes * self._tokens * self.keeping.layer
 
     @functools.cached_property
     def _attention(self) -> Any:

@@ -33,9 +33,6 @@ from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout, Spans
 from meshwright.planning.cost.work import Block, Repeated, Work, find_repeated
 from meshwright.topology.chips import Chip
 
-ELEMENT_BYTES: Final = 2
-"""Of an activation or a gathered weight: bfloat16 or float16."""
-
 
 @dataclass(frozen=True)
 class Law:
@@ -76,7 +73,7 @@ class Execution:
 
     Attributes:
         fused_attention: scores never lie in memory, and half of a causal matrix is skipped.
-        value_bytes: of one weight as it is gathered, and of one gradient as it is summed.
+        value_bytes: of one gathered weight, summed gradient, and activation.
         update_bytes: the optimizer's traffic for one parameter: weight, gradient and moments in, all but gradient out.
         capacity_factor: places in an expert ÷ tokens that it gets on average; None: no token is dropped.
     """
@@ -106,7 +103,7 @@ class StepTime:
         layout: axes, micro-batches and remat.
         machine: one device.
         spans: the links of each axis.
-        execution: how attention is computed, and the type of sent values.
+        execution: how attention is computed, and the type of values.
         law: the constants.
         repeated: the part that full remat computes again; None: all that a gradient needs.
     """
@@ -252,7 +249,7 @@ class StepTime:
     @property
     def _activation_bytes(self) -> Any:
         """Of the hidden states of a micro-batch, before the tensor axis cuts them."""
-        return ELEMENT_BYTES * self._tokens * self.work.hidden
+        return self.execution.value_bytes * self._tokens * self.work.hidden
 
     def _time(self, axis: str, operation: Operation, byte_count: Any) -> Any:
         span = self.spans[axis]
@@ -278,7 +275,7 @@ class StepTime:
     def _time_context(self, block: Block) -> Any:
         """Returns the time to gather keys and values. The backward pass gathers them again and sums their gradients."""
         pairs = block.attention.pair_elements / np.minimum(self.layout.tp, block.attention.pair_heads)
-        sent = ELEMENT_BYTES * self._tokens * pairs * self.layout.cp
+        sent = self.execution.value_bytes * self._tokens * pairs * self.layout.cp
         return (self._directions + 1) * self._time("cp", "all_gather", sent)
 
     def _time_weights(self, blocks: list[tuple[Block, Any]]) -> Any:

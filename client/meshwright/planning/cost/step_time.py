@@ -328,7 +328,7 @@ class StepTime:
 # ---- how much is known ----------------------------------------------------------------------------------------------
 
 
-KNOWN_TPUS: Final = ("tpu_v5e", "tpu_v5p", "tpu_v6e", "tpu_7x")
+KNOWN: Final = ("tpu_v5e", "tpu_v5p", "tpu_v6e", "tpu_7x", "h100", "h200")
 """Families with runs to which the constants are fitted."""
 
 FEW_TOKENS: Final = 1024
@@ -350,12 +350,12 @@ def find_spread(chip: Chip, work: Work, layout: Layout) -> tuple[float, str]:
 
 
 def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[float, str]]:
-    if chip.platform == "gpu":
+    if chip.family not in KNOWN:
+        yield 1.5 if chip.platform == "gpu" else 1.14, "no run on this chip"
+    elif chip.platform == "gpu":
         yield 1.3, "on GPUs there are 20 runs of six models, and their software differs"
-    elif chip.family in KNOWN_TPUS:
-        yield 1.09, "31 published runs, each predicted from other chips and models"
     else:
-        yield 1.14, "no run on this chip"
+        yield 1.09, "31 published runs, each predicted from other chips and models"
     unseen = [axis for axis in ("pp", "ep", "cp") if int(getattr(layout, axis)) > 1]
     if unseen:
         yield 1.35, f"no run judges {', '.join(unseen)}"

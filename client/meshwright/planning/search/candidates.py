@@ -269,10 +269,13 @@ class Hardware:
         return next((factor.ratio for factor in self.factors if factor.case == case and factor.is_taken), 1.0)
 
     def build_machine(self) -> DeviceRates:
-        """Returns the figures of one device."""
+        """Returns the figures of one device: of a GPU that is slower alone than those with runs, as much less."""
+        alone = 1.0
+        if self.chip.platform == "gpu" and self.chip.measured_flops_per_s:
+            alone = min(self.chip.measured_flops_per_s / self.chip.flops_per_s / MATMUL_ALONE["gpu"], 1.0)
         return DeviceRates(
             platform=self.chip.platform,
-            flops_per_s=self.chip.device_flops_per_s * self.find_ratio("matmul"),
+            flops_per_s=self.chip.device_flops_per_s * alone * self.find_ratio("matmul"),
             memory_bytes_per_s=self.chip.device_memory_bytes_per_s * self.find_ratio("memory_bandwidth"),
         )
 

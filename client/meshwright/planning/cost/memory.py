@@ -158,13 +158,10 @@ class StepMemory:
 
     def _count_gathered(self, dense: Any, experts: Any) -> Any:
         """Returns the bytes of weights that are whole at a time: gathered once, a stage's, with their gradients."""
-        stage = 2 * self.execution.value_bytes * (dense + experts / self.layout.ep) / self.layout.tp
-        layers = [block.dense_parameters + block.expert_parameters / self.layout.ep for block in self.work.blocks]
-        running = (
-            self.keeping.gathered
-            * self.execution.value_bytes
-            * _find_largest([each / self.layout.tp for each in layers])
-        )
+        size, ep = self.execution.value_bytes, self.layout.ep
+        stage = 2 * size * (dense + experts / ep) / self.layout.tp
+        layers = [block.dense_parameters + block.expert_parameters / ep for block in self.work.blocks]
+        running = self.keeping.gathered * size * _find_largest([each / self.layout.tp for each in layers])
         return np.where(self.layout.gathers_once, stage, running)
 
     # ---- activations -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ Embedding and head are outside its loop, and the batch is laid over the stages t
 
 The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to 20 on
 GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run tests pp,
-ep and cp: their formulas have a source.
+ep and cp, and on GPUs tp: their formulas have a source.
 
 Source of the form: 70 published runs of MaxText, with the versions that ran; attention: Dao, arXiv:2307.08691.
 """
@@ -356,7 +356,8 @@ def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[floa
         yield 1.3, "on GPUs there are 20 runs of six models, and their software differs"
     else:
         yield 1.09, "31 published runs, each predicted from other chips and models"
-    unseen = [axis for axis in ("pp", "ep", "cp") if int(getattr(layout, axis)) > 1]
+    axes = ("pp", "ep", "cp", "tp") if chip.platform == "gpu" else ("pp", "ep", "cp")
+    unseen = [axis for axis in axes if int(getattr(layout, axis)) > 1]
     if unseen:
         yield 1.35, f"no run judges {', '.join(unseen)}"
     if work.has_experts:

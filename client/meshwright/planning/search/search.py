@@ -201,9 +201,10 @@ def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
     layout, spans, sequence = priced.layout, priced.spans, priced.work.seq_len
     found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
     found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
-    if priced.hardware.chip.platform == "gpu":
+    hardware, is_gpu = priced.hardware, priced.hardware.chip.platform == "gpu"
+    if is_gpu:
         found["tp on GPUs"] = np.asarray(layout.tp) > 1
-    else:
+    if not is_gpu or hardware.devices <= hardware.domain:  # people use it between hosts of GPUs
         found["pp"] = np.asarray(layout.pp) > 1
     return {words: np.broadcast_to(each, priced.total_s.shape) for words, each in found.items()}
 

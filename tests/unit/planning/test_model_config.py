@@ -47,40 +47,20 @@ TOLD: list[tuple[dict[str, Any], int]] = [
     ({**SMALL, "num_key_value_heads": None} | {"model_type": "gpt_neox", "attention_bias": False}, 1_629_408),
     (SMALL | {"model_type": "mixtral", "num_experts_per_tok": 2, "num_local_experts": 3}, 2_161_152),
     (SMALL | EXPERTS | {"model_type": "qwen2_moe", "num_experts": 6, "shared_expert_intermediate_size": 70}, 2_437_632),
-    (
-        SMALL
-        | EXPERTS
-        | {"model_type": "qwen2_moe", "num_experts": 6, "decoder_sparse_step": 2, "mlp_only_layers": [0, 1]},
-        5_897_216,
-    ),
+    (SMALL | EXPERTS | {"model_type": "qwen2_moe", "num_experts": 6, "decoder_sparse_step": 2,
+                        "mlp_only_layers": [0, 1]}, 5_897_216),
     (SMALL | EXPERTS | {"model_type": "qwen3_moe", "num_experts": 6, "decoder_sparse_step": 2}, 1_718_336),
     (SMALL | {"model_type": "gpt_oss", "num_experts_per_tok": 2, "num_local_experts": 6}, 4_273_862),
-    (
-        SMALL | {"model_type": "gpt_oss", "num_experts_per_tok": 2, "num_local_experts": 6, "attention_bias": False},
-        4_267_462,
-    ),
-    (
-        SMALL
-        | LATENT
-        | {"model_type": "deepseek_v2", "q_lora_rank": None, "n_shared_experts": 2, "first_k_dense_replace": 2},
-        1_754_852,
-    ),
+    (SMALL | {"model_type": "gpt_oss", "num_experts_per_tok": 2, "num_local_experts": 6, "attention_bias": False},
+     4_267_462),
+    (SMALL | LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None, "n_shared_experts": 2,
+                       "first_k_dense_replace": 2}, 1_754_852),
     (SMALL | LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_shared_experts": 2}, 1_266_012),
-    (
-        SMALL | LATENT | {"model_type": "deepseek_v32", "q_lora_rank": 24, "index_n_heads": 3, "index_head_dim": 16},
-        1_222_524,
-    ),
-    (
-        SMALL
-        | {
-            "model_type": "llama4_text",
-            "num_local_experts": 3,
-            "intermediate_size_mlp": 77,
-            "interleave_moe_layer_step": 2,
-        },
-        4_769_280,
-    ),
-]
+    (SMALL | LATENT | {"model_type": "deepseek_v32", "q_lora_rank": 24, "index_n_heads": 3, "index_head_dim": 16},
+     1_222_524),
+    (SMALL | {"model_type": "llama4_text", "num_local_experts": 3, "intermediate_size_mlp": 77,
+              "interleave_moe_layer_step": 2}, 4_769_280),
+]  # fmt: skip
 
 
 def same_shape(one: ModelSpec, other: ModelSpec) -> bool:

@@ -217,9 +217,8 @@ class Hardware:
         kinds = {device.kind for device in topology.devices}
         chip = find_chip(next(iter(kinds))) if len(kinds) == 1 else None
         if chip is None:
-            raise _refuse(
-                f"the devices are {', '.join(sorted(kinds)) or 'none'}; a model is priced on one kind of chip"
-            )
+            rule = "no figures of it are known" if len(kinds) == 1 else "a model is priced on one kind of chip"
+            raise _refuse(f"the devices are {', '.join(sorted(kinds)) or 'none'}; {rule}")
         sizes = {len(group) for group in topology.group(range(len(topology.devices)))}
         shapes = {(granule.shape, granule.wrap) for granule in topology.granules}
         if chip.platform == "tpu" and (len(sizes | shapes) > 2 or None in next(iter(shapes))):

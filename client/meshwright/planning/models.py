@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from meshwright.errors import InvalidRequestError, RequestError
+from meshwright.errors import InvalidRequestError
 from meshwright.planning.hf_config import (
     FAMILIES,
     UNSUPPORTED,
@@ -290,20 +290,14 @@ def _build_model(fields: Mapping[str, Any], keys: Mapping[str, str]) -> ModelSpe
     try:
         model = ModelSpec.model_validate(fields)
     except ValidationError as refused:
-        wrong = _translate(refused, keys)
+        errors = refused.errors(include_url=False)
+        named = [{**each, "loc": ("model", *(keys.get(str(part), part) for part in each["loc"]))} for each in errors]
+        wrong = translate_validation(named)
         hint = wrong.hint if "hidden_size" in fields else _OF_OTHER_KINDS
         raise InvalidRequestError(wrong.detail, hint=hint, errors=wrong.errors) from None
     if contradictions := tuple(find_contradictions(model)):
         raise _refuse_contradictions(contradictions, keys)
     return model
-
-
-def _translate(refused: ValidationError, keys: Mapping[str, str]) -> RequestError:
-    errors = [
-        {**error, "loc": ("model", *(keys.get(str(part), part) for part in error["loc"]))}
-        for error in refused.errors(include_url=False)
-    ]
-    return translate_validation(errors)
 
 
 def _refuse_contradictions(wrong: tuple[Contradiction, ...], keys: Mapping[str, str]) -> InvalidRequestError:

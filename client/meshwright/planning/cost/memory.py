@@ -105,11 +105,14 @@ class StepMemory:
         is_added = (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
         again = np.where(is_added, self.keeping.accumulated, 0.0)
         kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
+        # A stage saves those of all micro-batches, since JAX differentiates a pipeline's loop as a whole.
+        # Source: MaxText, docs, guide on sharding (GPipe and circular pipelines; no 1F1B).
+        in_flight = np.where(np.asarray(self.layout.pp) > 1, self.layout.gradient_accumulation_steps, 1.0)
         return {
             "parameters": held * self.weight_bytes,
             "gradients": held * self.weight_bytes * (1 + again),
             "optimizer": held * self.layout.optimizer_bytes,
-            "activations": self.execution.value_bytes * self._tokens * kept * self._in_flight,
+            "activations": self.execution.value_bytes * self._tokens * kept * in_flight,
             "layer": self._layer,
             "attention": self._attention,
             "dispatch": self._dispatch,
@@ -136,14 +139,6 @@ class StepMemory:
         held = list(zip(self.work.blocks, layers, strict=True))
         dense = sum(count * block.dense_parameters for block, count in held)
         return dense, sum(count * block.expert_parameters for block, count in held)
-
-    @property
-    def _in_flight(self) -> Any:
-        """Micro-batches whose activations a stage saves: all, since JAX differentiates a pipeline's loop as a whole.
-
-        Source: MaxText, docs, guide on sharding (GPipe and circular pipelines; no 1F1B).
-        """
-        return np.where(np.asarray(self.layout.pp) > 1, self.layout.gradient_accumulation_steps, 1.0)
 
     # ---- state -----------------------------------------------------------------------------------------
 

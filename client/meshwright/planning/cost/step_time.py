@@ -129,7 +129,8 @@ class StepTime:
         again = self._repeats * matmuls + self._repeats_attention * attention
         once, weights_s = layout.gathers_once, self._time_weights(blocks)
         stages = np.asarray(layout.pp)
-        ends_s = np.where(stages > 1, 1, passes) * self._time_ends()
+        ends = self.work.embedding_parameters + self.work.head.parameters
+        ends_s = np.where(stages > 1, 1, passes) * self._time_gathers(ends)
         sent = {
             "tp": self._stage_layers * self._time_tensor(),
             "cp": sum(layers * self._time_context(block) for block, layers in blocks),
@@ -286,10 +287,6 @@ class StepTime:
         """
         held = [(layers, block.dense_parameters + block.expert_parameters / self.layout.ep) for block, layers in blocks]
         return sum(count * self._time_gathers(each) for count, each in held)
-
-    def _time_ends(self) -> Any:
-        """Returns the same of embedding and head."""
-        return self._time_gathers(self.work.embedding_parameters + self.work.head.parameters)
 
     def _time_gathers(self, parameters: Any) -> Any:
         byte_count = parameters / self.layout.tp * self.execution.value_bytes

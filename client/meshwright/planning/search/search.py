@@ -105,6 +105,7 @@ def _build_memory(priced: Priced, place: int) -> PlanMemory:
 def _build_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> PlanStepTime:
     parts = {name: float(seconds[place]) for name, seconds in priced.parts.items()}
     total_s = sum(parts.values())
+    short = "; a step this short is mostly the latency of launches, which is not priced" if total_s < 1e-3 else ""
     spread, reason = find_spread(priced.hardware.chip, priced.work, priced.layout.take(place))
     return PlanStepTime(
         total_s=total_s,
@@ -114,11 +115,8 @@ def _build_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) 
         remat_s=parts["remat"],
         communication_s=_name_parts(parts, mesh_shape),
         bubble_s=parts["bubble"],
-        basis=f"{priced.hardware.basis}; interval: {reason}{_SHORT * (total_s < 1e-3)}",
+        basis=f"{priced.hardware.basis}; interval: {reason}{short}",
     )
-
-
-_SHORT: Final = "; a step this short is mostly the latency of launches, which is not priced"
 
 
 def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> dict[str, float]:
@@ -175,10 +173,6 @@ def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> i
 
 _TRIED_AT_ONCE: Final = 16
 """Micro-batches: 2^20 is narrowed down to 1 in five rounds."""
-
-REASONS: Final = {"bubble": "bubble", "remat": "compute", "compute": "compute"}
-"""Part of a step → the reason of a family that lost by it; axes are reported by their wires."""
-
 
 FAMILIES_MOST: Final = 12
 """The maximum number of reported families of each kind: slower fitting ones, the fastest first; and those that do not
@@ -330,7 +324,7 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
         return "order", f"takes {total:.3g} s a step, {longer}"
     words = _PARTS.get(part, f"communication of {part} over {wire}")
     most = f"most of that is {words}, {more[part]:.3g} s more"
-    return REASONS.get(part, wire), f"takes {total:.3g} s a step, {longer}; {most}"
+    return "compute" if part == "remat" else wire, f"takes {total:.3g} s a step, {longer}; {most}"
 
 
 _PARTS: Final = {"bubble": "the pipeline's bubble", "compute": "compute", "remat": "what is computed again"}
@@ -396,7 +390,9 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
         warnings = (*_list_basis_notices(question), *_list_untested_notices(priced, best), *better)
     else:
         warnings = (build_nothing_fits(question, bounds), *better)
-    return Plans(plans=tuple(plans), rejected=(*rejected, *_list_indivisible(space)), warnings=warnings)
+    left = sorted(space.left, key=lambda each: (each.size, AXES.index(each.axis)))[:LEFT_MOST]  # the smallest first
+    never = (Rejected(mesh_shape={each.axis: each.size}, reason="divisibility", message=each.rule) for each in left)
+    return Plans(plans=tuple(plans), rejected=(*rejected, *never), warnings=warnings)
 
 
 def _order_best(
@@ -468,12 +464,6 @@ def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
 
 def _read_total(plan: Plan) -> float:
     return plan.step_time.total_s if plan.step_time else math.inf
-
-
-def _list_indivisible(space: Space) -> list[Rejected]:
-    """Returns sizes that no mesh can have with this model, the smallest of each axis first."""
-    smallest = sorted(space.left, key=lambda left: (left.size, AXES.index(left.axis)))[:LEFT_MOST]
-    return [Rejected(mesh_shape={left.axis: left.size}, reason="divisibility", message=left.rule) for left in smallest]
 
 
 def _list_basis_notices(question: Question) -> tuple[Notice, ...]:

@@ -295,10 +295,8 @@ def _find_legal(rule: AxisRule, rules: Sequence[AxisRule], axes: MeshAxes) -> It
         own = {each: parts for each, parts in others.items() if each.allows(parts)}
         if rule not in own:
             continue
-        most = axes.count_parts((role,))
-        divisors = [
-            size for size in list_divisors(next(each.size for each in own if not each.may_repeat)) if size <= most
-        ]
+        most, whole = axes.count_parts((role,)), next(each.size for each in own if not each.may_repeat)
+        divisors = [size for size in list_divisors(whole) if size <= most]
         fits = [size for size in divisors if all(each.allows(size * parts) for each, parts in own.items())]
         yield role, choose_near(fits, most, most=MOST_OFFERED)
 

@@ -25,6 +25,7 @@ from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.asking import ask_planner
 
 TRAINING = {"seq_len": 4096, "global_batch_size": 256}
+SGD = {"optimizer": "sgd", "global_batch_size": 64}
 LONG = {"seq_len": 8192, "global_batch_size": 2048}
 
 
@@ -348,7 +349,7 @@ def test_offered_shapes_cut_the_model() -> None:
 def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:
     found = ask(model="llama3-70b", target="v5p:8x8x8", training={"global_batch_size": 512, "seq_len": 8192})
     assert not any("cp" in plan.mesh_shape or "pp" in plan.mesh_shape for plan in found.plans)
-    one_host = ask(model="mixtral-8x7b", target="h100:8", training=TRAINING | {"optimizer": "sgd"}, top=1)
+    one_host = ask(model="mixtral-8x7b", target="h100:8", training=TRAINING | SGD, top=1)
     assert one_host.plans[0].mesh_shape == {"fsdp": 2, "ep": 4}  # pp:8 and tp:8 are up to 12 % faster
     unusual = [each.message for each in found.rejected if each.reason == "unusual"]
     assert any("by cp for sequences of 8,192 tokens, which no run judges: measure it" in each for each in unusual)

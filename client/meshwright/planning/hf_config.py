@@ -6,7 +6,6 @@ on unchanged; the check of `ModelSpec` names it.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -75,14 +74,6 @@ def find_model_type(config: Config) -> str:
     named = config.get("architectures")
     first = str(named[0] if _is_list(named) and named else named)
     return _ARCHITECTURES.get(first, first)
-
-
-def suggest_model_types(config: Config) -> tuple[str, ...]:
-    """Returns families with a name similar to that of a config, the most similar first."""
-    words = {name: name for name in (*FAMILIES, *WRAPPERS)}
-    words |= {architecture.lower(): name for architecture, name in _ARCHITECTURES.items()}
-    near = difflib.get_close_matches(find_model_type(config)[:128].lower(), words, n=6, cutoff=0.6)
-    return tuple(dict.fromkeys(words[word] for word in near))[:3]
 
 
 def find_language_model(config: Config) -> tuple[Config, str]:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from meshwright.errors import InvalidRequestError, RequestError
+from meshwright.errors import InvalidRequestError
 from meshwright.planning.hf_config import (
     FAMILIES,
     UNSUPPORTED,
@@ -25,7 +25,6 @@ from meshwright.planning.hf_config import (
     find_model_type,
     is_config,
     read_config,
-    suggest_model_types,
 )
 from meshwright.planning.parallelism import choose_near, list_divisors, write_values
 from meshwright.topology.chips import read_cells
@@ -163,7 +162,7 @@ def _check_latent(model: ModelSpec) -> Iterator[Contradiction]:
         yield "num_key_value_heads", message, "leave it out"
     for name in _list_given(model, _NOT_OF_LATENT):
         message = "is given, but latent attention (kv_lora_rank) has none in this model"
-        yield name, message, f"leave out {name}"
+        yield name, message, "leave it out"
 
 
 def _check_indexer(model: ModelSpec) -> Iterator[Contradiction]:
@@ -291,7 +290,9 @@ def _build_model(fields: Mapping[str, Any], keys: Mapping[str, str]) -> ModelSpe
     try:
         model = ModelSpec.model_validate(fields)
     except ValidationError as refused:
-        wrong = _translate(refused, keys)
+        errors = refused.errors(include_url=False)
+        named = [{**each, "loc": ("model", *(keys.get(str(part), part) for part in each["loc"]))} for each in errors]
+        wrong = translate_validation(named)
         hint = wrong.hint if "hidden_size" in fields else _OF_OTHER_KINDS
         raise InvalidRequestError(wrong.detail, hint=hint, errors=wrong.errors) from None
     if contradictions := tuple(find_contradictions(model)):
@@ -299,21 +300,11 @@ def _build_model(fields: Mapping[str, Any], keys: Mapping[str, str]) -> ModelSpe
     return model
 
 
-def _translate(refused: ValidationError, keys: Mapping[str, str]) -> RequestError:
-    errors = [
-        {**error, "loc": ("model", *(keys.get(str(part), part) for part in error["loc"]))}
-        for error in refused.errors(include_url=False)
-    ]
-    return translate_validation(errors)
-
-
 def _refuse_contradictions(wrong: tuple[Contradiction, ...], keys: Mapping[str, str]) -> InvalidRequestError:
-    fields = [
-        {"field": f"model.{keys.get(name, name)}", "message": f"{keys.get(name, name)} {message}"}
-        for name, message, _ in wrong
-    ]
-    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    hint = "; ".join(f"{keys.get(name, name)}: {works}" for name, _, works in wrong)
+    named = {keys.get(name, name): (message, works) for name, message, works in wrong}  # one key can be of two fields
+    fields = [{"field": f"model.{key}", "message": f"{key} {message}"} for key, (message, _) in named.items()]
+    more = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
+    hint = "; ".join(f"{key}: {works}" for key, (_, works) in named.items())
     return InvalidRequestError(f"model: {fields[0]['message']}{more}", hint=hint, errors=fields)
 
 
@@ -327,11 +318,9 @@ def _refuse_name(name: str) -> InvalidRequestError:
 
 def _refuse_model_type(config: Mapping[str, Any], prefix: str) -> InvalidRequestError:
     key = prefix + ("model_type" if config.get("model_type") else "architectures")
-    near = suggest_model_types(config)
     known = f"these are: {', '.join((*FAMILIES, *WRAPPERS))}"
     message = f"{find_model_type(config)[:80]!r} is no family that is read; {known}"
-    plain = "give plain dimensions (hidden_size, num_hidden_layers, …) without model_type and architectures"
-    hint = f"did you mean {' or '.join(near)}? Else {plain}" if near else plain
+    hint = "give plain dimensions (hidden_size, num_hidden_layers, …) without model_type and architectures"
     return InvalidRequestError.of(f"model.{key}", f"model: {key} {message}", hint, message)
 
 

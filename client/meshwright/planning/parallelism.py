@@ -198,10 +198,14 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
     axes = MeshAxes.of(mesh_shape)
     _check_roles(model, axes)
     check_sequence(model, training)
-    rules = [rule for rule in list_rules(model, training) if rule.times > 1 or axes.find(*rule.roles)]
-    broken = [rule for rule in rules if not rule.allows(axes.count_parts(rule.roles))]
+    rules = list_rules(model, training)
+    broken = [rule for rule in rules if not _is_allowed(rule, axes) and (rule.times > 1 or axes.find(*rule.roles))]
     if broken:
         raise _refuse(broken, rules, axes)
+
+
+def _is_allowed(rule: AxisRule, axes: MeshAxes) -> bool:
+    return rule.allows(axes.count_parts(rule.roles))
 
 
 def check_sequence(model: ModelSpec, training: TrainingSpec) -> None:
@@ -264,8 +268,11 @@ def _check_roles(model: ModelSpec, axes: MeshAxes) -> None:
         raise _refuse_field("mesh", message, hint)
 
 
-def _refuse(broken: list[AxisRule], rules: list[AxisRule], axes: MeshAxes) -> PlanInfeasibleError:
-    errors, hints = [], []
+def _refuse(broken: list[AxisRule], rules: Sequence[AxisRule], axes: MeshAxes) -> PlanInfeasibleError:
+    spec = MeshSpec((*axes.sizes.items(), *(() if axes.tensor else (("tp", 1),))))
+    near = (MeshAxes.of(dict(shape.axes)) for shape in search_shapes(spec, spec.device_count, most=16))
+    whole = next((each for each in near if all(_is_allowed(rule, each) for rule in rules)), None)
+    errors, hints = [], [f"use {MeshSpec(tuple(whole.sizes.items()))}"] if whole else []
     for rule in broken:
         legal = {" × ".join(axes.find(role)): values for role, values in _find_legal(rule, rules, axes) if values}
         message = _write_message(rule, axes)
@@ -278,8 +285,8 @@ def _refuse(broken: list[AxisRule], rules: list[AxisRule], axes: MeshAxes) -> Pl
     return PlanInfeasibleError(f"{errors[0]['message']}{more}", hint=hint, errors=errors, code="does_not_divide")
 
 
-def _find_legal(rule: AxisRule, rules: list[AxisRule], axes: MeshAxes) -> Iterator[tuple[Role, tuple[int, ...]]]:
-    """Yields for each role that can mend a rule the sizes that do, and that break no other rule.
+def _find_legal(rule: AxisRule, rules: Sequence[AxisRule], axes: MeshAxes) -> Iterator[tuple[Role, tuple[int, ...]]]:
+    """Yields for each role that can mend a rule the sizes that do, break no other rule, and need no more devices.
 
     The other axes stay as they are; a rule that they break without this role is theirs to mend.
     """
@@ -288,9 +295,10 @@ def _find_legal(rule: AxisRule, rules: list[AxisRule], axes: MeshAxes) -> Iterat
         own = {each: parts for each, parts in others.items() if each.allows(parts)}
         if rule not in own:
             continue
-        divisors = list_divisors(next(each.size for each in own if not each.may_repeat))
+        most, whole = axes.count_parts((role,)), next(each.size for each in own if not each.may_repeat)
+        divisors = [size for size in list_divisors(whole) if size <= most]
         fits = [size for size in divisors if all(each.allows(size * parts) for each, parts in own.items())]
-        yield role, choose_near(fits, axes.count_parts((role,)), most=MOST_OFFERED)
+        yield role, choose_near(fits, most, most=MOST_OFFERED)
 
 
 def _write_message(rule: AxisRule, axes: MeshAxes) -> str:

@@ -47,40 +47,20 @@ TOLD: list[tuple[dict[str, Any], int]] = [
     ({**SMALL, "num_key_value_heads": None} | {"model_type": "gpt_neox", "attention_bias": False}, 1_629_408),
     (SMALL | {"model_type": "mixtral", "num_experts_per_tok": 2, "num_local_experts": 3}, 2_161_152),
     (SMALL | EXPERTS | {"model_type": "qwen2_moe", "num_experts": 6, "shared_expert_intermediate_size": 70}, 2_437_632),
-    (
-        SMALL
-        | EXPERTS
-        | {"model_type": "qwen2_moe", "num_experts": 6, "decoder_sparse_step": 2, "mlp_only_layers": [0, 1]},
-        5_897_216,
-    ),
+    (SMALL | EXPERTS | {"model_type": "qwen2_moe", "num_experts": 6, "decoder_sparse_step": 2,
+                        "mlp_only_layers": [0, 1]}, 5_897_216),
     (SMALL | EXPERTS | {"model_type": "qwen3_moe", "num_experts": 6, "decoder_sparse_step": 2}, 1_718_336),
     (SMALL | {"model_type": "gpt_oss", "num_experts_per_tok": 2, "num_local_experts": 6}, 4_273_862),
-    (
-        SMALL | {"model_type": "gpt_oss", "num_experts_per_tok": 2, "num_local_experts": 6, "attention_bias": False},
-        4_267_462,
-    ),
-    (
-        SMALL
-        | LATENT
-        | {"model_type": "deepseek_v2", "q_lora_rank": None, "n_shared_experts": 2, "first_k_dense_replace": 2},
-        1_754_852,
-    ),
+    (SMALL | {"model_type": "gpt_oss", "num_experts_per_tok": 2, "num_local_experts": 6, "attention_bias": False},
+     4_267_462),
+    (SMALL | LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None, "n_shared_experts": 2,
+                       "first_k_dense_replace": 2}, 1_754_852),
     (SMALL | LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_shared_experts": 2}, 1_266_012),
-    (
-        SMALL | LATENT | {"model_type": "deepseek_v32", "q_lora_rank": 24, "index_n_heads": 3, "index_head_dim": 16},
-        1_222_524,
-    ),
-    (
-        SMALL
-        | {
-            "model_type": "llama4_text",
-            "num_local_experts": 3,
-            "intermediate_size_mlp": 77,
-            "interleave_moe_layer_step": 2,
-        },
-        4_769_280,
-    ),
-]
+    (SMALL | LATENT | {"model_type": "deepseek_v32", "q_lora_rank": 24, "index_n_heads": 3, "index_head_dim": 16},
+     1_222_524),
+    (SMALL | {"model_type": "llama4_text", "num_local_experts": 3, "intermediate_size_mlp": 77,
+              "interleave_moe_layer_step": 2}, 4_769_280),
+]  # fmt: skip
 
 
 def same_shape(one: ModelSpec, other: ModelSpec) -> bool:
@@ -120,6 +100,8 @@ def test_a_config_has_as_many_parameters_as_its_familys_own_code_makes(config: d
     ({"model_type": "mistral", "sliding_window": None, "num_key_value_heads": None}, {"num_key_value_heads": None}),
     ({"model_type": "mixtral", "num_local_experts": 4}, {"num_experts": 4, "num_experts_per_tok": 2}),
     ({"model_type": "qwen3_moe", "num_local_experts": 16}, {"num_experts": 16}),
+    ({"model_type": "qwen3_moe", "shared_expert_intermediate_size": 0}, {"num_shared_experts": 0}),
+    ({"model_type": "qwen3_vl_moe_text", "shared_expert_intermediate_size": 0}, {"num_shared_experts": 0}),
     ({"model_type": "gemma", "hidden_activation": None, "hidden_act": "gelu"}, {"activation": "gelu"}),
     ({"model_type": "gemma", "hidden_activation": None}, {"activation": "gelu", "tie_word_embeddings": True}),
     ({**GPT2, "n_embd": 1600, "n_head": 25}, {"hidden_size": 1600, "intermediate_size": 6400}),
@@ -154,10 +136,7 @@ def test_a_known_family_of_another_kind_is_unsupported(family: str, reason: str)
 
 
 @pytest.mark.parametrize(("config", "field", "hint"), [
-    ({"model_type": "bert"}, "model.model_type", "plain dimensions"),
-    ({"model_type": "qwen3moe"}, "model.model_type", "did you mean qwen3_moe"),
-    ({"model_type": "gpt-neox"}, "model.model_type", "did you mean gpt_neox"),
-    ({"architectures": ["LlamaForCasualLM"]}, "model.architectures", "did you mean llama"),
+    ({"model_type": "phi"}, "model.model_type", "give plain dimensions"),
     ({"model_type": "gemma3"}, "model.text_config", "gemma3_text"),
     ({"model_type": "x", "text_config": {"model_type": "y"}}, "model.text_config.model_type", "plain dimensions"),
     ({"model_type": "gemma3", "text_config": {"hidden_size": 0}}, "model.text_config.hidden_size", "1 or more"),
@@ -168,7 +147,7 @@ def test_a_known_family_of_another_kind_is_unsupported(family: str, reason: str)
     ({"model_type": "deepseek_v2"}, "model.num_experts_per_tok", "set it to 2"),
     ({"model_type": "deepseek_v3", "kv_lora_rank": None}, "model.q_lora_rank", "give kv_lora_rank"),
     ({"model_type": "deepseek_v3", "num_key_value_heads": 8}, "model.num_key_value_heads", "leave it out"),
-    ({"model_type": "deepseek_v3", "attention_bias": True}, "model.attention_bias", "leave out attention_bias"),
+    ({"model_type": "deepseek_v3", "attention_bias": True}, "model.attention_bias", "attention_bias: leave it out"),
     ({"model_type": "deepseek_v3", "n_routed_experts": 4}, "model.num_experts_per_tok", "use 4 or less"),
     ({"architectures": ["T5Model"]}, "model.architectures", "plain dimensions"),
     ({"architectures": []}, "model.architectures", "plain dimensions"),
@@ -183,6 +162,7 @@ def test_a_wrong_config_is_refused_by_its_own_keys(config: dict[str, Any], field
         read_model(config if "n_embd" in config and "n_head" in config else SIZES | config)
     assert field in {error["field"] for error in refused.value.errors}
     assert hint in refused.value.hint
+    assert len({error["field"] for error in refused.value.errors}) == len(refused.value.errors)
 
 
 def test_of_a_model_of_text_and_images_the_language_model_is_read_and_its_name_says_so() -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from meshwright.planning.cost.collectives import Numbers
 from meshwright.planning.cost.spans import REMATS, Layout
-from meshwright.planning.cost.step_time import ELEMENT_BYTES, Execution
+from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Block, Work
 from meshwright.topology.chips import read_cells
 from meshwright.wire.model import ModelSpec, TrainingSpec, WeightDtype
@@ -105,11 +105,14 @@ class StepMemory:
         is_added = (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
         again = np.where(is_added, self.keeping.accumulated, 0.0)
         kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
+        # A stage saves those of all micro-batches, since JAX differentiates a pipeline's loop as a whole.
+        # Source: MaxText, docs, guide on sharding (GPipe and circular pipelines; no 1F1B).
+        in_flight = np.where(np.asarray(self.layout.pp) > 1, self.layout.gradient_accumulation_steps, 1.0)
         return {
             "parameters": held * self.weight_bytes,
             "gradients": held * self.weight_bytes * (1 + again),
             "optimizer": held * self.layout.optimizer_bytes,
-            "activations": ELEMENT_BYTES * self._tokens * kept * self._in_flight,
+            "activations": self.execution.value_bytes * self._tokens * kept * in_flight,
             "layer": self._layer,
             "attention": self._attention,
             "dispatch": self._dispatch,
@@ -137,14 +140,6 @@ class StepMemory:
         dense = sum(count * block.dense_parameters for block, count in held)
         return dense, sum(count * block.expert_parameters for block, count in held)
 
-    @property
-    def _in_flight(self) -> Any:
-        """Micro-batches whose activations a stage saves: all, since JAX differentiates a pipeline's loop as a whole.
-
-        Source: MaxText, docs, guide on sharding (GPipe and circular pipelines; no 1F1B).
-        """
-        return np.where(np.asarray(self.layout.pp) > 1, self.layout.gradient_accumulation_steps, 1.0)
-
     # ---- state -----------------------------------------------------------------------------------------
 
     def _count_held(self, dense: Any, experts: Any) -> Any:
@@ -158,9 +153,10 @@ class StepMemory:
 
     def _count_gathered(self, dense: Any, experts: Any) -> Any:
         """Returns the bytes of weights that are whole at a time: gathered once, a stage's, with their gradients."""
-        stage = 2 * ELEMENT_BYTES * (dense + experts / self.layout.ep) / self.layout.tp
-        layers = [block.dense_parameters + block.expert_parameters / self.layout.ep for block in self.work.blocks]
-        running = self.keeping.gathered * ELEMENT_BYTES * _find_largest([each / self.layout.tp for each in layers])
+        size, ep = self.execution.value_bytes, self.layout.ep
+        stage = 2 * size * (dense + experts / ep) / self.layout.tp
+        layers = [block.dense_parameters + block.expert_parameters / ep for block in self.work.blocks]
+        running = self.keeping.gathered * size * _find_largest([each / self.layout.tp for each in layers])
         return np.where(self.layout.gathers_once, stage, running)
 
     # ---- activations -----------------------------------------------------------------------------------
@@ -199,7 +195,7 @@ class StepMemory:
     @property
     def _layer_size(self) -> Any:
         """Bytes that the running layer holds for one element a token."""
-        return ELEMENT_BYTES * self._tokens * self.keeping.layer
+        return self.execution.value_bytes * self._tokens * self.keeping.layer
 
     @functools.cached_property
     def _attention(self) -> Any:

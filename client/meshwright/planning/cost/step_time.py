@@ -14,7 +14,7 @@ Embedding and head are outside its loop, and the batch is laid over the stages t
 
 The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to 20 on
 GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run tests pp,
-ep and cp: their formulas have a source.
+ep and cp, and on GPUs tp: their formulas have a source.
 
 Source of the form: 70 published runs of MaxText, with the versions that ran; attention: Dao, arXiv:2307.08691.
 """
@@ -32,9 +32,6 @@ from meshwright.planning.cost.collectives import Operation
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout, Spans
 from meshwright.planning.cost.work import Block, Repeated, Work, find_repeated
 from meshwright.topology.chips import Chip
-
-ELEMENT_BYTES: Final = 2
-"""Of an activation or a gathered weight: bfloat16 or float16."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Execution:
 
     Attributes:
         fused_attention: scores never lie in memory, and half of a causal matrix is skipped.
-        value_bytes: of one weight as it is gathered, and of one gradient as it is summed.
+        value_bytes: of one gathered weight, summed gradient, and activation.
         update_bytes: the optimizer's traffic for one parameter: weight, gradient and moments in, all but gradient out.
         capacity_factor: places in an expert ÷ tokens that it gets on average; None: no token is dropped.
     """
@@ -106,7 +103,7 @@ class StepTime:
         layout: axes, micro-batches and remat.
         machine: one device.
         spans: the links of each axis.
-        execution: how attention is computed, and the type of sent values.
+        execution: how attention is computed, and the type of values.
         law: the constants.
         repeated: the part that full remat computes again; None: all that a gradient needs.
     """
@@ -132,7 +129,8 @@ class StepTime:
         again = self._repeats * matmuls + self._repeats_attention * attention
         once, weights_s = layout.gathers_once, self._time_weights(blocks)
         stages = np.asarray(layout.pp)
-        ends_s = np.where(stages > 1, 1, passes) * self._time_ends()
+        ends = self.work.embedding_parameters + self.work.head.parameters
+        ends_s = np.where(stages > 1, 1, passes) * self._time_gathers(ends)
         sent = {
             "tp": self._stage_layers * self._time_tensor(),
             "cp": sum(layers * self._time_context(block) for block, layers in blocks),
@@ -252,7 +250,7 @@ class StepTime:
     @property
     def _activation_bytes(self) -> Any:
         """Of the hidden states of a micro-batch, before the tensor axis cuts them."""
-        return ELEMENT_BYTES * self._tokens * self.work.hidden
+        return self.execution.value_bytes * self._tokens * self.work.hidden
 
     def _time(self, axis: str, operation: Operation, byte_count: Any) -> Any:
         span = self.spans[axis]
@@ -278,7 +276,7 @@ class StepTime:
     def _time_context(self, block: Block) -> Any:
         """Returns the time to gather keys and values. The backward pass gathers them again and sums their gradients."""
         pairs = block.attention.pair_elements / np.minimum(self.layout.tp, block.attention.pair_heads)
-        sent = ELEMENT_BYTES * self._tokens * pairs * self.layout.cp
+        sent = self.execution.value_bytes * self._tokens * pairs * self.layout.cp
         return (self._directions + 1) * self._time("cp", "all_gather", sent)
 
     def _time_weights(self, blocks: list[tuple[Block, Any]]) -> Any:
@@ -289,10 +287,6 @@ class StepTime:
         """
         held = [(layers, block.dense_parameters + block.expert_parameters / self.layout.ep) for block, layers in blocks]
         return sum(count * self._time_gathers(each) for count, each in held)
-
-    def _time_ends(self) -> Any:
-        """Returns the same of embedding and head."""
-        return self._time_gathers(self.work.embedding_parameters + self.work.head.parameters)
 
     def _time_gathers(self, parameters: Any) -> Any:
         byte_count = parameters / self.layout.tp * self.execution.value_bytes
@@ -331,7 +325,7 @@ class StepTime:
 # ---- how much is known ----------------------------------------------------------------------------------------------
 
 
-KNOWN_TPUS: Final = ("tpu_v5e", "tpu_v5p", "tpu_v6e", "tpu_7x")
+KNOWN: Final = ("tpu_v5e", "tpu_v5p", "tpu_v6e", "tpu_7x", "h100", "h200")
 """Families with runs to which the constants are fitted."""
 
 FEW_TOKENS: Final = 1024
@@ -353,13 +347,14 @@ def find_spread(chip: Chip, work: Work, layout: Layout) -> tuple[float, str]:
 
 
 def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[float, str]]:
-    if chip.platform == "gpu":
+    if chip.family not in KNOWN:
+        yield 1.5 if chip.platform == "gpu" else 1.14, "no run on this chip"
+    elif chip.platform == "gpu":
         yield 1.3, "on GPUs there are 20 runs of six models, and their software differs"
-    elif chip.family in KNOWN_TPUS:
-        yield 1.09, "31 published runs, each predicted from other chips and models"
     else:
-        yield 1.14, "no run on this chip"
-    unseen = [axis for axis in ("pp", "ep", "cp") if int(getattr(layout, axis)) > 1]
+        yield 1.09, "31 published runs, each predicted from other chips and models"
+    axes = ("pp", "ep", "cp", "tp") if chip.platform == "gpu" else ("pp", "ep", "cp")
+    unseen = [axis for axis in axes if int(getattr(layout, axis)) > 1]
     if unseen:
         yield 1.35, f"no run judges {', '.join(unseen)}"
     if work.has_experts:

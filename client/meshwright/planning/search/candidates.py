@@ -217,9 +217,8 @@ class Hardware:
         kinds = {device.kind for device in topology.devices}
         chip = find_chip(next(iter(kinds))) if len(kinds) == 1 else None
         if chip is None:
-            raise _refuse(
-                f"the devices are {', '.join(sorted(kinds)) or 'none'}; a model is priced on one kind of chip"
-            )
+            rule = "no figures of it are known" if len(kinds) == 1 else "a model is priced on one kind of chip"
+            raise _refuse(f"the devices are {', '.join(sorted(kinds)) or 'none'}; {rule}")
         sizes = {len(group) for group in topology.group(range(len(topology.devices)))}
         shapes = {(granule.shape, granule.wrap) for granule in topology.granules}
         if chip.platform == "tpu" and (len(sizes | shapes) > 2 or None in next(iter(shapes))):
@@ -269,10 +268,13 @@ class Hardware:
         return next((factor.ratio for factor in self.factors if factor.case == case and factor.is_taken), 1.0)
 
     def build_machine(self) -> DeviceRates:
-        """Returns the figures of one device."""
+        """Returns the figures of one device: of a GPU that is slower alone than those with runs, as much less."""
+        alone = 1.0
+        if self.chip.platform == "gpu" and self.chip.measured_flops_per_s:
+            alone = min(self.chip.measured_flops_per_s / self.chip.flops_per_s / MATMUL_ALONE["gpu"], 1.0)
         return DeviceRates(
             platform=self.chip.platform,
-            flops_per_s=self.chip.device_flops_per_s * self.find_ratio("matmul"),
+            flops_per_s=self.chip.device_flops_per_s * alone * self.find_ratio("matmul"),
             memory_bytes_per_s=self.chip.device_memory_bytes_per_s * self.find_ratio("memory_bandwidth"),
         )
 

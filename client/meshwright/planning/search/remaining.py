@@ -77,10 +77,10 @@ def search_remaining(
         PlanInfeasibleError: no mesh cuts model and batch over any number of them.
     """
     counts, bounds = _list_counts(topology, kept), read_bounds(request)
-    found = {count: best.weighed_s for count in counts if (best := price_best(ask(count), bounds))}
+    found = {count: best for count in counts if (best := price_best(ask(count), bounds))}
     if not found:
         raise _refuse(request, len(kept))
-    count = min(found, key=lambda each: found[each])
+    count = min(found, key=lambda each: found[each].weighed_s)
     gone = set(topology.order) - set(kept)
     others = [topology.devices[index] for index in topology.order if index in gone]
     names = tuple(device.uuid or f"{device.host}/{device.local_index}" for device in others)
@@ -89,8 +89,11 @@ def search_remaining(
     idle = len(kept) - count
     if not idle:
         return plans
-    message = f"{idle} of the devices that are left stay idle: the fastest mesh that cuts model and batch has {count}"
-    notice = Notice(code="devices_left_idle", message=message, hint=_find_batch(request, ask, len(kept), count))
+    message = (
+        f"{_write_idle(idle, 'the devices that are left')}: the fastest mesh that cuts model and batch has {count}"
+    )
+    hint = _find_batch(request, ask, len(kept), count, found[count].seconds)
+    notice = Notice(code="devices_left_idle", message=message, hint=hint)
     return plans.model_copy(update={"warnings": (*plans.warnings, notice)})
 
 
@@ -103,15 +106,16 @@ def _list_counts(topology: Topology, kept: Sequence[int]) -> list[int]:
     return [unit * many for many in sorted({*range(max(most - COUNTS_MOST, 0) + 1, most + 1), *halves}, reverse=True)]
 
 
-def _find_batch(request: SearchRequest, ask: Ask, devices: int, used: int) -> str:
-    """Returns the hint with the batch near the requested one that is the fastest on more of the remaining devices."""
+def _find_batch(request: SearchRequest, ask: Ask, devices: int, used: int, own_s: float) -> str:
+    """Returns the hint with the batch near the requested one that is the fastest on more of the remaining devices, and
+    faster than `own_s`, the seconds of the requested one on `used`."""
     batch, bounds, found = request.training.global_batch_size, read_bounds(request), []
     for count in (devices, *(each for each in list_smooth(devices, ask(devices).hardware.domain)[:4] if each > used)):
         near = max(round(batch / count), 1) * count
-        if (best := price_best(ask(count).with_batch(near), bounds)) and best.seconds < math.inf:
+        if (best := price_best(ask(count).with_batch(near), bounds)) and best.seconds / near * batch < own_s:
             found.append((best.seconds / near * batch, near, count))
     if not found:
-        return f"with another global_batch_size near {batch} no more would work either"
+        return f"no global_batch_size near {batch} is faster on more of them"
     seconds, near, count = min(found)
     work = f"all {count}" if count == devices else f"{count} of them"
     return f"with a global_batch_size of {near} {work} work, {seconds:.3g} s for as many sequences"
@@ -125,8 +129,12 @@ def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
     assert left.step_time is not None
     times = f"{left.step_time.total_s / best.step_time.total_s:.2f} times as long"
     hints = [notice.hint for notice in plans.warnings if notice.code == "devices_left_idle"]
-    unused = f"; {idle} of them stay idle; {hints[0]}" if idle and hints else ""
+    unused = f"; {_write_idle(idle, 'them')}; {hints[0]}" if idle and hints else ""
     return f"without {lost}: {write_mesh(left.mesh_shape)}, {left.step_time.total_s:.3g} s a step, {times}{unused}"
+
+
+def _write_idle(idle: int, devices: str) -> str:
+    return f"{idle} of {devices} stay{'s' * (idle == 1)} idle"
 
 
 def _refuse(request: SearchRequest, left: int) -> PlanInfeasibleError:

@@ -105,6 +105,7 @@ def _build_memory(priced: Priced, place: int) -> PlanMemory:
 def _build_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> PlanStepTime:
     parts = {name: float(seconds[place]) for name, seconds in priced.parts.items()}
     total_s = sum(parts.values())
+    short = "; a step this short is mostly the latency of launches, which is not priced" if total_s < 1e-3 else ""
     spread, reason = find_spread(priced.hardware.chip, priced.work, priced.layout.take(place))
     return PlanStepTime(
         total_s=total_s,
@@ -114,11 +115,8 @@ def _build_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) 
         remat_s=parts["remat"],
         communication_s=_name_parts(parts, mesh_shape),
         bubble_s=parts["bubble"],
-        basis=f"{priced.hardware.basis}; interval: {reason}{_SHORT * (total_s < 1e-3)}",
+        basis=f"{priced.hardware.basis}; interval: {reason}{short}",
     )
-
-
-_SHORT: Final = "; a step this short is mostly the latency of launches, which is not priced"
 
 
 def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> dict[str, float]:
@@ -176,10 +174,6 @@ def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> i
 _TRIED_AT_ONCE: Final = 16
 """Micro-batches: 2^20 is narrowed down to 1 in five rounds."""
 
-REASONS: Final = {"pp": "bubble", "bubble": "bubble", "remat": "compute", "compute": "compute"}
-"""Part of a step → the reason of a family that lost by it; axes are reported by their wires."""
-
-
 FAMILIES_MOST: Final = 12
 """The maximum number of reported families of each kind: slower fitting ones, the fastest first; and those that do not
 fit, the nearest first."""
@@ -201,9 +195,10 @@ def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
     layout, spans, sequence = priced.layout, priced.spans, priced.work.seq_len
     found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
     found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
-    if priced.hardware.chip.platform == "gpu":
+    hardware, is_gpu = priced.hardware, priced.hardware.chip.platform == "gpu"
+    if is_gpu:
         found["tp on GPUs"] = np.asarray(layout.tp) > 1
-    else:
+    if not is_gpu or hardware.devices <= hardware.domain:  # people use it between hosts of GPUs
         found["pp"] = np.asarray(layout.pp) > 1
     return {words: np.broadcast_to(each, priced.total_s.shape) for words, each in found.items()}
 
@@ -225,6 +220,10 @@ class Best:
     mesh_shape: dict[str, int]
     seconds: float
     weighed_s: float
+
+    def is_before(self, other: Best) -> bool:
+        """Returns whether it is faster, also by the handicaps."""
+        return self.seconds < other.seconds and self.weighed_s < other.weighed_s
 
 
 def price_best(question: Question, bounds: Bounds) -> Best | None:
@@ -325,7 +324,7 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
         return "order", f"takes {total:.3g} s a step, {longer}"
     words = _PARTS.get(part, f"communication of {part} over {wire}")
     most = f"most of that is {words}, {more[part]:.3g} s more"
-    return REASONS.get(part, wire), f"takes {total:.3g} s a step, {longer}; {most}"
+    return "compute" if part == "remat" else wire, f"takes {total:.3g} s a step, {longer}; {most}"
 
 
 _PARTS: Final = {"bubble": "the pipeline's bubble", "compute": "compute", "remat": "what is computed again"}
@@ -385,12 +384,15 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
     seconds = _read_total(plans[0]) if plans else math.inf
-    better = (*_list_fewer(request, question, bounds, seconds), *_list_batch_notices(question, bounds, seconds))
+    own = Best({}, seconds, seconds * float((weigh(priced) / priced.total_s)[next(iter(best), 0)]))
+    better = (*_list_fewer(request, question, bounds, own), *_list_batch_notices(question, bounds, seconds))
     if plans:
         warnings = (*_list_basis_notices(question), *_list_untested_notices(priced, best), *better)
     else:
         warnings = (build_nothing_fits(question, bounds), *better)
-    return Plans(plans=tuple(plans), rejected=(*rejected, *_list_indivisible(space)), warnings=warnings)
+    left = sorted(space.left, key=lambda each: (each.size, AXES.index(each.axis)))[:LEFT_MOST]  # the smallest first
+    never = (Rejected(mesh_shape={each.axis: each.size}, reason="divisibility", message=each.rule) for each in left)
+    return Plans(plans=tuple(plans), rejected=(*rejected, *never), warnings=warnings)
 
 
 def _order_best(
@@ -464,17 +466,15 @@ def _read_total(plan: Plan) -> float:
     return plan.step_time.total_s if plan.step_time else math.inf
 
 
-def _list_indivisible(space: Space) -> list[Rejected]:
-    """Returns sizes that no mesh can have with this model, the smallest of each axis first."""
-    smallest = sorted(space.left, key=lambda left: (left.size, AXES.index(left.axis)))[:LEFT_MOST]
-    return [Rejected(mesh_shape={left.axis: left.size}, reason="divisibility", message=left.rule) for left in smallest]
-
-
 def _list_basis_notices(question: Question) -> tuple[Notice, ...]:
     """Returns the warnings that prices do not cover the request, or cover only a part of it."""
     chip = question.hardware.chip
     if question.training.compute_dtype == "bfloat16" != chip.dtype:
         message = f"{chip.name} has no matrix units for bfloat16: its step is priced in {chip.dtype}"
+        if question.training.attention == "flash":
+            message += (
+                ", with flash attention, which cuDNN has from Ampere on; attention xla needs more time and memory"
+            )
         return (Notice(code="no_bfloat16", message=message, hint="compute in float16 in your own step, or measure it"),)
     if question.training.compute_dtype != "float32":
         return ()
@@ -500,7 +500,7 @@ def list_smooth(devices: int, domain: int) -> list[int]:
     return [count for count in range(devices // host * host - host, 0, -host) if 30**17 % count == 0]
 
 
-def _list_fewer(request: SearchRequest, question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
+def _list_fewer(request: SearchRequest, question: Question, bounds: Bounds, own: Best) -> tuple[Notice, ...]:
     """Returns the warning that fewer GPUs, a number with small factors, take less time: more sizes divide."""
     hardware = question.hardware
     count, power = hardware.devices, 1 << (hardware.devices.bit_length() - 1)
@@ -508,7 +508,7 @@ def _list_fewer(request: SearchRequest, question: Question, bounds: Bounds, seco
         return ()
     tries = (replace(hardware, devices=each) for each in {power, *list_smooth(count, hardware.domain)[:2]})
     found = ((each.devices, price_best(replace(question, hardware=each), bounds)) for each in tries)
-    faster = [(best.seconds, fewer, best.mesh_shape) for fewer, best in found if best and best.seconds < seconds]
+    faster = [(best.seconds, fewer, best.mesh_shape) for fewer, best in found if best and best.is_before(own)]
     if not faster:
         return ()
     least, fewer, shape = min(faster)
@@ -557,13 +557,20 @@ def build_nothing_fits(question: Question, bounds: Bounds | None = None) -> Noti
     """Returns the warning that no mesh of the devices fits, with the least that one needs, and changes that fit."""
     bounds, hardware, training = bounds or Bounds(), question.hardware, question.training
     count, space = hardware.devices, question.list_space(bounds)
-    message = f"no mesh of {count} device{'s' * (count > 1)} holds this training step"
+    free = replace(Bounds(), optimizer_bytes=bounds.optimizer_bytes)
+    given = [name for name, value in vars(free).items() if getattr(bounds, name) != value]
+    freed = [name for name in given if _is_feasible(question, replace(bounds, **{name: getattr(free, name)}))]
+    helps = " or ".join(freed) or (" and ".join(given) if given and _is_feasible(question, free) else "")
+    chosen = " that may be chosen" * bool(helps)
+    message = f"no mesh of {count} device{'s' * (count > 1)}{chosen} holds this training step"
     if space.size:
         priced = question.price(space.layout)
         place = int(priced.memory_bytes.argmin())
         state = sum(priced.memory[part][place] for part in ("parameters", "gradients", "optimizer"))
         message += f": at least {priced.memory_bytes[place] / 2**30:.1f} GiB of a device's "
         message += f"{priced.capacity_bytes / 2**30:.1f}; weights, gradients and moments are {state / 2**30:.1f}"
+    if helps:
+        return Notice(code="nothing_fits", message=message, hint=f"leave {helps} free".replace("remats", "remat"))
     moments = dict.fromkeys(("first_moment_dtype", "second_moment_dtype"), "bfloat16")
     changes = (moments, {"weight_dtype": "bfloat16"}, {"optimizer": "sgd"}, {"seq_len": max(training.seq_len // 2, 1)})
     more = {many: replace(question, hardware=replace(hardware, devices=many)) for many in (2 * count, 4 * count)}
@@ -585,10 +592,12 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
     if over := [axis for axis, size in bounds.axes.items() if size > bounds.at_most.get(axis, size)]:
         detail = f"{over[0]}:{bounds.axes[over[0]]} is given, and at_most {over[0]}:{bounds.at_most[over[0]]}"
         return PlanInfeasibleError.of("at_most", detail, f"leave {over[0]} out of axes or of at_most")
-    rules = "; ".join(dict.fromkeys(left.rule for left in space.left[:LEFT_MOST]))
+    steps = bounds.gradient_accumulation_steps or 1
+    wrong_steps = [f"gradient_accumulation_steps {steps} does not divide it"] if batch % steps else []
+    rules = "; ".join(dict.fromkeys((*wrong_steps, *(left.rule for left in space.left[:LEFT_MOST]))))
     detail = f"no mesh of {devices} devices that may be chosen cuts this model and a global_batch_size of {batch}"
     detail += f" ({rules})" if rules else ""
-    parts = [(bounds.gradient_accumulation_steps or 1) * size for size in list_divisors(devices)]
+    parts = [steps * size for size in list_divisors(devices)]
     least = {-(-batch // each) * each for each in parts}  # that accumulation and data-parallel parts divide
     legal = [size for size in sorted(least) if question.with_batch(size).list_space(bounds).size]
     near = dict.fromkeys((*legal[-1:], *choose_near(legal, batch)))  # first a multiple of all devices

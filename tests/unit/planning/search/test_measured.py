@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planning.request import Inventory, answer_request
+from meshwright.planning.search.candidates import Hardware
 from meshwright.planning.search.measured import Measurement, Measurements, Timed, find_newest, pick_newest
 from meshwright.topology.join import join_devices
 from meshwright.topology.targets import build_target
@@ -45,6 +46,12 @@ def test_an_all_reduce_over_all_planned_devices_gives_its_bus_bandwidth() -> Non
     assert choose(rows).find("all_reduce").rate == pytest.approx(3e11)
     assert choose(rows, (2, 3)).find("all_reduce").rate == pytest.approx(3e11)
     assert choose(rows, (2,)).find("all_reduce") is None  # one device has nobody to exchange with
+
+
+@pytest.mark.parametrize(("target", "part"), [("h100:8", 1.0), ("a100:8", 1.0), ("mi300x:8", 0.51 / 0.8)])
+def test_a_gpu_that_is_slow_alone_is_priced_as_much_slower(target: str, part: float) -> None:
+    hardware = Hardware.of(build_target(target), 8)
+    assert hardware.build_machine().flops_per_s == pytest.approx(part * hardware.chip.flops_per_s, rel=5e-3)
 
 
 def test_the_newest_run_counts_and_an_older_one_where_it_is_too_short() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -18,7 +18,7 @@ import numpy as np
 
 from meshwright.planning.cost.spans import Layout, Spans
 from meshwright.planning.cost.step_time import LAW, DeviceRates, Execution, Law, StepTime, find_spread
-from meshwright.planning.cost.work import Output, Repeated, Work, build_work, find_repeated
+from meshwright.planning.cost.work import Output, Work, build_work
 from meshwright.planning.models import read_model
 from meshwright.planning.search.candidates import Hardware, scale_links
 from meshwright.spec import MeshSpec
@@ -41,7 +41,7 @@ class Run:
         group: what it is left out with: the model on its chip.
         model: what was trained.
         chip, devices: the hardware.
-        work, layout, spans, repeated, execution: as the law takes them; `repeated` is by what the run kept.
+        work, layout, spans, kept, execution: as the law takes them.
         step_s: seconds, as published.
         source: where.
     """
@@ -54,7 +54,7 @@ class Run:
     work: Work
     layout: Layout
     spans: Spans
-    repeated: Repeated
+    kept: Collection[Output]
     execution: Execution
     step_s: float
     source: str
@@ -70,7 +70,7 @@ class Run:
     def predict(self, law: Law = LAW) -> float:
         """Returns the seconds of a step by the law."""
         machine = DeviceRates(self.chip.platform, self.chip.device_flops_per_s, self.chip.device_memory_bytes_per_s)
-        step = StepTime(self.work, self.layout, machine, self.spans, self.execution, law, self.repeated)
+        step = StepTime(self.work, self.layout, machine, self.spans, self.execution, law, self.kept)
         return float(sum(step.price().values()))
 
     @property
@@ -115,8 +115,7 @@ def _build_run(row: dict[str, Any]) -> Run:
         raise ValueError(f"{row['id']}: not all of {row['kept']!r} are {get_args(Output)}")
     return Run(
         id=row["id"], group=f"{hardware.chip.family}/{row['model']}", model=model, chip=hardware.chip,
-        devices=len(topology.devices), work=work, layout=layout, spans=spans,
-        repeated=find_repeated(work, kept),
+        devices=len(topology.devices), work=work, layout=layout, spans=spans, kept=kept,
         execution=Execution(capacity_factor=float(row["capacity_factor"] or 0) or None),
         step_s=float(row["step_s"]), source=row["source"],
     )  # fmt: skip

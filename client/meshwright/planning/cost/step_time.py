@@ -21,8 +21,7 @@ Source of the form: 70 published runs of MaxText, with the versions that ran; at
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ import numpy as np
 
 from meshwright.planning.cost.collectives import Operation
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout, Spans
-from meshwright.planning.cost.work import Block, Repeated, Work, find_repeated
+from meshwright.planning.cost.work import Block, Output, Work, find_repeated
 from meshwright.topology.chips import Chip
 
 
@@ -105,7 +104,7 @@ class StepTime:
         spans: the links of each axis.
         execution: how attention is computed, and the type of values.
         law: the constants.
-        repeated: the part that full remat computes again; None: all that a gradient needs.
+        kept: outputs that full remat saves, on the device or offloaded to the host.
     """
 
     work: Work
@@ -114,7 +113,7 @@ class StepTime:
     spans: Spans
     execution: Execution
     law: Law = LAW
-    repeated: Repeated | None = None
+    kept: Collection[Output] = ()
 
     def price(self) -> PartSeconds:
         """Returns the time of a step on each candidate."""
@@ -211,20 +210,17 @@ class StepTime:
         count = block.attention.heads * block.attention.length * self._tokens / self.layout.tp
         return count * self.law.score_bytes / self.machine.memory_bytes_per_s
 
-    @functools.cached_property
-    def _repeated(self) -> Repeated:
-        return self.repeated or find_repeated(self.work)
-
     @property
     def _repeats(self) -> Any:
         """Which part of the matmuls the backward pass computes again."""
-        return np.where(np.asarray(self.layout.remat) == REMAT_FULL, self._repeated.matmuls, 0.0)
+        return np.where(np.asarray(self.layout.remat) == REMAT_FULL, find_repeated(self.work, self.kept), 0.0)
 
     @property
     def _repeats_attention(self) -> Any:
         """Which part of attention is computed again: of minimal remat all, since no matmul makes its result."""
         remat = np.asarray(self.layout.remat)
-        return np.where(remat == REMAT_FULL, self._repeated.attention, np.where(remat == REMAT_NONE, 0.0, 1.0))
+        full = 0.0 if "context" in self.kept else 1.0
+        return np.where(remat == REMAT_FULL, full, np.where(remat == REMAT_NONE, 0.0, 1.0))
 
     def _time_update(self) -> Any:
         """Returns the time of the optimizer, which memory bounds: a device updates the state that it holds."""

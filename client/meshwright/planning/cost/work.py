@@ -237,16 +237,8 @@ def _count_keys(length: int, most: int) -> float:
 # ---- recomputation of the backward pass --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """Parts of a model's matmuls, and of its attention, that the backward pass computes again: 0 to 1."""
-
-    matmuls: float
-    attention: float
-
-
-def find_repeated(work: Work, kept: Collection[Output] = ()) -> Repeated:
-    """Returns the share that full remat repeats.
+def find_repeated(work: Work, kept: Collection[Output] = ()) -> float:
+    """Returns the share of a model's matmuls that the backward pass of full remat computes again: 0 to 1.
 
     Args:
         work: of the model.
@@ -257,7 +249,7 @@ def find_repeated(work: Work, kept: Collection[Output] = ()) -> Repeated:
     again = sum(
         block.count * weight for block in work.blocks for name, weight in _weigh(block).items() if name not in spared
     )
-    return Repeated(again / whole, 0.0 if "context" in spared else 1.0)
+    return again / whole
 
 
 def _weigh(block: Block) -> dict[Output, int]:

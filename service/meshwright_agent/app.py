@@ -229,12 +229,9 @@ async def _answer_gone(request: Request, error: Exception) -> Response:
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
     asked = f"{request.method} {request.url.path}"
+    detail = f"{type(error).__name__} while answering {asked}; this is a bug of the agent"
     hint = "report it with the request id; the agent's log has the traceback"
-    return build_response(
-        ProblemError(
-            f"{type(error).__name__} while answering {asked}; this is a bug of the agent", hint=hint, code="internal"
-        )
-    )
+    return build_response(ProblemError(detail, hint=hint, code="internal"))
 
 
 # ---- the wrapper ----------------------------------------------------------------------------------------------------
@@ -265,14 +262,19 @@ class Wrapper:
             self._check(inner, headers)
             await self._run(inner, receive, answer)
         except ProblemError as error:
-            await build_response(error)(inner, receive, answer)
+            response = build_response(error)
+            response.headers["connection"] = "close"
+            await response(inner, receive, answer)
         finally:
             route = getattr(inner.get("route"), "path", "unmatched")
             metrics.observe_request(route, scope["method"], answer.status, time.perf_counter() - began_s)
             self._audit(scope, state, answer.status)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raises ProblemError unless the request is for this host and does not come from a page of another site."""
+        """Raises ProblemError if the request is for another host, from a page of another site, or has two lengths."""
+        if "content-length" in headers and "transfer-encoding" in headers:  # RFC 9112 section 6.1
+            detail = "the request has Content-Length and Transfer-Encoding"
+            raise InvalidRequestError(detail, status=400, hint="send one of them")
         if scope["state"]["peer"].is_unix:
             return
         hosts = headers.getlist("host")
@@ -292,10 +294,11 @@ class Wrapper:
             log.exception("request %s %s failed", scope["method"], scope["path"])
 
     def _audit(self, scope: Scope, state: dict[str, Any], status: int) -> None:
-        """Writes one line for each request that may change something, and for each refused one."""
-        if not (state.get("is_audited") or status in {401, 403, 421}):
-            return
+        """Writes one line for each request that may change something, that started a run, or that was refused."""
         caller: Caller | None = state.get("caller")
+        is_unnamed = caller is None and scope["method"] not in SAFE_METHODS  # its body was refused before its caller
+        if not (is_unnamed or state.get("is_audited") or status in {202, 401, 403, 421}):
+            return
         who = {"caller": caller.name, "scope": caller.scope} if caller else {"caller": state["peer"].name}
         asked = {"method": scope["method"], "path": scope["path"]}
         record(**who, **asked, **state.get("noted", {}), status=status, request_id=REQUEST_ID.get())

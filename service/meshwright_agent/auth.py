@@ -56,7 +56,7 @@ _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,5})(s|min|h|d)")
 _SECONDS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._:/@{}\[\]+-]+")
-_UCRED: Final = struct.Struct("3i")
+UCRED: Final = struct.Struct("3i")
 """pid, uid, gid of SO_PEERCRED: unix(7)."""
 _SO_PEERGROUPS: Final = 59
 """The supplementary groups of a peer; Python does not name it. Source: include/uapi/asm-generic/socket.h."""
@@ -252,7 +252,7 @@ def read_peer(transport: Any) -> Peer:
 def _read_unix_peer(sock: Any) -> Peer:
     groups: set[int] = set()
     try:
-        _, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        _, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
         with contextlib.suppress(OSError):
             found = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUP_BYTES)
             groups.update(memoryview(found).cast("I"))

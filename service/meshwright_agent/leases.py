@@ -187,9 +187,7 @@ class LeaseRegistry:
 
     def _describe(self, held: StoredLease, devices: Sequence[Device]) -> str:
         lease = held.lease
-        covered = [
-            device.local_index for device in devices if (own := self.covering(device)) and own.lease.id == lease.id
-        ]
+        covered = [each.local_index for each in devices if (own := self.covering(each)) and own.lease.id == lease.id]
         owner = f" of {lease.owner}" if lease.owner else ""
         return (
             f"device {_list_shown(covered)} by {lease.id}{owner} ({lease.purpose}), "

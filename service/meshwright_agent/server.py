@@ -18,8 +18,8 @@ import signal
 import socket
 import ssl
 import stat
-import struct
 import time
+from asyncio import constants
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 
 from meshwright.errors import MeshwrightError
 from meshwright_agent.agent import DRAIN_TIMEOUT_S, Agent
-from meshwright_agent.auth import AccessSettingsError, Authenticator, check_exposure, read_mark
+from meshwright_agent.auth import UCRED, AccessSettingsError, Authenticator, check_exposure, read_mark
 from meshwright_agent.clock import SystemClock
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
@@ -49,7 +49,6 @@ SEND_BUFFER_BYTES: Final = 1 << 17
 MAX_DESCRIPTORS: Final = 65536
 PING_INTERVAL_S: Final = 5.0
 _BACKLOG: Final = 128
-_UCRED: Final = struct.Struct("3i")
 
 
 class CannotListenError(MeshwrightError):
@@ -159,10 +158,11 @@ def claim_host(root: Path) -> Iterator[None]:
         try:
             sock.bind(name)
         except OSError as error:
+            pid, uid = _read_owner(root)
+            holder = f"process {pid} of user {uid}" if pid else "a process that does not listen (sudo ss -xap)"
             raise HostTakenError(
-                f"this host's devices belong to another agent (process {find_owner(root) or 'unknown'}); one "
-                "agent owns a host: stop that one, or start this one with --cpu-devices or --simulate, which own no "
-                "device"
+                f"the name of this host's agent, @{name[1:]}, belongs to {holder}; one agent owns a host: end that "
+                "process, or start this agent with --cpu-devices or --simulate, which own no device"
             ) from error
         sock.listen(8)
         yield
@@ -170,13 +170,18 @@ def claim_host(root: Path) -> Iterator[None]:
 
 def find_owner(root: Path) -> int:
     """Returns the id of the process that has the devices of this host; 0 without one."""
+    return _read_owner(root)[0]
+
+
+def _read_owner(root: Path) -> tuple[int, int]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(1.0)
         try:
             asking.connect(_name_claim(root))
-            return int(_UCRED.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
+            pid, uid, _ = UCRED.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+            return pid, uid
         except OSError:
-            return 0
+            return 0, 0
 
 
 def _name_claim(root: Path) -> str:
@@ -207,6 +212,10 @@ def load_tls(settings: Settings) -> ssl.SSLContext | None:
             context.verify_mode = ssl.CERT_OPTIONAL
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = str(getattr(error, "reason", None) or error).lower().replace("_", " ")
+        if "mismatch" in reason or "no certificate assigned" in reason:  # the second: of another type
+            reason = "the key is not the certificate's"
+        elif "pem lib" in reason:
+            reason = "a file has no certificate, or no key"
         files = ", ".join(str(path) for path in (certificate, key, client_ca) if path)
         raise AccessSettingsError(
             f"TLS files {files} cannot be used: {reason}; give a certificate (with its chain), its own key without a "
@@ -219,30 +228,22 @@ def _refuse_password() -> str:
     raise ValueError("the key is encrypted")  # else OpenSSL would prompt on the terminal, and wait
 
 
-class _TlsFiles:
-    """The certificate and key of a live context, reloaded when the files change and match."""
+def _refresh_tls(settings: Settings, context: ssl.SSLContext, marks: tuple[object, ...]) -> tuple[object, ...]:
+    """Uses changed files for new connections, if they can be loaded, and returns their marks.
 
-    def __init__(self, settings: Settings, context: ssl.SSLContext) -> None:
-        self._settings = settings
-        self._context = context
-        self._marks = self._read_marks()
-
-    def refresh(self) -> None:
-        """Tests changed files in a temporary context, because a mismatched pair would break every later handshake."""
-        marks = self._read_marks()
-        if marks == self._marks:
-            return
-        self._marks = marks
+    asyncio calls `wrap_bio` for each connection, here of a context that has loaded nothing else: a context keeps one
+    certificate for each type of key, and the CA that it had.
+    """
+    files = (settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+    if (found := tuple(map(read_mark, files))) != marks:
         try:
-            load_tls(self._settings)
-            assert self._settings.tls_cert_file is not None
-            self._context.load_cert_chain(self._settings.tls_cert_file, self._settings.tls_key_file)
-            log.info("TLS files read again: %s", self._settings.tls_cert_file)
-        except (AccessSettingsError, ssl.SSLError, OSError) as error:
+            newest = load_tls(settings)
+            assert newest is not None
+            context.wrap_bio = newest.wrap_bio  # type: ignore[method-assign]
+            log.info("TLS files read: %s", settings.tls_cert_file)
+        except AccessSettingsError as error:
             log.error("the certificate before it stays in use: %s", error)
-
-    def _read_marks(self) -> list[tuple[int, ...] | None]:
-        return [read_mark(path) for path in (self._settings.tls_cert_file, self._settings.tls_key_file)]
+    return found
 
 
 # ---- stalled connections --------------------------------------------------------------------------------------------
@@ -344,6 +345,8 @@ def serve(
     """
     check_exposure(settings)
     context = load_tls(settings)
+    logging.getLogger("uvicorn.error").addFilter(lambda line: "WebSocket library" not in line.msg)  # none would help
+    constants.SSL_HANDSHAKE_TIMEOUT = STALL_TIMEOUT_S  # uvicorn does not pass one
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
@@ -419,11 +422,11 @@ def _build_server(app: ASGIApp, sock: socket.socket, context: ssl.SSLContext | N
 
 async def _refresh(authenticator: Authenticator, settings: Settings, context: ssl.SSLContext | None) -> None:
     """Reloads changed tokens and certificates once a second. Runs in a thread, because a file server may hang."""
-    files = None if context is None else _TlsFiles(settings, context)
+    marks: tuple[object, ...] = ()
     while True:
         await asyncio.to_thread(authenticator.refresh)
-        if files is not None:
-            await asyncio.to_thread(files.refresh)
+        if context is not None:
+            marks = await asyncio.to_thread(_refresh_tls, settings, context, marks)
         await asyncio.sleep(1.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,12 @@ def test_a_second_agent_on_a_hosts_devices_leaves_and_names_the_process_of_the_f
     with start_agent(cpu_devices=None, ready=False, state_dir=tmp_path / "first", **host) as first:
         second = serve_and_leave(tmp_path / "second", **host)
         assert second.returncode == 1
-        assert f"another agent (process {first.pid})" in second.stderr
+        assert f"belongs to process {first.pid} of user {os.getuid()}; one agent owns a host" in second.stderr
         assert "--cpu-devices" in second.stderr
         assert "Traceback" not in second.stderr
         with stopped(first.pid):  # one that hangs is still the owner
             hung = serve_and_leave(tmp_path / "second", **host)
-        assert (hung.returncode, f"(process {first.pid}" in hung.stderr) == (1, True)
+        assert (hung.returncode, f"process {first.pid}" in hung.stderr) == (1, True)
         assert ask(first, "/health")["components"]
         with start_agent(cpu_devices=1, **host) as virtual:  # it owns no device
             assert ask(virtual, "/devices")["platform"] == "cpu"

@@ -46,7 +46,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     secrets = {scope: add_token(path, f"{scope}er", scope) for scope in ("read", "operate", "admin")}
     settings = {"MESHWRIGHT_TOKENS_FILE": str(path), "MESHWRIGHT_UDS_ADMINS": "", "MESHWRIGHT_LOG_LEVEL": "debug"}
     secret = secrets["admin"]
-    settings |= {"MESHWRIGHT_TOKEN": secret, "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer {secret}"}
+    settings |= {"MESHWRIGHT_TOKEN": secret, "OTEL_EXPORTER_OTLP_LOGS_HEADERS": f"authorization=Bearer {secret}"}
     with start_agent(cpu_devices=2, **settings) as agent:
         yield Guarded(agent, path, secrets)
 
@@ -193,7 +193,8 @@ def test_a_token_stands_in_no_log_no_error_and_no_metric(guarded: Guarded) -> No
     said = []
     for given in (f"Bearer {secret}", f"Bearer {secret}x", f"Bearer {secret} {secret}", secret, f"Basic {secret}"):
         for method, path in (("GET", "/devices"), ("POST", "/mesh/plan"), ("GET", "/nowhere")):
-            url, headers = f"{guarded.agent.url}{path}", {"Authorization": given}
+            url = f"{guarded.agent.url}{path}"
+            headers = {"Authorization": given, "Connection": "upgrade", "Upgrade": "websocket"}
             answer = httpx.request(method, url, headers=headers, timeout=60, content=b"{broken")
             said.append(answer.text + str(answer.headers))
     url = httpx.URL(guarded.agent.url)
@@ -204,6 +205,7 @@ def test_a_token_stands_in_no_log_no_error_and_no_metric(guarded: Guarded) -> No
     said += [guarded.ask("GET", "/metrics", "admin").text, guarded.ask("GET", "/health", "admin").text]
     said += [guarded.agent.log_text(), guarded.token_file.read_text()]
     assert not [text for text in said if any(known in text for known in guarded.secrets.values())]
+    assert "WebSocket" not in guarded.agent.log_text()
 
 
 def test_children_are_given_no_secret_and_a_crash_tells_none(guarded: Guarded) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -42,8 +43,8 @@ class Files:
     def __post_init__(self) -> None:
         self.cert, self.key, self.client_ca = (self.folder / f"{name}.pem" for name in ("cert", "key", "client-ca"))
 
-    def put_server(self, ca: trustme.CA) -> None:
-        issued = ca.issue_cert("127.0.0.1", "localhost")
+    def put_server(self, ca: trustme.CA, key: trustme.KeyType = trustme.KeyType.ECDSA) -> None:
+        issued = ca.issue_cert("127.0.0.1", "localhost", key_type=key)
         _write(self.key, issued.private_key_pem.bytes())
         _write(self.cert, b"".join(pem.bytes() for pem in issued.cert_chain_pems))
 
@@ -73,6 +74,7 @@ class Secured:
     files: Files
     server_ca: trustme.CA
     client_ca: trustme.CA
+    silent: socket.socket
 
     def get(self, path: str, shown: trustme.LeafCert | None = None, ca: trustme.CA | None = None) -> httpx.Response:
         return httpx.get(f"{self.agent.url}{path}", verify=_trust(ca or self.server_ca, shown), timeout=60)
@@ -84,8 +86,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     server_ca, client_ca = trustme.CA(), trustme.CA()
     files.put_server(server_ca)
     _write(files.client_ca, client_ca.cert_pem.bytes())
-    with start_agent(cpu_devices=2, ready=False, **files.settings()) as agent:
-        found = Secured(agent, files, server_ca, client_ca)
+    with start_agent(cpu_devices=2, ready=False, **files.settings()) as agent, socket.socket() as silent:
+        silent.connect((httpx.URL(agent.url).host, httpx.URL(agent.url).port))
+        found = Secured(agent, files, server_ca, client_ca, silent)
         wait_for(lambda: found.get("/readyz").status_code == 200, agent)
         yield found
 
@@ -153,17 +156,26 @@ def test_the_lines_that_the_agent_prints_to_be_tried_work(secured: Secured, tmp_
 
 
 def test_a_new_certificate_counts_for_new_connections_and_a_pair_that_does_not_fit_for_none(secured: Secured) -> None:
-    shown, new_server = secured.client_ca.issue_cert("node7"), trustme.CA()
+    shown, new_server, new_client = secured.client_ca.issue_cert("node7"), trustme.CA(), trustme.CA()
     with httpx.Client(verify=_trust(secured.server_ca, shown), timeout=60) as kept:
         assert kept.get(f"{secured.agent.url}/runs").status_code == 200
-        secured.files.put_server(new_server)
+        secured.files.put_server(new_server, trustme.KeyType.RSA)
         wait_for(lambda: secured.get("/runs", shown, new_server).status_code == 200, secured.agent, limit_s=60)
         assert kept.get(f"{secured.agent.url}/runs").status_code == 200  # the connection of before
     _write(secured.files.cert, b"nonsense")
     wait_for(lambda: "the certificate before it stays in use" in secured.agent.log_text(), secured.agent, limit_s=60)
     assert secured.get("/runs", shown, new_server).status_code == 200
-    secured.files.put_server(secured.server_ca)
+    secured.files.put_server(secured.server_ca)  # with a key of the first type
     wait_for(lambda: secured.get("/healthz").status_code == 200, secured.agent, limit_s=60)
+    _write(secured.files.client_ca, new_client.cert_pem.bytes())
+    wait_for(lambda: secured.get("/runs", new_client.issue_cert("node7")).status_code == 200, secured.agent, limit_s=60)
+    with pytest.raises(httpx.TransportError):
+        secured.get("/runs", shown)
+
+
+def test_a_connection_that_does_not_begin_its_handshake_is_ended(secured: Secured) -> None:
+    secured.silent.settimeout(20)
+    assert secured.silent.recv(1) == b""
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -184,7 +196,10 @@ def test_files_that_are_no_pair_are_refused_with_words_and_nobody_is_asked_for_a
 
     own_key = files.key.read_bytes()
     _write(files.key, ca.issue_cert("other").private_key_pem.bytes())
-    assert "key values mismatch" in refuse()
+    assert "the key is not the certificate's" in refuse()
+    _write(files.key, ca.issue_cert("other", key_type=trustme.KeyType.RSA).private_key_pem.bytes())
+    assert "the key is not the certificate's" in refuse()
+    assert "a file has no certificate, or no key" in refuse(key=files.cert)
     _write(files.key, own_key)
     _write(files.client_ca, b"nonsense")
     assert "client-ca.pem" in refuse(client_ca=files.client_ca)

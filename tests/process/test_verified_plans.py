@@ -92,8 +92,9 @@ def told(host: RunningAgent) -> tuple[list[dict[str, Any]], dict[str, Any], list
     return events, await_end(host, run_id), duration_s
 
 
-def test_a_compile_for_a_tpu_is_told_as_it_goes_and_its_answer_is_the_plan(told: Any) -> None:
+def test_a_compile_for_a_tpu_is_told_as_it_goes_and_its_answer_is_the_plan(host: RunningAgent, told: Any) -> None:
     events, run, duration_s = told
+    assert f"method=POST path=/mesh/plan run={run['id']} status=202" in host.log_text()
     states = [event["data"]["state"] for event in events if event["event"] == "state"]
     assert states == ["queued", "running", "succeeded"]
     progress = [event["data"]["progress"] for event in events if event["event"] == "progress"]

@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from meshwright_agent import server
-from meshwright_agent.server import CannotListenError, claim_host, describe_wait, notify_systemd, sweep
+from meshwright_agent.server import CannotListenError, HostTakenError, claim_host, describe_wait, notify_systemd, sweep
 
 
 def test_systemd_is_told_and_a_manager_that_is_not_there_is_no_failure(
@@ -106,3 +106,11 @@ def test_uvicorn_has_what_the_server_uses_of_it() -> None:
 def test_a_host_root_that_is_none_is_not_taken_for_another_agents(tmp_path: Path) -> None:
     with pytest.raises(CannotListenError, match="is MESHWRIGHT_HOST_ROOT a host's root"), claim_host(tmp_path):
         raise AssertionError
+
+
+def test_a_process_that_only_has_the_name_of_a_hosts_agent_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind(server._name_claim(tmp_path))
+        with pytest.raises(HostTakenError, match="belongs to a process that does not listen"), claim_host(tmp_path):
+            raise AssertionError

@@ -87,11 +87,16 @@ Autotuning is turned off in the compiler's options (`compilers`). Source: libtpu
 
 _KEPT: Final = frozenset({"TPU_LIBRARY_PATH"})
 
+NOT_FOR_CHILDREN: Final = (
+    r"MESHWRIGHT_.*TOKEN|OTEL_EXPORTER_OTLP_.*HEADERS"  # secrets, which a crashing child may print
+    r"|NOTIFY_SOCKET|WATCHDOG_|LISTEN_(FDS|PID|FDNAMES)"  # systemd's, for the agent
+)
+"""Pattern of the variables that no child gets, neither a compile's nor another one of the agent."""
+
 _DROPPED: Final = re.compile(
     r"TPU_|MEGASCALE_"  # which slice, worker and chips this host is
     r"|JAX_NUM_CPU_DEVICES|JAX_PLATFORM_NAME"  # the target has both
-    r"|MESHWRIGHT_.*TOKEN|OTEL_EXPORTER_OTLP_.*HEADERS"  # secrets
-    r"|NOTIFY_SOCKET|WATCHDOG_|LISTEN_(FDS|PID|FDNAMES)"  # systemd's, for the agent
+    r"|" + NOT_FOR_CHILDREN
 )
 
 _HOST_DEVICES: Final = re.compile(r"--xla_force_host_platform_device_count=\S*\s*")

@@ -116,19 +116,6 @@ class Compiles:
         """
         task = await self._plans.build_fit_task(request)
         advice = self._plans.advise(request.model_copy(update={"hardware": request.hardware or task.chip}))
-        return await self.settle_batch(advice, request, task)
-
-    async def settle_batch(self, advice: BatchSize, request: BatchSizeRequest, task: CompileTask) -> BatchSize | Run:
-        """Returns the advice with the largest batch that fits by the compiler's report, or the run that will find it.
-
-        Args:
-            advice: the advice by the table.
-            request: the request.
-            task: the compile task.
-
-        Raises:
-            ProblemError: as for `settle_plans`.
-        """
         body = shorten_large(request.model_dump(mode="json"))
         if (known := await self.find_known(task)) is not None:
             return _add_batch(advice, known)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-import fastapi
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -32,30 +31,30 @@ def _reply(text: str) -> Response:
     return Response(text, media_type="application/json")
 
 
-def _answer(answer: PlanAnswer | Run) -> Response:
-    return answer_run(answer) if isinstance(answer, Run) else _reply(answer.write())
+def _answer(http: Request, answer: PlanAnswer | Run) -> Response:
+    return answer_run(http, answer) if isinstance(answer, Run) else _reply(answer.write())
 
 
 @router.post("/mesh/plan", summary="Plan a mesh", response_model=Plans, responses=ACCEPTED, dependencies=[NEEDS_READ])
-async def plan_mesh(agent: AgentHere, request: PlanRequest) -> Response:
+async def plan_mesh(agent: AgentHere, http: Request, request: PlanRequest) -> Response:
     """A validated plan for a mesh on this host, a target or a topology, stored under its fingerprint.
 
     With `compile` also what XLA's compiler says of the model's step on it: at once where that is stored, else
     by a run.
     """
-    return _answer(await agent.plan(request))
+    return _answer(http, await agent.plan(request))
 
 
 @router.post(
     "/mesh/search", summary="Find the best mesh", response_model=Plans, responses=ACCEPTED, dependencies=[NEEDS_READ]
 )
-async def search_meshes(agent: AgentHere, request: SearchRequest) -> Response:
+async def search_meshes(agent: AgentHere, http: Request, request: SearchRequest) -> Response:
     """The meshes on which a model's step is fastest on this host, on a topology or on targets, of those that fit.
 
     Each as a plan that is stored under its fingerprint, the fastest first, and why other families of meshes lost. Of
     several targets the best plan on each. With `compile` as for a plan.
     """
-    return _answer(await agent.plan(request))
+    return _answer(http, await agent.plan(request))
 
 
 @router.get(
@@ -65,9 +64,9 @@ async def search_meshes(agent: AgentHere, request: SearchRequest) -> Response:
     responses=ACCEPTED,
     dependencies=[NEEDS_READ, SAME_SITE],
 )
-async def plan_mesh_by_query(agent: AgentHere, query: Annotated[PlanQuery, fastapi.Query()]) -> Response:
+async def plan_mesh_by_query(agent: AgentHere, http: Request, query: Annotated[PlanQuery, Query()]) -> Response:
     """The same by query: `/mesh/plan?mesh=dp:2,tp:4`."""
-    return _answer(await agent.plan(PlanRequest(mesh=query.mesh, target=query.target)))
+    return _answer(http, await agent.plan(PlanRequest(mesh=query.mesh, target=query.target)))
 
 
 @router.get("/mesh/plan/{fingerprint}", summary="A stored plan", response_model=Plans, dependencies=[NEEDS_READ])
@@ -97,7 +96,9 @@ class BatchSizeQuery(QueryParameters):
     responses=ACCEPTED,
     dependencies=[NEEDS_READ],
 )
-async def estimate_batch_size(agent: AgentHere, request: BatchSizeRequest = _DETECT) -> BatchSize | Response:
+async def estimate_batch_size(
+    agent: AgentHere, http: Request, request: BatchSizeRequest = _DETECT
+) -> BatchSize | Response:
     """Advice for the named hardware, or for this host's; a `per_device_batch_size` is checked against the table.
 
     With a `model` also `estimated`: how many sequences its step should have on a mesh, and which limit says so. With
@@ -107,11 +108,11 @@ async def estimate_batch_size(agent: AgentHere, request: BatchSizeRequest = _DET
     if not request.compile:
         return await agent.plans.answer_batch(request)
     answer = await agent.compiles.answer_batch(request)
-    return answer_run(answer) if isinstance(answer, Run) else answer
+    return answer_run(http, answer) if isinstance(answer, Run) else answer
 
 
 @router.get("/batch-size", summary="How large a batch (for curl)", tags=["batch size"], dependencies=[NEEDS_READ])
-async def get_batch_size(agent: AgentHere, query: Annotated[BatchSizeQuery, fastapi.Query()]) -> BatchSize:
+async def get_batch_size(agent: AgentHere, query: Annotated[BatchSizeQuery, Query()]) -> BatchSize:
     """The same by query: `?hardware=h100&per_device_batch_size=256`."""
     return await agent.plans.answer_batch(
         BatchSizeRequest(hardware=query.hardware, per_device_batch_size=query.per_device_batch_size)

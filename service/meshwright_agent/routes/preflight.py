@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from meshwright.wire.preflight import PreflightRequest
 from meshwright.wire.runs import Run
-from meshwright_agent.auth import Operator, note
+from meshwright_agent.auth import Operator
 from meshwright_agent.routes.shared import AgentHere, StrictRoute, answer_run, owner_of
 
 router = APIRouter(tags=["preflight"], route_class=StrictRoute)
@@ -20,6 +20,4 @@ async def start_preflight(agent: AgentHere, http: Request, caller: Operator, req
     Needs the caller's lease of all devices. The run ends as `failed` if this host is at fault, as `cancelled` if it
     waited for another; its result is a PreflightResult.
     """
-    run = await agent.preflights.submit(request, by=owner_of(caller))
-    note(http, run=run.id)
-    return answer_run(run)
+    return answer_run(http, await agent.preflights.submit(request, by=owner_of(caller)))

@@ -52,9 +52,7 @@ class RunEventsQuery(QueryParameters):
 async def start_bench(agent: AgentHere, http: Request, caller: Operator, request: BenchRequest = _QUICK) -> Response:
     """Queues a bench: `{}` is the quick suite on all devices, within 20 s. Follow `Location` for the run."""
     note(http, request.devices or "all")
-    run = await agent.benches.submit(request, by=owner_of(caller))
-    note(http, run=run.id)
-    return answer_run(run)
+    return answer_run(http, await agent.benches.submit(request, by=owner_of(caller)))
 
 
 @router.get("/placement/bench", summary="The latest measurements", tags=["bench"], dependencies=[NEEDS_READ])

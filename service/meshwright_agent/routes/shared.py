@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
-from meshwright_agent.auth import Authenticator, Caller
+from meshwright_agent.auth import Authenticator, Caller, note
 from meshwright_agent.leases import Owner
 
 MAX_SEQ: Final = 2**53
@@ -74,8 +74,9 @@ def owner_of(caller: Caller) -> Owner:
     return Owner(name if kind in {"token", "cert"} else "", is_admin=caller.has("admin"))
 
 
-def answer_run(run: Run) -> Response:
-    """Returns the answer for long work: 202 and the location of the run."""
+def answer_run(request: Request, run: Run) -> Response:
+    """Returns the answer for long work, and notes the run for the audit: 202 and the location of the run."""
+    note(request, run=run.id)
     headers = {"Location": f"/runs/{run.id}"}
     return Response(run.model_dump_json(), status_code=202, media_type="application/json", headers=headers)
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from meshwright.compiling.process import is_map_line
+from meshwright.compiling.process import NOT_FOR_CHILDREN, is_map_line
 from meshwright_agent.supervisor.protocol import MAX_FRAME_BYTES, Frame, FrameError, parse_frame
 
 LOG_LINES: Final = 200
@@ -32,15 +33,6 @@ _LAST_WORDS_S: Final = 0.2
 """How long a child that closed its socket may take to end by itself, because its own exit status is more informative
 than SIGKILL. Also how long its last output and frames may take to arrive. They are in the kernel's buffers, unless a
 grandchild holds the other end."""
-
-_NOT_FOR_CHILDREN: Final = frozenset(
-    {
-        *("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"),
-        *("MESHWRIGHT_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
-    }
-)
-"""Variables that children do not get: systemd's notification belongs to the agent (sd_notify(3),
-sd_watchdog_enabled(3)). Credentials stay in the agent, because a crashing child may print its environment."""
 
 _log = logging.getLogger("meshwright.worker")
 
@@ -163,7 +155,8 @@ class Child:
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         try:
-            environment = {k: v for k, v in self._spec.environment().items() if k not in _NOT_FOR_CHILDREN}
+            given = self._spec.environment()
+            environment = {k: v for k, v in given.items() if not re.match(NOT_FOR_CHILDREN, k)}
             self._process = await asyncio.create_subprocess_exec(
                 *self._build_command(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -111,6 +111,11 @@ def test_a_host_that_is_none_or_doubled_is_400(app: ASGIApp) -> None:
     assert _code(ask(app, headers=[(b"host", b"agent"), (b"host", b"agent")])) == (400, "invalid_request")
 
 
+def test_a_request_with_two_lengths_is_400_and_ends_its_connection(app: ASGIApp) -> None:
+    refused = ask(app, "POST", headers={"Content-Length": "1", "Transfer-Encoding": "chunked"})
+    assert (_code(refused), refused.headers["connection"]) == ((400, "invalid_request"), "close")
+
+
 @pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}])
 def test_a_page_of_another_site_changes_nothing_and_spends_no_planner(app: ASGIApp, headers: dict[str, str]) -> None:
     assert _code(ask(app, "POST", "/devices/release", headers=headers)) == (403, "forbidden")
@@ -130,12 +135,16 @@ def test_each_operation_and_each_refused_one_leaves_one_line(
         for number, token in enumerate(("operate", "read", "wrong")):
             headers = {"Authorization": f"Bearer {token}", "X-Request-ID": f"a-{number}"}
             ask(guarded, "DELETE", "/leases/x", headers=headers)
+        ask(guarded, "POST", "/placement/bench", headers=JSON | {"X-Request-ID": "a-3"}, pieces=[b"{"])
         ask(guarded, target="/devices", headers={"Authorization": "Bearer admin"})
         ask(guarded, "POST", "/batch-size", headers={"Authorization": "Bearer read", **JSON}, pieces=[b"{}"])
     lines = [each.getMessage() for each in caplog.records if each.name == "meshwright.audit"]
     assert lines[0].startswith("caller=token:operateer scope=operate method=DELETE path=/leases/x status=")
     assert lines[1] == "caller=token:reader scope=read method=DELETE path=/leases/x status=403 request_id=a-1"
-    assert lines[2:] == ["caller=addr:unknown method=DELETE path=/leases/x status=401 request_id=a-2"]
+    assert lines[2:] == [
+        "caller=addr:unknown method=DELETE path=/leases/x status=401 request_id=a-2",
+        "caller=addr:unknown method=POST path=/placement/bench status=422 request_id=a-3",
+    ]
 
 
 def test_what_a_route_notes_stands_in_the_line_and_cannot_break_it(caplog: pytest.LogCaptureFixture) -> None:

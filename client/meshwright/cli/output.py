@@ -184,8 +184,14 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 """What an agent's hint says in HTTP, in commands."""
 
 
+def use_commands(hint: str) -> str:
+    """Returns an agent's hint with commands in place of requests."""
+    for pattern, command in _IN_COMMANDS:
+        hint = re.sub(pattern, command, hint)
+    return hint
+
+
 def _print_part(session: Session, name: str, message: str) -> None:
-    for pattern, command in _IN_COMMANDS if name == "hint" else ():
-        message = re.sub(pattern, command, message)
+    message = use_commands(message) if name == "hint" else message
     if message:
         session.err.print(Text(f"  {clean(name)}: ", "bold") + Text(clean(message)), soft_wrap=True)

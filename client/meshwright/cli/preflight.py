@@ -11,7 +11,7 @@ import typer
 from meshwright.cli.arguments import parse_chips
 from meshwright.cli.fleet import is_asked, open_fleet
 from meshwright.cli.health import SLURM_WORDS
-from meshwright.cli.output import clean, format_rate, print_error
+from meshwright.cli.output import clean, format_rate, print_error, use_commands
 from meshwright.cli.session import FAILED, NO_ANSWER, OK, Session
 from meshwright.errors import NotFoundError
 from meshwright.wire.preflight import DEFAULT_PORT, DEFAULT_TIMEOUT_S, PreflightResult
@@ -86,7 +86,7 @@ def check_hosts(
     elif form == "slurm":
         session.print_lines(_write_line(report))
     else:
-        session.print_lines(*_write_report(report))
+        session.print_lines(*write_report(report))
     return EXIT_CODES[report.verdict]
 
 
@@ -127,12 +127,13 @@ def _write_line(report: PreflightReport) -> str:
     return clean(f"{word}: " + "; ".join([report.summary, *reasons[:4]]))
 
 
-def _write_report(report: PreflightReport) -> list[str]:
+def write_report(report: PreflightReport) -> list[str]:
+    """Returns the report as text: the verdict, then one line for each host that is not well, and what to do."""
     lines = [report.summary]
     for host in report.hosts:
         for finding in host.findings:
             lines.append(f"  {host.name} ({host.state}): {finding.text}")
-            lines += [f"    {finding.action}"] if finding.action else []
+            lines += [f"    {use_commands(finding.action)}"] if finding.action else []
     results = [host.result for host in report.hosts if host.result is not None]
     lines += [f"  {name}: {value}" for name, value in _list_medians(results)]
     return [clean(line) for line in lines]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.cli.preflight import write_report
 from meshwright.fleet import FleetHost, FleetState
 from meshwright.preflight.check import compare_hosts
 from meshwright.preflight.report import HostFinding, HostReport, build_report, build_verdict, describe_results
@@ -78,6 +79,12 @@ def test_if_no_agent_answers_nothing_was_checked_and_nobody_is_blamed() -> None:
     report = build_report([silent, silent], 1.0)
     assert (report.verdict, report.summary) == ("unknown", "2 of 2 hosts could not be checked: no agent answers")
     assert build_report([silent, HostReport(address="h1", name="h1", result=WELL)], 1.0).verdict == "fault"
+
+
+def test_what_to_do_is_said_in_commands() -> None:
+    finding = HostFinding(state="fault", text="slow", action="see GET /health; or give a longer timeout_s")
+    lines = write_report(build_report([HostReport(address="a", name="a", findings=(finding,))], 1.0))
+    assert "    see `meshwright health`; or give a longer --timeout" in lines
 
 
 @pytest.mark.parametrize(("state", "found"), [("error", "unchecked"), ("not_ready", "missing")])

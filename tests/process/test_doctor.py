@@ -54,7 +54,7 @@ def test_a_variable_that_hides_the_devices_or_names_others_is_named(
 
 def test_a_driver_that_does_not_answer_is_named_with_its_own_words(tmp_path: Path) -> None:
     _, broken = examine(tmp_path / "a", host=Host("dgx-h100", fail={"nvmlInit": 9}))
-    assert (broken["probe"]["level"], "NVML" in broken["probe"]["seen"]) == ("note", True)
+    assert (broken["probe"]["level"], "NVML" in broken["probe"]["seen"]) == ("wrong", True)
     hanging = Host("dgx-h100", hang=("proc/cpuinfo",), settings={"PROBE_TIMEOUT_S": "3"})
     status, silent = examine(tmp_path / "b", host=hanging)
     assert (status, silent["probe"]["level"]) == (1, "wrong")

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Final
 
-from meshwright._client.replies import count_left
+from meshwright._client.replies import build_deadline, count_left
 from meshwright.errors import MeshwrightError, NotFoundError
 from meshwright.wire.leases import Lease
 
@@ -39,7 +38,7 @@ class Held:
 
     def __init__(self, lease: Lease, on_lost: Callable[[MeshwrightError], object] | None = None) -> None:
         self.lease = lease
-        self.end_s: float = time.monotonic() + lease.expires_in_s
+        self.end_s: float | None = build_deadline(lease.expires_in_s)
         """When the granted time is over, on the monotonic clock."""
         self.failure: MeshwrightError | None = None
         """The error of the last renewal."""

@@ -14,7 +14,6 @@ import pytest
 from jax.sharding import AxisType
 
 from meshwright.compiling.step import BuiltStep, build_step
-from meshwright.errors import NotCompiledError
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
 SIZES: dict[str, Any] = {
@@ -194,9 +193,3 @@ def test_what_comes_out_lies_where_it_lay() -> None:
         if put.shard_shape(leaf.shape) != leaf.sharding.shard_shape(leaf.shape)
     ]
     assert moved == []
-
-
-@pytest.mark.parametrize(("shape", "words"), [({"pp": 2}, "pipeline"), ({"zz": 2}, "zz says nothing")])
-def test_a_mesh_that_the_step_has_no_use_for_is_refused(shape: dict[str, int], words: str) -> None:
-    with pytest.raises(NotCompiledError, match=words):
-        build(LLAMA, TRAINING, shape)

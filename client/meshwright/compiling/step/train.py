@@ -160,9 +160,7 @@ class BuiltStep:
 def build_step(model: ModelSpec, training: TrainingSpec, mesh: Mesh) -> BuiltStep:
     """Returns the training step of a model on a mesh whose axes are named by their roles.
 
-    Raises:
-        NotCompiledError: the mesh has an unknown axis, or one that the step does not support; or the step does not
-            support the model.
+    `planning.compile_job.prepare_verify` has checked that the step supports both.
     """
     layout = StepSharding(mesh, MeshAxes.of(dict(mesh.shape)))
     tensors = build_tensors(model, layout.axes, scanned=training.scan_layers)

@@ -203,9 +203,9 @@ def _measure_small_searches(agent: RunningAgent) -> Row:
 
 def _search(agent: RunningAgent, target: str, batch: int) -> float:
     training = {"global_batch_size": batch, "seq_len": 4096}
-    body = {"target": target, "model": "llama3-8b", "training": training, "include_devices": False}
+    body = {"targets": [target], "model": "llama3-8b", "training": training, "include_devices": False}
     began_s = time.perf_counter()
-    httpx.post(f"{agent.url}/mesh/plan", json=body, timeout=300).raise_for_status()
+    httpx.post(f"{agent.url}/mesh/search", json=body, timeout=300).raise_for_status()
     return time.perf_counter() - began_s
 
 

@@ -52,7 +52,7 @@ def signaling(agent: RunningAgent, number: int, phase: str = "") -> Iterator[Non
             if not phase:
                 return bool(find_children(agent, "preflight"))
             run = httpx.get(f"{agent.url}/runs?limit=1").json()["runs"]
-            return bool(run) and run[0]["state"] == "running" and run[0]["progress"]["message"] == phase
+            return bool(run) and run[0]["state"] == "running" and (run[0]["progress"] or {}).get("message") == phase
 
         wait_for(is_there, limit_s=120)
         child = min(find_children(agent, "preflight"))

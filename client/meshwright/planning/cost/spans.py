@@ -211,11 +211,10 @@ class _Rows:
 
     def __init__(self, layout: Layout) -> None:
         columns = np.broadcast_arrays(*(np.asarray(getattr(layout, axis), dtype=np.int64) for axis in AXES))
-        self._form = columns[0].shape
-        stacked = np.stack([np.ravel(column) for column in columns], axis=1)
-        unique, back = np.unique(stacked, axis=0, return_inverse=True)
-        self.sizes: list[tuple[int, ...]] = list(map(tuple, unique.tolist()))
-        self._back = np.ravel(back)
+        self._form, numbers = columns[0].shape, dict[tuple[int, ...], int]()
+        rows = zip(*(np.ravel(column).tolist() for column in columns), strict=True)
+        self._back = np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
+        self.sizes = list(numbers)
 
     def spread(self, values: Sequence[Any]) -> Any:
         """Returns a value of each combination as an array over the candidates."""

@@ -247,10 +247,11 @@ def list_leaders(priced: Priced) -> NDArray[np.int64]:
     The fastest is the best, unusual ones handicapped; but among those equal within the error, the one with free memory,
     then with the fewest of pp, cp and tp, then with the fewest axes, then with the most memory of what is too little.
     """
-    order = _order(priced)
-    meshes = np.stack([getattr(priced.layout, axis) for axis in AXES], axis=1)
-    _, first = np.unique(meshes[order], axis=0, return_index=True)
-    return order[np.sort(first)]
+    order, first = _order(priced), dict[tuple[int, ...], int]()
+    sizes = (getattr(priced.layout, axis)[order].tolist() for axis in AXES)
+    for place, *mesh in zip(order.tolist(), *sizes, strict=True):
+        first.setdefault(tuple(mesh), place)
+    return np.array(list(first.values()), dtype=np.int64)
 
 
 def list_rejected(

@@ -339,14 +339,9 @@ class FakeAgent:
 
     def _list_leases(self) -> dict[str, Lease]:
         """Returns the current leases, oldest first, each with the time that it has left."""
-        now = self._clock()
-        self._leases = {
-            lease.id: lease.model_copy(update={"expires_in_s": (self._lease_ends[lease.id] - now).total_seconds()})
-            for lease in self._leases.values()
-            if self._lease_ends[lease.id] > now
-        }
-        for lease_id in self._verdicts.keys() - self._leases.keys():
-            del self._verdicts[lease_id]
+        left = {lease_id: (self._lease_ends[lease_id] - self._clock()).total_seconds() for lease_id in self._leases}
+        current = (lease for lease in self._leases.values() if left[lease.id] > 0)
+        self._leases = {each.id: each.model_copy(update={"expires_in_s": left[each.id]}) for each in current}
         return self._leases
 
     def _find_lease(self, _: httpx.Request, lease_id: str) -> Lease:
@@ -356,14 +351,13 @@ class FakeAgent:
 
     def _end_lease(self, request: httpx.Request, lease_id: str) -> Lease:
         lease = self._find_lease(request, lease_id)
-        self._leases.pop(lease_id, None)
-        self._verdicts.pop(lease_id, None)
+        del self._leases[lease_id]
         return lease
 
     def _put_verdict(self, request: httpx.Request, lease_id: str) -> Verdict:
-        asked = _read(VerdictRequest, request)
-        self._verdicts[self._find_lease(request, lease_id).id] = Verdict(state=asked.state, reason=asked.reason)
-        return self._find_verdict(request, lease_id)
+        verdict = Verdict(**_read(VerdictRequest, request).model_dump())
+        self._verdicts[self._find_lease(request, lease_id).id] = verdict
+        return verdict
 
     def _find_verdict(self, request: httpx.Request, lease_id: str) -> Verdict:
         if (verdict := self._verdicts.get(self._find_lease(request, lease_id).id)) is not None:
@@ -379,24 +373,24 @@ class FakeAgent:
         for device in devices:
             if device.lease is not None and device.lease.id != lease_id:
                 raise DeviceLeasedError(
-                    f"a lease needs devices that are reserved: device {device.local_index} by {device.lease.id} "
-                    f"({device.lease.purpose}), which has {device.lease.expires_in_s:.0f} s left; a device has one "
-                    "lease at a time",
+                    f"device {device.local_index} is reserved by {device.lease.id} ({device.lease.purpose}); a device "
+                    "has one lease at a time",
                     hint=f"wait for the end of {device.lease.id}, or have it ended: DELETE /leases/{device.lease.id}",
                 )
         lease = Lease(
             id=lease_id,
-            devices=tuple(DeviceRef.model_validate(each.model_dump(include=_LEASED)) for each in devices),
+            devices=tuple(DeviceRef(**each.model_dump(include=_LEASED)) for each in devices),
             purpose=asked.purpose,
             preemptible=asked.preemptible,
             expires_in_s=asked.ttl_s,
         )
         if held and (held.devices, held.preemptible) != (lease.devices, lease.preemptible):
             raise DeviceLeasedError(
-                f"lease {held.id} holds other devices, or differs in preemptible; a renewal may change ttl_s and "
-                "purpose only",
+                f"lease {held.id} holds other devices, or preemptible differs; a renewal may change ttl_s and purpose",
                 hint=f"end it first (DELETE /leases/{held.id}), or use another id",
             )
+        if not held:
+            self._verdicts.pop(lease_id, None)
         self._leases[lease_id], self._lease_ends[lease_id] = lease, now + timedelta(seconds=asked.ttl_s)
         headers = {**_JSON, "location": f"/leases/{lease_id}"}
         return httpx.Response(200 if held else 201, headers=headers, content=lease.model_dump_json())
@@ -404,17 +398,13 @@ class FakeAgent:
     def _choose(self, asked: LeaseRequest, held: Lease | None) -> tuple[Device, ...]:
         """Returns the devices that a request names or counts; a renewal that counts as many keeps its devices."""
         here, kept = self._find_inventory(), tuple(each.local_index for each in held.devices) if held else ()
-        match asked.devices:
-            case "all":
-                return here.topology.devices
-            case DeviceSelection(count=count, exclude=out) if (
-                kept and count in (None, len(kept)) and not {*kept} & {*out}
-            ):
-                names: Any = kept
-            case DeviceSelection():
-                names = asked.devices
-            case _:
-                names = tuple(dict.fromkeys(asked.devices))
+        names: Any = asked.devices
+        if names == "all":
+            return here.topology.devices
+        if not isinstance(names, DeviceSelection):
+            names = tuple(dict.fromkeys(names))
+        elif kept and names.count in (None, len(kept)) and not {*kept} & {*names.exclude}:
+            names = kept
         return tuple(here.topology.devices[place] for place in sorted(_select(here, names)))
 
     def _mark_leased(self) -> Devices:

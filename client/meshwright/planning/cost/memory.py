@@ -75,7 +75,7 @@ class StepMemory:
         # a few dense layers come before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
         is_in_order = not 0 < model.expert_layer_count <= model.dense_layer_count
         weight_bytes, keeping = DTYPE_BYTES[training.weight_dtype], read_keepings()[platform]
-        execution = build_execution(training)
+        execution = build_execution(model, training)
         return cls(work, layout, weight_bytes, keeping, execution, training.capacity_factor, learned, is_in_order)
 
     def price(self) -> PartBytes:
@@ -249,13 +249,17 @@ def read_moments(training: TrainingSpec) -> tuple[WeightDtype, ...]:
     return tuple(dtype or training.weight_dtype for dtype in asked)
 
 
-def build_execution(training: TrainingSpec) -> Execution:
-    """Returns how our own step goes: weights and gradients are sent in the compute dtype."""
+def build_execution(model: ModelSpec, training: TrainingSpec) -> Execution:
+    """Returns how our own step goes: weights and gradients are sent in the compute dtype.
+
+    Experts of Llama 4 and beside attention sinks (gpt-oss) have no capacity in MaxText.
+    """
+    is_dropless = model.attention_sinks or (model.name or "").startswith("llama4")
     return Execution(
         fused_attention=training.attention == "flash",
         value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
         update_bytes=3.0 * DTYPE_BYTES[training.weight_dtype] + 2.0 * count_optimizer_bytes(training),
-        capacity_factor=training.capacity_factor,
+        capacity_factor=None if is_dropless else training.capacity_factor,
     )
 
 

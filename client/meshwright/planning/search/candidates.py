@@ -423,7 +423,7 @@ class Question:
     def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
         """Returns the cost of candidates; `spans` are the links of axes, where an order of devices gives them."""
         training, hardware = self.training, self.hardware
-        work, execution = build_work(self.model, training.seq_len), build_execution(training)
+        work, execution = build_work(self.model, training.seq_len), build_execution(self.model, training)
         spans = hardware.lay(layout) if spans is None else spans
         parts = StepTime(work, layout, hardware.build_machine(), spans, execution).price()
         memory = StepMemory.of(work, layout, self.model, training, hardware.chip.platform).price()

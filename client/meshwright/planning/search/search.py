@@ -193,9 +193,10 @@ LONG: Final = 16_384
 def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
     """Returns the candidates with an unusual axis, by the text of the warning."""
     layout, spans, sequence = priced.layout, priced.spans, priced.work.seq_len
-    found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
-    found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
     hardware, is_gpu = priced.hardware, priced.hardware.chip.platform == "gpu"
+    found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
+    found["cp on GPUs"] = (np.asarray(layout.cp) > 1) & (sequence >= LONG) & is_gpu
+    found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
     if is_gpu:
         found["tp on GPUs"] = np.asarray(layout.tp) > 1
     if not is_gpu or hardware.devices <= hardware.domain:  # people use it between hosts of GPUs
@@ -232,7 +233,10 @@ def price_best(question: Question, bounds: Bounds) -> Best | None:
     if not space.size:
         return None
     priced = question.price(space.layout)
-    place = choose_schedule(priced)
+    return _read_best(priced, choose_schedule(priced))
+
+
+def _read_best(priced: Priced, place: int) -> Best:
     shape, far = priced.layout.take(place).mesh_shape, 0.0 if priced.fits[place] else math.inf
     return Best(shape, far + float(priced.total_s[place]), far + float(weigh(priced)[place]))
 
@@ -286,7 +290,8 @@ def _order(priced: Priced) -> NDArray[np.int64]:
     missing = np.maximum(priced.memory_bytes - (1 - ROOM) * priced.capacity_bytes, 0)
     key = np.where(priced.fits, seconds, priced.memory_bytes)
     preferred = [np.where(is_near, each, 0) for each in (missing, np.sum(wide, axis=0), extra, missing > 0)]
-    return np.lexsort((key, *preferred, ~is_near, ~priced.fits))
+    micro = np.broadcast_to(priced.layout.micro_batch_size, key.shape)  # of equal ones, the smaller
+    return np.lexsort((micro, key, *preferred, ~is_near, ~priced.fits))
 
 
 _EXTRA: Final = ("pp", "cp", "tp")
@@ -384,9 +389,8 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     best = dict(list(ordered.items())[: request.top])
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
-    seconds = _read_total(plans[0]) if plans else math.inf
-    own = Best({}, seconds, seconds * float((weigh(priced) / priced.total_s)[next(iter(best), 0)]))
-    better = (*_list_fewer(request, question, bounds, own), *_list_batch_notices(question, bounds, seconds))
+    own = _read_best(priced, int(leaders[0]))  # by sizes alone, as others that it is compared with
+    better = (*_list_fewer(request, question, bounds, own), *_list_batch_notices(question, bounds, own.seconds))
     if plans:
         warnings = (*_list_basis_notices(question), *_list_untested_notices(priced, best), *better)
     else:
@@ -410,20 +414,22 @@ def _order_best(
     for place in map(int, leaders[: top + spare]):
         if len(made) >= top and priced.total_s[place] >= max(map(_read_total, made.values())):
             break
-        made[place] = _lay_out(question, priced.layout.take(place), lay_out)
+        made[place] = _lay_out(question, priced.layout, place, lay_out)
     handicaps = weigh(priced) / priced.total_s
     seconds = {place: _read_total(plan) * float(handicaps[place]) for place, plan in made.items()}
     fastest = min(seconds.values(), default=0.0)
     return dict(sorted(made.items(), key=lambda each: max(0.0, seconds[each[0]] - (1 + EQUAL_WITHIN) * fastest)))
 
 
-def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan]) -> Plan:
-    """Returns the plan of a candidate with its cost on the order of its devices."""
-    shape = chosen.mesh_shape
+def _lay_out(question: Question, layout: Layout, place: int, lay_out: Callable[[str], Plan]) -> Plan:
+    """Returns the plan of a candidate's mesh with its cost on the order of its devices, by its best schedule there."""
+    shape = layout.take(place).mesh_shape
     made = lay_out(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items()))
-    ordered = question.price(chosen, read_order(made, question.hardware))
-    told = tell(question, ordered, 0, made.mesh_shape)
-    told["warnings"] = (*made.warnings, *_list_notices(question, told["memory"], chosen))
+    same = np.all([getattr(layout, axis) == shape.get(axis, 1) for axis in AXES], axis=0)
+    ordered = question.price(layout.take(same), read_order(made, question.hardware))
+    chosen = choose_schedule(ordered)
+    told = tell(question, ordered, chosen, made.mesh_shape)
+    told["warnings"] = (*made.warnings, *_list_notices(question, told["memory"], ordered.layout.take(chosen)))
     return made.model_copy(update=told)
 
 
@@ -518,7 +524,7 @@ def _list_fewer(request: SearchRequest, question: Question, bounds: Bounds, own:
         spec = read_target(target)
         whole, rest = divmod(fewer, math.prod(spec.shape))
         on, hint = f" of {target}", hint if rest else f"search on {replace(spec, granules=whole)} in its place"
-    message = f"{fewer} of the {count} devices{on} take {least:.3g} s a step, on {write_mesh(shape)}"
+    message = f"{fewer} of the {count} devices{on} take about {least:.3g} s a step, on {write_mesh(shape)}"
     return (Notice(code="fewer_is_faster", message=message, hint=hint),)
 
 
@@ -531,8 +537,8 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
     if best is None or not near / batch * seconds >= BETTER_BATCH * best.seconds < math.inf:
         return ()
     gain = "fits" if seconds == math.inf else f"has {near / batch * seconds / best.seconds:.2f} times the tokens/s"
-    told = f"{near} {gain}, on {write_mesh(best.mesh_shape)}, {best.seconds:.3g} s a step"
-    message = f"a global_batch_size of {batch} is not a multiple of {devices} devices; {told}"
+    message = f"a global_batch_size of {batch} is not a multiple of {devices} devices; "
+    message += f"{near} {gain}, on {write_mesh(best.mesh_shape)}"
     return (Notice(code="better_batch", message=message, hint=f"use a global_batch_size of {near}"),)
 
 

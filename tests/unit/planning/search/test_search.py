@@ -89,12 +89,16 @@ def test_what_a_plan_tells_adds_up() -> None:
     assert plan.largest_batch >= schedule.micro_batch_size * parts
 
 
-def test_a_mesh_that_is_given_is_priced_as_the_search_prices_it() -> None:
-    best = ask(training={**TRAINING, "remat": "full", "gradient_accumulation_steps": 1}).plans[0]
-    given = ask(mesh=best.mesh_shape, training={**TRAINING, "remat": "full"}).plans[0]
-    assert given.step_time == best.step_time
-    assert given.memory == best.memory
-    assert given.schedule == best.schedule
+@pytest.mark.parametrize(
+    ("model", "target", "batch"),
+    [("llama3-8b", "v5p:4x4x4", 256), ("llama3.2-1b", "h100:1", 64), ("llama3.1-70b", "tpu7x:4x4x4", 64)],
+)
+def test_a_mesh_that_is_given_is_priced_as_the_search_prices_it(model: str, target: str, batch: int) -> None:
+    asked = {"model": model, "target": target, "training": {**TRAINING, "global_batch_size": batch}}
+    for found in ask(**asked, top=4).plans:
+        given = ask(**asked, mesh=found.mesh_shape or {"dp": 1}).plans[0]
+        assert (given.step_time, given.memory, given.schedule) == (found.step_time, found.memory, found.schedule)
+        assert given.warnings == found.warnings
 
 
 @st.composite
@@ -353,6 +357,11 @@ def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:
     assert one_host.plans[0].mesh_shape == {"fsdp": 2, "ep": 4}  # pp:8 and tp:8 are up to 12 % faster
     unusual = [each.message for each in found.rejected if each.reason == "unusual"]
     assert any("by cp for sequences of 8,192 tokens, which no run judges: measure it" in each for each in unusual)
+    long = {"global_batch_size": 32, "seq_len": 131072}
+    gpus = ask(model="llama3.1-405b", target="128*h100:8", training=long)
+    assert gpus.plans[0].mesh_shape == {"fsdp": 32, "cp": 4, "tp": 8}  # not cp over 16 hosts
+    slices = ask(model="llama3.1-70b", target="tpu7x:4x8x8", training=long, axes={"cp": 8})
+    assert not any(each.reason == "unusual" for each in slices.rejected)
 
 
 def test_405b_on_16384_gpus_is_a_pipeline_of_tensor_parallel_hosts_as_published() -> None:

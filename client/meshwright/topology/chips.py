@@ -187,8 +187,8 @@ class ChipCount:
             return False
         if self.chip.lower() == _CPU:
             return kind.lower() == _CPU
-        found = find_chip(kind)
-        return self.chip.lower() in kind.lower().split() or (found is not None and found == find_chip(self.chip))
+        found, words = find_chip(kind), kind.lower().replace("-", " ").split()
+        return self.chip.lower() in words or (found is not None and found == find_chip(self.chip))
 
 
 def parse_chip_count(text: str) -> ChipCount:

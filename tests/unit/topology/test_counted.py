@@ -31,6 +31,7 @@ def test_a_chip_that_no_table_knows_is_refused_with_near_ones() -> None:
 ])  # fmt: skip
 def test_a_device_is_known_by_any_name_of_its_chip(chip: str | None, host: str, is_of: bool) -> None:
     assert {ChipCount(1, chip).is_of(device.kind, None) for device in build_devices(host).devices} == {is_of}
+    assert ChipCount(1, "a100").is_of("NVIDIA A100-SXM4-40GB", None)  # one word at blanks
     assert ChipCount(1, chip).is_of("NVIDIA H100 80GB HBM3 MIG 3g.40gb", mig="3g.40gb") == (chip is None)
 
 

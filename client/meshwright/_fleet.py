@@ -23,7 +23,7 @@ from meshwright.topology.identity import shorten
 from meshwright.topology.join import Joined, join_devices
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice
-from meshwright.wire.devices import Device, Devices
+from meshwright.wire.devices import Devices
 from meshwright.wire.health import WORST_FIRST, Health, State
 
 DEFAULT_TIMEOUT_S: Final = 5.0
@@ -171,7 +171,7 @@ class FleetHost:
     def device_states(self) -> tuple[State, ...]:
         """The state of each of its devices, in their order; "unknown" where its health was not answered."""
         known = {component.name: component.state for component in self.health.components} if self.health else {}
-        return tuple(_find_state(device, known) for device in (self.devices.devices if self.devices else ()))
+        return tuple(known.get(each.component, "unknown") for each in (self.devices.devices if self.devices else ()))
 
     @property
     def worst(self) -> State | None:
@@ -181,12 +181,6 @@ class FleetHost:
     def __str__(self) -> str:
         why = f": {self.detail}" if self.detail else ""
         return f"{self.name or self.url} ({self.state}{why})"
-
-
-def _find_state(device: Device, known: Mapping[str, State]) -> State:
-    """Returns the state of a device's component: the component of its most specific listed name."""
-    names = (f"device:{name}" for name in (device.uuid, device.pci_bus_id, device.local_index) if name is not None)
-    return next((known[name] for name in names if name in known), "unknown")
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class FakeAgent:
         self._leases: dict[str, Lease] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._lease_ends: dict[str, datetime] = {}
-        names = ("store", "worker", *map(_name_component, self.devices.devices))
+        names = ("store", "worker", *(each.component for each in self.devices.devices))
         self.health: Health = _build_health(Component(name=name, state="healthy", **self._date()) for name in names)
 
     def client(self, **options: Any) -> Client:
@@ -177,7 +177,7 @@ class FakeAgent:
         Raises:
             ValueError: the host has no such device.
         """
-        devices = {str(each.local_index): _name_component(each) for each in self.devices.devices}
+        devices = {str(each.local_index): each.component for each in self.devices.devices}
         kind, colon, key = name.partition(":")
         key = devices.get(key, f"device:{key}").removeprefix("device:")
         if (kind == "device" or key.isdecimal()) and f"device:{key}" not in devices.values():
@@ -202,16 +202,17 @@ class FakeAgent:
             return httpx.Response(error.status, headers=headers, content=problem.model_dump_json())
 
     def _answer(self, request: httpx.Request) -> Any:
-        for failing in self._failures:
-            if failing[0] in (None, request.url.path):
-                self._failures.remove(failing)
-                return _copy(failing[1])
+        with self._lock:  # clients may ask from several threads, such as one that renews a lease
+            for failing in self._failures:
+                if failing[0] in (None, request.url.path):
+                    self._failures.remove(failing)
+                    return _copy(failing[1])
         route, parts = _find_route(request)
         fixed = self._answers.get(route)
         if fixed is not None:
             reply = _check_reply(_ROUTES[route][0], fixed(request))
         else:
-            with self._lock:  # clients may ask from several threads, such as one that renews a lease
+            with self._lock:
                 reply = _ROUTES[route][1](self, request, *parts)
         if isinstance(reply, Run):
             self._runs[reply.id] = reply
@@ -249,7 +250,7 @@ class FakeAgent:
 
     def _find_inventory(self) -> Inventory:
         devices, states = self._mark_leased(), {each.name: each.state for each in self.health.components}
-        health = {place: states.get(_name_component(each), "unknown") for place, each in enumerate(devices.devices)}
+        health = {place: states.get(each.component, "unknown") for place, each in enumerate(devices.devices)}
         return Inventory(Topology.of(devices), health=health)
 
     def _plan(self, request: httpx.Request) -> Plans:
@@ -303,7 +304,8 @@ class FakeAgent:
         )
         times = {"created_at": now, "started_at": now, "finished_at": now}
         said = {"request": asked.model_dump(mode="json"), "result": result.model_dump(mode="json")}
-        return Run(id=f"run-{len(self._runs) + 1}", kind="bench", state="succeeded", **times, **said)
+        run = Run(id=f"run-{len(self._runs) + 1}", kind="bench", state="succeeded", **times, **said)
+        return self._runs.setdefault(run.id, run)
 
     def _list_runs(self, request: httpx.Request) -> RunList:
         state, limit = request.url.params.get("state"), int(request.url.params.get("limit", "50"))
@@ -502,10 +504,6 @@ def _write(request: httpx.Request, reply: Any) -> httpx.Response:
         headers = {**_JSON, "location": f"/runs/{reply.id}"}
         return httpx.Response(202, headers=headers, content=reply.model_dump_json())
     return httpx.Response(200, headers=_JSON, content=reply.model_dump_json())
-
-
-def _name_component(device: Device) -> str:
-    return f"device:{device.uuid or device.pci_bus_id or device.local_index}"
 
 
 def _build_health(components: Any) -> Health:

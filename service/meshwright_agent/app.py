@@ -78,6 +78,7 @@ def build_api(agent: Agent, authenticator: Authenticator) -> FastAPI:
         separate_input_output_schemas=False,
         generate_unique_id_function=lambda route: route.name,  # methods of generated clients are called so
         max_body_size=MAX_BODY_BYTES,
+        redirect_slashes=False,  # a redirect would have no problem document
         responses=_PROBLEMS,
         telemetry={  # spans of requests, sent to OTEL_EXPORTER_OTLP_ENDPOINT
             "auto_configure": True,
@@ -88,8 +89,7 @@ def build_api(agent: Agent, authenticator: Authenticator) -> FastAPI:
         },
     )
     app.openapi_version = "3.2.0"
-    app.state.agent = agent
-    app.state.authenticator = authenticator
+    app.state.agent, app.state.authenticator = agent, authenticator
     app.state.registry = metrics.build_registry(agent)
     for router in (health, devices, plans, runs, preflight, leases, metrics):
         app.include_router(router.router)

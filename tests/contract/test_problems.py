@@ -68,6 +68,7 @@ REFUSALS: list[tuple[str, str, str | bytes | None, int, str]] = [
     ("GET", "/runs?state=asleep", None, 422, "invalid_request"),
     ("GET", "/runs?limit=0", None, 422, "invalid_request"),
     ("GET", "/nowhere", None, 404, "not_found"),
+    ("GET", "/devices/", None, 404, "not_found"),
     ("DELETE", "/devices", None, 405, "not_found"),
 ]
 

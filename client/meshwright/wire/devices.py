@@ -84,6 +84,11 @@ class Device(DeviceRef, Evidence):
         default_factory=dict, description="names as Kubernetes' DRA drivers use them: productName, architecture, …"
     )
 
+    @property
+    def component(self) -> str:
+        """The name of its health component."""
+        return f"device:{self.uuid or self.pci_bus_id or self.local_index}"
+
 
 class Link(Reply):
     """What joins two devices, named as `nvidia-smi topo -m` does (NV18, PIX, PXB, PHB, NODE, SYS), or ICI, or HOST.

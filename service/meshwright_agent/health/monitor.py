@@ -328,11 +328,6 @@ MAX_SILENCE_S: Final = 60.0
 """A worker reports each case of a bench. The longest silence of a healthy worker is the compile of a large case."""
 
 
-def name_component(device: Device) -> str:
-    """Returns the name of a device's health component."""
-    return f"device:{device.uuid or device.pci_bus_id or device.local_index}"
-
-
 class HealthMonitor:
     """Writes the findings of probes, benches and the worker to the registry.
 
@@ -429,9 +424,9 @@ class HealthMonitor:
         shown = [device for device in devices.devices if device.platform != "cpu"]
         for device in shown:
             if (device.uuid or device.pci_bus_id) not in keys:
-                self._standing[name_component(device)] = _WITHOUT_SOURCE
+                self._standing[device.component] = _WITHOUT_SOURCE
         known = self._listed | {f"device:{device.key}" for device in self._missing}
-        self._listed = {name_component(device) for device in shown}
+        self._listed = {device.component for device in shown}
         for device in shown:
             self._report_device(device, f"[{device.local_index}] {device.kind} is listed", at)
         untold = self._parts - set(diagnosis.parts)
@@ -536,7 +531,7 @@ class HealthMonitor:
     def report_record(self, record: Mapping[str, Any], devices: Iterable[Device], at: datetime) -> None:
         """Reports whether a bench computed correctly on these devices."""
         for device in devices:
-            component = name_component(device)
+            component = device.component
             wrong = self._memory.wrong_results.get(component, {})
             measurement = " ".join(str(record[name]) for name in ("case", "axis", "dtype", "size_bytes"))
             if record["wrong_elements"]:
@@ -550,7 +545,7 @@ class HealthMonitor:
             self._report_device(device, f"{record['case']} ran on it", at)
 
     def _report_device(self, device: Device, reason: str, at: datetime) -> None:
-        component = name_component(device)
+        component = device.component
         findings = [self._standing[component]] if component in self._standing else []
         action = "run the bench again, and on this device alone; take it out of service if it is wrong again"
         wrong = self._memory.wrong_results.get(component, {}).values()

@@ -14,7 +14,6 @@ from meshwright.planning.request import Inventory
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices, Release
 from meshwright_agent.clock import Clock
-from meshwright_agent.health.monitor import name_component
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.host.snapshot import HostSnapshot
 from meshwright_agent.leases import LeaseRegistry
@@ -85,7 +84,7 @@ class AgentHost(ABC):
         """Returns this host as plans see it. Raises as `topology`."""
         topology, now = self.topology(), self._clock.now()
         return Inventory(
-            topology, health={i: self._health.state(name_component(d), now) for i, d in enumerate(topology.devices)}
+            topology, health={i: self._health.state(d.component, now) for i, d in enumerate(topology.devices)}
         )
 
     def dump_here(self, here: Inventory) -> dict[str, Any]:

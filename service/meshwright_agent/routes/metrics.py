@@ -20,7 +20,6 @@ from meshwright.wire.devices import Device, WorkerState
 from meshwright.wire.health import State
 from meshwright_agent.agent import Agent
 from meshwright_agent.auth import NEEDS_READ
-from meshwright_agent.health.monitor import name_component
 from meshwright_agent.health.xid import DRIVER
 from meshwright_agent.metrics import COUNTED, HTTP_DURATION, HTTP_REQUESTS, METRICS
 from meshwright_agent.routes.shared import TEXT
@@ -166,7 +165,7 @@ def _is_out_of_sight(device: Device, unknown: Collection[str]) -> bool:
     A fault makes a device unhealthy even while its driver does not answer, so that the driver's state counts too.
     """
     is_passive = device.memory is not None and device.memory.basis == "passive"
-    return name_component(device) in unknown or (is_passive and DRIVER in unknown)
+    return device.component in unknown or (is_passive and DRIVER in unknown)
 
 
 def _labels_of(device: Device) -> list[str]:

@@ -33,16 +33,23 @@ from typing import Any, Final, NamedTuple, Self
 
 
 class MeshwrightError(Exception):
-    """Any error that meshwright raises on purpose."""
+    """Any error that meshwright raises on purpose: `detail` says what is wrong, `hint` what works ("" if unknown)."""
+
+    def __init__(self, detail: str, *, hint: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.detail}\n  hint: {self.hint}" if self.hint else self.detail
 
 
 class AgentConnectionError(MeshwrightError):
     """No agent answered at `host`: refused, reset, no route, no such socket."""
 
     def __init__(self, message: str, *, host: str = "", hint: str = "") -> None:
-        super().__init__(f"{message}\n  hint: {hint}" if hint else message)
+        super().__init__(message, hint=hint)
         self.host = host
-        self.hint = hint
 
 
 class AgentTimeoutError(AgentConnectionError):
@@ -56,8 +63,7 @@ class FleetIncompleteError(MeshwrightError):
     """
 
     def __init__(self, message: str, *, hint: str = "", hosts: Mapping[str, str] | None = None) -> None:
-        super().__init__(f"{message}\n  hint: {hint}" if hint else message)
-        self.hint = hint
+        super().__init__(message, hint=hint)
         self.hosts: dict[str, str] = dict(hosts or {})
 
 
@@ -111,11 +117,9 @@ class ProblemError(MeshwrightError):
         status: int | None = None,
         code: str | None = None,
     ) -> None:
-        super().__init__(detail)
+        super().__init__(detail, hint=hint)
         if code is not None:
             self.code = code
-        self.detail = detail
-        self.hint = hint
         self.errors: tuple[dict[str, Any], ...] = tuple(dict(error) for error in errors)
         self.log: tuple[str, ...] = tuple(log)
         self.retry_after_s = retry_after_s

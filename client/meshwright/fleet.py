@@ -24,14 +24,7 @@ from meshwright._client.replies import build_deadline, count_left
 from meshwright._client.requests import AxisTypesLike, DevicesLike, MemoryStrategyName, build_request
 from meshwright._client.settings import ClientSettings, read_settings
 from meshwright._fleet import DEFAULT_TIMEOUT_S, FleetHost, FleetState, HostState, read_addresses, run_all
-from meshwright.errors import (
-    AgentConnectionError,
-    InvalidRequestError,
-    MeshwrightError,
-    ProblemError,
-    RequestError,
-    UnavailableError,
-)
+from meshwright.errors import AgentConnectionError, InvalidRequestError, MeshwrightError, RequestError, UnavailableError
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import Health
@@ -181,7 +174,9 @@ class Fleet:
             PlanInfeasibleError: the mesh would leave devices unused.
         """
         timeout_s, require_all = options.pop("timeout_s", DEFAULT_TIMEOUT_S), options.pop("require_all", False)
-        if other := sorted(options.keys() - _PlanOptions.__annotations__):
+        ours, known = _PlanOptions.__annotations__, PlanRequest.model_fields
+        given = [name for name, value in options.items() if name not in known or value != known[name].default]
+        if other := sorted(set(given) - ours.keys()):
             detail = f"a fleet plans a mesh on the hosts that answer, and {other[0]} is not of that"
             hint = "plan on a target, such as 64*h100:8"
             raise InvalidRequestError.of(other[0], detail, hint, "not of a plan on a fleet")
@@ -230,10 +225,6 @@ def _evaluate(error: MeshwrightError) -> HostState:
 
 
 def _explain(error: MeshwrightError) -> str:
-    """Returns the problem and its solution in one line. Without any answer, only the first line, since a fleet has many
+    """Returns the problem and its solution in one line. Without any answer, only the problem, since a fleet has many
     hosts."""
-    if _evaluate(error) == "unreachable":
-        return str(error).partition("\n")[0]
-    detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]
-    hint = error.hint if isinstance(error, ProblemError | AgentConnectionError) else ""
-    return f"{detail}; {hint}" if hint else detail
+    return f"{error.detail}; {error.hint}" if error.hint and _evaluate(error) != "unreachable" else error.detail

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -207,6 +208,10 @@ def build_error(outcome: Outcome, asked: str, host: str, *, makes_run: bool = Fa
             status=status,
             code="",
         )
+    prefix, path = urlsplit(host).path if host.startswith("http") else "", asked.partition(" ")[2]
+    if prefix and problem.detail == f"there is no route {prefix}{path}":
+        hint = f"leave {prefix} out of the address, or let the proxy there remove it"
+        return AgentConnectionError(f"{asked}: there is no agent below the path of {host}", host=host, hint=hint)
     retry_after_s = parse_retry_after(outcome.headers.get("retry-after"), now=datetime.now(UTC))
     return _build_problem_error(problem, host, status, request_id, retry_after_s)
 

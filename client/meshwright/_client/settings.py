@@ -6,6 +6,7 @@ Reads the named token file, again after a change. Independent of the HTTP librar
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +68,8 @@ def read_settings(base_url: str | None, token: str | None, environ: Mapping[str,
         SettingsError: an address is not valid, a token is not valid in a header, a file cannot be read, or a key is
             given without its certificate.
     """
-    default = f"unix://{DEFAULT_SOCKET}" if DEFAULT_SOCKET.exists() else DEFAULT_URL
+    # pathlib raises PermissionError in Python 3.11 where the caller may not search the folder
+    default = f"unix://{DEFAULT_SOCKET}" if os.path.exists(DEFAULT_SOCKET) else DEFAULT_URL  # noqa: PTH110
     address = parse_address(base_url or environ.get("MESHWRIGHT_URL") or default)
     ca_file, cert_file, key_file = (_check_file(environ, variable) for variable in TLS_VARIABLES)
     if key_file and not cert_file:

@@ -149,7 +149,7 @@ def _list_medians(results: Sequence[PreflightResult]) -> Iterator[tuple[str, str
         yield "a device, median", f"matmul {format_rate(flops, 'FLOP/s')}, memory {format_rate(memory, 'B/s')}"
     if rates:
         yield "a pair of hosts, median", f"{format_rate(median(rates), 'B/s')} each way"
-    for same in zip(*(result.collectives for result in results), strict=True):
+    for same in zip(*(result.collectives for result in results), strict=False):
         found = [each.busbw_bytes_per_s for each in same]
         where = "all devices" if same[0].axis is None else f"axis {same[0].axis}"
         slowest = "" if same[0].axis is None else f", slowest {format_rate(min(found), 'B/s')}"

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from meshwright._client.blocking import Client
+from meshwright._client.replies import read_known
 from meshwright._client.settings import is_loopback
 from meshwright._fleet import FleetHost, FleetState, run_all
 from meshwright.errors import (
@@ -196,9 +197,7 @@ class _Check:
         state: HostState = (
             "missing" if isinstance(error, AgentConnectionError) else "fault" if is_fault else "unchecked"
         )
-        detail = error.detail if isinstance(error, ProblemError) else str(error).partition("\n")[0]
-        hint = error.hint if isinstance(error, ProblemError | AgentConnectionError) else ""
-        self._note(place, HostFinding(state=state, text=detail, action=hint))
+        self._note(place, HostFinding(state=state, text=error.detail, action=error.hint))
 
     def _ask_all(self, work: Callable[[int, Client], T], limit_s: float = ASK_S) -> dict[int, T | MeshwrightError]:
         """Returns the answer or the error of each host; none of a host that took too long."""
@@ -313,9 +312,8 @@ class _Check:
             time.sleep(min(POLL_S, left_s))
 
     def _evaluate(self, runs: Mapping[int, Run]) -> None:
-        self._results = {
-            place: PreflightResult.model_validate(run.result) for place, run in runs.items() if run.result is not None
-        }
+        read = {place: read_known(PreflightResult, run.result) for place, run in runs.items()}
+        self._results = {place: result for place, result in read.items() if result is not None}
         for place, run in runs.items():
             if run.state == "failed" and run.error is not None:
                 state: HostState = "unchecked" if run.error.code == "invalid_request" else "fault"  # the port is in use

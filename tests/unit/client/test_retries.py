@@ -32,6 +32,7 @@ from meshwright.wire.bench import BenchRequest
 from meshwright.wire.health import Health
 from meshwright.wire.mesh import PlanRequest, Plans, Rejected, SearchRequest
 from meshwright.wire.model import TrainingSpec
+from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Run
 from tests.unit.client.script import LOST, NOW, REFUSED, SILENT, Outcome, Script
 from tests.unit.leases.scene import build_lease
@@ -220,6 +221,13 @@ def test_a_code_of_a_newer_agent_keeps_its_name_and_gets_the_class_of_its_status
     assert isinstance(error, ProblemError)
     assert type(error) is expected
     assert error.code == "of_tomorrow"
+
+
+@pytest.mark.parametrize(("url", "expected"), [("http://a/foo", AgentConnectionError), ("http://a", NotFoundError)])
+def test_a_path_in_the_address_that_leads_to_no_route_is_no_agent(url: str, expected: type[Exception]) -> None:
+    body = build_problem(NotFoundError("there is no route /foo/devices")).model_dump(mode="json")
+    error = build_error(httpx.Response(404, json=body), "GET /devices", url)
+    assert type(error) is expected
 
 
 def test_an_error_page_of_a_proxy_is_shown_in_part_and_named_as_such() -> None:

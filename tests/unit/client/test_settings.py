@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ def test_a_token_file_is_read_and_its_line_end_dropped(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
     assert read_settings(None, None, {"MESHWRIGHT_TOKEN_FILE": str(file)}).token == "secret"
+
+
+def test_a_socket_in_a_folder_that_may_not_be_searched_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert read_settings(None, None, {}).address.shown == "http://127.0.0.1:8790"
 
 
 @pytest.mark.parametrize("variable", ["MESHWRIGHT_TOKEN_FILE", "MESHWRIGHT_CA_FILE"])

@@ -11,7 +11,7 @@ from meshwright.fleet import FleetHost, FleetState
 from meshwright.preflight.check import compare_hosts
 from meshwright.preflight.report import HostFinding, HostReport, build_report, build_verdict, describe_results
 from meshwright.preflight.rule import Wrong, blame_contents
-from meshwright.wire.preflight import PreflightDevice, PreflightResult, WrongContent
+from meshwright.wire.preflight import CollectiveRate, PreflightDevice, PreflightResult, WrongContent
 
 NAMES = [f"h{number}" for number in range(4)]
 WELL = PreflightResult(
@@ -79,6 +79,13 @@ def test_if_no_agent_answers_nothing_was_checked_and_nobody_is_blamed() -> None:
     report = build_report([silent, silent], 1.0)
     assert (report.verdict, report.summary) == ("unknown", "2 of 2 hosts could not be checked: no agent answers")
     assert build_report([silent, HostReport(address="h1", name="h1", result=WELL)], 1.0).verdict == "fault"
+
+
+def test_agents_of_two_releases_may_have_other_collectives() -> None:
+    reduced = CollectiveRate(case="all_reduce", busbw_bytes_per_s=1e9)
+    results = [WELL.model_copy(update={"collectives": (reduced,) * count}) for count in (1, 2)]
+    hosts = [HostReport(address=name, name=name, result=result) for name, result in zip(NAMES, results, strict=False)]
+    assert write_report(build_report(hosts, 1.0))[-1] == "  all-reduce over all devices: 1 GB/s busbw"
 
 
 def test_what_to_do_is_said_in_commands() -> None:

@@ -43,7 +43,7 @@ def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client
     asked = os.fspath(reference) if reference is not None else os.environ.get("MESHWRIGHT_PLAN", "")
     if not asked:
         raise SettingsError(f"no plan is named: give a reference, or set MESHWRIGHT_PLAN; {_RULE}")
-    if not _FINGERPRINT.fullmatch(asked) or Path(asked).exists():
+    if _is_file(asked):
         return read_plan(Path(asked))
     if client is not None:
         return client.get_plan(asked)
@@ -51,6 +51,15 @@ def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client
 
     with Client() as own:
         return own.get_plan(asked)
+
+
+def find_fingerprint(reference: str) -> str:
+    """Returns the fingerprint that a reference is, or that of the plan in its file; errors as of `read_plan`."""
+    return read_plan(Path(reference)).fingerprint if _is_file(reference) else reference
+
+
+def _is_file(reference: str) -> bool:
+    return not _FINGERPRINT.fullmatch(reference) or Path(reference).exists()
 
 
 def read_plan(plan: PlanLike) -> Plan:
@@ -75,8 +84,8 @@ def read_plan(plan: PlanLike) -> Plan:
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)
         first = next((each for each in wrong if each["loc"][:1] == ("Plan",)), wrong[0])
-        where = ".".join(map(str, first["loc"][1:]))
-        raise SettingsError(f"{asked} holds no plan: {where}: {first['msg']}; {_RULE}") from error
+        where = ".".join(map(str, first["loc"][1:])) + ": " * (len(first["loc"]) > 1)
+        raise SettingsError(f"{asked} holds no plan: {where}{first['msg']}; {_RULE}") from error
     if isinstance(found, Plan):
         return found
     from meshwright._client.requests import take_best

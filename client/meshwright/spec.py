@@ -166,9 +166,9 @@ def _parse_entry(entry: str) -> tuple[str, int]:
     if not colon:
         raise _refuse(f"entry {entry.strip()!r} has no size; an axis is name:size")
     digits = size.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_SIZE_DIGITS):
+    if not (digits.isascii() and digits.isdigit()):
         raise _refuse(f"axis {name!r} has size {size!r}; a size is an integer ≥ 1, or -1")
-    return name, int(size)
+    return name, int(size[: MAX_SIZE_DIGITS + 2])  # of one that is too long, a part that is too long
 
 
 def _parse_pair(pair: object) -> tuple[str, int]:
@@ -191,6 +191,6 @@ def _check_size(name: str, size: object) -> None:
     if isinstance(size, bool) or not isinstance(size, int):
         raise _refuse(f"axis {name!r} has size {repr(size)[:80]}; a size is an integer ≥ 1, or -1")
     if abs(size) >= 10**MAX_SIZE_DIGITS:
-        raise _refuse(f"axis {name!r} has a size of over {MAX_SIZE_DIGITS} digits; a size is an integer ≥ 1, or -1")
+        raise _refuse(f"axis {name!r} has a size of over {MAX_SIZE_DIGITS} digits; a size has fewer, or is -1")
     if size < 1 and size != -1:
         raise _refuse(f"axis {name!r} has size {size}; a size is ≥ 1, or -1 for the rest of the devices")

@@ -73,11 +73,7 @@ def test_wrong_axis_types_are_refused(wrong: object) -> None:
 @pytest.mark.parametrize("size", [10**20, -(10**20), int("9" * 400)])
 def test_a_size_of_too_many_digits_is_refused_in_every_form_and_not_repeated(size: int) -> None:
     for mesh in (f"dp:{size}", {"dp": size}, [("dp", size)]):
-        with pytest.raises(InvalidMeshError, match="'dp'") as caught:
+        with pytest.raises(InvalidMeshError, match=r"'dp'.*over 20 digits") as caught:
             MeshSpec.parse(mesh)  # type: ignore[arg-type]
-        assert caught.value.code == "invalid_mesh"
-    for mesh in ({"dp": size}, [("dp", size)]):
-        with pytest.raises(InvalidMeshError, match="over 20 digits") as told:
-            MeshSpec.parse(mesh)  # type: ignore[arg-type]
-        assert len(told.value.detail) < 120
+        assert (caught.value.code, len(caught.value.detail) < 120) == ("invalid_mesh", True)
     assert MeshSpec.parse({"dp": 10**20 - 1}) == MeshSpec.parse(f"dp:{10**20 - 1}")

@@ -27,7 +27,7 @@ from importlib import metadata
 from typing import Annotated, Any, Final, Literal, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from meshwright import errors
 from meshwright.cli import (
@@ -45,7 +45,7 @@ from meshwright.cli import (
     search,
 )
 from meshwright.cli.arguments import check_timeout
-from meshwright.cli.health import HealthCommand, find_style, giving_usage_code
+from meshwright.cli.health import explaining_usage, find_style
 from meshwright.cli.output import print_error, print_warning
 from meshwright.cli.session import (
     FAILED,
@@ -126,13 +126,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app(args=arguments, prog_name="meshwright")
 
 
+_STYLE: Final = "meshwright.style"
+"""Where a context keeps the format of `health` that the arguments ask for."""
+
+
 class _Commands(TyperGroup):
     """Commands of one word or two: `devices`, and `devices release`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the options of all commands."""
-        with giving_usage_code(find_style(args) if "health" in args else "text"):
-            return super().make_context(info_name, args, parent, **extra)
+        style = find_style(args) if "health" in args else "text"
+        with explaining_usage(style):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.meta[_STYLE] = style
+        return context
+
+    def invoke(self, ctx: Any) -> Any:
+        """Reads the options of one command, and runs it."""
+        with explaining_usage(ctx.meta[_STYLE]):
+            return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Reads two words where these are a command."""
@@ -240,7 +252,6 @@ class _Entry:
 
     run: _Command
     short: str
-    cls: type[TyperCommand] | None = None
     is_interspersed: bool = True  # False: the words after the first one belong to another command
 
 
@@ -257,7 +268,7 @@ _COMMANDS: Final[dict[str, _Entry]] = {
     "runs list": _Entry(runs.list_runs, "The agent's benches, compiles and preflights, newest first."),
     "runs show": _Entry(runs.show_run, "One run."),
     "runs cancel": _Entry(runs.cancel_run, "Cancel a run."),
-    "health": _Entry(health.check_health, "The host's health, as text and exit code.", HealthCommand),
+    "health": _Entry(health.check_health, "The host's health, as text and exit code."),
     "health ack": _Entry(events.acknowledge_component, "Acknowledge a component's faults."),
     "events": _Entry(events.show_events, "Changes of the host's health."),
     "lease create": _Entry(leases.create_lease, "Reserve devices."),
@@ -270,4 +281,4 @@ _COMMANDS: Final[dict[str, _Entry]] = {
 }
 for _name, _entry in _COMMANDS.items():
     _settings = {"allow_interspersed_args": _entry.is_interspersed}
-    app.command(_name, cls=_entry.cls, short_help=_entry.short, context_settings=_settings)(_bind(_entry.run))
+    app.command(_name, short_help=_entry.short, context_settings=_settings)(_bind(_entry.run))

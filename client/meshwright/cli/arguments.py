@@ -6,37 +6,36 @@ agent parses them, so that there is one grammar.
 
 from __future__ import annotations
 
-import difflib
 import json
+import math
 import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import typer
 
 from meshwright.errors import SettingsError
 from meshwright.topology.chips import ChipCount, parse_chip_count
-from meshwright.wire.bench import BenchCase
 
 MAX_TIMEOUT_S: Final = 86400.0
 _UNITS_S: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _TIME: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]+)", re.ASCII)
 
 
-def parse_duration(text: str, option: str) -> float:
+def parse_duration(text: str, option: str, most_s: float = math.inf) -> float:
     """Returns the seconds of "90s", "30min", "24h" or "7d".
 
     Raises:
-        typer.BadParameter: a number has no unit or an unknown unit, or is 0.
+        typer.BadParameter: a number has no unit or an unknown unit, is 0, or is more than `most_s`.
     """
     match = _TIME.fullmatch(text.strip())
     found = float(match[1]) * _UNITS_S.get(match[2], 0) if match else 0.0
-    if not found:
-        raise typer.BadParameter(
-            f"{text!r} is no time above 0 with its unit; write 90s, 30min, 24h or 7d", param_hint=option
-        )
+    if not 0 < found <= most_s:
+        bound = "" if most_s == math.inf else f" and up to {most_s / _UNITS_S['d']:g}d"
+        message = f"{text!r} is no time above 0{bound} with its unit; write 90s, 30min, 24h or 7d"
+        raise typer.BadParameter(message, param_hint=option)
     return found
 
 
@@ -102,35 +101,6 @@ def _parse_device(entry: str) -> int | str:
     return int(entry) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else entry
 
 
-def parse_indices(text: str) -> tuple[int, ...]:
-    """Returns the local indices of "0,1".
-
-    Raises:
-        typer.BadParameter: an entry is not a number.
-    """
-    devices = parse_devices(text, "--devices")
-    wrong = [device for device in devices if isinstance(device, str)]
-    if wrong:
-        raise typer.BadParameter(f"{wrong[0]!r} is no local index; write 0,1", param_hint="--devices")
-    return tuple(device for device in devices if isinstance(device, int))
-
-
-def parse_case(text: str) -> BenchCase:
-    """Returns the bench case that "all_reduce" or "all-reduce" names.
-
-    Raises:
-        typer.BadParameter: there is no case of that name.
-    """
-    word = text.strip().lower().replace("-", "_")
-    cases: tuple[BenchCase, ...] = get_args(BenchCase)
-    case = next((case for case in cases if case == word), None)
-    if case is None:
-        near = difflib.get_close_matches(word, cases, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(cases)}{hint}", param_hint="--case")
-    return case
-
-
 def check_timeout(timeout_s: float | None) -> float | None:
     """Returns the time limit as it is.
 
@@ -152,7 +122,7 @@ def read_object(path: str | os.PathLike[str], option: str) -> dict[str, Any]:
         SettingsError: the file cannot be read, or does not hold a JSON object.
     """
     try:
-        found = json.loads(_read(path))
+        found = json.loads(_read(path).decode("utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}; name a file that is there") from None
     except (ValueError, RecursionError) as error:

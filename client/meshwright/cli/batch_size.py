@@ -48,7 +48,8 @@ def show_batch_size(
     mesh: Annotated[str | None, typer.Option(metavar="MESH", help='The axes, outermost first: "dp:2,tp:-1".')] = None,
     target: TargetOption = None,
     plan: Annotated[
-        str | None, typer.Option(metavar="FINGERPRINT", help="Of a kept plan, in the place of --mesh and --target.")
+        str | None,
+        typer.Option(metavar="FILE", help="A plan that the agent keeps, or its fingerprint: for --mesh and --target."),
     ] = None,
     request: RequestOption = None,
     offline: OfflineOption = False,
@@ -64,6 +65,8 @@ def show_batch_size(
     Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum, none fits, or no step can be
     estimated or compiled on such devices · 2 usage (also a name that no table knows), or no answer.
     """
+    from meshwright._reference import find_fingerprint  # here, so that --help need not wait for it
+
     asked = build_request(
         BatchSizeRequest,
         request,
@@ -74,7 +77,7 @@ def show_batch_size(
         compile=True if compiled else None,
         mesh=mesh,
         target=take_target(target),
-        plan=plan,
+        plan=None if plan is None else find_fingerprint(plan),
     )
     reply = _answer_here(session, asked) if offline else _ask(session, asked)
     if session.as_json:

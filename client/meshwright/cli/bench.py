@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from meshwright._client.requests import build_request
-from meshwright.cli.arguments import parse_case, parse_indices, read_object
+from meshwright.cli.arguments import parse_devices, read_object
 from meshwright.cli.output import (
     Column,
     build_table,
@@ -60,8 +60,8 @@ def run_bench(
         else:
             options = {
                 "suite": suite,
-                "cases": [parse_case(text) for text in case] if case else None,
-                "devices": None if devices is None else parse_indices(devices),
+                "cases": [text.strip().lower().replace("-", "_") for text in case] if case else None,
+                "devices": None if devices is None else parse_devices(devices, "--devices"),
                 "lease": lease,
             }
             named = {name: value for name, value in options.items() if value is not None}

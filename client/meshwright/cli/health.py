@@ -22,8 +22,8 @@ from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, cast, get_args
 
 import typer
+from pydantic import ValidationError
 from rich.text import Text
-from typer.core import TyperCommand
 
 from meshwright._fleet import run_all
 from meshwright.cli.arguments import parse_chips
@@ -33,6 +33,7 @@ from meshwright.errors import AgentTimeoutError, MeshwrightError
 from meshwright.topology.chips import ChipCount
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import WORST_FIRST, Component, Health, State, select_hardware
+from meshwright.wire.problem import translate_validation
 
 Format = Literal["text", "json", "nagios", "slurm"]
 Outcome = State | Literal["no_answer"]
@@ -57,9 +58,6 @@ SLURM_WORDS: Final = ("keep", "drain", "unknown")
 OF_A_CARD: Final = frozenset({"device", "thermal", "memory", "link"})
 """The kinds of components that a card has."""
 NAGIOS_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-USAGE_CODES: Final[dict[Format, int]] = {"text": 2, "json": 2, "nagios": 3, "slurm": 2}
-"""A wrong argument is never a verdict on the host: nagios' 2 would be CRITICAL. Source: the monitoring plugins'
-guidelines, "UNKNOWN: invalid command line arguments"; Slurm's script drains for 1 alone."""
 _VERDICTS: Final[dict[State, str]] = {"healthy": "met", "unhealthy": "not met", "unknown": "unknown"}
 """The states of a requirement, in words."""
 _ASCII: Final = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "×": "x", "·": "-", "µ": "u", "…": "..."})
@@ -147,7 +145,7 @@ def _ask(session: Session, *, wants_devices: bool) -> tuple[Health, Devices | st
                 try:
                     devices.append(client.devices())
                 except MeshwrightError as error:
-                    devices.append(str(error).partition("\n")[0])
+                    devices.append(error.detail)
 
         run_all([ask], limit_s=limit_s, at_once=1)
         late = f"no answer from {client.base_url} within {limit_s:g} s"
@@ -220,22 +218,8 @@ def _print_no_answer(session: Session, style: Format, error: MeshwrightError) ->
 
 def describe_no_answer(error: MeshwrightError) -> str:
     """Returns why there is no result, in a line with the essential part first, since the line may be truncated."""
-    detail = _flatten(str(error).partition("\n")[0]).removeprefix("GET /health: ")
+    detail = _flatten(error.detail).removeprefix("GET /health: ")
     return detail if detail.startswith("no answer") else f"no verdict: {detail}"
-
-
-class HealthCommand(TyperCommand):
-    """`meshwright health` in typer: a usage error has the exit code of the requested format."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Reads the arguments."""
-        with giving_usage_code(find_style(args)):
-            return super().make_context(info_name, args, parent, **extra)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Runs the command."""
-        with giving_usage_code(ctx.params.get("form") or "text"):
-            return super().invoke(ctx)
 
 
 _UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
@@ -243,12 +227,18 @@ _UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
 
 
 @contextlib.contextmanager
-def giving_usage_code(style: Format) -> Iterator[None]:
-    """Gives a usage error in the block the exit code of a format."""
+def explaining_usage(style: Format) -> Iterator[None]:
+    """Gives a usage error in the block the exit code of a format, and pydantic's findings the words of all errors.
+
+    A wrong argument is never a verdict on the host: nagios' 2 would be CRITICAL. Source: the monitoring plugins'
+    guidelines, "UNKNOWN: invalid command line arguments"; Slurm's script drains for 1 alone.
+    """
     try:
         yield
     except _UsageError as error:
-        cast(Any, error).exit_code = USAGE_CODES[style]
+        cast(Any, error).exit_code = EXIT_CODES[style]["no_answer"]
+        if isinstance(error.__cause__, ValidationError):
+            cast(Any, error).message = translate_validation(error.__cause__.errors()).errors[0]["message"]
         raise
 
 
@@ -256,7 +246,7 @@ def find_style(arguments: Sequence[str]) -> Format:
     """Returns the format that the arguments ask for, some of which may be wrong."""
     words = " ".join(arguments).replace("=", " ").split()
     last = next((value for name, value in reversed([*pairwise(words)]) if name == "--format"), "")
-    return next((style for style in USAGE_CODES if style == last), "text")
+    return next((style for style in EXIT_CODES if style == last), "text")
 
 
 def summarize(health: Health, findings: Sequence[Requirement] = ()) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
@@ -16,8 +17,8 @@ from meshwright.cli.arguments import choose_devices, parse_duration
 from meshwright.cli.output import Column, build_table, clean, format_time, print_error, print_warning
 from meshwright.cli.request_options import CountOption
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.errors import ForbiddenError, MeshwrightError, NotFoundError
-from meshwright.wire.leases import Lease
+from meshwright.errors import ForbiddenError, MeshwrightError, NotFoundError, SettingsError
+from meshwright.wire.leases import MAX_TTL_S, Lease
 from meshwright.wire.mesh import PlanRequest, SearchRequest
 
 if TYPE_CHECKING:
@@ -86,10 +87,12 @@ def create_lease(
     """
     from meshwright._reference import load_plan  # here, so that --help need not wait for the HTTP library
 
-    ttl_s = parse_duration(ttl, "--ttl")
+    ttl_s = parse_duration(ttl, "--ttl", MAX_TTL_S)
     named = parse_leased(devices, count)
     if plan is not None and (devices, count) != (None, None):
         raise typer.BadParameter("a plan names its devices; leave DEVICES and --count out", param_hint="--plan")
+    if sys.__stdout__ is None and lease_id is None:  # closed, and `main` put /dev/null there
+        raise SettingsError("stdout is closed, so the lease's id would be lost; open it, or choose the id with --id")
     with session.open() as client:
         chosen = named if plan is None else load_plan(plan, client=client)
         lease = client.lease(chosen, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, lease_id=lease_id)
@@ -136,12 +139,7 @@ def list_leases(
     if purpose:
         chosen = tuple(lease for lease in reply.leases if lease.purpose in purpose)
         reply = reply.model_copy(update={"leases": chosen})
-    if session.as_json:
-        session.print_json(reply)
-    elif reply.leases:
-        session.out.print(build_table(COLUMNS, reply.leases))
-    else:
-        session.out.print("no leases")
+    session.print_reply(reply, build_table(COLUMNS, reply.leases) if reply.leases else "no leases")
     return OK
 
 
@@ -156,7 +154,7 @@ def renew_lease(
 
     Exit codes: 0 done · 1 no such lease: it has ended · 2 usage, or no answer.
     """
-    ttl_s = parse_duration(ttl or "1h", "--ttl")
+    ttl_s = parse_duration(ttl or "1h", "--ttl", MAX_TTL_S)
     with session.open() as client:
         if ttl is None:
             ttl_s = max(ttl_s, client.get_lease(lease_id).expires_in_s)
@@ -279,7 +277,7 @@ def run_leased(
     again · 1 another lease has one of the devices · 2 usage, or no answer · 126, 127 the command cannot be run, is not
     there.
     """
-    ttl_s = parse_duration(ttl, "--ttl")
+    ttl_s = parse_duration(ttl, "--ttl", MAX_TTL_S)
     is_stopped = preemptible if if_lost is None else if_lost == "stop"
     named = parse_leased(devices, count)
     job = _Job(session, is_stopped=is_stopped)

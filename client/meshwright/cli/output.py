@@ -158,8 +158,7 @@ def print_error(session: Session, error: MeshwrightError) -> None:
 def _dump_error(error: MeshwrightError) -> str:
     if isinstance(error, ProblemError):
         return build_problem(error).model_dump_json()
-    detail, _, hint = str(error).partition("\n  hint: ")
-    problem = {"title": type(error).__name__, "detail": detail, "code": NO_ANSWER_CODE, "hint": hint}
+    problem = {"title": type(error).__name__, "detail": error.detail, "code": NO_ANSWER_CODE, "hint": error.hint}
     return json.dumps(problem, ensure_ascii=False)
 
 
@@ -179,6 +178,9 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
     (r"a longer timeout_s", "a longer --timeout"),
     (r"in POST /mesh/plan, name the devices or set allow_unused", "choose devices with --devices or --count"),
     (r'(?:devices )?\{"count": (\d+)\}', r"--count \1"),
+    (r'"model": "([^"]+)"', r"--model \1"),
+    (r'"training": \{"global_batch_size": (\d+)\}', r"--global-batch-size \1"),
+    (r"POST /mesh/(plan|search)\b", r"`meshwright \1`"),
     (r'"devices": \[([^]]*)\]', lambda found: f"devices {found[1].replace(' ', '')}"),
 )
 """What an agent's hint says in HTTP, in commands."""

@@ -114,9 +114,8 @@ def _write(text: str, path: Path) -> None:
     try:
         path.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
-        raise SettingsError(
-            f"--save {path}: cannot be written: {error.strerror}; name a file in a folder that exists"
-        ) from None
+        message = f"--save {path}: cannot be written: {error.strerror}; name a file that can be written"
+        raise SettingsError(message) from None
 
 
 def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:

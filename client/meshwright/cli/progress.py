@@ -50,7 +50,7 @@ def follow_compile(
         if not request.compile:
             raise
         raise AgentTimeoutError(
-            str(error.args[0]).partition("\n")[0],
+            error.detail,
             host=error.host,
             hint="the compile goes on: `meshwright runs list` shows it, and the same command gets its answer; "
             "or give a longer --timeout",

@@ -86,17 +86,17 @@ def build_request(
     fields = {} if request is None else read_object(request, "--request")
     fields |= _drop_unsaid({**options, "model": None if model is None else parse_model(model)})
     given = _drop_unsaid(trained)
-    if given:
-        below = fields.get("training")
-        fields["training"] = {**(below if isinstance(below, dict) else {}), **given}
+    below = fields.get("training")
+    if given and isinstance(below, dict | None):  # anything else is refused below
+        fields["training"] = {**(below or {}), **given}
     found = fields.get("training") or ({} if kind.model_fields["training"].is_required() else None)
     is_priced = fields.get("model") is not None and not fields.get("exports")
     if found is None and kind is PlanRequest and is_priced:
         found = {}
+    if fields.get("model") is None and (found is not None or fields.get("compile")):
+        raise typer.BadParameter("what is trained? write --model llama3-8b", param_hint="--model")
     if "global_batch_size" in trained and isinstance(found, dict) and "global_batch_size" not in found:
         raise typer.BadParameter("how many sequences has a step? write 64", param_hint="--global-batch-size")
-    if fields.get("model") is None and (fields.get("training") or fields.get("compile")):
-        raise typer.BadParameter("the rest says how it is trained; write --model llama3-8b", param_hint="--model")
     try:
         return kind.model_validate_json(json.dumps(fields))
     except ValidationError as error:
@@ -151,7 +151,7 @@ def suggest_offline(target: object) -> Iterator[None]:
         yield
     except AgentConnectionError as error:
         if target:
-            error.args = (f"{error}; or add --offline, since a target needs no agent",)
+            error.hint += "; or add --offline, since a target needs no agent"
         raise
 
 

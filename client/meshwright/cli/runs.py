@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from meshwright._client.replies import read_known
 from meshwright.cli.bench import print_records
 from meshwright.cli.output import Column, build_table, clean, format_indices, format_time, style_state
 from meshwright.cli.session import FAILED, OK, Session
@@ -26,12 +27,7 @@ def list_runs(
     """List the agent's runs, newest first."""
     with session.open() as client:
         reply = client.runs(limit, state)
-    if session.as_json:
-        session.print_json(reply)
-    elif reply.runs:
-        session.out.print(build_table(COLUMNS, reply.runs))
-    else:
-        session.out.print("no runs")
+    session.print_reply(reply, build_table(COLUMNS, reply.runs) if reply.runs else "no runs")
     return OK
 
 
@@ -48,8 +44,8 @@ def show_run(session: Session, run_id: Annotated[str, typer.Argument(metavar="RU
     session.out.print(build_table(COLUMNS, [run]))
     if run.error is not None:
         session.out.print(_describe_end(run), soft_wrap=True)
-    elif run.kind == "bench" and run.result is not None:
-        print_records(session, BenchResult.model_validate(run.result))
+    elif run.kind == "bench" and (result := read_known(BenchResult, run.result)) is not None:
+        print_records(session, result)
     return OK
 
 

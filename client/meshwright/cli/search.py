@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Final
 
@@ -36,6 +36,7 @@ from meshwright.cli.request_options import (
 )
 from meshwright.cli.session import FAILED, Session
 from meshwright.errors import PlanInfeasibleError
+from meshwright.planning.parallelism import write_mesh
 from meshwright.wire.mesh import EQUAL_WITHIN, UNKNOWN_TARGET, ComparedTarget, Plan, Plans, Rejected, SearchRequest
 
 Compared = tuple[ComparedTarget, Plan | None]
@@ -161,10 +162,6 @@ def _read_made(read: Callable[[Plan], str | Text], row: Compared) -> str | Text:
     return "" if row[1] is None else read(row[1])
 
 
-def _write_mesh(shape: Mapping[str, int]) -> str:
-    return " × ".join(f"{clean(name)}:{size}" for name, size in shape.items())
-
-
 def _write_batch(plan: Plan) -> str:
     schedule = plan.schedule
     return "" if schedule is None else f"{schedule.gradient_accumulation_steps} × {schedule.micro_batch_size}"
@@ -178,7 +175,7 @@ def _write_memory(plan: Plan) -> Text:
 
 
 _PLANS: Final = (
-    Column[Plan]("mesh", lambda plan: Text(_write_mesh(plan.mesh_shape), "bold")),
+    Column[Plan]("mesh", lambda plan: Text(clean(write_mesh(plan.mesh_shape)), "bold")),
     Column[Plan]("micro-batch", _write_batch, "right"),
     Column[Plan]("remat", lambda plan: plan.schedule.remat if plan.schedule else ""),
     Column[Plan]("step time", write_step, "right"),
@@ -196,7 +193,7 @@ _PLANS: Final = (
 _COMPARED: Final[tuple[Column[Compared], ...]] = (
     Column[Compared]("target", lambda row: Text(clean(row[0].target), "bold")),
     Column[Compared]("devices", lambda row: f"{math.prod(row[1].mesh_shape.values()):,}" if row[1] else "", "right"),
-    Column[Compared]("mesh", lambda row: _write_mesh(row[1].mesh_shape) if row[1] else clean(row[0].reason or "")),
+    Column[Compared]("mesh", lambda row: write_mesh(row[1].mesh_shape) if row[1] else clean(row[0].reason or "")),
     *(
         Column[Compared](column.heading, functools.partial(_read_made, column.read), column.justify)
         for column in _PLANS[1:]
@@ -204,7 +201,7 @@ _COMPARED: Final[tuple[Column[Compared], ...]] = (
 )
 
 _REJECTED: Final = (
-    Column[Rejected]("rejected mesh", lambda each: _write_mesh(each.mesh_shape)),
+    Column[Rejected]("rejected mesh", lambda each: write_mesh(each.mesh_shape)),
     Column[Rejected]("reason", lambda each: clean(each.reason)),
     Column[Rejected]("", lambda each: clean(each.message)),
 )

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -21,6 +21,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from rich.table import Table
 
     from meshwright import Client
 
@@ -42,23 +43,7 @@ class Options:
 
     def merge(self, nearer: Options) -> Options:
         """Returns these options, overridden by those nearer to the command's end."""
-        return Options(
-            url=nearer.url if nearer.url is not None else self.url,
-            timeout_s=nearer.timeout_s if nearer.timeout_s is not None else self.timeout_s,
-            form=nearer.form or self.form,
-        )
-
-
-def open_client(url: str | None, timeout_s: float | None, max_retries: int) -> Client:
-    """Returns a client of the agent at `url`, or at the address of the environment.
-
-    Raises:
-        SettingsError: the address or the token cannot be used.
-    """
-    from meshwright import Client  # here, so that --help need not wait for the HTTP library
-
-    given: dict[str, Any] = {} if timeout_s is None else {"timeout": timeout_s}
-    return Client(url, max_retries=max_retries, **given)
+        return replace(self, **{name: value for name, value in vars(nearer).items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -73,8 +58,11 @@ class Session:
         Raises:
             SettingsError: the address or the token cannot be used.
         """
+        from meshwright import Client  # here, so that --help need not wait for the HTTP library
+
         limit_s = timeout_s if self.options.timeout_s is None else self.options.timeout_s
-        return open_client(self.options.url, limit_s, max_retries)
+        given: dict[str, Any] = {} if limit_s is None else {"timeout": limit_s}
+        return Client(self.options.url, max_retries=max_retries, **given)
 
     @property
     def as_json(self) -> bool:
@@ -94,6 +82,13 @@ class Session:
     def print_json(self, reply: BaseModel) -> None:
         """Prints a reply as the agent sent it: no field more, no field less."""
         self.print_lines(reply.model_dump_json(exclude_unset=True))
+
+    def print_reply(self, reply: BaseModel, text: Table | str) -> None:
+        """Prints a reply as JSON, or its text."""
+        if self.as_json:
+            self.print_json(reply)
+        else:
+            self.out.print(text)
 
     def print_lines(self, *lines: str) -> None:
         """Prints lines unchanged, never folded, for pipes and for pasting."""

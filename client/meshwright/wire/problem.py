@@ -238,7 +238,7 @@ def _message_of(error: Mapping[str, Any]) -> str:
 
 
 _HINTS_OF_MISSING: Final = {
-    "mesh": 'add "mesh": "dp:2,tp:4"; POST /mesh/search finds one for a model',
+    "mesh": 'give a mesh, such as "dp:2,tp:4"; POST /mesh/search finds one for a model',
     "model": 'add "model": "llama3-8b"',
     "training": 'add "training": {"global_batch_size": 64}',
 }

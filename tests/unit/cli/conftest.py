@@ -42,7 +42,7 @@ class CommandLine:
 
     def __call__(self, *arguments: str) -> Printed:
         with (
-            patch("meshwright.cli.session.open_client", self.connect),
+            patch("meshwright.Client", self.connect),
             patch("meshwright.cli.fleet.open_fleet", self.open_fleet),
             pytest.raises(SystemExit) as stopped,
         ):
@@ -53,12 +53,12 @@ class CommandLine:
         assert "Traceback" not in captured.err or code == 70
         return Printed(code, captured.out, captured.err)
 
-    def connect(self, url: str | None, timeout_s: float | None, max_retries: int) -> Client:
-        self.asked.append((url, timeout_s, max_retries))
+    def connect(self, url: str | None, *, timeout: float | None = None, max_retries: int = 2) -> Client:
+        self.asked.append((url, timeout, max_retries))
         return self.fake.client(max_retries=max_retries, pause=self.pause or self.fake.pauses_s.append)
 
     def open_fleet(self, hosts: str | None) -> Fleet:
-        return Fleet(None if hosts == "env" else hosts, connect=lambda url: self.connect(url, None, 1))
+        return Fleet(None if hosts == "env" else hosts, connect=lambda url: self.connect(url, max_retries=1))
 
     def body(self, index: int = -1) -> Any:
         """What was sent in a request."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -40,13 +41,17 @@ def test_where_nothing_fits_it_is_1(meshwright: CommandLine) -> None:
     assert re.search(r"needs about 3\d\.\d GiB of a device's 15\.8\n  hint: leave --mesh out", printed.out)
 
 
-def test_a_plan_of_the_agent_stands_for_mesh_and_target(meshwright: CommandLine) -> None:
+def test_a_plan_of_the_agent_stands_for_mesh_and_target(meshwright: CommandLine, tmp_path: Path) -> None:
     meshwright.fake = FakeAgent("h100:8")
     with meshwright.fake.client() as client:
         plan = client.plan("fsdp:8")
-    printed = meshwright("batch-size", "--model", "llama3-8b", "--plan", plan.fingerprint)
-    assert (printed.code, "on fsdp:8" in printed.out) == (0, True)
-    assert meshwright("batch-size", "--model", "llama3-8b", "--plan", "mw1-0").code == 1
+    file = tmp_path / "plan.json"
+    file.write_text(plan.model_dump_json())
+    for reference in (plan.fingerprint, str(file)):
+        printed = meshwright("batch-size", "--model", "llama3-8b", "--plan", reference)
+        assert (printed.code, "on fsdp:8" in printed.out) == (0, True)
+    printed = meshwright("batch-size", "--model", "llama3-8b", "--plan", f"mw1-{'0' * 16}")
+    assert (printed.code, "hint: `meshwright plan` stores one" in printed.err) == (1, True)
 
 
 def test_on_a_host_without_figures_a_step_is_refused_with_what_works(meshwright: CommandLine) -> None:

@@ -22,8 +22,8 @@ class FleetLine(CommandLine):
 
     fakes: dict[str, FakeAgent] = field(default_factory=lambda: build_fakes("n1", "n2", "n10"))
 
-    def connect(self, url: str | None, timeout_s: float | None, max_retries: int) -> Client:
-        self.asked.append((url, timeout_s, max_retries))
+    def connect(self, url: str | None, *, timeout: float | None = None, max_retries: int = 2) -> Client:
+        self.asked.append((url, timeout, max_retries))
         return self.fakes[str(url)].client(max_retries=max_retries)
 
 

@@ -142,13 +142,15 @@ def test_a_reader_that_goes_away_leaves_the_verdict_as_it_is(options: tuple[str,
         os.close(writing)
 
 
-@pytest.mark.parametrize("options", [(), ("--format=json",)])
-def test_a_stdout_that_was_closed_leaves_the_verdict_as_it_is(options: tuple[str, ...]) -> None:
-    """As under cron or a supervisor that closes descriptors."""
-    start = f"import sys; sys.argv[1:] = {[*options, *BATCH]!r}; from meshwright.cli import main; main()"
+@pytest.mark.parametrize(("arguments", "code"), [
+    (BATCH, 1), (("--format=json", *BATCH), 1), (("lease", "create", "--purpose", "x"), 2),
+])  # fmt: skip
+def test_a_stdout_that_was_closed_leaves_the_verdict_as_it_is(arguments: tuple[str, ...], code: int) -> None:
+    """As under cron or a supervisor that closes descriptors. A lease whose id would be lost is not made."""
+    start = f"import sys; sys.argv[1:] = {list(arguments)!r}; from meshwright.cli import main; main()"
     command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, start]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert (done.returncode, "Traceback" in done.stderr, "stdout is closed" in done.stderr) == (code, False, code == 2)
 
 
 def test_a_stdout_without_room_is_2_and_no_bug() -> None:

@@ -84,17 +84,17 @@ def test_a_request_of_a_batch_size_is_sent_and_answered_here_alike(meshwright: C
 
 @pytest.mark.parametrize("command", [("plan", "dp:8"), ("batch-size",)])
 @pytest.mark.parametrize(("text", "said"), [
-    ("{", "no JSON"), ("[8]", "its JSON is a list; it holds one object"), ("\xff", "no JSON"),
+    ("{", "no JSON"), ("[8]", "its JSON is a list; it holds one object"), ("\xff\xfe", "byte 0xff"),
     ('{"mehs": "dp:8"}', "mehs: unknown field"),
     ('{"model": "gpt2", "training": {"global_batch_size": 8, "rematt": "full"}}', "training.rematt: unknown field"),
-    ('{"model": "gpt2", "training": 8}', "training: "),
+    ('{"model": "gpt2", "training": 8}', "training: "), ('{"model": "gpt2", "training": [1]}', "training: "),
     ('{"training": {"global_batch_size": 8}}', "write --model llama3-8b"),
 ])  # fmt: skip
 def test_a_request_that_is_none_is_2_with_what_is_wrong(
     meshwright: CommandLine, file: Path, command: tuple[str, ...], text: str, said: str
 ) -> None:
     file.write_text(text, encoding="latin-1")
-    printed = meshwright(*command, "--request", str(file))
+    printed = meshwright(*command, "--request", str(file), *(("--seq-len", "8") if "[1]" in text else ()))
     assert (printed.code, printed.out, meshwright.fake.requests) == (2, "", [])
     assert said in " ".join(printed.err.split())
 

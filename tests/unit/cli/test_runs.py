@@ -36,6 +36,12 @@ def test_a_failed_run_shows_why(meshwright: CommandLine) -> None:
     assert "the end" in meshwright("runs", "show", row.split()[0]).out
 
 
+def test_a_result_of_a_newer_agent_that_cannot_be_read_is_left_out(meshwright: CommandLine) -> None:
+    run_id = _submit(meshwright.fake, state="succeeded", result={"records": [{"case": "new"}]})
+    printed = meshwright("runs", "show", run_id)
+    assert (printed.code, run_id in printed.out) == (0, True)
+
+
 def test_a_running_run_is_cancelled(meshwright: CommandLine) -> None:
     run_id = _submit(meshwright.fake, state="running")
     printed = meshwright("runs", "cancel", run_id)

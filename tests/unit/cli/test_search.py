@@ -95,13 +95,17 @@ def test_a_given_mesh_is_told_beside_the_best_of_its_devices(
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (("search",), "--global-batch-size: how many sequences has a step? write 64"),
-    (("search", "--global-batch-size", "64"), "--model: the rest says how it is trained; write --model llama3-8b"),
+    (("search",), "--model: what is trained? write --model llama3-8b"),
+    (("search", "--global-batch-size", "64"), "--model: what is trained? write --model llama3-8b"),
     (("search", "--model", "gpt2"), "--global-batch-size: how many"),
     (("plan", "fsdp:8", "--model", "gpt2", "--seq-len", "64"), "--global-batch-size: how many"),
     (("search", "--model", "gpt2", "--global-batch-size", "0"), "set --global-batch-size to 1 or more"),
     (("search", "--model", "gpt2", "--global-batch-size", "8", "--seq-len", "0"), "set --seq-len to 1 or more"),
     (("plan",), "MESH: a plan needs a mesh"),
+    (("plan", "dp:8", "--offline", "--target", "h100:8", "--audit"), "--model llama3-8b, --global-batch-size 64\n"),
+    (("runs", "list", "--state", "done"), "'--state': 'done' is not one of"),
+    (("--timeout", "10s", "health"), "unable to parse string as a number, got '10s'"),
+    (("compile", "a:b", "--plan", "/dev/null"), "'/dev/null' holds no plan: Invalid JSON"),
 ])  # fmt: skip
 def test_an_error_names_the_option_that_is_missing_or_wrong(
     meshwright: CommandLine, arguments: tuple[str, ...], said: str

@@ -149,12 +149,8 @@ def acknowledge_component(
         except NotFoundError as error:
             error.hint = describe_components(component, list_components(client))
             raise
-    if session.as_json:
-        session.print_json(changed)
-    else:
-        session.out.print(
-            Text.assemble(clean(changed.name), " ", style_state(changed.state), clean(f" {changed.reason}".rstrip()))
-        )
+    reason = clean(f" {changed.reason}".rstrip())
+    session.print_reply(changed, Text.assemble(clean(changed.name), " ", style_state(changed.state), reason))
     return OK
 
 

@@ -56,10 +56,7 @@ def cancel_run(session: Session, run_id: Annotated[str, typer.Argument(metavar="
     """
     with session.open() as client:
         run = client.cancel_run(run_id)
-    if session.as_json:
-        session.print_json(run)
-    else:
-        session.out.print(_describe_end(run), soft_wrap=True)
+    session.print_reply(run, _describe_end(run))
     return OK if run.state in FINAL_STATES else FAILED
 
 

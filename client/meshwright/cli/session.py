@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -83,12 +84,12 @@ class Session:
         """Prints a reply as the agent sent it: no field more, no field less."""
         self.print_lines(reply.model_dump_json(exclude_unset=True))
 
-    def print_reply(self, reply: BaseModel, text: Table | str) -> None:
-        """Prints a reply as JSON, or its text."""
+    def print_reply(self, reply: BaseModel, text: Table | Text | str) -> None:
+        """Prints a reply as JSON, or its text, of which a line is never folded."""
         if self.as_json:
             self.print_json(reply)
         else:
-            self.out.print(text)
+            self.out.print(text, soft_wrap=isinstance(text, Text))
 
     def print_lines(self, *lines: str) -> None:
         """Prints lines unchanged, never folded, for pipes and for pasting."""

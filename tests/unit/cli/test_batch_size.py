@@ -45,9 +45,8 @@ def test_a_plan_of_the_agent_stands_for_mesh_and_target(meshwright: CommandLine,
     meshwright.fake = FakeAgent("h100:8")
     with meshwright.fake.client() as client:
         plan = client.plan("fsdp:8")
-    file = tmp_path / "plan.json"
-    file.write_text(plan.model_dump_json())
-    for reference in (plan.fingerprint, str(file)):
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    for reference in (plan.fingerprint, str(tmp_path / "plan.json")):
         printed = meshwright("batch-size", "--model", "llama3-8b", "--plan", reference)
         assert (printed.code, "on fsdp:8" in printed.out) == (0, True)
     printed = meshwright("batch-size", "--model", "llama3-8b", "--plan", f"mw1-{'0' * 16}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -20,10 +21,7 @@ def test_a_token_file_is_read_and_its_line_end_dropped(tmp_path: Path) -> None:
 
 
 def test_a_socket_in_a_folder_that_may_not_be_searched_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "stat", Mock(side_effect=PermissionError))
     assert read_settings(None, None, {}).address.shown == "http://127.0.0.1:8790"
 
 

@@ -65,7 +65,7 @@ def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, st
     assert "\n" not in failed.detail
     assert found.topology.hosts == ("n0", "n2")
     (notice,) = found.notices
-    assert notice.code == "hosts_missing"
+    assert (notice.code, notice.hint) == ("hosts_missing", "start their agents, and plan again")
     assert notice.message.startswith("1 of 3 hosts are not in the plan: ")
     assert failed.detail in notice.message
 

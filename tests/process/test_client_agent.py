@@ -22,7 +22,7 @@ from meshwright.errors import (
 from meshwright.testing import FakeAgent
 from meshwright.wire.health import HealthEvent
 from tests.agents import RunningAgent
-from tests.unit.client.both import Kind, ask_async, ask_sync
+from tests.contract.client.both import Kind, ask_async, ask_sync
 
 everywhere = pytest.mark.parametrize(("kind", "over"), [("sync", "tcp"), ("async", "unix")])
 

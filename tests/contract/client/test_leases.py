@@ -17,9 +17,9 @@ from meshwright.errors import (
     NotFoundError,
 )
 from meshwright.testing import FakeAgent
+from tests.contract.client.both import Kind, ask
 from tests.fakes.hosts import build_devices
 from tests.fakes.scripted import RemembersHealth
-from tests.unit.client.both import Kind, ask
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 SHORT_S = 0.3

@@ -24,9 +24,9 @@ from meshwright.errors import (
 )
 from meshwright.preflight import check_hosts
 from meshwright.testing import FakeAgent
+from tests.contract.client.fleets import build_fakes
+from tests.contract.client.sockets import Heard, answer, serve
 from tests.fakes.hosts import build_devices
-from tests.unit.client.sockets import Heard, answer, serve
-from tests.unit.fleet.fakes import build_fakes
 
 HOST_0, HOST_1, HOST_2 = (f"http://n{i}:8790" for i in range(3))
 

@@ -96,11 +96,12 @@ class Agreement:
     def _read(self, rank: int, came: set[str], check: Callable[[], None]) -> str | None:
         while True:
             left_s = self._deadline_s - time.monotonic()
+            step_s = min(left_s, _STEP_S if came else _STEP_S / 10)
             try:
-                text: str = self.service.blocking_key_value_get(self._name(rank), _to_ms(min(left_s, _STEP_S)))
+                text: str = self.service.blocking_key_value_get(self._name(rank), _to_ms(step_s))
                 return text
             except Exception as error:  # also of a lost service, which is handled in the same way
-                if left_s <= _STEP_S or "DEADLINE_EXCEEDED" not in str(error):
+                if left_s <= step_s or "DEADLINE_EXCEEDED" not in str(error):
                     return None
             if not came:  # early, since those that came first withdraw their texts first
                 self._look(came)

@@ -88,6 +88,14 @@ def test_agents_of_two_releases_may_have_other_collectives() -> None:
     assert write_report(build_report(hosts, 1.0))[-1] == "  all-reduce over all devices: 1 GB/s busbw"
 
 
+def test_a_host_without_a_finding_was_not_checked_because_of_another_and_each_finding_has_its_own_state() -> None:
+    leased = HostFinding(state="unchecked", text="it is leased")
+    hosts = [HostReport(address="h0", name="h0"), HostReport(address="h1", name="h1", findings=(leased,))]
+    assert build_report(hosts, 1.0).summary == "2 of 2 hosts could not be checked, because of h1"
+    both = HostReport(address="h1", name="h1", findings=(leased, HostFinding(state="fault", text="it is slow")))
+    assert write_report(build_report([both], 1.0))[1:] == ["  h1 (unchecked): it is leased", "  h1 (fault): it is slow"]
+
+
 def test_what_to_do_is_said_in_commands() -> None:
     finding = HostFinding(state="fault", text="slow", action="see GET /health; or give a longer timeout_s")
     lines = write_report(build_report([HostReport(address="a", name="a", findings=(finding,))], 1.0))

@@ -74,7 +74,7 @@ def test_the_hint_holds_a_value_that_works_where_the_schema_knows_one(body: dict
 
 
 @pytest.mark.parametrize(("field", "hint"), [
-    ("num_expert", "write num_experts in place of model.num_expert; docs/reference/requests.md lists the dimensions of"),
+    ("num_expert", "write num_experts in place of model.num_expert; docs/reference/requests.md lists the"),
     ("zzz", "docs/reference/requests.md lists the dimensions of a model"),
 ])  # fmt: skip
 def test_an_unknown_dimension_of_a_model_is_told_the_nearest_and_the_page(field: str, hint: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.hardware import HardwareType
 from meshwright._host_devices import _ACCELERATOR_TYPES
+from meshwright.planning.hardware import HardwareType
 from meshwright.topology.chips import TPU_KINDS, Chip, find_chip, read_chips
 from meshwright.topology.systems import RULES, list_counts
 from meshwright.topology.torus import find_wraps

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from meshwright.planning.cost.collectives import Numbers
 from meshwright.planning.cost.spans import REMATS, Layout
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Block, Work
+from meshwright.planning.parallelism import list_divisors
 from meshwright.topology.chips import read_cells
 from meshwright.wire.model import ModelSpec, TrainingSpec, WeightDtype
 
@@ -223,11 +224,9 @@ def _find_largest(counts: list[Any]) -> Any:
 def count_pieces(length: Any, most: float) -> Any:
     """Returns the least number of equal pieces of a sequence with at most `most` tokens each; at worst one per
     token."""
-    whole = np.asarray(np.maximum(np.floor(length), 1), dtype=np.int64)
-    found = np.asarray(np.ceil(whole / most), dtype=np.int64)
-    while np.any(whole % found):
-        found = np.where(whole % found, found + 1, found)
-    return cast(Any, found)
+    whole, back = np.unique(np.asarray(np.maximum(np.floor(length), 1), dtype=np.int64), return_inverse=True)
+    found = [next(count for count in list_divisors(size) if count * most >= size) for size in whole.tolist()]
+    return np.asarray(found)[back].reshape(np.shape(length))
 
 
 # ---- state ----------------------------------------------------------------------------------------------------------

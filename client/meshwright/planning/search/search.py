@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -56,12 +56,20 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
     )
 
 
+def find_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns axes → their names in a mesh; of several, the outermost."""
+    found: dict[str, str] = {}
+    for name in names:
+        found.setdefault(name_axis(name), name)
+    return found
+
+
 def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
     """Returns a mesh with all accumulation steps and remats that training leaves free, as candidates."""
     layout, given = read_layout(mesh_shape, training), training.model_fields_set
     steps = int(layout.gradient_accumulation_steps)
     share = int(layout.micro_batch_size) * steps
-    remats = [training.remat] if "remat" in given else REMATS
+    remats = bound_schedule(training).remats
     passes = [steps] if "gradient_accumulation_steps" in given else list_divisors(share)
     gathers = (False, True) if int(layout.pp) > 1 and int(layout.fsdp) > 1 else (False,)
     choices = itertools.product(passes, map(REMATS.index, remats), gathers)
@@ -125,10 +133,7 @@ def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> di
     Where a mesh has two axes of one role the outer one represents both. Where it has no data axis, gradients that are
     summed over expert or context axes count there.
     """
-    names: dict[str, str] = {}
-    for name in MeshAxes.of(mesh_shape).sizes:
-        names.setdefault(name_axis(name), name)
-    found: dict[str, float] = {}
+    names, found = find_names(MeshAxes.of(mesh_shape).sizes), dict[str, float]()
     for axis in AXES:
         name = next((names[each] for each in (axis, *_SUMMED_OVER) if each in names), axis)
         if parts[axis] > 0:
@@ -221,10 +226,6 @@ class Best:
     mesh_shape: dict[str, int]
     seconds: float
     weighed_s: float
-
-    def is_before(self, other: Best) -> bool:
-        """Returns whether it is faster, also by the handicaps."""
-        return self.seconds < other.seconds and self.weighed_s < other.weighed_s
 
 
 def price_best(question: Question, bounds: Bounds) -> Best | None:
@@ -460,13 +461,8 @@ def bound_schedule(training: TrainingSpec) -> Bounds:
 
 def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
     """Returns the links of a plan's axes in its own order; None where two of its axes have one role."""
-    names: dict[str, str] = {}
-    for name in plan.mesh_shape:
-        axis = name_axis(name)
-        if axis in names:
-            return None
-        names[axis] = name
-    return hardware.read(plan, names)
+    names = find_names(plan.mesh_shape)
+    return hardware.read(plan, names) if len(names) == len(plan.mesh_shape) else None
 
 
 def _read_total(plan: Plan) -> float:
@@ -515,11 +511,12 @@ def _list_fewer(request: SearchRequest, question: Question, bounds: Bounds, own:
         return ()
     tries = (replace(hardware, devices=each) for each in {power, *list_smooth(count, hardware.domain)[:2]})
     found = ((each.devices, price_best(replace(question, hardware=each), bounds)) for each in tries)
-    faster = [(best.seconds, fewer, best.mesh_shape) for fewer, best in found if best and best.is_before(own)]
+    better = ((best, fewer) for fewer, best in found if best and best.weighed_s < own.weighed_s)
+    faster = [(best.seconds, fewer, best.mesh_shape) for best, fewer in better if best.seconds < own.seconds]
     if not faster:
         return ()
     least, fewer, shape = min(faster)
-    on, hint = "", f"search on {fewer} of them (--count {fewer})"
+    on, hint = "", f'search on {fewer} of them, devices {{"count": {fewer}}}'
     for target in request.targets:
         spec = read_target(target)
         whole, rest = divmod(fewer, math.prod(spec.shape))
@@ -616,7 +613,7 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
     if batches:
         hint = f"use a global_batch_size of {write_values(batches)}"
     elif _is_feasible(replace(question, hardware=replace(question.hardware, devices=fewer)), bounds):
-        hint = f"search on {fewer} of them (--count {fewer})"
+        hint = f'search on {fewer} of them, devices {{"count": {fewer}}}'
     field = "at_most" if bounds.at_most and not batches else "training.global_batch_size"
     return PlanInfeasibleError.of(field, detail, hint)
 
@@ -676,8 +673,5 @@ def audit_plan(plan: Plan, question: Question) -> AuditAlternative | None:
 
 def _name_axes(layout: Layout, plan: Plan) -> dict[str, int]:
     """Returns the shape of a candidate, the outermost axis first, by the plan's own names where it has them."""
-    names: dict[str, str] = {}
-    for name, size in plan.mesh_shape.items():
-        if size > 1:
-            names.setdefault(name_axis(name), name)
+    names = find_names(name for name, size in plan.mesh_shape.items() if size > 1)
     return {names.get(axis, axis): size for axis, size in (layout.mesh_shape or {"dp": 1}).items()}

@@ -349,7 +349,8 @@ class FakeAgent:
         raise NotFoundError(f"lease {lease_id!r} has ended, or never was", hint="GET /leases lists those that hold")
 
     def _end_lease(self, request: httpx.Request, lease_id: str) -> Lease:
-        return self._leases.pop(self._find_lease(request, lease_id).id)
+        ended = self._find_lease(request, lease_id)  # first: it replaces `_leases`
+        return self._leases.pop(ended.id)
 
     def _put_verdict(self, request: httpx.Request, lease_id: str) -> Verdict:
         verdict = Verdict(**_read(VerdictRequest, request).model_dump())

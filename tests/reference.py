@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
+from meshwright.planning.models import read_presets
+from meshwright.wire.model import ModelSpec
 from meshwright_agent import cli as agent_cli
 from meshwright_agent.health.nics import NIC_RULES
 from meshwright_agent.health.rules import CARD_RULES, DRIVER_RULES, Rule
@@ -25,6 +27,7 @@ REQUESTS: Final = {
     "SearchRequest": "POST /mesh/search",
     "BatchSizeRequest": "POST /batch-size",
     "TrainingSpec": "training",
+    "ModelSpec": "model",
     "DeviceSelection": "selection of devices",
     "BenchRequest": "POST /placement/bench",
     "LeaseRequest": "PUT /leases/{lease_id}",
@@ -85,8 +88,9 @@ def _write_bounds(field: Any) -> str:
 def _write_requests() -> Iterator[str]:
     """Yields the fields of all requests, from the contract."""
     contract = json.loads((ROOT / "tests" / "contract" / "openapi.json").read_text(encoding="utf-8"))
+    schemas = {**contract["components"]["schemas"], "ModelSpec": ModelSpec.model_json_schema()}
     for name, heading in REQUESTS.items():
-        schema = contract["components"]["schemas"][name]
+        schema = schemas[name]
         yield from (f"## {heading}", "", "| field | type | default | meaning |", "|---|---|---|---|")
         for field, value in schema["properties"].items():
             meaning, default = value.get("description", ""), value.get("default")
@@ -95,6 +99,9 @@ def _write_requests() -> Iterator[str]:
             cells = (f"`{field}`", " or ".join(_list_types(value)), word, meaning)
             yield "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
         yield ""
+        if name == "ModelSpec":
+            presets = ", ".join(f"`{each.name}`" for each in read_presets() if not each.unsupported)
+            yield from (f"Names of presets, in place of dimensions: {presets}.", "")
 
 
 def _list_types(schema: dict[str, Any]) -> Iterator[str]:

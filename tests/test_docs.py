@@ -29,9 +29,10 @@ from meshwright_agent.health.monitor import KINDS, STORE, WORKER
 from meshwright_agent.health.xid import DRIVER
 from meshwright_agent.supervisor.process import ChildSpec
 from tests.agents import RunningAgent, start_agent
+from tests.contract.openapi import SNAPSHOT
 from tests.deploy.test_files import OF_SCRIPTS
 from tests.documents import ROOT, Block, Command, Document, has_shape, list_printed, mask, read_settings
-from tests.reference import PAGES, write_page
+from tests.reference import PAGES, REQUESTS, write_page
 
 PATHS = [path for glob in ("docs/*.md", "docs/*/*.md", "*/[A-Z]*.md", "[A-Z]*.md") for path in sorted(ROOT.glob(glob))]
 DOCUMENTS = {name: Document.read(name) for name in (path.relative_to(ROOT).as_posix() for path in PATHS)}
@@ -244,11 +245,24 @@ def list_recipe(target: str) -> list[str]:
 
 
 def test_every_route_is_listed(host: RunningAgent) -> None:
-    cells = [row[0] for row in page("reference/http-api").table("All routes")]
-    documented = [route.split("?")[0] for cell in cells for route in re.findall(r"[A-Z]+ /[^ ]*", cell)]
     paths = httpx.get(f"{host.url}/openapi.json").json()["paths"]
-    there = [f"{method.upper()} {path}" for path, operations in paths.items() for method in operations]
+    there = {
+        f"{method.upper()} {path}": each for path, operations in paths.items() for method, each in operations.items()
+    }
+    documented = []
+    for row in page("reference/http-api").table("All routes"):
+        routes = [route.split("?")[0] for route in re.findall(r"[A-Z]+ /[^ ]*", row[0])]
+        fields = [field for route in routes for field in there.get(route, {}).get("parameters", ())]
+        queried = {field["name"] for field in fields if field["in"] == "query"}
+        assert set(re.findall(r"[?&](\w+)=", " ".join(row))) == queried, routes
+        documented += routes
     assert sorted(documented) == sorted([*there, "GET /", "GET /docs", "GET /openapi.json"])
+
+
+def test_the_body_of_each_route_has_a_table_of_its_fields() -> None:
+    paths = json.dumps(json.loads(SNAPSHOT.read_text())["paths"])
+    bodies = set(re.findall(r"schemas/(\w+Request|Acknowledgement)\b", paths))
+    assert bodies - {"ReleaseRequest"} <= set(REQUESTS)  # which has no fields
 
 
 def test_every_extra_is_listed() -> None:
@@ -400,7 +414,8 @@ def test_variables_that_a_document_names_exist(document: Document) -> None:
 
 def test_private_words_do_not_come_back() -> None:
     """Words that code and pages no longer use; the list grows as more go."""
-    gone = re.compile(r"reckon|\bheed|mourner|doorkeeper|obituar|passes over", re.IGNORECASE)
+    words = r"reckon|\bheed|mourner|doorkeeper|obituar|passes over|whoever|told otherwise|give way|looked at no"
+    gone = re.compile(rf"{words}|stands for all|could not be looked at|is no mesh|somebody has", re.IGNORECASE)
     roots = ("client/meshwright", "service/meshwright_agent", "docs", "deploy", "tools")
     files = [path for root in roots for path in (ROOT / root).rglob("*.[pms][ydh]") if "_build" not in path.parts]
     found = [f"{path}: {match[0]}" for path in files for match in gone.finditer(path.read_text())]

@@ -164,7 +164,7 @@ class InvalidRequestError(RequestError):
 
 
 class InvalidMeshError(RequestError, ValueError):
-    """The mesh is no mesh: syntax, names, sizes."""
+    """The mesh is not valid: its syntax, names or sizes."""
 
     code = "invalid_mesh"
 
@@ -210,7 +210,7 @@ class DeviceBusyError(ConflictError):
 
 
 class DeviceLeasedError(ConflictError):
-    """Somebody has reserved the device."""
+    """Another lease reserves the device."""
 
     code = "device_leased"
 

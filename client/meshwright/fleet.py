@@ -121,11 +121,12 @@ class Fleet:
         """Returns the devices of every host and their health, or why the host does not answer.
 
         Args:
-            timeout_s: the time limit for all hosts together.
+            timeout_s: the time limit for all hosts together, in seconds.
             require_all: raise where a host does not answer.
 
         Raises:
             FleetIncompleteError: with `require_all`, naming the hosts that did not answer.
+            ValueError: `timeout_s` is not a finite number of seconds above 0.
         """
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ValueError(

@@ -289,7 +289,11 @@ class DeviceMeshManager:
         return create_mesh(spec.sizes, spec.names, devices=chosen[:count])
 
     def create_data_parallel_mesh(self, num_devices: int | None = None, axis_name: str = "data") -> Mesh:
-        """Returns a mesh of one axis over the first `num_devices` devices; None means all.
+        """Returns a mesh of one axis.
+
+        Args:
+            num_devices: the number of devices, from the first on; None: all.
+            axis_name: the name of the axis.
 
         Raises:
             ValueError: `num_devices` is below 1, or "Not enough devices".
@@ -300,7 +304,11 @@ class DeviceMeshManager:
         return self.create_device_mesh({axis_name: count})
 
     def create_model_parallel_mesh(self, num_devices: int | None = None, axis_name: str = "model") -> Mesh:
-        """Returns a mesh of one axis over the first `num_devices` devices; None means all.
+        """Returns a mesh of one axis.
+
+        Args:
+            num_devices: the number of devices, from the first on; None: all.
+            axis_name: the name of the axis.
 
         Raises:
             ValueError: `num_devices` is below 1, or "Not enough devices".
@@ -315,6 +323,10 @@ class DeviceMeshManager:
         model_axis: str = "model",
     ) -> Mesh:
         """Returns a mesh of two axes, data outermost, so that model neighbors are near each other.
+
+        Args:
+            data_parallel_size, model_parallel_size: devices on each axis; one may be -1, the rest of the devices.
+            data_axis, model_axis: the names of the axes.
 
         Raises:
             ValueError: as `create_device_mesh`.
@@ -374,6 +386,10 @@ def create_cpu_mesh(
     axis_dims: Sequence[int] = DEFAULT_SHARDING_STG, axis_names: Sequence[str] = DEFAULT_NAMED_SHARDING_STG
 ) -> Mesh:
     """Returns a mesh of this process's CPU devices, whatever accelerators there are.
+
+    Args:
+        axis_dims: sizes, outermost first; one may be -1, the rest of the devices.
+        axis_names: one name per axis.
 
     Raises:
         RuntimeError: JAX has no CPU backend, as with JAX_PLATFORMS=cuda.

@@ -180,8 +180,9 @@ class DevicePlacement:
         """Returns whether a batch size per device is valid on this hardware, and a sentence that compares it with the
         table.
 
-        A batch below the minimum is invalid. A batch below the critical size is valid, and reported if
-        `warn_suboptimal`.
+        Args:
+            batch_size: tokens per device in one pass. A batch below the minimum is invalid.
+            warn_suboptimal: report a valid batch below the critical size.
         """
         return validate_batch_size(self.hardware_type, operator.index(batch_size), warn_suboptimal)
 

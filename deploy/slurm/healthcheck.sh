@@ -66,7 +66,7 @@ reason=$(sed -n 's/^ *Reason=\(.*\)/\1/p' <<<"$shown" | head -1)
 reason=${reason% \[*@*\]} # who gave it, and when
 if [[ $status == 0 ]]; then
     [[ $state == *DRAIN* && $state != *@(DOWN|FAIL)* && $reason == "$mark"* ]] || exit 0
-    # "keep" is said where a requirement could not be looked at, too.
+    # "keep" leaves out the agent's own components, such as its store.
     check text >/dev/null || exit 0
     change=(state=resume)
 else

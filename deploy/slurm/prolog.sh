@@ -23,7 +23,7 @@
 #   MESHWRIGHT_STRICT   1: a node whose devices are not reserved and free is not given to the job
 #   MESHWRIGHT_SHARED   1: nodes are shared by GRES, so that a job without SLURM_JOB_GPUS has no device, and reserves none
 #   MESHWRIGHT_RUNDIR   where jobs are noted whose lease may stand though they are over, default /run/meshwright-slurm
-#   MESHWRIGHT_PREFLIGHT  seconds: jobs of several whole nodes are checked for so long at most; 90 is enough for hundreds
+#   MESHWRIGHT_PREFLIGHT  seconds: jobs of several whole nodes are checked for so long at most; 90 was enough for 8
 #   MESHWRIGHT_EXPECT     devices that each node must have, such as 8*h100; needed where GRES names a job's GPUs
 #   MESHWRIGHT_ADDRESS    where other nodes reach the agent of NODE, default http://NODE:8790; with TLS https://NODE:8790
 set -o pipefail

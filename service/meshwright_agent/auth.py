@@ -446,7 +446,7 @@ def check_exposure(settings: Settings) -> None:
         AccessSettingsError: other hosts could reach the agent without a token.
     """
     if settings.insecure and settings.tokens_file is None:
-        log.warning("--insecure: whoever reaches %s may do everything here, without a token", settings.host)
+        log.warning("--insecure: any client that reaches %s may do everything here, without a token", settings.host)
         return
     if not settings.host or is_loopback(settings.host):
         return
@@ -509,7 +509,7 @@ async def authenticate(
             detail = f"{request.method} {request.url.path} needs the scope {scope}; {caller.name} has {caller.scope}"
             if secret and caller.token is None:
                 hint = "give the agent one (MESHWRIGHT_TOKENS_FILE)"
-                detail += "; the token was not looked at, because this agent has no token file"
+                detail += "; the agent did not check the token, because it has no token file"
             if caller.name.startswith(("uid:", "addr:")):
                 hint += ", or use the unix socket as one of MESHWRIGHT_UDS_ADMINS"
             raise ForbiddenError(detail, hint=hint)

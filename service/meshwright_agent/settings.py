@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -30,10 +30,6 @@ def default_state_dir() -> Path:
         return Path(systemd.split(":")[0])
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "meshwright"
-
-
-_OPTIONAL_PATHS = ("uds", "label_file", "tokens_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
-_PATHS = (*_OPTIONAL_PATHS, "state_dir", "host_root")
 
 
 class Settings(BaseSettings):
@@ -102,7 +98,7 @@ class Settings(BaseSettings):
         description="accelerators that must be here: 8, as /devices counts them, MIG instances each; or 8*h100, "
         "cards of that chip, divided or not; empty: those that were seen",
     )
-    kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver tells XIDs; empty: not read")
+    kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver reports XIDs; empty: not read")
     label_file: Path | None = Field(
         default=None,
         description="node-feature-discovery's feature file to write, in /etc/kubernetes/node-feature-discovery/"
@@ -125,15 +121,14 @@ class Settings(BaseSettings):
         """The file of the agent's store; a simulated host has one of its own."""
         return self.state_dir / ("meshwright.sqlite3" if self.simulate is None else "simulated.sqlite3")
 
-    @field_validator(*_PATHS, mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def _no_folder_by_accident(cls, path: object, info: ValidationInfo) -> object:
-        """Rejects an empty text, which would mean the current folder."""
-        if path != "":
-            return path
-        if info.field_name in _OPTIONAL_PATHS:
-            return None
-        raise ValueError("is empty; give a folder, or leave the setting out")
+    def _no_folder_by_accident(cls, value: object, info: ValidationInfo) -> object:
+        """Rejects an empty path, which would mean the current folder; of an optional path it means no path."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if value == "" and kind is Path:
+            raise ValueError("is empty; give a folder, or leave the setting out")
+        return None if value == "" and Path in get_args(kind) else value
 
     @field_validator("expect", mode="after")
     @classmethod
@@ -180,10 +175,10 @@ class Settings(BaseSettings):
             raise ValueError("stands beside simulate, and what is simulated is not on this node; leave one of them out")
         return path
 
-    @field_validator("state_dir", *_OPTIONAL_PATHS, mode="after")
+    @field_validator("*", mode="after")
     @classmethod
-    def _absolute(cls, path: Path | None) -> Path | None:
-        return None if path is None else path.expanduser().absolute()
+    def _absolute(cls, value: object) -> object:
+        return value.expanduser().absolute() if isinstance(value, Path) else value
 
 
 def name_unknown(environ: Iterable[str]) -> str:

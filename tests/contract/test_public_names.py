@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import meshwright
 import meshwright.errors
 import meshwright.testing
+from tests.contract.openapi import SNAPSHOT
 
 PUBLIC = {
     "AgentConnectionError", "AgentTimeoutError", "AsyncClient", "BenchOptions", "Client", "ConflictError",
@@ -45,6 +47,12 @@ def test_the_clients_have_these_methods(cls: type) -> None:
 
 def test_the_fake_is_exported_for_users_own_tests() -> None:
     assert meshwright.testing.__all__ == ["FakeAgent"]
+
+
+def test_the_fake_answers_every_route_but_those_for_curl() -> None:
+    paths = json.loads(SNAPSHOT.read_text())["paths"]
+    there = {f"{method.upper()} {path}" for path, operations in paths.items() for method in operations}
+    assert there - set(meshwright.testing._ROUTES) == {"GET /mesh/plan", "GET /batch-size"}
 
 
 def _modules_after(statement: str) -> set[str]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, RequestError
+from meshwright.planning.models import read_model
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Wire
 from meshwright.wire.batch_size import BatchSizeRequest
@@ -70,6 +71,16 @@ def test_of_a_union_only_the_branch_that_fits_the_value_is_told(body: dict[str, 
 ])  # fmt: skip
 def test_the_hint_holds_a_value_that_works_where_the_schema_knows_one(body: dict[str, Any], hint: str) -> None:
     assert refuse(BenchRequest, body).hint == hint
+
+
+@pytest.mark.parametrize(("field", "hint"), [
+    ("num_expert", "write num_experts in place of model.num_expert; docs/reference/requests.md lists the"),
+    ("zzz", "docs/reference/requests.md lists the dimensions of a model"),
+])  # fmt: skip
+def test_an_unknown_dimension_of_a_model_is_told_the_nearest_and_the_page(field: str, hint: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read_model({**SIZES, field: 4})
+    assert caught.value.hint.startswith(hint)
 
 
 SIZES = {

@@ -114,9 +114,9 @@ def test_a_token_that_is_refused_does_not_pass_for_health(tmp_path: Path) -> Non
 
 
 def test_a_node_is_not_given_back_on_what_is_not_known(node: Node) -> None:
-    """The host's devices could not be looked at: that drains nothing, and heals nothing."""
+    """A component of the agent's own is unknown: that drains nothing, and heals nothing."""
     node.show("IDLE+DRAIN", "meshwright: not met: devices 8*h100")
-    said = "keep: unknown: devices 8*h100: could not be looked at"
+    said = "keep: 2 components, healthy"
     client = node.stand_in(f'#!/bin/bash\n[[ "$*" == *text ]] && exit 1\necho "{said}"\n')
     done = node.run("healthcheck.sh", MESHWRIGHT=client, MESHWRIGHT_RESUME="1")
     assert (done.returncode, done.stderr, node.told()) == (0, "", "")

@@ -38,8 +38,9 @@ def test_without_anything_said_the_agent_is_on_loopback_only() -> None:
 @pytest.mark.parametrize(("name", "text", "value"), [
     ("PORT", "0", 0), ("CPU_DEVICES", "8", 8), ("IDLE_RELEASE_S", "0.5", 0.5),
     ("MEMORY_STRATEGY", "aggressive", "aggressive"), ("UDS", "/run/agent.sock", Path("/run/agent.sock")),
-    ("HOST", "", ""), ("UDS", "", None), ("SIMULATE", "64*H100:8", "64*h100:8"),
+    ("HOST", "", ""), ("SIMULATE", "64*H100:8", "64*h100:8"),
     ("SIMULATE", "v5p-8", "v5p:2x2x1"), ("SIMULATE", "", None), ("COMPILE_TIMEOUT_S", "2.5", 2.5),
+    *((name.upper(), "", None) for name, field in Settings.model_fields.items() if field.annotation == Path | None),
 ])  # fmt: skip
 def test_each_setting_is_also_an_environment_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any

@@ -433,7 +433,16 @@ class Client:
     def environment(
         self, memory_strategy: EnvironmentStrategy | None = "balanced", memory_fraction: float | None = None
     ) -> Environment:
-        """Returns the variables that a job on this host should start with; `memory_fraction` wins."""
+        """Returns the variables that a job on this host should start with.
+
+        Args:
+            memory_strategy: how much of a GPU's memory JAX may take: "conservative" 0.6, "balanced" 0.75, "aggressive"
+                0.9; "custom": `memory_fraction`.
+            memory_fraction: the share of a GPU's memory, above 0 and at most 1; None: the strategy's.
+
+        Raises:
+            InvalidRequestError: the fraction is out of range, or missing for "custom".
+        """
         params = {"memory_strategy": memory_strategy, "memory_fraction": memory_fraction}
         return self._ask(Environment, "GET", "/environment", params=params)
 
@@ -610,7 +619,18 @@ class Client:
         return read_result(BenchResult, run, self.base_url)
 
     def submit_bench(self, request: BenchRequest | None = None, **options: Unpack[BenchOptions]) -> Run:
-        """Queues a bench and returns its run at once; arguments and errors as for `bench`."""
+        """Queues a bench and returns its run at once.
+
+        Args:
+            request: the whole request, instead of `options`.
+            options: fields of the request, as for `bench`.
+
+        Raises:
+            QueueFullError: too many runs are in the queue.
+            DeviceLeasedError: another lease has the devices.
+            DeviceBusyError: another process uses them.
+            InvalidRequestError: the bench needs more memory than the devices have.
+        """
         return self._submit_bench(request, options, None)
 
     def _submit_bench(self, request: BenchRequest | None, options: BenchOptions, deadline: float | None) -> Run:
@@ -640,13 +660,25 @@ class Client:
         return self._ask(Run, "GET", f"/runs/{quote_part('run_id', run_id)}")
 
     def runs(self, limit: int | None = None, state: RunState | None = None) -> RunList:
-        """Returns the newest runs, newest first; `limit` None is the agent's limit."""
+        """Returns the newest runs, newest first.
+
+        Args:
+            limit: the maximum number of runs, 1 to 1000; None: the agent's limit, 50.
+            state: only runs in this state, such as "running"; None: in any.
+
+        Raises:
+            InvalidRequestError: the limit is out of range.
+        """
         return self._ask(RunList, "GET", "/runs", params={"limit": limit, "state": state})
 
     def run_events(self, run_id: str, after: int = 0) -> Iterator[RunEvent]:
         """Yields a run's events from the one after `after`, as they come, until its final state.
 
         Connects again by itself when the stream breaks; no event comes twice.
+
+        Args:
+            run_id: the `id` of a run.
+            after: the `seq` of the last known event; 0: from the first event.
 
         Raises:
             NotFoundError: no run has this id.
@@ -671,6 +703,12 @@ class Client:
         timeout_s: float | None = None,
     ) -> Run:
         """Returns a run once it is over, however it went; it goes on when the waiting ends early.
+
+        Args:
+            run_id: the `id` of a run.
+            on_progress: called with each new progress.
+            on_record: called with each record of a bench.
+            timeout_s: seconds to wait; None: without a limit.
 
         Raises:
             AgentTimeoutError: it is not over after `timeout_s`.
@@ -757,7 +795,7 @@ class Client:
         return self._ask(Lease, "DELETE", name_lease(held), gone=held)
 
     def put_verdict(self, lease: Lease | str, request: VerdictRequest) -> Verdict:
-        """Tells the agent what a preflight under a lease found on its host.
+        """Stores the finding of a preflight under a lease on its host; returns it.
 
         Raises:
             NotFoundError: the lease has ended, or never was.

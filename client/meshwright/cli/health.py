@@ -91,7 +91,7 @@ def check_health(
     """Check the host's health, part by part, and what a job requires of it, for a person or a script.
 
     Nothing is healthy before it was checked, nor when its check is too old. A requirement that is not met counts as
-    unhealthy; one that could not be looked at, as unknown.
+    unhealthy; one that could not be read, as unknown.
 
     \b
     Exit codes by --format:
@@ -163,7 +163,7 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Requirement:
         seen: the devices, or why they could not be read.
     """
     if isinstance(seen, str):
-        return Requirement("devices", str(wanted), f"could not be looked at: {seen}", "unknown")
+        return Requirement("devices", str(wanted), f"could not be read: {seen}", "unknown")
     there = [each for each in seen.devices if wanted.is_of(each.kind, each.mig)]
     kinds = ", ".join(sorted({device.kind for device in there or seen.devices})) or "no device"
     count = f"{len(there)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
@@ -183,15 +183,13 @@ def find_worst(health: Health, findings: Sequence[Requirement]) -> State:
 def find_outcome(style: Format, health: Health, findings: Sequence[Requirement]) -> Outcome:
     """Returns the outcome that sets the exit code: the worst state.
 
-    For Slurm, there are three kinds of `unknown`. If the driver answered and a part of a card is unknown, the card does
-    not answer: drain. An unchecked card counts as no answer. A requirement that could not be checked keeps the node.
+    For Slurm, there are two kinds of `unknown`. If the driver answered and a part of a card is unknown, the card does
+    not answer: drain. An unchecked card or requirement counts as no answer.
     """
     worst = find_worst(health, findings)
     if style != "slurm" or worst != "unknown":
         return worst
     unknown = [part for part in health.components if part.state == "unknown"]
-    if not unknown:
-        return "no_answer" if health.state == "initializing" else "degraded"
     of_cards = [part.observed_at for part in unknown if part.name.partition(":")[0] in OF_A_CARD]
     driver = next((part for part in health.components if part.name == "driver"), None)
     if driver is None or driver.state == "unknown" or driver.observed_at is None:

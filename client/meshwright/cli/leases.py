@@ -78,7 +78,7 @@ def create_lease(
 ) -> int:
     """Reserve devices: the agent's benches leave them alone, and no other lease gets them.
 
-    It keeps away whoever asks the agent, not a process that never does. Benches and preemptible leases give way, unless
+    It stops clients that ask the agent, not a process that does not. Benches and preemptible leases yield, unless
     this lease is preemptible itself.
 
     --plan reserves the devices of a plan. If another client reserved one of them since, the exit code is 1.

@@ -52,7 +52,7 @@ DevicesOption = Annotated[
 CountOption = Annotated[
     int | None, typer.Option("--count", min=1, metavar="N", help="Use so many devices, whichever are well and free.")
 ]
-Export = Literal["jax", "maxtext", "python"]
+Export = Literal[ExportName, "python"]
 ExportOption = Annotated[
     Export | None,
     typer.Option(

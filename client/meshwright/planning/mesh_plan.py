@@ -176,7 +176,7 @@ class _Planner:
         detail = f"mesh {spec} uses {spec.device_count} devices; {_describe_there(pool, self.topology)}; "
         detail += f"{there - spec.device_count} would stay idle"
         if not (pool.is_named or self.request.allow_unused):
-            rule = "a plan uses all devices unless it was told otherwise"
+            rule = "a plan uses all devices unless allow_unused is set"
             hint = f"{_offer(spec, there)}; or, in POST /mesh/plan, name the devices or set allow_unused"
             raise PlanInfeasibleError.of("mesh", f"{detail}, and {rule}", hint, rule, code="devices_unused")
         return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)

@@ -320,7 +320,7 @@ def _refuse_name(name: str) -> InvalidRequestError:
     words = difflib.get_close_matches(_fold(name)[:128], _by_name(), n=9, cutoff=0.6)
     near = list(dict.fromkeys(_by_name()[word].name for word in words))[:3]
     detail = f"model {name[:80]!r} is no preset; it is a preset's name, a config.json's content or plain dimensions"
-    hint = f"did you mean {' or '.join(near)}?" if near else "use a preset such as llama3-8b, mixtral-8x7b or qwen3-8b"
+    hint = f"did you mean {' or '.join(near)}?" if near else "use one of docs/reference/requests.md, such as llama3-8b"
     return InvalidRequestError.of("model", detail, hint, "no preset has this name")
 
 

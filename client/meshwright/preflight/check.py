@@ -347,7 +347,12 @@ class _Check:
 
 
 def wait_for_verdict(client: Client, lease: str, timeout_s: float) -> Verdict:
-    """Waits until the preflight under a lease has told this agent the verdict on its host.
+    """Returns the verdict on this host of the preflight under a lease, as soon as the agent has it.
+
+    Args:
+        client: a client of this host's agent.
+        lease: the id of the lease.
+        timeout_s: seconds to wait for the verdict.
 
     Raises:
         NotFoundError: the lease ended meanwhile, or there was no verdict in time.

@@ -155,11 +155,11 @@ class SearchRequest(_MeshRequest):
     )
     price_per_device_hour: Price | dict[StrictStr, Price] | None = Field(
         default=None,
-        description="of one device, in any currency: plans then tell what tokens cost; one for all, or by target; "
-        "of v2, v3 and tpu7x a device is half a chip, and its price half of a chip's",
+        description="of one device, in any currency: plans then include the price of tokens; one for all, or by "
+        "target; of v2, v3 and tpu7x a device is half a chip, and its price half of a chip's",
         examples=[4.2, {"v5p:8x8x8": 4.2, "2*v6e:16x16": 2.7}],
     )
-    top: Annotated[StrictInt, Field(ge=1, le=32)] = Field(default=3, description="plans that are told of one target")
+    top: Annotated[StrictInt, Field(ge=1, le=32)] = Field(default=3, description="plans returned for one target")
     fallback: StrictBool = Field(
         default=False, description="also the best plan for what is left when a device of the best one's fails"
     )
@@ -225,7 +225,7 @@ class Plan(Reply):
 
 
 class Rejected(Reply):
-    """A mesh that was looked at and not taken."""
+    """A mesh that was considered and rejected."""
 
     mesh_shape: MeshShape
     reason: str

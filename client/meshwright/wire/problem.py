@@ -17,11 +17,13 @@ from pydantic import Field
 from meshwright.errors import InvalidMeshError, InvalidRequestError, ProblemError, RequestError
 from meshwright.spec import MeshSpec
 from meshwright.wire.base import LINE_PATTERN, Reply, RequestPart, iterate_parts
+from meshwright.wire.model import ModelSpec
 
 MOST_ERRORS: Final = 100
 """That a refusal is made of: a list of thousands of wrong entries has thousands, all alike, and each is compared."""
 
 _DOCS_HINT: Final = "GET /docs shows every field with its type and bounds"
+_MODEL_HINT: Final = "docs/reference/requests.md lists the dimensions of a model"
 _QUOTED: Final = re.compile(r"'([^']*)'")
 _TAG: Final = re.compile(r"(constrained-)?(str|int|float|bool)|Devices|.*\[.*", re.DOTALL)
 """What pydantic calls a branch of a union in a location, beside the name of a part of a request."""
@@ -95,7 +97,8 @@ def translate_validation(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     more = f" (and {count} more)" if len(fields) > 1 else ""
     kind = InvalidMeshError if set(entries) == {"mesh"} else InvalidRequestError
     detail = f"{fields[0]['field']}: {fields[0]['message']}{more}"
-    return kind(detail, errors=fields, hint="; ".join(hint for _, hint in told.values() if hint) or _DOCS_HINT)
+    rest = _MODEL_HINT if fields[0]["field"].startswith("model.") else _DOCS_HINT
+    return kind(detail, errors=fields, hint="; ".join(hint for _, hint in told.values() if hint) or rest)
 
 
 def _keep_meant(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -104,13 +107,9 @@ def _keep_meant(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [
         error
         for error, place in zip(errors, places, strict=True)
-        if not any(_is_within(other, place) for other in places)
+        if not any(other != place and other[: len(place)] == place for other in places)
         and not (_is_of_branch(error) and any(_is_meant_more(other, error) for other in errors))
     ]
-
-
-def _is_within(inner: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
-    return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
 def _is_of_branch(error: Mapping[str, Any]) -> bool:
@@ -264,6 +263,9 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
             return f"write {least} or more characters" if least else f"write up to {limits['max_length']} characters"
         case "missing":
             return _HINTS_OF_MISSING.get(field, "")
+        case "extra_forbidden" if field.startswith("model."):
+            near = difflib.get_close_matches(field.removeprefix("model."), ModelSpec.model_fields, n=1)
+            return f"write {near[0]} in place of {field}; {_MODEL_HINT}" if near else ""
         case "too_long":
             return f"give {field} up to {limits['max_length']} entries"
         case "too_short":

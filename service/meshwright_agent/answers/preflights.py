@@ -1,8 +1,8 @@
 """Preflights: this host's part in the check of many hosts, as a run whose process the agent watches.
 
-Rule: a run that failed is this host's fault. A run that was cancelled waited for other hosts. So whoever compares the
-runs of all hosts knows whom to blame. The process ends with its call, and before the time limit, however the others
-end. This module does not depend on routes.
+Rule: a run that failed is this host's fault. A run that was cancelled waited for other hosts. A client that
+compares the runs of all hosts finds the host at fault. The process ends with its call, and before the time limit,
+however the others end. This module does not depend on routes.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ async def plan_mesh_by_query(agent: AgentHere, http: Request, query: Annotated[P
 async def get_plan(agent: AgentHere, fingerprint: Annotated[str, Path(max_length=128)]) -> Response:
     """The newest plan of this host with this fingerprint, else of other hardware, so that every rank can fetch it.
 
-    It is of the mesh alone: what was said of a model, and by the compiler, stands in the reply to whoever asked.
+    It has the mesh only. The facts about a model and the compiler's report are in the reply to the plan's request.
     """
     return _reply(await agent.plans.read_stored(fingerprint))
 

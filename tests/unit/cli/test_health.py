@@ -228,9 +228,9 @@ def test_the_limit_is_of_all_questions_and_a_requirement_without_an_answer_is_un
     h100: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with _drip(h100, "/devices") as url:
-        assert _check_within(0.6, "--url", url, "--format", "slurm", "--expect", "8*h100") == 0
+        assert _check_within(0.6, "--url", url, "--format", "slurm", "--expect", "8*h100") == 2
         said = capsys.readouterr().out
-        assert said.startswith("keep: unknown: devices 8*h100: could not be looked at: no answer from ")
+        assert said.startswith("unknown: unknown: devices 8*h100: could not be read: no answer from ")
 
 
 # ---- one line that stays short
@@ -277,12 +277,12 @@ def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: Format, w
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_what_could_not_be_looked_at_is_unknown_and_slurm_keeps_and_says_so(h100: CommandLine, style: Format) -> None:
+def test_what_could_not_be_read_is_unknown_and_slurm_neither_keeps_nor_drains(h100: CommandLine, style: Format) -> None:
     h100.fake.fail_next(UnavailableError("the agent is starting"), path="/devices")
     printed = h100("health", "--expect", "8*h100", "--format", style)
-    assert printed.code == (0 if style == "slurm" else EXIT_CODES[style]["unknown"])
-    assert "could not be looked at: the agent is starting" in " ".join(printed.out.split())
-    assert style != "slurm" or printed.out.startswith("keep: unknown: devices 8*h100: ")
+    assert printed.code == EXIT_CODES[style]["no_answer" if style == "slurm" else "unknown"]
+    assert "could not be read: the agent is starting" in " ".join(printed.out.split())
+    assert style != "slurm" or printed.out.startswith("unknown: unknown: devices 8*h100: ")
 
 
 @pytest.mark.parametrize(("style", "code"), [("slurm", 2), ("nagios", 3), ("text", 1)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -15,12 +15,25 @@ from meshwright_agent.facts.model import (
     GpuHealth,
     HostFacts,
     MachineFacts,
+    NicFacts,
     PciHealth,
     ProblemKind,
     SourceProblem,
 )
 from meshwright_agent.facts.nvml import Part
-from meshwright_agent.health.rules import FEW_RETRIES, CardView, Finding, evaluate_card, evaluate_driver, find_worst
+from meshwright_agent.health.nics import NIC, NIC_RULES, NicView
+from meshwright_agent.health.rules import (
+    CARD_RULES,
+    DRIVER_RULES,
+    FEW_RETRIES,
+    CardView,
+    Finding,
+    Rule,
+    build_finding,
+    evaluate_card,
+    evaluate_driver,
+    find_worst,
+)
 
 NOTHING = HostFacts(MachineFacts("a"), CpuFacts())
 COOL = GpuHealth(temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=())
@@ -29,6 +42,15 @@ WIRED = GpuHealth(
     pcie_width=16, pcie_most_width=16, pcie_generation=5, pcie_most_generation=5, performance_state=0,
     is_computing=True, nvlinks_active=18, nvlink_errors={"replay": 5, "recovery": 2, "crc": 0},
 )  # fmt: skip
+
+
+PORT = NicView(NicFacts("mlx5_0:1", "0000:01:00.0"), siblings=(NicFacts("mlx5_1:1", "0000:02:00.0"),))
+VIEWS = {"driver": SourceProblem("unreadable", "no card"), NIC: PORT}
+
+
+@pytest.mark.parametrize("rule", [*DRIVER_RULES, *CARD_RULES, *NIC_RULES], ids=lambda rule: rule.when)
+def test_the_facts_in_the_words_of_each_rule_exist(rule: Rule[Any]) -> None:
+    assert build_finding(rule, VIEWS.get(rule.component, CardView(WIRED))).state == rule.state
 
 
 def state(finding: Finding | None) -> str | None:

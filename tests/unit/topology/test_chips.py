@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright._host_devices import _ACCELERATOR_TYPES
 from meshwright.planning.hardware import HardwareType
-from meshwright.topology.chips import Chip, find_chip, read_chips
-from meshwright.topology.systems import RULES
+from meshwright.topology.chips import TPU_KINDS, Chip, find_chip, read_chips
+from meshwright.topology.systems import RULES, list_counts
 from meshwright.topology.torus import find_wraps
 
 LINES = (files("meshwright.topology") / "chips.csv").read_text(encoding="utf-8").splitlines()
@@ -51,6 +52,16 @@ def test_what_jax_or_the_driver_calls_a_device_finds_its_chip(kind: str, name: s
 ])  # fmt: skip
 def test_a_relative_or_a_part_of_a_chip_is_not_taken_for_it(kind: str) -> None:
     assert find_chip(kind) is None
+
+
+def test_every_gpu_has_a_host_and_an_agent_can_detect_every_tpu() -> None:
+    assert all(list_counts(chip) for chip in read_chips() if chip.family not in RULES)
+    by_pci_id, by_type = (
+        {chip.family for kind in kinds if kind and (chip := find_chip(kind))}
+        for kinds in (TPU_KINDS.values(), _ACCELERATOR_TYPES.values())
+    )
+    assert by_type == set(RULES)
+    assert by_pci_id == set(RULES) - {"tpu_v2", "tpu_v3"}  # which share one id
 
 
 @given(chips, st.randoms(use_true_random=False))

@@ -214,5 +214,5 @@ def format_labels(labels: Sequence[str]) -> str:
 VIRTUAL: Final = Notice(
     code="virtual_devices",
     message="virtual CPU devices share cores and memory: these figures are not those of separate devices",
-    hint="in the quick suite the first stands for all, unless devices are named",
+    hint="without named devices the quick suite measures cases of one device on device 0 only",
 )

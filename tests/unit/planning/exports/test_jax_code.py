@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from meshwright.errors import InvalidRequestError
+from meshwright.planning.exports import _WRITERS
+from meshwright.wire.mesh import ExportName
 from tests.unit.planning.exports.asking import EXPERTS, TINY, export, make_plan
 
 CHECK = """
@@ -71,6 +73,10 @@ CASES: tuple[tuple[str, dict[str, Any], dict[str, Any], str], ...] = (
     ("tp:8", {**TINY, "hidden_size": 36, "head_dim": 8, "num_key_value_heads": 1}, {}, "nothing_saveable"),
     ("fsdp:4,cp:2", {**TINY, "hidden_size": 36, "head_dim": 8}, {}, "nothing_saveable"),
 )
+
+
+def test_each_export_has_a_writer() -> None:
+    assert set(_WRITERS) == set(get_args(ExportName))
 
 
 def build_case(mesh: str, model: dict[str, Any], training: dict[str, Any], policy: str) -> dict[str, Any]:

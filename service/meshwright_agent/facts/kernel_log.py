@@ -91,13 +91,12 @@ def _read_lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float) -> KernelLog:
-    oldest, newest, count, is_foreign = None, None, 0, False
+    oldest, newest, count = None, None, 0
     recent: list[Xid | SXid | CardFailure] = []
     equal: Counter[tuple[object, ...]] = Counter()
     for line in lines:
         record = _RECORD.match(line)
         if record is None:
-            is_foreign = is_foreign or (not line.startswith((b" ", b"\0")) and line != b"")
             continue
         count, newest = count + 1, int(record[1])
         oldest = newest if oldest is None else oldest
@@ -111,7 +110,7 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
         equal[kind] += 1
         if equal[kind] <= MAX_EQUAL:
             recent.append(replace(found, sequence=newest, age_s=max(0.0, now_s - int(record[2]) / 1e6)))
-    if count == 0 and is_foreign:
+    if count == 0:  # /dev/kmsg is read from its oldest record at each open
         return KernelLog(error=f"{path}: no line is in the format of /dev/kmsg")
     return KernelLog(
         xids=tuple(each for each in recent if isinstance(each, Xid)),

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
+from meshwright_agent.children import child
 from meshwright_agent.children.child import CallContext, serve
 from meshwright_agent.supervisor.protocol import PROTOCOL_VERSION, Hello, ProgressFrame, ResultFrame, format_frame
 
@@ -116,6 +117,16 @@ def fork_and_leave(_arguments: dict[str, Any], _context: CallContext) -> dict[st
         time.sleep(600)
 
 
+def starve_reader(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Leaves its reader thread without memory for the next frame."""
+
+    def fail(_line: bytes) -> NoReturn:
+        raise MemoryError
+
+    child.parse_frame = fail
+    return {}
+
+
 def close_socket(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     """Shuts the connection and lives on."""
     c = hold_the_gil()
@@ -129,7 +140,7 @@ HANDLERS = {
     for handler in (
         echo, environment, abort, leave, hang_with_gil, work, raise_other,
         exit_politely, answer_nan, answer_huge, chatter, break_protocol, start_grandchild, fork_and_leave,
-        close_socket
+        starve_reader, close_socket
     )
 }  # fmt: skip
 

@@ -133,6 +133,16 @@ def test_a_frame_beyond_asyncios_line_limit_passes_and_one_beyond_ours_fails_the
     supervise(scenario)
 
 
+def test_a_child_whose_reader_fails_ends() -> None:
+    async def scenario(child: Child) -> None:
+        await child.call("starve_reader")
+        with fails("worker_failed", "closed its socket and exited with status 0") as caught:
+            await child.call("echo", deadline_s=5)
+        assert "the agent's socket broke: MemoryError:" in caught.value.log
+
+    supervise(scenario)
+
+
 def test_a_child_that_closes_its_socket_and_lives_on_is_killed() -> None:
     async def scenario(child: Child) -> None:
         with fails("worker_failed", "closed its socket and was killed by SIGKILL"):

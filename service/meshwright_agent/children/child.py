@@ -155,9 +155,10 @@ class _Child:
         """Reads frames from the agent until the socket closes, then ends the process in any state."""
         try:
             self._listen()
-        except (OSError, FrameError) as error:
-            os.write(2, f"the agent's socket broke: {error}\n".encode())
-        os._exit(0)
+        except Exception as error:
+            os.write(2, f"the agent's socket broke: {type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(0)
 
     def _listen(self) -> None:
         with self._socket.makefile("rb") as lines:
@@ -170,10 +171,9 @@ class _Child:
                 context = CallContext(frame.id, self._generation, self._send)
                 self._contexts[frame.id] = context
                 self._calls.put((frame, context))
-            case CancelFrame(id=call_id) if call_id in self._contexts:
-                self._contexts[call_id].cancel()
             case CancelFrame():
-                pass  # already answered: the two frames crossed
+                if found := self._contexts.get(frame.id):  # else already answered: the two frames crossed
+                    found.cancel()
             case _:
                 raise FrameError(f"the agent sent a {type(frame).__name__} frame")
 

@@ -116,6 +116,7 @@ class Signs:
         self._phase = "connect"
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="signs", daemon=True)
 
     def enter(self, phase: str) -> None:
         """Begins a phase."""
@@ -140,11 +141,12 @@ class Signs:
 
     def __enter__(self) -> Signs:
         self._report()
-        threading.Thread(target=self._run, name="signs", daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._thread.join()  # a sign after the result would break the protocol
 
 
 @contextlib.contextmanager

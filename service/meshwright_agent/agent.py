@@ -82,6 +82,7 @@ class Agent:
         self.large_planner = Supervisor(planner, clock=self.clock)
         preflight = build_preflight_spec(settings, self._environ, is_cpu=self._stays)
         self.preflight = Supervisor(preflight, clock=self.clock)
+        self.device.neighbor, self.preflight.neighbor = self.preflight, self.device
         self.children = {"device": self.device, "probe": self.probe, "preflight": self.preflight}
         self.children |= {"planner": self.planner, "large_planner": self.large_planner}
         self.registry = LeaseRegistry(boot or read_boot_clock(settings.host_root))

@@ -159,7 +159,10 @@ class HostWatch(AgentHost):
         return self.snapshot.jax is not None
 
     def _may_wake(self) -> bool:
-        """Returns whether the worker may be started: it stays up on CPUs and is restarted, except after a release."""
+        """Returns whether the worker may be started: it stays up on CPUs and is restarted, except after a release.
+
+        CPU devices are known only from JAX, so that it is called until it has listed them, also after a release.
+        """
         return not self.snapshot.released or self._device.state in {"ready", "busy"}
 
     def _may_touch(self) -> bool:
@@ -192,7 +195,7 @@ class HostWatch(AgentHost):
         """Returns whether the worker of a lease owner's bench is still up, which `hold: always` would keep."""
         if self._stays or not self._is_reserved or self._device.state != "ready":
             return False
-        return (self._clock.now() - self._device.since).total_seconds() >= self._settings.idle_release_s
+        return self._device.idle_s >= self._settings.idle_release_s
 
     def recall(self) -> None:
         """Restores the devices and faults that the previous agent knew."""
@@ -290,7 +293,7 @@ class HostWatch(AgentHost):
     # ---- release of the devices ------------------------------------------------------------------------------------
 
     async def release(self) -> Release:
-        """Ends the worker and its runs, then probes the holders. The worker is not restarted without a request."""
+        """Ends the worker and its runs, then probes the holders. See `_may_wake` for its restart."""
         self._record_release()
         started_s, was_running = self._clock.monotonic(), any(each.pid is not None for each in self._opening)
         (is_killed, ending), cancelled = await asyncio.gather(

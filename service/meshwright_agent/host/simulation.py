@@ -20,6 +20,7 @@ from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Cpu, Devices, Host, Release, Software, Worker
 from meshwright_agent.clock import Clock
+from meshwright_agent.health.events import Finding
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.health.xid import DRIVER
 from meshwright_agent.host.base import AgentHost
@@ -67,7 +68,7 @@ class SimulatedHost(AgentHost):
         """Reports that nothing was checked."""
         reason = f"simulated: {self._target} is declared by --simulate; no device is here and none was checked"
         action = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host looked at"
-        self._health.report(DRIVER, "unknown", reason, at=self._clock.now(), action=action)
+        self._health.report(DRIVER, Finding("unknown", reason, action), at=self._clock.now())
         return True
 
     async def wait_for_probe(self) -> None:

@@ -20,7 +20,8 @@ from meshwright_agent.facts.model import (
     SourceProblem,
 )
 from meshwright_agent.facts.nvml import Part
-from meshwright_agent.health.rules import FEW_RETRIES, CardView, Finding, evaluate_card, evaluate_driver, find_worst
+from meshwright_agent.health.events import Finding
+from meshwright_agent.health.rules import FEW_RETRIES, CardView, evaluate_card, evaluate_driver, find_worst
 
 NOTHING = HostFacts(MachineFacts("a"), CpuFacts())
 COOL = GpuHealth(temperature_celsius=41, slowdown_celsius=87, shutdown_celsius=92, slowdowns=())

@@ -2,7 +2,7 @@
 
 The task that runs a run owns its live state. A state is stored before it is reported. The task retries to store the end
 of its run until it succeeds or the agent ends. In the latter case the next start ends the run as interrupted. The
-argument `execute` does the work: this module does not depend on workers or compiles.
+argument `execute` does the work: this module does not depend on benches or compiles.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class PlanMaker:
         return await self._settle(PlanAnswer.of(await queue.ask(op, arguments)), source)
 
     async def _settle(self, answer: PlanAnswer, source: str) -> PlanAnswer:
-        """Stores the plans, unless they are to be compiled: `Compiles` then stores them with the compiler's report."""
+        """Stores the plans, unless they are to be compiled: `Compiles` then stores them before it compiles."""
         answer = replace(answer, source=source)
         return answer if answer.tasks else await self.keep(answer)
 

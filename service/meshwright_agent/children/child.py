@@ -202,20 +202,13 @@ class _Child:
     def _answer(self, call: CallFrame, context: CallContext) -> ResultFrame | FailureFrame | Stopped:
         try:
             context.check()
-            return ResultFrame(call.id, self._generation, self._find_handler(call)(call.arguments, context))
+            return ResultFrame(call.id, self._generation, self._handlers[call.op](call.arguments, context))
         except Cancelled:
             return Stopped(call.id, self._generation)
         except ProblemError as error:
             return FailureFrame.of(call.id, self._generation, error)
         except BaseException as error:  # also SystemExit: only the agent ends a child
             return FailureFrame.of(call.id, self._generation, _build_run_failed(call, error))
-
-    def _find_handler(self, call: CallFrame) -> Handler:
-        if call.op not in self._handlers:
-            raise ProblemError(
-                f"operation {call.op!r} was asked; this child knows {', '.join(self._handlers)}", code="internal"
-            )
-        return self._handlers[call.op]
 
     def _send(self, frame: Frame) -> None:
         line = format_frame(frame)

@@ -31,7 +31,7 @@ from meshwright_agent.host.base import AgentHost
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.snapshot import first_line
 from meshwright_agent.host.watch import HostWatch
-from meshwright_agent.labels import LabelFile
+from meshwright_agent.labels import keep_labels
 from meshwright_agent.leases import LeaseRegistry, LeaseService
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
@@ -156,8 +156,8 @@ class Agent:
         self._spawn(self.leases.run())
         self._spawn(self.host.run())
         if self.settings.label_file is not None:
-            labels = LabelFile(self.settings, self.clock, self.host, self.health, self.benches)
-            self._spawn(labels.run(self.settings.label_file))
+            around = self.settings, self.clock, self.host, self.health, self.benches
+            self._spawn(keep_labels(self.settings.label_file, *around))
         self._spawn(self.store_health.run())
         self._spawn(self.history.run(self.health.settle))
         self._spawn(self._forget_gone())

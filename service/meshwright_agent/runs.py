@@ -18,7 +18,7 @@ from contextvars import copy_context
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from meshwright.errors import NotFoundError, ProblemError, QueueFullError, RunFailedError, UnavailableError
 from meshwright.wire.bench import BenchRecord, LatestBench
@@ -59,10 +59,10 @@ MAX_RETRY_S: Final = 30.0
 
 log = logging.getLogger(__name__)
 
-Done = tuple[dict[str, Any], bool]
-"""The result of a run as JSON, and whether its duration predicts that of the next run."""
+Done = dict[str, Any]
+"""The result of a run as JSON."""
 Emit = Callable[[dict[str, Any]], None]
-"""Accepts {"done", "total", "message"} or {"record": {…}}, on the event loop. It never raises or waits."""
+"""Accepts {"done", "total", "message"} or {"record": {…}}, on the event loop. It never waits."""
 Execute = Callable[[Run, Emit], Coroutine[Any, Any, Done]]
 
 
@@ -83,8 +83,6 @@ class LiveRun:
         lead: the task that runs it until its end is stored.
         work: its execution; None while it waits.
         stop_reason: why it was asked to stop; None if it was not.
-        has_worked: a worker or compiler made the result, and it was not stored before.
-        fault: the first update that was neither progress nor a record: a bug, which fails the run.
         turn: set when its lane is free for it, or when it is cancelled while it waits.
         news: set when events wait to be written, or the work has ended.
         ended: set when the final state is stored.
@@ -97,8 +95,6 @@ class LiveRun:
         self.lead: asyncio.Task[None]
         self.work: asyncio.Task[Done] | None = None
         self.stop_reason: str | None = None
-        self.has_worked = False
-        self.fault: ValidationError | None = None
         self.turn = asyncio.Event()
         self.news = asyncio.Event()
         self.ended = asyncio.Event()
@@ -116,18 +112,15 @@ class LiveRun:
 
     def emit(self, update: dict[str, Any]) -> None:
         """Adds the event of an update. Of unstored progress, only the newest is kept."""
-        try:
-            if isinstance(update, dict) and "record" in update:
-                record = BenchRecord.model_validate(update["record"]).model_dump(mode="json")
-                self._append("record", record=record)
-            else:
-                progress = Progress.model_validate(update)
-                self.run = self.run.model_copy(update={"progress": progress})
-                if self.pending and self.pending[-1].type == "progress":
-                    self._seq = self.pending.pop().seq - 1
-                self._append("progress", progress=progress)
-        except ValidationError as error:
-            self.fault = self.fault or error
+        if "record" in update:
+            record = BenchRecord.model_validate(update["record"]).model_dump(mode="json")
+            self._append("record", record=record)
+        else:
+            progress = Progress.model_validate(update)
+            self.run = self.run.model_copy(update={"progress": progress})
+            if self.pending and self.pending[-1].type == "progress":
+                self._seq = self.pending.pop().seq - 1
+            self._append("progress", progress=progress)
         self.news.set()
 
     def record_state(self, run: Run) -> None:
@@ -176,7 +169,6 @@ class RunQueue:
         self._lanes: dict[LaneName, Lane] = {name: Lane() for name in get_args(LaneName)}
         self._live: dict[str, LiveRun] = {}
         self._refused: set[str] = set()
-        self._last_id = ""
         self._is_closing = asyncio.Event()
         self._admission = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -240,8 +232,8 @@ class RunQueue:
             lane = self._lanes[LANE_OF[kind]]
             self._require_room(lane)
             now = self._clock.now()
-            self._last_id = build_run_id(self._last_id, now, secrets.token_hex(10))
-            run = Run(id=self._last_id, kind=kind, state="queued", created_at=now, request=request)
+            run_id = f"run-{int(now.timestamp() * 1000):012x}{secrets.token_hex(10)}"
+            run = Run(id=run_id, kind=kind, state="queued", created_at=now, request=request)
             live = LiveRun(run, execute, self._clock)
             try:
                 await self._store_events(live, run)
@@ -399,15 +391,13 @@ class RunQueue:
     def _build_ended(self, live: LiveRun, work: asyncio.Task[Done]) -> Run:
         """Returns the ended run. After a stop request it counts as cancelled, however its work ended."""
         now = self._clock.now()
-        error = None if work.cancelled() else work.exception() or live.fault
+        error = None if work.cancelled() else work.exception()
         if live.stop_reason is not None or work.cancelled():
             return _build_cancelled(live.run, live.stop_reason or "its task ended early", now)
         if isinstance(error, CallCancelled):
             return _build_cancelled(live.run, str(error), now)
         if error is None:
-            result, live.has_worked = work.result()
-            done = {"state": "succeeded", "finished_at": now, "result": result}
-            return live.run.model_copy(update=done)
+            return live.run.model_copy(update={"state": "succeeded", "finished_at": now, "result": work.result()})
         if not isinstance(error, ProblemError):
             log.error("%s failed by a bug", live.run.id, exc_info=error)
             detail = f"{type(error).__name__} while executing {live.run.id}; this is a bug of the agent"
@@ -436,7 +426,7 @@ class RunQueue:
         if ended.started_at and ended.finished_at:
             duration_s = (ended.finished_at - ended.started_at).total_seconds()
             RUN_DURATION.labels(ended.kind, ended.state).observe(max(0.0, duration_s))
-            if live.has_worked:  # a stored result does not predict the next duration
+            if ended.state == "succeeded":
                 self._lanes[LANE_OF[ended.kind]].last_took_s = duration_s
         del self._live[ended.id]
         live.run = ended
@@ -458,17 +448,6 @@ class RunQueue:
         except BaseException:
             live.pending = events + live.pending
             raise
-
-
-def build_run_id(previous: str, now: datetime, entropy: str) -> str:
-    """Returns "run-" and hex: 12 digits of milliseconds since 1970, always above `previous`, then `entropy`.
-
-    Ids of one queue sort in order of creation, also when the wall clock is set back.
-    """
-    milliseconds = int(now.timestamp() * 1000)
-    if previous:
-        milliseconds = max(milliseconds, int(previous[4:16], 16) + 1)
-    return f"run-{milliseconds:012x}{entropy}"
 
 
 def _name_stream(run_id: str) -> str:

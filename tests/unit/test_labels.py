@@ -16,7 +16,7 @@ from meshwright.wire.devices import Devices
 from meshwright.wire.health import Component, Health, State
 from meshwright_agent.agent import Agent
 from meshwright_agent.clock import SystemClock
-from meshwright_agent.labels import NAMESPACE, LabelFile, build_labels, fit_value, format_labels, write_labels
+from meshwright_agent.labels import NAMESPACE, build_labels, fit_value, format_labels, keep_labels, write_labels
 from meshwright_agent.settings import Settings
 from tests.fakes.machines import NAMES, NOW, plant_machine
 from tests.fakes.node_labels import read_feature_file
@@ -139,8 +139,8 @@ def test_a_folder_that_is_not_there_is_logged_once_and_tried_again(
     agent = Agent(settings, build_closed_store(tmp_path), environ={})
 
     async def live() -> None:
-        labels = LabelFile(settings, SystemClock(), agent.host, agent.health, agent.benches)
-        task = asyncio.create_task(labels.run(path))
+        labels = keep_labels(path, settings, SystemClock(), agent.host, agent.health, agent.benches)
+        task = asyncio.create_task(labels)
         await asyncio.sleep(0.05)  # nothing is known yet
         assert "cannot be written" not in caplog.text
         agent.host.update(facts=facts, facts_at=datetime.now(UTC))

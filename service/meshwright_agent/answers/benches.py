@@ -274,7 +274,7 @@ class Benches:
             yielding.cancel()
         self._spawn(self._list_again())
         self.measurements.note(run.id, answer.result)
-        return answer.result, True
+        return answer.result
 
     async def _yield_to_jobs(self, run: Run, request: BenchRequest) -> None:
         """Cancels the running bench when a probe shows that a device is no longer idle, because a job has begun."""

@@ -204,7 +204,7 @@ class Preflights:
             await asyncio.gather(call, return_exceptions=True)
             await self._child.release(reason="the preflight has ended")  # a job may start when the run has ended
         self._note_network(run.id, answer.result, self._clock.now())
-        return answer.result, False
+        return answer.result
 
     def _check_held(self, request: PreflightRequest) -> None:
         """Raises CallCancelled unless the lease still holds: its owner may have gone."""

@@ -66,7 +66,8 @@ class AgentHost(ABC):
             UnavailableError: neither the probe nor the worker has answered yet.
         """
         snapshot = self.snapshot
-        snapshot.require_facts()
+        if snapshot.facts is None:
+            snapshot.require_topology()
         return self._leases.mark(snapshot.devices(self._clock.now()))
 
     def topology(self) -> Topology:

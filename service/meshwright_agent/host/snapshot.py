@@ -112,11 +112,6 @@ class HostSnapshot:
             there = "this host has AMD's driver (/dev/kfd)"
         return f"{there}, but its JAX runs on {self.jax.platform}"
 
-    def require_facts(self) -> None:
-        """Raises as `require_topology` unless `/devices` can be answered."""
-        if self.facts is None:
-            self.require_topology()
-
     def require_topology(self) -> None:
         """Raises unless plans can be answered.
 

@@ -77,12 +77,13 @@ class HostWatch(AgentHost):
     ) -> None:
         super().__init__(device, leases=leases, health=health, clock=clock, cpu_devices=settings.cpu_devices)
         self._probe = probe
-        self._preflight = preflight
         self._runs = runs
         self._monitor = HealthMonitor(health, history, parse_chip_count(settings.expect) if settings.expect else None)
         self._settings = settings
         self._spawn = spawn
         self._stays = stays
+        self._opening = device, preflight  # the children that open devices
+        self._question = {"root": str(settings.host_root)}
         self._probing = asyncio.Lock()
         self._has_probed = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
@@ -218,7 +219,7 @@ class HostWatch(AgentHost):
         if self._probe.state == "failed" and not self._probe.abandoned_pids:
             self._probe.reset()  # a driver may recover; the interval limits the number of hanging probes
         absent = self._absent_generation()
-        question = self._question
+        question: dict[str, Any] = dict(self._question)
         if self._settings.kernel_log:
             question |= {"kernel_log": self._settings.kernel_log, **self._monitor.log_place}
         early: list[dict[str, Any]] = []
@@ -236,10 +237,6 @@ class HostWatch(AgentHost):
         self._has_probed.set()
         self._has_probed = asyncio.Event()
         return True
-
-    @property
-    def _question(self) -> dict[str, Any]:
-        return {"root": str(self._settings.host_root)}
 
     async def wait_for_probe(self) -> None:
         """Waits for the next answer of the probe."""
@@ -323,11 +320,6 @@ class HostWatch(AgentHost):
             holders=holders,
             holders_unknown=unknown if holders is None else None,
         )
-
-    @property
-    def _opening(self) -> tuple[Supervisor, ...]:
-        """The children that open devices."""
-        return self._device, self._preflight
 
     async def _end_opening(self, reason: str, within_s: float | None = None) -> tuple[bool, dict[int, str]]:
         """Ends the children that open devices; returns whether one was killed, and process → module of those left."""

@@ -206,7 +206,10 @@ class Agent:
             return True, self.host.readiness
         if known.failure is not None:
             return False, f"worker does not start: {self.device.last_error or first_line(known.failure)}"[:200]
-        return False, f"starting since {self.started_at:%H:%M:%S} UTC: {known.waits_for}"
+        waits_for = f"JAX has not listed the devices yet, worker {known.worker.state}"
+        if known.facts is None:
+            waits_for = "the driver has not answered the probe yet"
+        return False, f"starting since {self.started_at:%H:%M:%S} UTC: {waits_for}"
 
     async def _forget_gone(self) -> None:
         """Forgets the states of removed components, after every present component has been checked once."""

@@ -34,7 +34,7 @@ def build_agent(folder: Path, count: int = 8) -> Agent:
 
 def plan(agent: Agent, **request: Any) -> Plans:
     answer = asyncio.run(agent.plans.answer(PlanRequest(**request)))
-    return Plans.model_validate_json(answer.write())
+    return Plans.model_validate_json(answer.text)
 
 
 def warnings_of(agent: Agent, **request: Any) -> dict[str, str]:

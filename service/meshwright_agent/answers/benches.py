@@ -214,19 +214,12 @@ class Benches:
         Raises:
             UnavailableError: the probe did not answer.
         """
-        if self._devices().platform == "cpu":
-            return
         asked_s = self._clock.monotonic()
         async with self._probing:
             if self._probed_s is not None and asked_s - self._probed_s < FRESH_S:
                 return
             began_s = self._clock.monotonic()
-            if not await self._host.probe():
-                detail = (
-                    "the driver did not answer, so the processes that use the devices are not known; a bench starts "
-                    "on idle devices only"
-                )
-                raise UnavailableError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
+            await self._host.require_probe()
             self._probed_s = began_s
 
     def _require_platform(self) -> None:

@@ -102,7 +102,7 @@ class Compiles:
 
         async def execute(_run: Run, emit: Emit) -> Done:
             compiled = [await self.compile(task, emit) for task in tasks]
-            plans: Done = json.loads(kept.verify(compiled).cut_for_run().write())
+            plans: Done = json.loads(kept.verify(compiled).cut_for_run().text)
             return plans
 
         return await self._runs.submit("plan", request, execute)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -70,15 +70,6 @@ class SimulatedHost(AgentHost):
         action = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host looked at"
         self._health.report(DRIVER, Finding("unknown", reason, action), at=self._clock.now())
         return True
-
-    async def wait_for_probe(self) -> None:
-        """Returns at once."""
-
-    async def list_jax_devices(self) -> None:
-        """Does nothing: JAX is not started."""
-
-    def report_progress(self, value: Mapping[str, Any]) -> None:
-        """Does nothing: no bench measures."""
 
     def require_hardware(self, asked: str) -> None:
         """Rejects requests that need hardware.

@@ -284,9 +284,6 @@ class HostWatch(AgentHost):
             at=self._clock.now(),
         )
 
-    def require_hardware(self, asked: str) -> None:
-        """Does nothing, because this host has real hardware."""
-
     # ---- release of the devices ------------------------------------------------------------------------------------
 
     async def release(self) -> Release:

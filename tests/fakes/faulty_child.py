@@ -21,8 +21,8 @@ from meshwright_agent.supervisor.protocol import PROTOCOL_VERSION, Hello, Progre
 KIND = "faulty"
 
 
-def echo(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
-    return {"arguments": arguments, "generation": context.generation, "pid": os.getpid()}
+def echo(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    return {"arguments": arguments, "generation": GENERATION, "pid": os.getpid()}
 
 
 def environment(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def hold_the_gil() -> ctypes.PyDLL:
 
 def hang_with_gil(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
     """Tells that it is about to hang, and hangs in C with the GIL held."""
-    line = format_frame(ProgressFrame(context._id, context.generation, {"message": "about to hang"}))
+    line = format_frame(ProgressFrame(context._id, {"message": "about to hang"}))
     c = hold_the_gil()
     c.write(FD, line, len(line))
     c.usleep(600_000_000)
@@ -91,7 +91,7 @@ def chatter(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
 
 BROKEN = {
     "no JSON": "this is no frame\n", "too deep": "[" * 100_000 + "\n", "a line without end": "x" * 70_000_000,
-    "another generation's reply": format_frame(ResultFrame(1, 7, {})).decode(),
+    "another call's reply": format_frame(ResultFrame(7, {})).decode(),
 }  # fmt: skip
 
 
@@ -144,7 +144,10 @@ HANDLERS = {
     )
 }  # fmt: skip
 
-FD = next((int(word.removeprefix("--fd=")) for word in sys.argv if word.startswith("--fd=")), -1)
+FD, GENERATION = (
+    next((int(word.removeprefix(name)) for word in sys.argv if word.startswith(name)), -1)
+    for name in ("--fd=", "--generation=")
+)
 
 
 def prepare() -> None:
@@ -159,7 +162,7 @@ def prepare() -> None:
         case "wrong protocol":
             _send_and_wait(Hello(PROTOCOL_VERSION + 1, KIND, os.getpid(), 1))
         case "progress first":
-            _send_and_wait(ProgressFrame(1, 1, {}))
+            _send_and_wait(ProgressFrame(1, {}))
 
 
 def _send_and_wait(frame: Hello | ProgressFrame) -> NoReturn:

@@ -110,7 +110,7 @@ def test_a_fork_that_holds_the_socket_does_not_hide_the_childs_death() -> None:
     wait_for(lambda: not is_alive(fork), limit_s=10)
 
 
-@pytest.mark.parametrize("how", ["no JSON", "too deep", "a line without end", "another generation's reply"])
+@pytest.mark.parametrize("how", ["no JSON", "too deep", "a line without end", "another call's reply"])
 def test_a_bad_frame_is_a_crash_of_that_child_and_never_of_the_agent(how: str) -> None:
     async def scenario(child: Child) -> None:
         with fails("worker_failed", "broke the protocol"):
@@ -156,7 +156,7 @@ def test_a_child_that_closes_its_socket_and_lives_on_is_killed() -> None:
     ("raise", "it cannot work: RuntimeError: no devices were found"),
     ("exit", "exited with status 3"),
     ("hang", "was not ready within 2 s"),
-    ("wrong protocol", "protocol, kind, generation, pid .2, 'faulty', 1,"),
+    ("wrong protocol", "protocol, kind, generation, pid .3, 'faulty', 1,"),
     ("progress first", "broke the protocol: .* that no call waits for"),
 ])  # fmt: skip
 def test_a_child_that_does_not_say_hello_as_it_should_fails_the_start(fault: str, match: str) -> None:

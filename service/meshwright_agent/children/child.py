@@ -59,8 +59,7 @@ class Cancelled(BaseException):
 class CallContext:
     """The interface of a handler to its call: cancellation and progress."""
 
-    def __init__(self, call_id: int, generation: int, send: Callable[[Frame], None]) -> None:
-        self.generation = generation
+    def __init__(self, call_id: int, send: Callable[[Frame], None]) -> None:
         self._id = call_id
         self._send = send
         self._cancelled = threading.Event()
@@ -80,7 +79,7 @@ class CallContext:
         Raises:
             FrameError: `value` cannot be written as JSON.
         """
-        self._send(ProgressFrame(self._id, self.generation, value))
+        self._send(ProgressFrame(self._id, value))
 
     def cancel(self) -> None:
         """Marks the call as cancelled; called from the reader thread."""
@@ -168,7 +167,7 @@ class _Child:
     def _take(self, frame: Frame) -> None:
         match frame:
             case CallFrame():
-                context = CallContext(frame.id, self._generation, self._send)
+                context = CallContext(frame.id, self._send)
                 self._contexts[frame.id] = context
                 self._calls.put((frame, context))
             case CancelFrame():
@@ -184,7 +183,7 @@ class _Child:
         try:
             prepare()
         except BaseException as error:
-            self._send(_build_refusal(self._generation, error))
+            self._send(_build_refusal(error))
             os._exit(1)
         self._send(Hello(PROTOCOL_VERSION, kind, os.getpid(), self._generation))
 
@@ -195,20 +194,20 @@ class _Child:
         try:
             self._send(answer)
         except FrameError as error:
-            self._send(FailureFrame.of(call.id, self._generation, _build_run_failed(call, error)))
+            self._send(FailureFrame.of(call.id, _build_run_failed(call, error)))
         finally:
             self._contexts.pop(call.id, None)
 
     def _answer(self, call: CallFrame, context: CallContext) -> ResultFrame | FailureFrame | Stopped:
         try:
             context.check()
-            return ResultFrame(call.id, self._generation, self._handlers[call.op](call.arguments, context))
+            return ResultFrame(call.id, self._handlers[call.op](call.arguments, context))
         except Cancelled:
-            return Stopped(call.id, self._generation)
+            return Stopped(call.id)
         except ProblemError as error:
-            return FailureFrame.of(call.id, self._generation, error)
+            return FailureFrame.of(call.id, error)
         except BaseException as error:  # also SystemExit: only the agent ends a child
-            return FailureFrame.of(call.id, self._generation, _build_run_failed(call, error))
+            return FailureFrame.of(call.id, _build_run_failed(call, error))
 
     def _send(self, frame: Frame) -> None:
         line = format_frame(frame)
@@ -219,8 +218,8 @@ class _Child:
             os._exit(0)
 
 
-def _build_refusal(generation: int, error: BaseException) -> Refusal:
-    return Refusal(generation, type(error).__name__, str(error), "\n".join(_trace(error)))
+def _build_refusal(error: BaseException) -> Refusal:
+    return Refusal(type(error).__name__, str(error), "\n".join(_trace(error)))
 
 
 def _build_run_failed(call: CallFrame, error: BaseException) -> RunFailedError:

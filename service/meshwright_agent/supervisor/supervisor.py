@@ -265,7 +265,7 @@ class Supervisor:
             self._rest(child)
         match reply:
             case ResultFrame():
-                return Answer(reply.result, reply.generation)
+                return Answer(reply.result, child.generation)
             case FailureFrame():
                 raise reply.build_error()
             case Stopped():
@@ -331,9 +331,7 @@ class Supervisor:
             self._heard_s = self._clock.monotonic()
             if self._ending is not None:
                 raise ChildError("lost", "answered too late")
-            if isinstance(frame, Hello | Refusal | CallFrame | CancelFrame):
-                raise _build_unexpected(frame.type)
-            if (frame.id, frame.generation) != (work.id, child.generation):
+            if isinstance(frame, Hello | Refusal | CallFrame | CancelFrame) or frame.id != work.id:
                 raise _build_unexpected(frame.type)
             if not isinstance(frame, ProgressFrame):
                 self._work = None

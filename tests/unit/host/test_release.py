@@ -57,7 +57,7 @@ class Scene:
             await asyncio.sleep(0)
         child = self.spawn.children[-1]
         call = next(frame for frame in child.sent if isinstance(frame, CallFrame))
-        child.say(ResultFrame(call.id, child.generation, {}))
+        child.say(ResultFrame(call.id, {}))
         await task
 
     async def begin_run(self) -> Run:

@@ -65,7 +65,7 @@ class World:
 
     def reply(self, result: dict[str, Any] | None = None) -> None:
         call = next(frame for frame in reversed(self.child.sent) if isinstance(frame, CallFrame))
-        self.child.say(ResultFrame(call.id, self.child.generation, result or {}))
+        self.child.say(ResultFrame(call.id, result or {}))
 
 
 @contextlib.asynccontextmanager
@@ -176,12 +176,12 @@ async def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -
             await task
         assert world.supervisor.state == "busy"  # the child has not stopped yet, and nobody else may have it
         assert [type(frame) for frame in world.child.sent] == [CallFrame, CancelFrame]
-        world.child.say(Stopped(1, 1))
+        world.child.say(Stopped(1))
         await world.until(lambda: world.supervisor.state == "ready")
 
 
 @pytest.mark.parametrize("frame", [
-    Hello(1, "fake", 1001, 1), ProgressFrame(2, 1, {}), ProgressFrame(1, 2, {}), ResultFrame(2, 1, {}), Stopped(1, 3),
+    Hello(2, "fake", 1001, 1), ProgressFrame(2, {}), ResultFrame(2, {}), Stopped(3),
     CancelFrame(1),
 ], ids=lambda frame: f"{frame}")  # fmt: skip
 async def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:

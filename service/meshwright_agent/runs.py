@@ -80,11 +80,11 @@ class LiveRun:
         run: its newest state.
         execute: does the work.
         context: the context of its submission, so that logs and traces of its work name the request.
-        lead: the task that runs it until its end is stored.
+        task: the task that runs it until its end is stored.
         work: its execution; None while it waits.
         stop_reason: why it was asked to stop; None if it was not.
-        turn: set when its lane is free for it, or when it is cancelled while it waits.
-        news: set when events wait to be written, or the work has ended.
+        may_start: set when its lane is free for it, or when it is cancelled while it waits.
+        changed: set when events wait to be written, or the work has ended.
         ended: set when the final state is stored.
     """
 
@@ -92,11 +92,11 @@ class LiveRun:
         self.run = run
         self.execute = execute
         self.context = copy_context()
-        self.lead: asyncio.Task[None]
+        self.task: asyncio.Task[None]
         self.work: asyncio.Task[Done] | None = None
         self.stop_reason: str | None = None
-        self.turn = asyncio.Event()
-        self.news = asyncio.Event()
+        self.may_start = asyncio.Event()
+        self.changed = asyncio.Event()
         self.ended = asyncio.Event()
         self._clock = clock
         self._seq = 0
@@ -121,7 +121,7 @@ class LiveRun:
             if self.pending and self.pending[-1].type == "progress":
                 self._seq = self.pending.pop().seq - 1
             self._append("progress", progress=progress)
-        self.news.set()
+        self.changed.set()
 
     def record_state(self, run: Run) -> None:
         """Adds the event of a new state."""
@@ -146,7 +146,7 @@ class Lane:
         """Gives the lane to the next run if the lane is free."""
         if self.current is None and self.waiting:
             self.current = self.waiting.popleft()
-            self.current.turn.set()
+            self.current.may_start.set()
 
     def estimate_wait_s(self, now: datetime) -> float:
         """Returns the last run's duration less the current run's time so far, at least 1. A place may then be free."""
@@ -203,7 +203,7 @@ class RunQueue:
         async with self._admission:  # a current submission ends first, so that it is cancelled too
             await self.cancel_all(reason)
         for live in self._live.values():  # their work does not stop
-            live.lead.cancel()
+            live.task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for live in tuple(self._live.values()):
             await self._store_end(live, _build_cancelled(live.run, reason, self._clock.now()))
@@ -243,7 +243,7 @@ class RunQueue:
             self._live[run.id] = live
             lane.waiting.append(live)
             lane.advance()
-            live.lead = self._spawn(self._lead(live, lane))
+            live.task = self._spawn(self._lead(live, lane))
             return live.run
 
     def _require_room(self, lane: Lane) -> None:
@@ -349,7 +349,7 @@ class RunQueue:
             waiting = self._lanes[LANE_OF[live.run.kind]].waiting
             if live in waiting:
                 waiting.remove(live)
-                live.turn.set()
+                live.may_start.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_WAIT_S):
                 for live in stopping:
@@ -360,7 +360,7 @@ class RunQueue:
 
     async def _lead(self, live: LiveRun, lane: Lane) -> None:
         """Runs one run from its turn until its end is stored."""
-        await live.turn.wait()
+        await live.may_start.wait()
         try:
             if live.stop_reason is None:
                 ended = await self._execute(live)
@@ -377,11 +377,11 @@ class RunQueue:
         live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
         live.record_state(live.run)
         live.work = work = asyncio.create_task(live.execute(live.run, live.emit), context=live.context)
-        work.add_done_callback(lambda _: live.news.set())
-        live.news.set()
+        work.add_done_callback(lambda _: live.changed.set())
+        live.changed.set()
         while not work.done():
-            await live.news.wait()
-            live.news.clear()
+            await live.changed.wait()
+            live.changed.clear()
             try:
                 await self._store_events(live, live.run)
             except StoreUnavailableError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -61,26 +61,20 @@ class HostMeasurements:
             self.note(run.id, run.result or {})
 
     def note(self, run_id: str, result: dict[str, Any]) -> None:
-        """Adds the result of a successful bench. Logs and skips a result that this release cannot read."""
+        """Adds the right records of a successful bench. Logs and skips a result that this release cannot read."""
         try:
-            found = read_measurements(run_id, BenchResult.model_validate(result))
+            records = BenchResult.model_validate(result).records
         except ValidationError as error:
             log.warning("the result of %s is not read for plans: %s", run_id, error)
             return
-        self._rows = pick_newest((*self._rows, *found))
+        right = (_build(run_id, record) for record in records if record.correct)
+        self._rows = pick_newest((*self._rows, *right))
 
     def dump(self) -> list[dict[str, Any]]:
         """Returns the measurements in the planner's format, oldest first, with their age in seconds."""
         now = self._clock.now()
         ages = [max(0.0, (now - row.observed_at).total_seconds()) for row in self._rows]
         return [{**row.model_dump(mode="json"), "age_s": age} for row, age in zip(self._rows, ages, strict=True)]
-
-
-def read_measurements(run_id: str, result: BenchResult) -> Iterator[Measurement]:
-    """Yields a bench's measurements, without wrong results and collectives that the compiler removed."""
-    for record in result.records:
-        if record.correct and record.wrong_elements == 0:
-            yield _build(run_id, record)
 
 
 def _build(run_id: str, record: BenchRecord) -> Measurement:

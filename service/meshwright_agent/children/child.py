@@ -102,19 +102,19 @@ def serve(
         handlers: operation → handler.
         argv: the command line without the program; None is `sys.argv[1:]`.
     """
-    birth = _parse_birth(kind, sys.argv[1:] if argv is None else argv)
-    _die_with_parent(birth.parent)
+    given = _parse_arguments(kind, sys.argv[1:] if argv is None else argv)
+    _die_with_parent(given.parent)
     _die_before_parent()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    child = _Child(birth, handlers)
+    child = _Child(given, handlers)
     threading.Thread(target=child.listen, name="reader", daemon=True).start()
     child.introduce(kind, prepare)
     while True:
         child.work()
 
 
-def _parse_birth(kind: str, argv: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(kind: str, argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"The {kind} of meshwright-agent, which starts it; not for people.")
     for name in ("fd", "parent", "generation"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -139,10 +139,10 @@ def _die_before_parent() -> None:
 class _Child:
     """The socket, the current call, and the queue between reader and main thread."""
 
-    def __init__(self, birth: argparse.Namespace, handlers: Mapping[str, Handler]) -> None:
-        os.set_inheritable(birth.fd, False)
-        self._socket = socket.socket(fileno=birth.fd)
-        self._generation = birth.generation
+    def __init__(self, given: argparse.Namespace, handlers: Mapping[str, Handler]) -> None:
+        os.set_inheritable(given.fd, False)
+        self._socket = socket.socket(fileno=given.fd)
+        self._generation = given.generation
         self._handlers = handlers
         self._calls: queue.SimpleQueue[tuple[CallFrame, CallContext]] = queue.SimpleQueue()
         self._contexts: dict[int, CallContext] = {}

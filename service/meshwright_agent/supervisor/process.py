@@ -184,8 +184,8 @@ class Child:
 
     def _build_command(self, fd: int) -> list[str]:
         """Returns the command line. -P: no import from the working directory; -u: unbuffered output."""
-        birth = (f"--fd={fd}", f"--parent={os.getpid()}", f"--generation={self.generation}")
-        return [sys.executable, "-P", "-u", "-m", self._spec.module, *birth]
+        arguments = (f"--fd={fd}", f"--parent={os.getpid()}", f"--generation={self.generation}")
+        return [sys.executable, "-P", "-u", "-m", self._spec.module, *arguments]
 
     async def read(self) -> Frame:
         """Returns the next frame; may be cancelled.

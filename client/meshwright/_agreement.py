@@ -62,13 +62,17 @@ class Agreement:
         self.round += 1
         self._deadline_s = time.monotonic() + timeout_s
         self.service.key_value_set(self._name(self.rank), text)
+        came = set[str]()  # so far as they were looked for
         try:
-            texts = {rank: self._read(rank, check) for rank in self.processes}
-            silent = [str(rank) for rank, found in texts.items() if found is None]
-            if silent:
-                raise self._refuse(f"process {', '.join(silent)} of {len(texts)} did not call it", timeout_s)
+            texts = {rank: self._read(rank, came, check) for rank in self.processes}
+            if late := [str(rank) for rank, found in texts.items() if found is None]:
+                self._look(came)
+                silent = ", ".join([rank for rank in late if self._name(rank) not in came] or late)
+                raise self._refuse(f"process {silent} of {len(texts)} did not call it", timeout_s)
         except BaseException:
-            self._withdraw()
+            with suppress(RuntimeError):
+                self.service.key_value_delete(self._name(self.rank))
+            self.round -= 1  # so that the next exchange has the same round as in processes that never joined
             raise
         return tuple(found for found in texts.values() if found is not None)
 
@@ -86,26 +90,26 @@ class Agreement:
         with suppress(RuntimeError):
             self.service.key_value_delete(self._name(self.rank))  # all have read it
 
-    def _withdraw(self) -> None:
-        """Withdraws a failed exchange, so that the next exchange has the same round as in processes that never
-        joined."""
-        with suppress(RuntimeError):
-            self.service.key_value_delete(self._name(self.rank))
-        self.round -= 1
-
     def _name(self, part: int | str) -> str:
         return f"{_KEY}/{self.topic}/{self.round}/{part}"
 
-    def _read(self, rank: int, check: Callable[[], None]) -> str | None:
+    def _read(self, rank: int, came: set[str], check: Callable[[], None]) -> str | None:
         while True:
             left_s = self._deadline_s - time.monotonic()
+            step_s = min(left_s, _STEP_S if came else _STEP_S / 10)
             try:
-                text: str = self.service.blocking_key_value_get(self._name(rank), _to_ms(min(left_s, _STEP_S)))
+                text: str = self.service.blocking_key_value_get(self._name(rank), _to_ms(step_s))
                 return text
             except Exception as error:  # also of a lost service, which is handled in the same way
-                if left_s <= _STEP_S or "DEADLINE_EXCEEDED" not in str(error):
+                if left_s <= step_s or "DEADLINE_EXCEEDED" not in str(error):
                     return None
+            if not came:  # early, since those that came first withdraw their texts first
+                self._look(came)
             check()
+
+    def _look(self, came: set[str]) -> None:
+        with suppress(RuntimeError):
+            came.update(dict(self.service.key_value_dir_get(f"{_KEY}/{self.topic}/{self.round}")))
 
     def _refuse(self, what: str, timeout_s: float) -> Exception:
         return self.refuse(f"the processes of this job did not agree within {timeout_s:g} s: {what}")

@@ -279,13 +279,7 @@ def _describe_missing(state: FleetState) -> list[Notice]:
     if not state.failed:
         return []
     message = f"{len(state.failed)} of {len(state.hosts)} hosts are not in the plan: {_list(state.failed)}"
-    return [
-        Notice(
-            code="hosts_missing",
-            message=message,
-            hint="start their agents, and plan again; require_all=True refuses to plan without them",
-        )
-    ]
+    return [Notice(code="hosts_missing", message=message, hint="start their agents, and plan again")]
 
 
 def _describe_unchecked(state: FleetState) -> list[Notice]:

@@ -31,21 +31,22 @@ def list_devices(backend: str | None = None) -> list[Device]:
     try:
         return list(jax.devices(backend))
     except (AssertionError, RuntimeError) as error:  # JAX has no message for JAX_PLATFORMS=cuda without a device file
+        here, works = _describe_backends(error)
         raise RuntimeError(
-            f"{f'backend {backend!r}' if backend else 'the default backend'} was asked for; "
-            f"{_describe_backends(error)}; JAX starts the platforms of JAX_PLATFORMS, or all that are installed and "
-            f"have hardware; use one that is here, such as JAX_PLATFORMS=cpu, or install the jax extra of the one that "
-            f"you want"
+            f"{f'backend {backend!r}' if backend else 'the default backend'} was asked for; {here}; JAX starts the "
+            f"platforms of JAX_PLATFORMS, or all that are installed and have hardware; use {works}, or install the "
+            f"jax extra of the one that you want"
         ) from error
 
 
-def _describe_backends(error: Exception) -> str:
+def _describe_backends(error: Exception) -> tuple[str, str]:
+    """Returns what is here, and what works instead."""
     try:
         found = {parse_platform(name): client.device_count() for name, client in jax_backend.backends().items()}
     except (AssertionError, RuntimeError):
-        return f"JAX could not start ({str(error) or 'it found none of the platforms that it was to start'})"
+        return f"JAX could not start ({str(error) or 'it found none of its platforms'})", "JAX_PLATFORMS=cpu"
     named = ", ".join(f"{name} ({count} device{'s' if count > 1 else ''})" for name, count in found.items())
-    return f"here are {named}"
+    return f"here are {named}", " or ".join(map(repr, found))
 
 
 def check_devices(devices: Sequence[Device] | np.ndarray[Any, Any], name: str = "devices") -> list[Device]:

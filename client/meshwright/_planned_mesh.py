@@ -59,7 +59,8 @@ def build_mesh(plan: PlanLike, devices: Sequence[Any] | None = None, *, timeout_
 
     Raises:
         PlanMismatchError: in every process alike: the plan is not valid or contradicts itself, processes hold different
-            plans, devices are missing or surplus (`.missing`, `.surplus`), or a process did not join in time.
+            plans, devices are missing or surplus (`.missing`, `.surplus`), or a process did not join in time or called
+            `mesh_fingerprint` instead.
         ValueError: `timeout_s` is not a number of seconds that a wait can have.
     """
     _check_limit(timeout_s)
@@ -72,9 +73,7 @@ def build_mesh(plan: PlanLike, devices: Sequence[Any] | None = None, *, timeout_
     except Exception as error:  # the other processes refuse too
         _exchange({"error": str(error)}, deadline_s - time.monotonic())
         raise
-    messages = _exchange(message, deadline_s - time.monotonic())
-    _compare(messages)
-    binding = bind(wanted, _read_devices(messages))
+    binding = bind(wanted, _gather_devices(message, deadline_s - time.monotonic()))
     if agreement := _agree():
         agreement.commit()
     client = here[0].client
@@ -84,8 +83,7 @@ def build_mesh(plan: PlanLike, devices: Sequence[Any] | None = None, *, timeout_
             del _places[old]
         _places.update({found[key]: place for key, place in binding.places.items()})
     axes = read_axes(wanted)
-    order = [found[key] for key in binding.order]
-    grid = np.fromiter(order, dtype=object, count=len(order)).reshape([size for _, size in axes])
+    grid = np.fromiter((found[key] for key in binding.order), dtype=object).reshape([size for _, size in axes])
     types = tuple(AxisType[wanted.axis_types[name].capitalize()] for name, _ in axes)
     return Mesh(grid, tuple(name for name, _ in axes), axis_types=types)
 
@@ -97,7 +95,7 @@ def mesh_fingerprint(mesh: Mesh, *, timeout_s: float = 60.0) -> str:
     job's devices are assumed to be all devices of their hosts, and every process of the job must call this.
 
     Raises:
-        PlanMismatchError: another process did not call it within `timeout_s`.
+        PlanMismatchError: another process did not call it within `timeout_s`, or called `build_mesh` instead.
         ValueError: the name of an axis is not text, so no plan can have it; or the mesh has devices that are not of
             this job, as a described topology's; or `timeout_s` as for `build_mesh`.
     """
@@ -116,10 +114,10 @@ def mesh_fingerprint(mesh: Mesh, *, timeout_s: float = 60.0) -> str:
     with _lock:
         known = [_places[device] for device in devices if device in _places]
     if len(known) < len(devices):
-        job = number_devices(_read_devices(_exchange({"devices": _describe_own(client.devices())}, timeout_s)))
+        message = {"fingerprint": "no plan", "digest": "", "devices": _describe_own(client.devices())}
+        job = number_devices(_gather_devices(message, timeout_s))
         known = [job[device.process_index, device.id] for device in devices]
-    axes = list(zip(mesh.axis_names, mesh.devices.shape, strict=True))
-    return fingerprint(axes, [kind.name.lower() for kind in mesh.axis_types], known)
+    return fingerprint(list(mesh.shape.items()), [kind.name.lower() for kind in mesh.axis_types], known)
 
 
 def _check_limit(timeout_s: float) -> None:
@@ -192,7 +190,7 @@ def _exchange(message: Mapping[str, Any], timeout_s: float) -> list[dict[str, An
 
 
 def _compare(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raises PlanMismatchError unless every process holds the same plan."""
+    """Raises PlanMismatchError unless every process holds the same plan, or none holds one."""
     failed = [f"process {rank}: {each['error']}" for rank, each in enumerate(messages) if "error" in each]
     if failed:
         raise PlanMismatchError(
@@ -204,10 +202,12 @@ def _compare(messages: Sequence[Mapping[str, Any]]) -> None:
     same = len({each["fingerprint"] for each in messages}) == 1
     raise PlanMismatchError(
         f"the processes of this job hold different plans: {held}{' with other devices' if same else ''}; "
-        f"all must hold the same\n  hint: plan once, and let every process fetch it: "
-        f"MESHWRIGHT_PLAN={messages[0]['fingerprint']}"
+        f"all must give build_mesh the same\n  hint: plan once, and let every process fetch it: "
+        f"MESHWRIGHT_PLAN={next(each['fingerprint'] for each in messages if each['digest'])}"
     )
 
 
-def _read_devices(messages: Sequence[Mapping[str, Any]]) -> list[JobDevice]:
+def _gather_devices(message: Mapping[str, Any], timeout_s: float) -> list[JobDevice]:
+    messages = _exchange(message, timeout_s)
+    _compare(messages)
     return [JobDevice.from_json(data) for each in messages for data in each["devices"]]

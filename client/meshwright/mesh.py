@@ -136,7 +136,7 @@ def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
         ValueError: naming the piece that is wrong; and as `create_mesh`.
     """
     known, text = tuple(names), axis_dims
-    example = ",".join(f"{name}:{size}" for name, size in zip(known, _suggest_sizes(len(known)), strict=True))
+    example = str(_check_spec(zip(known, _suggest_sizes(len(known)), strict=False), 'use names=("dp", "tp")'))
     if ":" not in text:
         sizes = text.split(",")
         if len(sizes) != len(known):
@@ -179,7 +179,7 @@ def _check_spec(axes: Iterable[tuple[str, int]], example: str) -> MeshSpec:
 
 
 def _suggest_sizes(count: int) -> tuple[int, ...]:
-    return (-1, *[1] * (count - 1))[: max(count, 1)]
+    return (-1, *[1] * (count - 1))
 
 
 def _fill_in(spec: MeshSpec, device_count: int) -> MeshSpec:
@@ -189,10 +189,9 @@ def _fill_in(spec: MeshSpec, device_count: int) -> MeshSpec:
     except PlanInfeasibleError as error:
         raise ValueError(f"{error.detail}; {_suggest(spec, device_count)}") from None
     if filled.device_count != device_count:
-        choose = f", or devices=jax.devices()[:{spec.device_count}]" if spec.device_count < device_count else ""
         raise ValueError(
             f"mesh {spec} needs {spec.device_count} devices; there are {device_count}; a mesh takes each of them once; "
-            f"{_suggest(spec, device_count)}{choose}"
+            f"{_suggest(spec, device_count)}"
         )
     return filled
 
@@ -237,8 +236,7 @@ def _make_with_jax(spec: MeshSpec, types: Sequence[AxisType], devices: list[Devi
 
 def _assemble(spec: MeshSpec, types: Sequence[AxisType], devices: Sequence[Device]) -> Mesh:
     """Returns the mesh with these devices, row-major. JAX returns the same object for equal meshes."""
-    grid = np.fromiter(devices, dtype=object, count=len(devices))
-    return Mesh(grid.reshape(spec.sizes), spec.names, axis_types=tuple(types))
+    return Mesh(np.fromiter(devices, dtype=object).reshape(spec.sizes), spec.names, axis_types=tuple(types))
 
 
 # ---- the first devices ----
@@ -364,7 +362,7 @@ def calculate_host_mesh_shape(
         raise ValueError(
             f"global_mesh_shape {asked} does not fit; {hosts} processes with {local} devices each have {count}; sizes "
             f"and processes are ≥ 1 (one size may be -1) and multiply to that, so that each host gets an equal box of "
-            f"the mesh; use {(max(hosts, 1), max(local, 1))}"
+            f"the mesh; use {_suggest_sizes(len(asked))}"
         )
     return tuple(size // parts for size, parts in zip(sizes, split, strict=True))
 

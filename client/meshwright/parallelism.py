@@ -56,14 +56,13 @@ def parse_parallelism_conf(conf: Mapping[str, Any]) -> dict[str, Any]:
             `trainer.parallelism` and the key.
     """
     block: Any = conf
-    for key, place in (("trainer", "the config"), ("parallelism", "its trainer")):
-        outer = block or {}
-        block = outer.get(key)
-        if block is None:
-            keys = ", ".join(map(_show, list(outer)[:_MAX_NAMED])) or "nothing"
-            raise ValueError(f"{_BLOCK} is missing: {place} holds {keys}; the block must be there, such as {_WHOLE}")
+    for part, key in (("the config", "trainer"), ("its trainer", "parallelism"), ("parallelism", "")):
         if not isinstance(block, Mapping):
-            raise ValueError(f"{_BLOCK} cannot be read: {key} is {_show(block)}; it must be a mapping, as in {_WHOLE}")
+            raise ValueError(f"{_BLOCK} cannot be read: {part} is {_show(block)}; a mapping is needed, as in {_WHOLE}")
+        if key and key not in block:
+            keys = ", ".join(map(_show, list(block)[:_MAX_NAMED])) or "nothing"
+            raise ValueError(f"{_BLOCK} is missing: {part} holds {keys}; the block must be there, such as {_WHOLE}")
+        block = block[key] if key else block
     return _parse_block(block)
 
 
@@ -224,8 +223,7 @@ def build_device_mesh(
     place = np.argwhere(mesh.devices == mesh.local_devices[0])[0]
     lines = {}
     for axis, name in enumerate(axes):
-        line = tuple(slice(None) if at == axis else index for at, index in enumerate(place))
-        lines[name] = _assemble(mesh.devices[line], (name,))
+        lines[name] = _assemble(mesh.devices[*place[:axis], :, *place[axis + 1 :]], (name,))
     return mesh, lines
 
 

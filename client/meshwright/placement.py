@@ -193,12 +193,11 @@ class DevicePlacement:
         `memory_in_use_bytes` and other facts from JAX. An unreported value is None: CPUs and devices of other processes
         do not report memory.
         """
-        devices = []
-        for device in self._list_devices():
-            facts = describe_device(device)
+        devices = [describe_device(device) for device in self._list_devices()]
+        for facts in devices:
             memory = facts.pop("memory_stats") or {}
-            limit, in_use = memory.get("bytes_limit"), memory.get("bytes_in_use")
-            devices.append({**facts, "memory_limit_bytes": limit, "memory_in_use_bytes": in_use})
+            facts["memory_limit_bytes"] = memory.get("bytes_limit")
+            facts["memory_in_use_bytes"] = memory.get("bytes_in_use")
         return {
             "num_devices": len(devices),
             "hardware_type": self.hardware_type.value,
@@ -245,7 +244,8 @@ def distribute_batch(data: Any, sharding: Any, *, process_local: bool = False) -
             sharding has devices of this process only, the leaf is whole either way.
 
     Raises:
-        TypeError: a leaf is not an array, or a leaf of `sharding` is not a sharding; the message has the path.
+        TypeError: a leaf is not an array (the message has its path), or a leaf of `sharding` is neither a sharding nor
+            a `jax.Device`.
         ValueError: the pytrees do not match, or a leaf's shape does not fit its sharding (the message has its path), or
             the batches of the processes do not match.
         RuntimeError: another process did not pass its batch in time.
@@ -296,8 +296,7 @@ def get_batch_size_recommendation(hardware_type: HardwareType | None = None) -> 
 
     Source: `meshwright.planning.batch_size`: the published table, or the chip table's roofline.
     """
-    chosen = DevicePlacement().hardware_type if hardware_type is None else hardware_type
-    return recommend_batch_size(chosen)
+    return recommend_batch_size(DevicePlacement().hardware_type if hardware_type is None else hardware_type)
 
 
 def _find_default_device() -> Any:
@@ -370,6 +369,8 @@ def _build_spec(rank: int, batch_axis: int, names: tuple[str, ...]) -> Partition
 def _read_shape(path: Any, value: Any) -> tuple[int, ...]:
     name = f"leaf {keystr(path) or '(the data itself)'}"
     try:
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise TypeError("it has a shape and no values")
         shape: tuple[int, ...] = jax.typeof(value).shape
     except (TypeError, ValueError) as error:
         raise TypeError(
@@ -387,8 +388,8 @@ def _suggest_array(value: Any) -> str:
     dtype = value.dtype if isinstance(value, np.ndarray | np.generic) else np.dtype(object)
     if dtype.kind in "iufc":  # of the other byte order, or of too many bytes
         return f'use its .astype("{dtype.kind}{min(dtype.itemsize, 16 if dtype.kind == "c" else 8)}")'
-    is_text = isinstance(value, str | bytes | np.ndarray | np.generic)
-    return "leave it out" if is_text else "leave it out, or convert it with numpy.asarray"
+    has_no_numbers = isinstance(value, str | bytes | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+    return "leave it out" if has_no_numbers else "leave it out, or convert it with numpy.asarray"
 
 
 def _read_leaf(path: Any, value: Any, place: Any, process_local: bool) -> Leaf:
@@ -417,8 +418,10 @@ def _check_fit(
                 f"{name} has the shape {shape}; {sharding.spec} names dimension {dimension}, which it has not: give "
                 f"this leaf PartitionSpec(), or a value of {dimension + 1} or more dimensions"
             )
-        if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        if entry is None:
             continue
+        if entry is PartitionSpec.UNCONSTRAINED:
+            raise ValueError(f"{name}: {sharding.spec} leaves dimension {dimension} to a compiler: use None there")
         axes = entry if isinstance(entry, tuple) else (entry,)
         size, count = shape[dimension], math.prod(sharding.mesh.shape[axis] for axis in axes)
         parts = _count_parts(sharding.mesh, axes, count) if is_part else 1

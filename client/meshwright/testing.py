@@ -6,9 +6,9 @@
     with fake.client() as client:
         assert client.plan("dp:2,tp:4").mesh_shape == {"dp": 2, "tp": 4}
 
-Plans, searches, batch sizes and environments are real: the planner computes them here. Requests are validated as by a
-real agent, and a device has one lease at a time. All other replies are fixed, and `FakeAgent.answer` replaces them.
-To test against the behavior of a whole agent, start `meshwright-agent serve --simulate h100:8`.
+Plans, searches, batch sizes and environments are real: the planner computes them here. Request bodies are validated as
+by a real agent, and a device has one lease at a time. All other replies are fixed, and `FakeAgent.answer` replaces
+them. To test against the behavior of a whole agent, start `meshwright-agent serve --simulate h100:8`.
 """
 
 from __future__ import annotations
@@ -207,8 +207,7 @@ class FakeAgent:
                 self._failures.remove(failing)
                 return _copy(failing[1])
         route, parts = _find_route(request)
-        fixed = self._answers.get(route)
-        if fixed is not None:
+        if (fixed := self._answers.get(route)) is not None:
             reply = _check_reply(_ROUTES[route][0], fixed(request))
         else:
             with self._lock:  # clients may ask from several threads, such as one that renews a lease
@@ -288,7 +287,7 @@ class FakeAgent:
 
     def _bench(self, request: httpx.Request) -> Run:
         asked, now, devices = _read(BenchRequest, request), self._clock(), self.devices.devices
-        _select(self._find_inventory(), asked.devices, asked.lease)
+        _select(self._find_inventory(), asked.devices, asked.lease and self._find_lease(request, asked.lease).id)
         result = BenchResult(
             suite=asked.suite,
             platform=self.devices.platform,
@@ -350,9 +349,7 @@ class FakeAgent:
         raise NotFoundError(f"lease {lease_id!r} has ended, or never was", hint="GET /leases lists those that hold")
 
     def _end_lease(self, request: httpx.Request, lease_id: str) -> Lease:
-        lease = self._find_lease(request, lease_id)
-        del self._leases[lease_id]
-        return lease
+        return self._leases.pop(self._find_lease(request, lease_id).id)
 
     def _put_verdict(self, request: httpx.Request, lease_id: str) -> Verdict:
         verdict = Verdict(**_read(VerdictRequest, request).model_dump())

@@ -4,10 +4,11 @@
 # does not answer, stays noted as JOB.over for the next prolog: the note is written first, and outlives a kill of this script.
 # Exit status: 0 always; Slurm drains a node whose Epilog fails, and a lease ends by itself.
 # Settings: as in prolog.sh.
-set -uo pipefail
+set -o pipefail
 settings=/etc/meshwright/slurm.env
 # shellcheck source=/dev/null
 [[ -r $settings ]] && { set -a; . "$settings"; set +a; } >/dev/null 2>&1
+set -u # not above: an unset variable in the settings would end this script without a word
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
 [[ $MESHWRIGHT_URL == unix:* ]] && unset MESHWRIGHT_TOKEN MESHWRIGHT_TOKEN_FILE # see prolog.sh
@@ -15,7 +16,7 @@ noted=${MESHWRIGHT_RUNDIR:-/run/meshwright-slurm}
 job=${SLURM_JOB_ID:-}
 tell() { echo "meshwright epilog, job $job: $1" >&2; }
 # What bash says of a wrong line has the line's words in it, which may be a secret: the number alone is told.
-said=$([[ ! -r $settings ]] || LC_ALL=C bash -e "$settings" 2>&1) || {
+said=$([[ ! -r $settings ]] || LC_ALL=C bash -eu "$settings" 2>&1) || {
     [[ $'\n'$said =~ $'\n'"$settings: line "([0-9]+): ]] && line=", line ${BASH_REMATCH[1]}"
     tell "settings cannot be read: $settings${line:-}"
 }

@@ -20,10 +20,11 @@
 #   MESHWRIGHT_CHECK    further arguments of `meshwright health`: MESHWRIGHT_CHECK="--expect 8*h100"
 #   MESHWRIGHT_RESUME   1: undrain what was drained here
 #   PATH                where scontrol is not in the usual places
-set -uo pipefail
+set -o pipefail
 settings=/etc/meshwright/slurm.env
 # shellcheck source=/dev/null
 [[ -r $settings ]] && { set -a; . "$settings"; set +a; } >/dev/null 2>&1
+set -u # not above: an unset variable in the settings would end this script without a word
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
 [[ $MESHWRIGHT_URL == unix:* ]] && unset MESHWRIGHT_TOKEN MESHWRIGHT_TOKEN_FILE # see prolog.sh
@@ -37,7 +38,7 @@ fail() {
 
 # A line without its quotes is a command, and its setting empty. What bash says of it has the line's words in it, which
 # may be a secret: the number alone is told.
-said=$([[ ! -r $settings ]] || LC_ALL=C bash -e "$settings" 2>&1) || {
+said=$([[ ! -r $settings ]] || LC_ALL=C bash -eu "$settings" 2>&1) || {
     [[ $'\n'$said =~ $'\n'"$settings: line "([0-9]+): ]] && line=", line ${BASH_REMATCH[1]}"
     fail "settings cannot be read: $settings${line:-}"
 }
@@ -70,7 +71,7 @@ if [[ $status == 0 ]]; then
     change=(state=resume)
 else
     # One line, short: sinfo -R shows it, and quotes would end the argument.
-    found=$(printf '%s' "$said" | tr '\n"' ' .' | LC_ALL=C tr -cs '[:print:]' '?' | cut -c1-200 | sed 's/ *$//')
+    found=$(printf '%s' "${said#drain: }" | tr '\n"' ' .' | LC_ALL=C tr -cs '[:print:]' '?' | cut -c1-200 | sed 's/ *$//')
     if [[ $state == *@(DRAIN|DOWN|FAIL)* ]]; then
         [[ $reason == "$mark"* && $reason != "$mark $found" ]] || exit 0
     fi

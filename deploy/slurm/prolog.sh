@@ -26,10 +26,11 @@
 #   MESHWRIGHT_PREFLIGHT  seconds: jobs of several whole nodes are checked for so long at most; 90 is enough for hundreds
 #   MESHWRIGHT_EXPECT     devices that each node must have, such as 8*h100; needed where GRES names a job's GPUs
 #   MESHWRIGHT_ADDRESS    where other nodes reach the agent of NODE, default http://NODE:8790; with TLS https://NODE:8790
-set -uo pipefail
+set -o pipefail
 settings=/etc/meshwright/slurm.env
 # shellcheck source=/dev/null
 [[ -r $settings ]] && { set -a; . "$settings"; set +a; } >/dev/null 2>&1
+set -u # not above: an unset variable in the settings would end this script without a word
 meshwright=${MESHWRIGHT:-/opt/meshwright/bin/meshwright}
 export MESHWRIGHT_URL=${MESHWRIGHT_URL:-unix:///run/meshwright/agent.sock}
 noted=${MESHWRIGHT_RUNDIR:-/run/meshwright-slurm}
@@ -38,7 +39,7 @@ job=${SLURM_JOB_ID:?the Prolog needs SLURM_JOB_ID, which slurmd sets}
 
 tell() { echo "meshwright prolog, job $job: $1" >&2; }
 # What bash says of a wrong line has the line's words in it, which may be a secret: the number alone is told.
-said=$([[ ! -r $settings ]] || LC_ALL=C bash -e "$settings" 2>&1) || {
+said=$([[ ! -r $settings ]] || LC_ALL=C bash -eu "$settings" 2>&1) || {
     [[ $'\n'$said =~ $'\n'"$settings: line "([0-9]+): ]] && line=", line ${BASH_REMATCH[1]}"
     tell "settings cannot be read: $settings${line:-}"
 }

@@ -17,13 +17,16 @@ from typing import Any, Final, Literal
 
 from meshwright.compiling.compilers import COMPILERS, explain_missing, read_versions
 from meshwright.errors import ProblemError
+from meshwright.topology.chips import parse_chip_count
 from meshwright_agent.auth import AccessSettingsError, Authenticator, check_exposure
 from meshwright_agent.clock import SystemClock, read_boot_clock
 from meshwright_agent.facts.model import HostFacts, parse_host_facts
+from meshwright_agent.health.events import HealthMemory
+from meshwright_agent.health.monitor import InventoryCheck
 from meshwright_agent.health.rules import evaluate_driver
 from meshwright_agent.leases import read_held
 from meshwright_agent.server import load_tls
-from meshwright_agent.settings import Settings
+from meshwright_agent.settings import Settings, name_unknown
 from meshwright_agent.supervisor.specs import (
     build_device_spec,
     build_probe_spec,
@@ -187,17 +190,12 @@ _CUDA_DRIVER_FLOORS: Final = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580
 def _check_versions(here: Surroundings) -> CheckResult | None:
     jax, jaxlib = here.versions.get("jax"), here.versions.get("jaxlib")
     if jax is None:
-        return CheckResult(
-            "wrong", "jax", "not installed", "pip install 'meshwright[agent,cpu]' (or cuda12, cuda13, tpu)"
-        )
-    if jaxlib is None or _minor(jaxlib) != _minor(jax):
+        fix = "pip install 'meshwright[agent,cpu]' (or cuda12, cuda13, tpu)"
+        return CheckResult("wrong", "jax", "not installed", fix)
+    if jaxlib is None or jaxlib.split(".")[:2] != jax.split(".")[:2]:
         seen = f"jax {jax} with jaxlib {jaxlib}" if jaxlib else f"jax {jax} without jaxlib"
         return CheckResult("wrong", "jax", seen, f"pip install 'jaxlib=={jax}'")
     return CheckResult("ok", "jax", f"jax {jax}, jaxlib {jaxlib}")
-
-
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:2])
 
 
 def _check_probe(here: Surroundings) -> CheckResult | None:
@@ -213,6 +211,14 @@ def _check_probe(here: Surroundings) -> CheckResult | None:
     return CheckResult("ok", "probe", f"{gpus}, {here.tpu_count} TPU chips, {here.facts.cpu.threads} CPU threads")
 
 
+def _check_inventory(here: Surroundings) -> CheckResult | None:
+    expected = parse_chip_count(here.settings.expect) if here.settings.expect else None
+    if here.facts is None or expected is None:
+        return None
+    seen = InventoryCheck(HealthMemory(), expected).check(here.facts).inventory
+    return CheckResult("wrong", "inventory", seen.reason, seen.action) if seen and seen.state == "unhealthy" else None
+
+
 def _check_driver_library(here: Surroundings) -> CheckResult | None:
     version = here.facts.driver.version if here.facts else None
     return CheckResult("ok", "NVIDIA driver", f"version {version}") if version else None
@@ -224,9 +230,7 @@ def _check_cuda_plugin(here: Surroundings) -> CheckResult | None:
     plugins = [name for name in here.versions if name.endswith("-plugin")]
     if not plugins:
         fix = "pip install 'meshwright[cuda13]' (driver ≥ 580) or 'meshwright[cuda12]' (driver ≥ 525)"
-        return CheckResult(
-            "wrong", "CUDA plugin", f"{here.gpu_count} GPUs, but JAX has no CUDA plugin and will use the CPU", fix
-        )
+        return CheckResult("wrong", "CUDA plugin", f"{here.gpu_count} GPUs, but JAX has no CUDA plugin", fix)
     return _check_driver_floor(here, plugins[0])
 
 
@@ -258,9 +262,7 @@ def _check_environment(here: Surroundings) -> CheckResult | None:
 def _check_platforms(here: Surroundings) -> CheckResult | None:
     value = here.environ.get("JAX_PLATFORMS", "")
     if value == "cpu" and (here.gpu_count or here.tpu_count):
-        return CheckResult(
-            "wrong", "JAX_PLATFORMS", "is cpu, so JAX ignores the accelerators here", "unset JAX_PLATFORMS"
-        )
+        return CheckResult("wrong", "JAX_PLATFORMS", "is cpu: JAX ignores the accelerators", "unset JAX_PLATFORMS")
     if not value or here.jax is not None or here.untouched:
         return None
     fix = "unset JAX_PLATFORMS: JAX then takes what is here; or set JAX_PLATFORMS=cpu"
@@ -282,8 +284,7 @@ def _find_cause(error: str, log: tuple[str, ...]) -> str:
 
 def _check_worker(here: Surroundings) -> CheckResult | None:
     if here.untouched:
-        fix = "a running agent says in GET /devices what its JAX sees; else run this again when the devices are free, "
-        fix += "and as root where other users' processes cannot be looked at"
+        fix = "see GET /devices of a running agent; else run this again when the devices are free, or as root"
         return CheckResult("note", "device worker", f"JAX was not started: {here.untouched}", fix)
     if here.jax is None:
         fix = "fix what is WRONG above; if nothing is, run: python -c 'import jax; print(jax.devices())'"
@@ -345,6 +346,11 @@ def _check_state(here: Surroundings) -> CheckResult | None:
     return CheckResult("ok", "state directory", f"{here.settings.state_dir} is writable")
 
 
+def _check_variables(here: Surroundings) -> CheckResult | None:
+    unknown, fix = name_unknown(here.environ), "correct or remove it; docs/reference/settings.md has the variables"
+    return CheckResult("note", "settings", f"set, but read by nothing: {unknown}", fix) if unknown else None
+
+
 def _check_access(here: Surroundings) -> CheckResult:
     try:
         check_exposure(here.settings)
@@ -358,6 +364,7 @@ def _check_access(here: Surroundings) -> CheckResult:
 CHECKS: Final[tuple[Check, ...]] = (
     _check_versions,
     _check_probe,
+    _check_inventory,
     _check_driver_library,
     _check_cuda_plugin,
     _check_libtpu,
@@ -367,10 +374,11 @@ CHECKS: Final[tuple[Check, ...]] = (
     _check_holders,
     _check_cpu_quota,
     _check_state,
+    _check_variables,
     _check_access,
 )
 
-SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state, _check_access)
+SIMULATED_CHECKS: Final[tuple[Check, ...]] = (_check_simulation, _check_state, _check_variables, _check_access)
 """Checks for an agent that needs neither JAX nor a driver."""
 
 

@@ -105,7 +105,7 @@ def _build_run(row: dict[str, Any]) -> Run:
     layout = Layout(**axes)
     layout = replace(layout, micro_batch_size=int(row["global_batch_size"]) // int(layout.data_parts))
     topology = build_target(row["target"])
-    hardware = Hardware.of(topology, len(topology.devices))
+    hardware = Hardware.of(topology, len(topology.devices), range(len(topology.devices)))
     spans = hardware.lay(layout)
     if row["host_network_bytes_per_s"]:
         ratio = float(row["host_network_bytes_per_s"]) / (hardware.chip.nic_bytes_per_s or 1.0)

@@ -88,7 +88,7 @@ def measure_search(request: SearchRequest, topology: Topology) -> tuple[int, flo
     """Returns how many candidates there are, and the median seconds to list, price and rank them."""
     model, bounds, devices = read_model(request.model), read_bounds(request), len(topology.devices)
     fraction = find_memory_fraction(request.memory_strategy, trains=True)
-    question = Question(model, request.training, Hardware.of(topology, devices), fraction)
+    question = Question(model, request.training, Hardware.of(topology, devices, range(devices)), fraction)
 
     def search() -> int:
         space = list_space(devices, question.model, question.training, bounds)

@@ -160,6 +160,7 @@ def test_the_pods_that_are_shown_ask_for_no_more_than_the_namespace_lets_in() ->
     (namespace,) = read_documents("namespace.yaml")
     by_port, its_own, by_socket = read_documents("job-example.yaml")
     assert [each["metadata"]["labels"][ENFORCE] for each in (namespace, its_own)] == ["restricted", "privileged"]
+    assert "namespace" not in by_port["metadata"]  # RUNBOOK makes its secret in the current one
     for pod, rights in ((by_port["spec"], set()), (by_socket["spec"], {"hostPath"}), (read_pod(), set())):
         (container,) = pod["containers"]
         assert list_rights(pod) == rights

@@ -74,7 +74,7 @@ def test_a_client_that_does_not_start_drains_nothing_and_does_not_pass_for_healt
 def test_an_exit_style_of_the_operators_does_not_change_what_the_script_reads(node: Node, check: str) -> None:
     done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check)
     assert (done.returncode, done.stderr) == (0, "")
-    assert node.told().startswith("update nodename=node01 state=drain reason=meshwright: drain: ") is ("8*" in check)
+    assert node.told().startswith("update nodename=node01 state=drain reason=meshwright: not met: ") is ("8*" in check)
 
 
 @pytest.mark.exhaustive
@@ -115,7 +115,7 @@ def test_a_token_that_is_refused_does_not_pass_for_health(tmp_path: Path) -> Non
 
 def test_a_node_is_not_given_back_on_what_is_not_known(node: Node) -> None:
     """The host's devices could not be looked at: that drains nothing, and heals nothing."""
-    node.show("IDLE+DRAIN", "meshwright: drain: not met: devices 8*h100")
+    node.show("IDLE+DRAIN", "meshwright: not met: devices 8*h100")
     said = "keep: unknown: devices 8*h100: could not be looked at"
     client = node.stand_in(f'#!/bin/bash\n[[ "$*" == *text ]] && exit 1\necho "{said}"\n')
     done = node.run("healthcheck.sh", MESHWRIGHT=client, MESHWRIGHT_RESUME="1")
@@ -163,7 +163,7 @@ def test_the_reason_is_the_verdict_and_no_warning_of_the_client(node: Node) -> N
     warns = node.stand_in(WARNS)
     done = node.run("healthcheck.sh", MESHWRIGHT=warns, MESHWRIGHT_CHECK="--expect 8*h100")
     assert "warning" in done.stderr
-    assert "reason=meshwright: drain: " in node.told()
+    assert "reason=meshwright: not met: " in node.told()
 
 
 @pytest.mark.parametrize(

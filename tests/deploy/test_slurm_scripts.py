@@ -250,6 +250,7 @@ def test_a_token_goes_to_the_agents_of_other_nodes_alone(tmp_path: Path) -> None
     ("MESHWRIGHT_TOKEN=mw_secret'\n", ", line "),
     ("MESHWRIGHT_TOKEN=x (mw_secret)\n", ", line 1"),
     ("MESHWRIGHT_TOKEN= ls --mw_secret\n", ""),
+    ("MESHWRIGHT_TOKEN=mw_secret$cd\n", ", line 1"),
 ])  # fmt: skip
 @pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "healthcheck.sh"])
 def test_a_typing_error_in_the_settings_is_told_without_the_secret_in_its_line(

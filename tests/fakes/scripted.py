@@ -8,9 +8,7 @@ from typing import Any
 import httpx
 
 from meshwright.errors import ProblemError
-from meshwright.planning.request import Inventory, answer_request
 from meshwright.testing import FakeAgent
-from meshwright.topology.model import Topology
 from meshwright.wire.batch_size import BatchSize, CompiledBatch
 from meshwright.wire.health import Component, EventKind, HealthEvent, HealthEvents, State
 from meshwright.wire.mesh import PlanRequest, Plans
@@ -74,11 +72,13 @@ def end_run(outcome: Any, **fields: Any) -> Run:
 def compile_with(fake: FakeAgent, outcome: Verification | ProblemError | None = VERIFIED) -> None:
     """Makes the fake answer compiles by a run with this report or error; None: by a run that does not end."""
 
-    def plan(request: httpx.Request) -> Plans | Run:
+    def plan(request: httpx.Request) -> httpx.Response | Run:
         asked = PlanRequest.model_validate_json(request.content)
-        found = answer_request(asked, Inventory(Topology.of(fake.devices)))
-        if not asked.compile:
-            return found
+        body = asked.model_copy(update={"compile": False}).model_dump_json(exclude_unset=True)
+        reply = FakeAgent(fake.devices).transport().handle_request(httpx.Request("POST", request.url, content=body))
+        if not asked.compile or reply.status_code != 200:
+            return reply
+        found = Plans.model_validate_json(reply.content)
         if not isinstance(outcome, Verification):
             return end_run(outcome, kind="plan")
         plans = tuple(plan.model_copy(update={"verification": outcome}) for plan in found.plans)

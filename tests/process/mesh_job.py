@@ -1,7 +1,8 @@
 """One process of a job that builds meshes: steps come in as JSON, what became of each goes out as JSON.
 
 Run as `python mesh_job.py RANK COUNT PORT STEPS`. A step: {"do": "build" | "code" | "fingerprint", "only":
-ranks, "plan": text or {rank: text}, "devices": indices into jax.devices() | null, "timeout_s": s}.
+ranks, "unplanned": ranks that make the mesh without the plan, "plan": text or {rank: text}, "devices": indices into
+jax.devices() | null, "timeout_s": s}.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def run_step(step: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def make(step: dict[str, Any], rank: int, devices: list[jax.Device] | None) -> Mesh:
-    if step["do"] == "fingerprint":
+    if step["do"] == "fingerprint" or rank in step.get("unplanned", ()):
         grid = np.array(devices or jax.devices()).reshape(step["shape"])
         return Mesh(grid, tuple(step["names"]), axis_types=(jax.sharding.AxisType.Auto,) * grid.ndim)
     if step["do"] == "code":

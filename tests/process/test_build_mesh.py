@@ -97,10 +97,16 @@ def test_two_processes_build_planned_meshes_and_refuse_wrong_ones_together(tmp_p
 
 def test_a_process_that_does_not_come_is_named_in_time_and_nobody_goes_on(tmp_path: Path) -> None:
     plan = make_plan("dp:2", 2).model_dump_json()
-    steps = [build(plan), build(plan, timeout_s=SHORT_S, only=[0])]
-    jobs = run_job(tmp_path, steps, processes=2, devices_each=1)
-    assert jobs[0]["answers"][0]["fingerprint"] == jobs[1]["answers"][0]["fingerprint"]
-    late = jobs[0]["answers"][1]
+    mixed = build(plan, unplanned=[0], shape=[2], names=["dp"])
+    jobs = run_job(
+        tmp_path, [mixed, build(plan), build(plan, timeout_s=SHORT_S, only=[0])], processes=2, devices_each=1
+    )
+    fingerprint = jobs[1]["answers"][1]["fingerprint"]
+    for job in jobs:
+        assert "process 0 holds no plan; process 1 holds mw1-" in job["answers"][0]["error"]
+        assert job["answers"][0]["error"].endswith(f"MESHWRIGHT_PLAN={fingerprint}")
+        assert job["answers"][1]["fingerprint"] == fingerprint
+    late = jobs[0]["answers"][2]
     assert "process 1 of 2 did not call it" in late["error"]
     assert SHORT_S * 0.9 < late["duration_s"] < SHORT_S + 5
 

@@ -22,7 +22,7 @@ from meshwright.errors import (
 from meshwright.testing import FakeAgent
 from meshwright.wire.health import HealthEvent
 from tests.agents import RunningAgent
-from tests.unit.client.both import Kind, ask_async, ask_sync
+from tests.contract.client.both import Kind, ask_async, ask_sync
 
 everywhere = pytest.mark.parametrize(("kind", "over"), [("sync", "tcp"), ("async", "unix")])
 
@@ -37,26 +37,6 @@ def _ask(agent: RunningAgent, kind: Kind, over: str, question: Any) -> Any:
 
 async def _ask_async(url: str, question: Any) -> Any:
     return await ask_async(AsyncClient(url, timeout=120), question)
-
-
-@everywhere
-def test_every_question_has_its_answer(agent: RunningAgent, kind: Kind, over: str) -> None:
-    def ask(question: Any) -> Any:
-        return _ask(agent, kind, over, question)
-
-    assert ask(lambda c: c.alive())
-    assert ask(lambda c: c.ready())
-    assert ask(lambda c: c.health()).components
-    assert len(ask(lambda c: c.devices()).devices) == 8
-    assert ask(lambda c: c.devices_text()).count("\n") >= 8
-    plan = ask(lambda c: c.plan({"dp": 2, "tp": -1}))
-    assert plan.mesh_shape == {"dp": 2, "tp": 4}
-    assert ask(lambda c: c.get_plan(plan.fingerprint)) == plan
-    assert ask(lambda c: c.plan({"dp": 2, "tp": 4})).mesh_shape == {"dp": 2, "tp": 4}
-    assert ask(lambda c: c.targets("v6e")).systems[-1].names[0] == "v6e-256"
-    assert ask(lambda c: c.batch_size("h100", 8)).validation.code == "below_minimum"
-    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in ask(lambda c: c.environment()).variables
-    assert "meshwright_" in ask(lambda c: c.metrics())
 
 
 @pytest.mark.parametrize(("question", "error"), [

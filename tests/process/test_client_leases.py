@@ -18,8 +18,8 @@ from meshwright import AsyncClient, Client
 from meshwright.errors import MeshwrightError, NotFoundError
 from meshwright.testing import FakeAgent
 from tests.agents import MESHWRIGHT, RunningAgent, start_agent, wait_for
+from tests.contract.client.both import Kind
 from tests.process.living import end_leases
-from tests.unit.client.both import Kind
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 LIMIT_S = 120.0

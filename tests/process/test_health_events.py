@@ -127,6 +127,10 @@ def test_a_chip_that_is_gone_stays_unhealthy_until_it_is_back_and_the_stream_tel
         with listening(agent, **{"Last-Event-ID": lost["id"]}) as again:
             wait_for(lambda: again, agent)
         assert int(again[0]["id"]) == int(lost["id"]) + 1
+        chip.unlink()
+        await_state(agent, name, "unhealthy")
+        assert acknowledge(agent, name, "taken out").json()["reason"] == "is not expected here any more"
+        assert name not in chips(agent)
 
 
 @pytest.mark.exhaustive

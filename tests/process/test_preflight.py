@@ -54,6 +54,7 @@ def test_well_hosts_are_well_and_everything_is_given_back(
         run = httpx.get(f"{agent.url}/runs?limit=1").json()["runs"][0]
         result = httpx.get(f"{agent.url}/runs/{run['id']}").json()["result"]
         assert (run["kind"], run["state"]) == ("preflight", "succeeded")
+        assert run["progress"]["done"] == run["progress"]["total"]
         assert [device["local_index"] for device in result["devices"]] == [0, 1]
         assert result["network_bytes_per_s"].count(None) == 1  # of three hosts one rests in each round
         assert {each["case"] for each in result["collectives"]} == {"all_reduce", "all_gather"}

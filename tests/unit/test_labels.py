@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,10 @@ from hypothesis import strategies as st
 
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import Component, Health, State
-from meshwright_agent.agent import Agent
-from meshwright_agent.clock import SystemClock
-from meshwright_agent.labels import NAMESPACE, build_labels, fit_value, format_labels, keep_labels, write_labels
-from meshwright_agent.settings import Settings
+from meshwright_agent.labels import NAMESPACE, build_labels, fit_value, format_labels, write_labels
 from tests.fakes.machines import NAMES, NOW, plant_machine
 from tests.fakes.node_labels import read_feature_file
 from tests.fakes.stored import build_record
-from tests.unit.store.opening import build_closed_store
 
 LATER = NOW + timedelta(seconds=60)
 
@@ -90,11 +84,6 @@ def test_a_right_and_measured_all_reduce_over_all_devices_is_a_class(
     assert labels.get("all-reduce-busbw-bytes-per-s") == expected
 
 
-def await_file(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.02)
-
-
 # ---- values -----------------------------------------------------------------------------------------------------
 
 
@@ -129,33 +118,3 @@ def test_the_file_is_put_there_as_a_whole_and_readable_to_all(tmp_path: Path) ->
     assert path.read_text() == "two\n"
     assert path.stat().st_mode & 0o777 == 0o644
     assert [entry.name for entry in tmp_path.iterdir()] == ["meshwright"]
-
-
-def test_a_folder_that_is_not_there_is_logged_once_and_tried_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, facts = tmp_path / "features.d" / "meshwright", plant_machine("dgx-h100", tmp_path / "host").read()
-    settings = Settings(probe_interval_s=0.02, probe_timeout_s=20, state_dir=tmp_path / "state")
-    agent = Agent(settings, build_closed_store(tmp_path), environ={})
-
-    async def live() -> None:
-        labels = keep_labels(path, settings, SystemClock(), agent.host, agent.health, agent.benches)
-        task = asyncio.create_task(labels)
-        await asyncio.sleep(0.05)  # nothing is known yet
-        assert "cannot be written" not in caplog.text
-        agent.host.update(facts=facts, facts_at=datetime.now(UTC))
-        while "cannot be written" not in caplog.text:  # noqa: ASYNC110 -- a log tells nobody
-            await asyncio.sleep(0.01)
-        path.parent.mkdir()
-        await asyncio.wait_for(asyncio.to_thread(await_file, path), 60)
-        task.cancel()
-
-    asyncio.run(live())
-    labels = read_feature_file(path.read_text(), now=datetime.now(UTC) + timedelta(seconds=30))
-    assert labels[f"{NAMESPACE}/device-count"] == "8"
-    assert caplog.text.count("cannot be written") == 1
-
-
-def test_what_is_simulated_gets_no_labels_and_the_agent_says_so_at_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="stands beside simulate"):
-        Settings(simulate="8*h100:8", label_file=tmp_path / "labels")

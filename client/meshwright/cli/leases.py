@@ -193,7 +193,7 @@ def end_lease(
         print_error(session, error)
     if session.as_json:
         session.print_json(reply.model_copy(update={"leases": ended}))
-    else:
+    elif ended or not refused:
         session.print_lines(*(write_lease(lease, "no longer has") for lease in ended) if ended else ("no leases",))
     return FAILED if refused else OK
 

@@ -171,7 +171,7 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
     (r"DELETE /leases/([\w.-]+)", r"`meshwright lease end \1`"),
     (r"DELETE /runs/([\w.-]+)", r"`meshwright runs cancel \1`"),
     (r"PUT /leases/\{id\}", "`meshwright lease create`"),
-    (r"PUT /leases/([\w.-]+)", r"`meshwright lease create --id \1`"),
+    (r'PUT /leases/([\w.-]+)(?: with \{"devices": "all"\})?', r"`meshwright lease create --id \1 --purpose TEXT`"),
     (r"GET /leases\b(?!/)", "`meshwright lease list`"),
     (r"GET /runs\b(?!/)", "`meshwright runs list`"),
     (r"GET /(devices|health)\b(?!/)", r"`meshwright \1`"),

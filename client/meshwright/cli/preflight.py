@@ -132,7 +132,7 @@ def write_report(report: PreflightReport) -> list[str]:
     lines = [report.summary]
     for host in report.hosts:
         for finding in host.findings:
-            lines.append(f"  {host.name} ({host.state}): {finding.text}")
+            lines.append(f"  {host.name} ({finding.state}): {finding.text}")
             lines += [f"    {use_commands(finding.action)}"] if finding.action else []
     results = [host.result for host in report.hosts if host.result is not None]
     lines += [f"  {name}: {value}" for name, value in _list_medians(results)]

@@ -172,12 +172,15 @@ def _read_version(name: str) -> str | None:
         return None
 
 
-Capability = tuple[int, int]
+Capability = Annotated[tuple[int, int], BeforeValidator(parse_names)]
 
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """Facts of each multiprocessor (SM) by compute capability.
+    """Facts of each multiprocessor (SM) by compute capability: a row of `multiprocessors.csv`.
+
+    Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability" and "Arithmetic
+    Instructions"; openxla/xla, xla/backends/gpu/target_config/specs (7.0, 8.0, 8.6, 9.0, 10.0, 10.3).
 
     Attributes:
         threads_count: that it holds at a time.
@@ -187,28 +190,12 @@ class Multiprocessor:
         feature: "ACCELERATED_FEATURES": the compiler may use features of this capability only ("sm_90a").
     """
 
+    capability: Capability
     threads_count: int
     shared_memory_bytes: int
     block_shared_memory_bytes: int
     fpu_count: int
-    feature: str = "NONE"
-
-
-_KIB: Final = 1024
-_ACCELERATED: Final = "ACCELERATED_FEATURES"
-
-MULTIPROCESSORS: Final[Mapping[Capability, Multiprocessor]] = {
-    (7, 0): Multiprocessor(2048, 96 * _KIB, 96 * _KIB, 64),
-    (7, 5): Multiprocessor(1024, 64 * _KIB, 64 * _KIB, 64),
-    (8, 0): Multiprocessor(2048, 164 * _KIB, 163 * _KIB, 64),
-    (8, 6): Multiprocessor(1536, 100 * _KIB, 99 * _KIB, 128),
-    (8, 9): Multiprocessor(1536, 100 * _KIB, 99 * _KIB, 128),
-    (9, 0): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, _ACCELERATED),
-    (10, 0): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, _ACCELERATED),
-    (10, 3): Multiprocessor(2048, 228 * _KIB, 227 * _KIB, 128, _ACCELERATED),
-}
-"""Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability" and "Arithmetic
-Instructions"; openxla/xla, xla/backends/gpu/target_config/specs (7.0, 8.0, 8.6, 9.0, 10.0, 10.3)."""
+    feature: str
 
 
 @dataclass(frozen=True)
@@ -229,13 +216,15 @@ class GpuSpec:
     """
 
     name: str
-    capability: Annotated[Capability, BeforeValidator(parse_names)]
+    capability: Capability
     multiprocessor_count: int
     l2_bytes: int
     clock_hz: float
 
 
-CARDS: Final = {card.name: card for card in read_table("meshwright.compiling", "cards.csv", GpuSpec)}
+_TABLES: Final = "meshwright.compiling"
+CARDS: Final = {card.name: card for card in read_table(_TABLES, "cards.csv", GpuSpec)}
+MULTIPROCESSORS: Final = {each.capability: each for each in read_table(_TABLES, "multiprocessors.csv", Multiprocessor)}
 
 COMPILER_OPTIONS: Final[Mapping[str, str | bool | int]] = {"xla_gpu_autotune_level": 0}
 """Autotuning runs kernels, and there is no device to run them on."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from meshwright.errors import InvalidRequestError, NotCompiledError, PlanInfeasibleError
 from meshwright.planning.compile_job import bound_batch, build_compile_target, read_memory, read_memory_fraction
 from meshwright.planning.device_selection import ANY_LEASE
 from meshwright.planning.hardware import HardwareType, parse_hardware
-from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
+from meshwright.planning.models import fill_sequence_length, read_supported
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request, find_inventory
 from meshwright.topology.chips import find_chip
@@ -127,7 +127,7 @@ def estimate_request(
     check_batch_fields(request)
     if request.model is None:
         raise _refuse("model", "no model is given, so that there is no step to estimate", 'add "model": "llama3-8b"')
-    model = _read_model(request.model)
+    model = read_supported(request.model, "name another model, or give its dimensions")
     training = fill_sequence_length(model, request.training or TrainingSpec())
     if stored is not None:
         return _estimate_stored(request, model, training, stored)
@@ -146,13 +146,6 @@ def estimate_request(
     plan = inventory.lay_out(asked.model_copy(update={"lease": ANY_LEASE}))
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
     return _estimate(question, plan)
-
-
-def _read_model(given: str | dict[str, Any]) -> ModelSpec:
-    try:
-        return read_model(given)
-    except UnsupportedModelError as error:
-        raise _refuse("model", str(error), "name another model, or give its dimensions") from error
 
 
 def _find_chip(inventory: Inventory) -> str | None:

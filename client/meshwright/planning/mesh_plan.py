@@ -78,7 +78,8 @@ def _build_axis(name: str, size: int, topology: Topology, lines: Lines, score: A
     known["group_shape"] = _measure_shape(topology, lines)
     if score.granules > 1:
         chip, network = find_chip(topology.devices[lines[0][0]].kind), topology.network
-        rate = network.bytes_per_s if network else chip.scaleout_bytes_per_s if chip else None
+        declared = chip.scaleout_bytes_per_s / chip.jax_devices_per_chip if chip and chip.scaleout_bytes_per_s else None
+        rate = network.bytes_per_s if network else declared
         basis = "measured" if network else "declared" if rate else None
         return PlanAxis(**known, dcn_size=score.granules, link="dcn", bandwidth_bytes_per_s=rate, basis=basis)
     # all links of a torus are alike, so the first edge of a line represents the others

@@ -266,6 +266,14 @@ def read_model(value: str | Mapping[str, Any]) -> ModelSpec:
         raise _refuse_contradictions((wrong.args,), {}) from None
 
 
+def read_supported(value: str | Mapping[str, Any], hint: str) -> ModelSpec:
+    """Returns the same; of a model that is not supported too, InvalidRequestError, with this hint."""
+    try:
+        return read_model(value)
+    except UnsupportedModelError as error:
+        raise InvalidRequestError.of("model", str(error), hint) from error
+
+
 def _read_config(value: Mapping[str, Any]) -> ModelSpec:
     config, prefix = find_language_model(value)
     model_type = find_model_type(config)

@@ -15,7 +15,7 @@ from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestE
 from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, select_devices
 from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.mesh_plan import leave_out_devices, plan_mesh
-from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
+from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model, read_supported
 from meshwright.planning.parallelism import check_divides, check_sequence, find_role
 from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.planning.tensors import count_parameters
@@ -84,15 +84,13 @@ class Inventory:
         """
         from meshwright.planning.search.candidates import Hardware, Question  # here, for its numpy
 
-        measured = None
-        if self.measured:
-            if isinstance(request, BatchSizeRequest):
-                pool = self.select(lease=ANY_LEASE)
-            else:
-                pool = self.select(request.devices, request.lease)
-            measured = Measurements.of(self.measured, self.topology, pool.indices)
+        if isinstance(request, BatchSizeRequest):
+            pool = self.select(lease=ANY_LEASE)
+        else:
+            pool = self.select(request.devices, request.lease)
+        measured = Measurements.of(self.measured, self.topology, pool.indices) if self.measured else None
         check_sequence(model, training)
-        hardware = Hardware.of(self.topology, count, measured)
+        hardware = Hardware.of(self.topology, count, pool.indices, measured)
         fraction = find_memory_fraction(request.memory_strategy, trains=True)
         return Question(model, training, hardware, fraction, price_per_device_hour)
 
@@ -155,11 +153,8 @@ def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None 
         return _compare_targets(request, prices)
     target = next(iter(request.targets), None)
     inventory = find_inventory(target, request.topology, here)
-    try:
-        model = read_model(request.model)
-    except UnsupportedModelError as error:
-        hint = "plan a mesh (POST /mesh/plan), which is laid out without a price, or search for another model"
-        raise _refuse("model", str(error), hint, str(error).rpartition("; ")[2]) from error
+    hint = "plan a mesh (POST /mesh/plan), which is laid out without a price, or search for another model"
+    model = read_supported(request.model, hint)
     filled = request.model_copy(update={"training": fill_sequence_length(model, request.training)})
     return _Search(filled, model, inventory, prices.get(target or "")).answer()
 
@@ -335,7 +330,10 @@ def _is_reduced(request: SearchRequest, pool: Pool) -> bool:
 
 def _compare_targets(request: SearchRequest, prices: Mapping[str, float]) -> Plans:
     """Returns the best plan of each target, best first, and the outcome of each."""
-    asked = [(target, _ask(request, target, prices)) for target in dict.fromkeys(request.targets)]
+    named: dict[str, str] = {}
+    for target in request.targets:
+        named.setdefault(str(read_target(target)) if _is_known(target) else target, target)
+    asked = [(name, _ask(request, target, prices)) for name, target in named.items()]
     answers = {target: found for target, found in asked if isinstance(found, Plans)}
     made = {target: found.plans[0] for target, found in answers.items() if found.plans}
     unpriced = [target for target, plan in made.items() if plan.price_per_million_tokens is None]

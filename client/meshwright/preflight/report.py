@@ -87,11 +87,13 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
     unchecked = [host for host in hosts if host.state == "unchecked"]
     none_answers = all(host.state == "missing" for host in hosts)  # the addresses or TLS, more likely than every host
     if bad and not none_answers:
-        names = ", ".join(host.name for host in bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
-        summary = f"{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not well: {names}"
+        summary = f"{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not well: {_list_names(bad)}"
         return PreflightReport(verdict="fault", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
     if unchecked or none_answers:
         count, why = (len(hosts), ": no agent answers") if none_answers else (len(unchecked), "")
+        causes = [host for host in unchecked if host.findings]
+        if 0 < len(causes) < len(unchecked):
+            why = f", because of {_list_names(causes)}"
         summary = f"{count} of {len(hosts)} host{'s' * (len(hosts) > 1)} could not be checked{why}"
         return PreflightReport(verdict="unknown", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
     count = len(next(host.result.devices for host in hosts if host.result))
@@ -99,6 +101,10 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
     summary = f"{len(hosts)} {what} well: {count} device{'s' if count > 1 else ''} each, checked in {duration_s:.0f} s"
     summary += _FEW.get(len(hosts) if len(hosts) * count > 1 else 0, "")
     return PreflightReport(verdict="ok", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
+
+
+def _list_names(hosts: Sequence[HostReport]) -> str:
+    return ", ".join(host.name for host in hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
 
 
 def build_verdict(host: HostReport, summary: str) -> VerdictRequest:

@@ -83,7 +83,7 @@ class Chip:
             matrix units do in a cycle (2 × 128 × 128 each: 1 a core of v2, 2 of v3, 8 a chip of v4 and v5p, 4 of v5e;
             2 × 256 × 256: 4 a chip of v6e, 4 a device of 7x). Source: this table's FLOP/s; Jouppi et al., "TPU v4"
             (ISCA 2023), table 4, has 940 and 1050 MHz of v3 and v4.
-        source, verified, notes: where the figures come from, whether they were checked there, and conflicts.
+        source, verified: where the figures come from, and whether they were checked there; conflicts are in the table.
     """
 
     name: str
@@ -109,7 +109,6 @@ class Chip:
     clock_hz: float | None = None
     source: str
     verified: str
-    notes: str = ""
 
     @property
     def device_flops_per_s(self) -> float:

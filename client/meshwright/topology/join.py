@@ -229,10 +229,10 @@ def join_devices(replies: Sequence[Devices], *, labels: Sequence[str] = ()) -> J
     """
     if not replies:
         raise refuse("a topology of no host was asked for; a plan needs at least one", "give the reply of one agent")
-    _check_platforms(replies)
+    names = _name_hosts(replies, labels)
+    _check_platforms(replies, names)
     _check_sound(replies)
     _check_doubled(replies)
-    names = _name_hosts(replies, labels)
     parts = [part for index, reply in enumerate(replies) for part in _list_parts(index, reply, names)]
     hosts = [JoinedGranule(part.granule, part.seats) for part in parts if part.granule.kind != "slice"]
     slices = [join_slice(group) for group in _group_slices([part for part in parts if part.granule.kind == "slice"])]
@@ -257,21 +257,22 @@ def natural_key(text: str) -> tuple[tuple[bool, int, str, str], ...]:
 # ---- errors ----
 
 
-def _check_platforms(replies: Sequence[Devices]) -> None:
-    hosts = _group((reply for reply in replies if reply.devices), lambda reply: reply.platform)
+def _check_platforms(replies: Sequence[Devices], names: Names) -> None:
+    having = [index for index, reply in enumerate(replies) if reply.devices]
+    hosts = _group(having, lambda index: replies[index].platform)
     if len(hosts) > 1:
-        said = ", ".join(f"{platform} on {_list_hosts(found)}" for platform, found in sorted(hosts.items()))
+        said = ", ".join(f"{platform} on {_list_hosts(found, names)}" for platform, found in sorted(hosts.items()))
         rare = min(hosts.values(), key=len)
         raise refuse(
             f"{len(replies)} hosts were to be joined; they have devices of {len(hosts)} platforms: {said}; a mesh is "
             f"of one platform",
-            f"leave out {_list_hosts(rare)}; where accelerators were expected, its GET /devices says why there is none",
+            f"leave out {_list_hosts(rare, names)}; where accelerators were expected, its GET /devices says why it has "
+            f"none",
         )
 
 
-def _list_hosts(replies: Sequence[Devices]) -> str:
-    names = [reply.host.name for reply in replies]
-    return shorten(list(dict.fromkeys(names)))
+def _list_hosts(replies: Sequence[int], names: Names) -> str:
+    return shorten([name for (index, _), name in names.items() if index in replies])
 
 
 def _check_sound(replies: Sequence[Devices]) -> None:

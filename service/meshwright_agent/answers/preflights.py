@@ -32,6 +32,7 @@ STUCK_S: Final = 15.0
 """A process that has not told where it is for this time is stuck; it tells so every second."""
 _ENDED_BY_JAX: Final = "the JAX distributed service detected fatal errors"
 """Source: xla/pjrt/distributed/client.h. It ends every process of a job when one is missing."""
+_LOOK: Final = "see GET /health and the kernel's log"
 WATCH_S: Final = 0.5
 _MEASURING: Final = frozenset({"devices", "again"})
 LEAST_BLAME_S: Final = 10.0
@@ -187,12 +188,10 @@ class Preflights:
             answer = await self._wait(call, watch, request)
         except UnavailableError as error:  # the process ended
             if any(_ENDED_BY_JAX in line for line in error.log):
-                detail = (
-                    f"JAX ended the process in phase {watch.phase}: another host did not come, or its process ended"
-                )
+                detail = f"JAX ended the process in phase {watch.phase}: a host did not come, or its process ended"
                 raise CallCancelled(detail) from error
             detail = f"the process of the preflight ended in phase {watch.phase}: {error.detail.rpartition('; ')[2]}"
-            raise RunFailedError(detail, hint="see GET /health and the kernel's log", log=error.log) from error
+            raise RunFailedError(detail, hint=_LOOK, log=error.log) from error
         except RunFailedError as error:
             if error.code == "run_cancelled":
                 raise CallCancelled(error.detail) from error
@@ -201,6 +200,7 @@ class Preflights:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             await self._child.release(reason="the preflight has ended")  # a job may start when the run has ended
+        emit({"done": len(PREFLIGHT_PHASES), "total": len(PREFLIGHT_PHASES), "message": watch.phase})
         self._note_network(run.id, answer.result, self._clock.now())
         return answer.result
 
@@ -214,12 +214,8 @@ class Preflights:
         while not (await asyncio.wait({call}, timeout=WATCH_S))[0]:
             self._check_held(request)
             if self._child.silent_s > STUCK_S:
-                detail = (
-                    f"the process of the preflight is stuck: no sign of it for {STUCK_S:g} s, in phase {watch.phase}"
-                )
-                raise RunFailedError(
-                    detail, hint="see GET /health and the kernel's log", log=self._child.log_tail[-20:]
-                )
+                detail = f"the preflight's process is stuck: no sign of it for {STUCK_S:g} s, in phase {watch.phase}"
+                raise RunFailedError(detail, hint=_LOOK, log=self._child.log_tail[-20:])
             if watch.phase_s <= PHASE_RATIO * limit_s and watch.total_s <= limit_s:
                 continue
             if watch.phase in _MEASURING and watch.phase_s >= LEAST_BLAME_S:

@@ -187,7 +187,7 @@ class CardEvaluator:
                     self._memory.set_baseline(f"link:{card.key}", "fatal", card.pci.fatal_count)
 
 
-_ACTION = "check the kernel log; reboot the host if it does not return; POST /health/acknowledge if it was taken out"
+_ACTION = "check the kernel log; reboot the host if it does not return; {} if it was taken out"
 
 
 @dataclass(frozen=True)
@@ -277,13 +277,13 @@ class InventoryCheck:
         if self._expected is not None:
             reason = f"{here} of {self._expected} are here{counted}"
             if here < self._expected.count:
-                return Finding("unhealthy", f"{reason}{gone}", _ACTION, "permanent")
+                return Finding("unhealthy", f"{reason}{gone}", _ACTION.format("correct MESHWRIGHT_EXPECT"), "permanent")
             return Finding("healthy", reason)
         total = max(here + len(lost), declared)
         if here < total:
             reason = f"{here} of {total} devices are here{counted}{gone}"
             reason += "" if lost else " (by the environment of the TPU slice)"
-            return Finding("unhealthy", reason, _ACTION, "permanent")
+            return Finding("unhealthy", reason, _ACTION.format("POST /health/acknowledge"), "permanent")
         if not cards:
             return None
         these = "1 device is" if here == 1 else f"{here} devices are"

@@ -10,8 +10,8 @@ import pytest
 
 from meshwright import Client
 from meshwright.testing import FakeAgent
+from tests.contract.client.fleets import build_fakes
 from tests.unit.cli.conftest import CommandLine, Printed
-from tests.unit.fleet.fakes import build_fakes
 
 FLEET = "n10,n2,n1"
 

@@ -27,8 +27,8 @@ from meshwright.cli.health import (
 from meshwright.errors import ForbiddenError, UnavailableError
 from meshwright.wire.health import HARDWARE, WORST_FIRST, Component, Health, State
 from meshwright_agent.health.monitor import KINDS
+from tests.contract.client.sockets import Heard, answer, serve
 from tests.unit.cli.conftest import CommandLine
-from tests.unit.client.sockets import Heard, answer, serve
 
 STATES: tuple[State, ...] = get_args(State)
 STYLES: tuple[Format, ...] = get_args(Format)

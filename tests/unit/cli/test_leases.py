@@ -61,6 +61,7 @@ def test_a_lease_whose_id_could_not_be_written_is_ended(
 
 @pytest.mark.parametrize(("hint", "said"), [
     ('use "devices": [2, 3]; or DELETE /leases/job-7', "use devices 2,3; or `meshwright lease end job-7`"),
+    ('PUT /leases/job-7 with {"devices": "all"}', "`meshwright lease create --id job-7 --purpose TEXT`"),
     ("GET /leases, PUT /leases/{id} makes one", "`meshwright lease list`, `meshwright lease create` makes one"),
     ('another of GET /devices; use {"count": 3}', "another of `meshwright devices`; use --count 3"),
     ("DELETE /runs/r-1, or with preemptible: false", "`meshwright runs cancel r-1`, or without --preemptible"),
@@ -113,6 +114,9 @@ def test_a_lease_that_is_anothers_keeps_none_of_the_others_of_its_purpose(h100: 
     assert (printed.code, printed.out) == (1, f"{second} no longer has device 1: job 9\n")
     assert f"lease {first} was taken by slurm" in printed.err
     assert _list_leases(h100) == [first]
+    h100.fake.fail_next(ForbiddenError(f"lease {first} was taken by slurm"), path=f"/leases/{first}")
+    printed = h100("lease", "end", "--purpose", "job 9")
+    assert (printed.code, printed.out) == (1, "")
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

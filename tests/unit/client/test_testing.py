@@ -157,7 +157,7 @@ def test_what_an_agent_refuses_is_refused_and_its_own_plan_comes_before_one_of_a
         for call in (lambda: client.bench(devices=[9]), lambda: client.start_preflight(request)):
             with pytest.raises(InvalidRequestError):
                 call()
-        with pytest.raises(NotFoundError):
+        with pytest.raises(NotFoundError, match="lease 'nope' has ended, or never was"):
             client.bench(lease="nope")
 
 

@@ -18,8 +18,8 @@ from meshwright import AsyncClient, Client
 from meshwright._client.replies import build_error
 from meshwright.errors import AgentConnectionError, SettingsError
 from meshwright.wire.health import Health
-from tests.unit.client.both import Kind, ask_url
-from tests.unit.client.sockets import Heard, Server, answer, serve
+from tests.contract.client.both import Kind, ask_url
+from tests.contract.client.sockets import Heard, Server, answer, serve
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 HEALTH = answer(Health(state="healthy", components=()).model_dump_json().encode())

@@ -406,6 +406,7 @@ def test_what_is_declared_is_counted_a_number_by_devices_and_a_chip_by_cards(
     scene.look()
     inventory = scene.component("inventory")
     assert (inventory.state, words or inventory.reason) == (state, inventory.reason)
+    assert ("correct MESHWRIGHT_EXPECT" in inventory.action) is (state == "unhealthy")
 
 
 def test_a_card_of_instances_that_goes_is_counted_as_them_where_nothing_is_declared(tmp_path: Path) -> None:

@@ -81,24 +81,33 @@ def test_processes_agree_after_one_that_came_too_late() -> None:
 
 
 def test_one_time_limit_holds_for_all_reads_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, asked_ms = [0.0], list[int]()
+    now, asked_ms, names = [0.0], list[int](), [f"meshwright/topic/1/{rank}" for rank in range(4)]
     monkeypatch.setattr("meshwright._agreement.time.monotonic", lambda: now[0])
 
     class SlowBoard(FakeBoard):
         def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
             asked_ms.append(timeout_in_ms)
             now[0] += timeout_in_ms / 1000
+            if now[0] >= 2:
+                self.values.pop(names[1], None)  # it came first, and has given up
+            if now[0] >= 4.5:
+                self.values[names[3]] = ""
             raise RuntimeError("DEADLINE_EXCEEDED")
 
-    with pytest.raises(PlanMismatchError, match="within 5 s"):
-        make(SlowBoard(3), 0).exchange("", timeout_s=5)
+    board = SlowBoard(4)
+    board.values[names[1]] = ""
+    with pytest.raises(PlanMismatchError, match="within 5 s: process 2 of 4 did not call it"):
+        make(board, 0).exchange("", timeout_s=5)
     monkeypatch.undo()
-    assert asked_ms == [1000] * 5 + [1, 1]
+    assert asked_ms == [100] + [1000] * 4 + [900, 1, 1, 1]
 
 
 def test_a_lost_service_is_asked_once_and_a_wait_can_be_given_up() -> None:
     class LostBoard(FakeBoard):
         def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+            raise RuntimeError("UNAVAILABLE")
+
+        def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
             raise RuntimeError("UNAVAILABLE")
 
     with pytest.raises(PlanMismatchError, match="process 0, 1 of 2 did not call it"):

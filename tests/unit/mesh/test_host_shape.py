@@ -39,9 +39,10 @@ def test_without_numbers_the_job_is_asked() -> None:
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [
     (((4, 4), 4, 2), ValueError, r"\(4, 4\) does not fit; 2 processes with 4 devices each have 8.*use"),
-    (((3, -1), 4, 2), ValueError, r"\(3, -1\) does not fit; 2 processes with 4 devices each have 8.*use \(2, 4\)"),
+    (((3, -1), 4, 2), ValueError, r"\(3, -1\) does not fit; 2 processes with 4 devices each have 8.*use \(-1, 1\)"),
     (((2, 4), 0, 2), ValueError, "2 processes with 0 devices each"),
-    (((2, 4), 4, -1), ValueError, r"-1 processes with 4 devices each.*use \(1, 4\)"),
+    (((2, 4), 4, -1), ValueError, r"-1 processes with 4 devices each.*use \(-1, 1\)"),
+    (((7,), 4, 2), ValueError, r"use \(-1,\)"),
     (((-1, -1), 4, 2), ValueError, r"\(-1, -1\) does not fit"),
     (((0, -1), 4, 2), ValueError, r"\(0, -1\) does not fit"), (((), 4, 2), ValueError, r"\(\) does not fit"),
 ])  # fmt: skip

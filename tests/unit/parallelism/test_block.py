@@ -39,11 +39,11 @@ def test_a_block_is_read_with_its_defaults(block: Mapping[str, Any], parsed: tup
 
 
 @pytest.mark.parametrize(("conf", "there"), [
-    ({}, "the config holds nothing"), (None, "the config holds nothing"),
+    ({}, "the config holds nothing"), (None, "the config is None"), ("x", "the config is 'x'"),
     ({"data": "fsdp2", "tensor": 2}, "the config holds 'data', 'tensor'"),
-    ({"trainer": None}, "the config holds 'trainer'"), ({"trainer": {}}, "its trainer holds nothing"),
+    ({"trainer": None}, "its trainer is None"), ({"trainer": {}}, "its trainer holds nothing"),
     ({"trainer": {"mode": "fsdp"}}, "its trainer holds 'mode'"),
-    ({"trainer": {"parallelism": None}}, "its trainer holds 'parallelism'"),
+    ({"trainer": {"parallelism": None}}, "parallelism is None"),
     ({"trainer": ["parallelism"]}, "trainer is ['parallelism']"),
     ({"trainer": {"parallelism": "fsdp2"}}, "parallelism is 'fsdp2'"),
 ])  # fmt: skip

@@ -103,6 +103,7 @@ NO_ARRAYS: list[tuple[Any, str]] = [
     (object(), "leaf (the data itself) is a object"),
     ([np.ma.masked_array([1.0, 2.0], [True, False])], "leaf [0] is a MaskedArray"),
     ([np.zeros(2, ">f4")], "leaf [0] is a ndarray, which is no array: Dtype >f4"),
+    ({"x": jax.ShapeDtypeStruct((8,), np.float32)}, "leaf ['x'] is a ShapeDtypeStruct, which is no array: it has a"),
 ]  # fmt: skip
 WAYS = {"a object": "or convert it with numpy.asarray", "Masked": "use its .filled(0)", ">f4": 'its .astype("f4")'}
 
@@ -137,6 +138,7 @@ def test_a_number_that_no_dtype_holds_is_refused_by_its_path() -> None:
     ((12,), P(("data", "model")), "over mesh axes 'data', 'model' of size 8, which does not divide it: use 8 or"),
     ((), P("data"), "P('data',) names dimension 0, which it has not: give this leaf PartitionSpec()"),
     ((8,), P(None, "data"), "names dimension 1, which it has not"),
+    ((8, 8), P("data", P.UNCONSTRAINED), "leaf ['x']: "), ((8,), P(P.UNCONSTRAINED), "dimension 0 to a compiler"),
 ])  # fmt: skip
 def test_a_shape_that_does_not_fit_is_refused_by_its_path(shape: tuple[int, ...], spec: P, words: str) -> None:
     with pytest.raises(ValueError) as caught:

@@ -81,6 +81,14 @@ def test_if_no_agent_answers_nothing_was_checked_and_nobody_is_blamed() -> None:
     assert build_report([silent, HostReport(address="h1", name="h1", result=WELL)], 1.0).verdict == "fault"
 
 
+def test_a_host_without_a_finding_was_not_checked_because_of_another_and_each_finding_has_its_own_state() -> None:
+    leased = HostFinding(state="unchecked", text="it is leased")
+    hosts = [HostReport(address="h0", name="h0"), HostReport(address="h1", name="h1", findings=(leased,))]
+    assert build_report(hosts, 1.0).summary == "2 of 2 hosts could not be checked, because of h1"
+    both = HostReport(address="h1", name="h1", findings=(leased, HostFinding(state="fault", text="it is slow")))
+    assert write_report(build_report([both], 1.0))[1:] == ["  h1 (unchecked): it is leased", "  h1 (fault): it is slow"]
+
+
 def test_what_to_do_is_said_in_commands() -> None:
     finding = HostFinding(state="fault", text="slow", action="see GET /health; or give a longer timeout_s")
     lines = write_report(build_report([HostReport(address="a", name="a", findings=(finding,))], 1.0))

@@ -129,6 +129,7 @@ UUID = str(A.devices[1].uuid).upper()
 REFUSED: dict[str, tuple[list[Devices], str]] = {
     "none": ([], "a plan needs at least one"),
     "two platforms": ([A, build_host("c", "cpu:4"), B], "2 platforms: cpu on c, gpu on a, b"),
+    "two platforms, one name": ([A, build_host("a", "cpu:4")], "2 platforms: cpu on a#2, gpu on a#1"),
     "one reply twice": ([A, B, A], "host a stands twice among 3 hosts, at 0 and 2"),
     "one agent, its worker changed": ([A, change(A, worker=build_worker(7))], "host a stands twice"),
     "one agent, its machine read again": ([A, change_host(A, observed_at=AT + timedelta(1))], "host a stands twice"),

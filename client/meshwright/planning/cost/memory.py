@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from meshwright.planning.cost.collectives import Numbers
 from meshwright.planning.cost.spans import REMATS, Layout
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Block, Work
+from meshwright.planning.parallelism import list_divisors
 from meshwright.topology.chips import read_cells
 from meshwright.wire.model import ModelSpec, TrainingSpec, WeightDtype
 
@@ -75,7 +76,7 @@ class StepMemory:
         # a few dense layers come before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
         is_in_order = not 0 < model.expert_layer_count <= model.dense_layer_count
         weight_bytes, keeping = DTYPE_BYTES[training.weight_dtype], read_keepings()[platform]
-        execution = build_execution(training)
+        execution = build_execution(model, training)
         return cls(work, layout, weight_bytes, keeping, execution, training.capacity_factor, learned, is_in_order)
 
     def price(self) -> PartBytes:
@@ -223,11 +224,9 @@ def _find_largest(counts: list[Any]) -> Any:
 def count_pieces(length: Any, most: float) -> Any:
     """Returns the least number of equal pieces of a sequence with at most `most` tokens each; at worst one per
     token."""
-    whole = np.asarray(np.maximum(np.floor(length), 1), dtype=np.int64)
-    found = np.asarray(np.ceil(whole / most), dtype=np.int64)
-    while np.any(whole % found):
-        found = np.where(whole % found, found + 1, found)
-    return cast(Any, found)
+    whole, back = np.unique(np.asarray(np.maximum(np.floor(length), 1), dtype=np.int64), return_inverse=True)
+    found = [next(count for count in list_divisors(size) if count * most >= size) for size in whole.tolist()]
+    return np.asarray(found)[back].reshape(np.shape(length))
 
 
 # ---- state ----------------------------------------------------------------------------------------------------------
@@ -249,13 +248,17 @@ def read_moments(training: TrainingSpec) -> tuple[WeightDtype, ...]:
     return tuple(dtype or training.weight_dtype for dtype in asked)
 
 
-def build_execution(training: TrainingSpec) -> Execution:
-    """Returns how our own step goes: weights and gradients are sent in the compute dtype."""
+def build_execution(model: ModelSpec, training: TrainingSpec) -> Execution:
+    """Returns how our own step goes: weights and gradients are sent in the compute dtype.
+
+    Experts of Llama 4 and beside attention sinks (gpt-oss) have no capacity in MaxText.
+    """
+    is_dropless = model.attention_sinks or (model.name or "").startswith("llama4")
     return Execution(
         fused_attention=training.attention == "flash",
         value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
         update_bytes=3.0 * DTYPE_BYTES[training.weight_dtype] + 2.0 * count_optimizer_bytes(training),
-        capacity_factor=training.capacity_factor,
+        capacity_factor=None if is_dropless else training.capacity_factor,
     )
 
 

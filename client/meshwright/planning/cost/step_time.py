@@ -83,6 +83,20 @@ class Execution:
     capacity_factor: float | None = None
 
 
+def find_expert_factor(block: Block, work: Work, capacity_factor: float | None, law: Law = LAW) -> float:
+    """Returns the time of routed experts' matmuls, in that of a dense matmul of their weights a token.
+
+    Tokens go to their places, and back, by matmuls with masks of a sequence's tokens × places. Where that takes longer
+    than experts without dropped tokens, those are used.
+
+    Source: MaxText's MoeBlock (dense_matmul with a capacity factor); runs: docs/explanation/accuracy.md.
+    """
+    if block.experts is None or capacity_factor is None:
+        return law.experts
+    places = capacity_factor * block.experts.chosen * work.seq_len
+    return min(law.experts, capacity_factor + 2 * places * work.hidden / block.expert_parameters_per_token)
+
+
 PartSeconds = dict[str, Any]
 """Seconds of one step by part; each a figure, or one a candidate. They add up to all of it.
 
@@ -180,20 +194,9 @@ class StepTime:
         return 2 * parameters * self._tokens / self.layout.tp * self._flop_s
 
     def _add_experts(self, block: Block) -> float:
-        """Returns the weights a token, in matmuls of the dense efficiency, that routed experts cost beside their own.
-
-        Tokens go to their places, and back, by matmuls with masks of a sequence's tokens × places. Where that takes
-        longer than experts without dropped tokens, those are used.
-
-        Source: MaxText's MoeBlock (dense_matmul with a capacity factor); runs: docs/explanation/accuracy.md.
-        """
-        if block.experts is None:
-            return 0.0
-        own, factor = block.expert_parameters_per_token, self.law.experts
-        if self.execution.capacity_factor is not None:
-            places = self.execution.capacity_factor * block.experts.chosen * self.work.seq_len
-            factor = min(factor, self.execution.capacity_factor + 2 * places * self.work.hidden / own)
-        return (factor - 1) * own
+        """Returns the weights a token, as in dense matmuls, that routed experts cost beside their own."""
+        factor = find_expert_factor(block, self.work, self.execution.capacity_factor, self.law)
+        return (factor - 1) * block.expert_parameters_per_token
 
     def _time_attention(self, block: Block) -> Any:
         """Returns the forward seconds of one layer's attention: unfused, of the whole matrix of scores."""

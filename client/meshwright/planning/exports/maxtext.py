@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.planning.compile_job import find_inexpressible
+from meshwright.planning.cost.memory import build_execution
+from meshwright.planning.cost.step_time import LAW, find_expert_factor
+from meshwright.planning.cost.work import build_work
 from meshwright.planning.job_code import Setting, refuse
 from meshwright.planning.models import find_preset
 from meshwright.planning.parallelism import choose_near, find_role, list_divisors, write_values
@@ -212,16 +215,19 @@ def _list_numbers(setting: Setting) -> dict[str, str]:
 
 
 def _list_experts(setting: Setting) -> dict[str, str]:
-    """Returns the capacity of experts as in our own step, where MaxText has one."""
-    if not setting.model.num_experts or _is_dropless(setting.model):
+    """Returns the capacity of experts, where the plan's have one: else MaxText drops no tokens."""
+    if not setting.model.num_experts:
         return {}
+    if _is_dropless(setting):
+        return {} if setting.plan.platform == "tpu" else {"megablox": "false"}  # a kernel for TPUs
     return {"sparse_matmul": "false", "megablox": "false", "capacity_factor": str(setting.training.capacity_factor)}
 
 
-def _is_dropless(model: ModelSpec) -> bool:
-    """Returns whether MaxText refuses a capacity of experts: with attention sinks, and for its Llama 4."""
-    known = _find_known(model)
-    return model.attention_sinks or (known is not None and known.model_name.startswith("llama4"))
+def _is_dropless(setting: Setting) -> bool:
+    """Returns whether the plan's price is of experts that drop no tokens."""
+    work = build_work(setting.model, setting.training.seq_len)
+    capacity = build_execution(setting.model, setting.training).capacity_factor
+    return all(find_expert_factor(block, work, capacity) == LAW.experts for block in work.blocks)
 
 
 def _list_notes(setting: Setting) -> Iterator[str]:
@@ -243,8 +249,8 @@ def _list_notes(setting: Setting) -> Iterator[str]:
         logits = setting.micro_batch_size * training.seq_len * setting.model.vocab_size
         extra = logits / setting.axes.measure((*setting.axes.context, *setting.axes.tensor)) * (1 - 1 / pieces) / 2**28
         yield f"logits in {pieces} pieces; a device's tokens are not cut so, and all at once take {extra:.3g} GiB more"
-    if setting.model.num_experts and _is_dropless(setting.model):
-        yield f"capacity_factor {training.capacity_factor}; this family drops no tokens there"
+    if setting.model.num_experts and _is_dropless(setting):
+        yield f"capacity_factor {training.capacity_factor}; the plan's experts drop no tokens, which takes less time"
     kinds = sorted({kind for kind in plan.axis_types.values() if kind != "auto"})
     if kinds:
         yield f"axes of type {' and '.join(kinds)}; MaxText makes them by shard_mode"

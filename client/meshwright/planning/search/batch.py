@@ -105,8 +105,7 @@ def find_largest_part(step: PlanStepTime) -> tuple[str, float]:
 
 def _find_largest(question: Question, layout: Layout) -> int:
     """Returns the largest number of sequences of a step that fits, with any allowed remat; 0: none fits."""
-    training = question.training
-    remats = [training.remat] if "remat" in training.model_fields_set else REMATS
+    remats = bound_schedule(question.training).remats
     layouts = (replace(layout, remat=REMATS.index(remat)) for remat in remats)
     return max(find_largest_batch(question, each, int(layout.gradient_accumulation_steps)) or 0 for each in layouts)
 

@@ -203,27 +203,33 @@ class Hardware:
     network: MeasuredNetwork | None = None
 
     @classmethod
-    def of(cls, topology: Topology, devices: int, measured: Measurements | None = None) -> Hardware:
+    def of(
+        cls, topology: Topology, devices: int, chosen: Sequence[int], measured: Measurements | None = None
+    ) -> Hardware:
         """Returns the facts of `devices` devices of a topology.
 
         Args:
             topology: the devices.
             devices: their number.
+            chosen: those that are among them; of others with them in a host only the links count.
             measured: bench results of them, where the topology is this host's.
 
         Raises:
             PlanInfeasibleError: its devices are of several kinds or not in the chip table, or its granules differ.
         """
-        kinds = {device.kind for device in topology.devices}
+        kinds = {topology.devices[index].kind for index in chosen}
         chip = find_chip(next(iter(kinds))) if len(kinds) == 1 else None
         if chip is None:
             rule = "no figures of it are known" if len(kinds) == 1 else "a model is priced on one kind of chip"
             raise _refuse(f"the devices are {', '.join(sorted(kinds)) or 'none'}; {rule}")
-        sizes = {len(group) for group in topology.group(range(len(topology.devices)))}
-        shapes = {(granule.shape, granule.wrap) for granule in topology.granules}
+        ordinals = {topology.devices[index].granule for index in chosen}
+        domains = {topology.domains[ordinal] for ordinal in ordinals}
+        near = (index for index, each in enumerate(topology.devices) if topology.domains[each.granule] in domains)
+        sizes = {len(group) for group in topology.group(near)}
+        shapes = {(granule.shape, granule.wrap) for granule in map(topology.by_ordinal.__getitem__, ordinals)}
         if chip.platform == "tpu" and (len(sizes | shapes) > 2 or None in next(iter(shapes))):
             raise _refuse("slices differ in size or shape; a model is priced on equal ones")
-        memory = [least for _, least in topology.equipment.values() if least is not None]
+        memory = [topology.equipment[ordinal][1] for ordinal in ordinals]
         shape, wrap = next(iter(shapes)) if chip.platform == "tpu" else ((), ())
         return cls(
             chip=chip,
@@ -231,10 +237,10 @@ class Hardware:
             domain=min(math.gcd(*sizes), devices),
             shape=tuple(shape or ()),
             wrap=tuple(wrap or ()),
-            memory_bytes=min(memory, default=None),
+            memory_bytes=min((least for least in memory if least is not None), default=None),
             measured=measured or Measurements(),
-            pair_bytes_per_s=_find_pair_rate(topology),
-            network=topology.network if len(topology.granules) > 1 else None,
+            pair_bytes_per_s=_find_pair_rate(topology, chosen[0]),
+            network=topology.network if len(ordinals) > 1 else None,
         )
 
     @cached_property
@@ -330,12 +336,12 @@ def scale_links(links: AxisLinks, ratio: Any) -> AxisLinks:
     return replace(links, neighbor_bytes_per_s=near, **rates)
 
 
-def _find_pair_rate(topology: Topology) -> float | None:
+def _find_pair_rate(topology: Topology, gpu: int) -> float | None:
     """Returns the slowest NVLink or xGMI rate between a GPU and another of its host, where it has one to each."""
-    own = (link for link in topology.links if 0 in (link.a, link.b))
+    own = (link for link in topology.links if gpu in (link.a, link.b))
     rates = [link.bandwidth_bytes_per_s for link in own if classify_link(link.kind) in ("nvlink", "xgmi")]
     known = [rate for rate in rates if rate is not None]
-    peers = sum(device.host == topology.devices[0].host for device in topology.devices) - 1
+    peers = sum(device.host == topology.devices[gpu].host for device in topology.devices) - 1
     return min(known) if 0 < peers == len(known) else None
 
 
@@ -423,7 +429,7 @@ class Question:
     def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
         """Returns the cost of candidates; `spans` are the links of axes, where an order of devices gives them."""
         training, hardware = self.training, self.hardware
-        work, execution = build_work(self.model, training.seq_len), build_execution(training)
+        work, execution = build_work(self.model, training.seq_len), build_execution(self.model, training)
         spans = hardware.lay(layout) if spans is None else spans
         parts = StepTime(work, layout, hardware.build_machine(), spans, execution).price()
         memory = StepMemory.of(work, layout, self.model, training, hardware.chip.platform).price()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -56,12 +56,20 @@ def read_layout(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout
     )
 
 
+def find_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns axes → their names in a mesh; of several, the outermost."""
+    found: dict[str, str] = {}
+    for name in names:
+        found.setdefault(name_axis(name), name)
+    return found
+
+
 def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
     """Returns a mesh with all accumulation steps and remats that training leaves free, as candidates."""
     layout, given = read_layout(mesh_shape, training), training.model_fields_set
     steps = int(layout.gradient_accumulation_steps)
     share = int(layout.micro_batch_size) * steps
-    remats = [training.remat] if "remat" in given else REMATS
+    remats = bound_schedule(training).remats
     passes = [steps] if "gradient_accumulation_steps" in given else list_divisors(share)
     gathers = (False, True) if int(layout.pp) > 1 and int(layout.fsdp) > 1 else (False,)
     choices = itertools.product(passes, map(REMATS.index, remats), gathers)
@@ -125,10 +133,7 @@ def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> di
     Where a mesh has two axes of one role the outer one represents both. Where it has no data axis, gradients that are
     summed over expert or context axes count there.
     """
-    names: dict[str, str] = {}
-    for name in MeshAxes.of(mesh_shape).sizes:
-        names.setdefault(name_axis(name), name)
-    found: dict[str, float] = {}
+    names, found = find_names(MeshAxes.of(mesh_shape).sizes), dict[str, float]()
     for axis in AXES:
         name = next((names[each] for each in (axis, *_SUMMED_OVER) if each in names), axis)
         if parts[axis] > 0:
@@ -193,9 +198,10 @@ LONG: Final = 16_384
 def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
     """Returns the candidates with an unusual axis, by the text of the warning."""
     layout, spans, sequence = priced.layout, priced.spans, priced.work.seq_len
-    found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
-    found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
     hardware, is_gpu = priced.hardware, priced.hardware.chip.platform == "gpu"
+    found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
+    found["cp on GPUs"] = (np.asarray(layout.cp) > 1) & (sequence >= LONG) & is_gpu
+    found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
     if is_gpu:
         found["tp on GPUs"] = np.asarray(layout.tp) > 1
     if not is_gpu or hardware.devices <= hardware.domain:  # people use it between hosts of GPUs
@@ -221,10 +227,6 @@ class Best:
     seconds: float
     weighed_s: float
 
-    def is_before(self, other: Best) -> bool:
-        """Returns whether it is faster, also by the handicaps."""
-        return self.seconds < other.seconds and self.weighed_s < other.weighed_s
-
 
 def price_best(question: Question, bounds: Bounds) -> Best | None:
     """Returns the best candidate, by sizes alone; None: no mesh divides model, batch and devices."""
@@ -232,7 +234,10 @@ def price_best(question: Question, bounds: Bounds) -> Best | None:
     if not space.size:
         return None
     priced = question.price(space.layout)
-    place = choose_schedule(priced)
+    return _read_best(priced, choose_schedule(priced))
+
+
+def _read_best(priced: Priced, place: int) -> Best:
     shape, far = priced.layout.take(place).mesh_shape, 0.0 if priced.fits[place] else math.inf
     return Best(shape, far + float(priced.total_s[place]), far + float(weigh(priced)[place]))
 
@@ -286,7 +291,8 @@ def _order(priced: Priced) -> NDArray[np.int64]:
     missing = np.maximum(priced.memory_bytes - (1 - ROOM) * priced.capacity_bytes, 0)
     key = np.where(priced.fits, seconds, priced.memory_bytes)
     preferred = [np.where(is_near, each, 0) for each in (missing, np.sum(wide, axis=0), extra, missing > 0)]
-    return np.lexsort((key, *preferred, ~is_near, ~priced.fits))
+    micro = np.broadcast_to(priced.layout.micro_batch_size, key.shape)  # of equal ones, the smaller
+    return np.lexsort((micro, key, *preferred, ~is_near, ~priced.fits))
 
 
 _EXTRA: Final = ("pp", "cp", "tp")
@@ -384,9 +390,8 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     best = dict(list(ordered.items())[: request.top])
     plans = list(best.values())
     rejected = list_rejected(priced, leaders, list(best), {place: _read_total(made) for place, made in ordered.items()})
-    seconds = _read_total(plans[0]) if plans else math.inf
-    own = Best({}, seconds, seconds * float((weigh(priced) / priced.total_s)[next(iter(best), 0)]))
-    better = (*_list_fewer(request, question, bounds, own), *_list_batch_notices(question, bounds, seconds))
+    own = _read_best(priced, int(leaders[0]))  # by sizes alone, as others that it is compared with
+    better = (*_list_fewer(request, question, bounds, own), *_list_batch_notices(question, bounds, own.seconds))
     if plans:
         warnings = (*_list_basis_notices(question), *_list_untested_notices(priced, best), *better)
     else:
@@ -410,20 +415,22 @@ def _order_best(
     for place in map(int, leaders[: top + spare]):
         if len(made) >= top and priced.total_s[place] >= max(map(_read_total, made.values())):
             break
-        made[place] = _lay_out(question, priced.layout.take(place), lay_out)
+        made[place] = _lay_out(question, priced.layout, place, lay_out)
     handicaps = weigh(priced) / priced.total_s
     seconds = {place: _read_total(plan) * float(handicaps[place]) for place, plan in made.items()}
     fastest = min(seconds.values(), default=0.0)
     return dict(sorted(made.items(), key=lambda each: max(0.0, seconds[each[0]] - (1 + EQUAL_WITHIN) * fastest)))
 
 
-def _lay_out(question: Question, chosen: Layout, lay_out: Callable[[str], Plan]) -> Plan:
-    """Returns the plan of a candidate with its cost on the order of its devices."""
-    shape = chosen.mesh_shape
+def _lay_out(question: Question, layout: Layout, place: int, lay_out: Callable[[str], Plan]) -> Plan:
+    """Returns the plan of a candidate's mesh with its cost on the order of its devices, by its best schedule there."""
+    shape = layout.take(place).mesh_shape
     made = lay_out(",".join(f"{axis}:{size}" for axis, size in (shape or {"dp": 1}).items()))
-    ordered = question.price(chosen, read_order(made, question.hardware))
-    told = tell(question, ordered, 0, made.mesh_shape)
-    told["warnings"] = (*made.warnings, *_list_notices(question, told["memory"], chosen))
+    same = np.all([getattr(layout, axis) == shape.get(axis, 1) for axis in AXES], axis=0)
+    ordered = question.price(layout.take(same), read_order(made, question.hardware))
+    chosen = choose_schedule(ordered)
+    told = tell(question, ordered, chosen, made.mesh_shape)
+    told["warnings"] = (*made.warnings, *_list_notices(question, told["memory"], ordered.layout.take(chosen)))
     return made.model_copy(update=told)
 
 
@@ -454,13 +461,8 @@ def bound_schedule(training: TrainingSpec) -> Bounds:
 
 def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
     """Returns the links of a plan's axes in its own order; None where two of its axes have one role."""
-    names: dict[str, str] = {}
-    for name in plan.mesh_shape:
-        axis = name_axis(name)
-        if axis in names:
-            return None
-        names[axis] = name
-    return hardware.read(plan, names)
+    names = find_names(plan.mesh_shape)
+    return hardware.read(plan, names) if len(names) == len(plan.mesh_shape) else None
 
 
 def _read_total(plan: Plan) -> float:
@@ -509,16 +511,17 @@ def _list_fewer(request: SearchRequest, question: Question, bounds: Bounds, own:
         return ()
     tries = (replace(hardware, devices=each) for each in {power, *list_smooth(count, hardware.domain)[:2]})
     found = ((each.devices, price_best(replace(question, hardware=each), bounds)) for each in tries)
-    faster = [(best.seconds, fewer, best.mesh_shape) for fewer, best in found if best and best.is_before(own)]
+    better = ((best, fewer) for fewer, best in found if best and best.weighed_s < own.weighed_s)
+    faster = [(best.seconds, fewer, best.mesh_shape) for best, fewer in better if best.seconds < own.seconds]
     if not faster:
         return ()
     least, fewer, shape = min(faster)
-    on, hint = "", f"search on {fewer} of them (--count {fewer})"
+    on, hint = "", f'search on {fewer} of them, devices {{"count": {fewer}}}'
     for target in request.targets:
         spec = read_target(target)
         whole, rest = divmod(fewer, math.prod(spec.shape))
         on, hint = f" of {target}", hint if rest else f"search on {replace(spec, granules=whole)} in its place"
-    message = f"{fewer} of the {count} devices{on} take {least:.3g} s a step, on {write_mesh(shape)}"
+    message = f"{fewer} of the {count} devices{on} take about {least:.3g} s a step, on {write_mesh(shape)}"
     return (Notice(code="fewer_is_faster", message=message, hint=hint),)
 
 
@@ -531,8 +534,8 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
     if best is None or not near / batch * seconds >= BETTER_BATCH * best.seconds < math.inf:
         return ()
     gain = "fits" if seconds == math.inf else f"has {near / batch * seconds / best.seconds:.2f} times the tokens/s"
-    told = f"{near} {gain}, on {write_mesh(best.mesh_shape)}, {best.seconds:.3g} s a step"
-    message = f"a global_batch_size of {batch} is not a multiple of {devices} devices; {told}"
+    message = f"a global_batch_size of {batch} is not a multiple of {devices} devices; "
+    message += f"{near} {gain}, on {write_mesh(best.mesh_shape)}"
     return (Notice(code="better_batch", message=message, hint=f"use a global_batch_size of {near}"),)
 
 
@@ -610,7 +613,7 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
     if batches:
         hint = f"use a global_batch_size of {write_values(batches)}"
     elif _is_feasible(replace(question, hardware=replace(question.hardware, devices=fewer)), bounds):
-        hint = f"search on {fewer} of them (--count {fewer})"
+        hint = f'search on {fewer} of them, devices {{"count": {fewer}}}'
     field = "at_most" if bounds.at_most and not batches else "training.global_batch_size"
     return PlanInfeasibleError.of(field, detail, hint)
 
@@ -670,8 +673,5 @@ def audit_plan(plan: Plan, question: Question) -> AuditAlternative | None:
 
 def _name_axes(layout: Layout, plan: Plan) -> dict[str, int]:
     """Returns the shape of a candidate, the outermost axis first, by the plan's own names where it has them."""
-    names: dict[str, str] = {}
-    for name, size in plan.mesh_shape.items():
-        if size > 1:
-            names.setdefault(name_axis(name), name)
+    names = find_names(name for name, size in plan.mesh_shape.items() if size > 1)
     return {names.get(axis, axis): size for axis, size in (layout.mesh_shape or {"dp": 1}).items()}

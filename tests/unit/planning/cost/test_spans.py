@@ -16,11 +16,11 @@ def test_a_host_shares_its_nic_and_an_assumed_network_is_said() -> None:
         ("2*l4:8", 12.5e9, True),
     ):
         topology = build_target(target)
-        hardware = Hardware.of(topology, len(topology.devices))
+        hardware = Hardware.of(topology, len(topology.devices), range(len(topology.devices)))
         assert float(hardware.lay(Layout(dp=len(topology.devices)))["dp"].outer.bytes_per_s) == rate
         assert ("network assumed: 12.5 GB/s a device" in hardware.basis) is is_assumed
     alone = build_target("l4:8")
-    assert "assumed" not in Hardware.of(alone, 8).basis
+    assert "assumed" not in Hardware.of(alone, 8, range(8)).basis
 
 
 @pytest.mark.parametrize(("target", "rates"), [
@@ -33,7 +33,7 @@ def test_a_host_shares_its_nic_and_an_assumed_network_is_said() -> None:
 ])  # fmt: skip
 def test_a_small_group_without_a_switch_has_its_own_links_only(target: str, rates: dict[int, float]) -> None:
     topology = build_target(target)
-    hardware = Hardware.of(topology, len(topology.devices))
+    hardware = Hardware.of(topology, len(topology.devices), range(len(topology.devices)))
     for size, rate in rates.items():
         wire = hardware.lay(Layout(tp=size, dp=len(topology.devices) // size))["tp"].inner
         assert float(wire.bytes_per_s) == pytest.approx(rate), size

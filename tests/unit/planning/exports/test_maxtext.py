@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.models import find_preset
-from tests.unit.planning.exports.asking import EXPERTS, TINY, export
+from tests.unit.planning.exports.asking import EXPERTS, TINY, export, make_plan
 
 LLAMA: dict[str, Any] = {
     "model": "llama3-70b", "target": "8*h100:8", "training": {"seq_len": 8192, "global_batch_size": 256},
@@ -122,15 +122,28 @@ def test_experts_have_as_many_places_as_the_compiled_step() -> None:
     flags = read_flags(export("maxtext", mesh="fsdp:2,ep:4", model=model))
     assert (flags["decoder_block"], flags["num_experts"], flags["num_experts_per_tok"]) == ("qwen3_moe", "4", "2")
     assert (flags["base_moe_mlp_dim"], flags["base_mlp_dim"], flags["use_qk_norm"]) == ("32", "32", "true")
-    assert (flags["sparse_matmul"], flags["capacity_factor"]) == ("false", "1.25")
     assert flags["ici_expert_parallelism"] == "4"
 
 
-def test_a_family_that_drops_no_tokens_has_no_capacity() -> None:
-    text = export("maxtext", mesh="fsdp:64", **{**LLAMA, "model": "llama4-17b-16e"})
-    assert read_flags(text)["model_name"] == "llama4-17b-16e"
-    assert "capacity_factor" not in read_flags(text)
-    assert "capacity_factor 1.25; this family drops no tokens there" in read_notes(text)
+@pytest.mark.parametrize(
+    ("model", "seq_len", "target", "said"),
+    [
+        ("mixtral-8x7b", 4096, "8*h100:8", {"sparse_matmul": "false", "megablox": "false", "capacity_factor": "1.25"}),
+        ("mixtral-8x7b", 65536, "8*h100:8", {"megablox": "false"}),  # masks of long sequences take longer
+        ("qwen3-30b-a3b", 4096, "v5p:4x4x4", {}),  # as for narrow experts
+        ("llama4-17b-16e", 4096, "8*h100:8", {"megablox": "false"}),  # MaxText gives it no capacity
+        ("gpt-oss-20b", 4096, "v5p:4x4x4", {}),
+    ],
+)
+def test_experts_run_as_they_are_priced(model: str, seq_len: int, target: str, said: dict[str, str]) -> None:
+    training = {"global_batch_size": 64, "seq_len": seq_len, "remat": "full"}
+    text = export("maxtext", mesh="fsdp:64", model=model, target=target, training=training)
+    names = ("sparse_matmul", "megablox", "capacity_factor")
+    assert {name: value for name, value in read_flags(text).items() if name in names} == said
+    is_dropless = "capacity_factor 1.25; the plan's experts drop no tokens" in read_notes(text)
+    more = make_plan(mesh="fsdp:64", model=model, target=target, training={**training, "capacity_factor": 64})[0]
+    plan = make_plan(mesh="fsdp:64", model=model, target=target, training=training)[0]
+    assert is_dropless == (plan.step_time == more.step_time) == (len(said) < 3)
 
 
 def test_what_no_flag_says_is_a_comment() -> None:

@@ -29,7 +29,7 @@ MESHES: list[tuple[str, dict[str, int], str]] = [
 
 def ask(target: str, model: str, **training: Any) -> Question:
     topology = build_target(target)
-    hardware = Hardware.of(topology, len(topology.devices))
+    hardware = Hardware.of(topology, len(topology.devices), range(len(topology.devices)))
     return Question(read_model(model), TrainingSpec(**training), hardware, TRAINING_FRACTION)
 
 

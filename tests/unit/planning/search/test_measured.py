@@ -50,7 +50,7 @@ def test_an_all_reduce_over_all_planned_devices_gives_its_bus_bandwidth() -> Non
 
 @pytest.mark.parametrize(("target", "part"), [("h100:8", 1.0), ("a100:8", 1.0), ("mi300x:8", 0.51 / 0.8)])
 def test_a_gpu_that_is_slow_alone_is_priced_as_much_slower(target: str, part: float) -> None:
-    hardware = Hardware.of(build_target(target), 8)
+    hardware = Hardware.of(build_target(target), 8, range(8))
     assert hardware.build_machine().flops_per_s == pytest.approx(part * hardware.chip.flops_per_s, rel=5e-3)
 
 

@@ -29,7 +29,7 @@ TRAINING = {"seq_len": 4096, "global_batch_size": 32, "remat": "full", "gradient
 
 def build(rows: Sequence[Measurement], topology: Topology = HOST) -> Hardware:
     places = range(len(topology.devices))
-    return Hardware.of(topology, len(places), Measurements.of(rows, topology, places))
+    return Hardware.of(topology, len(places), places, Measurements.of(rows, topology, places))
 
 
 def ask(rows: Sequence[Measurement] = (), **fields: Any) -> Any:

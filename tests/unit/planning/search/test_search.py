@@ -6,17 +6,20 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.compile_job import read_capacity
+from meshwright.planning.cost.memory import count_pieces
 from meshwright.planning.hardware import TRAINING_FRACTION
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides
-from meshwright.planning.request import Inventory, answer_request
+from meshwright.planning.request import Inventory, answer_request, reorder
 from meshwright.planning.search.candidates import Bounds, Hardware, Question
+from meshwright.testing import FakeAgent
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.base import DeviceSelection
@@ -89,12 +92,16 @@ def test_what_a_plan_tells_adds_up() -> None:
     assert plan.largest_batch >= schedule.micro_batch_size * parts
 
 
-def test_a_mesh_that_is_given_is_priced_as_the_search_prices_it() -> None:
-    best = ask(training={**TRAINING, "remat": "full", "gradient_accumulation_steps": 1}).plans[0]
-    given = ask(mesh=best.mesh_shape, training={**TRAINING, "remat": "full"}).plans[0]
-    assert given.step_time == best.step_time
-    assert given.memory == best.memory
-    assert given.schedule == best.schedule
+@pytest.mark.parametrize(
+    ("model", "target", "batch"),
+    [("llama3-8b", "v5p:4x4x4", 256), ("llama3.2-1b", "h100:1", 64), ("llama3.1-70b", "tpu7x:4x4x4", 64)],
+)
+def test_a_mesh_that_is_given_is_priced_as_the_search_prices_it(model: str, target: str, batch: int) -> None:
+    asked = {"model": model, "target": target, "training": {**TRAINING, "global_batch_size": batch}}
+    for found in ask(**asked, top=4).plans:
+        given = ask(**asked, mesh=found.mesh_shape or {"dp": 1}).plans[0]
+        assert (given.step_time, given.memory, given.schedule) == (found.step_time, found.memory, found.schedule)
+        assert given.warnings == found.warnings
 
 
 @st.composite
@@ -222,7 +229,7 @@ def test_a_model_that_cannot_be_priced_is_no_search_and_a_warning_beside_a_mesh(
 
 @pytest.mark.parametrize(("fields", "hint"), [
     ({"training": {**TRAINING, "global_batch_size": 7}, "axes": {"fsdp": 64}}, "use a global_batch_size of 64"),
-    ({"target": "h100:8", "devices": DeviceSelection(count=7)}, "search on 4 of them (--count 4)"),
+    ({"target": "h100:8", "devices": DeviceSelection(count=7)}, 'search on 4 of them, devices {"count": 4}'),
     ({"target": "h100:8", "model": "gpt2", "devices": DeviceSelection(count=7)}, "use a global_batch_size of 259"),
     ({"target": "h100:8", "training": {**TRAINING, "gradient_accumulation_steps": 3}}, "use a global_batch_size of 26"),
     ({"axes": {"tp": 8}, "at_most": {"tp": 4}}, "leave tp out of axes or of at_most"),
@@ -353,6 +360,11 @@ def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:
     assert one_host.plans[0].mesh_shape == {"fsdp": 2, "ep": 4}  # pp:8 and tp:8 are up to 12 % faster
     unusual = [each.message for each in found.rejected if each.reason == "unusual"]
     assert any("by cp for sequences of 8,192 tokens, which no run judges: measure it" in each for each in unusual)
+    long = {"global_batch_size": 32, "seq_len": 131072}
+    gpus = ask(model="llama3.1-405b", target="128*h100:8", training=long)
+    assert gpus.plans[0].mesh_shape == {"fsdp": 32, "cp": 4, "tp": 8}  # not cp over 16 hosts
+    slices = ask(model="llama3.1-70b", target="tpu7x:4x8x8", training=long, axes={"cp": 8})
+    assert not any(each.reason == "unusual" for each in slices.rejected)
 
 
 def test_405b_on_16384_gpus_is_a_pipeline_of_tensor_parallel_hosts_as_published() -> None:
@@ -385,7 +397,7 @@ CHAINS = [
 
 
 def build_question(model: str, training: TrainingSpec, topology: Topology) -> Question:
-    hardware = Hardware.of(topology, len(topology.devices))
+    hardware = Hardware.of(topology, len(topology.devices), range(len(topology.devices)))
     return Question(read_model(model), training, hardware, TRAINING_FRACTION)
 
 
@@ -422,3 +434,28 @@ def test_a_batch_that_one_device_cannot_cut_is_refused_with_what_to_leave_out() 
             SearchRequest.model_validate({"model": "llama3-8b", "targets": ["h100:1"], "training": training})
         )
     assert "leave gradient_accumulation_steps out" in caught.value.hint
+
+
+@pytest.mark.parametrize("seq_len", [100_003, 16_777_213])
+def test_a_prime_number_of_tokens_takes_no_longer_than_another(seq_len: int) -> None:
+    assert count_pieces(seq_len, 2048.0) == seq_len  # in a loop over numbers of pieces, 60 s
+    assert count_pieces(np.array([8192, 8191, 8190]), 2048.0).tolist() == [4, 8191, 5]
+
+
+def test_devices_of_one_kind_of_a_mixed_fleet_are_priced_as_a_host_of_them() -> None:
+    hosts = {name: FakeAgent(f"{name}:8", host=name).devices for name in ("a100", "h100")}
+    for name, devices in hosts.items():
+        asked = {"model": "llama3-8b", "training": TRAINING, "include_devices": False}
+        chosen = {"topology": tuple(hosts.values()), "devices": [f"{name}/{index}" for index in range(8)], **asked}
+        alone = answer_request(SearchRequest.model_validate({"topology": devices, **asked})).plans[0]
+        mixed = answer_request(SearchRequest.model_validate(chosen)).plans[0]
+        assert (mixed.mesh_shape, mixed.step_time) == (alone.mesh_shape, alone.step_time)
+        given = answer_request(PlanRequest.model_validate({**chosen, "mesh": "fsdp:8"})).plans[0]
+        assert given.step_time is not None
+
+
+def test_a_target_in_two_spellings_is_one() -> None:
+    found = ask(target=None, targets=("h100", "H100:8", "2*gb200:4"), training=TRAINING)
+    assert sorted(row.target for row in found.comparison) == ["2*gb200:4", "h100:8"]
+    turned = reorder(found, [1, 0])
+    assert [plan.target for plan in turned.plans] == [row.target for row in turned.comparison]

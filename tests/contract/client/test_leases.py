@@ -17,9 +17,9 @@ from meshwright.errors import (
     NotFoundError,
 )
 from meshwright.testing import FakeAgent
+from tests.contract.client.both import Kind, ask
 from tests.fakes.hosts import build_devices
 from tests.fakes.scripted import RemembersHealth
-from tests.unit.client.both import Kind, ask
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 SHORT_S = 0.3
@@ -76,31 +76,30 @@ def test_a_lease_that_cannot_be_is_refused_by_its_field(kind: Kind, arguments: d
     assert caught.value.errors
 
 
-def test_a_lease_whose_answer_is_lost_is_ended_and_one_that_a_renewal_makes_anew_too() -> None:
+@both
+def test_a_lease_whose_answer_is_lost_is_ended_and_one_that_a_renewal_makes_anew_too(kind: Kind) -> None:
     fake = FakeAgent()
-    inside = httpx.Client(transport=fake.transport(), base_url="http://fake-agent")
+    inside = fake.transport()
 
     def lose_leases(request: httpx.Request) -> httpx.Response:
-        answer = inside.send(inside.build_request(request.method, request.url.path, content=request.content))
+        answer = inside.handle_request(request)
         if request.method == "PUT":
             raise httpx.ReadTimeout("lost")
         return answer
 
-    with fake.client(transport=httpx.MockTransport(lose_leases), max_retries=0) as client:
-        with pytest.raises(AgentTimeoutError):
-            client.lease(purpose="job 7")
-        assert client.leases().leases == ()
+    with pytest.raises(AgentTimeoutError):
+        ask(kind, fake, lambda c: c.lease(purpose="job 7"), transport=httpx.MockTransport(lose_leases), max_retries=0)
+    assert fake.client().leases().leases == ()
 
     def end_before_renewal(request: httpx.Request) -> httpx.Response:
         if request.method == "PUT":
             fake.client().end_lease("mine")
-        return inside.send(inside.build_request(request.method, request.url.path, content=request.content))
+        return inside.handle_request(request)
 
     fake.client().lease(purpose="job 7", lease_id="mine")
-    with fake.client(transport=httpx.MockTransport(end_before_renewal)) as client:
-        with pytest.raises(NotFoundError, match="ended before it was renewed"):
-            client.renew_lease("mine", 60)
-        assert client.leases().leases == ()
+    with pytest.raises(NotFoundError, match="ended before it was renewed"):
+        ask(kind, fake, lambda c: c.renew_lease("mine", 60), transport=httpx.MockTransport(end_before_renewal))
+    assert fake.client().leases().leases == ()
 
 
 # ---- hold

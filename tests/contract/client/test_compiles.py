@@ -12,8 +12,8 @@ from meshwright.testing import FakeAgent
 from meshwright.wire.mesh import Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress
+from tests.contract.client.both import Kind, ask
 from tests.fakes.scripted import compile_with
-from tests.unit.client.both import Kind, ask
 
 KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
 SPEC = ModelSpec(

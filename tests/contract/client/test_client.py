@@ -15,8 +15,8 @@ from meshwright.errors import AgentConnectionError, AgentTimeoutError, ProblemEr
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plans
+from tests.contract.client.both import Kind, ask
 from tests.fakes.stored import build_run
-from tests.unit.client.both import Kind, ask
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 

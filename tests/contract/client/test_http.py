@@ -16,8 +16,8 @@ from meshwright import AsyncClient, Client
 from meshwright.errors import AgentConnectionError, AgentTimeoutError
 from meshwright.wire.health import Health
 from meshwright.wire.runs import Run, RunEvent, RunState
-from tests.unit.client.both import Kind, ask_url
-from tests.unit.client.sockets import STREAM_HEAD, Heard, answer, chunk, serve
+from tests.contract.client.both import Kind, ask_url
+from tests.contract.client.sockets import STREAM_HEAD, Heard, answer, chunk, serve
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 HEALTH = answer(Health(state="healthy", components=()).model_dump_json().encode())

@@ -24,9 +24,9 @@ from meshwright.errors import (
 )
 from meshwright.preflight import check_hosts
 from meshwright.testing import FakeAgent
+from tests.contract.client.fleets import build_fakes
+from tests.contract.client.sockets import Heard, answer, serve
 from tests.fakes.hosts import build_devices
-from tests.unit.client.sockets import Heard, answer, serve
-from tests.unit.fleet.fakes import build_fakes
 
 HOST_0, HOST_1, HOST_2 = (f"http://n{i}:8790" for i in range(3))
 
@@ -65,7 +65,7 @@ def test_a_host_that_does_not_answer_well_has_a_state_and_a_reason(harm: Any, st
     assert "\n" not in failed.detail
     assert found.topology.hosts == ("n0", "n2")
     (notice,) = found.notices
-    assert notice.code == "hosts_missing"
+    assert (notice.code, notice.hint) == ("hosts_missing", "start their agents, and plan again")
     assert notice.message.startswith("1 of 3 hosts are not in the plan: ")
     assert failed.detail in notice.message
 

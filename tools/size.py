@@ -33,7 +33,7 @@ PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
     "code lines": 28_500,
-    "code lines of the service": 9_800,
+    "code lines of the service": 9_620,
     "code lines of planner, topology, compiler, verify": 9_020,  # 9,000 and the rates of a preflight
     "code lines of the rest of the client": 8_448,
     "modules": 185,

@@ -31,7 +31,7 @@ from meshwright_agent.host.base import AgentHost
 from meshwright_agent.host.simulation import SimulatedHost
 from meshwright_agent.host.snapshot import first_line
 from meshwright_agent.host.watch import HostWatch
-from meshwright_agent.labels import LabelFile
+from meshwright_agent.labels import keep_labels
 from meshwright_agent.leases import LeaseRegistry, LeaseService
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
@@ -82,6 +82,7 @@ class Agent:
         self.large_planner = Supervisor(planner, clock=self.clock)
         preflight = build_preflight_spec(settings, self._environ, is_cpu=self._stays)
         self.preflight = Supervisor(preflight, clock=self.clock)
+        self.device.neighbor, self.preflight.neighbor = self.preflight, self.device
         self.children = {"device": self.device, "probe": self.probe, "preflight": self.preflight}
         self.children |= {"planner": self.planner, "large_planner": self.large_planner}
         self.registry = LeaseRegistry(boot or read_boot_clock(settings.host_root))
@@ -155,8 +156,8 @@ class Agent:
         self._spawn(self.leases.run())
         self._spawn(self.host.run())
         if self.settings.label_file is not None:
-            labels = LabelFile(self.settings, self.clock, self.host, self.health, self.benches)
-            self._spawn(labels.run(self.settings.label_file))
+            around = self.settings, self.clock, self.host, self.health, self.benches
+            self._spawn(keep_labels(self.settings.label_file, *around))
         self._spawn(self.store_health.run())
         self._spawn(self.history.run(self.health.settle))
         self._spawn(self._forget_gone())
@@ -205,7 +206,10 @@ class Agent:
             return True, self.host.readiness
         if known.failure is not None:
             return False, f"worker does not start: {self.device.last_error or first_line(known.failure)}"[:200]
-        return False, f"starting since {self.started_at:%H:%M:%S} UTC: {known.waits_for}"
+        waits_for = f"JAX has not listed the devices yet, worker {known.worker.state}"
+        if known.facts is None:
+            waits_for = "the driver has not answered the probe yet"
+        return False, f"starting since {self.started_at:%H:%M:%S} UTC: {waits_for}"
 
     async def _forget_gone(self) -> None:
         """Forgets the states of removed components, after every present component has been checked once."""

@@ -88,7 +88,7 @@ def doctor(
     from meshwright_agent.server import find_owner
 
     settings = read_settings(cpu_devices=cpu_devices, simulate=simulate, state_dir=state_dir)
-    pid = find_owner(settings.host_root)
+    pid, _ = find_owner(settings.host_root)
     owner = f"they belong to the agent of this host (process {pid})" if pid else ""
     findings = examine(settings, owner=owner)
     if as_json:

@@ -89,39 +89,27 @@ def write_labels(path: Path, text: str) -> None:
         raise
 
 
-class LabelFile:
-    """The label file of one agent, rewritten after each probe once the devices are known."""
+async def keep_labels(
+    path: Path, settings: Settings, clock: Clock, host: AgentHost, health: HealthRegistry, benches: Benches
+) -> None:
+    """Rewrites the label file after each probe once the devices are known, until cancelled.
 
-    def __init__(
-        self, settings: Settings, clock: Clock, host: AgentHost, health: HealthRegistry, benches: Benches
-    ) -> None:
-        self._interval_s = settings.probe_interval_s
-        self._lifetime = timedelta(seconds=settings.stale_after_s)
-        self._clock = clock
-        self._host = host
-        self._health = health
-        self._benches = benches
-        self._problem = ""
-
-    async def run(self, path: Path) -> None:
-        """Writes the file until cancelled. A failed write is logged once and retried."""
-        while True:
-            is_known = self._host.snapshot.knows_topology
-            if is_known:
-                await self._refresh(path)
-            await asyncio.sleep(self._interval_s if is_known else min(POLL_S, self._interval_s))
-
-    async def _refresh(self, path: Path) -> None:
-        now = self._clock.now()
-        labels = build_labels(self._host.devices(), self._health.view(now), self._benches.newest_records())
-        problem = ""
-        try:
-            await asyncio.to_thread(write_labels, path, format_labels(labels, now + self._lifetime))
-        except OSError as error:
-            problem = f"the labels of this node cannot be written to {path}: {error.strerror or error}"
-        if problem and problem != self._problem:
-            log.warning("%s; the folder must be there and writable, see deploy/RUNBOOK.md", problem)
-        self._problem = problem
+    A failed write is logged once and retried.
+    """
+    reported = ""
+    while True:
+        if is_known := host.snapshot.knows_topology:
+            now, problem = clock.now(), ""
+            labels = build_labels(host.devices(), health.view(now), benches.newest_records())
+            text = format_labels(labels, now + timedelta(seconds=settings.stale_after_s))
+            try:
+                await asyncio.to_thread(write_labels, path, text)
+            except OSError as error:
+                problem = f"the labels of this node cannot be written to {path}: {error.strerror or error}"
+            if problem and problem != reported:
+                log.warning("%s; the folder must be there and writable, see deploy/RUNBOOK.md", problem)
+            reported = problem
+        await asyncio.sleep(settings.probe_interval_s if is_known else min(POLL_S, settings.probe_interval_s))
 
 
 def _agree(devices: Sequence[Device], read: Callable[[Device], object]) -> object:

@@ -1,7 +1,7 @@
 """Metrics by name, and the metrics that are counted at the event. `routes.metrics` reads the others at a scrape.
 
-To add a metric, add a row to `METRICS`. Then add an object here that is updated at the event, or a sample in one of the
-two collectors of `routes.metrics`.
+To add a metric, add a row to `METRICS`. Then add an object here that is updated at the event, or a sample in the
+collector of `routes.metrics`.
 """
 
 from __future__ import annotations

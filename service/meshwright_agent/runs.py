@@ -2,7 +2,7 @@
 
 The task that runs a run owns its live state. A state is stored before it is reported. The task retries to store the end
 of its run until it succeeds or the agent ends. In the latter case the next start ends the run as interrupted. The
-argument `execute` does the work: this module does not depend on workers or compiles.
+argument `execute` does the work: this module does not depend on benches or compiles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextvars import copy_context
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from meshwright.errors import NotFoundError, ProblemError, QueueFullError, RunFailedError, UnavailableError
 from meshwright.wire.bench import BenchRecord, LatestBench
@@ -59,10 +59,10 @@ MAX_RETRY_S: Final = 30.0
 
 log = logging.getLogger(__name__)
 
-Done = tuple[dict[str, Any], bool]
-"""The result of a run as JSON, and whether its duration predicts that of the next run."""
+Done = dict[str, Any]
+"""The result of a run as JSON."""
 Emit = Callable[[dict[str, Any]], None]
-"""Accepts {"done", "total", "message"} or {"record": {…}}, on the event loop. It never raises or waits."""
+"""Accepts {"done", "total", "message"} or {"record": {…}}, on the event loop. It never waits."""
 Execute = Callable[[Run, Emit], Coroutine[Any, Any, Done]]
 
 
@@ -80,13 +80,11 @@ class LiveRun:
         run: its newest state.
         execute: does the work.
         context: the context of its submission, so that logs and traces of its work name the request.
-        lead: the task that runs it until its end is stored.
+        task: the task that runs it until its end is stored.
         work: its execution; None while it waits.
         stop_reason: why it was asked to stop; None if it was not.
-        has_worked: a worker or compiler made the result, and it was not stored before.
-        fault: the first update that was neither progress nor a record: a bug, which fails the run.
-        turn: set when its lane is free for it, or when it is cancelled while it waits.
-        news: set when events wait to be written, or the work has ended.
+        may_start: set when its lane is free for it, or when it is cancelled while it waits.
+        changed: set when events wait to be written, or the work has ended.
         ended: set when the final state is stored.
     """
 
@@ -94,13 +92,11 @@ class LiveRun:
         self.run = run
         self.execute = execute
         self.context = copy_context()
-        self.lead: asyncio.Task[None]
+        self.task: asyncio.Task[None]
         self.work: asyncio.Task[Done] | None = None
         self.stop_reason: str | None = None
-        self.has_worked = False
-        self.fault: ValidationError | None = None
-        self.turn = asyncio.Event()
-        self.news = asyncio.Event()
+        self.may_start = asyncio.Event()
+        self.changed = asyncio.Event()
         self.ended = asyncio.Event()
         self._clock = clock
         self._seq = 0
@@ -116,19 +112,16 @@ class LiveRun:
 
     def emit(self, update: dict[str, Any]) -> None:
         """Adds the event of an update. Of unstored progress, only the newest is kept."""
-        try:
-            if isinstance(update, dict) and "record" in update:
-                record = BenchRecord.model_validate(update["record"]).model_dump(mode="json")
-                self._append("record", record=record)
-            else:
-                progress = Progress.model_validate(update)
-                self.run = self.run.model_copy(update={"progress": progress})
-                if self.pending and self.pending[-1].type == "progress":
-                    self._seq = self.pending.pop().seq - 1
-                self._append("progress", progress=progress)
-        except ValidationError as error:
-            self.fault = self.fault or error
-        self.news.set()
+        if "record" in update:
+            record = BenchRecord.model_validate(update["record"]).model_dump(mode="json")
+            self._append("record", record=record)
+        else:
+            progress = Progress.model_validate(update)
+            self.run = self.run.model_copy(update={"progress": progress})
+            if self.pending and self.pending[-1].type == "progress":
+                self._seq = self.pending.pop().seq - 1
+            self._append("progress", progress=progress)
+        self.changed.set()
 
     def record_state(self, run: Run) -> None:
         """Adds the event of a new state."""
@@ -153,7 +146,7 @@ class Lane:
         """Gives the lane to the next run if the lane is free."""
         if self.current is None and self.waiting:
             self.current = self.waiting.popleft()
-            self.current.turn.set()
+            self.current.may_start.set()
 
     def estimate_wait_s(self, now: datetime) -> float:
         """Returns the last run's duration less the current run's time so far, at least 1. A place may then be free."""
@@ -176,7 +169,6 @@ class RunQueue:
         self._lanes: dict[LaneName, Lane] = {name: Lane() for name in get_args(LaneName)}
         self._live: dict[str, LiveRun] = {}
         self._refused: set[str] = set()
-        self._last_id = ""
         self._is_closing = asyncio.Event()
         self._admission = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -211,7 +203,7 @@ class RunQueue:
         async with self._admission:  # a current submission ends first, so that it is cancelled too
             await self.cancel_all(reason)
         for live in self._live.values():  # their work does not stop
-            live.lead.cancel()
+            live.task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for live in tuple(self._live.values()):
             await self._store_end(live, _build_cancelled(live.run, reason, self._clock.now()))
@@ -240,8 +232,8 @@ class RunQueue:
             lane = self._lanes[LANE_OF[kind]]
             self._require_room(lane)
             now = self._clock.now()
-            self._last_id = build_run_id(self._last_id, now, secrets.token_hex(10))
-            run = Run(id=self._last_id, kind=kind, state="queued", created_at=now, request=request)
+            run_id = f"run-{int(now.timestamp() * 1000):012x}{secrets.token_hex(10)}"
+            run = Run(id=run_id, kind=kind, state="queued", created_at=now, request=request)
             live = LiveRun(run, execute, self._clock)
             try:
                 await self._store_events(live, run)
@@ -251,7 +243,7 @@ class RunQueue:
             self._live[run.id] = live
             lane.waiting.append(live)
             lane.advance()
-            live.lead = self._spawn(self._lead(live, lane))
+            live.task = self._spawn(self._lead(live, lane))
             return live.run
 
     def _require_room(self, lane: Lane) -> None:
@@ -357,7 +349,7 @@ class RunQueue:
             waiting = self._lanes[LANE_OF[live.run.kind]].waiting
             if live in waiting:
                 waiting.remove(live)
-                live.turn.set()
+                live.may_start.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_WAIT_S):
                 for live in stopping:
@@ -368,7 +360,7 @@ class RunQueue:
 
     async def _lead(self, live: LiveRun, lane: Lane) -> None:
         """Runs one run from its turn until its end is stored."""
-        await live.turn.wait()
+        await live.may_start.wait()
         try:
             if live.stop_reason is None:
                 ended = await self._execute(live)
@@ -385,11 +377,11 @@ class RunQueue:
         live.run = live.run.model_copy(update={"state": "running", "started_at": self._clock.now()})
         live.record_state(live.run)
         live.work = work = asyncio.create_task(live.execute(live.run, live.emit), context=live.context)
-        work.add_done_callback(lambda _: live.news.set())
-        live.news.set()
+        work.add_done_callback(lambda _: live.changed.set())
+        live.changed.set()
         while not work.done():
-            await live.news.wait()
-            live.news.clear()
+            await live.changed.wait()
+            live.changed.clear()
             try:
                 await self._store_events(live, live.run)
             except StoreUnavailableError as error:
@@ -399,15 +391,13 @@ class RunQueue:
     def _build_ended(self, live: LiveRun, work: asyncio.Task[Done]) -> Run:
         """Returns the ended run. After a stop request it counts as cancelled, however its work ended."""
         now = self._clock.now()
-        error = None if work.cancelled() else work.exception() or live.fault
+        error = None if work.cancelled() else work.exception()
         if live.stop_reason is not None or work.cancelled():
             return _build_cancelled(live.run, live.stop_reason or "its task ended early", now)
         if isinstance(error, CallCancelled):
             return _build_cancelled(live.run, str(error), now)
         if error is None:
-            result, live.has_worked = work.result()
-            done = {"state": "succeeded", "finished_at": now, "result": result}
-            return live.run.model_copy(update=done)
+            return live.run.model_copy(update={"state": "succeeded", "finished_at": now, "result": work.result()})
         if not isinstance(error, ProblemError):
             log.error("%s failed by a bug", live.run.id, exc_info=error)
             detail = f"{type(error).__name__} while executing {live.run.id}; this is a bug of the agent"
@@ -436,7 +426,7 @@ class RunQueue:
         if ended.started_at and ended.finished_at:
             duration_s = (ended.finished_at - ended.started_at).total_seconds()
             RUN_DURATION.labels(ended.kind, ended.state).observe(max(0.0, duration_s))
-            if live.has_worked:  # a stored result does not predict the next duration
+            if ended.state == "succeeded":
                 self._lanes[LANE_OF[ended.kind]].last_took_s = duration_s
         del self._live[ended.id]
         live.run = ended
@@ -458,17 +448,6 @@ class RunQueue:
         except BaseException:
             live.pending = events + live.pending
             raise
-
-
-def build_run_id(previous: str, now: datetime, entropy: str) -> str:
-    """Returns "run-" and hex: 12 digits of milliseconds since 1970, always above `previous`, then `entropy`.
-
-    Ids of one queue sort in order of creation, also when the wall clock is set back.
-    """
-    milliseconds = int(now.timestamp() * 1000)
-    if previous:
-        milliseconds = max(milliseconds, int(previous[4:16], 16) + 1)
-    return f"run-{milliseconds:012x}{entropy}"
 
 
 def _name_stream(run_id: str) -> str:

@@ -18,6 +18,8 @@ import signal
 import socket
 import ssl
 import stat
+import struct
+import threading
 import time
 from asyncio import constants
 from collections.abc import Callable, Iterator, Sequence
@@ -158,24 +160,33 @@ def claim_host(root: Path) -> Iterator[None]:
         try:
             sock.bind(name)
         except OSError as error:
-            pid, uid = _read_owner(root)
+            pid, uid = find_owner(root)
             holder = f"process {pid} of user {uid}" if pid else "a process that does not listen (sudo ss -xap)"
             raise HostTakenError(
                 f"the name of this host's agent, @{name[1:]}, belongs to {holder}; one agent owns a host: end that "
                 "process, or start this agent with --cpu-devices or --simulate, which own no device"
             ) from error
-        sock.listen(8)
-        yield
+        sock.listen(_BACKLOG)
+        dropping = threading.Thread(target=_drop_connections, args=(sock,), daemon=True)
+        dropping.start()
+        try:
+            yield
+        finally:
+            sock.shutdown(socket.SHUT_RDWR)  # ends the thread, which holds the name
+            dropping.join()
 
 
-def find_owner(root: Path) -> int:
-    """Returns the id of the process that has the devices of this host; 0 without one."""
-    return _read_owner(root)[0]
+def _drop_connections(sock: socket.socket) -> None:
+    """Closes each connection of `find_owner`, which only reads who listens: a full queue would refuse the next."""
+    with contextlib.suppress(OSError):
+        while True:
+            sock.accept()[0].close()
 
 
-def _read_owner(root: Path) -> tuple[int, int]:
+def find_owner(root: Path) -> tuple[int, int]:
+    """Returns the ids of the process that has the devices of this host and of its user; zeros without one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(1.0)
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 1, 0))  # waits if the queue is full
         try:
             asking.connect(_name_claim(root))
             pid, uid, _ = UCRED.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))

@@ -52,8 +52,7 @@ def nodes(tmp_path: Path, hosts: list[RunningAgent]) -> list[Node]:
 
 
 @pytest.mark.parametrize(
-    ("expect", "exits", "told"),
-    [("1*cpu", {0}, ""), ("8*h100", {1}, "reason=preflight: it has 0 of 8*h100 devices")],
+    ("expect", "exits", "told"), [("1*cpu", {0}, ""), ("8*h100", {1}, "reason=preflight: it has 0 of 8*h100 devices")]
 )
 def test_every_node_hears_the_verdict_on_itself(
     nodes: list[Node], hosts: list[RunningAgent], expect: str, exits: set[int], told: str
@@ -80,10 +79,7 @@ def test_every_node_hears_the_verdict_on_itself(
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (
-            {"SLURM_JOB_GPUS": "0"},
-            "no preflight: the job has devices 0 of this node",
-        ),
+        ({"SLURM_JOB_GPUS": "0"}, "no preflight: the job has devices 0 of this node"),
         ({"SLURM_JOB_GPUS": "0", "MESHWRIGHT_EXPECT": "8*h100"}, "is '8*h100'"),
         ({"MESHWRIGHT_PREFLIGHT": "90s"}, "no preflight: MESHWRIGHT_PREFLIGHT=90s is no number of seconds"),
     ],

@@ -14,14 +14,15 @@ import sys
 import time
 from typing import Any, NoReturn
 
+from meshwright_agent.children import child
 from meshwright_agent.children.child import CallContext, serve
 from meshwright_agent.supervisor.protocol import PROTOCOL_VERSION, Hello, ProgressFrame, ResultFrame, format_frame
 
 KIND = "faulty"
 
 
-def echo(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
-    return {"arguments": arguments, "generation": context.generation, "pid": os.getpid()}
+def echo(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    return {"arguments": arguments, "generation": GENERATION, "pid": os.getpid()}
 
 
 def environment(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def hold_the_gil() -> ctypes.PyDLL:
 
 def hang_with_gil(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
     """Tells that it is about to hang, and hangs in C with the GIL held."""
-    line = format_frame(ProgressFrame(context._id, context.generation, {"message": "about to hang"}))
+    line = format_frame(ProgressFrame(context._id, {"message": "about to hang"}))
     c = hold_the_gil()
     c.write(FD, line, len(line))
     c.usleep(600_000_000)
@@ -90,7 +91,7 @@ def chatter(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
 
 BROKEN = {
     "no JSON": "this is no frame\n", "too deep": "[" * 100_000 + "\n", "a line without end": "x" * 70_000_000,
-    "another generation's reply": format_frame(ResultFrame(1, 7, {})).decode(),
+    "another call's reply": format_frame(ResultFrame(7, {})).decode(),
 }  # fmt: skip
 
 
@@ -116,6 +117,16 @@ def fork_and_leave(_arguments: dict[str, Any], _context: CallContext) -> dict[st
         time.sleep(600)
 
 
+def starve_reader(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Leaves its reader thread without memory for the next frame."""
+
+    def fail(_line: bytes) -> NoReturn:
+        raise MemoryError
+
+    child.parse_frame = fail
+    return {}
+
+
 def close_socket(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
     """Shuts the connection and lives on."""
     c = hold_the_gil()
@@ -129,11 +140,14 @@ HANDLERS = {
     for handler in (
         echo, environment, abort, leave, hang_with_gil, work, raise_other,
         exit_politely, answer_nan, answer_huge, chatter, break_protocol, start_grandchild, fork_and_leave,
-        close_socket
+        starve_reader, close_socket
     )
 }  # fmt: skip
 
-FD = next((int(word.removeprefix("--fd=")) for word in sys.argv if word.startswith("--fd=")), -1)
+FD, GENERATION = (
+    next((int(word.removeprefix(name)) for word in sys.argv if word.startswith(name)), -1)
+    for name in ("--fd=", "--generation=")
+)
 
 
 def prepare() -> None:
@@ -148,7 +162,7 @@ def prepare() -> None:
         case "wrong protocol":
             _send_and_wait(Hello(PROTOCOL_VERSION + 1, KIND, os.getpid(), 1))
         case "progress first":
-            _send_and_wait(ProgressFrame(1, 1, {}))
+            _send_and_wait(ProgressFrame(1, {}))
 
 
 def _send_and_wait(frame: Hello | ProgressFrame) -> NoReturn:

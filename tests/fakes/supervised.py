@@ -9,7 +9,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from meshwright.wire.devices import Worker, WorkerState
@@ -41,6 +40,7 @@ class FakeSupervisor:
     log_tail: tuple[str, ...] = ()
     has_crashed: bool = False
     silent_s: float = 0.0
+    idle_s: float = 0.0
     abandoned_pids: tuple[int, ...] = ()
     state_after: WorkerState | None = None
     on_change: Callable[[], None] | None = None
@@ -48,7 +48,6 @@ class FakeSupervisor:
     resets: int = 0
     spec: ChildSpec = field(default_factory=lambda: ChildSpec("device", "no.module", dict))
     holding_pids: tuple[int, ...] = ()
-    since: datetime = EPOCH
     releases: list[str] = field(default_factory=list)
 
     async def call(
@@ -81,7 +80,7 @@ class FakeSupervisor:
 
     def view(self) -> Worker:
         return Worker(
-            state=self.state, generation=self.generation, pid=self.pid, since=self.since, last_error=self.last_error
+            state=self.state, generation=self.generation, pid=self.pid, since=EPOCH, last_error=self.last_error
         )
 
 

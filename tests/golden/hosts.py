@@ -224,8 +224,7 @@ def build_driver(host: Host, recorded: Path, folder: Path) -> dict[str, str]:
     document["gpus"] = [{**gpu, **WELL, **other} for gpu, other in told if other is not None]
     (folder / "nvml.json").write_text(json.dumps({**document, "fail": host.fail}))
     log = folder / "kmsg"
-    log.touch()
-    for number, message in enumerate(host.log):
+    for number, message in enumerate(("Linux version 6.12", *host.log)):
         write_record(log, number, message)
     path = os.pathsep.join((str(ROOT / "tests/fakes/as_pynvml"), str(ROOT)))
     return {"FAKE_NVML": str(folder), "PYTHONPATH": path, "MESHWRIGHT_KERNEL_LOG": str(log)}

@@ -13,10 +13,7 @@ from tests.process.bad_hosts import FAULTS, check, list_blamed
 from tests.process.living import find_children
 from tests.process.namespaces import Network, start_hosts
 
-pytestmark = [
-    pytest.mark.exhaustive,
-    pytest.mark.skipif(not namespaces.CAN_RUN, reason=namespaces.REASON),
-]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(not namespaces.CAN_RUN, reason=namespaces.REASON)]
 BAD = 2
 
 

@@ -17,7 +17,7 @@ import tests
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.deploy.slurm_node import build_node
 from tests.fakes.tree import RECORDED, plant_host
-from tests.fakes.well import WELL
+from tests.fakes.well import WELL, write_record
 from tests.process.living import ask, await_state, read_component
 from tests.process.test_cli_exit_codes import _run
 from tests.process.test_health_events import QUICK
@@ -31,7 +31,7 @@ def build_host(folder: Path) -> dict[str, str]:
     document = json.loads((RECORDED / "dgx-h100/nvml.json").read_text())
     document["gpus"] = [{**gpu, **WELL, "processes": []} for gpu in document["gpus"]]
     (folder / "nvml.json").write_text(json.dumps(document))
-    (folder / "kmsg").touch()
+    write_record(folder / "kmsg", 0, "Linux version 6.12")
     return {
         **QUICK,
         **plant_host("dgx-h100", folder / "host"),

@@ -63,8 +63,6 @@ def test_any_other_exception_is_a_failed_run_with_its_traceback_and_the_child_li
             await child.call("exit_politely")
         with fails("run_failed", "JSON cannot say"):
             await child.call("answer_nan")
-        with fails("internal", "'no_such_thing' was asked; this child knows echo, "):
-            await child.call("no_such_thing")
         assert (await child.call("echo"))["generation"] == 1
 
     supervise(scenario)
@@ -112,7 +110,7 @@ def test_a_fork_that_holds_the_socket_does_not_hide_the_childs_death() -> None:
     wait_for(lambda: not is_alive(fork), limit_s=10)
 
 
-@pytest.mark.parametrize("how", ["no JSON", "too deep", "a line without end", "another generation's reply"])
+@pytest.mark.parametrize("how", ["no JSON", "too deep", "a line without end", "another call's reply"])
 def test_a_bad_frame_is_a_crash_of_that_child_and_never_of_the_agent(how: str) -> None:
     async def scenario(child: Child) -> None:
         with fails("worker_failed", "broke the protocol"):
@@ -133,6 +131,16 @@ def test_a_frame_beyond_asyncios_line_limit_passes_and_one_beyond_ours_fails_the
     supervise(scenario)
 
 
+def test_a_child_whose_reader_fails_ends() -> None:
+    async def scenario(child: Child) -> None:
+        await child.call("starve_reader")
+        with fails("worker_failed", "closed its socket and exited with status 0") as caught:
+            await child.call("echo", deadline_s=5)
+        assert "the agent's socket broke: MemoryError:" in caught.value.log
+
+    supervise(scenario)
+
+
 def test_a_child_that_closes_its_socket_and_lives_on_is_killed() -> None:
     async def scenario(child: Child) -> None:
         with fails("worker_failed", "closed its socket and was killed by SIGKILL"):
@@ -148,7 +156,7 @@ def test_a_child_that_closes_its_socket_and_lives_on_is_killed() -> None:
     ("raise", "it cannot work: RuntimeError: no devices were found"),
     ("exit", "exited with status 3"),
     ("hang", "was not ready within 2 s"),
-    ("wrong protocol", "protocol, kind, generation, pid .2, 'faulty', 1,"),
+    ("wrong protocol", "protocol, kind, generation, pid .3, 'faulty', 1,"),
     ("progress first", "broke the protocol: .* that no call waits for"),
 ])  # fmt: skip
 def test_a_child_that_does_not_say_hello_as_it_should_fails_the_start(fault: str, match: str) -> None:

@@ -27,10 +27,10 @@ class Bench:
         self.ignores_cancel = False
         self._outcomes: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
-    async def execute(self, run: Run, emit: Emit) -> tuple[dict[str, Any], int]:
+    async def execute(self, run: Run, emit: Emit) -> dict[str, Any]:
         self.begun.append(run.id)
         self.emits[run.id] = emit
-        return await self._wait(self.outcome(run.id)), 7
+        return await self._wait(self.outcome(run.id))
 
     async def _wait(self, outcome: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
         while True:

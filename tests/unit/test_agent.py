@@ -16,7 +16,7 @@ from meshwright.wire.mesh import PlanRequest, Plans
 from meshwright_agent.agent import Agent
 from meshwright_agent.answers.benches import MAX_SCRAPED
 from meshwright_agent.children.planner import parse_here
-from meshwright_agent.health.events import Standing
+from meshwright_agent.health.events import Finding, Standing
 from meshwright_agent.host.snapshot import JaxReport
 from meshwright_agent.settings import Settings
 from tests.fakes.codes import has_code
@@ -34,7 +34,7 @@ def build_agent(folder: Path, count: int = 8) -> Agent:
 
 def plan(agent: Agent, **request: Any) -> Plans:
     answer = asyncio.run(agent.plans.answer(PlanRequest(**request)))
-    return Plans.model_validate_json(answer.write())
+    return Plans.model_validate_json(answer.text)
 
 
 def warnings_of(agent: Agent, **request: Any) -> dict[str, str]:
@@ -44,7 +44,7 @@ def warnings_of(agent: Agent, **request: Any) -> dict[str, str]:
 
 def test_a_planner_is_told_a_large_host_with_the_health_of_each_device(tmp_path: Path) -> None:
     agent = build_agent(tmp_path, 100)
-    agent.health.report("device:70", "unhealthy", "gave wrong results", at=agent.clock.now())
+    agent.health.report("device:70", Finding("unhealthy", "gave wrong results"), at=agent.clock.now())
     here = parse_here(json.loads(json.dumps(agent.host.dump_here(agent.host.here()))))
     assert here.topology.references == agent.host.topology().references
     assert {place for place, state in here.health.items() if state == "unhealthy"} == {70}
@@ -53,7 +53,7 @@ def test_a_planner_is_told_a_large_host_with_the_health_of_each_device(tmp_path:
 def test_a_device_that_is_degraded_is_planned_with_a_warning(tmp_path: Path) -> None:
     agent = build_agent(tmp_path)
     assert "devices_degraded" not in warnings_of(agent, mesh="x:8")
-    agent.health.report("device:3", "degraded", "gave a wrong result", at=agent.clock.now())
+    agent.health.report("device:3", Finding("degraded", "gave a wrong result"), at=agent.clock.now())
     assert "3" in warnings_of(agent, mesh="x:8")["devices_degraded"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,15 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from meshwright_agent import server
-from meshwright_agent.server import CannotListenError, HostTakenError, claim_host, describe_wait, notify_systemd, sweep
+from meshwright_agent.server import (
+    CannotListenError,
+    HostTakenError,
+    claim_host,
+    describe_wait,
+    find_owner,
+    notify_systemd,
+    sweep,
+)
 
 
 def test_systemd_is_told_and_a_manager_that_is_not_there_is_no_failure(
@@ -114,3 +123,11 @@ def test_a_process_that_only_has_the_name_of_a_hosts_agent_is_named_as_such(tmp_
         squatter.bind(server._name_claim(tmp_path))
         with pytest.raises(HostTakenError, match="belongs to a process that does not listen"), claim_host(tmp_path):
             raise AssertionError
+
+
+def test_a_hosts_owner_is_found_however_often_it_is_looked_for_and_its_name_is_free_after_it(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    for _ in range(2):
+        with claim_host(tmp_path):
+            assert {find_owner(tmp_path) for _ in range(999)} == {(os.getpid(), os.getuid())}
+    assert find_owner(tmp_path) == (0, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -61,26 +61,20 @@ class HostMeasurements:
             self.note(run.id, run.result or {})
 
     def note(self, run_id: str, result: dict[str, Any]) -> None:
-        """Adds the result of a successful bench. Logs and skips a result that this release cannot read."""
+        """Adds the right records of a successful bench. Logs and skips a result that this release cannot read."""
         try:
-            found = read_measurements(run_id, BenchResult.model_validate(result))
+            records = BenchResult.model_validate(result).records
         except ValidationError as error:
             log.warning("the result of %s is not read for plans: %s", run_id, error)
             return
-        self._rows = pick_newest((*self._rows, *found))
+        right = (_build(run_id, record) for record in records if record.correct)
+        self._rows = pick_newest((*self._rows, *right))
 
     def dump(self) -> list[dict[str, Any]]:
         """Returns the measurements in the planner's format, oldest first, with their age in seconds."""
         now = self._clock.now()
         ages = [max(0.0, (now - row.observed_at).total_seconds()) for row in self._rows]
         return [{**row.model_dump(mode="json"), "age_s": age} for row, age in zip(self._rows, ages, strict=True)]
-
-
-def read_measurements(run_id: str, result: BenchResult) -> Iterator[Measurement]:
-    """Yields a bench's measurements, without wrong results and collectives that the compiler removed."""
-    for record in result.records:
-        if record.correct and record.wrong_elements == 0:
-            yield _build(run_id, record)
 
 
 def _build(run_id: str, record: BenchRecord) -> Measurement:
@@ -214,19 +208,12 @@ class Benches:
         Raises:
             UnavailableError: the probe did not answer.
         """
-        if self._devices().platform == "cpu":
-            return
         asked_s = self._clock.monotonic()
         async with self._probing:
             if self._probed_s is not None and asked_s - self._probed_s < FRESH_S:
                 return
             began_s = self._clock.monotonic()
-            if not await self._host.probe():
-                detail = (
-                    "the driver did not answer, so the processes that use the devices are not known; a bench starts "
-                    "on idle devices only"
-                )
-                raise UnavailableError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
+            await self._host.require_probe()
             self._probed_s = began_s
 
     def _require_platform(self) -> None:
@@ -274,7 +261,7 @@ class Benches:
             yielding.cancel()
         self._spawn(self._list_again())
         self.measurements.note(run.id, answer.result)
-        return answer.result, True
+        return answer.result
 
     async def _yield_to_jobs(self, run: Run, request: BenchRequest) -> None:
         """Cancels the running bench when a probe shows that a device is no longer idle, because a job has begun."""

@@ -67,7 +67,6 @@ class Compiles:
         self._plans = plans
         self._runs = runs
         self._functions = functions
-        self._begun_count = 0
         self._run_child = partial(
             run_child,
             limit_s=settings.compile_timeout_s,
@@ -102,9 +101,9 @@ class Compiles:
             return kept.verify(known)
 
         async def execute(_run: Run, emit: Emit) -> Done:
-            before = self._begun_count
             compiled = [await self.compile(task, emit) for task in tasks]
-            return json.loads(kept.verify(compiled).cut_for_run().write()), self._begun_count > before
+            plans: Done = json.loads(kept.verify(compiled).cut_for_run().text)
+            return plans
 
         return await self._runs.submit("plan", request, execute)
 
@@ -121,9 +120,8 @@ class Compiles:
             return _add_batch(advice, known)
 
         async def execute(_run: Run, emit: Emit) -> Done:
-            before = self._begun_count
             batch = _add_batch(advice, await self.compile(task, emit))
-            return batch.model_dump(mode="json"), self._begun_count > before
+            return batch.model_dump(mode="json")
 
         return await self._runs.submit("batch_size", body, execute)
 
@@ -136,14 +134,14 @@ class Compiles:
         """
         if task.answer is not None:
             return _answer_without(task, Verification.model_validate_json(task.answer))
-        text = await self._find(task)
-        if text is None:
-            return None
         try:
-            return _change(task, text, stored=True)
+            document = await self._store.get(COMPILE, task.key)
+            return _change(task, document.body, stored=True) if document else None
+        except StoreUnavailableError as error:
+            log.warning("whether %s was compiled before is not known: %s", task.key, error.detail)
         except ValidationError as error:
             log.error("what the compiler said of %s cannot be read and is asked anew: %s", task.key, error)
-            return None
+        return None
 
     async def compile(self, task: CompileTask, emit: Emit) -> str:
         """Returns the compiler's report on a task, or a report that was stored in the meantime, JSON.
@@ -159,7 +157,6 @@ class Compiles:
         known = await self.find_known(task)
         if known is not None:
             return known
-        self._begun_count += 1
         found = await self._ask(task, emit)
         if isinstance(found, Ended):
             return _answer_without(task, _build_aborted(task, found))
@@ -190,14 +187,6 @@ class Compiles:
             raise UnavailableError(
                 detail, hint="the host lacks processes, memory or files; see its log", code="worker_failed"
             ) from error
-
-    async def _find(self, task: CompileTask) -> str | None:
-        try:
-            document = await self._store.get(COMPILE, task.key)
-        except StoreUnavailableError as error:
-            log.warning("whether %s was compiled before is not known: %s", task.key, error.detail)
-            return None
-        return document.body if document else None
 
     async def _keep(self, task: CompileTask, text: str) -> None:
         """Stores an answer. If the store does not answer, the answer is returned but not stored."""

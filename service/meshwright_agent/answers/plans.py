@@ -1,15 +1,14 @@
 """Plans and batch sizes: small plans of this host in this process, all others in the planner processes.
 
 Each plan is stored. Work that could block the event loop (a target, a topology, a large host) never runs here. It comes
-back as JSON text, which is returned and stored without parsing. Large requests have their own process, so that small
-requests do not wait for them. This module does not depend on routes or hardware.
+back as JSON text, which is returned and stored without parsing, unless the compiler's report is added. Large requests
+have their own process, so that small requests do not wait for them. This module does not depend on routes or hardware.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,11 +16,12 @@ from typing import Any, Final
 from meshwright.errors import InvalidRequestError, NotFoundError, QueueFullError, RequestError, UnavailableError
 from meshwright.planning.batch_request import check_batch_fields, name_batch_hardware
 from meshwright.planning.batch_size import answer_batch_size
-from meshwright.planning.request import Inventory, order_verified, reorder
+from meshwright.planning.request import Inventory, leave_out_all_devices, order_verified, reorder
 from meshwright.topology.targets import count_devices, find_hardware, read_target
 from meshwright.wire.base import Basis, Notice
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest, EstimatedBatch
 from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
+from meshwright.wire.verification import Verification
 from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.children.compile_tasks import CompileTask
 from meshwright_agent.children.planner import write_plans
@@ -43,8 +43,6 @@ PLAN_TIMEOUT_S: Final = 60.0
 
 HERE: Final = "here"
 """The state of a stored plan that was made on this host."""
-_HOLE: Final = '"plans":[]'
-"""Placeholder of the plans in a reply that was written without plans."""
 RUN_CHARS: Final = 1 << 18
 """Limit of the plans in a run's result, which each read loads as a whole. It holds about 1,400 devices."""
 
@@ -54,75 +52,47 @@ class PlanAnswer:
     """The answer of `POST /mesh/plan` or `POST /mesh/search`.
 
     Attributes:
-        frame: the reply without its plans, JSON.
-        fingerprints: those of the stored plans, best first, and of the fallback for a failed device.
-        kept: each plan with its devices and without model data, JSON: the stored form.
-        shown: each plan in the form that the request asks for, JSON.
+        text: the reply, JSON.
+        kept: the fingerprint of each stored plan, and the plan with its devices and without model data, JSON: best
+            first, then the fallback for a failed device.
         tasks: a `CompileTask` for each plan, JSON; empty if nothing is to be compiled.
-        bare: each plan without its devices, JSON; only if something is to be compiled.
         request: the request, JSON; only if something is to be compiled.
         source: the hardware of the plan: `HERE`, a target, or hosts from the request.
     """
 
-    frame: str
-    fingerprints: Sequence[str]
-    kept: Sequence[str]
-    shown: Sequence[str]
+    text: str
+    kept: Sequence[tuple[str, str]]
     tasks: Sequence[Mapping[str, Any]] = ()
-    bare: Sequence[str] = ()
     request: str = "{}"
     source: str = "topology"
-
-    @classmethod
-    def of(cls, pieces: Mapping[str, Any]) -> PlanAnswer:
-        """Returns the answer from the output of `children.planner.write_plans`."""
-        shown = pieces["kept"] if pieces["shown"] is None else pieces["shown"]
-        return cls(**{**pieces, "shown": shown})
 
     def verify(self, verifications: Sequence[str]) -> PlanAnswer:
         """Returns the answer with the compiler's report on each plan, JSON. The stored plans do not change.
 
         Plans that the compiler rejects come after the others.
         """
-        order = order_verified([json.loads(each)["status"] for each in verifications])
-
-        def fill(plans: Sequence[str]) -> list[str]:
-            filled = [_fill(plan, text) for plan, text in zip(plans, verifications, strict=True)]
-            return [filled[place] for place in order]
-
-        made = reorder(Plans.model_validate_json(frame_plans(self.frame, *self.bare)), order)
-        frame = made.model_copy(update={"plans": ()}).model_dump_json()
-        return replace(self, frame=frame, shown=fill(self.shown), bare=fill(self.bare))
+        reports = list(map(Verification.model_validate_json, verifications))
+        plans = Plans.model_validate_json(self.text)
+        pairs = zip(plans.plans, reports, strict=True)
+        verified = tuple(plan.model_copy(update={"verification": report}) for plan, report in pairs)
+        ordered = reorder(plans.model_copy(update={"plans": verified}), order_verified([r.status for r in reports]))
+        return replace(self, text=ordered.model_dump_json())
 
     def cut_for_run(self) -> PlanAnswer:
         """Returns the answer as a run's result. Plans with very many devices are shown without their devices."""
-        if sum(map(len, self.shown)) <= RUN_CHARS:
+        if len(self.text) <= RUN_CHARS:
             return self
+        bare = leave_out_all_devices(Plans.model_validate_json(self.text))
         message = "the plans are too large for a run's result, which leaves their devices out"
         hint = "GET /mesh/plan/{fingerprint} has them"
-        return replace(self, shown=self.bare).warn(Notice(code="devices_left_out", message=message, hint=hint))
+        notice = Notice(code="devices_left_out", message=message, hint=hint)
+        return replace(self, text=bare.model_dump_json()).warn(notice)
 
     def warn(self, notice: Notice) -> PlanAnswer:
         """Returns the answer with one more warning about the request."""
-        frame = Plans.model_validate_json(self.frame)
-        warned = frame.model_copy(update={"warnings": (*frame.warnings, notice)})
-        return replace(self, frame=warned.model_dump_json())
-
-    def write(self) -> str:
-        """Returns the reply: the same text as the models produce."""
-        return frame_plans(self.frame, *self.shown)
-
-
-def frame_plans(frame: str, *plans: str) -> str:
-    """Returns a reply with these plans, JSON. `frame` is a reply without plans."""
-    return frame.replace(_HOLE, f'"plans":[{",".join(plans)}]', 1)
-
-
-def _fill(plan: str, verification: str) -> str:
-    """Adds a verification to a plan that was written without one. Inside JSON strings the quotes are escaped."""
-    before, found, after = plan.rpartition('"verification":null')
-    assert found, "a plan is written with all its fields"
-    return f'{before}"verification":{verification}{after}'
+        plans = Plans.model_validate_json(self.text)
+        warned = plans.model_copy(update={"warnings": (*plans.warnings, notice)})
+        return replace(self, text=warned.model_dump_json())
 
 
 class PlannerQueue:
@@ -138,8 +108,6 @@ class PlannerQueue:
         self._max_waiting = max_waiting
         self._count = 0
         self._is_closed = False
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     async def ask(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Returns the planner's answer.
@@ -156,7 +124,6 @@ class PlannerQueue:
             detail = f"{self._max_waiting} requests wait for the planner, and no more may wait"
             raise QueueFullError(detail, hint="try again after Retry-After", retry_after_s=RETRY_AFTER_S)
         self._count += 1
-        self._idle.clear()
         try:
             answer = await self._planner.call(op, arguments, deadline_s=PLAN_TIMEOUT_S)
         except CallCancelled as error:
@@ -168,8 +135,6 @@ class PlannerQueue:
             ) from error
         finally:
             self._count -= 1
-            if not self._count:
-                self._idle.set()
         return answer.result
 
     async def close(self, limit_s: float) -> None:
@@ -177,7 +142,8 @@ class PlannerQueue:
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                await self._idle.wait()
+                while self._count:  # noqa: ASYNC110 -- at the end of the agent
+                    await asyncio.sleep(0.01)
         await self._planner.release(reason="closing")
 
 
@@ -218,24 +184,23 @@ class PlanMaker:
             here = self._host.here()
             count = len(here.topology.devices)
             if count <= SMALL_HOST_DEVICES and request.training is None:
-                return await self._settle(PlanAnswer.of(write_plans(request, here)), source)
+                return await self._settle(PlanAnswer(**write_plans(request, here)), source)
             dumped = self._dump_here(here)
         queue = self._large if count > LARGE_DEVICES else self._small
         arguments = {"request": request.model_dump_json(exclude_unset=True), "here": dumped}
         op = "plan" if isinstance(request, PlanRequest) else "search"
-        return await self._settle(PlanAnswer.of(await queue.ask(op, arguments)), source)
+        return await self._settle(PlanAnswer(**await queue.ask(op, arguments)), source)
 
     async def _settle(self, answer: PlanAnswer, source: str) -> PlanAnswer:
-        """Stores the plans, unless they are to be compiled: `Compiles` then stores them with the compiler's report."""
+        """Stores the plans, unless they are to be compiled: `Compiles` then stores them before it compiles."""
         answer = replace(answer, source=source)
         return answer if answer.tasks else await self.keep(answer)
 
     async def keep(self, answer: PlanAnswer) -> PlanAnswer:
         """Stores the plans. If the store does not answer, the plan is returned but not stored."""
         try:
-            kept = zip(answer.fingerprints, answer.kept, strict=True)
             async with self._keeping:  # what is there decides under which name a plan is stored
-                await self._store.write(*[await self._build_document(answer.source, *each) for each in kept])
+                await self._store.write(*[await self._build_document(answer.source, *each) for each in answer.kept])
         except StoreUnavailableError as error:
             message = f"the plan is valid but was not stored, so its fingerprint finds nothing: {error.detail}"
             hint = "keep this reply in a file (MESHWRIGHT_PLAN)"
@@ -256,7 +221,8 @@ class PlanMaker:
         Raises:
             NotFoundError: no stored plan has this fingerprint.
         """
-        return frame_plans(Plans(plans=()).model_dump_json(), await self._find_stored(fingerprint))
+        stored = await self._find_stored(fingerprint)  # not parsed: it may have very many devices
+        return Plans(plans=()).model_dump_json().replace('"plans":[]', f'"plans":[{stored}]', 1)
 
     async def _find_stored(self, fingerprint: str, target: str | None = None) -> str:
         """Returns a stored plan: that of the target if it exists, else that of this host, else the newest."""

@@ -146,9 +146,7 @@ class Preflights:
         return await self._runs.submit("preflight", request.model_dump(mode="json"), self.execute)
 
     async def _check_idle(self, request: PreflightRequest) -> None:
-        if self._host.devices().platform != "cpu" and not await self._host.probe():
-            detail = "the driver did not answer, so the processes that use the devices are not known"
-            raise UnavailableError(detail, hint="see GET /health for the driver; try again", retry_after_s=5.0)
+        await self._host.require_probe()
         check_idle(BenchRequest(lease=request.lease), self._host.devices())
 
     def _check_lease(self, request: PreflightRequest, by: Owner) -> None:
@@ -204,7 +202,7 @@ class Preflights:
             await self._child.release(reason="the preflight has ended")  # a job may start when the run has ended
         emit({"done": len(PREFLIGHT_PHASES), "total": len(PREFLIGHT_PHASES), "message": watch.phase})
         self._note_network(run.id, answer.result, self._clock.now())
-        return answer.result, False
+        return answer.result
 
     def _check_held(self, request: PreflightRequest) -> None:
         """Raises CallCancelled unless the lease still holds: its owner may have gone."""

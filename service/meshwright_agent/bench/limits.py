@@ -29,40 +29,34 @@ _WITH_WORKER: Final = frozenset({"starting", "ready", "busy", "stopping"})
 """States in which the agent's own worker may have the devices open."""
 
 
-@dataclass(frozen=True)
-class Appetite:
-    """Memory of one trial in multiples of its S, summed over arrays that live at the same time.
-
-    `device`: on each device of the trial. `host`: for the data sent and for the check of the result.
-    """
-
-    device: float
-    host: float
-
-
-APPETITES: Final[dict[BenchCase, Callable[[int], Appetite]]] = {
-    "host_to_device": lambda n: Appetite(2, 2),
-    "device_to_host": lambda n: Appetite(2, 3),
-    "device_to_device": lambda n: Appetite(2, 2),
-    "replicate": lambda n: Appetite(2, 2),
-    "shard_batch": lambda n: Appetite(2 / n, 2),
-    **dict.fromkeys(sorted(COLLECTIVE_CASES), lambda n: Appetite(3, 3)),
-    "matmul": lambda n: Appetite(3, 4 / 3),
-    "memory_bandwidth": lambda n: Appetite(1, 1.5),
+APPETITES: Final[dict[BenchCase, Callable[[int], tuple[float, float]]]] = {
+    "host_to_device": lambda n: (2, 2),
+    "device_to_host": lambda n: (2, 3),
+    "device_to_device": lambda n: (2, 2),
+    "replicate": lambda n: (2, 2),
+    "shard_batch": lambda n: (2 / n, 2),
+    **dict.fromkeys(sorted(COLLECTIVE_CASES), lambda n: (3, 3)),
+    "matmul": lambda n: (3, 4 / 3),
+    "memory_bandwidth": lambda n: (1, 1.5),
 }
-"""By case, for n devices: input, output, the previous result during the next call, and XLA's temporaries. The
+"""Memory of one trial in multiples of its S, summed over arrays that live at the same time, by case, for n devices.
+
+First on each device of the trial: input, output, the previous result during the next call, and XLA's temporaries. The
 temporaries are those in the compiled text (all-to-all). S of a matmul is three matrices, of which XLA's search for
-kernels makes more: on an H100 the worker held 2.8 × S with n = 8192, and 2.1 × S with n = 16384."""
+kernels makes more: on an H100 the worker held 2.8 × S with n = 8192, and 2.1 × S with n = 16384.
+
+Then on the host: for the data sent and for the check of the result."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Memory that the largest trial of a case needs."""
+    """Memory that the largest trial of a case needs; `on_device` and `on_host` as in `APPETITES`."""
 
     case: BenchCase
     size_bytes: int
     devices: tuple[int, ...]
-    appetite: Appetite
+    on_device: float
+    on_host: float
 
 
 def check_bench(request: BenchRequest, devices: Devices) -> None:
@@ -98,7 +92,7 @@ def list_demands(scope: Scope) -> Iterator[Demand]:
         size = max(_list_sizes(case, scope))
         taking_part = _list_devices(case, scope)
         if taking_part:
-            yield Demand(case, size, taking_part, APPETITES[case](len(taking_part)))
+            yield Demand(case, size, taking_part, *APPETITES[case](len(taking_part)))
 
 
 def _list_sizes(case: BenchCase, scope: Scope) -> tuple[int, ...]:
@@ -122,7 +116,7 @@ def _list_devices(case: BenchCase, scope: Scope) -> tuple[int, ...]:
 
 
 def _check_memory(demand: Demand, devices: Devices, chosen: Sequence[Device]) -> None:
-    on_host, on_device = demand.appetite.host, demand.appetite.device
+    on_host, on_device = demand.on_host, demand.on_device
     if devices.platform == "cpu":  # CPU devices share the host's memory
         on_host, chosen = on_host + on_device * len(demand.devices), ()
     cpu = devices.cpu

@@ -59,8 +59,7 @@ class Cancelled(BaseException):
 class CallContext:
     """The interface of a handler to its call: cancellation and progress."""
 
-    def __init__(self, call_id: int, generation: int, send: Callable[[Frame], None]) -> None:
-        self.generation = generation
+    def __init__(self, call_id: int, send: Callable[[Frame], None]) -> None:
         self._id = call_id
         self._send = send
         self._cancelled = threading.Event()
@@ -80,7 +79,7 @@ class CallContext:
         Raises:
             FrameError: `value` cannot be written as JSON.
         """
-        self._send(ProgressFrame(self._id, self.generation, value))
+        self._send(ProgressFrame(self._id, value))
 
     def cancel(self) -> None:
         """Marks the call as cancelled; called from the reader thread."""
@@ -103,19 +102,19 @@ def serve(
         handlers: operation → handler.
         argv: the command line without the program; None is `sys.argv[1:]`.
     """
-    birth = _parse_birth(kind, sys.argv[1:] if argv is None else argv)
-    _die_with_parent(birth.parent)
+    given = _parse_arguments(kind, sys.argv[1:] if argv is None else argv)
+    _die_with_parent(given.parent)
     _die_before_parent()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    child = _Child(birth, handlers)
+    child = _Child(given, handlers)
     threading.Thread(target=child.listen, name="reader", daemon=True).start()
     child.introduce(kind, prepare)
     while True:
         child.work()
 
 
-def _parse_birth(kind: str, argv: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(kind: str, argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"The {kind} of meshwright-agent, which starts it; not for people.")
     for name in ("fd", "parent", "generation"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -140,10 +139,10 @@ def _die_before_parent() -> None:
 class _Child:
     """The socket, the current call, and the queue between reader and main thread."""
 
-    def __init__(self, birth: argparse.Namespace, handlers: Mapping[str, Handler]) -> None:
-        os.set_inheritable(birth.fd, False)
-        self._socket = socket.socket(fileno=birth.fd)
-        self._generation = birth.generation
+    def __init__(self, given: argparse.Namespace, handlers: Mapping[str, Handler]) -> None:
+        os.set_inheritable(given.fd, False)
+        self._socket = socket.socket(fileno=given.fd)
+        self._generation = given.generation
         self._handlers = handlers
         self._calls: queue.SimpleQueue[tuple[CallFrame, CallContext]] = queue.SimpleQueue()
         self._contexts: dict[int, CallContext] = {}
@@ -155,9 +154,10 @@ class _Child:
         """Reads frames from the agent until the socket closes, then ends the process in any state."""
         try:
             self._listen()
-        except (OSError, FrameError) as error:
-            os.write(2, f"the agent's socket broke: {error}\n".encode())
-        os._exit(0)
+        except Exception as error:
+            os.write(2, f"the agent's socket broke: {type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(0)
 
     def _listen(self) -> None:
         with self._socket.makefile("rb") as lines:
@@ -167,13 +167,12 @@ class _Child:
     def _take(self, frame: Frame) -> None:
         match frame:
             case CallFrame():
-                context = CallContext(frame.id, self._generation, self._send)
+                context = CallContext(frame.id, self._send)
                 self._contexts[frame.id] = context
                 self._calls.put((frame, context))
-            case CancelFrame(id=call_id) if call_id in self._contexts:
-                self._contexts[call_id].cancel()
             case CancelFrame():
-                pass  # already answered: the two frames crossed
+                if found := self._contexts.get(frame.id):  # else already answered: the two frames crossed
+                    found.cancel()
             case _:
                 raise FrameError(f"the agent sent a {type(frame).__name__} frame")
 
@@ -184,7 +183,7 @@ class _Child:
         try:
             prepare()
         except BaseException as error:
-            self._send(_build_refusal(self._generation, error))
+            self._send(_build_refusal(error))
             os._exit(1)
         self._send(Hello(PROTOCOL_VERSION, kind, os.getpid(), self._generation))
 
@@ -195,27 +194,20 @@ class _Child:
         try:
             self._send(answer)
         except FrameError as error:
-            self._send(FailureFrame.of(call.id, self._generation, _build_run_failed(call, error)))
+            self._send(FailureFrame.of(call.id, _build_run_failed(call, error)))
         finally:
             self._contexts.pop(call.id, None)
 
     def _answer(self, call: CallFrame, context: CallContext) -> ResultFrame | FailureFrame | Stopped:
         try:
             context.check()
-            return ResultFrame(call.id, self._generation, self._find_handler(call)(call.arguments, context))
+            return ResultFrame(call.id, self._handlers[call.op](call.arguments, context))
         except Cancelled:
-            return Stopped(call.id, self._generation)
+            return Stopped(call.id)
         except ProblemError as error:
-            return FailureFrame.of(call.id, self._generation, error)
+            return FailureFrame.of(call.id, error)
         except BaseException as error:  # also SystemExit: only the agent ends a child
-            return FailureFrame.of(call.id, self._generation, _build_run_failed(call, error))
-
-    def _find_handler(self, call: CallFrame) -> Handler:
-        if call.op not in self._handlers:
-            raise ProblemError(
-                f"operation {call.op!r} was asked; this child knows {', '.join(self._handlers)}", code="internal"
-            )
-        return self._handlers[call.op]
+            return FailureFrame.of(call.id, _build_run_failed(call, error))
 
     def _send(self, frame: Frame) -> None:
         line = format_frame(frame)
@@ -226,8 +218,8 @@ class _Child:
             os._exit(0)
 
 
-def _build_refusal(generation: int, error: BaseException) -> Refusal:
-    return Refusal(generation, type(error).__name__, str(error), "\n".join(_trace(error)))
+def _build_refusal(error: BaseException) -> Refusal:
+    return Refusal(type(error).__name__, str(error), "\n".join(_trace(error)))
 
 
 def _build_run_failed(call: CallFrame, error: BaseException) -> RunFailedError:

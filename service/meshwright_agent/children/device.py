@@ -1,7 +1,7 @@
 """The device worker: owns JAX on this host's devices. `python -m meshwright_agent.children.device`, a child.
 
 Rule: the worker imports JAX and opens the devices before hello, and holds them until the process ends. The agent
-decides the environment (platform, memory, virtual devices). Of the modules in this folder, only this one imports jax.
+decides the environment (platform, memory, virtual devices).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def prepare() -> None:
     jax.local_devices()
 
 
-def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
-    """Returns JAX's devices, in the order of `jax.devices()`, with `JaxView`'s fields."""
+def describe(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
+    """Returns JAX's devices, in the order of `jax.devices()`."""
     import jax
 
     return {
@@ -37,11 +37,7 @@ def describe(_arguments: dict[str, Any], context: CallContext) -> dict[str, Any]
         "jaxlib": read_version("jaxlib"),
         "libtpu": read_version("libtpu"),
         "process_index": jax.process_index(),
-        "process_count": jax.process_count(),
-        "devices": [
-            {"position": position, "generation": context.generation, **read_device(device)}
-            for position, device in enumerate(jax.devices())
-        ],
+        "devices": [read_device(device) for device in jax.devices()],
     }
 
 
@@ -54,7 +50,7 @@ def read_version(distribution: str) -> str | None:
 
 
 def read_device(device: Any) -> dict[str, Any]:
-    """Returns one `jax.Device`: `JaxView`'s fields, and what identifies it. A field that the platform lacks is None."""
+    """Returns the facts of one `jax.Device`. A field that the platform lacks is None."""
     from meshwright._jax_devices import describe_device
 
     described = describe_device(device)

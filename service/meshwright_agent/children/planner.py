@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.leases import Lease
-from meshwright.wire.mesh import EXPORT_LEFT_OUT, Plan, PlanRequest, Plans, SearchRequest
+from meshwright.wire.mesh import EXPORT_LEFT_OUT, Plan, PlanRequest, SearchRequest
 from meshwright_agent.bodies import shorten_large
 from meshwright_agent.children.child import CallContext, serve
 
@@ -147,44 +147,31 @@ def _mark_leased(topology: Topology, leased: Mapping[str, Any]) -> Topology:
 
 
 def write_plans(request: PlanRequest | SearchRequest, here: Inventory | None) -> dict[str, Any]:
-    """Returns the answer to a request in pieces of JSON text, the fields of `answers.plans.PlanAnswer`.
+    """Returns the answer to a request as JSON text, the fields of `answers.plans.PlanAnswer`.
 
     Stored plans include their devices, for the ranks of a job. Replies may omit the devices. Results about a model are
-    returned but not stored, because the fingerprint belongs to the mesh. Plans whose reply equals the stored form are
-    written once: the devices of a large plan take megabytes.
+    returned but not stored, because the fingerprint belongs to the mesh. Of a compile, there are also the task of each
+    plan and the request as shown in its run.
 
     Raises:
         ProblemError: the request is rejected.
     """
     plans = answer_request(request.model_copy(update={"include_devices": True}), here)
     kept = [_forget_model(each) for each in list_kept(request, plans)]
-    bare = leave_out_all_devices(plans)
-    shown = plans if request.include_devices else bare
-    written: dict[str, Any] = {
-        "frame": shown.model_copy(update={"plans": ()}).model_dump_json(),
-        "fingerprints": [each.fingerprint for each in kept],
-        "kept": _write(kept),
-        "shown": None if list(shown.plans) == kept else _write(shown.plans),
-    }
-    return written | (_write_tasks(request, plans, bare) if request.compile else {})
+    shown = plans if request.include_devices else leave_out_all_devices(plans)
+    written = {"text": shown.model_dump_json(), "kept": [(each.fingerprint, each.model_dump_json()) for each in kept]}
+    if not request.compile:
+        return written
+    from meshwright_agent.children.compile_tasks import build_verify_task  # here: most plans are not compiled
 
-
-def _write(plans: Iterable[Plan]) -> list[str]:
-    return [each.model_dump_json() for each in plans]
+    tasks = [asdict(build_verify_task(each, request)) for each in plans.plans]
+    return {**written, "tasks": tasks, "request": json.dumps(describe_request(request))}
 
 
 def _forget_model(plan: Plan) -> Plan:
     warnings = tuple(notice for notice in plan.warnings if notice.code not in OF_THE_MODEL)
     nothing: dict[str, Any] = {**dict.fromkeys(OF_THE_TRAINING), "model": None, "measured": (), "exports": {}}
     return plan.model_copy(update={**nothing, "warnings": warnings})
-
-
-def _write_tasks(request: PlanRequest | SearchRequest, plans: Plans, bare: Plans) -> dict[str, Any]:
-    """Returns the compile task of each plan, the plans without devices, and the request as shown in its run."""
-    from meshwright_agent.children.compile_tasks import build_verify_task  # here: most plans are not compiled
-
-    tasks = [asdict(build_verify_task(each, request)) for each in plans.plans]
-    return {"tasks": tasks, "bare": _write(bare.plans), "request": json.dumps(describe_request(request))}
 
 
 def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:

@@ -54,6 +54,7 @@ from meshwright.wire.preflight import (
     WrongContent,
 )
 from meshwright_agent.bench.scope import build_scope
+from meshwright_agent.children.bench.collectives import KINDS
 from meshwright_agent.children.bench.measure import Stage, Subject, Trial, read_devices
 from meshwright_agent.children.bench.suite import LISTERS
 from meshwright_agent.children.child import CallContext, serve
@@ -116,6 +117,7 @@ class Signs:
         self._phase = "connect"
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="signs", daemon=True)
 
     def enter(self, phase: str) -> None:
         """Begins a phase."""
@@ -140,11 +142,12 @@ class Signs:
 
     def __enter__(self) -> Signs:
         self._report()
-        threading.Thread(target=self._run, name="signs", daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._thread.join()  # a sign after the result would break the protocol
 
 
 @contextlib.contextmanager
@@ -429,13 +432,9 @@ class _Part:
         groups, names = job_mesh.group(axes), tuple(axes)
         size = len(next(iter(groups.values())))
         part = self._width // size
-        works: dict[CollectiveCase, Callable[[jax.Array], jax.Array]] = {
-            "all_reduce": lambda block: jax.lax.psum(block, names),
-            "all_gather": lambda block: jax.lax.all_gather(block[:, :part], names, axis=1, tiled=True),
-            "all_to_all": lambda block: jax.lax.all_to_all(block[:, : size * part], names, 1, 1, tiled=True),
-            "permute": lambda block: jax.lax.ppermute(block, names, [(i, (i + 1) % size) for i in range(size)]),
-        }
-        duration_s, result = self._time(job_mesh.build(works[case]), self._place(job_mesh))
+        width = {"all_gather": part, "all_to_all": size * part}.get(case, self._width)
+        work = job_mesh.build(lambda block: KINDS[case].run(block[:, :width], names, size))
+        duration_s, result = self._time(work, self._place(job_mesh))
         base = self._fill(0)
         for position, shard in job_mesh.list_shards(result):
             ranks = groups[position]
@@ -449,9 +448,8 @@ class _Part:
                 sent = base[:part] if case == "all_gather" else base[place * part : (place + 1) * part]
                 for rank, received in zip(ranks, shard.reshape(size, part), strict=True):
                     self._note_wrong(rank, received != sent + np.uint32(rank * _STEP % 2**32))
-        moved = 4 * (self._width if case in ("all_reduce", "permute") else size * part)
-        factor = {"all_reduce": 2 * (size - 1) / size, "permute": 1.0}.get(case, (size - 1) / size)
-        return CollectiveRate(case=case, busbw_bytes_per_s=factor * moved / duration_s)
+        moved = 4 * (size * part if case == "all_gather" else width)
+        return CollectiveRate(case=case, busbw_bytes_per_s=KINDS[case].factor(size) * moved / duration_s)
 
     def measure_all(self) -> Iterator[CollectiveRate]:
         """Yields collectives over all devices, then those of the plan's axes. With one device there are none."""

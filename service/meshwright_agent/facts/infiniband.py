@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
@@ -78,17 +79,15 @@ def _read_port(card: NicFacts, number: int, port: Path, sysfs: Path) -> NicFacts
     if net_device and link_layer == "Ethernet":
         files["carrier_down_count"] = sysfs / "class/net" / net_device / "carrier_down_count"
     counts = {name: read_int(file) for name, file in files.items()}
-    return NicFacts(
-        f"{card.name}:{number}",
-        card.pci_bus_id,
-        near=card.near,
+    return replace(
+        card,
+        name=f"{card.name}:{number}",
         link_layer=link_layer,
         state=state,
         physical_state=parse_state(read_text(port / "phys_state")),
         rate_bytes_per_s=parse_rate(read_text(port / "rate")) if state in UP else None,
         net_device=net_device,
         counters={name: count for name, count in counts.items() if count is not None},
-        attributes=card.attributes,
     )
 
 

@@ -91,13 +91,12 @@ def _read_lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float) -> KernelLog:
-    oldest, newest, count, is_foreign = None, None, 0, False
+    oldest, newest, count = None, None, 0
     recent: list[Xid | SXid | CardFailure] = []
     equal: Counter[tuple[object, ...]] = Counter()
     for line in lines:
         record = _RECORD.match(line)
         if record is None:
-            is_foreign = is_foreign or (not line.startswith((b" ", b"\0")) and line != b"")
             continue
         count, newest = count + 1, int(record[1])
         oldest = newest if oldest is None else oldest
@@ -110,8 +109,8 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
         kind = (type(found), found.code, found.pci_bus_id, "Fatal" in message)
         equal[kind] += 1
         if equal[kind] <= MAX_EQUAL:
-            recent.append(replace(found, sequence=newest, age_s=max(0.0, now_s - int(record[2]) / 1e6)))
-    if count == 0 and is_foreign:
+            recent.append(replace(found, age_s=max(0.0, now_s - int(record[2]) / 1e6)))
+    if count == 0:  # /dev/kmsg is read from its oldest record at each open
         return KernelLog(error=f"{path}: no line is in the format of /dev/kmsg")
     return KernelLog(
         xids=tuple(each for each in recent if isinstance(each, Xid)),
@@ -138,7 +137,6 @@ def parse_xid(message: str) -> Xid | None:
     return Xid(
         code=int(found[2]),
         pci_bus_id=f"{parse_pci_address(found[1])}.0",
-        sequence=0,
         text=(text[process.end() :] if process else text)[:_MOST_TEXT],
         pid=pid,
         process=name[:32] if name and not name.startswith("<") else None,
@@ -157,7 +155,6 @@ def parse_sxid(message: str) -> SXid | None:
     return SXid(
         code=int(found[2]),
         pci_bus_id=parse_pci_address(found[1] if "." in found[1] else f"{found[1]}.0"),
-        sequence=0,
         is_fatal=found[3] == "Fatal",
         text=found[5].strip()[:_MOST_TEXT],
         link=int(found[4]) if found[4] else None,
@@ -177,4 +174,4 @@ def parse_failure(message: str) -> CardFailure | None:
         return None
     found = _GPU.search(message)
     text = " ".join(message.replace(r"\x0a", " ").replace("NVRM: ", "").split())
-    return CardFailure(code, f"{parse_pci_address(found[1])}.0" if found else None, sequence=0, text=text[:_MOST_TEXT])
+    return CardFailure(code, f"{parse_pci_address(found[1])}.0" if found else None, text=text[:_MOST_TEXT])

@@ -419,14 +419,12 @@ class Xid:
 
     Attributes:
         pci_bus_id: address of the card in the form of sysfs.
-        sequence: the record's number in the kernel log, which counts from boot.
         age_s: age of the record in seconds.
         text: the driver's text after the number, without process id and name.
     """
 
     code: int
     pci_bus_id: str
-    sequence: int
     age_s: float = 0.0
     text: str = ""
     pid: int | None = None
@@ -444,7 +442,6 @@ class SXid:
 
     code: int
     pci_bus_id: str
-    sequence: int
     is_fatal: bool
     age_s: float = 0.0
     text: str = ""
@@ -463,7 +460,6 @@ class CardFailure:
 
     code: Literal["fallen_off_the_bus", "init_failed"]
     pci_bus_id: str | None
-    sequence: int
     age_s: float = 0.0
     text: str = ""
 

@@ -9,7 +9,6 @@ Source: NVIDIA, NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api), and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
@@ -35,7 +34,7 @@ from meshwright_agent.facts.sysfs import (
     Roots,
     classify_silence,
     find_refused,
-    list_folder,
+    list_card_files,
     parse_pci_address,
     read_bus,
     read_numa_node,
@@ -165,7 +164,6 @@ def _drop_ambiguous(gpu: GpuFacts) -> GpuFacts:
     return replace(gpu, processes=None) if len(processes) == 1 and processes[0].pid in gpu.unlisted_pids else gpu
 
 
-_DEVICE_FILE: Final = re.compile(r"nvidia\d+")
 _COMPUTE_MODES: Final[Mapping[int, ComputeMode]] = {
     0: "default",
     1: "exclusive_process",  # NVML_COMPUTEMODE_EXCLUSIVE_THREAD, drivers since CUDA 8 treat it as mode 3
@@ -226,16 +224,12 @@ def read_nvidia(nvml: Any, here: Roots, table: ProcessTable, *, wants_health: bo
 def _build_unreadable(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFacts:
     """Returns facts without GPUs. If the host nevertheless has cards of its own, adds a problem."""
     cards = [card.address for card in read_bus(here)]
-    files = _list_files(here)
+    files = [f"/dev/{file.name}" for file in list_card_files(here)]
     seen = cards or files
     if not seen:
         return NvidiaFacts()
     problem = f"{len(seen)} NVIDIA card(s) cannot be read ({', '.join(seen)}): {reason}"
     return NvidiaFacts(problems=(SourceProblem(kind, problem),), is_blind=bool(files))
-
-
-def _list_files(here: Roots) -> list[str]:
-    return [f"/dev/{file.name}" for file in list_folder(here.dev) if _DEVICE_FILE.fullmatch(file.name)]
 
 
 class _Reader:
@@ -273,7 +267,7 @@ class _Reader:
         refused = self._find_refused(cards) if count is not None else ()
         if refused and not gpus:
             self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
-        is_blind = count is None and bool(_list_files(self._here))
+        is_blind = count is None and bool(list_card_files(self._here))
         return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, is_blind)
 
     def _count_cards(self) -> int | None:

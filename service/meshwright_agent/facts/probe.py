@@ -23,7 +23,6 @@ from meshwright_agent.facts.procfs import (
     ProcessTable,
     find_holders,
     join_holders,
-    merge_holders,
     read_cpu,
     read_kfd,
     read_machine,
@@ -134,9 +133,6 @@ def read_holders(roots: Roots, *, nvml: Any = None) -> tuple[DeviceProcess, ...]
     None: no holder was found, and some processes could not be inspected.
     """
     facts = read_host_facts(roots, nvml=nvml, wants_health=False)
-    computing = facts.holders
     if not facts.gpus:
-        return computing
-    open_files = read_open_files(roots.proc, lambda file: _NVIDIA_FILE.fullmatch(file) is not None)
-    found = merge_holders((*(computing or ()), *ProcessTable(roots.proc).describe_holders(open_files)))
-    return found if found or (computing is not None and open_files.is_complete) else None
+        return facts.holders
+    return join_holders(facts.holders, _find_openers(roots.proc, ProcessTable(roots.proc)))

@@ -72,7 +72,7 @@ class ProcessTable:
             command=parse_command(read_text(folder / "cmdline") or ""),
             used_bytes=used_bytes,
             own=self.is_own(pid),
-            job=parse_cgroup(read_text(folder / "cgroup") or "").name,
+            job=name_job(read_text(folder / "cgroup") or ""),
         )
 
     def describe_holders(self, opened: OpenFiles) -> tuple[DeviceProcess, ...]:
@@ -246,37 +246,23 @@ CONTAINER_SHOWN: Final = 12
 """Characters of a container's id that `docker ps` shows too."""
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The pod, container or job of a process. `job`: "slurm 4711"."""
+def name_job(cgroup: str) -> str | None:
+    """Returns the Slurm job, else the pod, else the container of a process: "slurm 4711".
 
-    container: str | None = None
-    pod_uid: str | None = None
-    job: str | None = None
-
-    @property
-    def name(self) -> str | None:
-        """The strongest that is known."""
-        pod = f"pod {self.pod_uid}" if self.pod_uid else None
-        return self.job or pod or (f"container {self.container[:CONTAINER_SHOWN]}" if self.container else None)
+    Args:
+        cgroup: /proc/<pid>/cgroup: a line per hierarchy (v1), of which the first match counts, or one line (v2).
+    """
+    places = [_parse_path(path.removesuffix(" (deleted)").split("/")) for _, path in parse_hierarchies(cgroup)]
+    return next((name for kind in zip(*places, strict=True) for name in kind if name), None)
 
 
-def parse_cgroup(text: str) -> Placement:
-    """Returns the placement from the first match in /proc/<pid>/cgroup: a line per hierarchy (v1), or one line (v2)."""
-    places = [_parse_path(path.removesuffix(" (deleted)").split("/")) for _, path in parse_hierarchies(text)]
-    return Placement(
-        container=next((place.container for place in places if place.container), None),
-        pod_uid=next((place.pod_uid for place in places if place.pod_uid), None),
-        job=next((place.job for place in places if place.job), None),
-    )
-
-
-def _parse_path(names: list[str]) -> Placement:
+def _parse_path(names: list[str]) -> tuple[str | None, str | None, str | None]:
+    """Returns the job, pod and container that a path names."""
     # containerd with the systemd driver but without systemd writes one name: <slice>:cri-containerd:<id>
     parts = [part for name in names for part in _split_name(name)]
-    containers = [found["id"] for part in parts if (found := _match_container(part))]
+    containers = [found["id"][:CONTAINER_SHOWN] for part in parts if (found := _match_container(part))]
     pods = [found["uid"].replace("_", "-") for part in parts if (found := _POD.fullmatch(part))]
-    return Placement(containers[-1] if containers else None, pods[-1] if pods else None, _find_job(parts))
+    return _find_job(parts), f"pod {pods[-1]}" if pods else None, f"container {containers[-1]}" if containers else None
 
 
 def _split_name(name: str) -> list[str]:

@@ -274,6 +274,11 @@ def read_bus(here: Roots) -> tuple[BusCard, ...]:
     return tuple(cards)
 
 
+def list_card_files(here: Roots) -> list[Path]:
+    """Returns the device files of NVIDIA's cards."""
+    return [file for file in list_folder(here.dev) if _DEVICE_FILE.fullmatch(file.name)]
+
+
 def classify_silence(cards: Iterable[BusCard], here: Roots, error: int) -> ProblemKind:
     """Returns the cause when NVML does not list any card.
 
@@ -287,8 +292,7 @@ def classify_silence(cards: Iterable[BusCard], here: Roots, error: int) -> Probl
         return "unreadable"
     if not (any(card.driver for card in accelerators) or (here.sysfs / "module" / _DRIVER).exists()):
         return "driver_down"  # sysfs lists the machine's modules, in containers too
-    files = [file for file in list_folder(here.dev) if _DEVICE_FILE.fullmatch(file.name)]
-    if not any(map(here.may_open, files)):
+    if not any(map(here.may_open, list_card_files(here))):
         return "unreadable"
     if here.is_container and error in (_LIBRARY_NOT_FOUND, _LIBRARY_MISMATCH):
         return "unreadable"  # the library is the container's

@@ -6,6 +6,7 @@ coordinates. The host view adds them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def parse_slice(environ: Mapping[str, str]) -> SliceFacts:
         hosts=hosts,
         wrap=parse_flags(environ.get("TPU_TOPOLOGY_WRAP")),
         twisted=parse_flag(environ.get("TPU_TOPOLOGY_ALT")),
-        host_count=len(names) or (_product(hosts) if hosts else None),
+        host_count=len(names) or (math.prod(hosts) if hosts else None),
     )
 
 
@@ -135,8 +136,3 @@ def parse_flags(text: str | None) -> tuple[bool, ...] | None:
 def parse_flag(text: str | None) -> bool | None:
     """Returns "true" or "false", in any letter case, as a boolean; None for anything else."""
     return {"true": True, "false": False}.get((text or "").strip().lower())
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    x, y, z = shape
-    return x * y * z

@@ -20,11 +20,21 @@ from typing import Any, Final
 
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
-from meshwright.wire.health import WORST_FIRST, Component, HealthEvent, HealthEvents, State
+from meshwright.wire.health import WORST_FIRST, Component, HealthEvent, HealthEvents, Permanence, State
 from meshwright_agent.clock import Clock
 from meshwright_agent.store import HEALTH, Document, Store, StoredEvent, StoreUnavailableError, parse_bodies
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The state of a component with the reason and the operator's action."""
+
+    state: State
+    reason: str
+    action: str = ""
+    permanence: Permanence | None = None
 
 
 @dataclass(frozen=True)
@@ -186,15 +196,8 @@ class History:
 
     def record_change(self, component: Component, before: State, at: datetime) -> None:
         """Records a state change of a component."""
-        self._note(
-            component=component.name,
-            kind="state",
-            state=component.state,
-            before=before,
-            reason=component.reason,
-            action=component.action,
-            at=at,
-        )
+        what = component.model_dump(include={"state", "reason", "action"})
+        self._note(component=component.name, kind="state", before=before, at=at, **what)
 
     def record_fault(self, component: str, code: str, *, state: State, reason: str, action: str, at: datetime) -> None:
         """Records a fault reported by the driver or the kernel. `state` is the component's state after it."""

@@ -19,10 +19,10 @@ from meshwright.topology.chips import ChipCount, find_chip
 from meshwright.wire.devices import Device, Devices
 from meshwright_agent.clock import Clock
 from meshwright_agent.facts.model import GpuFacts, GpuHealth, HostFacts, PciHealth, RefusedCard, TpuFacts
-from meshwright_agent.health.events import HealthMemory, History, KnownDevice
+from meshwright_agent.health.events import Finding, HealthMemory, History, KnownDevice
 from meshwright_agent.health.nics import NIC, NicEvaluator
 from meshwright_agent.health.registry import HealthRegistry
-from meshwright_agent.health.rules import PARTS, CardView, Finding, evaluate_card, evaluate_driver, find_worst
+from meshwright_agent.health.rules import PARTS, CardView, evaluate_card, evaluate_driver, find_worst
 from meshwright_agent.health.xid import DRIVER, KERNEL_LOG, report_kernel_log
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store, StoreUnavailableError
@@ -384,16 +384,15 @@ class HealthMonitor:
         if early is not None:
             self._record_boot(early, at)
             report_kernel_log(self._registry, self._history, early, at)
-        self._registry.report(
-            DRIVER, "unknown", f"the probe did not answer: {reason}", at=at, action="see the agent's log"
-        )
+        unanswered = Finding("unknown", f"the probe did not answer: {reason}", "see the agent's log")
+        self._registry.report(DRIVER, unanswered, at=at)
         silent = Finding("unknown", f"driver does not answer: {reason}", "see `driver`")
         for component in self._listed:
             self._standing[component] = silent
         missing = [f"device:{device.key}" for device in self._missing]
         inventory = {INVENTORY} & set(self._registry.names())
         for component in (*sorted(self._listed), *missing, *sorted(self._parts | self._nics.places.keys()), *inventory):
-            self._report(component, silent, at)
+            self._registry.report(component, silent, at=at)
 
     def report_facts(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
         """Reports the facts of a probe: the driver's problems, each accelerator with its parts, each missing device.
@@ -406,7 +405,7 @@ class HealthMonitor:
         """
         self._has_answered = True
         self._record_boot(facts, at)
-        self._report(DRIVER, evaluate_driver(facts), at)
+        self._registry.report(DRIVER, evaluate_driver(facts), at=at)
         report_kernel_log(self._registry, self._history, facts, at)
         self._evaluate(facts, before, devices, at)
 
@@ -436,12 +435,12 @@ class HealthMonitor:
         diagnosis.parts |= dict.fromkeys(self._silent, _SILENT_PART)
         self._parts, self._of_last_boot = set(diagnosis.parts), set()
         for component, finding in diagnosis.parts.items():
-            self._report(component, finding, at)
+            self._registry.report(component, finding, at=at)
         nics_before, nics = set(self._nics.places), self._nics.evaluate(facts, at)
         for component in nics_before - nics.keys():
             self._registry.forget(component)
         for component, finding in nics.items():
-            self._report(component, finding, at)
+            self._registry.report(component, finding, at=at)
         self._report_missing(facts, at)
         self._forget_unshown(known, at)
 
@@ -473,16 +472,11 @@ class HealthMonitor:
         action = "check the kernel log; reboot the host if it does not return"
         for device in report.missing:
             reason = f"was here before; the driver no longer lists it: {describe_device(device)}"
-            self._report(f"device:{device.key}", Finding("unhealthy", reason, action, "permanent"), at)
+            self._registry.report(f"device:{device.key}", Finding("unhealthy", reason, action, "permanent"), at=at)
         if report.inventory is not None:
-            self._report(INVENTORY, report.inventory, at)
+            self._registry.report(INVENTORY, report.inventory, at=at)
         elif INVENTORY in self._registry.names():
             self._registry.forget(INVENTORY)
-
-    def _report(self, component: str, finding: Finding, at: datetime) -> None:
-        self._registry.report(
-            component, finding.state, finding.reason, at=at, action=finding.action, permanence=finding.permanence
-        )
 
     # acknowledgement
 
@@ -550,7 +544,7 @@ class HealthMonitor:
         action = "run the bench again, and on this device alone; take it out of service if it is wrong again"
         wrong = self._memory.wrong_results.get(component, {}).values()
         findings += [Finding("degraded", reason, action) for reason in wrong]
-        self._report(component, find_worst(findings) or Finding("healthy", reason), at)
+        self._registry.report(component, find_worst(findings) or Finding("healthy", reason), at=at)
 
     # the worker
 
@@ -568,14 +562,13 @@ class HealthMonitor:
                 then `initializing`, which does not affect the overall state.
             at: time of the report.
         """
-        finding = _evaluate_worker(worker, has_started, failure, mismatch)
-        if finding is None and untouched and worker.state == "stopped":
-            finding = Finding("initializing", untouched)
-        if finding is not None:
-            self._report(WORKER, finding, at)
+        if finding := _evaluate_worker(worker, has_started, failure, mismatch, untouched):
+            self._registry.report(WORKER, finding, at=at)
 
 
-def _evaluate_worker(worker: Supervisor, has_started: bool, failure: str, mismatch: str) -> Finding | None:
+def _evaluate_worker(
+    worker: Supervisor, has_started: bool, failure: str, mismatch: str, untouched: str
+) -> Finding | None:
     """Returns the worker's state; None: unknown.
 
     After its crash budget is used up, the worker is not started again. Between two attempts its state is unknown.
@@ -605,7 +598,7 @@ def _evaluate_worker(worker: Supervisor, has_started: bool, failure: str, mismat
     if worker.state == "stopped" and has_started:
         reason = f"released on purpose after generation {worker.generation}; it starts on demand"
         return Finding("healthy", reason)
-    return None
+    return Finding("initializing", untouched) if worker.state == "stopped" and untouched else None
 
 
 TICK_S: Final = 1.0
@@ -649,23 +642,15 @@ class StoreHealth:
             free_bytes = await self._store.check()
         except StoreUnavailableError as error:
             self._failures = self._store.failure_count
-            self._registry.report(STORE, "unhealthy", error.detail, at=self._clock.now(), action=error.hint)
+            self._registry.report(STORE, Finding("unhealthy", error.detail, error.hint), at=self._clock.now())
             return
-        faults, actions = [], []
+        free = f"{free_bytes / 2**20:.0f} MiB are free in {folder}"
+        after = f"; a call failed after the check before: {failed}" if failed else ""
+        found = [Finding("healthy", f"reads and writes; {free}{after}")]
         if free_bytes < MIN_FREE_BYTES:
-            faults.append(
-                f"{free_bytes / 2**20:.0f} MiB are free in {folder}; less than the {MIN_FREE_BYTES / 2**20:.0f} MiB "
-                "that should be"
-            )
-            actions.append(f"make room on the disk of {folder}")
+            reason = f"{free}; less than the {MIN_FREE_BYTES / 2**20:.0f} MiB that should be"
+            found.append(Finding("degraded", reason, f"make room on the disk of {folder}"))
         if self._store.set_aside:
-            faults.append(self._store.set_aside)
-            actions.append("create lost leases again, then restart the agent to clear this")
-        reason = f"reads and writes; {free_bytes / 2**20:.0f} MiB are free in {folder}"
-        if failed:
-            reason += f"; a call failed after the check before: {failed}"
-        now = self._clock.now()
-        if faults:
-            self._registry.report(STORE, "degraded", "; ".join(faults), at=now, action="; ".join(actions))
-        else:
-            self._registry.report(STORE, "healthy", reason, at=now)
+            action = "create lost leases again, then restart the agent to clear this"
+            found.append(Finding("degraded", self._store.set_aside, action))
+        self._registry.report(STORE, find_worst(found) or found[0], at=self._clock.now())

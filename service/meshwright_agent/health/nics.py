@@ -14,8 +14,8 @@ from typing import Final
 
 from meshwright_agent.facts.infiniband import FLAPS
 from meshwright_agent.facts.model import HostFacts, NicFacts
-from meshwright_agent.health.events import HealthMemory
-from meshwright_agent.health.rules import Finding, Rule, build_finding, find_worst
+from meshwright_agent.health.events import Finding, HealthMemory
+from meshwright_agent.health.rules import Rule, build_finding, find_worst
 
 NIC: Final = "nic"
 

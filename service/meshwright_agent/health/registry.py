@@ -9,25 +9,12 @@ contradicts it. This module does not depend on the sources of observations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 
 from meshwright.errors import NotFoundError
-from meshwright.wire.health import WORST_FIRST, Component, Health, Permanence, State, find_worst_state
-from meshwright_agent.health.events import Fault, HealthMemory, Standing, make_sendable
-
-
-@dataclass(frozen=True)
-class Observation:
-    """The result of a check, with its time."""
-
-    state: State
-    reason: str
-    action: str
-    observed_at: datetime
-    permanence: Permanence | None = None
-
+from meshwright.wire.health import WORST_FIRST, Component, Health, State, find_worst_state
+from meshwright_agent.health.events import Fault, Finding, HealthMemory, Standing, make_sendable
 
 OnChange = Callable[[Component, State, datetime], None]
 """(the component as it is now, its previous state, the time): called when a state has changed."""
@@ -47,7 +34,7 @@ class HealthRegistry:
     ) -> None:
         self._stale_after_s = stale_after_s
         self._on_change = on_change
-        self._observations: dict[str, Observation | None] = {}
+        self._observations: dict[str, tuple[Finding, datetime] | None] = {}
         self._seen: set[str] = set()  # checked since the start, unless `initializing`
         self._memory = HealthMemory() if memory is None else memory
 
@@ -56,20 +43,11 @@ class HealthRegistry:
         for name in names:
             self._observations.setdefault(name, None)
 
-    def report(
-        self,
-        name: str,
-        state: State,
-        reason: str,
-        *,
-        at: datetime,
-        action: str = "",
-        permanence: Permanence | None = None,
-    ) -> None:
+    def report(self, name: str, finding: Finding, *, at: datetime) -> None:
         """Stores the result of a check."""
         self.expect((name,))
-        self._observations[name] = Observation(state, reason, action, at, permanence)
-        if state != "initializing":
+        self._observations[name] = finding, at
+        if finding.state != "initializing":
             self._seen.add(name)
         self._settle(name, at)
 
@@ -118,15 +96,8 @@ class HealthRegistry:
         """Returns the state of one component; `unknown` for a component without checks."""
         if name not in self._observations:
             return "unknown"
-        seen = self._observations[name]
-        state: State = (
-            "initializing" if seen is None else "unknown" if self.is_stale(seen.observed_at, now) else seen.state
-        )
+        state = self._describe(name, now).state
         return min((state, *(fault.state for fault in self.faults(name).values())), key=WORST_FIRST.index)
-
-    def is_stale(self, seen_at: datetime, now: datetime) -> bool:
-        """Returns whether an observation is too old, or dated in the future because the clock was set back."""
-        return abs((now - seen_at).total_seconds()) > self._stale_after_s
 
     def settle(self, now: datetime) -> None:
         """Reports state changes by age: observations that were not renewed."""
@@ -160,7 +131,7 @@ class HealthRegistry:
         """Returns one component of the registry at the time `now`."""
         seen = self._observations[name]
         state, faults = self.state(name, now), tuple(self.faults(name).values())
-        words = self._describe(seen, now)
+        words = self._describe(name, now)
         shown = [words] if not faults or words.state not in ("healthy", "initializing") else []
         lines = [*map(_describe_fault, faults), *(each.reason for each in shown)]
         actions = dict.fromkeys(filter(None, (*(fault.action for fault in faults), *(each.action for each in shown))))
@@ -169,8 +140,8 @@ class HealthRegistry:
             state=state,
             reason=make_sendable("; ".join(lines)),
             action=make_sendable("; ".join(actions)),
-            observed_at=seen.observed_at if seen else None,
-            age_s=max(0.0, (now - seen.observed_at).total_seconds()) if seen else None,
+            observed_at=seen[1] if seen else None,
+            age_s=max(0.0, (now - seen[1]).total_seconds()) if seen else None,
             since=self._find_since(name, state, now),
             permanence="permanent" if faults else words.permanence,
         )
@@ -180,15 +151,17 @@ class HealthRegistry:
         standing = self._memory.states.get(name)
         return None if standing is None or standing.state != state or standing.since > now else standing.since
 
-    def _describe(self, seen: Observation | None, now: datetime) -> Observation:
+    def _describe(self, name: str, now: datetime) -> Finding:
+        """Returns the last observation; unknown if it is too old, or dated in the future: the clock was set back."""
+        seen = self._observations[name]
         if seen is None:
-            return Observation("initializing", "not checked yet", "", now)
-        if not self.is_stale(seen.observed_at, now):
-            return seen
-        age_s = (now - seen.observed_at).total_seconds()
+            return Finding("initializing", "not checked yet")
+        finding, age_s = seen[0], (now - seen[1]).total_seconds()
+        if abs(age_s) <= self._stale_after_s:
+            return finding
         when = f"{age_s:.0f} s ago" if age_s >= 0 else "at a time that the clock was set back from"
-        reason = f"last seen {seen.state} {when} ({seen.reason})" + ("; too long" if age_s >= 0 else "")
-        return Observation("unknown", reason, seen.action, seen.observed_at)
+        reason = f"last seen {finding.state} {when} ({finding.reason})" + ("; too long" if age_s >= 0 else "")
+        return Finding("unknown", reason, finding.action)
 
 
 def build_unknown_component(name: str, names: Iterable[str]) -> NotFoundError:

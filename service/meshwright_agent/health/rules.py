@@ -17,6 +17,7 @@ from meshwright.wire.health import WORST_FIRST, Permanence, State
 from meshwright_agent.facts.model import GpuHealth, HostFacts, PciHealth, ProblemKind, SourceProblem
 from meshwright_agent.facts.nvidia import DRAIN_AND_RESET, POWER_BRAKE
 from meshwright_agent.facts.nvml import ABSENT, ANSWERED, QUESTIONS
+from meshwright_agent.health.events import Finding
 
 PARTS: Final[Mapping[str, str]] = {
     "thermal": "temperature and power of a card, and clocks that either holds down",
@@ -35,16 +36,6 @@ _RESEAT: Final = "reseat the card, check riser and cable, and reboot; RMA if it 
 _SOON: Final = "reset the GPU at the next chance"
 _NVLINK: Final = "check nvidia-fabricmanager and the kernel log; reset the GPUs; reseat bridge or card if it stays"
 _WATCH_NVLINK: Final = "watch it; if it goes on, drain the host and check the NVLink bridge, cable or card"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The state of a component with the reason and the operator's action."""
-
-    state: State
-    reason: str
-    action: str = ""
-    permanence: Permanence | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Final
 
 from meshwright.wire.health import WORST_FIRST, State
 from meshwright_agent.facts.model import HostFacts, KernelLog, SXid, Xid
-from meshwright_agent.health.events import Fault, HealthMemory, History
+from meshwright_agent.health.events import Fault, Finding, HealthMemory, History
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.health.rules import RESET, RMA
 
@@ -197,21 +197,21 @@ def report_kernel_log(registry: HealthRegistry, history: History, facts: HostFac
         return
     if not log.is_wanted:
         reason = "XIDs are not watched here: the kernel log is not read (MESHWRIGHT_KERNEL_LOG is empty)"
-        registry.report(KERNEL_LOG, "initializing", reason, at=at, action=_UNWATCHED)
+        registry.report(KERNEL_LOG, Finding("initializing", reason, _UNWATCHED), at=at)
         return
     if log.error is not None:
         reason = f"XIDs are not watched here: the kernel log cannot be read: {log.error}"
-        registry.report(KERNEL_LOG, "degraded", reason, at=at, action=_UNREADABLE)
+        registry.report(KERNEL_LOG, Finding("degraded", reason, _UNREADABLE), at=at)
         return
     for (component, code), reports in _group_reports(facts, log, history.memory).items():
         _report(registry, history, component, reports, at, is_new=code not in registry.faults(component))
     if log.last_sequence is not None:
         history.memory.log_sequence = log.last_sequence
+    finding = Finding("healthy", "read for XIDs and SXIDs of NVIDIA's drivers")
     if log.lost_count:
         reason = f"{log.lost_count} records were overwritten before they were read; XIDs among them were not seen"
-        registry.report(KERNEL_LOG, "degraded", reason, at=at, action=_OVERWRITTEN, permanence="transient")
-    else:
-        registry.report(KERNEL_LOG, "healthy", "read for XIDs and SXIDs of NVIDIA's drivers", at=at)
+        finding = Finding("degraded", reason, _OVERWRITTEN, "transient")
+    registry.report(KERNEL_LOG, finding, at=at)
 
 
 def _group_reports(facts: HostFacts, log: KernelLog, memory: HealthMemory) -> Mapping[tuple[str, str], list[_Report]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshwright.errors import UnavailableError
 from meshwright.planning.request import Inventory
 from meshwright.topology.model import Topology
 from meshwright.wire.devices import Devices, Release
@@ -65,7 +66,8 @@ class AgentHost(ABC):
             UnavailableError: neither the probe nor the worker has answered yet.
         """
         snapshot = self.snapshot
-        snapshot.require_facts()
+        if snapshot.facts is None:
+            snapshot.require_topology()
         return self._leases.mark(snapshot.devices(self._clock.now()))
 
     def topology(self) -> Topology:
@@ -98,24 +100,31 @@ class AgentHost(ABC):
     async def run(self) -> None:
         """Observes the host until it is cancelled."""
 
-    @abstractmethod
-    def require_hardware(self, asked: str) -> None:
+    def require_hardware(self, asked: str) -> None:  # noqa: B027 -- most hosts have it
         """Raises InvalidRequestError unless this host has the hardware that the request needs."""
 
     @abstractmethod
     async def probe(self) -> bool:
         """Probes the host, in bounded time. Returns whether the probe answered."""
 
-    @abstractmethod
-    async def wait_for_probe(self) -> None:
+    async def require_probe(self) -> None:
+        """Probes who uses the devices. CPU devices do not have holders.
+
+        Raises:
+            UnavailableError: the probe did not answer.
+        """
+        if self.devices().platform != "cpu" and not await self.probe():
+            detail = "the driver did not answer, so the processes that use the devices are not known"
+            hint = "only idle devices are opened: see GET /health for the driver; try again"
+            raise UnavailableError(detail, hint=hint, retry_after_s=5.0)
+
+    async def wait_for_probe(self) -> None:  # noqa: B027 -- this and the next are about benches
         """Waits for the next answer of the probe."""
 
-    @abstractmethod
-    async def list_jax_devices(self) -> None:
+    async def list_jax_devices(self) -> None:  # noqa: B027
         """Reads JAX's devices from the device worker, which it starts if necessary. The snapshot records a failure."""
 
-    @abstractmethod
-    def report_progress(self, value: Mapping[str, Any]) -> None:
+    def report_progress(self, value: Mapping[str, Any]) -> None:  # noqa: B027
         """Reports the devices that a bench has measured."""
 
     @abstractmethod

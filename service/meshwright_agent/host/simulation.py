@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from meshwright.topology.targets import build_target
 from meshwright.wire.base import Notice
 from meshwright.wire.devices import Cpu, Devices, Host, Release, Software, Worker
 from meshwright_agent.clock import Clock
+from meshwright_agent.health.events import Finding
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.health.xid import DRIVER
 from meshwright_agent.host.base import AgentHost
@@ -67,17 +68,8 @@ class SimulatedHost(AgentHost):
         """Reports that nothing was checked."""
         reason = f"simulated: {self._target} is declared by --simulate; no device is here and none was checked"
         action = "leave out --simulate (MESHWRIGHT_SIMULATE) to have this host looked at"
-        self._health.report(DRIVER, "unknown", reason, at=self._clock.now(), action=action)
+        self._health.report(DRIVER, Finding("unknown", reason, action), at=self._clock.now())
         return True
-
-    async def wait_for_probe(self) -> None:
-        """Returns at once."""
-
-    async def list_jax_devices(self) -> None:
-        """Does nothing: JAX is not started."""
-
-    def report_progress(self, value: Mapping[str, Any]) -> None:
-        """Does nothing: no bench measures."""
 
     def require_hardware(self, asked: str) -> None:
         """Rejects requests that need hardware.

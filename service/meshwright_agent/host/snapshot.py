@@ -86,13 +86,6 @@ class HostSnapshot:
         is_up = self.jax is not None and self.worker.state in {"ready", "busy"}
         return "live" if is_up and self.jax and self.worker.generation == self.jax.generation else "cached"
 
-    @property
-    def waits_for(self) -> str:
-        """The sources that must answer before the devices are known, as a short text."""
-        if self.facts is None:
-            return "the driver has not answered the probe yet"
-        return f"JAX has not listed the devices yet, worker {self.worker.state}"
-
     def devices(self, now: datetime) -> Devices:
         """Returns the host's topology as known at `now`."""
         from meshwright_agent.host.topology import build_devices  # it imports this module
@@ -111,11 +104,6 @@ class HostSnapshot:
                 return ""
             there = "this host has AMD's driver (/dev/kfd)"
         return f"{there}, but its JAX runs on {self.jax.platform}"
-
-    def require_facts(self) -> None:
-        """Raises as `require_topology` unless `/devices` can be answered."""
-        if self.facts is None:
-            self.require_topology()
 
     def require_topology(self) -> None:
         """Raises unless plans can be answered.

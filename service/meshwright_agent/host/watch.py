@@ -77,12 +77,13 @@ class HostWatch(AgentHost):
     ) -> None:
         super().__init__(device, leases=leases, health=health, clock=clock, cpu_devices=settings.cpu_devices)
         self._probe = probe
-        self._preflight = preflight
         self._runs = runs
         self._monitor = HealthMonitor(health, history, parse_chip_count(settings.expect) if settings.expect else None)
         self._settings = settings
         self._spawn = spawn
         self._stays = stays
+        self._opening = device, preflight  # the children that open devices
+        self._question = {"root": str(settings.host_root)}
         self._probing = asyncio.Lock()
         self._has_probed = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
@@ -159,7 +160,10 @@ class HostWatch(AgentHost):
         return self.snapshot.jax is not None
 
     def _may_wake(self) -> bool:
-        """Returns whether the worker may be started: it stays up on CPUs and is restarted, except after a release."""
+        """Returns whether the worker may be started: it stays up on CPUs and is restarted, except after a release.
+
+        CPU devices are known only from JAX, so that it is called until it has listed them, also after a release.
+        """
         return not self.snapshot.released or self._device.state in {"ready", "busy"}
 
     def _may_touch(self) -> bool:
@@ -192,7 +196,7 @@ class HostWatch(AgentHost):
         """Returns whether the worker of a lease owner's bench is still up, which `hold: always` would keep."""
         if self._stays or not self._is_reserved or self._device.state != "ready":
             return False
-        return (self._clock.now() - self._device.since).total_seconds() >= self._settings.idle_release_s
+        return self._device.idle_s >= self._settings.idle_release_s
 
     def recall(self) -> None:
         """Restores the devices and faults that the previous agent knew."""
@@ -215,7 +219,7 @@ class HostWatch(AgentHost):
         if self._probe.state == "failed" and not self._probe.abandoned_pids:
             self._probe.reset()  # a driver may recover; the interval limits the number of hanging probes
         absent = self._absent_generation()
-        question = self._question
+        question: dict[str, Any] = dict(self._question)
         if self._settings.kernel_log:
             question |= {"kernel_log": self._settings.kernel_log, **self._monitor.log_place}
         early: list[dict[str, Any]] = []
@@ -233,10 +237,6 @@ class HostWatch(AgentHost):
         self._has_probed.set()
         self._has_probed = asyncio.Event()
         return True
-
-    @property
-    def _question(self) -> dict[str, Any]:
-        return {"root": str(self._settings.host_root)}
 
     async def wait_for_probe(self) -> None:
         """Waits for the next answer of the probe."""
@@ -284,13 +284,10 @@ class HostWatch(AgentHost):
             at=self._clock.now(),
         )
 
-    def require_hardware(self, asked: str) -> None:
-        """Does nothing, because this host has real hardware."""
-
     # ---- release of the devices ------------------------------------------------------------------------------------
 
     async def release(self) -> Release:
-        """Ends the worker and its runs, then probes the holders. The worker is not restarted without a request."""
+        """Ends the worker and its runs, then probes the holders. See `_may_wake` for its restart."""
         self._record_release()
         started_s, was_running = self._clock.monotonic(), any(each.pid is not None for each in self._opening)
         (is_killed, ending), cancelled = await asyncio.gather(
@@ -320,11 +317,6 @@ class HostWatch(AgentHost):
             holders=holders,
             holders_unknown=unknown if holders is None else None,
         )
-
-    @property
-    def _opening(self) -> tuple[Supervisor, ...]:
-        """The children that open devices."""
-        return self._device, self._preflight
 
     async def _end_opening(self, reason: str, within_s: float | None = None) -> tuple[bool, dict[int, str]]:
         """Ends the children that open devices; returns whether one was killed, and process → module of those left."""

@@ -29,12 +29,11 @@ NewLeaseId = Annotated[
     "/leases/{lease_id}",
     status_code=201,
     summary="Reserve devices, or renew a lease",
-    response_model=Lease,
     responses={200: {"description": "the lease was renewed", "model": Lease}},
 )
 async def put_lease(
-    agent: AgentHere, lease_id: NewLeaseId, request: LeaseRequest, caller: Operator, http: Request
-) -> Response:
+    agent: AgentHere, lease_id: NewLeaseId, request: LeaseRequest, caller: Operator, http: Request, response: Response
+) -> Lease:
     """Reserves devices: until the lease ends, no bench opens them and no plan takes them unless it is told to.
 
     Unless `preemptible`, it takes devices over from preemptible leases and from benches, and the agent's own worker is
@@ -49,12 +48,9 @@ async def put_lease(
     if isinstance(asked, DeviceSelection):
         _record_devices(http, lease)
     note(http, lease=lease.id)
-    return Response(
-        lease.model_dump_json(),
-        status_code=201 if is_new else 200,
-        media_type="application/json",
-        headers={"Location": f"/leases/{lease.id}"},
-    )
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/leases/{lease.id}"
+    return lease
 
 
 @router.get("/leases", summary="Leases that hold", dependencies=[NEEDS_READ])

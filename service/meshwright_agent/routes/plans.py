@@ -32,7 +32,7 @@ def _reply(text: str) -> Response:
 
 
 def _answer(http: Request, answer: PlanAnswer | Run) -> Response:
-    return answer_run(http, answer) if isinstance(answer, Run) else _reply(answer.write())
+    return answer_run(http, answer) if isinstance(answer, Run) else _reply(answer.text)
 
 
 @router.post("/mesh/plan", summary="Plan a mesh", response_model=Plans, responses=ACCEPTED, dependencies=[NEEDS_READ])

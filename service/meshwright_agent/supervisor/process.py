@@ -154,9 +154,19 @@ class Child:
     async def _open(self) -> None:
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
-        try:
+        output = asyncio.StreamReader()
+        with theirs, os.fdopen(write_end, "wb"), contextlib.ExitStack() as undo:
+            undo.enter_context(ours)
+            pipe = undo.enter_context(os.fdopen(read_end, "rb", buffering=0))
             given = self._spec.environment()
             environment = {k: v for k, v in given.items() if not re.match(NOT_FOR_CHILDREN, k)}
+            # Connected before the process exists, which `stop` can end only through these connections.
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_FRAME_BYTES)
+            undo.callback(self._writer.transport.abort)
+            self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(output), pipe
+            )
+            undo.callback(self._pipe.close)
             self._process = await asyncio.create_subprocess_exec(
                 *self._build_command(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -166,27 +176,16 @@ class Child:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        except BaseException:
-            ours.close()
-            os.close(read_end)
-            raise
-        finally:
-            theirs.close()
-            os.close(write_end)
+            undo.pop_all()
         self.pid = self._process.pid
         self._exit = asyncio.create_task(self._process.wait())
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_FRAME_BYTES)
-        output = asyncio.StreamReader()
-        self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(read_end, "rb", buffering=0)
-        )
         self._logging = asyncio.create_task(self._keep_log(output))
         self._watching = asyncio.create_task(self._cut_after_exit())
 
     def _build_command(self, fd: int) -> list[str]:
         """Returns the command line. -P: no import from the working directory; -u: unbuffered output."""
-        birth = (f"--fd={fd}", f"--parent={os.getpid()}", f"--generation={self.generation}")
-        return [sys.executable, "-P", "-u", "-m", self._spec.module, *birth]
+        arguments = (f"--fd={fd}", f"--parent={os.getpid()}", f"--generation={self.generation}")
+        return [sys.executable, "-P", "-u", "-m", self._spec.module, *arguments]
 
     async def read(self) -> Frame:
         """Returns the next frame; may be cancelled.

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from meshwright.errors import ProblemError, RunFailedError, class_for
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Incremented when a frame changes its meaning. Both ends must have the same version."""
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
@@ -47,7 +47,6 @@ class Hello(_Frame):
 class Refusal(_Frame):
     """The child's only frame when it cannot work: the exception and its traceback."""
 
-    generation: int
     name: str
     message: str
     traceback: str
@@ -77,7 +76,6 @@ class ProgressFrame(_Frame):
     """A progress report during the call."""
 
     id: int
-    generation: int
     value: dict[str, Any]
     type: Literal["progress"] = "progress"
 
@@ -87,7 +85,6 @@ class ResultFrame(_Frame):
     """The call's answer."""
 
     id: int
-    generation: int
     result: dict[str, Any]
     type: Literal["result"] = "result"
 
@@ -97,7 +94,6 @@ class FailureFrame(_Frame):
     """The call's answer when its handler raised: the parts of a `ProblemError`. The child continues."""
 
     id: int
-    generation: int
     code: str
     status: int
     detail: str
@@ -108,11 +104,10 @@ class FailureFrame(_Frame):
     type: Literal["failure"] = "failure"
 
     @classmethod
-    def of(cls, call_id: int, generation: int, error: ProblemError) -> FailureFrame:
+    def of(cls, call_id: int, error: ProblemError) -> FailureFrame:
         """Returns the frame that carries `error` to the agent."""
         return cls(
             id=call_id,
-            generation=generation,
             code=error.code,
             status=error.status,
             detail=error.detail,
@@ -141,7 +136,6 @@ class Stopped(_Frame):
     """The call's answer when it was cancelled and has stopped."""
 
     id: int
-    generation: int
     type: Literal["stopped"] = "stopped"
 
 

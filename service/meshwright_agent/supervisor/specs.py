@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from meshwright.environment import DeviceConfiguration, MemoryStrategy, build_worker_environment
@@ -70,18 +70,10 @@ def _abridge(words: Sequence[str]) -> str:
 
 def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: bool) -> ChildSpec:
     """Returns the spec of the device worker. A worker that `stays` is not released when idle."""
-    config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
-    platform = "cpu" if settings.cpu_devices else None
-
-    base = _order_by_pci(environ)
-
-    def build() -> Mapping[str, str]:
-        return build_worker_environment(config, base, platform=platform, cpu_devices=settings.cpu_devices)
-
     return ChildSpec(
         name="device",
         module="meshwright_agent.children.device",
-        environment=build,
+        environment=_build_environment(settings, _order_by_pci(environ), is_cpu=bool(settings.cpu_devices)),
         start_timeout_s=settings.start_timeout_s,
         idle_release_s=None if stays or settings.hold == "always" else settings.idle_release_s,
         has_devices=True,
@@ -90,13 +82,11 @@ def build_device_spec(settings: Settings, environ: Mapping[str, str], *, stays: 
 
 def build_preflight_spec(settings: Settings, environ: Mapping[str, str], *, is_cpu: bool) -> ChildSpec:
     """Returns the spec of a preflight's process, which ends after one call: a JAX job cannot be joined twice."""
-    config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
-    platform = "cpu" if is_cpu else None
     base = {name: value for name, value in _order_by_pci(environ).items() if name not in _OF_OTHER_JOBS}
     return ChildSpec(
         name="preflight",
         module="meshwright_agent.children.preflight",
-        environment=lambda: build_worker_environment(config, base, platform=platform, cpu_devices=settings.cpu_devices),
+        environment=_build_environment(settings, base, is_cpu=is_cpu),
         start_timeout_s=settings.start_timeout_s,
         idle_release_s=0.0,
         cancel_grace_s=0.2,  # a collective cannot be interrupted
@@ -128,6 +118,12 @@ def build_planner_spec(settings: Settings, environ: Mapping[str, str]) -> ChildS
         backoff_max_s=2.0,
         crash_budget=sys.maxsize,  # each request is a new attempt: the previous request may have caused the crash
     )
+
+
+def _build_environment(settings: Settings, base: Mapping[str, str], *, is_cpu: bool) -> Callable[[], Mapping[str, str]]:
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy(settings.memory_strategy))
+    platform = "cpu" if is_cpu else None
+    return lambda: build_worker_environment(config, base, platform=platform, cpu_devices=settings.cpu_devices)
 
 
 def _order_by_pci(environ: Mapping[str, str]) -> dict[str, str]:

@@ -101,6 +101,7 @@ class Supervisor:
         last_error: the last error; kept after a recovery, until `reset`.
         has_crashed: true from a crash until another process is ready.
         crash_count: number of processes that ended unexpectedly.
+        neighbor: the supervisor of another child that opens the same devices, or None.
     """
 
     def __init__(
@@ -137,11 +138,17 @@ class Supervisor:
         self._crashed_s: tuple[float, ...] = ()
         self._abandoned: dict[int, asyncio.Task[None]] = {}
         self._is_closed = False
+        self.neighbor: Supervisor | None = None
 
     @property
     def silent_s(self) -> float:
         """Seconds since the last frame of the child during a call; 0 without a call."""
         return 0.0 if self._work is None else self._clock.monotonic() - self._heard_s
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last frame about a call, which ended it if none runs."""
+        return self._clock.monotonic() - self._heard_s
 
     @property
     def pid(self) -> int | None:
@@ -236,7 +243,12 @@ class Supervisor:
 
     async def _serve(self, work: _Work, line: bytes, give_up_count: int) -> Answer:
         async with self._lock:
-            child = await self._bring_up(give_up_count)
+            try:
+                child = await self._bring_up(give_up_count)
+            except asyncio.CancelledError:
+                if self._child is not None:
+                    self._rest(self._child)
+                raise
             self._work = work
             self._began_s = self._heard_s = self._clock.monotonic()
             self._become("busy")
@@ -253,7 +265,7 @@ class Supervisor:
             self._rest(child)
         match reply:
             case ResultFrame():
-                return Answer(reply.result, reply.generation)
+                return Answer(reply.result, child.generation)
             case FailureFrame():
                 raise reply.build_error()
             case Stopped():
@@ -268,8 +280,9 @@ class Supervisor:
             raise self._give_up_error()
         if self._is_closed:
             raise CallCancelled("closing")
-        if self.spec.has_devices and self._abandoned:
-            raise self._build_abandoned()
+        stuck = self._abandoned | (self.neighbor._abandoned if self.neighbor else {})
+        if self.spec.has_devices and stuck:
+            raise self._build_abandoned(*stuck)
         if self.state == "failed":
             raise self._build_spent()
         return await self._start() if self._child is None else self._child
@@ -318,9 +331,7 @@ class Supervisor:
             self._heard_s = self._clock.monotonic()
             if self._ending is not None:
                 raise ChildError("lost", "answered too late")
-            if isinstance(frame, Hello | Refusal | CallFrame | CancelFrame):
-                raise _build_unexpected(frame.type)
-            if (frame.id, frame.generation) != (work.id, child.generation):
+            if isinstance(frame, Hello | Refusal | CallFrame | CancelFrame) or frame.id != work.id:
                 raise _build_unexpected(frame.type)
             if not isinstance(frame, ProgressFrame):
                 self._work = None
@@ -471,13 +482,11 @@ class Supervisor:
         detail = f"{asked}; it {missed} within {limit_s:g} s and was killed"
         return UnavailableError(detail, hint=hint, log=log, retry_after_s=retry_after_s, code="worker_failed")
 
-    def _build_abandoned(self) -> ProblemError:
-        named = ", ".join(map(str, self._abandoned))
+    def _build_abandoned(self, *pids: int) -> ProblemError:
         return UnavailableError(
-            f"an earlier {self.spec.name} worker (process {named}) does not end, not even by SIGKILL, and may hold the "
-            "devices; no second one is started beside it",
-            hint=f"the kernel holds it: cat /proc/{next(iter(self._abandoned))}/stack on the host; drain it, and "
-            "reboot if nothing else helps",
+            f"the {self.spec.name} worker is not started: an earlier worker of the agent "
+            f"(process {', '.join(map(str, pids))}) does not end, not even by SIGKILL, and may hold the devices",
+            hint=f"the kernel holds it: cat /proc/{pids[0]}/stack; drain this host, and reboot if nothing else helps",
             log=self._last_log,
             code="worker_failed",
         )

@@ -63,7 +63,7 @@ class Desk:
         return CompiledBatch.model_validate_json(text).verification
 
     async def ask(self, request: PlanRequest = REQUEST) -> PlanAnswer | Run:
-        return await self.compiles.settle_plans(PlanAnswer.of(write_plans(request, HOST)))
+        return await self.compiles.settle_plans(PlanAnswer(**write_plans(request, HOST)))
 
 
 @contextlib.asynccontextmanager

@@ -37,7 +37,7 @@ def result(*rows: Measurement, **fields: Any) -> dict[str, Any]:
     return build_bench_result([build_bench_record(row, **fields) for row in rows])
 
 
-@pytest.mark.parametrize("fields", [{"wrong_elements": 3}, {"correct": False}])
+@pytest.mark.parametrize("fields", [{"wrong_elements": 3, "correct": False}, {"correct": False}])
 def test_what_came_out_wrong_or_was_never_done_is_not_told(fields: dict[str, Any]) -> None:
     known = HostMeasurements(ManualClock())
     row = build_collective("all_reduce", 3e11, size_bytes=1024 * MIB)

@@ -76,7 +76,7 @@ def build_host(here: Callable[[], Inventory], dumped: dict[str, Any]) -> Any:
 
 
 def read(maker: PlanMaker, request: PlanRequest | SearchRequest) -> Plans:
-    return Plans.model_validate_json(asyncio.run(maker.answer(request)).write())
+    return Plans.model_validate_json(asyncio.run(maker.answer(request)).text)
 
 
 # ---- where a plan is made -------------------------------------------------------------------------------------------
@@ -134,13 +134,13 @@ def test_more_requests_than_may_wait_are_told_when_to_come_again() -> None:
         with pytest.raises(QueueFullError) as caught:
             await maker.answer(TARGET)
         assert caught.value.retry_after_s
-        assert (await maker.answer(PlanRequest(mesh="x:8"))).shown  # which needs no planner
+        assert (await maker.answer(PlanRequest(mesh="x:8"))).kept  # which needs no planner
         waiting.pop().cancel()
         await asyncio.sleep(0)
         waiting.append(asyncio.create_task(maker.answer(TARGET)))  # in the place of the one that left
         gate.set()
-        assert all(answer.shown for answer in await asyncio.gather(*waiting))
-        assert (await maker.answer(TARGET)).shown
+        assert all(answer.kept for answer in await asyncio.gather(*waiting))
+        assert (await maker.answer(TARGET)).kept
 
     asyncio.run(main())
 
@@ -159,7 +159,7 @@ def test_while_the_agent_shuts_down_only_small_plans_are_made() -> None:
         assert planner.state == "stopped"
         with pytest.raises(UnavailableError, check=has_code("not_ready")):
             await maker.answer(TARGET)
-        assert (await maker.answer(PlanRequest(mesh="x:8"))).shown
+        assert (await maker.answer(PlanRequest(mesh="x:8"))).kept
 
     asyncio.run(main())
 
@@ -185,7 +185,7 @@ def test_plans_that_are_stored_at_once_leave_this_hosts_under_their_fingerprint(
     async def main() -> Document:
         store = SlowStore()
         maker = build(answering(ANSWER), store)
-        answers = [PlanAnswer("", ("mw1-a",), (name,), (), source=name) for name in sources]
+        answers = [PlanAnswer("", [("mw1-a", name)], source=name) for name in sources]
         await asyncio.gather(*map(maker.keep, answers))
         return store.kept["mw1-a"]
 
@@ -196,7 +196,7 @@ def test_a_kept_plan_has_no_warning_of_an_export_that_its_request_wanted() -> No
     training = TrainingSpec(global_batch_size=64, seq_len=1024)
     asked = SearchRequest(targets=("h100:8",), model="llama3-8b", training=training, axes={"pp": 8}, exports=("jax",))
     answer = write_plans(asked, None)
-    assert "export_left_out" in str(answer["shown"])
+    assert "export_left_out" in answer["text"]
     assert "export_left_out" not in str(answer["kept"])
 
 

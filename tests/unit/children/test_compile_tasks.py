@@ -37,7 +37,7 @@ def ask_batch(here: str | None = None, plan: Plan | None = None, **fields: Any) 
     request = BatchSizeRequest.model_validate({**({} if plan else known), **fields})
     told = None if here is None else {"target": here, "health": {}, "notices": []}
     arguments = {"request": request.model_dump_json(), "plan": plan and plan.model_dump_json(), "here": told}
-    answer = fit(json.loads(json.dumps(arguments)), CallContext(1, 1, lambda _: None))
+    answer = fit(json.loads(json.dumps(arguments)), CallContext(1, lambda _: None))
     return CompileTask(**json.loads(json.dumps(answer)))
 
 

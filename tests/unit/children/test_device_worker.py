@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from meshwright.errors import UnavailableError
-from meshwright_agent.children import device
+from meshwright_agent.children import device, preflight
 from meshwright_agent.supervisor.supervisor import Supervisor
 from tests.fakes.codes import has_code
 from tests.unit.children.device_workers import supervise
@@ -46,3 +49,18 @@ def test_coordinates_and_memory_are_told_where_the_platform_has_them() -> None:
     assert (tpu["coords"], tpu["core_on_chip"], tpu["slice_index"]) == ([1, 2, 0], 0, 0)
     assert tpu["memory_stats"] == {"bytes_in_use": 1024, "bytes_limit": 2048}
     assert (rocm["platform"], rocm["coords"], rocm["memory_stats"]) == ("gpu", None, None)
+
+
+def test_no_sign_of_a_preflight_follows_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+
+    def send(value: object) -> None:
+        said.append(value)
+        time.sleep(0.1)
+        said.append(value)
+
+    monkeypatch.setattr(preflight, "SIGN_S", 0.001)
+    with preflight.Signs(SimpleNamespace(progress=send)):  # type: ignore[arg-type]
+        while len(said) < 3:  # the thread is about to say the fourth
+            time.sleep(0.001)
+    assert len(said) == 4

@@ -12,7 +12,7 @@ import pytest
 
 from meshwright.wire.health import HealthEvent
 from meshwright_agent.health import events as module
-from meshwright_agent.health.events import History
+from meshwright_agent.health.events import Finding, History
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.store import HEALTH, LIMITS, Document, Limit, Store, StoreUnavailableError
 from tests.fakes.stored import EPOCH, ManualClock
@@ -40,7 +40,7 @@ def test_each_change_of_a_state_is_one_event_with_what_was_before(tmp_path: Path
         history = await build(store, clock)
         board = HealthRegistry(stale_after_s=60, on_change=history.record_change)
         for state in ("healthy", "healthy", "degraded", "degraded", "healthy"):
-            board.report("driver", state, f"it is {state}", at=clock.now(), action="look")  # type: ignore[arg-type]
+            board.report("driver", Finding(state, f"it is {state}", "look"), at=clock.now())  # type: ignore[arg-type]
             clock.advance(1)
         clock.advance(100)
         board.settle(clock.now())
@@ -81,7 +81,7 @@ def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(
     async def live(store: Store) -> tuple[HealthRegistry, History]:
         history = await build(store, clock)
         board = HealthRegistry(stale_after_s=60, on_change=history.record_change, memory=history.memory)
-        board.report("device:0", "unhealthy", "it fell", at=clock.now())
+        board.report("device:0", Finding("unhealthy", "it fell"), at=clock.now())
         await history.flush()
         return board, history
 
@@ -108,7 +108,7 @@ def test_events_that_cannot_be_written_are_lost_and_what_must_be_remembered_is_w
     async def test(store: Store) -> None:
         history = await build(store)
         board = HealthRegistry(stale_after_s=60, on_change=history.record_change, memory=history.memory)
-        board.report("device:0", "unhealthy", "it fell", at=EPOCH)
+        board.report("device:0", Finding("unhealthy", "it fell"), at=EPOCH)
         with editing(tmp_path / "db") as other:
             other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END")
             with pytest.raises(StoreUnavailableError):

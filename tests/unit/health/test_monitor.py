@@ -118,8 +118,8 @@ def with_fatal(scene: Scene, count: int) -> HostFacts:
     return replace(found, gpus=(replace(found.gpus[0], pci=PciHealth(fatal_count=count)), *found.gpus[1:]))
 
 
-def hit(code: int, sequence: int = 1, text: str = "") -> Xid:
-    return Xid(code, ADDRESS, sequence, age_s=5.0, text=text)
+def hit(code: int, text: str = "") -> Xid:
+    return Xid(code, ADDRESS, age_s=5.0, text=text)
 
 
 # ---- parts and devices ----------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_a_hardware_xid_stands_through_looks_and_restarts_until_a_word(scene: Sc
 
 
 def test_equal_xids_of_one_look_are_one_event_with_their_number(scene: Scene) -> None:
-    scene.look(None, hit(63, 1), hit(63, 2), hit(31, 3))
+    scene.look(None, hit(63), hit(63), hit(31))
     faults = [event for event in scene.events(f"device:{UUID}") if event.kind == "fault"]
     assert [event.code for event in faults] == ["xid_63", "xid_31"]
     assert "2 times" in faults[0].reason

@@ -99,10 +99,7 @@ def test_a_port_below_the_rate_of_its_siblings_is_degraded_and_a_slower_storage_
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({"state": None}, "its state cannot be read"),
-        ({"rate_bytes_per_s": None}, "up; its rate cannot be read"),
-    ],
+    [({"state": None}, "its state cannot be read"), ({"rate_bytes_per_s": None}, "up; its rate cannot be read")],
 )
 def test_a_port_that_cannot_be_read_is_unknown(network: Network, changes: dict[str, None], reason: str) -> None:
     network.look(COMPUTE, **changes)

@@ -21,6 +21,7 @@ from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.facts.nvidia import read_nvidia
 from meshwright_agent.facts.nvml import QUESTIONS, Query
 from meshwright_agent.facts.sysfs import Roots
+from meshwright_agent.health.events import Finding
 from tests.fakes.nvml import NO_TABLE, FakeNvml
 from tests.fakes.tree import RECORDED
 from tests.fakes.well import WELL
@@ -102,7 +103,7 @@ def _find_green(host: Host, fail: Mapping[str, int], places: Collection[int]) ->
     host.scene.start()
     facts = host.scene.look(host.read(fail))
     now = host.scene.clock.now()
-    host.scene.registry.report("worker", "healthy", "answers", at=now)
+    host.scene.registry.report("worker", Finding("healthy", "answers"), at=now)
     health = host.scene.registry.view(now)
     if health.state == "healthy":
         yield "the host"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST, Component, Health, State
-from meshwright_agent.health.events import Fault, HealthMemory
+from meshwright_agent.health.events import Fault, Finding, HealthMemory
 from meshwright_agent.health.registry import HealthRegistry
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -23,7 +23,7 @@ def test_a_component_that_was_never_checked_is_initializing_not_healthy() -> Non
 
 def test_an_observation_that_is_too_old_is_unknown_and_says_what_was_last_seen() -> None:
     board = HealthRegistry(stale_after_s=60)
-    board.report("device:0", "healthy", "JAX lists it", at=NOW)
+    board.report("device:0", Finding("healthy", "JAX lists it"), at=NOW)
     fresh = board.view(NOW + timedelta(seconds=60)).components[0]
     stale = board.view(NOW + timedelta(seconds=61)).components[0]
     assert (fresh.state, fresh.age_s) == ("healthy", 60)
@@ -37,7 +37,7 @@ def test_the_state_of_a_component_nobody_checks_is_unknown() -> None:
 
 def test_a_clock_that_went_back_gives_no_negative_age() -> None:
     board = HealthRegistry(stale_after_s=60)
-    board.report("worker", "healthy", "", at=NOW)
+    board.report("worker", Finding("healthy", ""), at=NOW)
     assert board.view(NOW - timedelta(hours=1)).components[0].age_s == 0
 
 
@@ -48,17 +48,17 @@ def test_the_whole_is_as_bad_as_its_worst_part(states: list[str]) -> None:
         if state == "initializing":
             board.expect((f"c{index}",))
         else:
-            board.report(f"c{index}", state, "", at=NOW)  # type: ignore[arg-type]
+            board.report(f"c{index}", Finding(state, ""), at=NOW)  # type: ignore[arg-type]
     assert board.view(NOW).state == (worst if worst != "healthy" else "initializing")  # no device was looked at
-    board.report("device:0", "healthy", "", at=NOW)
+    board.report("device:0", Finding("healthy", ""), at=NOW)
     assert board.view(NOW).state == worst
 
 
 def test_a_component_that_is_left_alone_on_purpose_says_so_and_counts_for_nothing() -> None:
     board = HealthRegistry(stale_after_s=60)
-    board.report("worker", "initializing", "not started: a device is leased", at=NOW)
+    board.report("worker", Finding("initializing", "not started: a device is leased"), at=NOW)
     assert board.view(NOW).state == "initializing"  # with nothing else there is nothing to be green for
-    board.report("device:0", "healthy", "answers", at=NOW)
+    board.report("device:0", Finding("healthy", "answers"), at=NOW)
     seen = board.view(NOW)
     assert (seen.state, [part.state for part in seen.components]) == ("healthy", ["initializing", "healthy"])
     assert board.view(NOW + timedelta(seconds=61)).state == "unknown"  # nobody looks whether it is still so
@@ -66,7 +66,7 @@ def test_a_component_that_is_left_alone_on_purpose_says_so_and_counts_for_nothin
 
 def test_words_that_are_no_utf_8_can_be_sent() -> None:
     board = HealthRegistry(stale_after_s=60)
-    board.report("disk", "unhealthy", "/state\udcff is full", at=NOW, action="look at /state\udcff")
+    board.report("disk", Finding("unhealthy", "/state\udcff is full", "look at /state\udcff"), at=NOW)
     component = board.view(NOW).components[0]
     assert (component.reason, component.action) == ("/state\\udcff is full", "look at /state\\udcff")
     assert Health.model_validate_json(board.view(NOW).model_dump_json()).components == (component,)
@@ -106,7 +106,7 @@ class Lives:
 @pytest.fixture
 def lives() -> Lives:
     lives = Lives()
-    lives.registry.report("device:0", "degraded", "hot", at=NOW)
+    lives.registry.report("device:0", Finding("degraded", "hot"), at=NOW)
     lives.told.clear()
     return lives
 
@@ -114,7 +114,7 @@ def lives() -> Lives:
 def test_what_is_seen_otherwise_is_told_with_the_state_before_the_restart(lives: Lives) -> None:
     later = NOW + timedelta(days=3)
     lives.restart()
-    lives.registry.report("device:0", "healthy", "cool", at=later)
+    lives.registry.report("device:0", Finding("healthy", "cool"), at=later)
     assert lives.told == [("device:0", "degraded", "healthy", later)]
     assert lives.since("device:0", later) == later
 
@@ -122,38 +122,38 @@ def test_what_is_seen_otherwise_is_told_with_the_state_before_the_restart(lives:
 @pytest.mark.parametrize("state", ["healthy", "degraded", "unhealthy"])
 def test_until_it_is_looked_at_again_it_is_initializing_since_nobody_knows_when(state: State) -> None:
     lives = Lives()
-    lives.registry.report("device:0", state, "", at=NOW)
+    lives.registry.report("device:0", Finding(state, ""), at=NOW)
     lives.told.clear()
     lives.restart()
     lives.registry.expect(["device:0"])
     seen = lives.registry.view(NOW + SECOND).components[0]
     assert (seen.state, seen.since, lives.told) == ("initializing", None, [])
     lives.restart()  # an agent that ended before it looked has changed nothing
-    lives.registry.report("device:0", state, "", at=NOW + SECOND)
+    lives.registry.report("device:0", Finding(state, ""), at=NOW + SECOND)
     assert (lives.since("device:0", NOW + SECOND), lives.told) == (NOW, [])
 
 
 def test_a_check_that_leaves_a_component_alone_is_no_look_before_the_first_one_and_a_change_after_it() -> None:
     lives = Lives()
-    lives.registry.report("worker", "healthy", "answers", at=NOW)
+    lives.registry.report("worker", Finding("healthy", "answers"), at=NOW)
     lives.told.clear()
     lives.restart()
-    lives.registry.report("worker", "initializing", "not started: a device is leased", at=NOW + SECOND)
+    lives.registry.report("worker", Finding("initializing", "not started: a device is leased"), at=NOW + SECOND)
     assert (lives.since("worker", NOW + SECOND), lives.told) == (None, [])
-    lives.registry.report("worker", "healthy", "answers", at=NOW + 2 * SECOND)
+    lives.registry.report("worker", Finding("healthy", "answers"), at=NOW + 2 * SECOND)
     assert (lives.since("worker", NOW + 2 * SECOND), lives.told) == (NOW, [])
-    lives.registry.report("worker", "initializing", "not started: a device is leased", at=NOW + 3 * SECOND)
+    lives.registry.report("worker", Finding("initializing", "not started: a device is leased"), at=NOW + 3 * SECOND)
     assert lives.told == [("worker", "healthy", "initializing", NOW + 3 * SECOND)]
 
 
 def test_a_fault_that_stands_tells_nothing_before_a_look_where_the_component_was_worse(lives: Lives) -> None:
-    lives.registry.report("device:0", "unhealthy", "gone", at=NOW + SECOND)
+    lives.registry.report("device:0", Finding("unhealthy", "gone"), at=NOW + SECOND)
     lives.told.clear()
     lives.restart()
     lives.registry.add_fault(Fault("device:0", "xid_63", "degraded", "a row", "reset", NOW), NOW + 2 * SECOND)
     seen = lives.registry.view(NOW + 2 * SECOND).components[0]
     assert (seen.state, seen.since) == ("degraded", None)
-    lives.registry.report("device:0", "unhealthy", "gone", at=NOW + 3 * SECOND)
+    lives.registry.report("device:0", Finding("unhealthy", "gone"), at=NOW + 3 * SECOND)
     assert (lives.since("device:0", NOW + 3 * SECOND), lives.told) == (NOW + SECOND, [])
 
 
@@ -177,21 +177,21 @@ def test_a_fault_that_is_cleared_before_a_look_is_told_and_the_next_one_begins_a
 def test_since_is_never_in_the_future_of_a_clock_that_was_set_back_and_comes_back_with_it(lives: Lives) -> None:
     back = NOW - timedelta(days=1)
     lives.restart()
-    lives.registry.report("device:0", "degraded", "hot", at=back)
+    lives.registry.report("device:0", Finding("degraded", "hot"), at=back)
     assert (lives.since("device:0", back), lives.told) == (None, [])
-    lives.registry.report("device:0", "degraded", "hot", at=NOW + SECOND)
+    lives.registry.report("device:0", Finding("degraded", "hot"), at=NOW + SECOND)
     assert lives.since("device:0", NOW + SECOND) == NOW
 
 
 @pytest.mark.parametrize("how", ["forget", "forget_unlisted"])
 def test_a_component_that_is_gone_begins_anew_when_it_comes_back(lives: Lives, how: str) -> None:
     lives.restart()
-    lives.registry.report("device:1", "healthy", "listed", at=NOW)
+    lives.registry.report("device:1", Finding("healthy", "listed"), at=NOW)
     lives.told.clear()
     lives.registry.forget("device:0") if how == "forget" else lives.registry.forget_unlisted()
     lives.restart()
     for name in ("device:0", "device:1"):
-        lives.registry.report(name, "healthy", "listed", at=NOW + SECOND)
+        lives.registry.report(name, Finding("healthy", "listed"), at=NOW + SECOND)
     assert lives.told == [("device:0", "initializing", "healthy", NOW + SECOND)]
 
 
@@ -204,7 +204,7 @@ def test_restarts_among_any_looks_change_neither_what_is_told_nor_since_when(
         if is_restart:
             restarted.restart()
         for lives in (restarted, steady):
-            lives.registry.report(name, state, "", at=NOW + number * SECOND)
+            lives.registry.report(name, Finding(state, ""), at=NOW + number * SECOND)
     now = NOW + len(looks) * SECOND
     assert restarted.told == steady.told
     for name in restarted.registry.names():

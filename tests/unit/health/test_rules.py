@@ -21,13 +21,13 @@ from meshwright_agent.facts.model import (
     SourceProblem,
 )
 from meshwright_agent.facts.nvml import Part
+from meshwright_agent.health.events import Finding
 from meshwright_agent.health.nics import NIC, NIC_RULES, NicView
 from meshwright_agent.health.rules import (
     CARD_RULES,
     DRIVER_RULES,
     FEW_RETRIES,
     CardView,
-    Finding,
     Rule,
     build_finding,
     evaluate_card,

@@ -14,7 +14,7 @@ from tests.unit.health.test_monitor import ADDRESS, UUID, Scene, hit
 
 SWITCH = "0000:05:00.0"
 NAME = "driver"
-FAULT_UP = SXid(20034, SWITCH, 1, is_fatal=True, text="LTSSM Fault Up", link=30)
+FAULT_UP = SXid(20034, SWITCH, is_fatal=True, text="LTSSM Fault Up", link=30)
 UNREADABLE = KernelLog(error="/dev/kmsg: Operation not permitted")
 
 
@@ -50,7 +50,7 @@ def test_a_fatal_sxid_makes_the_driver_unhealthy_until_a_word_and_no_gpu(scene: 
     assert scene.state(NAME) == "healthy"
 
 
-GONE = CardFailure("fallen_off_the_bus", ADDRESS, 1, text="GPU 0000:1b:00.0: GPU has fallen off the bus.")
+GONE = CardFailure("fallen_off_the_bus", ADDRESS, text="GPU 0000:1b:00.0: GPU has fallen off the bus.")
 
 
 def look_at_failures(scene: Scene, *failures: CardFailure) -> None:
@@ -87,7 +87,7 @@ def test_a_line_that_names_no_card_stands_against_the_driver(scene: Scene) -> No
 
 
 def test_each_sxid_is_an_event_and_one_that_the_switch_corrects_no_fault(scene: Scene) -> None:
-    look_at(scene, SXid(11012, SWITCH, 1, is_fatal=False))
+    look_at(scene, SXid(11012, SWITCH, is_fatal=False))
     assert [event.code for event in scene.events(NAME) if event.kind == "fault"] == ["sxid_11012"]
     assert scene.state(NAME) == "healthy"
 

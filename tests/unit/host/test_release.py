@@ -57,7 +57,7 @@ class Scene:
             await asyncio.sleep(0)
         child = self.spawn.children[-1]
         call = next(frame for frame in child.sent if isinstance(frame, CallFrame))
-        child.say(ResultFrame(call.id, child.generation, {}))
+        child.say(ResultFrame(call.id, {}))
         await task
 
     async def begin_run(self) -> Run:
@@ -75,9 +75,8 @@ async def staged(folder: Path, *, spawn: FakeSpawn | None = None, look: Reply) -
     spec = ChildSpec("device", "some.worker", dict, backoff_initial_s=0.0)
     worker = Supervisor(spec, clock=SystemClock(), build_child=spawning)  # type: ignore[arg-type]
 
-    async def execute(_run: Run, _emit: Emit) -> tuple[dict[str, Any], int | None]:
-        answer = await worker.call("bench", {}, deadline_s=30)
-        return answer.result, answer.generation
+    async def execute(_run: Run, _emit: Emit) -> dict[str, Any]:
+        return (await worker.call("bench", {}, deadline_s=30)).result
 
     async with Store.open(folder / "runs.sqlite3", clock=SystemClock()) as store:
         runs = RunQueue(store, clock=SystemClock())

@@ -97,8 +97,7 @@ def test_a_worker_that_a_bench_left_on_reserved_devices_is_ended_when_it_has_res
 ) -> None:
     host = Host(dgx, "always", idle_release_s=60)
     host.look()
-    host.is_reserved, host.device.since = is_reserved, host.clock.now()
-    host.clock.advance(rested_s)
+    host.is_reserved, host.device.idle_s = is_reserved, rested_s
     host.look()
     assert [reason for reason in host.device.releases if "reserved" in reason] == host.device.releases
     assert (len(host.device.releases), host.device.state) == ((1, "stopped") if is_ended else (0, "ready"))

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from meshwright.errors import UnavailableError
 from meshwright.wire.bench import BenchRecord
 from meshwright.wire.devices import Devices
+from meshwright_agent.health.events import Finding
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.metrics import RELEASE_DURATION, RUN_DURATION
 from meshwright_agent.routes.metrics import HEALTH_STATES, MAX_LISTED, build_registry, observe_request
@@ -90,7 +91,7 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> Devices:
 def _build_busy(dgx: Devices) -> MemoryAgent:
     matmul = build_record(case="matmul", name="matmul_jax", axis=None, axis_size=None, flops_per_s=1e12)
     agent = MemoryAgent(seen=dgx, records=(build_record(busbw_bytes_per_s=2e9, algbw_bytes_per_s=1e9), matmul))
-    agent.health.report("worker", "healthy", "", at=EPOCH)
+    agent.health.report("worker", Finding("healthy", ""), at=EPOCH)
     RUN_DURATION.labels("bench", "succeeded").observe(3.1)
     RELEASE_DURATION.labels("released").observe(0.18)
     observe_request("/devices", "GET", 200, 0.003)
@@ -156,24 +157,24 @@ def test_memory_in_use_is_left_out_while_nobody_sees_the_device_or_its_driver_is
     seen = plant_machine("dgx-h100", tmp_path).view()
     agent = MemoryAgent(seen=seen)
     used, capacity = "meshwright_device_memory_used_bytes", "meshwright_device_memory_capacity_bytes"
-    agent.health.report("driver", "healthy", "", at=EPOCH)
-    agent.health.report(f"device:{seen.devices[2].uuid}", "unknown", "", at=EPOCH)
+    agent.health.report("driver", Finding("healthy", ""), at=EPOCH)
+    agent.health.report(f"device:{seen.devices[2].uuid}", Finding("unknown", ""), at=EPOCH)
     text = _scrape(agent)
     assert [labels["gpu"] for labels, _ in _samples(text, used)] == list("0134567")
     assert len(_samples(text, capacity)) == 8
-    agent.health.report(f"device:{seen.devices[2].uuid}", "unhealthy", "XID 79", at=EPOCH)
-    agent.health.report("driver", "unknown", "it does not answer", at=EPOCH)
+    agent.health.report(f"device:{seen.devices[2].uuid}", Finding("unhealthy", "XID 79"), at=EPOCH)
+    agent.health.report("driver", Finding("unknown", "it does not answer"), at=EPOCH)
     text = _scrape(agent)
     assert _samples(text, used) == []
     assert len(_samples(text, capacity)) == 8
-    agent.health.report("driver", "healthy", "", at=EPOCH)
+    agent.health.report("driver", Finding("healthy", ""), at=EPOCH)
     assert len(_samples(_scrape(agent), used)) == 8
 
 
 def test_a_component_that_was_not_seen_for_too_long_is_unknown_in_the_metrics_as_well() -> None:
     agent = MemoryAgent()
     agent.health.expect(["store"])
-    agent.health.report("device:0", "healthy", "", at=EPOCH)
+    agent.health.report("device:0", Finding("healthy", ""), at=EPOCH)
     _assert_states(_scrape(agent), {"store": "initializing", "device:0": "healthy"})
     agent.clock.advance(61)
     _assert_states(_scrape(agent), {"store": "initializing", "device:0": "unknown"})

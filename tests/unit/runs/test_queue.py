@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshwright.errors import QueueFullError, UnavailableError
 from meshwright.wire.runs import Run, RunKind
-from meshwright_agent.runs import Done, Emit, build_run_id
+from meshwright_agent.runs import Done, Emit
 from meshwright_agent.store import StoreUnavailableError
-from tests.fakes.stored import EPOCH
 from tests.unit.staging import Stage, staged, states, until
 
 # ---- one run ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("update", [{"done": 1}, {"record": {"case": "none"}}, {"record": None}, {}, 7, None])
-async def test_an_update_that_is_neither_progress_nor_record_fails_the_run_and_nothing_else(
-    tmp_path: Path, update: Any
-) -> None:
-    async with staged(tmp_path) as stage:
-        run_id = await stage.submit_running()
-        stage.bench.emits[run_id](update)
-        stage.bench.emits[run_id]({"done": 1, "total": 2, "message": "m"})
-        stage.bench.finish(run_id)
-        done = await stage.ended(run_id)
-        assert (done.state, done.error and done.error.code) == ("failed", "internal")
-        second = await stage.submit_running()
-        stage.bench.finish(second)
-        assert (await stage.ended(second)).state == "succeeded"
 
 
 # ---- limits -------------------------------------------------------------------------------
@@ -209,17 +189,3 @@ async def test_a_release_of_the_devices_ends_benches_and_leaves_compiles_alone(t
         assert await stage.queue.cancel_all("released", lane="device") == (bench,)
         found = [(await stage.queue.get(each)).state for each in (bench, plan, waiting)]
         assert found == ["cancelled", "running", "queued"]
-
-
-# ---- ids -------------------------------------------------------------------------------------------
-
-
-@given(jumps=st.lists(st.integers(-(10**6), 10**6), min_size=1, max_size=30))
-def test_ids_sort_as_they_were_made_whatever_the_wall_clock_does(jumps: list[int]) -> None:
-    now, ids = EPOCH, [""]
-    for jump in jumps:
-        now += timedelta(milliseconds=jump)
-        ids.append(build_run_id(ids[-1], now, "f" * 20))
-    made = ids[1:]
-    assert made == sorted(set(made))
-    assert {len(run_id) for run_id in made} == {36}

@@ -110,7 +110,7 @@ async def test_an_agent_that_ends_while_nothing_can_be_written_ends_and_the_next
 
 def test_while_the_disk_is_slow_progress_is_folded_into_its_newest_and_records_all_stay() -> None:
     async def do_nothing(_run: Run, _emit: Emit) -> Done:
-        return {}, None
+        return {}
 
     live = LiveRun(build_run(), do_nothing, ManualClock())
     live.pending.clear()

@@ -15,17 +15,7 @@ import pytest
 
 from meshwright_agent import store as module
 from meshwright_agent.leases import StoredLease
-from meshwright_agent.store import (
-    HELD,
-    LEASE,
-    PLAN,
-    RUN,
-    Document,
-    Limit,
-    Store,
-    StoredEvent,
-    StoreUnavailableError,
-)
+from meshwright_agent.store import HELD, LEASE, PLAN, RUN, Document, Limit, Store, StoredEvent, StoreUnavailableError
 from tests.unit.store.opening import editing, held, opened, recover, run_with_store
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "leases"

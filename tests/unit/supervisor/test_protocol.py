@@ -39,15 +39,13 @@ entries = st.lists(st.fixed_dictionaries({"field": text, "message": text}), max_
 
 frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Hello, number, text, number, number),
-    st.builds(Refusal, number, text, text, text),
+    st.builds(Refusal, text, text, text),
     st.builds(CallFrame, number, text, content),
     st.builds(CancelFrame, number),
-    st.builds(ProgressFrame, number, number, content),
-    st.builds(ResultFrame, number, number, content),
-    st.builds(
-        FailureFrame, number, number, text, number, text, text, entries, st.lists(text), st.none() | st.floats(0, 1e9)
-    ),
-    st.builds(Stopped, number, number),
+    st.builds(ProgressFrame, number, content),
+    st.builds(ResultFrame, number, content),
+    st.builds(FailureFrame, number, text, number, text, text, entries, st.lists(text), st.none() | st.floats(0, 1e9)),
+    st.builds(Stopped, number),
 )
 
 
@@ -71,12 +69,12 @@ def test_a_frame_with_a_field_missing_surplus_or_of_another_type_is_refused(fram
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), object(), {1, 2}, b"bytes"])
 def test_what_json_cannot_say_is_not_sent(bad: Any) -> None:
     with pytest.raises(FrameError, match="a result frame holds what JSON cannot say"):
-        format_frame(ResultFrame(1, 1, {"value": bad}))
+        format_frame(ResultFrame(1, {"value": bad}))
 
 
 def test_names_that_are_no_utf8_are_sent_with_question_marks() -> None:
     name = b"caf\xe9".decode(errors="surrogateescape")
-    assert parse_frame(format_frame(ResultFrame(1, 1, {"command": name}))) == ResultFrame(1, 1, {"command": "caf?"})
+    assert parse_frame(format_frame(ResultFrame(1, {"command": name}))) == ResultFrame(1, {"command": "caf?"})
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
@@ -85,14 +83,14 @@ def test_every_problem_class_crosses_the_socket_whole(code: str) -> None:
         "asked 9, there are 8", code=code, hint="ask 8", errors=[{"field": "n", "message": "9"}], log=["a"]
     )
     error.retry_after_s = 1.5
-    back = _send(FailureFrame.of(3, 2, error)).build_error()
+    back = _send(FailureFrame.of(3, error)).build_error()
     assert type(back) is type(error)
     assert (back.detail, back.hint, back.errors, back.log) == (error.detail, error.hint, error.errors, error.log)
     assert (back.status, back.retry_after_s) == (error.status, 1.5)
 
 
 def test_a_code_that_only_a_newer_child_knows_falls_back_to_its_status() -> None:
-    newer = replace(FailureFrame.of(1, 1, RunFailedError("x")), code="from_the_future", status=422)
+    newer = replace(FailureFrame.of(1, RunFailedError("x")), code="from_the_future", status=422)
     assert type(newer.build_error()) is RequestError
     assert issubclass(type(replace(newer, code="").build_error()), ProblemError)
 

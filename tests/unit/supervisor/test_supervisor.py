@@ -65,7 +65,7 @@ class World:
 
     def reply(self, result: dict[str, Any] | None = None) -> None:
         call = next(frame for frame in reversed(self.child.sent) if isinstance(frame, CallFrame))
-        self.child.say(ResultFrame(call.id, self.child.generation, result or {}))
+        self.child.say(ResultFrame(call.id, result or {}))
 
 
 @contextlib.asynccontextmanager
@@ -117,10 +117,12 @@ async def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for late in (waiting, world.call()):
+        beside = Supervisor(world.supervisor.spec, clock=world.clock, build_child=world.spawn)  # type: ignore[arg-type]
+        beside.neighbor = world.supervisor
+        for late in (waiting, world.call(), beside.call("other", {}, deadline_s=30.0)):
             with pytest.raises(UnavailableError, match=r"process 1001\) does not end", check=has_code("worker_failed")):
                 await late
-        assert world.supervisor.generation == 1
+        assert (world.supervisor.generation, beside.generation) == (1, 0)
         world.spawn.children[0].reaped.set()
         await world.until(lambda: not world.supervisor.abandoned_pids)
         world.spawn.ending = Ending(status=0, killed=False)
@@ -174,12 +176,12 @@ async def test_a_cancel_is_sent_once_and_a_second_cancellation_does_not_wait() -
             await task
         assert world.supervisor.state == "busy"  # the child has not stopped yet, and nobody else may have it
         assert [type(frame) for frame in world.child.sent] == [CallFrame, CancelFrame]
-        world.child.say(Stopped(1, 1))
+        world.child.say(Stopped(1))
         await world.until(lambda: world.supervisor.state == "ready")
 
 
 @pytest.mark.parametrize("frame", [
-    Hello(1, "fake", 1001, 1), ProgressFrame(2, 1, {}), ProgressFrame(1, 2, {}), ResultFrame(2, 1, {}), Stopped(1, 3),
+    Hello(2, "fake", 1001, 1), ProgressFrame(2, {}), ResultFrame(2, {}), Stopped(3),
     CancelFrame(1),
 ], ids=lambda frame: f"{frame}")  # fmt: skip
 async def test_a_frame_out_of_turn_is_the_end_of_the_child(frame: Any) -> None:
@@ -215,6 +217,32 @@ async def test_a_crash_stands_until_another_child_is_ready() -> None:
         assert not supervisor.has_crashed
         await supervisor.release()
         assert not supervisor.has_crashed
+
+
+@pytest.mark.parametrize("ticks", range(1, 6))
+async def test_the_end_of_an_idle_child_is_seen_after_a_call_that_was_cancelled_at_its_start(ticks: int) -> None:
+    async with living(cancel_grace_s=0.05) as world:
+        await world.start()
+        waiting = asyncio.create_task(world.call())
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait_for(waiting, 5)
+        world.child.lose("died")
+        await world.until(lambda: world.supervisor.state != "ready")
+
+
+async def test_a_start_that_fails_before_its_process_is_a_crash_like_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    supervisor = Supervisor(ChildSpec("fake", "no.module", dict), clock=ManualClock())
+    monkeypatch.setattr(asyncio, "open_unix_connection", fail)
+    with pytest.raises(UnavailableError, match=r"could not be started \(OSError", check=has_code("worker_failed")):
+        await supervisor.call("work", {}, deadline_s=30.0)
+    assert (supervisor.state, supervisor.pid) == ("backoff", None)
+    await supervisor.close()
 
 
 async def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:

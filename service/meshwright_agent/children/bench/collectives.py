@@ -66,7 +66,10 @@ class Group:
         return self.rank * size, size
 
 
-def _permute(block: jax.Array, axis: str, count: int) -> jax.Array:
+Axes = str | tuple[str, ...]
+
+
+def _permute(block: jax.Array, axis: Axes, count: int) -> jax.Array:
     moved: jax.Array = jax.lax.ppermute(block, axis, [(rank, (rank + 1) % count) for rank in range(count)])
     return moved
 
@@ -78,14 +81,14 @@ class Kind:
     Attributes:
         ops: HLO names of the collective in the compiled text; the first is the usual one. XLA for TPU fuses a
             reduce-scatter, or replaces it by an all-reduce and a slice.
-        run: block `[1, elements]`, axis, its size → block.
+        run: block `[1, elements]`, axis or axes, their size → block.
         expect: the expected result of a device.
         factor: busbw ÷ algbw for n ranks.
         begins_with_part: each rank begins with S/n instead of S.
     """
 
     ops: tuple[str, ...]
-    run: Callable[[jax.Array, str, int], jax.Array]
+    run: Callable[[jax.Array, Axes, int], jax.Array]
     expect: Callable[[Group], Array]
     factor: Callable[[int], float]
     begins_with_part: bool = False

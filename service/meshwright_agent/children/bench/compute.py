@@ -150,8 +150,7 @@ class Matmul(ComputeCall):
         """Compares rows with NumPy's product in float64."""
         rows = choose_rows(self.n)
         got = np.asarray(self.last)[rows]
-        wrong = count_off(got, multiply(self.left[rows], self.right), self.stage.dtype)
-        return Outcome(wrong)
+        return Outcome(count_off(got, multiply(self.left[rows], self.right), self.stage.dtype))
 
 
 @dataclass
@@ -177,5 +176,4 @@ class Negation(ComputeCall):
     def verify(self) -> Outcome:
         """Compares the result with the original array, negated as often."""
         expected = self.host if self.times % 2 == 0 else -self.host
-        wrong = count_wrong(np.asarray(self.last), expected)
-        return Outcome(wrong)
+        return Outcome(count_wrong(np.asarray(self.last), expected))

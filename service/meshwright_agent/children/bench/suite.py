@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import jax
+from jax.sharding import PartitionSpec
 
 from meshwright.errors import RunFailedError
 from meshwright.wire.base import Notice
@@ -31,13 +32,7 @@ from meshwright_agent.children.bench.measure import (
     measure_samples,
     read_devices,
 )
-from meshwright_agent.children.bench.transfers import (
-    list_device_to_device,
-    list_device_to_host,
-    list_host_to_device,
-    list_replicate,
-    list_shard_batch,
-)
+from meshwright_agent.children.bench.transfers import BATCH_AXIS, Fetch, Move, Put, list_each, list_singles, list_spread
 from meshwright_agent.clock import SystemClock
 
 NAMED_TRIALS: Final = 4
@@ -45,11 +40,11 @@ NAMED_TRIALS: Final = 4
 Lister = Callable[[Scope, Stage], Iterator[Trial]]
 
 LISTERS: Final[Mapping[BenchCase, Lister]] = {
-    "host_to_device": list_host_to_device,
-    "device_to_host": list_device_to_host,
-    "device_to_device": list_device_to_device,
-    "replicate": list_replicate,
-    "shard_batch": list_shard_batch,
+    "host_to_device": partial(list_each, "host_to_device", Put, list_singles),
+    "device_to_host": partial(list_each, "device_to_host", Fetch, list_singles),
+    "device_to_device": partial(list_each, "device_to_device", Move, lambda scope: scope.pairs),
+    "replicate": partial(list_spread, "replicate", PartitionSpec()),
+    "shard_batch": partial(list_spread, "shard_batch", PartitionSpec(BATCH_AXIS)),
     **{case: partial(list_collective, case) for case in KINDS},
     "matmul": list_matmul,
     "memory_bandwidth": list_memory_bandwidth,

@@ -36,29 +36,21 @@ SEED: Final = 1
 BATCH_AXIS: Final = "batch"
 
 
-def list_host_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial per device and size."""
-    places = [(index,) for index in scope.singles]
-    yield from _list_each("host_to_device", Put, scope, stage, places)
+def list_singles(scope: Scope) -> list[tuple[int, ...]]:
+    """Returns the places of a transfer between the host and one device."""
+    return [(index,) for index in scope.singles]
 
 
-def list_device_to_host(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial per device and size."""
-    places = [(index,) for index in scope.singles]
-    yield from _list_each("device_to_host", Fetch, scope, stage, places)
-
-
-def list_device_to_device(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial per pair and size."""
-    yield from _list_each("device_to_device", Move, scope, stage, scope.pairs)
-
-
-def _list_each(
-    case: BenchCase, subject: Callable[..., Subject], scope: Scope, stage: Stage, places: Sequence[tuple[int, ...]]
+def list_each(
+    case: BenchCase,
+    subject: Callable[..., Subject],
+    list_places: Callable[[Scope], Sequence[tuple[int, ...]]],
+    scope: Scope,
+    stage: Stage,
 ) -> Iterator[Trial]:
-    """Yields one trial for each size and each of the `places`, the local indices of a transfer."""
+    """Yields one trial for each size and each of the places, the local indices of a transfer."""
     for size in round_sizes(scope.sizes_bytes, stage.item_bytes):
-        for indices in places:
+        for indices in list_places(scope):
             yield Trial(
                 case=case,
                 device_indices=indices,
@@ -68,17 +60,9 @@ def _list_each(
             )
 
 
-def list_replicate(scope: Scope, stage: Stage) -> Iterator[Trial]:
+def list_spread(case: BenchCase, spec: PartitionSpec, scope: Scope, stage: Stage) -> Iterator[Trial]:
     """Yields one trial per size, on all devices."""
-    yield from _list_spread("replicate", PartitionSpec(), scope, stage, parts=1)
-
-
-def list_shard_batch(scope: Scope, stage: Stage) -> Iterator[Trial]:
-    """Yields one trial per size, on all devices."""
-    yield from _list_spread("shard_batch", PartitionSpec(BATCH_AXIS), scope, stage, parts=len(scope.devices))
-
-
-def _list_spread(case: BenchCase, spec: PartitionSpec, scope: Scope, stage: Stage, *, parts: int) -> Iterator[Trial]:
+    parts = len(scope.devices) if case == "shard_batch" else 1
     chosen = np.array([stage.devices[index] for index in scope.devices])
     sharding = NamedSharding(Mesh(chosen, (BATCH_AXIS,), axis_types=(AxisType.Auto,)), spec)
     for size in round_sizes(scope.sizes_bytes, stage.item_bytes, parts=parts):
@@ -128,8 +112,7 @@ class Put(JaxCall):
     def verify(self) -> Outcome:
         """Compares each device's part with the same part of the sent array."""
         shards = self.last.addressable_shards
-        wrong = sum(count_wrong(np.asarray(shard.data), self.host[shard.index]) for shard in shards)
-        return Outcome(wrong)
+        return Outcome(sum(count_wrong(np.asarray(shard.data), self.host[shard.index]) for shard in shards))
 
 
 @dataclass
@@ -187,5 +170,4 @@ class Move(JaxCall):
     def verify(self) -> Outcome:
         """Compares the received array and its device."""
         astray = 0 if self.last.devices() == {self.target} else self.host.size
-        wrong = max(astray, count_wrong(np.asarray(self.last), self.host))
-        return Outcome(wrong)
+        return Outcome(max(astray, count_wrong(np.asarray(self.last), self.host)))

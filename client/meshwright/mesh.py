@@ -148,7 +148,7 @@ def parse_mesh_from_string(axis_dims: str, names: Sequence[str]) -> Mesh:
     try:
         spec = MeshSpec.parse(text)
     except InvalidMeshError as error:
-        raise ValueError(f"mesh {axis_dims!r}: {error.detail}; use {example!r}") from None
+        raise ValueError(f"mesh {axis_dims[:80]!r}: {error.detail}; use {example!r}") from None
     for name in (*spec.names, *known):
         if name not in known or name not in spec.names:
             raise ValueError(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import InvalidMeshError, InvalidRequestError, RequestError
-from meshwright.planning.models import read_model
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Wire
 from meshwright.wire.batch_size import BatchSizeRequest
@@ -78,8 +77,8 @@ def test_the_hint_holds_a_value_that_works_where_the_schema_knows_one(body: dict
     ("zzz", "docs/reference/requests.md lists the dimensions of a model"),
 ])  # fmt: skip
 def test_an_unknown_dimension_of_a_model_is_told_the_nearest_and_the_page(field: str, hint: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        read_model({**SIZES, field: 4})
+    with pytest.raises(InvalidRequestError) as caught, FakeAgent().client() as client:
+        client.plan("dp:8", model={**SIZES, field: 4}, training={"global_batch_size": 8})
     assert caught.value.hint.startswith(hint)
 
 

@@ -154,7 +154,7 @@ def test_without_tokens_tcp_may_read_and_the_socket_of_the_agents_user_everythin
         assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
         assert "MESHWRIGHT_UDS_ADMINS" in refused.json()["hint"]
         told = httpx.post(f"{agent.url}/devices/release", headers=_bearer("mw_any")).json()
-        assert "this agent has no token file" in told["detail"]
+        assert "because it has no token file" in told["detail"]
         assert told["hint"].startswith("give the agent one (MESHWRIGHT_TOKENS_FILE)")
         transport = httpx.HTTPTransport(uds=str(agent.uds))
         with httpx.Client(transport=transport, base_url="http://any.name", timeout=60) as client:

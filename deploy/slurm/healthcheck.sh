@@ -54,7 +54,7 @@ status=$?
 case "$status $said" in
 "0 keep: "*) [[ ${MESHWRIGHT_RESUME:-0} == 1 ]] || exit 0 ;;
 "1 drain: "*) ;;
-"2 unknown: "*) fail "nothing is known of this node: ${said#unknown: }" ;;
+"2 unknown: "*) fail "this node was not checked: ${said#unknown: }" ;;
 *)
     fail "the check could not run (exit status $status): nothing is known of this node; see MESHWRIGHT_CHECK in $settings"
     ;;

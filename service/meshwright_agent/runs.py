@@ -18,7 +18,7 @@ from contextvars import copy_context
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import NotFoundError, ProblemError, QueueFullError, RunFailedError, UnavailableError
 from meshwright.wire.bench import BenchRecord, LatestBench
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 Done = dict[str, Any]
 """The result of a run as JSON."""
 Emit = Callable[[dict[str, Any]], None]
-"""Accepts {"done", "total", "message"} or {"record": {…}}, on the event loop. It never waits."""
+"""Accepts {"done", "total", "message"} or {"record": {…}}, on the event loop. It never raises or waits."""
 Execute = Callable[[Run, Emit], Coroutine[Any, Any, Done]]
 
 
@@ -83,6 +83,7 @@ class LiveRun:
         task: the task that runs it until its end is stored.
         work: its execution; None while it waits.
         stop_reason: why it was asked to stop; None if it was not.
+        fault: an update that was neither progress nor a record: a bug, which fails the run.
         may_start: set when its lane is free for it, or when it is cancelled while it waits.
         changed: set when events wait to be written, or the work has ended.
         ended: set when the final state is stored.
@@ -95,6 +96,7 @@ class LiveRun:
         self.task: asyncio.Task[None]
         self.work: asyncio.Task[Done] | None = None
         self.stop_reason: str | None = None
+        self.fault: ValidationError | None = None
         self.may_start = asyncio.Event()
         self.changed = asyncio.Event()
         self.ended = asyncio.Event()
@@ -111,16 +113,19 @@ class LiveRun:
                 self.work.cancel()
 
     def emit(self, update: dict[str, Any]) -> None:
-        """Adds the event of an update. Of unstored progress, only the newest is kept."""
-        if "record" in update:
-            record = BenchRecord.model_validate(update["record"]).model_dump(mode="json")
-            self._append("record", record=record)
-        else:
-            progress = Progress.model_validate(update)
-            self.run = self.run.model_copy(update={"progress": progress})
-            if self.pending and self.pending[-1].type == "progress":
-                self._seq = self.pending.pop().seq - 1
-            self._append("progress", progress=progress)
+        """Adds the event of an update. Of unstored progress, only the newest is kept. A wrong update fails the run."""
+        try:
+            if isinstance(update, dict) and "record" in update:
+                record = BenchRecord.model_validate(update["record"]).model_dump(mode="json")
+                self._append("record", record=record)
+            else:
+                progress = Progress.model_validate(update)
+                self.run = self.run.model_copy(update={"progress": progress})
+                if self.pending and self.pending[-1].type == "progress":
+                    self._seq = self.pending.pop().seq - 1
+                self._append("progress", progress=progress)
+        except ValidationError as error:
+            self.fault = error
         self.changed.set()
 
     def record_state(self, run: Run) -> None:
@@ -391,7 +396,7 @@ class RunQueue:
     def _build_ended(self, live: LiveRun, work: asyncio.Task[Done]) -> Run:
         """Returns the ended run. After a stop request it counts as cancelled, however its work ended."""
         now = self._clock.now()
-        error = None if work.cancelled() else work.exception()
+        error = None if work.cancelled() else work.exception() or live.fault
         if live.stop_reason is not None or work.cancelled():
             return _build_cancelled(live.run, live.stop_reason or "its task ended early", now)
         if isinstance(error, CallCancelled):
@@ -426,7 +431,7 @@ class RunQueue:
         if ended.started_at and ended.finished_at:
             duration_s = (ended.finished_at - ended.started_at).total_seconds()
             RUN_DURATION.labels(ended.kind, ended.state).observe(max(0.0, duration_s))
-            if ended.state == "succeeded":
+            if ended.state == "succeeded" and ended.kind != "preflight" and duration_s > 1:  # not a stored result
                 self._lanes[LANE_OF[ended.kind]].last_took_s = duration_s
         del self._live[ended.id]
         live.run = ended

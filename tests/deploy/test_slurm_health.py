@@ -101,7 +101,7 @@ def test_an_agent_that_is_away_neither_drains_nor_gives_back_nor_passes_for_heal
     node.show(state, "meshwright: a GPU is gone")
     done = node.run("healthcheck.sh", MESHWRIGHT_RESUME="1")
     assert (done.returncode, node.told()) == (1, "")
-    assert "nothing is known of this node: no answer" in done.stderr
+    assert "this node was not checked: no answer" in done.stderr
 
 
 def test_a_token_that_is_refused_does_not_pass_for_health(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_token_that_is_refused_does_not_pass_for_health(tmp_path: Path) -> Non
         node = build_node(tmp_path, running.url)
         done = node.run("healthcheck.sh", MESHWRIGHT_TOKEN="wrong")
     assert (done.returncode, node.told()) == (1, "")
-    assert "nothing is known of this node: no verdict: " in done.stderr
+    assert "this node was not checked: no verdict: " in done.stderr
 
 
 def test_a_node_is_not_given_back_on_what_is_not_known(node: Node) -> None:

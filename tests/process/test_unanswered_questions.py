@@ -89,4 +89,4 @@ def test_cards_that_the_agent_never_could_look_at_drain_nothing_and_pass_no_chec
         node = build_node(tmp_path, agent.url)
         done = node.run("healthcheck.sh")
         assert (done.returncode, node.told()) == (1, "")
-        assert "nothing is known of this node: driver unknown: " in done.stderr
+        assert "this node was not checked: driver unknown: " in done.stderr

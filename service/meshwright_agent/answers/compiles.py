@@ -98,11 +98,11 @@ class Compiles:
         known = [text for task in tasks if (text := await self.find_known(task)) is not None]
         kept = await self._plans.keep(answer)  # its fingerprint names the mesh already while it is compiled
         if len(known) == len(tasks):
-            return kept.verify(known)
+            return await asyncio.to_thread(kept.verify, known)
 
         async def execute(_run: Run, emit: Emit) -> Done:
             compiled = [await self.compile(task, emit) for task in tasks]
-            plans: Done = json.loads(kept.verify(compiled).cut_for_run().text)
+            plans: Done = await asyncio.to_thread(lambda: json.loads(kept.verify(compiled).cut_for_run().text))
             return plans
 
         return await self._runs.submit("plan", request, execute)

@@ -204,7 +204,7 @@ class PlanMaker:
         except StoreUnavailableError as error:
             message = f"the plan is valid but was not stored, so its fingerprint finds nothing: {error.detail}"
             hint = "keep this reply in a file (MESHWRIGHT_PLAN)"
-            return answer.warn(Notice(code="plan_not_stored", message=message, hint=hint))
+            return await asyncio.to_thread(answer.warn, Notice(code="plan_not_stored", message=message, hint=hint))
         return answer
 
     async def _build_document(self, source: str, fingerprint: str, body: str) -> Document:

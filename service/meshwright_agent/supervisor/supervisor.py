@@ -245,7 +245,7 @@ class Supervisor:
         async with self._lock:
             try:
                 child = await self._bring_up(give_up_count)
-            except asyncio.CancelledError:
+            except BaseException:
                 if self._child is not None:
                     self._rest(self._child)
                 raise
@@ -281,7 +281,7 @@ class Supervisor:
         if self._is_closed:
             raise CallCancelled("closing")
         stuck = self._abandoned | (self.neighbor._abandoned if self.neighbor else {})
-        if self.spec.has_devices and stuck:
+        if self.spec.has_devices and stuck and self._child is None:
             raise self._build_abandoned(*stuck)
         if self.state == "failed":
             raise self._build_spent()

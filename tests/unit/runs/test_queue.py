@@ -17,6 +17,22 @@ from tests.unit.staging import Stage, staged, states, until
 # ---- one run ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("update", [{"done": 1}, {"record": {"case": "none"}}, 7])
+async def test_an_update_that_is_neither_progress_nor_record_fails_the_run_and_nothing_else(
+    tmp_path: Path, update: Any
+) -> None:
+    async with staged(tmp_path) as stage:
+        run_id = await stage.submit_running()
+        stage.bench.emits[run_id](update)
+        stage.bench.emits[run_id]({"done": 1, "total": 2, "message": "m"})
+        stage.bench.finish(run_id)
+        done = await stage.ended(run_id)
+        assert (done.state, done.error and done.error.code) == ("failed", "internal")
+        second = await stage.submit_running()
+        stage.bench.finish(second)
+        assert (await stage.ended(second)).state == "succeeded"
+
+
 # ---- limits -------------------------------------------------------------------------------
 
 

@@ -123,9 +123,16 @@ async def test_none_that_takes_devices_is_started_beside_one_that_may_hold_them(
             with pytest.raises(UnavailableError, match=r"process 1001\) does not end", check=has_code("worker_failed")):
                 await late
         assert (world.supervisor.generation, beside.generation) == (1, 0)
+        world.spawn.ending = Ending(status=0, killed=False)
+        for neighbor in (None, world.supervisor):  # the second call has a child, that was started before
+            beside.neighbor = neighbor
+            call = asyncio.create_task(beside.call("own", {}, deadline_s=30.0))
+            await world.until(lambda: beside.state == "busy")
+            world.reply({"own": 1})
+            assert (await call).result == {"own": 1}
+        await beside.close()
         world.spawn.children[0].reaped.set()
         await world.until(lambda: not world.supervisor.abandoned_pids)
-        world.spawn.ending = Ending(status=0, killed=False)
         await world.start()
         assert world.supervisor.generation == 2
 

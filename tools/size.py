@@ -35,7 +35,7 @@ LIMITS: Final = {
     "code lines": 28_500,
     "code lines of the service": 9_620,
     "code lines of planner, topology, compiler, verify": 9_020,  # 9,000 and the rates of a preflight
-    "code lines of the rest of the client": 8_448,
+    "code lines of the rest of the client": 8_460,
     "modules": 185,
     "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,

@@ -131,9 +131,8 @@ def _read_arguments(plan: PlanLike, devices: Sequence[Any] | None) -> tuple[list
         here = list(jax.devices()) if devices is None else check_devices(devices)
         wanted = read_plan(plan)
     except ValueError as error:
-        raise PlanMismatchError(
-            f"{error}\n  hint: give build_mesh the reply of Client().plan(…), or its JSON, and some of jax.devices()"
-        ) from error
+        hint = "give build_mesh the reply of Client().plan(…), or its JSON, and some of jax.devices()"
+        raise PlanMismatchError(str(error), hint=hint) from error
     check_plan(wanted)
     return here, wanted
 
@@ -179,8 +178,8 @@ def _agree() -> Agreement | None:
 
 def _refuse(what: str) -> PlanMismatchError:
     return PlanMismatchError(
-        f"{what}; every process must call build_mesh (or mesh_fingerprint) alike\n  hint: look whether it is still "
-        f"starting or has failed; a larger timeout_s waits longer"
+        f"{what}; every process must call build_mesh (or mesh_fingerprint) alike",
+        hint="look whether it is still starting or has failed; a larger timeout_s waits longer",
     )
 
 
@@ -202,8 +201,9 @@ def _compare(messages: Sequence[Mapping[str, Any]]) -> None:
     same = len({each["fingerprint"] for each in messages}) == 1
     raise PlanMismatchError(
         f"the processes of this job hold different plans: {held}{' with other devices' if same else ''}; "
-        f"all must give build_mesh the same\n  hint: plan once, and let every process fetch it: "
-        f"MESHWRIGHT_PLAN={next(each['fingerprint'] for each in messages if each['digest'])}"
+        f"all must give build_mesh the same",
+        hint="plan once, and let every process fetch it: "
+        f"MESHWRIGHT_PLAN={next(each['fingerprint'] for each in messages if each['digest'])}",
     )
 
 

@@ -73,8 +73,10 @@ class PlanMismatchError(MeshwrightError, ValueError):
     `missing` and `surplus` name devices: those that the plan has and the job has not, and the reverse.
     """
 
-    def __init__(self, message: str, *, missing: Sequence[str] = (), surplus: Sequence[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, hint: str = "", missing: Sequence[str] = (), surplus: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
         self.missing: tuple[str, ...] = tuple(missing)
         self.surplus: tuple[str, ...] = tuple(surplus)
 

@@ -168,7 +168,8 @@ def _parse_entry(entry: str) -> tuple[str, int]:
     digits = size.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise _refuse(f"axis {name!r} has size {size!r}; a size is an integer ≥ 1, or -1")
-    return name, int(size[: MAX_SIZE_DIGITS + 2])  # of one that is too long, a part that is too long
+    sign, digits = size[: len(size) - len(digits)], digits.lstrip("0") or "0"
+    return name, int(sign + digits[: MAX_SIZE_DIGITS + 1])  # of one that is too long, a part that is too long
 
 
 def _parse_pair(pair: object) -> tuple[str, int]:

@@ -76,4 +76,9 @@ def test_a_size_of_too_many_digits_is_refused_in_every_form_and_not_repeated(siz
         with pytest.raises(InvalidMeshError, match=r"'dp'.*over 20 digits") as caught:
             MeshSpec.parse(mesh)  # type: ignore[arg-type]
         assert (caught.value.code, len(caught.value.detail) < 120) == ("invalid_mesh", True)
+    zeros = "0" * 19  # of a text that is cut, the zeros count as nothing
+    assert (MeshSpec.parse(f"dp:{zeros}6400"), MeshSpec.parse("dp:-01")) == (
+        MeshSpec.parse("dp:6400"),
+        MeshSpec.parse("dp:-1"),
+    )
     assert MeshSpec.parse({"dp": 10**20 - 1}) == MeshSpec.parse(f"dp:{10**20 - 1}")

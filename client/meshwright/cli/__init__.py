@@ -135,7 +135,8 @@ class _Commands(TyperGroup):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the options of all commands."""
-        style = find_style(args) if "health" in args else "text"
+        own = args[: args.index("--")] if "--" in args else args  # a command behind -- has its own words
+        style = find_style(own) if "health" in own else "text"
         with explaining_usage(style):
             context = super().make_context(info_name, args, parent, **extra)
         context.meta[_STYLE] = style

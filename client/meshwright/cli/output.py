@@ -176,6 +176,8 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
     (r"GET /(devices|health)\b(?!/)", r"`meshwright \1`"),
     (r"with preemptible: false", "without --preemptible"),
     (r"a longer timeout_s", "a longer --timeout"),
+    (r"\bcases\.\d+", "--case"),
+    (r"name devices by number, such as \[0, 1\]", "name devices by number: --devices 0,1"),
     (r"in POST /mesh/plan, name the devices or set allow_unused", "choose devices with --devices or --count"),
     (r'(?:devices )?\{"count": (\d+)\}', r"--count \1"),
     (r'"model": "([^"]+)"', r"--model \1"),

@@ -400,7 +400,7 @@ def _refuse(detail: str, hint: str, *, missing: Sequence[str] = (), surplus: Seq
     lines = [detail]
     lines += [f"  missing: {shorten(missing)}"] if missing else []
     lines += [f"  surplus: {shorten(surplus)}"] if surplus else []
-    return PlanMismatchError("\n".join([*lines, f"  hint: {hint}"]), missing=missing, surplus=surplus)
+    return PlanMismatchError("\n".join(lines), hint=hint, missing=missing, surplus=surplus)
 
 
 def shorten(names: Sequence[str], most: int = 8, separator: str = ", ") -> str:

@@ -355,7 +355,7 @@ def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[floa
     axes = ("pp", "ep", "cp", "tp") if chip.platform == "gpu" else ("pp", "ep", "cp")
     unseen = [axis for axis in axes if int(getattr(layout, axis)) > 1]
     if unseen:
-        yield 1.35, f"no run judges {', '.join(unseen)}"
+        yield 1.35, f"no run tests {', '.join(unseen)}"
     if work.has_experts:
         yield 1.5, "of mixtures of experts there are nine runs, of six models"
     tokens = int(layout.micro_batch_size) * work.seq_len / int(layout.cp)

@@ -211,7 +211,8 @@ class Hardware:
         Args:
             topology: the devices.
             devices: their number.
-            chosen: those that are among them; of others with them in a host only the links count.
+            chosen: places of the devices that may be among them: kinds and memory are theirs; a fast domain counts with
+                all of its devices.
             measured: bench results of them, where the topology is this host's.
 
         Raises:

@@ -317,7 +317,7 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
     unusual = [words for words, each in find_unusual(priced).items() if each[place]]
     if unusual and total < best * (1 + EQUAL_WITHIN):
         said = f"{abs(total / best - 1):.1%} {'less' if total < best else 'more'} than the best, by {unusual[0]}"
-        return "unusual", f"takes {total:.3g} s a step, {said}, which no run judges: measure it"
+        return "unusual", f"takes {total:.3g} s a step, {said}, which no run tests: measure it"
     if total <= (1 + EQUAL_WITHIN) * best:
         return (
             "equal",
@@ -493,7 +493,7 @@ def _list_untested_notices(priced: Priced, best: Mapping[int, Plan]) -> tuple[No
         return ()
     unusual = next(words for words, each in find_unusual(priced).items() if each[place])
     message = f"{write_mesh(best[place].mesh_shape)} takes {saved:.0%} less time, by {unusual}"
-    message += f": that counts as {UNUSUAL:.0%} slower, as no run judges it"
+    message += f": that counts as {UNUSUAL:.0%} slower, as no run tests it"
     return (Notice(code="faster_untested", message=message, hint="measure both before you choose it"),)
 
 

@@ -60,7 +60,7 @@ def test_the_best_meshes_come_first_equal_ones_with_the_fewest_axes_and_all_of_t
     assert all(plan.fingerprint.startswith("mw1-") and plan.axes for plan in found.plans)
 
 
-def test_a_mesh_that_is_faster_than_the_first_by_an_axis_that_no_run_judges_is_named() -> None:
+def test_a_mesh_that_is_faster_than_the_first_by_an_axis_that_no_run_tests_is_named() -> None:
     found = ask(target="16*h100:8", model="llama3-70b", training=LONG | {"global_batch_size": 128}, top=4)
     (notice,) = found.warnings
     first, best = found.plans[0], min(found.plans, key=read_total)
@@ -353,13 +353,13 @@ def test_offered_shapes_cut_the_model() -> None:
     assert notice.hint == "choose sizes whose outer axes take all 2 NVLink domains"  # cp:9 cuts no sequence of 8,192
 
 
-def test_what_no_run_judges_is_not_the_best_and_said_to_be_measured() -> None:
+def test_what_no_run_tests_is_not_the_best_and_said_to_be_measured() -> None:
     found = ask(model="llama3-70b", target="v5p:8x8x8", training={"global_batch_size": 512, "seq_len": 8192})
     assert not any("cp" in plan.mesh_shape or "pp" in plan.mesh_shape for plan in found.plans)
     one_host = ask(model="mixtral-8x7b", target="h100:8", training=TRAINING | SGD, top=1)
     assert one_host.plans[0].mesh_shape == {"fsdp": 2, "ep": 4}  # pp:8 and tp:8 are up to 12 % faster
     unusual = [each.message for each in found.rejected if each.reason == "unusual"]
-    assert any("by cp for sequences of 8,192 tokens, which no run judges: measure it" in each for each in unusual)
+    assert any("by cp for sequences of 8,192 tokens, which no run tests: measure it" in each for each in unusual)
     long = {"global_batch_size": 32, "seq_len": 131072}
     gpus = ask(model="llama3.1-405b", target="128*h100:8", training=long)
     assert gpus.plans[0].mesh_shape == {"fsdp": 32, "cp": 4, "tp": 8}  # not cp over 16 hosts

@@ -23,6 +23,11 @@ from tests.process.living import find_children
 from tests.process.namespaces import Network, run
 
 
+def build_path(child: str) -> str:
+    """Returns the PYTHONPATH of an agent that starts one of `bad_children`."""
+    return os.pathsep.join([str(Path(__file__).with_name("bad_children") / child), os.environ.get("PYTHONPATH", "")])
+
+
 def check(agents: Sequence[RunningAgent]) -> tuple[int, dict[str, Any]]:
     """Returns the exit code of the command and its report."""
     hosts = ",".join(agent.url for agent in agents)
@@ -116,6 +121,17 @@ def taking_link_down(network: Network, host: int) -> Iterator[None]:
         time.sleep(2)
 
 
+@contextlib.contextmanager
+def lying(network: Network, host: int) -> Iterator[None]:
+    """Lets a host of `start_hosts(…, PYTHONPATH=build_path("lying"))` send one wrong number."""
+    mark = network.liars / network.names[host]
+    mark.touch()
+    try:
+        yield
+    finally:
+        mark.unlink()
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault of one host.
@@ -138,4 +154,5 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "stuck": Fault(lambda _, agents, bad: signaling(agents[bad], signal.SIGSTOP, "pairs"), "no sign of it for 15 s"),
     "unreachable": Fault(lambda network, _, bad: taking_link_down(network, bad), ""),
+    "wrong": Fault(lambda network, _, bad: lying(network, bad), "device 0 produced 1 wrong elements"),
 }

@@ -34,7 +34,9 @@ def build_prefix(name: str) -> tuple[str, ...]:
 class Network:
     """A bridge with hosts."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, liars: Path) -> None:
+        """`liars`: the folder with a file for each host that lies, see `bad_children/lying`."""
+        self.liars = liars
         self.bridge = f"mwb{_NUMBER}"
         self.names = [f"mw{_NUMBER}h{number}" for number in range(count)]
         self.addresses = [f"10.{_NUMBER}.0.{number + 1}" for number in range(count)]
@@ -90,7 +92,7 @@ def start_hosts(
     """Yields the network and the agents of its hosts. One at a time: two preflights on one machine slow each other."""
     with Path(tempfile.gettempdir(), "meshwright-hosts.lock").open("w") as lock, contextlib.ExitStack() as stack:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        network = Network(count)
+        network = Network(count, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         network.remove()
         stack.callback(network.remove)
         network.build()
@@ -100,6 +102,7 @@ def start_hosts(
                     cpu_devices=cpu_devices,
                     options=("--host", address, "--port", "8790"),
                     prefix=build_prefix(name),
+                    LIARS=str(network.liars),
                     **environment,
                 )
             )

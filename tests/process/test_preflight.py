@@ -24,9 +24,8 @@ from meshwright.preflight.check import build_coordinator
 from meshwright.wire.preflight import PreflightRequest
 from tests.agents import RunningAgent, start_agent
 from tests.documents import Document, has_shape
+from tests.process.bad_hosts import build_path
 from tests.process.jobs import find_port
-
-CHILDREN = Path(__file__).with_name("bad_children")
 
 
 @pytest.fixture(scope="module")
@@ -167,13 +166,16 @@ def test_a_first_host_that_others_cannot_reach_is_refused(urls: tuple[str, ...])
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("child", "text"), [
     ("lying", "device 0 produced 1 wrong elements (network to its partners)"),
+    ("misadding", "one of its devices produced 1 wrong elements"),
     ("hanging", "it was in phase open for "),
 ])  # fmt: skip
 def test_a_wrong_content_and_a_driver_that_hangs_are_the_hosts_fault(
     agents: list[RunningAgent], child: str, text: str
 ) -> None:
-    path = os.pathsep.join([str(CHILDREN / child), os.environ.get("PYTHONPATH", "")])
-    with start_agent(cpu_devices=2, PYTHONPATH=path) as bad, Fleet([agents[0].url, bad.url, agents[1].url]) as fleet:
+    with (
+        start_agent(cpu_devices=2, PYTHONPATH=build_path(child)) as bad,
+        Fleet([agents[0].url, bad.url, agents[1].url]) as fleet,
+    ):
         report = check_hosts(fleet, port=find_port(), timeout_s=60)
     assert [host.address for host in report.culprits] == [bad.url], report
     assert report.hosts[1].findings[0].text.startswith(text)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.agents import RunningAgent, wait_for
 from tests.process import namespaces
-from tests.process.bad_hosts import FAULTS, check, list_blamed
+from tests.process.bad_hosts import FAULTS, build_path, check, list_blamed
 from tests.process.living import find_children
 from tests.process.namespaces import Network, start_hosts
 
@@ -19,7 +19,7 @@ BAD = 2
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[tuple[Network, list[RunningAgent]]]:
-    with start_hosts(4) as found:
+    with start_hosts(4, PYTHONPATH=build_path("lying")) as found:
         yield found
 
 

@@ -142,8 +142,8 @@ def describe_slow(slow: SlowFigure) -> HostFinding:
 def describe_wrong(wrong: WrongContent) -> HostFinding:
     """Returns a wrong content in words."""
     if wrong.host is None:
-        text = f"a sum over all devices had {wrong.wrong_elements} wrong elements; which device made them is not known"
-        return HostFinding(state="unchecked", text=text, action="check fewer hosts at a time")
+        text = f"a sum over all devices had {wrong.wrong_elements} wrong elements; which host made them is not known"
+        return HostFinding(state="unchecked", text=text, action="check each of them beside other hosts")
     where = "one of its devices" if wrong.device is None else f"device {wrong.device}"
     text = f"{where} produced {wrong.wrong_elements} wrong elements ({_NAMES[wrong.figure]})"
     return HostFinding(state="fault", text=text, action="take the device out of service; its results are not right")

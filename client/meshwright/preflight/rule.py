@@ -163,7 +163,7 @@ def blame_contents(seen: Sequence[Wrong]) -> tuple[WrongContent, ...]:
     """Returns who produced the wrong contents that the hosts have seen.
 
     A host that alone sees the contents of several others as wrong is the one that receives wrongly. A wrong sum does
-    not show which host made it wrong: it counts only if nothing else was found.
+    not show which host made it wrong: it counts only if nothing else was found, and `blame_sums` looks for the host.
     """
     sent = [each for each in seen if each.host >= 0]
     observers: dict[int, set[int]] = {}
@@ -185,6 +185,25 @@ def blame_contents(seen: Sequence[Wrong]) -> tuple[WrongContent, ...]:
     return tuple(
         WrongContent(host=host, device=device, figure=figure, wrong_elements=wrong)
         for (host, device, figure), wrong in most.items()
+    )
+
+
+def blame_sums(wrong: Sequence[Sequence[int]], rounds: Sequence[Round]) -> tuple[WrongContent, ...]:
+    """Returns the hosts whose sums with all partners are wrong, if a partner has a right sum with another host.
+
+    Args:
+        wrong: host → in each round the wrong elements of its sum with its partner.
+        rounds: who met whom.
+    """
+    met = [
+        [(pairs[host], count) for count, pairs in zip(row, rounds, strict=True) if host in pairs]
+        for host, row in enumerate(wrong)
+    ]
+    right = {host for host, sums in enumerate(met) if any(count == 0 for _, count in sums)}
+    return tuple(
+        WrongContent(host=host, figure="network", wrong_elements=max(count for _, count in sums))
+        for host, sums in enumerate(met)
+        if host not in right and any(partner in right for partner, _ in sums)
     )
 
 

@@ -36,6 +36,7 @@ from meshwright.preflight.rule import (
     Place,
     Wrong,
     blame_contents,
+    blame_sums,
     choose_confirmation,
     choose_places,
     confirm,
@@ -247,6 +248,8 @@ class _Part:
             self.signs.enter("all")
             collectives = tuple(self.measure_all())
             wrong = self.share_wrong()
+            if any(each.host is None for each in wrong):
+                wrong = self.share_pair_sums(rounds) or wrong
             jax.distributed.shutdown()
         return PreflightResult(
             devices=tuple(
@@ -465,6 +468,17 @@ class _Part:
                 rate = self.measure_collective(job_mesh, CASES[find_role(axis)], (axis,))
                 yield rate.model_copy(update={"axis": axis})
 
+    def count_wrong_sums(self, pairs: Round) -> int:
+        """Returns how many elements of the sum over this host and its partner are wrong; 0 if it rests."""
+        if self.own not in pairs:
+            return 0
+        ranks = np.arange(self.job_mesh.mesh.size).reshape(self.count, -1)
+        rows = np.array([ranks[[host, other]].reshape(-1) for host, other in sorted(pairs.items()) if host < other])
+        devices = self.job_mesh.mesh.devices.reshape(-1)[rows]
+        seen = len(self.wrong)
+        self.measure_collective(JobMesh(Mesh(devices, ("pair", "member")), rows), "all_reduce", ("member",))
+        return max((each.wrong_elements for each in self.wrong[seen:]), default=0)
+
     def _note_wrong(self, rank: int, is_wrong: np.ndarray[Any, Any]) -> None:
         """Notes wrong elements, if there are any, of the device of this rank; −1: of the sum of all."""
         if wrong := int(np.count_nonzero(is_wrong)):
@@ -542,6 +556,11 @@ class _Part:
             row[:] = each.observer, each.host, each.device, figures.index(each.figure), each.wrong_elements
         rows = multihost_utils.process_allgather(own).reshape(-1, 5).tolist()
         return blame_contents([Wrong(a, b, c, figures[figure], wrong) for a, b, c, figure, wrong in rows if wrong])
+
+    def share_pair_sums(self, rounds: Sequence[Round]) -> tuple[WrongContent, ...]:
+        """Returns who makes a sum over all devices wrong, by sums over pairs of hosts; the same in every process."""
+        own = np.array([self.count_wrong_sums(pairs) for pairs in rounds], dtype=np.int32)
+        return blame_sums(multihost_utils.process_allgather(own).reshape(self.count, -1).tolist(), rounds)
 
 
 def find_store() -> Any:

@@ -9,8 +9,9 @@ import pytest
 from meshwright.cli.preflight import write_report
 from meshwright.fleet import FleetHost, FleetState
 from meshwright.preflight.check import compare_hosts
+from meshwright.preflight.pairs import choose_rounds
 from meshwright.preflight.report import HostFinding, HostReport, build_report, build_verdict, describe_results
-from meshwright.preflight.rule import Wrong, blame_contents
+from meshwright.preflight.rule import Wrong, blame_contents, blame_sums
 from meshwright.wire.preflight import CollectiveRate, PreflightDevice, PreflightResult, WrongContent
 
 NAMES = [f"h{number}" for number in range(4)]
@@ -49,6 +50,24 @@ def test_a_cut_connection_names_who_reaches_nobody(
 ])  # fmt: skip
 def test_a_wrong_content_is_its_producers_fault(seen: list[Wrong], blamed: list[tuple[int | None, ...]]) -> None:
     assert [(each.host, each.device, each.wrong_elements) for each in blame_contents(seen)] == blamed
+
+
+@pytest.mark.parametrize(("wrong", "blamed"), [
+    ([[0, 0, 3], [3, 4, 3], [3, 0, 0], [0, 4, 0]], [1]),  # its partners' sums with others are right
+    ([[3], [3]], []),  # of two, either
+    ([[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], []),  # this time all is right
+])  # fmt: skip
+def test_a_wrong_sum_is_of_the_host_whose_sums_are_all_wrong(wrong: list[list[int]], blamed: list[int]) -> None:
+    assert [each.host for each in blame_sums(wrong, choose_rounds(len(wrong)))] == blamed
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 8, 13, 64])
+@pytest.mark.parametrize("bad", [{0}, {2}, {1, 2}])
+def test_hosts_that_add_wrongly_are_named_and_no_other(count: int, bad: set[int]) -> None:
+    rounds = choose_rounds(count)
+    wrong = [[int(bool(bad & {host, pairs.get(host, host)})) for pairs in rounds] for host in range(count)]
+    assert {each.host for each in blame_sums(wrong, rounds)} <= bad
+    assert count < 5 or {each.host for each in blame_sums(wrong, rounds)} == bad
 
 
 def test_a_wrong_sum_alone_blames_nobody_and_is_not_well() -> None:

@@ -61,10 +61,9 @@ _REQUEST_ID: Final = "fake-request"
 _PAUSE_S: Final = 0.01
 _JSON: Final = {"content-type": "application/json"}
 _EVENT_STREAM: Final = {"content-type": "text/event-stream"}
-_NOT_COMPILED: Final = Verification(
-    status="not_compiled",
-    reason="FakeAgent has no compiler; set the reply of a compile with answer(), or ask a real agent",
-)
+_NO_COMPILER: Final = "FakeAgent has no compiler; set the reply of a compile with answer(), or ask a real agent"
+_NOT_COMPILED: Final = Verification(status="not_compiled", reason=_NO_COMPILER)
+_NO_PREFLIGHT: Final = InvalidRequestError("FakeAgent checks no hosts; set the reply with answer()")
 
 _CASES: Final[tuple[BenchCase, ...]] = get_args(BenchCase)
 _LEASED: Final = set(DeviceRef.model_fields)
@@ -181,9 +180,7 @@ class FakeAgent:
         kind, colon, key = name.partition(":")
         key = devices.get(key, f"device:{key}").removeprefix("device:")
         if (kind == "device" or key.isdecimal()) and f"device:{key}" not in devices.values():
-            raise ValueError(
-                f"{name!r} is of no device here; there are {', '.join(devices.values())}; name one of them"
-            )
+            raise ValueError(f"{name!r} is of no device here; name one of {', '.join(devices.values())}")
         name = f"{kind}{colon}{key}"
         component = Component(name=name, state=state, reason=reason, **{**self._date(), **fields})
         self.health = _build_health(({each.name: each for each in self.health.components} | {name: component}).values())
@@ -373,17 +370,12 @@ class FakeAgent:
         for device in devices:
             if device.lease is not None and device.lease.id != lease_id:
                 raise DeviceLeasedError(
-                    f"device {device.local_index} is reserved by {device.lease.id} ({device.lease.purpose}); a device "
-                    "has one lease at a time",
+                    f"device {device.local_index} is reserved by {device.lease.id} ({device.lease.purpose})",
                     hint=f"wait for the end of {device.lease.id}, or have it ended: DELETE /leases/{device.lease.id}",
                 )
-        lease = Lease(
-            id=lease_id,
-            devices=tuple(DeviceRef(**each.model_dump(include=_LEASED)) for each in devices),
-            purpose=asked.purpose,
-            preemptible=asked.preemptible,
-            expires_in_s=asked.ttl_s,
-        )
+        said = asked.model_dump(include={"purpose", "preemptible"}) | {"expires_in_s": asked.ttl_s}
+        refs = tuple(DeviceRef(**each.model_dump(include=_LEASED)) for each in devices)
+        lease = Lease(id=lease_id, devices=refs, **said)
         if held and (held.devices, held.preemptible) != (lease.devices, lease.preemptible):
             raise DeviceLeasedError(
                 f"lease {held.id} holds other devices, or preemptible differs; a renewal may change ttl_s and purpose",
@@ -436,10 +428,7 @@ _ROUTES: Final[dict[str, tuple[tuple[type, ...], Callable[..., Any]]]] = {
     "GET /mesh/plan/{fingerprint}": ((Plans,), lambda fake, request, name: Plans(plans=(fake._find_plan(name),))),
     "POST /batch-size": ((BatchSize, Run), FakeAgent._advise),
     "POST /placement/bench": ((Run,), FakeAgent._bench),
-    "POST /preflight": (
-        (Run,),
-        lambda fake, request: InvalidRequestError("FakeAgent checks no hosts; set the reply with answer()"),
-    ),
+    "POST /preflight": ((Run,), lambda fake, request: _NO_PREFLIGHT),
     "GET /placement/bench": ((LatestBench,), lambda fake, request: LatestBench(records=())),
     "GET /runs": ((RunList,), FakeAgent._list_runs),
     "GET /runs/{run_id}": ((Run,), FakeAgent._find_run),
@@ -513,10 +502,7 @@ def _build_devices(target: str, host: str, now: datetime) -> Devices:
     """Returns a target of one host as its agent would show it, with made-up identities."""
     topology = build_target(target)
     if len(topology.hosts) > 1:
-        raise ValueError(
-            f"target {target} has {len(topology.hosts)} hosts; a FakeAgent is one host, such as h100:8; make one for "
-            "each host"
-        )
+        raise ValueError(f"target {target} has {len(topology.hosts)} hosts; a FakeAgent is one host, such as h100:8")
     seen: dict[str, Any] = {"basis": "live", "observed_at": now, "age_s": 0.0}
     mark = f"fa{zlib.crc32(host.encode()) & 0xFFFFFF:06x}"
 

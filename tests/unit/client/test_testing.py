@@ -44,7 +44,7 @@ def test_every_fake_host_is_a_topology_that_can_be_planned_on_and_survives_json(
 def test_hardware_that_is_none_or_of_several_hosts_is_refused() -> None:
     with pytest.raises(PlanInfeasibleError, match="h100:2"):
         FakeAgent("h100:3")
-    with pytest.raises(ValueError, match="make one for each host"):
+    with pytest.raises(ValueError, match="a FakeAgent is one host, such as h100:8"):
         FakeAgent("2*h100:8")
 
 
@@ -97,7 +97,7 @@ def test_a_function_may_return_what_answer_takes() -> None:
 
 @pytest.mark.parametrize("name", ["device:GPU-typo", "device:99", "thermal:99", "device:"])
 def test_a_component_of_a_device_that_is_not_there_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="is of no device here; there are device:0, device:1; name one"):
+    with pytest.raises(ValueError, match="is of no device here; name one of device:0, device:1"):
         FakeAgent("cpu:2").change_health(name, "unhealthy")
 
 

@@ -34,7 +34,7 @@ PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 LIMITS: Final = {
     "code lines": 28_500,
     "code lines of the service": 9_640,  # 9,000 and the preflight
-    "code lines of planner, topology, compiler, verify": 9_020,  # 9,000 and the rates of a preflight
+    "code lines of planner, topology, compiler, verify": 9_000,
     "code lines of the rest of the client": 8_455,
     "modules": 185,
     "modules of the service": 72,

@@ -81,10 +81,8 @@ def validate_batch_size(hardware_type: HardwareType, batch: int, warn_suboptimal
     if found.code != "below_critical" or warn_suboptimal:
         return found.code != "below_minimum", found.message
     minimum = recommend_batch_size(hardware_type).min_batch_size
-    return (
-        True,
-        f"batch size {batch} is valid: at least the minimum {minimum} tokens a device for {hardware_type.value}",
-    )
+    name = hardware_type.value
+    return True, f"batch size {batch} is valid: at least the minimum {minimum} tokens a device for {name}"
 
 
 def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: str | None, basis: Basis) -> BatchSize:

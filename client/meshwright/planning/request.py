@@ -340,11 +340,8 @@ def _compare_targets(request: SearchRequest, prices: Mapping[str, float]) -> Pla
     least = math.inf if unpriced else min((plan.price_per_million_tokens or 0.0 for plan in made.values()), default=0.0)
     order = sorted(made, key=lambda target: _rank(made[target], least))
     best = made[order[0]] if order else None
-    same = (
-        f", the fastest within {EQUAL_WITHIN:.0%} of it"
-        if best and (best.price_per_million_tokens or 0.0) > least
-        else ""
-    )
+    is_dearer = best is not None and (best.price_per_million_tokens or 0.0) > least
+    same = f", the fastest within {EQUAL_WITHIN:.0%} of it" if is_dearer else ""
     verdict = "the best" if unpriced else f"the least price of tokens{same}"
     if unpriced and prices:
         verdict = f"the fastest; not compared by price of tokens: no price for {' and '.join(unpriced)}"

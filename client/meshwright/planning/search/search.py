@@ -319,10 +319,8 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
         said = f"{abs(total / best - 1):.1%} {'less' if total < best else 'more'} than the best, by {unusual[0]}"
         return "unusual", f"takes {total:.3g} s a step, {said}, which no run tests: measure it"
     if total <= (1 + EQUAL_WITHIN) * best:
-        return (
-            "equal",
-            f"takes {total:.3g} s a step, as long as the best within the planner's error of {EQUAL_WITHIN:.0%}",
-        )
+        same = f"as long as the best within the planner's error of {EQUAL_WITHIN:.0%}"
+        return "equal", f"takes {total:.3g} s a step, {same}"
     more = {part: float(priced.parts[part][place] - priced.parts[part][winner]) for part in PARTS}
     part = max(more, key=lambda name: more[name])
     wire = priced.name_wire(part, place)

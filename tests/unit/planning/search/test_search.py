@@ -265,6 +265,8 @@ def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mes
     ("llama3-8b", "4*h100:8", (128, 8192), {"fsdp": 32}),
     ("llama2-13b", "4*h100:8", (256, 4096), {"fsdp": 32}),
     ("llama2-13b", "v5p:4x4x4", (256, 4096), {"fsdp": 64}),
+    ("llama2-70b", "v5p:8x8x8", (512, 4096), {"fsdp": 512}),  # as published
+    ("llama3-8b", "v5e:16x16", (512, 4096), {"fsdp": 256}),
     ("gpt2", "h100:8", (512, 1024), {"dp": 8}),
     ("llama3-70b", "8*h100:8", (256, 8192), {"fsdp": 64}),
     ("mixtral-8x7b", "8*h100:8", (1024, 4096), {"fsdp": 8, "ep": 8}),

@@ -165,6 +165,7 @@ def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expect
     (PciHealth(fatal_count=4), CardView(baselines={"fatal": 3}), "unhealthy"),
     (PciHealth(nonfatal_count=2), CardView(nonfatal_before=1), "degraded"),
     (PciHealth(nonfatal_count=2, width=1, most_width=1), CardView(nonfatal_before=2), "healthy"),
+    (PciHealth(nonfatal_count=2, width=1, most_width=1), CardView(), "healthy"),  # read for the first time
     (PciHealth(), CardView(), None),
 ])  # fmt: skip
 def test_sysfs_tells_of_devices_that_nvml_does_not_know(pci: PciHealth, view: CardView, expected: str | None) -> None:

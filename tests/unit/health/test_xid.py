@@ -140,6 +140,19 @@ def test_an_xid_is_what_nvidias_catalogue_says(codes: tuple[int, ...], state: st
     assert all(re.search(words, rule.action) for rule in rules)
 
 
+NO_FAULT = """8 11 13 14 25 31 32 37 38 39 40 41 43 44 45 60 66 67 68 69 70 71 72 75 76 77 80 82 83 84 85 86 87 88 89 93
+96 97 98 99 100 101 102 103 104 105 106 107 108 109 126 127 128 129 130 131 132 133 134 135 137 139 141 152 153 154 160
+161 162 163"""
+UNHEALTHY = "46 48 54 62 64 74 79 95 110 119 120 136 140 143 151 155 158 167 169 171 172"
+
+
+def test_each_xid_has_its_state() -> None:
+    states = dict.fromkeys(map(int, NO_FAULT.split())) | dict.fromkeys(map(int, UNHEALTHY.split()), "unhealthy")
+    assert {code: find_xid_rule(code).state for code in range(1, 176)} == {
+        code: states.get(code, "degraded") for code in range(1, 176)
+    }
+
+
 CHANGED = "GPU recovery action changed from 0x0 (None) to {}"
 
 
@@ -170,10 +183,11 @@ def test_an_nvlink5_error_names_its_unit_and_the_applications_own_are_known() ->
 
 @pytest.mark.parametrize(("codes", "is_fatal", "state", "words"), [
     ((20034, 11001, 24007, 99999), True, "unhealthy", "reset"),  # the driver's word, also with an unknown number
-    ((10003, 12020, 22003, 22011, 23001, 23017), False, "unhealthy", ""),  # always fatal, whatever the line says
-    ((11012, 24003, 20001, 22013), False, None, ""),  # the switch corrects it
+    ((10003, 12020, 22003, 22011, *range(23001, 23018)), False, "unhealthy", ""),  # always fatal
+    ((11012, 11021, 11022, 11023, 12021, 12023, 15008, 15011, 24001, 24002, 24003), False, None, ""),
+    ((19049, 19055, 19057, 19059, 19062, 19065, 19068, 19071, 20001, 20009, 22013), False, None, ""),  # corrected
     ((11004, 12028, 19084, 20012), False, "degraded", "."),  # stops traffic
-    ((28006,), False, "degraded", "Fabric Manager"),  # not known
+    ((28006, 23000, 23018), False, "degraded", "Fabric Manager"),  # not known
 ])  # fmt: skip
 def test_an_sxid_is_what_nvidias_catalogue_says(
     codes: tuple[int, ...], is_fatal: bool, state: str | None, words: str

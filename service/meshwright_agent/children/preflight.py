@@ -85,6 +85,8 @@ NETWORK_BYTES: Final = {True: 2**20, False: 16 * 2**20}
 """Of each device in each exchange, by whether the platform is CPU."""
 EXCHANGES: Final = {True: 1, False: 9}
 """Of each round, in one program, so that its start counts little; odd, so that a host ends with its partner's data."""
+ALONE: Final = {"xla_gpu_shard_autotuning": False}
+"""Else XLA for GPUs waits for all processes while it compiles a program of some. Source: openxla/xla#28959"""
 _STRIDE, _STEP = 2246822519, 2654435761
 """Odd, so that no two devices send the same and no two places hold the same. Source: xxHash's and Knuth's primes."""
 LOCAL: Final[tuple[Figure, ...]] = (*DEVICE_FIGURES, "all_reduce")
@@ -183,7 +185,9 @@ class JobMesh:
     def build(self, work: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
         """Returns the program that does `work` on each device's row."""
         spec = self.sharding.spec
-        return jax.jit(jax.shard_map(work, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        options = None if self.mesh.devices.flat[0].platform == "tpu" else ALONE
+        program = jax.shard_map(work, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        return jax.jit(program, compiler_options=options)
 
     def group(self, axes: Sequence[str]) -> dict[int, list[int]]:
         """Returns position in the mesh → ranks of its group over some axes, in the order of these axes."""

@@ -161,6 +161,7 @@ def test_events_are_asked_for_by_component_number_and_time(tmp_path: Path) -> No
 def test_what_is_yet_to_be_written_is_not_passed_over_by_who_goes_on_from_the_last_number(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
         history = await build(store)
+        assert (await history.list_events(after=None, limit=1)).last_seq == 0
         tell(history)
         await history.flush()
         tell(history)  # noted, not yet written

@@ -158,6 +158,12 @@ def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expect
     assert state(evaluate_card("link", view)) == expected
 
 
+def test_a_link_that_is_well_is_told_with_its_nvlinks() -> None:
+    finding = evaluate_card("link", CardView(health=WIRED, before=WIRED, expected_nvlinks=18))
+    assert finding is not None
+    assert "18 NVLinks are up" in finding.reason
+
+
 @pytest.mark.parametrize(("pci", "view", "expected"), [
     (PciHealth(width=16, most_width=16), CardView(), "healthy"),
     (PciHealth(width=4, most_width=16), CardView(), "degraded"),

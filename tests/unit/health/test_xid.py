@@ -146,7 +146,13 @@ NO_FAULT = """8 11 13 14 25 31 32 37 38 39 40 41 43 44 45 60 66 67 68 69 70 71 7
 UNHEALTHY = "46 48 54 62 64 74 79 95 110 119 120 136 140 143 151 155 158 167 169 171 172"
 
 
-def test_each_xid_has_its_state() -> None:
+OF_SOME_SEVERITY = {63, 78, 92, 94, 121, 142, *range(144, 151), 156, 157, 168}
+
+
+def test_each_xid_has_its_state_and_those_that_are_known_their_meaning() -> None:
+    unknown = find_xid_rule(1).meaning
+    known = {code for code in range(1, 176) if find_xid_rule(code).meaning != unknown}
+    assert known == OF_SOME_SEVERITY | set(map(int, f"{NO_FAULT} {UNHEALTHY}".split()))
     states = dict.fromkeys(map(int, NO_FAULT.split())) | dict.fromkeys(map(int, UNHEALTHY.split()), "unhealthy")
     assert {code: find_xid_rule(code).state for code in range(1, 176)} == {
         code: states.get(code, "degraded") for code in range(1, 176)

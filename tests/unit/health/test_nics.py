@@ -185,21 +185,22 @@ def _port(number: int, **changes: Any) -> NicFacts:
 
 
 @pytest.mark.parametrize(
-    ("machine", "ports", "state"),
+    ("cards", "ports", "state"),
     [
-        ("dgx-h100", [_port(0, **DOWN), *map(_port, range(1, 8))], "degraded"),  # a virtual machine: one for each GPU
-        ("dgx-h100", [_port(0, **DOWN), *map(_port, range(1, 7))], "initializing"),  # fewer than GPUs
-        ("cpu-vm", [_port(0, **DOWN), *map(_port, range(1, 8))], "initializing"),
-        ("dgx-h100", [_port(0, **DOWN, near=("a",)), _port(1, near=("b",), link_layer="Ethernet")], "initializing"),
-        ("dgx-h100", [_port(0, **DOWN, near=("a",)), _port(1, near=("b",), attributes={})], "initializing"),
-        ("dgx-h100", [_port(0, **DOWN, near=("a",)), _port(1, near=("a",), pci_bus_id="0:0:0.1")], "initializing"),
-        ("dgx-h100", [_port(0, **DOWN, near=("a",)), _port(1, near=("b",))], "degraded"),
+        (8, [_port(0, **DOWN), *map(_port, range(1, 8))], "degraded"),  # a virtual machine: one for each GPU
+        (8, [_port(0, **DOWN), *map(_port, range(1, 7))], "initializing"),  # fewer than GPUs
+        (0, [_port(0, **DOWN), *map(_port, range(1, 8))], "initializing"),
+        (1, [_port(0, **DOWN), _port(1)], "initializing"),  # which of the two serves it is not known
+        (8, [_port(0, **DOWN, near=("a",)), _port(1, near=("b",), link_layer="Ethernet")], "initializing"),
+        (8, [_port(0, **DOWN, near=("a",)), _port(1, near=("b",), attributes={})], "initializing"),
+        (8, [_port(0, **DOWN, near=("a",)), _port(1, near=("a",), pci_bus_id="0:0:0.1")], "initializing"),
+        (8, [_port(0, **DOWN, near=("a",)), _port(1, near=("b",))], "degraded"),
     ],
 )
 def test_siblings_are_ports_of_one_kind_that_serve_accelerators(
-    tmp_path: Path, machine: str, ports: list[NicFacts], state: str
+    tmp_path: Path, cards: int, ports: list[NicFacts], state: str
 ) -> None:
     network = Network(tmp_path, "dgx-h100")
     facts: HostFacts = replace(network.facts, nics=tuple(ports))
-    network.scene.look(facts if machine == "dgx-h100" else replace(facts, gpus=(), links=()))
+    network.scene.look(facts if cards == 8 else replace(facts, gpus=facts.gpus[:cards], links=()))
     assert network.state("nic:mlx5_0:1") == state

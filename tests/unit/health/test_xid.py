@@ -90,6 +90,7 @@ def test_each_sxid_is_an_event_and_one_that_the_switch_corrects_no_fault(scene: 
     look_at(scene, SXid(11012, SWITCH, is_fatal=False))
     assert [event.code for event in scene.events(NAME) if event.kind == "fault"] == ["sxid_11012"]
     assert scene.state(NAME) == "healthy"
+    assert "times" not in scene.events(NAME)[-1].reason
 
 
 def test_records_that_nobody_read_in_time_are_told_once(scene: Scene) -> None:
@@ -187,6 +188,11 @@ def test_an_nvlink5_error_names_its_unit_and_the_applications_own_are_known() ->
     assert {13, 31, 43, 45, 68, 109} <= APPLICATION
 
 
+MEANT = """11004 11012 11021 11022 11023 12021 12023 12028 15008 15011 19049 19055 19057 19059 19062 19065 19068 19071
+19084 20001 20009 20012 22013 24001 24002 24003"""
+"""SXIDs that are not fatal."""
+
+
 @pytest.mark.parametrize(("codes", "is_fatal", "state", "words"), [
     ((20034, 11001, 24007, 99999), True, "unhealthy", "reset"),  # the driver's word, also with an unknown number
     ((10003, 12020, 22003, 22011, *range(23001, 23018)), False, "unhealthy", ""),  # always fatal
@@ -201,4 +207,8 @@ def test_an_sxid_is_what_nvidias_catalogue_says(
     rules = [find_sxid_rule(code, is_fatal=is_fatal) for code in codes]
     assert [rule.state for rule in rules] == [state] * len(codes)
     assert all(re.search(words, rule.action) for rule in rules)
+    meant = {
+        code for code in range(10_000, 30_000) if "does not know" not in find_sxid_rule(code, is_fatal=False).meaning
+    }
+    assert meant - ALWAYS_FATAL == set(map(int, MEANT.split()))
     assert all("whole fabric" in find_sxid_rule(code, is_fatal=False).meaning for code in ALWAYS_FATAL)

@@ -101,6 +101,7 @@ def test_the_reason_to_drain_a_host_for_heat_stays_the_same_while_it_is_as_hot(f
 @pytest.mark.parametrize(("changes", "words"), [
     ({}, "clocks are not held down; draws at most 700 W"),
     ({"power_limit_watts": 400.0}, "at most 400 W, set below its own 700 W"),
+    ({"power_limit_watts": 750.0}, "clocks are not held down; draws at most 750 W"),
     ({"power_default_watts": None}, "at most 700 W"), ({"power_limit_watts": None}, "clocks are not held down"),
     ({"slowdowns": ("hardware thermal slowdown", "hardware power brake")}, "hardware power brake"),
 ])  # fmt: skip
@@ -109,6 +110,7 @@ def test_power_is_told_with_the_heat(changes: dict[str, object], words: str) -> 
     finding = evaluate_card("thermal", CardView(health))
     assert finding is not None
     assert words in finding.reason
+    assert ("set below" in finding.reason) == ("set below" in words)
     assert ("power supplies" in finding.action) == ("slowdowns" in changes)
 
 

@@ -62,6 +62,8 @@ def test_a_port_that_is_down_where_its_siblings_are_up_is_degraded_until_it_is_b
     assert action == ("see `ibstat mlx5_5` and `mlxlink -d mlx5_5 -m -c`; check cable, transceiver and switch port")
     network.look(COMPUTE, state="INIT", physical_state="LinkUp")
     assert "no subnet manager" in network.reason(COMPUTE)
+    network.look(COMPUTE, state="INIT", physical_state="Disabled")
+    assert "no subnet manager" not in network.reason(COMPUTE)
     network.look(COMPUTE, state="ACTIVE", physical_state="LinkUp", rate_bytes_per_s=50e9)
     assert network.state(COMPUTE) == "healthy"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.wire.health import WORST_FIRST, Component, Health, State
 from meshwright_agent.health.events import Fault, Finding, HealthMemory
-from meshwright_agent.health.registry import HealthRegistry
+from meshwright_agent.health.registry import HealthRegistry, build_unknown_component
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -187,12 +187,21 @@ def test_since_is_never_in_the_future_of_a_clock_that_was_set_back_and_comes_bac
 def test_a_component_that_is_gone_begins_anew_when_it_comes_back(lives: Lives, how: str) -> None:
     lives.restart()
     lives.registry.report("device:1", Finding("healthy", "listed"), at=NOW)
+    lives.registry.expect(("device:2",))  # which has no state yet
     lives.told.clear()
     lives.registry.forget("device:0") if how == "forget" else lives.registry.forget_unlisted()
     lives.restart()
     for name in ("device:0", "device:1"):
         lives.registry.report(name, Finding("healthy", "listed"), at=NOW + SECOND)
     assert lives.told == [("device:0", "initializing", "healthy", NOW + SECOND)]
+
+
+@pytest.mark.parametrize(("name", "hint"), [
+    ("driwer", "did you mean 'driver'? GET /health lists all"), ("xyz", "GET /health lists the components"),
+])  # fmt: skip
+def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> None:
+    error = build_unknown_component(name, ["store", "driver"])
+    assert (error.detail, error.hint) == (f"no component has the name {name!r}; there are 2", hint)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(WORST_FIRST[:3] + WORST_FIRST[4:]), st.booleans())))

@@ -160,6 +160,13 @@ def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expect
     assert state(evaluate_card("link", view)) == expected
 
 
+@pytest.mark.parametrize(("count", "words"), [(9, "ECC errors, 9 in its life"), (None, "ECC errors")])
+def test_errors_of_a_cards_life_are_told_and_no_fault(count: int | None, words: str) -> None:
+    finding = evaluate_card("memory", CardView(replace(CLEAN, uncorrectable_lifetime_count=count)))
+    assert finding is not None
+    assert (finding.state, finding.reason.split(";")[0]) == ("healthy", f"no new uncorrectable {words}")
+
+
 def test_a_link_that_is_well_is_told_with_its_nvlinks() -> None:
     finding = evaluate_card("link", CardView(health=WIRED, before=WIRED, expected_nvlinks=18))
     assert finding is not None
@@ -169,6 +176,7 @@ def test_a_link_that_is_well_is_told_with_its_nvlinks() -> None:
 @pytest.mark.parametrize(("pci", "view", "expected"), [
     (PciHealth(width=16, most_width=16), CardView(), "healthy"),
     (PciHealth(width=4, most_width=16), CardView(), "degraded"),
+    (PciHealth(width=16, most_width=8), CardView(), "healthy"),
     (PciHealth(fatal_count=3), CardView(baselines={"fatal": 3}), "healthy"),
     (PciHealth(fatal_count=4), CardView(baselines={"fatal": 3}), "unhealthy"),
     (PciHealth(nonfatal_count=2), CardView(nonfatal_before=1), "degraded"),

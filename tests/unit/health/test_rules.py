@@ -160,6 +160,12 @@ def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expect
     assert state(evaluate_card("link", view)) == expected
 
 
+def test_recoveries_of_nvlinks_are_not_counted_as_retries() -> None:
+    errors = {"replay": 5 + FEW_RETRIES, "recovery": 3, "crc": 0}
+    view = CardView(health=replace(WIRED, nvlink_errors=errors), before=WIRED, expected_nvlinks=18)
+    assert (view.recoveries, view.retries) == (1, FEW_RETRIES)
+
+
 @pytest.mark.parametrize(("count", "words"), [(9, "ECC errors, 9 in its life"), (None, "ECC errors")])
 def test_errors_of_a_cards_life_are_told_and_no_fault(count: int | None, words: str) -> None:
     finding = evaluate_card("memory", CardView(replace(CLEAN, uncorrectable_lifetime_count=count)))

@@ -335,10 +335,6 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
 _PARTS: Final = {"bubble": "the pipeline's bubble", "compute": "compute", "remat": "what is computed again"}
 """Parts of a step in words; the others are the communication of an axis."""
 
-
-BETTER_BATCH: Final = 1.1
-"""Times the tokens/s from which another batch is worth a warning."""
-
 SPARE: Final = 8
 """The maximum number of meshes beyond the reported ones whose devices are ordered."""
 
@@ -529,7 +525,7 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
     near = max(round(batch / devices), 1) * devices
     is_near = batch != near and (near <= 1.5 * batch or seconds == math.inf)
     best = price_best(question.with_batch(near), bounds) if is_near else None
-    if best is None or not near / batch * seconds >= BETTER_BATCH * best.seconds < math.inf:
+    if best is None or not near / batch * seconds > (1 + EQUAL_WITHIN) * best.seconds < math.inf:
         return ()
     gain = "fits" if seconds == math.inf else f"has {near / batch * seconds / best.seconds:.2f} times the tokens/s"
     message = f"a global_batch_size of {batch} is not a multiple of {devices} devices; "

@@ -285,6 +285,13 @@ def test_a_gpu_without_bfloat16_is_said(target: str) -> None:
         assert (notice.code, "flash attention" in notice.message) == ("no_bfloat16", is_said)
 
 
+def test_a_batch_that_the_devices_do_not_divide_says_what_the_next_one_gives() -> None:
+    found = ask(target="h100:8", model="llama3-8b", training={"seq_len": 8192, "global_batch_size": 1023})
+    (notice,) = (each for each in found.warnings if each.code == "better_batch")
+    assert "1024 has 1.09 times the tokens/s, on fsdp:8" in notice.message
+    assert notice.hint == "use a global_batch_size of 1024"
+
+
 @pytest.mark.parametrize(("target", "batch", "fewer", "mesh"), [
     ("gb200:72", 576, "16*gb200:4", "fsdp:64"), ("9*h100:8", 576, "8*h100:8", "fsdp:64"),
     ("15*h100:8", 480, "12*h100:8", "dp:3 × fsdp:32"),  # no power of two

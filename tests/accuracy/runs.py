@@ -138,9 +138,13 @@ def fit_law(runs: Sequence[Run]) -> Law:
 
 def fit_slowdown(runs: Sequence[Run]) -> float:
     """Returns the median slowdown of models, each by its runs on one chip."""
-    groups = [[run for run in runs if run.group == group] for group in sorted({run.group for run in runs})]
-    if len(groups) > 1:
-        return float(np.median([fit_slowdown(group) for group in groups]))
+    groups = (tuple(run for run in runs if run.group == group) for group in {run.group for run in runs})
+    return float(np.median([_fit_group(group) for group in groups]))
+
+
+@functools.cache
+def _fit_group(runs: tuple[Run, ...]) -> float:
+    """Returns the slowdown that is the nearest to the runs of one model on one chip."""
     values = np.linspace(0.8, 2.5, 171)
     laws = [replace(LAW, slowdown=dict.fromkeys(("tpu", "gpu"), value)) for value in values]
     errors = [np.mean([abs(np.log(run.predict(law) / run.step_s)) for run in runs]) for law in laws]

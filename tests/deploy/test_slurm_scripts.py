@@ -220,15 +220,13 @@ def test_on_the_unix_socket_no_token_is_sent_so_that_one_that_has_expired_is_in_
     with start_agent(cpu_devices=1, MESHWRIGHT_TOKENS_FILE=str(tmp_path / "tokens")) as running:
         node = build_node(tmp_path, f"unix://{running.uds}")
         (tmp_path / "expired").write_text("mw_of_yesterday\n")
-        lines = "MESHWRIGHT_TOKEN=mw_of_yesterday\n", f"MESHWRIGHT_TOKEN_FILE={tmp_path}/expired\n"
-        for line, job in zip(lines, ("4711", "4712"), strict=True):
+        token, file = "MESHWRIGHT_TOKEN=mw_of_yesterday\n", f"MESHWRIGHT_TOKEN_FILE={tmp_path}/expired\n"
+        for line, script in ((token, "prolog.sh"), (file, "epilog.sh")):
             (tmp_path / "slurm.env").write_text(line)
-            began = node.run("prolog.sh", SLURM_JOB_ID=job, MESHWRIGHT_STRICT="1")
-            assert (began.returncode, began.stderr) == (0, "")
+            done = node.run(script, SLURM_JOB_ID="4711", MESHWRIGHT_STRICT="1")
+            assert (done.returncode, done.stderr, node.notes()) == (0, "", [])
             checked = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
             assert (checked.returncode, checked.stderr, "state=drain" in node.told()) == (0, "", True)
-            ended = node.run("epilog.sh", SLURM_JOB_ID=job)
-            assert (ended.returncode, ended.stderr, node.notes()) == (0, "", [])
 
 
 def test_a_token_goes_to_the_agents_of_other_nodes_alone(tmp_path: Path) -> None:

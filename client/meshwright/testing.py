@@ -370,7 +370,8 @@ class FakeAgent:
         for device in devices:
             if device.lease is not None and device.lease.id != lease_id:
                 raise DeviceLeasedError(
-                    f"device {device.local_index} is reserved by {device.lease.id} ({device.lease.purpose})",
+                    f"device {device.local_index} is reserved by {device.lease.id} ({device.lease.purpose}); a device "
+                    "has one lease at a time",
                     hint=f"wait for the end of {device.lease.id}, or have it ended: DELETE /leases/{device.lease.id}",
                 )
         said = asked.model_dump(include={"purpose", "preemptible"}) | {"expires_in_s": asked.ttl_s}

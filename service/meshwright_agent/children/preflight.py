@@ -85,7 +85,7 @@ NETWORK_BYTES: Final = {True: 2**20, False: 16 * 2**20}
 """Of each device in each exchange, by whether the platform is CPU."""
 EXCHANGES: Final = {True: 1, False: 9}
 """Of each round, in one program, so that its start counts little; odd, so that a host ends with its partner's data."""
-ALONE: Final = {"xla_gpu_shard_autotuning": False}
+OWN_AUTOTUNING: Final = {"xla_gpu_shard_autotuning": False}
 """Else XLA for GPUs waits for all processes while it compiles a program of some. Source: openxla/xla#28959"""
 _STRIDE, _STEP = 2246822519, 2654435761
 """Odd, so that no two devices send the same and no two places hold the same. Source: xxHash's and Knuth's primes."""
@@ -185,7 +185,7 @@ class JobMesh:
     def build(self, work: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
         """Returns the program that does `work` on each device's row."""
         spec = self.sharding.spec
-        options = None if self.mesh.devices.flat[0].platform == "tpu" else ALONE
+        options = None if self.mesh.devices.flat[0].platform == "tpu" else OWN_AUTOTUNING
         program = jax.shard_map(work, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)
         return jax.jit(program, compiler_options=options)
 

@@ -172,13 +172,15 @@ def reserve(load: Load, http: httpx.Client, chance: random.Random) -> None:
 
 
 def kill(load: Load, http: httpx.Client, chance: random.Random) -> None:
-    """Kills the device worker, whatever it does."""
+    """Kills the device worker, whatever it does; waits for one where none lives: after a release, under a lease."""
     load.ended.wait(chance.uniform(*KILL_EVERY_S))
-    pid = load.take("kills", http.get("/devices")).get("worker", {}).get("pid")
-    if pid is not None and not load.ended.is_set():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV)))
-            load.killed += 1
+    while not load.ended.wait(0.1):
+        pid = load.take("kills", http.get("/devices")).get("worker", {}).get("pid")
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV)))
+                load.killed += 1
+            return
 
 
 ACTORS: Final[dict[str, Actor]] = {

@@ -371,32 +371,34 @@ class _Part:
         """Returns the rates of each device and, with several, of the all-reduce over them."""
         trials = {_name_place(trial): trial for figure in LOCAL for trial in self._list_trials(figure)}
         self.subjects = {place: (trial, trial.prepare()) for place, trial in trials.items()}
-        began_s = time.monotonic()
-        found = self._measure_places(self.subjects, 1, median)
-        self.local_s = time.monotonic() - began_s
+        found = self._measure_places(self.subjects, 0.0, median)
         devices = tuple({figure: found[figure, index] for figure in DEVICE_FIGURES} for index in self.devices)
         return HostFigures(devices, found.get(("all_reduce", None)), ())
 
     def measure_again(self, before: HostFigures, places: Collection[Place]) -> HostFigures:
-        """Returns the figures with those of some places measured again, each the best of as many tries as this host can
-        make in a quarter of the time that is left, 1 to `CONFIRM_TRIES`.
-        """
-        tries = int(np.clip(self.left_s / 4 / (self.local_s + PAUSE_S), 1, CONFIRM_TRIES))
-        found = self._measure_places(places, tries, min)
+        """Returns the figures with those of some places measured again, in a quarter of the time that is left."""
+        found = self._measure_places(places, self.left_s / 4, min)
         devices = tuple(
             {figure: found.get((figure, index), value) for figure, value in rates.items()}
             for index, rates in zip(self.devices, before.devices, strict=True)
         )
         return replace(before, devices=devices, all_reduce=found.get(("all_reduce", None), before.all_reduce))
 
-    def _measure_places(self, places: Collection[Place], tries: int, choose: Choose) -> dict[Place, float]:
-        """Returns the best rate of each place in some tries; notes wrong results."""
+    def _measure_places(self, places: Collection[Place], limit_s: float, choose: Choose) -> dict[Place, float]:
+        """Returns the best rate of each place in as many tries as end in time, 1 to `CONFIRM_TRIES`; notes wrong
+        results.
+        """
         chosen = {place: pair for place, pair in self.subjects.items() if place in places}
         found: dict[Place, float] = {}
-        for number in range(tries):
-            time.sleep(PAUSE_S if number and chosen else 0.0)
+        tries, until_s = 0, time.monotonic() + limit_s
+        while chosen:
+            began_s = time.monotonic()
             for place, (trial, subject) in chosen.items():
                 found[place] = max(_measure_rate(trial, subject, choose), found.get(place, 0.0))
+            tries, ended_s = tries + 1, time.monotonic()
+            if tries == CONFIRM_TRIES or 2 * ended_s - began_s + PAUSE_S > until_s:
+                break
+            time.sleep(PAUSE_S)
         for (figure, device), (_, subject) in chosen.items():
             if wrong := subject.verify().wrong_elements:
                 self.wrong.append(Wrong(self.own, self.own, -1 if device is None else device, figure, wrong))

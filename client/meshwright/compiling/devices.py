@@ -88,10 +88,11 @@ def build_mesh(opened: OpenTarget, mesh: CompileMesh) -> Mesh:
     return Mesh(grid.reshape(tuple(mesh.shape.values())), tuple(mesh.shape), axis_types=types)
 
 
-Place = tuple[int, int]
+DevicePosition = tuple[int, int]
+"""A granule, and the position of a device in it."""
 
 
-def _describe_part(opened: OpenTarget, places: Sequence[Place]) -> list[Any]:
+def _describe_part(opened: OpenTarget, places: Sequence[DevicePosition]) -> list[Any]:
     """Returns devices for these places, of a target that has no others."""
     part = _find_box if opened.target.platform == "tpu" else _find_hosts
     smaller, seats = part(opened, places)
@@ -99,7 +100,7 @@ def _describe_part(opened: OpenTarget, places: Sequence[Place]) -> list[Any]:
     return [devices[granule][position] for granule, position in seats]
 
 
-def _find_hosts(opened: OpenTarget, places: Sequence[Place]) -> tuple[CompileTarget, list[Place]]:
+def _find_hosts(opened: OpenTarget, places: Sequence[DevicePosition]) -> tuple[CompileTarget, list[DevicePosition]]:
     """Returns a target with only the used hosts and GPUs, and the position of each place in it."""
     members = _group(places)
     counts = {len(each) for each in members.values()}
@@ -110,7 +111,7 @@ def _find_hosts(opened: OpenTarget, places: Sequence[Place]) -> tuple[CompileTar
     return smaller, _count_anew(places, members)
 
 
-def _group(places: Iterable[Place]) -> dict[int, list[int]]:
+def _group(places: Iterable[DevicePosition]) -> dict[int, list[int]]:
     """Returns the positions that are used of each granule, both rising."""
     members: dict[int, list[int]] = {}
     for granule, position in sorted(places):
@@ -118,14 +119,14 @@ def _group(places: Iterable[Place]) -> dict[int, list[int]]:
     return members
 
 
-def _count_anew(places: Iterable[Place], members: Mapping[int, Sequence[int]]) -> list[Place]:
+def _count_anew(places: Iterable[DevicePosition], members: Mapping[int, Sequence[int]]) -> list[DevicePosition]:
     """Returns the places numbered among the used granules and their used positions only."""
     granules = {granule: ordinal for ordinal, granule in enumerate(members)}
     positions = {granule: {place: count for count, place in enumerate(used)} for granule, used in members.items()}
     return [(granules[granule], positions[granule][position]) for granule, position in places]
 
 
-def _find_box(opened: OpenTarget, places: Sequence[Place]) -> tuple[CompileTarget, list[Place]]:
+def _find_box(opened: OpenTarget, places: Sequence[DevicePosition]) -> tuple[CompileTarget, list[DevicePosition]]:
     """Returns the slices that the places fill, and the position of each place in them."""
     members, target = _group(places), opened.target
     boxes = {granule: _measure_box(opened, granule, positions) for granule, positions in members.items()}

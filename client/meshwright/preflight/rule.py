@@ -35,7 +35,7 @@ FEW_TOLERANCE: Final = math.log(2)
 """Below `FEW` peers their noise is not known, and only half of the median is slow."""
 
 
-Place = tuple[Figure, int | None]
+FigureKey = tuple[Figure, int | None]
 """A figure, and the device that it is of; None: of the host."""
 
 
@@ -116,16 +116,16 @@ def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int, count: 
     return pair_with(network, good if len(good) >= len(network) else others, count)
 
 
-def choose_places(suspects: Iterable[SlowFigure], host_count: int, device_count: int) -> frozenset[Place]:
+def choose_keys(suspects: Iterable[SlowFigure], host_count: int, device_count: int) -> frozenset[FigureKey]:
     """Returns what every host measures again: what is suspected on any, so that peers are measured at the same time.
 
     The peers on a host alone are its other devices.
     """
-    places = {(slow.figure, slow.device) for slow in suspects if slow.figure != "network"}
+    keys = {(slow.figure, slow.device) for slow in suspects if slow.figure != "network"}
     if host_count > 1:
-        return frozenset(places)
-    others = {(figure, other) for figure, device in places if device is not None for other in range(device_count)}
-    return frozenset(places | others)
+        return frozenset(keys)
+    others = {(figure, other) for figure, device in keys if device is not None for other in range(device_count)}
+    return frozenset(keys | others)
 
 
 def confirm(
@@ -136,9 +136,9 @@ def confirm(
     Args:
         suspects: from `find_suspects`.
         hosts, rounds: the first figures.
-        again: the second figures of all hosts: of `choose_places`; their `network` is of `choose_confirmation`.
+        again: the second figures of all hosts: of `choose_keys`; their `network` is of `choose_confirmation`.
     """
-    places = choose_places(suspects, len(hosts), len(hosts[0].devices))
+    keys = choose_keys(suspects, len(hosts), len(hosts[0].devices))
     suspected = {(slow.host, slow.figure, slow.device) for slow in suspects}
 
     def list_levels(figure: Figure) -> Iterator[Level | None]:
@@ -148,7 +148,7 @@ def confirm(
         yield _level_hosts(hosts) if figure == "all_reduce" else _level_devices(hosts, figure)
         peers = [
             again[host].read(figure, device)
-            for named, device in places
+            for named, device in keys
             for host in range(len(hosts))
             if named == figure and (host, figure, device) not in suspected
         ]

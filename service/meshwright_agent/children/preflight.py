@@ -32,13 +32,13 @@ from meshwright.preflight.pairs import Round, choose_rounds
 from meshwright.preflight.rule import (
     CONFIRM_TRIES,
     DEVICE_FIGURES,
+    FigureKey,
     HostFigures,
-    Place,
     Wrong,
     blame_contents,
     blame_sums,
     choose_confirmation,
-    choose_places,
+    choose_keys,
     confirm,
     find_suspects,
 )
@@ -369,32 +369,32 @@ class _Part:
 
     def measure_local(self) -> HostFigures:
         """Returns the rates of each device and, with several, of the all-reduce over them."""
-        trials = {_name_place(trial): trial for figure in LOCAL for trial in self._list_trials(figure)}
-        self.subjects = {place: (trial, trial.prepare()) for place, trial in trials.items()}
-        found = self._measure_places(self.subjects, 0.0, median)
+        trials = {_name_key(trial): trial for figure in LOCAL for trial in self._list_trials(figure)}
+        self.subjects = {key: (trial, trial.prepare()) for key, trial in trials.items()}
+        found = self._measure_keys(self.subjects, 0.0, median)
         devices = tuple({figure: found[figure, index] for figure in DEVICE_FIGURES} for index in self.devices)
         return HostFigures(devices, found.get(("all_reduce", None)), ())
 
-    def measure_again(self, before: HostFigures, places: Collection[Place]) -> HostFigures:
-        """Returns the figures with those of some places measured again, in a quarter of the time that is left."""
-        found = self._measure_places(places, self.left_s / 4, min)
+    def measure_again(self, before: HostFigures, keys: Collection[FigureKey]) -> HostFigures:
+        """Returns the figures with some of them measured again, in a quarter of the time that is left."""
+        found = self._measure_keys(keys, self.left_s / 4, min)
         devices = tuple(
             {figure: found.get((figure, index), value) for figure, value in rates.items()}
             for index, rates in zip(self.devices, before.devices, strict=True)
         )
         return replace(before, devices=devices, all_reduce=found.get(("all_reduce", None), before.all_reduce))
 
-    def _measure_places(self, places: Collection[Place], limit_s: float, choose: Choose) -> dict[Place, float]:
-        """Returns the best rate of each place in as many tries as end in time, 1 to `CONFIRM_TRIES`; notes wrong
+    def _measure_keys(self, keys: Collection[FigureKey], limit_s: float, choose: Choose) -> dict[FigureKey, float]:
+        """Returns the best rate of each figure in as many tries as end in time, 1 to `CONFIRM_TRIES`; notes wrong
         results.
         """
-        chosen = {place: pair for place, pair in self.subjects.items() if place in places}
-        found: dict[Place, float] = {}
+        chosen = {key: pair for key, pair in self.subjects.items() if key in keys}
+        found: dict[FigureKey, float] = {}
         tries, until_s = 0, time.monotonic() + limit_s
         while chosen:
             began_s = time.monotonic()
-            for place, (trial, subject) in chosen.items():
-                found[place] = max(_measure_rate(trial, subject, choose), found.get(place, 0.0))
+            for key, (trial, subject) in chosen.items():
+                found[key] = max(_measure_rate(trial, subject, choose), found.get(key, 0.0))
             tries, ended_s = tries + 1, time.monotonic()
             if tries == CONFIRM_TRIES or 2 * ended_s - began_s + PAUSE_S > until_s:
                 break
@@ -548,7 +548,7 @@ class _Part:
         if not suspects:
             return ()
         self.signs.enter("again")
-        own = self.measure_again(hosts[self.own], choose_places(suspects, self.count, len(self.devices)))
+        own = self.measure_again(hosts[self.own], choose_keys(suspects, self.count, len(self.devices)))
         self.signs.enter("confirm")
         network = self.measure_rounds(choose_confirmation(suspects, self.count, count), min)
         again, _ = self.share_figures(replace(own, network=network))
@@ -576,7 +576,7 @@ def find_store() -> Any:
     return distributed.global_state.client
 
 
-def _name_place(trial: Trial) -> Place:
+def _name_key(trial: Trial) -> FigureKey:
     """Returns what a trial measures: a device, or the host where it uses several."""
     return cast(Figure, trial.case), trial.device_indices[0] if len(trial.device_indices) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Dealing tokens to experts: nobody twice in a place, the first come first, and the sum that a dense mixture has."""
+"""Routing of tokens to experts: nobody twice in a place, the first come first, and the sum that a dense mixture has."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from jax.sharding import AxisType
 
 from meshwright.compiling.step.layers import (
-    Deal,
+    Routing,
+    combine_results,
     count_places,
-    deal_tokens,
+    dispatch_tokens,
     from_experts,
-    receive_tokens,
-    send_tokens,
+    route_tokens,
     to_experts,
 )
 from meshwright.compiling.step.sharding import StepSharding
@@ -35,12 +35,12 @@ def draw_scores(seed: int, tokens: int, experts: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=(2, 1, tokens, experts)), jnp.float32)
 
 
-def run(scores: jax.Array, choices: int, places: int, tokens: jax.Array) -> tuple[Deal, jax.Array]:
-    """Returns the deal, and what experts that multiply by their number plus 1 make of the tokens."""
+def run(scores: jax.Array, choices: int, places: int, tokens: jax.Array) -> tuple[Routing, jax.Array]:
+    """Returns the routing, and what experts that multiply by their number plus 1 make of the tokens."""
     experts = scores.shape[-1]
-    deal = deal_tokens(scores, build_model(experts, choices), places)
+    routing = route_tokens(scores, build_model(experts, choices), places)
     factors = jnp.arange(1.0, experts + 1)[:, None, None]
-    return deal, receive_tokens(send_tokens(tokens, deal) * factors, deal)
+    return routing, combine_results(dispatch_tokens(tokens, routing) * factors, routing)
 
 
 def draw_tokens(scores: jax.Array) -> jax.Array:
@@ -82,9 +82,9 @@ def test_places_move_to_the_devices_of_their_experts_and_back() -> None:
     shape = {"fsdp": 2, "ep": 4}
     mesh = jax.make_mesh((2, 4), ("fsdp", "ep"), axis_types=(AxisType.Auto,) * 2)
     layout = StepSharding(mesh, MeshAxes.of(shape))
-    dealt = jnp.arange(8.0 * 4 * 3 * 2).reshape(8, 1, 4, 3, 2)
-    there = jax.jit(lambda value: to_experts(layout, value))(dealt)
+    dispatched = jnp.arange(8.0 * 4 * 3 * 2).reshape(8, 1, 4, 3, 2)
+    there = jax.jit(lambda value: to_experts(layout, value))(dispatched)
     back = jax.jit(lambda value: from_experts(layout, value))(there)
     assert there.sharding.shard_shape(there.shape) == (4, 1, 1, 3, 2)
     assert back.sharding.shard_shape(back.shape) == (1, 1, 4, 3, 2)
-    np.testing.assert_array_equal(back, dealt)
+    np.testing.assert_array_equal(back, dispatched)

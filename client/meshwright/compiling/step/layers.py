@@ -198,7 +198,7 @@ def _add_rows(gradient: Array, tokens: Array, tensor: ShardedTensor, layout: Ste
     return added
 
 
-class Deal(NamedTuple):
+class Routing(NamedTuple):
     """The assignment of tokens [groups.., tokens] to places of experts.
 
     Attributes:
@@ -220,7 +220,7 @@ def count_places(model: ModelSpec, tokens: int, capacity_factor: float) -> int:
     return min(tokens, math.ceil(average * capacity_factor))
 
 
-def deal_tokens(scores: Array, model: ModelSpec, places: int) -> Deal:
+def route_tokens(scores: Array, model: ModelSpec, places: int) -> Routing:
     """Returns where tokens go by their scores [groups.., tokens, experts]: first come, first served."""
     tokens, experts = scores.shape[-2:]
     chosen, expert = jax.lax.top_k(scores, model.num_experts_per_tok or 1)
@@ -230,7 +230,7 @@ def deal_tokens(scores: Array, model: ModelSpec, places: int) -> Deal:
     order = (jnp.cumsum(hits, axis=-2) * hits).sum(axis=-1) - 1
     place = jnp.minimum(order, places).reshape(expert.shape)
     token = _invert(expert, place, tokens, experts, places)
-    return Deal(token, place, expert, weight)
+    return Routing(token, place, expert, weight)
 
 
 def _invert(expert: Array, place: Array, tokens: int, experts: int, places: int) -> Array:
@@ -245,30 +245,30 @@ def _invert(expert: Array, place: Array, tokens: int, experts: int, places: int)
     return invert(expert, place)
 
 
-def send_tokens(tokens: Array, deal: Deal) -> Array:
+def dispatch_tokens(tokens: Array, routing: Routing) -> Array:
     """Returns tokens [rows, shards, tokens, hidden] at their places: [rows, shards, experts, places, hidden]."""
 
     def pick(values: Array, index: Array) -> Array:
         return values.at[index].get(mode="fill", fill_value=0)
 
-    return jax.vmap(jax.vmap(pick))(tokens, deal.token)
+    return jax.vmap(jax.vmap(pick))(tokens, routing.token)
 
 
-def receive_tokens(results: Array, deal: Deal) -> Array:
+def combine_results(results: Array, routing: Routing) -> Array:
     """Returns the weighted sum of each token's results: [rows, shards, tokens, hidden]."""
 
     def pick(values: Array, expert: Array, place: Array, weight: Array) -> Array:
         found = values.at[expert, place].get(mode="fill", fill_value=0)
         return jnp.einsum("tkd,tk->td", found, weight.astype(found.dtype))
 
-    return jax.vmap(jax.vmap(pick))(results, deal.expert, deal.place, deal.weight)
+    return jax.vmap(jax.vmap(pick))(results, routing.expert, routing.place, routing.weight)
 
 
-def to_experts(layout: StepSharding, dealt: Array) -> Array:
+def to_experts(layout: StepSharding, dispatched: Array) -> Array:
     """Returns places [rows, shards, experts, places, hidden] moved to the devices that have their experts."""
     axes = layout.axes
-    dealt = layout.put(dealt, axes.batch, axes.context, None, None, None)
-    return layout.put(dealt, axes.find("data", "fsdp"), axes.context, axes.expert, None, None)
+    dispatched = layout.put(dispatched, axes.batch, axes.context, None, None, None)
+    return layout.put(dispatched, axes.find("data", "fsdp"), axes.context, axes.expert, None, None)
 
 
 def from_experts(layout: StepSharding, results: Array) -> Array:
@@ -393,9 +393,9 @@ class Decoder:
         grouped = layout.put(grouped, axes.batch, axes.context, None, None)
         scores = jnp.einsum("rcsd,de->rcse", grouped, self._gather(weights["router"], "router")).astype(jnp.float32)
         places = count_places(model, length // shards, self._training.capacity_factor)
-        deal = deal_tokens(scores, model, places)
-        results = self._run_experts(to_experts(layout, send_tokens(grouped, deal)), weights)
-        mixed = receive_tokens(from_experts(layout, results), deal).reshape(rows, length, hidden)
+        routing = route_tokens(scores, model, places)
+        results = self._run_experts(to_experts(layout, dispatch_tokens(grouped, routing)), weights)
+        mixed = combine_results(from_experts(layout, results), routing).reshape(rows, length, hidden)
         mixed = self._rest(layout.put(mixed, axes.batch, axes.context, None))
         return mixed + self._feed(inside, weights, "shared_") if model.num_shared_experts else mixed
 

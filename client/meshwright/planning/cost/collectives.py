@@ -244,7 +244,7 @@ def _time(wire: AxisLinks, moved_bytes: Any, hops: Any) -> Any:
     return np.where((np.asarray(wire.size) > 1) & (moved_bytes > 0), np.asarray(wire.start_s) + both_s, 0.0)
 
 
-Place = Literal["inside", "across"]
+Tier = Literal["inside", "across"]
 """Inside a node or slice, or across the network between them."""
 
 
@@ -260,7 +260,7 @@ class Reached:
     """
 
     family: str
-    place: Place
+    tier: Tier
     operation: Operation
     size: int
     reached_ratio: float
@@ -270,7 +270,7 @@ class Reached:
     ramp_s_per_root_byte: float | None = None
 
 
-def calibrate(wire: AxisLinks, chip: Chip, operation: Operation, place: Place = "inside") -> AxisLinks:
+def calibrate(wire: AxisLinks, chip: Chip, operation: Operation, tier: Tier = "inside") -> AxisLinks:
     """Returns the wire with the table's calibration for each of its group sizes; it keeps the published rates.
 
     Uses the row of the largest group that is no larger, otherwise that of the smallest group.
@@ -279,9 +279,9 @@ def calibrate(wire: AxisLinks, chip: Chip, operation: Operation, place: Place = 
         wire: with published rates.
         chip: the row of its family is used, or that of its platform.
         operation: which collective; one without a row uses that of the all-reduce.
-        place: inside a node or slice, or across.
+        tier: inside a node or slice, or across.
     """
-    keys = ((name, place, wanted) for name in (chip.family, chip.platform) for wanted in (operation, "all_reduce"))
+    keys = ((name, tier, wanted) for name in (chip.family, chip.platform) for wanted in (operation, "all_reduce"))
     rows = next(_by_key()[key] for key in keys if key in _by_key())
     sizes = np.asarray([row.size for row in rows])
     chosen = np.maximum(np.searchsorted(sizes, np.asarray(wire.size), side="right") - 1, 0)
@@ -301,5 +301,5 @@ def read_reached() -> tuple[Reached, ...]:
 def _by_key() -> Mapping[tuple[str, str, str], tuple[Reached, ...]]:
     found: dict[tuple[str, str, str], list[Reached]] = {}
     for row in read_reached():
-        found.setdefault((row.family, row.place, row.operation), []).append(row)
+        found.setdefault((row.family, row.tier, row.operation), []).append(row)
     return {key: tuple(sorted(rows, key=lambda row: row.size)) for key, rows in found.items()}

@@ -41,7 +41,7 @@ PartBytes = dict[str, Any]
 - gathered: weights that are whole for their use, and gradients that are not yet scattered.
 """
 
-Place = Literal["first", "inner", "last"]
+StagePosition = Literal["first", "inner", "last"]
 """Of a pipeline's stages: their layers differ where dense ones come before mixtures of experts."""
 
 
@@ -53,7 +53,7 @@ class StepMemory:
         work: the model at its sequence length.
         layout: axes, micro-batches, remat.
         weight_bytes: of one parameter, and of its gradient, which has the weight's type.
-        keeping: of the platform.
+        constants: of the platform.
         execution: how attention is computed.
         capacity_factor: places in an expert ÷ tokens that it gets on average.
         whole_parameters: of the embedding, those that no axis cuts.
@@ -63,7 +63,7 @@ class StepMemory:
     work: Work
     layout: Layout
     weight_bytes: int
-    keeping: Keeping
+    constants: MemoryConstants
     execution: Execution = field(default_factory=Execution)
     capacity_factor: Numbers = 1.25
     whole_parameters: Numbers = 0
@@ -75,9 +75,9 @@ class StepMemory:
         learned = (model.max_position_embeddings or 0) * model.hidden_size if model.positions == "learned" else 0
         # a few dense layers come before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
         is_in_order = not 0 < model.expert_layer_count <= model.dense_layer_count
-        weight_bytes, keeping = DTYPE_BYTES[training.weight_dtype], read_keepings()[platform]
+        weight_bytes, constants = DTYPE_BYTES[training.weight_dtype], read_memory_constants()[platform]
         execution = build_execution(model, training)
-        return cls(work, layout, weight_bytes, keeping, execution, training.capacity_factor, learned, is_in_order)
+        return cls(work, layout, weight_bytes, constants, execution, training.capacity_factor, learned, is_in_order)
 
     def price(self) -> PartBytes:
         """Returns the bytes of the fullest device."""
@@ -88,15 +88,15 @@ class StepMemory:
 
     def price_stages(self) -> tuple[PartBytes, ...]:
         """Returns the bytes of a device of the first stage, of one further in, and of the last."""
-        return tuple(map(self.price_stage, get_args(Place)))
+        return tuple(map(self.price_stage, get_args(StagePosition)))
 
     @property
     def _tokens(self) -> Any:
         return self.layout.micro_batch_size * (self.work.seq_len / self.layout.cp)
 
-    def price_stage(self, place: Place) -> PartBytes:
+    def price_stage(self, position: StagePosition) -> PartBytes:
         """Returns the parts of one kind of stage."""
-        layers = self._count_layers(place)
+        layers = self._count_layers(position)
         dense, experts = self._count_parameters(layers)
         work = self.work
         # embedding and head are outside a pipeline's loop: all stages have them
@@ -104,7 +104,7 @@ class StepMemory:
         held = self._count_held(dense + ends, experts)
         # without a pipeline, gradients of several micro-batches are accumulated
         is_added = (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
-        again = np.where(is_added, self.keeping.accumulated, 0.0)
+        again = np.where(is_added, self.constants.accumulated, 0.0)
         kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
         # A stage saves those of all micro-batches, since JAX differentiates a pipeline's loop as a whole.
         # Source: MaxText, docs, guide on sharding (GPipe and circular pipelines; no 1F1B).
@@ -123,14 +123,14 @@ class StepMemory:
 
     # ---- stages ----------------------------------------------------------------------------------------
 
-    def _count_layers(self, place: Place) -> list[Any]:
+    def _count_layers(self, position: StagePosition) -> list[Any]:
         """Returns the number of layers of each block on one of the fullest stages."""
         whole, stages = self.work.layers, np.asarray(self.layout.pp)
         held = np.ceil(whole / stages)
         counts = [block.count for block in self.work.blocks]
         if not self.is_in_order:
             return [held / whole * count for count in counts]
-        begin = {"first": 0.0 * held, "inner": np.where(stages > 2, held, 0.0), "last": whole - held}[place]
+        begin = {"first": 0.0 * held, "inner": np.where(stages > 2, held, 0.0), "last": whole - held}[position]
         before = np.cumsum([0, *counts[:-1]])
         ends = zip(before, counts, strict=True)
         return [np.clip(np.minimum(begin + held, at + n) - np.maximum(begin, at), 0, n) for at, n in ends]
@@ -157,7 +157,7 @@ class StepMemory:
         size, ep = self.execution.value_bytes, self.layout.ep
         stage = 2 * size * (dense + experts / ep) / self.layout.tp
         layers = [block.dense_parameters + block.expert_parameters / ep for block in self.work.blocks]
-        running = self.keeping.gathered * size * _find_largest([each / self.layout.tp for each in layers])
+        running = self.constants.gathered * size * _find_largest([each / self.layout.tp for each in layers])
         return np.where(self.layout.gathers_once, stage, running)
 
     # ---- activations -----------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class StepMemory:
 
     def _count(self, remat: str, leave_out: Collection[str] = ()) -> list[Any]:
         """Returns the elements a token that a layer of each block holds, but for some counts."""
-        chosen = {n: f for n, f in self.keeping.kept.get(remat, {}).items() if n not in leave_out}
+        chosen = {n: f for n, f in self.constants.kept.get(remat, {}).items() if n not in leave_out}
         return [sum((factor * each[name] for name, factor in chosen.items()), 0.0) for each in self._counts]
 
     # ---- memory while one layer runs -----------------------------------------------------------------
@@ -196,7 +196,7 @@ class StepMemory:
     @property
     def _layer_size(self) -> Any:
         """Bytes that the running layer holds for one element a token."""
-        return self.execution.value_bytes * self._tokens * self.keeping.layer
+        return self.execution.value_bytes * self._tokens * self.constants.layer
 
     @functools.cached_property
     def _attention(self) -> Any:
@@ -204,17 +204,17 @@ class StepMemory:
             return 0.0
         length, layout = self.work.seq_len, self.layout
         heads = max(block.attention.heads for block in self.work.blocks)
-        return layout.micro_batch_size * heads / layout.tp * (length / layout.cp) * length * self.keeping.score_bytes
+        return layout.micro_batch_size * heads / layout.tp * (length / layout.cp) * length * self.constants.score_bytes
 
     @functools.cached_property
     def _logits(self) -> Any:
         """Of a piece of each sequence; behind a pipeline of the whole batch, laid over its stages."""
         tokens, stages = self._tokens, np.asarray(self.layout.pp)
         batch = tokens * self.layout.gradient_accumulation_steps / stages
-        if self.keeping.piece_tokens:
-            tokens = tokens / count_pieces(self.work.seq_len / self.layout.cp, self.keeping.piece_tokens)
+        if self.constants.piece_tokens:
+            tokens = tokens / count_pieces(self.work.seq_len / self.layout.cp, self.constants.piece_tokens)
         tokens = np.where(stages > 1, batch, tokens)
-        return self.keeping.logits_bytes * tokens * self.work.vocabulary / self.layout.tp
+        return self.constants.logits_bytes * tokens * self.work.vocabulary / self.layout.tp
 
 
 def _find_largest(counts: list[Any]) -> Any:
@@ -270,7 +270,7 @@ EXPERT_COUNTS: Final = ("place", "place_inner", "place_outputs", "returned")
 
 
 @dataclass(frozen=True)
-class Keeping:
+class MemoryConstants:
     """The memory of our own step besides its state. Constants of `memory.csv`, counts of `kept.csv`.
 
     Attributes:
@@ -293,7 +293,7 @@ class Keeping:
 
 
 @functools.cache
-def read_keepings() -> Mapping[str, Keeping]:
+def read_memory_constants() -> Mapping[str, MemoryConstants]:
     """Returns the memory constants of our own step, by platform."""
     kept: dict[str, dict[str, float]] = {}
     for row in read_cells("meshwright.planning.cost", "kept.csv"):
@@ -301,7 +301,7 @@ def read_keepings() -> Mapping[str, Keeping]:
     values: dict[str, dict[str, Any]] = {}
     for row in read_cells("meshwright.planning.cost", "memory.csv"):
         values.setdefault(row["platform"], {"kept": kept})[row["name"]] = float(row["value"])
-    return {platform: Keeping(**found) for platform, found in values.items()}
+    return {platform: MemoryConstants(**found) for platform, found in values.items()}
 
 
 def list_counts(
@@ -313,15 +313,15 @@ def list_counts(
     with it).
     """
     tp, attention = layout.tp, block.attention
-    pairs = attention.pair_elements / np.minimum(tp, attention.pair_heads)
+    kv = attention.kv_elements / np.minimum(tp, attention.kv_heads)
     return {
         "residual": work.hidden / tp,
         "gathered": work.hidden,
         "query": attention.heads * attention.query_size / tp,
         "context": attention.heads * attention.value_size / tp,
         "fused_context": attention.heads * attention.value_size / tp if execution.fused_attention else 0.0,
-        "pairs": pairs,
-        "all_pairs": pairs * layout.cp,
+        "kv": kv,
+        "all_kv": kv * layout.cp,
         "sums": attention.heads / tp,
         "scores": 0.0 if execution.fused_attention else attention.heads * work.seq_len / tp,
         "narrow": sum(matmul.outputs for matmul in block.matmuls if matmul.cut == "tokens"),

@@ -274,8 +274,8 @@ class StepTime:
 
     def _time_context(self, block: Block) -> Any:
         """Returns the time to gather keys and values. The backward pass gathers them again and sums their gradients."""
-        pairs = block.attention.pair_elements / np.minimum(self.layout.tp, block.attention.pair_heads)
-        sent = self.execution.value_bytes * self._tokens * pairs * self.layout.cp
+        kv = block.attention.kv_elements / np.minimum(self.layout.tp, block.attention.kv_heads)
+        sent = self.execution.value_bytes * self._tokens * kv * self.layout.cp
         return (self._directions + 1) * self._time("cp", "all_gather", sent)
 
     def _time_weights(self, blocks: list[tuple[Block, Any]]) -> Any:

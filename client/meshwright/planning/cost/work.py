@@ -59,8 +59,8 @@ class Attention:
     """Scores and their sums: `heads` of `query_size` and `value_size` elements.
 
     Attributes:
-        pair_elements: of keys and values that a token has, of all heads that have their own.
-        pair_heads: how many those are; more parts of a tensor axis repeat them.
+        kv_elements: of keys and values that a token has, of all heads that have their own.
+        kv_heads: how many those are; more parts of a tensor axis repeat them.
         context: keys that a query sees on average, of a causal sequence with the layers' windows.
         length: keys that a matrix of scores has for a query.
         index_flops: forward, of a token: the selection of the keys that are seen (DeepSeek-V3.2's indexer).
@@ -69,8 +69,8 @@ class Attention:
     heads: int
     query_size: int
     value_size: int
-    pair_elements: int
-    pair_heads: int
+    kv_elements: int
+    kv_heads: int
     context: float
     length: float
     index_flops: float = 0.0

@@ -181,13 +181,13 @@ def _write_batch(setting: Setting, passes: int) -> str:
 def _find_tiling(setting: Setting) -> tuple[int, int]:
     """Returns into how many pieces the plan cuts a sequence for its logits, and the num_vocab_tiling that makes them no
     larger: it divides a device's tokens; 1 where none near does. Behind a pipeline neither has pieces."""
-    from meshwright.planning.cost.memory import Keeping, count_pieces, read_keepings  # here, for its numpy
+    from meshwright.planning.cost import memory  # here, for its numpy
 
-    most = read_keepings().get(setting.plan.platform, Keeping()).piece_tokens
+    most = memory.read_memory_constants().get(setting.plan.platform, memory.MemoryConstants()).piece_tokens
     if not most or setting.axes.find("pipeline"):
         return 1, 1
     training = setting.training
-    pieces = int(count_pieces(training.seq_len // setting.axes.measure(setting.axes.context), most))
+    pieces = int(memory.count_pieces(training.seq_len // setting.axes.measure(setting.axes.context), most))
     tokens = float(_write_batch(setting, training.gradient_accumulation_steps)) * training.seq_len
     return pieces, next((count for count in range(pieces, 2 * pieces + 1) if tokens % count == 0), 1)
 

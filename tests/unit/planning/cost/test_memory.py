@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.cost.memory import Keeping, PartBytes, StepMemory, read_keepings
+from meshwright.planning.cost.memory import MemoryConstants, PartBytes, StepMemory, read_memory_constants
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.models import read_model
 
-XLA = read_keepings()["tpu"]
+XLA = read_memory_constants()["tpu"]
 LLAMA = build_work(read_model("llama2-7b"), 4096)
 LLAMA_PARAMETERS = 6_738_415_616 - 4096
 """Published, without the norm behind all layers, which `Work` leaves out."""
 
 
-def price(work: Work = LLAMA, keeping: Keeping = XLA, **axes: Any) -> PartBytes:
+def price(work: Work = LLAMA, constants: MemoryConstants = XLA, **axes: Any) -> PartBytes:
     """Returns the parts of a step with these axes."""
-    return StepMemory(work, Layout(**axes), 4, keeping).price()
+    return StepMemory(work, Layout(**axes), 4, constants).price()
 
 
 def add_up(parts: PartBytes) -> float:
@@ -57,7 +57,7 @@ def test_heads_of_keys_and_values_are_repeated_over_more_tensor_parts_than_there
     pairs = 18 * 2 * 512 * 512 * 8  # layers, bytes, tokens, elements of all parts of the sequence
     assert few > many > few / 2 + pairs / 2
     latent = build_work(read_model("deepseek-v3"), 4096).blocks[0].attention
-    assert latent.pair_heads == latent.heads == 128  # each head has its own
+    assert latent.kv_heads == latent.heads == 128  # each head has its own
 
 
 def test_a_pipeline_that_gathers_once_holds_its_weights_and_gradients_whole() -> None:

@@ -69,5 +69,5 @@ def test_every_row_is_of_a_known_family_with_a_source_and_a_ratio_that_can_be() 
         assert row.family in families
         assert 0 < row.reached_ratio <= 1
         assert len(row.source) > 8
-    keys = [(row.family, row.place, row.operation, row.size) for row in read_reached()]
+    keys = [(row.family, row.tier, row.operation, row.size) for row in read_reached()]
     assert len(set(keys)) == len(keys)

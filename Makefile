@@ -7,7 +7,7 @@ PORT ?= 8790
 JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test test-all lint types public-types size docs unit test-compile-cuda test-image bench verify-order order-table step-table accuracy soak soak-preflight fuzz snapshot extras images coverage mutation device clean
+.PHONY: help run test test-all check lint types public-types size docs unit test-compile-cuda test-image bench verify-order order-table step-table accuracy soak soak-preflight fuzz snapshot extras images coverage mutation device clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,12 +40,14 @@ $(VENV)-device/.installed: pyproject.toml constraints.txt
 run: $(VENV)/.agent ## install, and start the agent on 8 virtual CPU devices (DEVICES=, PORT=)
 	@exec $(BIN)/meshwright-agent serve --insecure --cpu-devices $(DEVICES) --port $(PORT) --state-dir .state
 
-test: $(VENV)/.installed extras ## lint, types, import rules, size, pages, and all tests but the exhaustive ones
-	$(MAKE) -j 2 --output-sync lint size docs
+test: check ## lint, types, import rules, size, pages, and all tests but the exhaustive ones
 	$(MAKE) unit ARGS='-m "not exhaustive" $(ARGS)'
 
-test-all: test ## the same, then the exhaustive tests: every chip, boots, long faults
-	$(MAKE) unit ARGS='-m exhaustive $(ARGS)'
+test-all: check ## the same with the exhaustive tests: every chip, boots, long faults
+	$(MAKE) unit
+
+check: $(VENV)/.installed extras
+	$(MAKE) -j 2 --output-sync lint size docs
 
 lint: types public-types ## ruff, mypy --strict, pyright on the public types, import rules, generated code
 	$(BIN)/python tools/sync_client.py --check
@@ -70,7 +72,7 @@ unit: $(VENV)/.installed ## every test alone, in JOBS processes (ARGS="-k mesh",
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-compile-cuda: $(VENV)-cuda/.installed ## install XLA's CUDA compiler (240 MB; no card needed), and compile for every card
-	$(VENV)-cuda/bin/python -m pytest -k 'cuda or gpu' tests/unit/compiling/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)
+	$(VENV)-cuda/bin/python -m pytest -n $(JOBS) --dist loadfile -k 'cuda or gpu' tests/unit/compiling/test_compile_targets.py tests/process/test_cuda_plans.py $(ARGS)
 
 test-image: images $(VENV)/.installed ## build the image and run it (as root; buildah, no registry); 2 to 8 minutes
 	$(BIN)/python -m pytest tests/deploy/test_image.py $(ARGS)

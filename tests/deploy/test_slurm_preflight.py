@@ -51,8 +51,11 @@ def nodes(tmp_path: Path, hosts: list[RunningAgent]) -> list[Node]:
     return found
 
 
+BAD = ("8*h100", {1}, "reason=preflight: it has 0 of 8*h100 devices")
+
+
 @pytest.mark.parametrize(
-    ("expect", "exits", "told"), [("1*cpu", {0}, ""), ("8*h100", {1}, "reason=preflight: it has 0 of 8*h100 devices")]
+    ("expect", "exits", "told"), [("1*cpu", {0}, ""), pytest.param(*BAD, marks=pytest.mark.exhaustive)]
 )
 def test_every_node_hears_the_verdict_on_itself(
     nodes: list[Node], hosts: list[RunningAgent], expect: str, exits: set[int], told: str
@@ -101,7 +104,9 @@ def test_a_node_that_hears_no_verdict_starts_the_job(nodes: list[Node]) -> None:
     assert nodes[1].run("epilog.sh").returncode == 0
 
 
-@pytest.mark.parametrize(("spoiled", "exits"), [("", {0}), ("--expect 8*h100", {1})])
+@pytest.mark.parametrize(
+    ("spoiled", "exits"), [pytest.param("", {0}, marks=pytest.mark.exhaustive), ("--expect 8*h100", {1})]
+)
 def test_a_kubernetes_job_starts_on_well_nodes_only(hosts: list[RunningAgent], spoiled: str, exits: set[int]) -> None:
     (container,) = read_job_pod()["initContainers"]
     container["args"] = [container["args"][0].replace("preflight --hosts", f"preflight {spoiled} --hosts")]

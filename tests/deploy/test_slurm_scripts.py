@@ -215,6 +215,7 @@ def test_a_lease_of_a_token_that_was_rotated_keeps_no_other_devices_from_jobs(tm
         assert (taken.returncode, "no lease on 0" in taken.stderr) == (1, True)
 
 
+@pytest.mark.exhaustive
 def test_on_the_unix_socket_no_token_is_sent_so_that_one_that_has_expired_is_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("")
     with start_agent(cpu_devices=1, MESHWRIGHT_TOKENS_FILE=str(tmp_path / "tokens")) as running:

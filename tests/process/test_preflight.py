@@ -180,23 +180,23 @@ def test_a_wrong_content_and_a_driver_that_hangs_are_the_hosts_fault(
     assert report.hosts[1].findings[0].text.startswith(text)
 
 
+@pytest.mark.parametrize(("mesh", "axes"), [
+    ("fsdp:3,tp:2", {"fsdp": "all-gather", "tp": "all-reduce"}),
+    pytest.param("pp:3,ep:2", {"pp": "permute", "ep": "all-to-all"}, marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_the_collectives_of_a_plans_axes_are_measured(
-    agents: list[RunningAgent], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    agents: list[RunningAgent], mesh: str, axes: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts, path = ",".join(list_urls(agents)), str(tmp_path / "plan.json")
-    for mesh, axes in (
-        ("fsdp:3,tp:2", {"fsdp": "all-gather", "tp": "all-reduce"}),
-        ("pp:3,ep:2", {"pp": "permute", "ep": "all-to-all"}),
-    ):
-        with pytest.raises(SystemExit, match=r"^0$"):
-            main(["plan", mesh, "--hosts", hosts, "--save", path])
-        capsys.readouterr()
-        with pytest.raises(SystemExit, match=r"^0$"):
-            main(["preflight", "--hosts", hosts, "--plan", path, "--port", str(find_port())])
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith("3 hosts are well")
-        for axis, case in axes.items():
-            assert any(f"{case} over axis {axis}: " in line and "slowest" in line for line in lines), lines
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["plan", mesh, "--hosts", hosts, "--save", path])
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["preflight", "--hosts", hosts, "--plan", path, "--port", str(find_port())])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("3 hosts are well")
+    for axis, case in axes.items():
+        assert any(f"{case} over axis {axis}: " in line and "slowest" in line for line in lines), lines
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["preflight", "--hosts", ",".join(list_urls(agents)[:2]), "--plan", path])
     assert "the plan lists 6 devices of " in capsys.readouterr().err

@@ -62,7 +62,8 @@ class PreflightRequest(RequestPart):
             raise InvalidRequestError.of("process_id", detail, f"use 0 to {len(self.hosts) - 1}")
         size, order = math.prod((self.axes or {}).values()), self.order or (0,)
         if (self.axes is None) != (self.order is None) or len(order) != size or sorted(order) != list(range(size)):
-            detail = f"order has {len(self.order or ())} devices, and axes are {self.axes}"
+            given = self.order or ()
+            detail = f"order has {len(given)} devices, {len(set(given))} different ones, and axes are {self.axes}"
             raise InvalidRequestError.of("order", detail, "name each device once, as many as the axes have")
         name, _, port = self.coordinator.rpartition(":")
         if name.strip("[]") in {"", "0.0.0.0", "::"} or not 0 < int(port) < 65536:

@@ -118,8 +118,8 @@ MESHES: tuple[tuple[ModelSpec, dict[str, int]], ...] = (
 )  # fmt: skip
 
 
-FEW = ({"cp": 4}, {"dp": 2, "fsdp": 2, "tp": 2}, {"fsdp": 2, "ep": 4})
-"""Of MESHES: each kind of axis once. The others are exhaustive."""
+FEW = ({"cp": 4}, {"dp": 2, "fsdp": 2, "tp": 2})
+"""Of MESHES: each kind of axis of a dense model once. The others are exhaustive."""
 
 
 def name_shape(model: ModelSpec, shape: dict[str, int]) -> Any:

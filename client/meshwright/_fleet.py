@@ -175,7 +175,7 @@ class FleetHost:
 
     @property
     def worst(self) -> State | None:
-        """The worst state of its devices; None where it has no devices, or no state is known."""
+        """The worst state of its devices; None where it has none."""
         return next((state for state in WORST_FIRST if state in self.device_states), None)
 
     def __str__(self) -> str:

@@ -24,7 +24,14 @@ from meshwright._client.replies import build_deadline, count_left
 from meshwright._client.requests import AxisTypesLike, DevicesLike, MemoryStrategyName, build_request
 from meshwright._client.settings import ClientSettings, read_settings
 from meshwright._fleet import DEFAULT_TIMEOUT_S, FleetHost, FleetState, HostState, read_addresses, run_all
-from meshwright.errors import AgentConnectionError, InvalidRequestError, MeshwrightError, RequestError, UnavailableError
+from meshwright.errors import (
+    AgentConnectionError,
+    DeviceLeasedError,
+    InvalidRequestError,
+    MeshwrightError,
+    RequestError,
+    UnavailableError,
+)
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import Health
@@ -66,7 +73,7 @@ class Fleet:
     Args:
         urls: the agents: URLs ("http://host:8790", "unix:///path"), hosts, "@file" with one a line,
             "dns:name:port" for every address of a headless service; a list of these, or one text with commas. None:
-            MESHWRIGHT_FLEET. The port is 8790 unless given.
+            MESHWRIGHT_FLEET. The port of a host without one is 8790.
         token: as for `Client`, sent to every agent.
         connect: opens the client of an address, which is closed with the fleet; None: `Client`, with a connection pool
             shared by all hosts. Tests pass `lambda url: fakes[url].client()`.
@@ -167,6 +174,7 @@ class Fleet:
             require_all: raise if a host does not answer; otherwise the plan's warnings name it (`hosts_missing`).
 
         Raises:
+            DeviceLeasedError: leases have too many of the devices.
             FleetIncompleteError: no host answered, or, with `require_all`, a host did not answer.
             InvalidMeshError: the mesh is not valid.
             InvalidRequestError: an option does not exist, or has the wrong type.
@@ -187,7 +195,7 @@ class Fleet:
 
         try:
             return plan_mesh(request, state.topology, health=state.health, notices=state.notices)
-        except RequestError as error:
+        except (RequestError, DeviceLeasedError) as error:
             if state.failed:
                 error.hint = f"{error.hint}; {state.missing}"
             raise

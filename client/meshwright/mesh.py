@@ -369,8 +369,8 @@ def calculate_host_mesh_shape(
     asked, count = tuple(map(operator.index, global_mesh_shape)), local * hosts
     known = math.prod(size for size in asked if size != -1)
     sizes = tuple(count // known if size == -1 and known > 0 else size for size in asked)
-    split = split_axes(sizes, hosts)
-    if asked.count(-1) > 1 or min(*sizes, hosts, 1) < 1 or math.prod(sizes) != count or not asked or split is None:
+    split = split_axes(sizes, hosts) if min(*sizes, hosts, 1) >= 1 else None
+    if asked.count(-1) > 1 or math.prod(sizes) != count or not asked or split is None:
         raise ValueError(
             f"global_mesh_shape {asked} does not fit; {hosts} processes with {local} devices each have {count}; sizes "
             f"and processes are ≥ 1 (one size may be -1) and multiply to that, so that each host gets an equal box of "

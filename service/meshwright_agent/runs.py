@@ -242,8 +242,9 @@ class RunQueue:
             live = LiveRun(run, execute, self._clock)
             try:
                 await self._store_events(live, run)
-            except StoreUnavailableError:
-                self._refused.add(run.id)
+            except StoreUnavailableError as error:
+                if isinstance(error.__cause__, TimeoutError):
+                    self._refused.add(run.id)
                 raise
             self._live[run.id] = live
             lane.waiting.append(live)

@@ -109,6 +109,14 @@ def test_a_time_limit_that_no_check_can_keep_is_refused(capsys: pytest.CaptureFi
     assert "12 or more" in capsys.readouterr().err
 
 
+def test_a_plan_that_is_not_there_is_no_fault_of_a_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"plans": []}')
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["preflight", "--hosts", "127.0.0.1:9", "--plan", str(path)])
+    assert "no plan is possible" in capsys.readouterr().err
+
+
 def test_a_port_in_use_is_named_and_every_host_is_free_again(agents: list[RunningAgent]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, Fleet(list_urls(agents[:2])) as fleet:
         report = check_hosts(fleet, port=server.getsockname()[1], timeout_s=40)

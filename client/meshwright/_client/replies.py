@@ -46,6 +46,8 @@ trusted · it is not valid at this time · the agent rejects the client's certif
 RUN_HINT: Final = "the agent may have made the run all the same: see GET /runs before you ask again"
 _GATEWAY: Final = frozenset({502, 504})
 """Statuses of proxies between client and agent."""
+_ROUTELESS: Final = frozenset({404, 405})
+"""Without a problem document another server's answer, which tells nothing of what the agent has."""
 _REPEATABLE: Final = frozenset({408, 429})
 _FUTILE: Final = frozenset({"untrusted", "expired"})
 """Failures that a repetition does not mend."""
@@ -200,13 +202,11 @@ def build_error(outcome: Outcome, asked: str, host: str, *, makes_run: bool = Fa
     if problem is None:
         text = outcome.content[:200].decode("utf-8", "replace").strip()
         hint = "is there a proxy in between, or something else than a meshwright agent at this address?"
+        detail = f"{asked}: {host} answered {status} without a problem document: {text or '(empty)'}"
+        if status in _ROUTELESS:
+            return AgentConnectionError(detail, host=host, hint=hint)
         return class_for("", status)(
-            f"{asked}: {host} answered {status} without a problem document: {text or '(empty)'}",
-            hint=_REFUSAL_HINTS.get(status, hint),
-            request_id=request_id,
-            host=host,
-            status=status,
-            code="",
+            detail, hint=_REFUSAL_HINTS.get(status, hint), request_id=request_id, host=host, status=status, code=""
         )
     prefix, path = urlsplit(host).path if host.startswith("http") else "", asked.partition(" ")[2]
     if prefix and problem.detail == f"there is no route {prefix}{path}":

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+import httpx
+
 from meshwright.errors import SettingsError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8790"
@@ -97,7 +99,8 @@ def parse_address(text: str) -> Address:
     try:
         parts = urlsplit(text.strip())
         port = parts.port  # parsed, and checked, only on access
-    except ValueError as error:
+        httpx.URL(text.strip())  # which refuses hosts that urlsplit takes
+    except (ValueError, httpx.InvalidURL) as error:
         raise SettingsError(f"the agent's address {text!r} is not a URL ({error}); {_EXAMPLE}") from error
     if parts.query or parts.fragment:
         raise SettingsError(f"the agent's address {text!r} has a query or a fragment; {_EXAMPLE}")

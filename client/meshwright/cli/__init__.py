@@ -60,6 +60,10 @@ from meshwright.cli.session import (
     open_missing_streams,
 )
 
+_WITH_OWN_LIMIT: Final = (leases.run_leased, health.check_health)
+"""They keep --timeout themselves: their exit codes are not those of other commands."""
+_PREFLIGHTS: Final = (preflight.check_hosts, preflight.wait_for_verdict)
+"""Their exit code 1 is of a host at fault, so that no error has it."""
 BUG: Final = 70
 """EX_SOFTWARE of sysexits.h."""
 INTERRUPTED: Final = 130
@@ -193,7 +197,7 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> in
         session.flush()
     except errors.MeshwrightError as error:
         print_error(session, error)
-        code = find_exit_code(error)
+        code = NO_ANSWER if run in _PREFLIGHTS else find_exit_code(error)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
@@ -220,7 +224,7 @@ def _bind(run: _Command) -> Callable[..., None]:
         if (form := arguments.get("form")) is not None:
             own = replace(own, form="json" if form == "json" else "text")
         session = Session(context.obj.merge(own))
-        limit_s = None if run is leases.run_leased else session.options.timeout_s
+        limit_s = None if run in _WITH_OWN_LIMIT else session.options.timeout_s
         try:
             with limit_time(limit_s):
                 code = _carry_out(run, session, arguments)

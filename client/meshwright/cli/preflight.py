@@ -11,9 +11,8 @@ import typer
 from meshwright.cli.arguments import parse_chips
 from meshwright.cli.fleet import is_asked, open_fleet
 from meshwright.cli.health import SLURM_WORDS
-from meshwright.cli.output import clean, format_rate, print_error, use_commands
+from meshwright.cli.output import clean, format_rate, use_commands
 from meshwright.cli.session import FAILED, NO_ANSWER, OK, Session
-from meshwright.errors import NotFoundError
 from meshwright.wire.preflight import DEFAULT_PORT, DEFAULT_TIMEOUT_S, PreflightResult
 
 if TYPE_CHECKING:
@@ -106,11 +105,7 @@ def wait_for_verdict(
 
     limit_s = session.options.timeout_s or VERDICT_S
     with session.open() as client:
-        try:
-            verdict = preflight.wait_for_verdict(client, lease, limit_s)
-        except NotFoundError as error:
-            print_error(session, error)
-            return NO_ANSWER
+        verdict = preflight.wait_for_verdict(client, lease, limit_s)
     code = EXIT_CODES[verdict.state]
     if session.as_json:
         session.print_lines(verdict.model_dump_json())

@@ -87,7 +87,7 @@ class HealthEvents(Reply):
     """`GET /events`: oldest first."""
 
     events: tuple[HealthEvent, ...]
-    last_seq: int = Field(description="of the newest event that there is: what `after` continues from")
+    last_seq: int = Field(description="of the newest event there is; after a full page continue from its last event")
 
 
 class Acknowledgement(RequestPart):

@@ -225,7 +225,7 @@ def _build_refusal(error: BaseException) -> Refusal:
 def _build_run_failed(call: CallFrame, error: BaseException) -> RunFailedError:
     return RunFailedError(
         f"{call.op} raised {type(error).__name__}: {error}",
-        hint="the log has the traceback; the worker lives on, other requests are not affected",
+        hint="the log has the traceback; other requests are not affected",
         log=_trace(error),
     )
 

@@ -91,15 +91,16 @@ def _read_lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float) -> KernelLog:
-    oldest, newest, count = None, None, 0
+    newest, lost_count = None, 0
     recent: list[Xid | SXid | CardFailure] = []
     equal: Counter[tuple[object, ...]] = Counter()
     for line in lines:
         record = _RECORD.match(line)
         if record is None:
             continue
-        count, newest = count + 1, int(record[1])
-        oldest = newest if oldest is None else oldest
+        previous, newest = newest, int(record[1])
+        if after is not None:
+            lost_count += max(0, newest - max(after, previous or 0) - 1)
         if (after is not None and newest <= after) or not any(mark in line for mark in _MARKS):
             continue
         message = record[3].decode(errors="replace")
@@ -110,13 +111,13 @@ def _collect(path: Path, lines: Iterator[bytes], after: int | None, now_s: float
         equal[kind] += 1
         if equal[kind] <= MAX_EQUAL:
             recent.append(replace(found, age_s=max(0.0, now_s - int(record[2]) / 1e6)))
-    if count == 0:  # /dev/kmsg is read from its oldest record at each open
+    if newest is None:  # /dev/kmsg is read from its oldest record at each open
         return KernelLog(error=f"{path}: no line is in the format of /dev/kmsg")
     return KernelLog(
         xids=tuple(each for each in recent if isinstance(each, Xid)),
         sxids=tuple(each for each in recent if isinstance(each, SXid)),
         last_sequence=newest,
-        lost_count=0 if after is None or oldest is None else max(0, oldest - after - 1),
+        lost_count=lost_count,
         failures=tuple(each for each in recent if isinstance(each, CardFailure)),
     )
 

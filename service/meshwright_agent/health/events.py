@@ -269,8 +269,8 @@ class History:
     ) -> HealthEvents:
         """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first.
 
-        `last_seq` is that of the newest stored event. A listener that continues from there does not miss pending
-        events.
+        `last_seq` is that of the newest stored event. A listener that continues from there after the last page does not
+        miss pending events.
 
         Raises:
             StoreUnavailableError: the store does not answer.

@@ -128,9 +128,10 @@ class CardEvaluator:
 
         A card that had NVLinks is compared with other cards of its kind. A card never seen with NVLinks has lost them
         only if its kind always has them. PCIe cards may lack a bridge, and a single card does not have a peer.
+        A card in MIG mode has none.
         """
         most = max((self._memory.nvlinks.get(each.key, 0) for each in (card, *siblings)), default=0)
-        before = self._memory.nvlinks.get(card.key)
+        before = None if card.is_divided else self._memory.nvlinks.get(card.key)
         if before is None and siblings and not card.is_divided:
             chip = find_chip(card.kind)
             if chip is None:
@@ -321,6 +322,8 @@ STORE: Final = "store"
 KINDS: Final = (WORKER, DRIVER, STORE, INVENTORY, KERNEL_LOG, NIC, "device", *PARTS)
 """All kinds of components. Devices and parts have the number of their device: `device:N`, `thermal:N`;
 network ports their name: `nic:mlx5_0:1`."""
+_MEASUREMENT: Final = ("case", "axis", "axis_size", "dtype", "size_bytes", "device_indices")
+"""Fields of a bench's record that say what it measured. A right result ends only a wrong one of the same."""
 _WITHOUT_SOURCE: Final = Finding("initializing", "no source here reports its health")
 _SILENT_PART: Final = Finding("unknown", "its data source stopped reporting", "see `driver`")
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
@@ -527,7 +530,7 @@ class HealthMonitor:
         for device in devices:
             component = device.component
             wrong = self._memory.wrong_results.get(component, {})
-            measurement = " ".join(str(record[name]) for name in ("case", "axis", "dtype", "size_bytes"))
+            measurement = " ".join(str(record[name]) for name in _MEASUREMENT)
             if record["wrong_elements"]:
                 reason = (
                     f"{record['case']} on devices {list(record['device_indices'])} gave a wrong result: "
@@ -574,11 +577,11 @@ def _evaluate_worker(
     After its crash budget is used up, the worker is not started again. Between two attempts its state is unknown.
     """
     is_alive = worker.state in {"ready", "busy"}
-    cause = worker.last_error or failure
+    why = f"does not start: {worker.last_error or failure}"
     if worker.state == "failed":
-        return Finding("unhealthy", f"does not start: {cause}", f"{DOCTOR}, then restart the agent", "permanent")
+        return Finding("unhealthy", why, f"{DOCTOR}, then restart the agent", "permanent")
     if failure and not has_started and not is_alive:
-        return Finding("unhealthy", f"does not start: {cause}", DOCTOR)
+        return Finding("unhealthy", why, DOCTOR)
     if failure and is_alive:
         return Finding("degraded", failure, "see the agent's log")
     if failure or (worker.has_crashed and not is_alive):
@@ -586,7 +589,8 @@ def _evaluate_worker(
             "the agent starts it again; after a release, or with MESHWRIGHT_HOLD=never, the next bench does. "
             "The agent's log has its last lines"
         )
-        return Finding("degraded", f"died: {cause}", action, "transient")
+        why = f"died: {worker.last_error or failure}" if worker.has_crashed else f"its last call failed: {failure}"
+        return Finding("degraded", why, action, "transient")
     if mismatch:
         return Finding("degraded", mismatch, DOCTOR)
     if worker.silent_s > MAX_SILENCE_S:

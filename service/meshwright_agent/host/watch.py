@@ -206,8 +206,7 @@ class HostWatch(AgentHost):
         """Clears the faults of a component after an operator's acknowledgement. Evaluates the last facts again."""
         snapshot, now = self.snapshot, self._clock.now()
         devices = snapshot.devices(now) if snapshot.facts is not None else None
-        facts, facts_at = snapshot.facts, snapshot.facts_at
-        self._monitor.acknowledge(component, now, facts=facts, facts_at=facts_at, devices=devices)
+        self._monitor.acknowledge(component, now, facts=snapshot.facts, facts_at=snapshot.facts_at, devices=devices)
 
     async def probe(self) -> bool:
         """Probes the host. If the driver does not answer in time, reports that and keeps the old facts."""

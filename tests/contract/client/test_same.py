@@ -231,7 +231,7 @@ def test_a_client_that_was_closed_says_so(kind: Kind) -> None:
 @pytest.mark.parametrize(("variables", "said"), [
     ({"URL": "http://me:secret@a"}, "has a user or a password before an @"),
     ({"URL": "ftp://a"}, "is not http://, https:// or unix:///path; write http://127.0.0.1:8790"),
-    ({"URL": "http://a:x"}, "is not a URL"),
+    ({"URL": "http://a:x"}, "is not a URL"), ({"URL": "http://10.0.0.256:8790"}, "is not a URL"),
     ({"URL": "http://a/?b=1"}, "has a query or a fragment"),
     ({"TOKEN": "two words"}, "a character that no header can carry"),
     ({"TOKEN_FILE": "{folder}/none"}, "MESHWRIGHT_TOKEN_FILE names .*, which cannot be read"),

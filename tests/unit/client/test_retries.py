@@ -223,6 +223,13 @@ def test_a_code_of_a_newer_agent_keeps_its_name_and_gets_the_class_of_its_status
     assert error.code == "of_tomorrow"
 
 
+@pytest.mark.parametrize("status", [404, 405])
+def test_an_answer_of_another_server_tells_nothing_of_what_the_agent_has(status: int) -> None:
+    error = build_error(httpx.Response(status, text="default backend"), "GET /leases/a", "http://a:1")
+    assert type(error) is AgentConnectionError
+    assert f"answered {status} without a problem document: default backend" in str(error)
+
+
 @pytest.mark.parametrize(("url", "expected"), [("http://a/foo", AgentConnectionError), ("http://a", NotFoundError)])
 def test_a_path_in_the_address_that_leads_to_no_route_is_no_agent(url: str, expected: type[Exception]) -> None:
     body = build_problem(NotFoundError("there is no route /foo/devices")).model_dump(mode="json")

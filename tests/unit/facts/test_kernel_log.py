@@ -132,6 +132,12 @@ def test_records_that_were_overwritten_before_they_were_read_are_counted(log: Pa
     assert [read_kernel_log(log, after=after).lost_count for after in (5, 6, 7, 900, None)] == [0] * 5
 
 
+def test_records_that_are_lost_while_it_is_read_are_counted_too(log: Path) -> None:
+    for number in (6, 7, 12):
+        write_record(log, number, xid(CARD, 63))
+    assert [read_kernel_log(log, after=after).lost_count for after in (3, 6, 7, 9, 12, None)] == [6, 4, 4, 2, 0, 0]
+
+
 def test_a_flood_of_one_line_does_not_delay_the_one_after_it(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_log, "MAX_EQUAL", 3)
     for number in range(5):

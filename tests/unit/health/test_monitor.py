@@ -78,11 +78,12 @@ class Scene:
         view = HostSnapshot(worker, facts=facts, facts_at=now, cpu_devices=self.cpu_devices, jax=self.jax)
         return view.devices(now)
 
-    def bench(self, *, correct: bool, count: int = 1, case: str = "matmul") -> None:
-        """Tells of a bench on the first cards."""
-        record = {"case": case, "correct": correct, "wrong_elements": 0 if correct else 3, "device_indices": [0]}
-        record |= {"axis": None, "dtype": "bfloat16", "size_bytes": 1024}
-        devices = self.devices(self.before or self.read()).devices[:count]
+    def bench(self, *indices: int, correct: bool, case: str = "matmul") -> None:
+        """Tells of a bench on these cards; without any, on the first."""
+        chosen = list(indices) or [0]
+        record = {"case": case, "correct": correct, "wrong_elements": 0 if correct else 3, "device_indices": chosen}
+        record |= {"axis": None, "axis_size": None, "dtype": "bfloat16", "size_bytes": 1024}
+        devices = [self.devices(self.before or self.read()).devices[index] for index in chosen]
         self.monitor.report_record(record, devices, self.clock.now())
 
     def acknowledge(self, name: str) -> None:
@@ -172,7 +173,7 @@ def test_a_card_that_the_driver_wants_reset_says_so(scene: Scene, recovery: int,
 def test_a_bench_that_came_out_right_does_not_outvote_the_driver(scene: Scene) -> None:
     scene.nvml.change_gpu(0, ecc=[1, 1])
     scene.look()
-    scene.bench(correct=True, count=2)
+    scene.bench(0, 1, correct=True)
     assert scene.ill() == {f"memory:{UUID}", f"device:{UUID}"}
 
 
@@ -601,9 +602,22 @@ def test_a_wrong_result_is_remembered_over_restarts_until_a_right_one(scene: Sce
     assert "3 elements" in seen.reason
     scene.bench(correct=True, case="memory_bandwidth")
     assert scene.ill() == {name}
+    scene.bench(0, 1, correct=True)
+    assert scene.ill() == {name}
     scene.bench(correct=True)
     scene.restart()
     scene.look()
+    assert scene.ill() == set()
+
+
+def test_a_right_transfer_back_does_not_end_a_wrong_one_there(scene: Scene) -> None:
+    scene.look()
+    scene.bench(0, 1, correct=False, case="device_to_device")
+    ill = scene.ill()
+    assert len(ill) == 2
+    scene.bench(1, 0, correct=True, case="device_to_device")
+    assert scene.ill() == ill
+    scene.bench(0, 1, correct=True, case="device_to_device")
     assert scene.ill() == set()
 
 
@@ -707,8 +721,10 @@ def test_a_card_of_a_kind_that_the_chip_table_does_not_have_is_held_against_all_
     assert scene.state(f"link:{UUID}") == "healthy"  # some such cards may be without a bridge
 
 
-def test_a_divided_card_has_no_nvlinks_to_lose(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [0, 12])
+def test_a_divided_card_has_no_nvlinks_to_lose(tmp_path: Path, before: int) -> None:
     scene = Scene(tmp_path, machine="mig-a100")
+    scene.history.memory.nvlinks |= {gpu.mig.parent_uuid: before for gpu in scene.read().gpus if gpu.mig and before}
     scene.nvml.change_gpu(0, nvlinks=[None] * 12)
     scene.look()
     assert scene.ill() == set()

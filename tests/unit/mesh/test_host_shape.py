@@ -42,6 +42,7 @@ def test_without_numbers_the_job_is_asked() -> None:
     (((3, -1), 4, 2), ValueError, r"\(3, -1\) does not fit; 2 processes with 4 devices each have 8.*use \(-1, 1\)"),
     (((2, 4), 0, 2), ValueError, "2 processes with 0 devices each"),
     (((2, 4), 4, -1), ValueError, r"-1 processes with 4 devices each.*use \(-1, 1\)"),
+    (((-1, 4), 8, 0), ValueError, "0 processes with 8 devices each"),
     (((7,), 4, 2), ValueError, r"use \(-1,\)"),
     (((-1, -1), 4, 2), ValueError, r"\(-1, -1\) does not fit"),
     (((0, -1), 4, 2), ValueError, r"\(0, -1\) does not fit"), (((), 4, 2), ValueError, r"\(\) does not fit"),

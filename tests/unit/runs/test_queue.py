@@ -153,7 +153,7 @@ async def test_a_run_that_a_lost_write_has_stored_does_not_wait_for_ever(
 
         async def write_late(*documents: Any, **events: Any) -> None:
             await write(*documents, **events)
-            raise StoreUnavailableError("no answer within 2 s")
+            raise StoreUnavailableError("no answer within 2 s") from TimeoutError()
 
         with monkeypatch.context() as patch:
             patch.setattr(stage.store, "write", write_late)

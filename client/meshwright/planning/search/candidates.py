@@ -394,12 +394,15 @@ class Priced:
         return self.memory_bytes <= self.capacity_bytes
 
     def name_wire(self, part: str, place: int) -> str:
-        """Returns the wire of an axis of a candidate: "dcn", or the links inside: "ici", "nvlink"."""
+        """Returns the wire of an axis of a candidate: "dcn", or the links inside: "ici", "nvlink", "xgmi", "pcie"."""
         span = self.spans.get(part)
         if span is None:
             return part
         outer = np.broadcast_to(np.asarray(span.outer.size), self.total_s.shape)[place]
-        return "dcn" if outer > 1 else {"tpu": "ici", "gpu": "nvlink"}[self.hardware.chip.platform]
+        chip = self.hardware.chip
+        joined = "xgmi" if chip.family.startswith("mi") else "nvlink"
+        inside = "ici" if chip.platform == "tpu" else joined if chip.link_bytes_per_s else "pcie"
+        return "dcn" if outer > 1 else inside
 
 
 @dataclass(frozen=True)

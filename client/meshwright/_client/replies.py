@@ -153,7 +153,7 @@ def is_lost(outcome: Outcome) -> bool:
     """Returns whether the agent may have carried out the request, although its answer was lost."""
     if isinstance(outcome, httpx.Response):
         return outcome.status_code in _GATEWAY
-    return name_failure(outcome) in ("timeout", "lost")
+    return name_failure(outcome) in ("timeout", "lost") and not isinstance(outcome, httpx.PoolTimeout)
 
 
 def _is_broken(outcome: Outcome) -> bool:

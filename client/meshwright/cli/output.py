@@ -142,7 +142,8 @@ def print_error(session: Session, error: MeshwrightError) -> None:
         typer.echo(_dump_error(error), err=True)
         return
     if not isinstance(error, ProblemError):
-        _print_marked(session, "error", "bold red", str(error))
+        _print_marked(session, "error", "bold red", error.detail)
+        _print_part(session, "hint", error.hint)
         return
     _print_marked(session, "error", "bold red", error.detail)
     for number, entry in enumerate(error.errors):
@@ -175,6 +176,7 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
     (r"GET /runs\b(?!/)", "`meshwright runs list`"),
     (r"GET /(devices|health)\b(?!/)", r"`meshwright \1`"),
     (r"with preemptible: false", "without --preemptible"),
+    (r"give `Client` a longer `timeout`, or the call, if it has one, a longer `timeout_s`", "give a longer --timeout"),
     (r"a longer timeout_s", "a longer --timeout"),
     (r"\bcases\.\d+", "--case"),
     (r"name devices by number, such as \[0, 1\]", "name devices by number: --devices 0,1"),

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import re
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright._client.replies import build_error
 from meshwright.cli.output import clean, format_bytes, format_rate, format_time
 from tests.unit.cli.conftest import CommandLine
 
@@ -16,6 +18,11 @@ from tests.unit.cli.conftest import CommandLine
 ])  # fmt: skip
 def test_memory_is_in_powers_of_1024(size_bytes: int | None, text: str) -> None:
     assert format_bytes(size_bytes) == text
+
+
+def test_a_hint_of_the_client_is_in_words_of_the_command_line(meshwright: CommandLine) -> None:
+    meshwright.fake.fail_next(build_error(httpx.ReadTimeout("silence"), "GET /devices", "http://a:1"), times=3)
+    assert "  hint: give a longer --timeout; or see /health\n" in meshwright("devices").err
 
 
 @pytest.mark.parametrize(("per_s", "text"), [

@@ -140,7 +140,7 @@ def test_a_request_that_makes_a_run_is_not_sent_again_where_its_answer_is_lost(
     assert isinstance(outcome, httpx.Response) or "see GET /runs" in str(caught.value)
 
 
-@pytest.mark.parametrize("outcome", [REFUSED, STARTING])
+@pytest.mark.parametrize("outcome", [REFUSED, STARTING, httpx.PoolTimeout("no connection is free")])
 def test_a_request_that_makes_a_run_is_sent_again_where_none_was_made(
     outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -362,6 +362,14 @@ def test_offered_shapes_cut_the_model() -> None:
     assert notice.hint == "choose sizes whose outer axes take all 2 NVLink domains"  # cp:9 cuts no sequence of 8,192
 
 
+@pytest.mark.parametrize(("target", "wire"), [("mi300x:8", "xgmi"), ("h100:8", "nvlink"), ("v5e:4x4", "ici")])
+def test_a_rejected_mesh_names_the_wire_that_its_chips_have(target: str, wire: str) -> None:
+    small = {"seq_len": 2048, "global_batch_size": 64}
+    found = ask(model="llama3.2-1b", target=target, training=small, top=1)
+    assert {each.reason for each in found.rejected} & {"xgmi", "nvlink", "pcie", "ici"} == {wire}
+    assert any(f"over {wire}, " in each.message for each in found.rejected)
+
+
 def test_what_no_run_tests_is_not_the_best_and_said_to_be_measured() -> None:
     found = ask(model="llama3-70b", target="v5p:8x8x8", training={"global_batch_size": 512, "seq_len": 8192})
     assert not any("cp" in plan.mesh_shape or "pp" in plan.mesh_shape for plan in found.plans)

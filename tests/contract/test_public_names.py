@@ -72,6 +72,7 @@ def test_importing_the_package_loads_nothing_heavy_and_no_http_library() -> None
 def test_the_command_line_loads_no_more_than_its_own_library() -> None:
     loaded = _modules_after("import meshwright.cli")
     assert not {name for name in loaded if name.partition(".")[0] in HEAVY - {"typer"} | {"meshwright_agent"}}
+    assert "httpx" not in loaded
 
 
 @pytest.mark.parametrize(

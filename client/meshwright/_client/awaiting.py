@@ -31,7 +31,6 @@ from meshwright._client.replies import (
     count_left,
     delay_retry,
     name_failure,
-    read_known,
     read_reply,
     read_result,
 )
@@ -65,6 +64,7 @@ from meshwright.errors import (
     ProblemError,
 )
 from meshwright.spec import MeshLike, MeshSpec
+from meshwright.wire.base import read_known
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
 from meshwright.wire.devices import Devices, Environment, Release, Targets

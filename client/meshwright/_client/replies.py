@@ -12,10 +12,9 @@ import math
 import random
 import ssl
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -273,14 +272,6 @@ def read_reply(model: type[M], response: httpx.Response, host: str) -> M:
             host=host,
             hint="is the address that of a meshwright agent?",
         ) from error
-
-
-def read_known(model: type[M], data: bytes | Mapping[str, Any] | None) -> M | None:
-    """Returns an event or a record as its model; None where this release cannot read it."""
-    try:
-        return model.model_validate_json(data) if isinstance(data, bytes) else model.model_validate(data)
-    except ValidationError:
-        return None
 
 
 def read_result(model: type[M], run: Run, host: str) -> M:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-import httpx
-
 from meshwright.errors import SettingsError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8790"
@@ -91,6 +89,8 @@ def parse_address(text: str) -> Address:
     Raises:
         SettingsError: any other text.
     """
+    import httpx  # here, so that the command line's help need not wait for it
+
     if "@" in text and not text.strip().startswith("unix:"):
         raise SettingsError(
             "the agent's address has a user or a password before an @, which is not shown here and not sent; leave it "

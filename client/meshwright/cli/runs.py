@@ -8,10 +8,10 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from meshwright._client.replies import read_known
 from meshwright.cli.bench import print_records
 from meshwright.cli.output import Column, build_table, clean, format_indices, format_time, style_state
 from meshwright.cli.session import FAILED, OK, Session
+from meshwright.wire.base import read_known
 from meshwright.wire.bench import BenchResult
 from meshwright.wire.runs import FINAL_STATES, Run, RunState
 

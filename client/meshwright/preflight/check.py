@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from meshwright._client.blocking import Client
-from meshwright._client.replies import read_known
 from meshwright._client.settings import is_loopback
 from meshwright._fleet import FleetHost, FleetState, run_all
 from meshwright.errors import (
@@ -43,6 +42,7 @@ from meshwright.preflight.report import (
 )
 from meshwright.preflight.rule import find_laggards
 from meshwright.topology.chips import ChipCount, parse_chip_count
+from meshwright.wire.base import read_known
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import State as HealthState
 from meshwright.wire.leases import Verdict

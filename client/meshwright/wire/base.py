@@ -6,11 +6,20 @@ client reads the replies of a newer agent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticKnownError
 
 Basis = Literal["declared", "passive", "cached", "live", "measured"]
@@ -108,3 +117,14 @@ class DeviceSelection(RequestPart):
         if self.count is None and not self.exclude:
             raise ValueError('it selects nothing; write {"count": 4} or {"exclude": [0]}, or leave it out for all')
         return self
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_known(model: type[M], data: bytes | Mapping[str, Any] | None) -> M | None:
+    """Returns an event or a record as its model; None where this release cannot read it."""
+    try:
+        return model.model_validate_json(data) if isinstance(data, bytes) else model.model_validate(data)
+    except ValidationError:
+        return None

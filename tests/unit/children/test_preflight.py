@@ -1,0 +1,46 @@
+"""How often a preflight's process measures a suspect again."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from meshwright.preflight.rule import CONFIRM_TRIES, HostFigures
+from meshwright_agent.children.preflight import SAMPLES, _Part
+
+A_TRY = SAMPLES + 1
+
+
+class Measured:
+    """A device of which each try is faster than the one before."""
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.pause_s, self.count = pause_s, 0
+
+    def sample(self) -> float:
+        time.sleep(self.pause_s)
+        self.count += 1
+        return 1.0 / (1 + (self.count - 1) // A_TRY)
+
+    def verify(self) -> Any:
+        return SimpleNamespace(wrong_elements=0)
+
+
+@pytest.mark.parametrize(("left_s", "pause_s", "tries"), [(1000.0, 0.0, CONFIRM_TRIES), (1.0, 0.03, 1)])
+def test_a_suspect_is_measured_again_as_often_as_there_is_time_for_and_the_best_counts(
+    left_s: float, pause_s: float, tries: int
+) -> None:
+    suspect, other = Measured(pause_s), Measured()
+    trial = SimpleNamespace(flops=1.0, size_bytes=0, busbw_factor=None)
+    signs: Any = None
+    request: Any = None
+    part = _Part(request, signs, "cpu", 2, until_s=time.monotonic() + left_s)
+    part.devices = {0: None, 1: None}
+    part.subjects = {("matmul", 0): (trial, suspect), ("matmul", 1): (trial, other)}
+    before = HostFigures(({"matmul": 0.1}, {"matmul": 0.2}), None, ())
+    again = part.measure_again(before, {("matmul", 0)})
+    assert (suspect.count, other.count) == (tries * A_TRY, 0)
+    assert [device["matmul"] for device in again.devices] == [tries, 0.2]

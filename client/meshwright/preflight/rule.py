@@ -116,7 +116,7 @@ def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int, count: 
     return pair_with(network, good if len(good) >= len(network) else others, count)
 
 
-def choose_keys(suspects: Iterable[SlowFigure], host_count: int, device_count: int) -> frozenset[FigureKey]:
+def choose_figures(suspects: Iterable[SlowFigure], host_count: int, device_count: int) -> frozenset[FigureKey]:
     """Returns what every host measures again: what is suspected on any, so that peers are measured at the same time.
 
     The peers on a host alone are its other devices.
@@ -136,9 +136,9 @@ def confirm(
     Args:
         suspects: from `find_suspects`.
         hosts, rounds: the first figures.
-        again: the second figures of all hosts: of `choose_keys`; their `network` is of `choose_confirmation`.
+        again: the second figures of all hosts: of `choose_figures`; their `network` is of `choose_confirmation`.
     """
-    keys = choose_keys(suspects, len(hosts), len(hosts[0].devices))
+    keys = choose_figures(suspects, len(hosts), len(hosts[0].devices))
     suspected = {(slow.host, slow.figure, slow.device) for slow in suspects}
 
     def list_levels(figure: Figure) -> Iterator[Level | None]:

@@ -38,7 +38,7 @@ from meshwright.preflight.rule import (
     blame_contents,
     blame_sums,
     choose_confirmation,
-    choose_keys,
+    choose_figures,
     confirm,
     find_suspects,
 )
@@ -369,22 +369,22 @@ class _Part:
 
     def measure_local(self) -> HostFigures:
         """Returns the rates of each device and, with several, of the all-reduce over them."""
-        trials = {_name_key(trial): trial for figure in LOCAL for trial in self._list_trials(figure)}
+        trials = {_name_figure(trial): trial for figure in LOCAL for trial in self._list_trials(figure)}
         self.subjects = {key: (trial, trial.prepare()) for key, trial in trials.items()}
-        found = self._measure_keys(self.subjects, 0.0, median)
+        found = self._measure_figures(self.subjects, 0.0, median)
         devices = tuple({figure: found[figure, index] for figure in DEVICE_FIGURES} for index in self.devices)
         return HostFigures(devices, found.get(("all_reduce", None)), ())
 
     def measure_again(self, before: HostFigures, keys: Collection[FigureKey]) -> HostFigures:
         """Returns the figures with some of them measured again, in a quarter of the time that is left."""
-        found = self._measure_keys(keys, self.left_s / 4, min)
+        found = self._measure_figures(keys, self.left_s / 4, min)
         devices = tuple(
             {figure: found.get((figure, index), value) for figure, value in rates.items()}
             for index, rates in zip(self.devices, before.devices, strict=True)
         )
         return replace(before, devices=devices, all_reduce=found.get(("all_reduce", None), before.all_reduce))
 
-    def _measure_keys(self, keys: Collection[FigureKey], limit_s: float, choose: Choose) -> dict[FigureKey, float]:
+    def _measure_figures(self, keys: Collection[FigureKey], limit_s: float, choose: Choose) -> dict[FigureKey, float]:
         """Returns the best rate of each figure in as many tries as end in time, 1 to `CONFIRM_TRIES`; notes wrong
         results.
         """
@@ -548,7 +548,7 @@ class _Part:
         if not suspects:
             return ()
         self.signs.enter("again")
-        own = self.measure_again(hosts[self.own], choose_keys(suspects, self.count, len(self.devices)))
+        own = self.measure_again(hosts[self.own], choose_figures(suspects, self.count, len(self.devices)))
         self.signs.enter("confirm")
         network = self.measure_rounds(choose_confirmation(suspects, self.count, count), min)
         again, _ = self.share_figures(replace(own, network=network))
@@ -576,7 +576,7 @@ def find_store() -> Any:
     return distributed.global_state.client
 
 
-def _name_key(trial: Trial) -> FigureKey:
+def _name_figure(trial: Trial) -> FigureKey:
     """Returns what a trial measures: a device, or the host where it uses several."""
     return cast(Figure, trial.case), trial.device_indices[0] if len(trial.device_indices) == 1 else None
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from meshwright.preflight.pairs import choose_rounds, pair_with
-from meshwright.preflight.rule import HostFigures, choose_keys, confirm, find_laggards, find_suspects
+from meshwright.preflight.rule import HostFigures, choose_figures, confirm, find_laggards, find_suspects
 from meshwright.wire.preflight import SlowFigure
 from tests.unit.preflight.simulation import Hosts, blame
 
@@ -73,9 +73,9 @@ def test_a_host_is_not_blamed_for_what_slows_its_peers_too_once_it_is_measured_a
 
 def test_the_peers_of_a_device_on_a_host_alone_are_its_other_devices() -> None:
     slow = SlowFigure(host=0, figure="matmul", device=1, value=1.0, peers=9.0)
-    assert choose_keys([slow], 2, 3) == {("matmul", 1)}
-    assert choose_keys([slow], 1, 3) == {("matmul", 0), ("matmul", 1), ("matmul", 2)}
-    assert choose_keys([slow.model_copy(update={"figure": "network", "device": None})], 2, 3) == set()
+    assert choose_figures([slow], 2, 3) == {("matmul", 1)}
+    assert choose_figures([slow], 1, 3) == {("matmul", 0), ("matmul", 1), ("matmul", 2)}
+    assert choose_figures([slow.model_copy(update={"figure": "network", "device": None})], 2, 3) == set()
 
 
 WENT_ON = {"start": 0.0, "meet": 2.0, "pairs": 4.0}

@@ -400,7 +400,7 @@ class Priced:
             return part
         outer = np.broadcast_to(np.asarray(span.outer.size), self.total_s.shape)[place]
         chip = self.hardware.chip
-        joined = "xgmi" if chip.family.startswith("mi") else "nvlink"
+        joined = "xgmi" if chip.family.startswith("mi") else "nvlink"  # AMD Instinct: mi300x, mi355x …
         inside = "ici" if chip.platform == "tpu" else joined if chip.link_bytes_per_s else "pcie"
         return "dcn" if outer > 1 else inside
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
@@ -17,6 +15,7 @@ from tests.process.living import (
     read_worker,
     release,
     start_long_bench,
+    stop_process,
     worker_pid,
 )
 
@@ -27,7 +26,7 @@ def test_a_release_names_a_worker_that_cannot_be_killed_within_the_bound_and_aga
     with start_agent(cpu_devices=2) as agent:
         run_id = start_long_bench(agent)
         pid = worker_pid(agent)
-        os.kill(pid, signal.SIGSTOP)  # it hears neither the end of its socket nor SIGTERM
+        stop_process(pid)  # it hears neither the end of its socket nor SIGTERM
         with keep_unreaped(pid):
             duration_s = []
             for _ in range(2):

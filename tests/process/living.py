@@ -94,10 +94,27 @@ def read_rss_bytes(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
 
+def stop_process(pid: int) -> None:
+    """Stops a process (SIGSTOP): it is there and does nothing, as in a hung driver.
+
+    Waits until each of its threads has stopped, 60 ms on busy cores: until then one may still hear its socket and exit.
+    """
+
+    def has_stopped() -> bool:
+        states = set()
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                states.add((thread / "stat").read_text().rpartition(")")[2].split()[0])
+        return states == {"T"}
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(has_stopped, limit_s=10)
+
+
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Stops a process (SIGSTOP) for the length of the block: it is there and does nothing, as in a hung driver."""
-    os.kill(pid, signal.SIGSTOP)
+    """Stops a process for the length of the block."""
+    stop_process(pid)
     try:
         yield
     finally:

@@ -30,6 +30,7 @@ from tests.process.living import (
     post_bench,
     read_rss_bytes,
     start_long_bench,
+    stop_process,
     stopped,
     worker_pid,
 )
@@ -216,7 +217,7 @@ def test_no_child_outlives_an_agent_that_was_killed() -> None:
     with start_agent(cpu_devices=2) as agent:
         start_long_bench(agent)
         worker = worker_pid(agent)
-        os.kill(worker, signal.SIGSTOP)  # not even one that hangs
+        stop_process(worker)  # not even one that hangs
         agent.process.kill()
         agent.process.wait()
         try:

@@ -57,6 +57,7 @@ class _PlanOptions(TypedDict, total=False):
 
     devices: DevicesLike | None
     device_order: Literal["planned", "given"]
+    lease: str | None
     axis_types: AxisTypesLike | None
     allow_unused: bool
     memory_strategy: MemoryStrategyName
@@ -163,6 +164,7 @@ class Fleet:
             mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1.
             devices: "host/3" (its local index there), uuids or PCI bus ids, or a selection such as {"count": 4};
                 None: all.
+            lease: id of the job's lease, which each host may have by the same id: a plan on its devices.
             device_order: "planned" searches the best order, "given" takes the one of `devices`, row-major.
             axis_types: "auto", "explicit" or "manual": one for all, one an axis, or by name; None: auto.
             allow_unused: a mesh smaller than the fleet causes a warning instead of an error.

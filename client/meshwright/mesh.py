@@ -274,12 +274,18 @@ class DeviceMeshManager:
             devices: to use instead of the manager's.
 
         Raises:
+            TypeError: an axis has no name, or its size is no whole number.
             ValueError: "Not enough devices", repeated names, sizes below 1, an empty shape, or a rest that the other
                 sizes do not divide.
         """
         chosen = self._devices if devices is None else check_devices(devices)
         pairs = mesh_shape.items() if isinstance(mesh_shape, Mapping) else mesh_shape
-        spec = _check_spec(((name, operator.index(size)) for name, size in pairs), 'use {"data": 2, "model": -1}')
+        try:
+            sized = [(name, operator.index(size)) for name, size in pairs]
+        except (TypeError, ValueError) as error:
+            words = f"mesh_shape is {mesh_shape!r}; it has a name and a whole number for each axis"
+            raise TypeError(f'{words}; use {{"data": 2, "model": -1}}') from error
+        spec = _check_spec(sized, 'use {"data": 2, "model": -1}')
         if spec.device_count > len(chosen):
             raise ValueError(
                 f"Not enough devices: mesh {spec} needs {'at least ' if -1 in spec.sizes else ''}{spec.device_count}, "

@@ -295,9 +295,13 @@ def prefetch_to_device(
 def get_batch_size_recommendation(hardware_type: HardwareType | None = None) -> BatchSizeRecommendation:
     """Returns the batch sizes per device for a hardware type; None means that of JAX's default device.
 
+    Raises:
+        ValueError: it is not a `HardwareType`, nor the value of one.
+
     Source: `meshwright.planning.batch_size`: the published table, or the chip table's roofline.
     """
-    return recommend_batch_size(DevicePlacement().hardware_type if hardware_type is None else hardware_type)
+    own = DevicePlacement().hardware_type if hardware_type is None else HardwareType(hardware_type)
+    return recommend_batch_size(own)
 
 
 def _find_default_device() -> Any:

@@ -44,7 +44,7 @@ class Settings(BaseSettings):
         default=None, description="file of tokens, one a line; without it every user may read, on loopback only"
     )
     insecure: bool = Field(
-        default=False, description="without a token file: on any address, and every user may do everything"
+        default=False, description="without a token file: on any address, and over TCP every user may do everything"
     )
     tls_cert_file: Path | None = Field(default=None, description="certificate with its chain, PEM: TCP speaks TLS")
     tls_key_file: Path | None = Field(default=None, validate_default=True, description="its key, PEM, not encrypted")
@@ -80,14 +80,10 @@ class Settings(BaseSettings):
         "by benches; never: by benches alone; always: the worker keeps accelerators warm until they are released or "
         "leased, and takes them again when leases end",
     )
-    probe_interval_s: float = Field(
-        default=30.0, gt=0, description="how often the driver, sysfs and the worker are probed"
-    )
+    probe_interval_s: float = Field(default=30.0, gt=0, description="how often driver, sysfs and worker are probed")
     start_timeout_s: float = Field(default=120.0, gt=0, description="how long JAX may take to start")
     probe_timeout_s: float = Field(default=10.0, gt=0, description="how long a driver may take to answer")
-    compile_timeout_s: float = Field(
-        default=600.0, gt=0, description="how long one compile may take, then it is killed"
-    )
+    compile_timeout_s: float = Field(default=600.0, gt=0, description="how long a compile may take, then it is killed")
     compile_memory_bytes: int | None = Field(
         default=None,
         ge=1 << 26,

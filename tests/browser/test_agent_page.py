@@ -43,11 +43,25 @@ STAND_IN = """<script>
 window.EventSource = class { addEventListener() {} };
 window.told = [];
 window.confirm = () => { told.push("question"); return %(is_confirmed)s; };
-window.fetch = async (path, options) => {
-  if (options) told.push(`${options.method} ${path}`);
+window.fetch = async (path, options = {}) => {
+  if (options.method) told.push(`${options.method} ${path}`);
   return { ok: true, json: async () => (%(replies)s), text: async () => "ready" };
 };
 </script>"""
+HANGS = """<script>
+const replies = %(replies)s;
+let asked = 0;
+AbortSignal.timeout = () => { // the browser's own goes by the clock, which the visit does not wait for
+  const control = new AbortController();
+  setTimeout(() => control.abort(new Error("late")), 1000);
+  return control.signal;
+};
+window.fetch = async (path, { signal } = {}) => {
+  if (asked++ < 5) return { ok: true, json: async () => replies, text: async () => "ready" };
+  return new Promise((_, reject) => signal?.addEventListener("abort", () => reject(signal.reason)));
+};
+</script>"""
+"""An agent that answers once, and then not even with a refusal."""
 PRESS = """<script>
 document.getElementById("bench-start").click();
 setTimeout(() => { document.title = told.join(" "); }, 500);
@@ -55,16 +69,23 @@ setTimeout(() => { document.title = told.join(" "); }, 500);
 
 
 def write_stand_in(
-    agent: RunningAgent, page: str, folder: Path, *, is_confirmed: bool = True, auth: tuple[str, str] | None = None
+    agent: RunningAgent,
+    page: str,
+    folder: Path,
+    *,
+    is_confirmed: bool = True,
+    auth: tuple[str, str] | None = None,
+    script: str = STAND_IN,
+    press: str = PRESS,
 ) -> Path:
     """Writes the page with its scripts and the stand-in for the agent into one file, and returns its path."""
-    stand_in = STAND_IN % {"is_confirmed": json.dumps(is_confirmed), "replies": json.dumps(REPLIES)}
+    stand_in = script % {"is_confirmed": json.dumps(is_confirmed), "replies": json.dumps(REPLIES)}
     page = page.replace("<header>", stand_in + "<header>")
     for name in ("dom.js", "page.js"):
-        script = httpx.get(f"{agent.url}/web/{name}", auth=auth).text
-        page = page.replace(f'<script src="/web/{name}"></script>', f"<script>{script}</script>")
+        code = httpx.get(f"{agent.url}/web/{name}", auth=auth).text
+        page = page.replace(f'<script src="/web/{name}"></script>', f"<script>{code}</script>")
     path = folder / f"page-{is_confirmed}.html"
-    path.write_text(page.replace("</html>", PRESS + "</html>"))
+    path.write_text(page.replace("</html>", press + "</html>"))
     return path
 
 
@@ -97,6 +118,18 @@ def test_a_degraded_host_is_not_green_and_its_worst_component_comes_first(tmp_pa
     assert re.search(
         r"component state reason action checked store degraded", " ".join(read_section(seen, "health").split())
     )
+
+
+def test_an_agent_that_hangs_is_unknown_and_nothing_of_it_is_left_on_the_page(
+    agent: RunningAgent, tmp_path: Path
+) -> None:
+    again = "<script>setTimeout(() => refresh().catch(showUnreachable), 500);</script>"
+    path = write_stand_in(agent, httpx.get(agent.url).text, tmp_path, script=HANGS, press=again)
+    seen = visit(path.as_uri(), tmp_path)
+    header = read_header(seen)
+    assert "unknown: the agent does not answer" in header
+    assert "ready" not in header
+    assert not read_section(seen, "health").strip()
 
 
 def test_a_visitor_who_may_only_read_sees_no_button_to_measure(tmp_path: Path) -> None:

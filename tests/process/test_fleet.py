@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright import Fleet, FleetIncompleteError, FleetState
+from meshwright import Client, Fleet, FleetIncompleteError, FleetState
+from meshwright.errors import DeviceLeasedError
 from meshwright.wire.mesh import Plan
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.process.jobs import run_program
@@ -65,6 +69,21 @@ def test_a_fleet_plans_over_all_devices(urls: list[str]) -> None:
     plan = make_plan(urls, "dp:3,tp:4")
     assert sorted((ref.granule, ref.position) for ref in plan.devices) == [(g, p) for g in range(3) for p in range(4)]
     assert [len({ref.host for ref in plan.devices[row * 4 :][:4]}) for row in range(3)] == [1, 1, 1]
+
+
+def test_a_job_plans_on_the_devices_that_it_has_leased_by_one_id_on_each_host(urls: list[str]) -> None:
+    with contextlib.ExitStack() as stack:
+        for url in urls:
+            client = stack.enter_context(Client(url))
+            stack.callback(client.end_lease, client.lease("all", purpose="slurm job 7", lease_id="slurm-7"))
+        with pytest.raises(DeviceLeasedError):
+            make_plan(urls, "dp:12")
+        assert make_plan(urls, "dp:12", lease="slurm-7").mesh_shape == {"dp": 12}
+        command = [Path(sys.executable).with_name("meshwright"), "plan", "dp:12", "--hosts", ",".join(urls)]
+        asked = subprocess.run(
+            command, env={**os.environ, "MESHWRIGHT_LEASE": "slurm-7"}, capture_output=True, check=False
+        )
+        assert asked.returncode == 0, asked.stderr
 
 
 def test_the_same_agent_by_two_addresses_is_refused(agents: list[RunningAgent]) -> None:

@@ -23,6 +23,7 @@ from meshwright._client.connection import build_async_client, build_auth, build_
 from meshwright._client.holding import CHECK_S, DEFAULT_TTL_S, HOLD_TTL_S, RENEW_TIMEOUT_S, RENEWALS, Held, keep_in_task
 from meshwright._client.replies import (
     ERRORS,
+    GATEWAY,
     MIN_ANSWER_S,
     Attempts,
     Outcome,
@@ -849,10 +850,10 @@ class AsyncClient:
         """Returns the lease. If the answer is lost, ends a lease with a new id, because nobody else knows that id."""
         try:
             return await self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
-        except (ProblemError, GeneratorExit):
+        except GeneratorExit:
             raise
-        except BaseException:
-            if is_new:
+        except BaseException as error:
+            if is_new and (not isinstance(error, ProblemError) or error.status in GATEWAY):
                 await self._try_delete(path)
             raise
 

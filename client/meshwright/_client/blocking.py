@@ -31,6 +31,7 @@ from meshwright._client.holding import (
 )
 from meshwright._client.replies import (
     ERRORS,
+    GATEWAY,
     MIN_ANSWER_S,
     Attempts,
     Outcome,
@@ -856,10 +857,10 @@ class Client:
         """Returns the lease. If the answer is lost, ends a lease with a new id, because nobody else knows that id."""
         try:
             return self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
-        except (ProblemError, GeneratorExit):
+        except GeneratorExit:
             raise
-        except BaseException:
-            if is_new:
+        except BaseException as error:
+            if is_new and (not isinstance(error, ProblemError) or error.status in GATEWAY):
                 self._try_delete(path)
             raise
 

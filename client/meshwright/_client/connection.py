@@ -130,7 +130,5 @@ def _explain_certificate(cert: str, key: str | None, error: Exception) -> str:
             f"MESHWRIGHT_CLIENT_CERT_FILE {cert!r}; name the two that belong together"
         )
     named = f"MESHWRIGHT_CLIENT_CERT_FILE {cert!r}" + (f" and MESHWRIGHT_CLIENT_KEY_FILE {key!r}" if key else "")
-    works = (
-        "name PEM files of a certificate and its key" if key else "name its key's file in MESHWRIGHT_CLIENT_KEY_FILE"
-    )
+    works = "name PEM files of certificate and key" if key else "name its key's file in MESHWRIGHT_CLIENT_KEY_FILE"
     return f"{named} cannot be used: no certificate, or no private key, in PEM form ({error}); {works}"

@@ -43,7 +43,7 @@ FailureKind = Literal["refused", "timeout", "lost", "untrusted", "expired", "han
 trusted · it is not valid at this time · the agent rejects the client's certificate, or does not use TLS."""
 
 RUN_HINT: Final = "the agent may have made the run all the same: see GET /runs before you ask again"
-_GATEWAY: Final = frozenset({502, 504})
+GATEWAY: Final = frozenset({502, 504})
 """Statuses of proxies between client and agent."""
 _ROUTELESS: Final = frozenset({404, 405})
 """Without a problem document another server's answer, which tells nothing of what the agent has."""
@@ -151,7 +151,7 @@ class Attempts:
 def is_lost(outcome: Outcome) -> bool:
     """Returns whether the agent may have carried out the request, although its answer was lost."""
     if isinstance(outcome, httpx.Response):
-        return outcome.status_code in _GATEWAY
+        return outcome.status_code in GATEWAY
     return name_failure(outcome) in ("timeout", "lost") and not isinstance(outcome, httpx.PoolTimeout)
 
 

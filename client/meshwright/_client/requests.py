@@ -245,7 +245,8 @@ def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
         reasons = [f"{_write_shape(each)} {each.message}" for each in plans.rejected[:REASONS_MOST]]
         reasons += [each.message for each in plans.comparison if each.message]
         text = "; ".join([*reasons, *(notice.message for notice in plans.warnings)]) or "no reason was given"
-        raise PlanInfeasibleError(f"{asked}: no plan is possible: {text}", host=host)
+        hint = "; ".join(notice.hint for notice in plans.warnings if notice.hint)
+        raise PlanInfeasibleError(f"{asked}: no plan is possible: {text}", hint=hint, host=host)
     best = plans.plans[0]
     return best.model_copy(update={"warnings": (*best.warnings, *plans.warnings)}) if plans.warnings else best
 

@@ -174,9 +174,7 @@ def pack_step(step: Callable[..., Any] | str) -> Step:
     if isinstance(step, str):
         return parse_step(step)
     if not callable(step):
-        raise TypeError(
-            f"step is a {type(step).__name__}; it is a function, or its name as text, such as 'train:train_step'"
-        )
+        raise TypeError(f"step is a {type(step).__name__}; it is a function, or its name, such as 'train:train_step'")
     named = _find_name(step)
     if named is not None:
         module, name = named

@@ -52,9 +52,7 @@ def show_events(
     """
     at = None if since is None else parse_moment(since, "--since", now=datetime.now(UTC))
     if follow and limit is not None:
-        raise typer.BadParameter(
-            "--follow has no end, so there is nothing to limit; leave one out", param_hint="--limit"
-        )
+        raise typer.BadParameter("--follow has no end, nothing to limit; leave one out", param_hint="--limit")
     if follow:
         return _follow(session, component, at)
     with session.open() as client:

@@ -264,9 +264,7 @@ def run_leased(
     preemptible: PreemptibleOption = False,
     if_lost: Annotated[
         Literal["stop", "warn"] | None,
-        typer.Option(
-            help="When the lease is lost: end the command (SIGTERM), or warn only. Without: stop if preemptible."
-        ),
+        typer.Option(help="When the lease is lost: end the command (SIGTERM), or warn. Without: stop if preemptible."),
     ] = None,
 ) -> int:
     """Run a command while devices are reserved for it.

@@ -86,7 +86,7 @@ def show_plan(
     if is_asked(session, hosts):
         if offline:
             raise typer.BadParameter("it asks the agents of these hosts, --offline does not", param_hint="--hosts")
-        return print_best(session, _frame(plan_on_fleet(session, asked, hosts)), say)
+        return print_best(session, _frame(plan_on_fleet(session, add_own_lease(asked), hosts)), say)
     if offline:
         return print_best(session, answer_plans_here(session, asked), say)
     plan, url = _ask(session, asked)

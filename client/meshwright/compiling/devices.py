@@ -131,9 +131,7 @@ def _find_box(opened: OpenTarget, places: Sequence[DevicePosition]) -> tuple[Com
     members, target = _group(places), opened.target
     boxes = {granule: _measure_box(opened, granule, positions) for granule, positions in members.items()}
     if len(set(boxes.values())) > 1:
-        what = (
-            f"{write_shape(min(boxes.values()))} chips of one slice and {write_shape(max(boxes.values()))} of another"
-        )
+        what = f"{write_shape(min(boxes.values()))} chips of a slice and {write_shape(max(boxes.values()))} of another"
         raise _refuse_part(opened, what, _BOXES, "the same box of each slice")
     box = next(iter(boxes.values()))
     if target.twisted and box != _extend(target.shape):
@@ -189,9 +187,7 @@ def _open_tpu(target: CompileTarget) -> OpenTarget:
 def _find_chip(target: CompileTarget) -> Chip:
     chip = find_chip(target.chip)
     if chip is None or chip.platform != target.platform:
-        raise NotCompiledError(
-            f"{target.name}: no {target.platform} is called {target.chip}; use one such as v5e, h100"
-        )
+        raise NotCompiledError(f"{target.name}: no {target.platform} is called {target.chip}; use one like v5e, h100")
     return chip
 
 

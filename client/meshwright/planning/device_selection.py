@@ -227,9 +227,7 @@ def select_devices(
         NotFoundError: the lease covers no device.
     """
     if not topology.devices:
-        raise refuse(
-            "a mesh needs devices; this host has none that jax can use", "see GET /health for the reason", "mesh"
-        )
+        raise refuse("a mesh needs devices; this host has none jax can use", "see GET /health for the reason", "mesh")
     there = topology.order if lease in (None, ANY_LEASE) else _list_of_lease(topology, lease)
     devices = topology.devices
     left_out = tuple(i for i in there if devices[i].compute_mode == "prohibited" or health.get(i) == "unhealthy")

@@ -142,9 +142,7 @@ def answer_request(request: PlanRequest | SearchRequest, here: Inventory | None 
         PlanInfeasibleError: an axis does not divide its dimension of the model.
     """
     if request.lease is not None and request.targets:
-        detail = (
-            f"lease {request.lease} reserves devices of an agent's host, and {request.targets[0]} is other hardware"
-        )
+        detail = f"lease {request.lease} reserves devices of a host, and {request.targets[0]} is other hardware"
         raise _refuse("lease", detail, "leave out the lease, or the target")
     if isinstance(request, PlanRequest):
         return Plans(plans=(_answer_plan(request, here),))
@@ -198,6 +196,8 @@ def _answer_plan(request: PlanRequest, here: Inventory | None) -> Plan:
     try:
         model = read_model(request.model)
     except UnsupportedModelError as error:
+        if request.exports:
+            raise _refuse("exports", str(error), "leave them out, or name another model") from error
         notice = Notice(code="model_not_supported", message=str(error), hint="a model without it can be verified")
         return plan.model_copy(update={"warnings": (*plan.warnings, notice)})
     if request.training is not None:
@@ -217,7 +217,7 @@ def _check_model(request: PlanRequest) -> None:
     Raises:
         InvalidRequestError: a field is about a model or its training, and that is not given.
     """
-    needs = {"training": "model", "exports": "model", "audit": "training"}
+    needs = {"training": "model", "exports": "training", "audit": "training"}
     for name, needed in needs.items():
         if getattr(request, name) and getattr(request, needed) is None:
             detail = f"{name} is about a model's step, and {needed} is not given"

@@ -391,7 +391,8 @@ def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> It
     known = {place: host for place, host in enumerate(state.hosts) if host.devices is not None}
     for place, host in enumerate(state.hosts):
         if host.devices is None:
-            missing: HostState = "unchecked" if host.state == "error" else "missing"  # it refuses the caller
+            is_fault = host.state == "unreachable" or host.detail.startswith("worker")  # it failed, or does not start
+            missing: HostState = "missing" if is_fault else "unchecked"
             yield place, HostFinding(state=missing, text=host.detail or "its agent does not answer")
     for place in [place for place, host in known.items() if _list(host).host.basis == "declared"]:
         del known[place]

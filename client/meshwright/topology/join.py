@@ -156,9 +156,7 @@ def _describe_slice(
 ) -> Iterator[Notice]:
     """Warns of chips that are missing in a shape that a host states, and of several hosts that state none."""
     if said is None and part_count > 1:
-        taken = (
-            f"they fill {write_shape(shape)}, which is taken for its shape" if shape else "wrap-around is not assumed"
-        )
+        taken = f"they fill {write_shape(shape)}, taken as its shape" if shape else "wrap-around is not assumed"
         message = f"no host says the shape of slice {name}; {len(seats)} devices of it are here, and {taken}"
         yield Notice(code="slice_shape_unknown", message=message, hint="set TPU_TOPOLOGY for the agents, such as 4x4x4")
     cores = Counter(seat.device.coords or () for seat in seats)
@@ -431,9 +429,7 @@ def _assemble(
         for link in reply.links
     ]
     listed = tuple(one.granule.model_copy(update={"ordinal": ordinal}) for ordinal, one in enumerate(granules))
-    places = tuple(
-        tuple(at[index, place] for place in range(len(reply.devices))) for index, reply in enumerate(replies)
-    )
+    places = tuple(tuple(at[host, place] for place in range(len(reply.devices))) for host, reply in enumerate(replies))
     try:
         ordered = tuple(sorted(links, key=lambda link: (link.a, link.b)))
         return Topology(devices, ordered, listed, _find_slowest_network(replies)), places

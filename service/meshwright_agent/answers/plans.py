@@ -40,6 +40,8 @@ MAX_WAITING: Final = 32
 RETRY_AFTER_S: Final = 1.0
 PLAN_TIMEOUT_S: Final = 60.0
 """Time limit of one plan in the planner."""
+KEEP_TIMEOUT_S: Final = 3.0
+"""How long a plan waits for the store, which takes others' first: more than a busy database needs for one."""
 
 HERE: Final = "here"
 """The state of a stored plan that was made on this host."""
@@ -199,10 +201,11 @@ class PlanMaker:
     async def keep(self, answer: PlanAnswer) -> PlanAnswer:
         """Stores the plans. If the store does not answer, the plan is returned but not stored."""
         try:
-            async with self._keeping:  # what is there decides under which name a plan is stored
+            async with asyncio.timeout(KEEP_TIMEOUT_S), self._keeping:  # what is there decides a plan's name
                 await self._store.write(*[await self._build_document(answer.source, *each) for each in answer.kept])
-        except StoreUnavailableError as error:
-            message = f"the plan is valid but was not stored, so its fingerprint finds nothing: {error.detail}"
+        except (StoreUnavailableError, TimeoutError) as error:
+            why = getattr(error, "detail", f"the store did not take it within {KEEP_TIMEOUT_S:g} s")
+            message = f"the plan is valid but was not stored, so its fingerprint finds nothing: {why}"
             hint = "keep this reply in a file (MESHWRIGHT_PLAN)"
             return await asyncio.to_thread(answer.warn, Notice(code="plan_not_stored", message=message, hint=hint))
         return answer

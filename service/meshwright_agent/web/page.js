@@ -2,6 +2,7 @@
 "use strict";
 
 const REFRESH_S = 10;
+const ANSWER_S = 5; // an agent that hangs does not refuse: it says nothing
 const GIB = 2 ** 30;
 const STATE_CLASS = { healthy: "good", degraded: "warn", unhealthy: "bad", unknown: "warn", initializing: "quiet" };
 const WORST_FIRST = ["unhealthy", "unknown", "degraded", "initializing", "healthy"];
@@ -154,7 +155,7 @@ function showError(id) {
 
 function showUnreachable() {
   place("state", markState("unknown", "unknown: the agent does not answer"));
-  place("worst");
+  for (const id of ["worst", "ready", "worker", "health", "devices", "leases"]) place(id);
 }
 
 // A host whose health cannot be read has no verdict: the last one is not left standing.
@@ -165,11 +166,12 @@ function showHealthError(error) {
 }
 
 async function refresh() {
-  place("ready", new Text((await (await fetch("/readyz")).text()).trim()));
+  const limit = { signal: AbortSignal.timeout(ANSWER_S * 1000) };
+  place("ready", new Text((await (await fetch("/readyz", limit)).text()).trim()));
   await Promise.all([
-    ask("/health").then(showHealth).catch(showHealthError),
-    ask("/devices").then(showDevices).catch(showError("devices")),
-    ask("/leases").then(showLeases).catch(showError("leases")),
+    ask("/health", limit).then(showHealth).catch(showHealthError),
+    ask("/devices", limit).then(showDevices).catch(showError("devices")),
+    ask("/leases", limit).then(showLeases).catch(showError("leases")),
   ]);
 }
 

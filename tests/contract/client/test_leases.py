@@ -15,6 +15,7 @@ from meshwright.errors import (
     DeviceLeasedError,
     InvalidRequestError,
     NotFoundError,
+    ProblemError,
 )
 from meshwright.testing import FakeAgent
 from tests.contract.client.both import Kind, ask
@@ -74,6 +75,21 @@ def test_a_lease_that_cannot_be_is_refused_by_its_field(kind: Kind, arguments: d
     with pytest.raises(InvalidRequestError) as caught:
         ask(kind, FakeAgent(), lambda c: c.lease(**arguments))
     assert caught.value.errors
+
+
+@both
+@pytest.mark.parametrize("status", [502, 504])
+def test_a_lease_whose_answer_a_proxy_has_lost_is_ended(kind: Kind, status: int) -> None:
+    fake = FakeAgent()
+    inside = fake.transport()
+
+    def lose_leases(request: httpx.Request) -> httpx.Response:
+        answer = inside.handle_request(request)
+        return httpx.Response(status) if request.method == "PUT" else answer
+
+    with pytest.raises(ProblemError):
+        ask(kind, fake, lambda c: c.lease(purpose="job 7"), transport=httpx.MockTransport(lose_leases), max_retries=0)
+    assert fake.client().leases().leases == ()
 
 
 @both

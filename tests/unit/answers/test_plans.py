@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from meshwright.planning.request import Inventory
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
 from meshwright.wire.model import TrainingSpec
+from meshwright_agent.answers import plans as plans_module
 from meshwright_agent.answers.benches import HostMeasurements
 from meshwright_agent.answers.plans import HERE, LARGE_DEVICES, MAX_WAITING, PlanAnswer, PlanMaker
 from meshwright_agent.children.planner import write_plans
@@ -172,6 +174,23 @@ def test_a_store_that_does_not_answer_costs_the_storing_and_not_the_plan(request
     plans = read(build(answering(ANSWER), MemoryStore(StoreUnavailableError("disk full"))), request_)
     assert plans.plans
     assert [(notice.code, "disk full" in notice.message) for notice in plans.warnings] == [("plan_not_stored", True)]
+
+
+def test_plans_do_not_wait_in_line_for_a_store_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans_module, "KEEP_TIMEOUT_S", 0.05)
+
+    class StuckStore(MemoryStore):
+        async def write(self, *documents: Document) -> None:
+            await asyncio.sleep(60)
+
+    async def main() -> list[PlanAnswer]:
+        maker = build(answering(ANSWER), StuckStore())
+        return await asyncio.gather(*(maker.answer(TARGET) for _ in range(5)))
+
+    began_s = time.monotonic()
+    answers = asyncio.run(main())
+    assert time.monotonic() - began_s < 5
+    assert all("did not take it within 0.05 s" in answer.text for answer in answers)
 
 
 @pytest.mark.parametrize("sources", [("v5e:2x4", HERE), (HERE, "v5e:2x4")])

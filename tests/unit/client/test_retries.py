@@ -27,6 +27,7 @@ from meshwright.errors import (
     UnavailableError,
 )
 from meshwright.spec import MeshSpec
+from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.health import Health
@@ -110,8 +111,10 @@ def test_an_id_stays_one_part_of_the_path_whatever_stands_in_it(run_id: str) -> 
 
 def test_no_plan_at_all_is_infeasible_and_says_why_each_was_rejected() -> None:
     rejected = Rejected(mesh_shape={"dp": 3}, reason="memory", message="needs 90 GB")
-    with pytest.raises(PlanInfeasibleError, match="needs 90 GB"):
-        take_best(Plans(plans=(), rejected=(rejected,)), asked="it")
+    fits = Notice(code="nothing_fits", message="none holds it", hint="it fits with 2 such devices")
+    with pytest.raises(PlanInfeasibleError, match="needs 90 GB") as raised:
+        take_best(Plans(plans=(), rejected=(rejected,), warnings=(fits,)), asked="it")
+    assert raised.value.hint == fits.hint
 
 
 # ---- when it is sent again

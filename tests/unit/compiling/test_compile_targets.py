@@ -137,7 +137,7 @@ def test_a_part_of_a_slice_compiles_as_a_slice(child: Child, target: Any, places
 ODD = [
     (write_tpu("v5e", (4, 4)), [(0, 0), (0, 1), (0, 4)], "no box of whole chips"),
     (write_tpu("tpu7x", (2, 2, 1)), [(0, 0), (0, 2)], "no box of whole chips"),
-    (write_tpu("v5e", (2, 2), 2), [(0, 0), (0, 1), (1, 0)], "1x1x1 chips of one slice and 2x1x1 of another"),
+    (write_tpu("v5e", (2, 2), 2), [(0, 0), (0, 1), (1, 0)], "1x1x1 chips of a slice and 2x1x1 of another"),
     (write_tpu("v5p", (4, 4, 8), twisted=True), [(0, n) for n in range(64)], "4x4x4 chips of a twisted torus"),
     (write_tpu("v5e", (0, 2)), None, "libtpu has no slice for 1*v5e:0x2"),
     (write_target("tpu", "h100", (8,)), None, "no tpu is called h100"),

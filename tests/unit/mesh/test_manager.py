@@ -53,7 +53,7 @@ def test_named_meshes_have_their_shapes() -> None:
     ([("data", 2), ("data", 4)], ValueError, "stands 2 times"), ({"data": 0}, ValueError, "has size 0"),
     ({"data": -3}, ValueError, "has size -3"), ({"data": -1, "model": -1}, ValueError, "at most one axis"),
     ({}, ValueError, "0 axes"), ([], ValueError, "0 axes"), ({"": 2}, ValueError, "a name is a word"),
-    ({"data": 2.0}, TypeError, "float"),
+    ({"data": 2.0}, TypeError, "a whole number for each axis; use"), ("data:1", TypeError, "mesh_shape is 'data:1'"),
 ])  # fmt: skip
 def test_wrong_shapes_are_refused(shape: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):

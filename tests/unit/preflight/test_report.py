@@ -121,9 +121,16 @@ def test_what_to_do_is_said_in_commands() -> None:
     assert "    see `meshwright health`; or give a longer --timeout" in lines
 
 
-@pytest.mark.parametrize(("state", "found"), [("error", "unchecked"), ("not_ready", "missing")])
-def test_an_agent_that_refuses_the_caller_is_not_missing(state: Any, found: str) -> None:
-    ((_, finding),) = compare_hosts(FleetState((FleetHost("http://a", state),)), None, "")
+@pytest.mark.parametrize(("state", "detail", "found"), [
+    ("error", "", "unchecked"),
+    ("unreachable", "", "missing"),
+    ("not_ready", "starting since 12:00:00 UTC: the driver has not answered the probe yet", "unchecked"),
+    ("not_ready", "draining: the agent is shutting down", "unchecked"),
+    ("not_ready", "worker failed: it crashed 5 times", "missing"),
+    ("not_ready", "worker does not start: no libtpu", "missing"),
+])  # fmt: skip
+def test_an_agent_that_refuses_the_caller_or_only_starts_is_not_missing(state: Any, detail: str, found: str) -> None:
+    ((_, finding),) = compare_hosts(FleetState((FleetHost("http://a", state, detail=detail),)), None, "")
     assert finding.state == found
 
 

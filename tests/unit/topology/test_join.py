@@ -229,7 +229,7 @@ def test_hosts_that_name_no_slice_are_one_where_one_of_them_is_a_part() -> None:
 def test_a_shape_that_nobody_says_is_that_of_the_box_unless_somebody_knows_of_others() -> None:
     whole = join_devices(build_slice((4, 4, 4), (2, 2, 1), says_shape=False, says_part=False))
     assert (whole.topology.granules[0].shape, whole.topology.granules[0].wrap) == ((4, 4, 4), (True,) * 3)
-    assert "they fill 4x4x4, which is taken for its shape" in find_notice(whole, "slice_shape_unknown")
+    assert "they fill 4x4x4, taken as its shape" in find_notice(whole, "slice_shape_unknown")
     part = join_devices(build_slice((4, 4, 4), (2, 2, 1), says_shape=False))
     assert part.topology.granules[0].shape is None
     assert "wrap-around is not assumed" in find_notice(part, "slice_shape_unknown")

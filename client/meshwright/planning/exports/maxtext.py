@@ -35,9 +35,6 @@ COMMAND: Final = "python3 -m maxtext.trainers.pre_train.train"
 OWN_NAMES: Final = ("fsdp_transpose", "tensor_sequence", "context_autoregressive", "autoregressive")
 """Axes of MaxText's mesh beside these, which a plan may have by their own names."""
 
-GONE: Final = ("tensor_transpose",)
-"""Axes that MaxText once had."""
-
 ALWAYS: Final = ("dcn_data", "ici_fsdp")
 """Flags with MaxText's default -1 (the rest): written also where they are 1."""
 
@@ -56,7 +53,7 @@ def write_maxtext(setting: Setting) -> str:
             pipeline whose micro-batches or layers do not fill its stages equally, or cuts heads of keys and values; or
             a device has a part of a token.
     """
-    _check_heads(setting)
+    _check_attention(setting)
     step = {**_list_parallelism(setting), **_list_batch(setting), **_list_numbers(setting), **_list_experts(setting)}
     flags = {
         "run_name": "meshwright",
@@ -89,23 +86,27 @@ def _list_parallelism(setting: Setting) -> dict[str, str]:
     return {f"{name}_parallelism": str(size) for name, size in sizes.items() if size > 1 or name in ALWAYS}
 
 
-def _check_heads(setting: Setting) -> None:
-    """Raises InvalidRequestError where tensor axes cut heads of keys and values, which MaxText does not repeat."""
+def _check_attention(setting: Setting) -> None:
+    """Raises InvalidRequestError where tensor axes cut heads of keys and values, which MaxText does not repeat, or
+    where cuDNN's kernel does not do what the model needs."""
     heads, tensor, parts = setting.model.kv_heads, setting.axes.tensor, setting.axes.measure(setting.axes.tensor)
     if heads % parts and not setting.model.is_latent:
         message = f"{setting.axes.write(tensor)} does not divide num_key_value_heads {heads}, as it must in MaxText"
         near = write_values(choose_near(list_divisors(heads), parts))
         raise refuse("maxtext", message, f"use a mesh with {' × '.join(tensor)} of {near}")
+    if _find_kernel(setting) == "cudnn_flash_te":
+        is_cut = setting.axes.measure(setting.axes.context) > 1 and setting.model.window
+        if missing := "attention sinks" if setting.model.attention_sinks else "windows on context axes" * bool(is_cut):
+            raise refuse("maxtext", f"MaxText has no {missing} in cudnn_flash_te", 'use attention "xla"')
+
+
+def _find_kernel(setting: Setting) -> str:
+    return _ATTENTION.get((setting.plan.platform, setting.training.attention), "dot_product")
 
 
 def _find_flag(name: str) -> str:
     """Returns the name of an axis in ici_…_parallelism and dcn_…_parallelism: its role, or MaxText's own name."""
-    if name.lower() in GONE:
-        hint = "call it tensor, or fsdp_transpose where it shards weights"
-        raise refuse("maxtext", f"axis {name} is none of MaxText's mesh at {VERSION}", hint)
-    role = find_role(name)
-    assert role is not None  # `Setting` has checked it
-    return name.lower() if name.lower() in OWN_NAMES else role
+    return name.lower() if name.lower() in OWN_NAMES else str(find_role(name))  # `Setting` has checked it
 
 
 def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
@@ -117,10 +118,8 @@ def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
     product, devices = math.prod(outer.values()), setting.axes.measure(setting.axes.sizes)
     uneven = any(setting.axes.sizes[name] % parts for name, parts in outer.items())
     if uneven or product > count or devices > product * size:
-        said = ", ".join(
-            f"{name}:{setting.axes.sizes[name]} over {parts}" for name, parts in outer.items() if parts > 1
-        )
-        message = f"MaxText takes each axis as a part inside a {kind} times a part across, and {said} {kind}s is not so"
+        cut = ", ".join(f"{name}:{setting.axes.sizes[name]} over {parts}" for name, parts in outer.items() if parts > 1)
+        message = f"MaxText takes each axis as a part inside a {kind} times a part across, and {cut} {kind}s is not so"
         raise refuse("maxtext", message, f"let some axes fill the {size} devices of a {kind}, and others cross {kind}s")
 
 
@@ -141,9 +140,9 @@ def _list_batch(setting: Setting) -> dict[str, str]:
     if stages == 1:
         batch = _write_batch(setting, passes)
         return {"per_device_batch_size": batch, "gradient_accumulation_steps": str(passes), **length}
-    layers = setting.model.num_hidden_layers
+    layers = _count_layers(setting.model)
     if layers % stages:
-        message = f"{stages} stages do not divide num_hidden_layers {layers}, and MaxText's stages are equal"
+        message = f"{stages} stages do not divide the {layers} layers that MaxText cuts, and its stages are equal"
         common = math.gcd(layers, setting.axes.measure(setting.axes.sizes))
         near = choose_near(list_divisors(common)[1:], stages)
         raise refuse("maxtext", message, f"use {write_values(near)} stages" if near else "leave out the pipeline")
@@ -162,6 +161,13 @@ def _list_batch(setting: Setting) -> dict[str, str]:
         "pipeline_fsdp_ag_once": str(schedule is not None and schedule.pipeline_gathers_once).lower(),
         **length,
     }
+
+
+def _count_layers(model: ModelSpec) -> int:
+    """Returns the layers that MaxText cuts into stages. Gemma 2's are pairs; of DeepSeek's only those with experts."""
+    name = str(model.name) if _find_known(model) else ""
+    layers = model.expert_layer_count if name.startswith(("deepseek", "kimi")) else model.num_hidden_layers
+    return layers // 2 if name.startswith("gemma2") else layers
 
 
 def _write_batch(setting: Setting, passes: int) -> str:
@@ -201,8 +207,11 @@ def _list_numbers(setting: Setting) -> dict[str, str]:
         "weight_dtype": training.weight_dtype,
         "grad_dtype": training.weight_dtype,
         "opt_type": training.optimizer,
-        "attention": _ATTENTION.get((setting.plan.platform, training.attention), "dot_product"),
+        "attention": _find_kernel(setting),
     }
+    context = setting.axes.measure(setting.axes.context)
+    if context > 1 and (context % 2 or training.seq_len % (2 * context)):  # it balances by 2 pieces for each device
+        flags["context_parallel_load_balance"] = "false"
     if training.optimizer == "adamw":
         flags["mu_dtype"] = training.first_moment_dtype or training.weight_dtype
     if not training.scan_layers:
@@ -244,6 +253,8 @@ def _list_notes(setting: Setting) -> Iterator[str]:
         yield "attention in blocks; on a CPU MaxText has dot_product alone"
     if plan.platform == "gpu" and training.attention == "flash":
         yield "packed sequences; MaxText has them with cudnn_flash_te only where max_segments_per_seq is set"
+        if setting.model.attn_logit_softcapping:
+            yield "attn_logit_softcapping; cudnn_flash_te does not cap scores"
     pieces, tiling = _find_tiling(setting)
     if tiling < pieces:
         logits = setting.micro_batch_size * training.seq_len * setting.model.vocab_size

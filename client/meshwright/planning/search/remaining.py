@@ -52,6 +52,8 @@ def find_fallback(
     kept = tuple(index for index in pool.indices if index not in set(lost))
     kind = "slice" if topology.platform == "tpu" else "host"
     name = "one device" if len(lost) == 1 else f"a {kind} of {len(lost)} devices"
+    if not kept:
+        return Fallback(plans=(), message=f"without {name} no device is left")
     try:
         plans = search_remaining(request, topology, kept, ask, lay_out)
     except PlanInfeasibleError as error:
@@ -89,9 +91,7 @@ def search_remaining(
     idle = len(kept) - count
     if not idle:
         return plans
-    message = (
-        f"{_write_idle(idle, 'the devices that are left')}: the fastest mesh that cuts model and batch has {count}"
-    )
+    message = f"{_write_idle(idle, 'the devices left')}: the fastest mesh that cuts model and batch has {count}"
     hint = _find_batch(request, ask, len(kept), count, found[count].seconds)
     notice = Notice(code="devices_left_idle", message=message, hint=hint)
     return plans.model_copy(update={"warnings": (*plans.warnings, notice)})

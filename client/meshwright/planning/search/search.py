@@ -470,7 +470,7 @@ def _list_basis_notices(question: Question) -> tuple[Notice, ...]:
         message = f"{chip.name} has no matrix units for bfloat16: its step is priced in {chip.dtype}"
         if question.training.attention == "flash":
             message += (
-                ", with flash attention, which cuDNN has from Ampere on; attention xla needs more time and memory"
+                ", with flash attention, which cuDNN has from Ampere on; attention xla takes more time and memory"
             )
         return (Notice(code="no_bfloat16", message=message, hint="compute in float16 in your own step, or measure it"),)
     if question.training.compute_dtype != "float32":
@@ -534,14 +534,19 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
 
 
 def _list_notices(question: Question, memory: PlanMemory, layout: Layout) -> tuple[Notice, ...]:
-    """Returns the warnings of measured figures that are impossible for such a chip, of uneven stages, and
-    of a step that does not fit in the part of a GPU's memory that JAX takes by default."""
+    """Returns the warnings of measured figures that are impossible for such a chip, of uneven stages, and of a step
+    that almost fills a device, or does not fit in the part of a GPU's memory that JAX takes by default."""
     hardware, layers, stages = question.hardware, question.model.num_hidden_layers, int(layout.pp)
     told = tuple(factor.refuse() for factor in hardware.factors if not factor.is_taken)
     if layers % stages:
         message = f"{layers} layers do not divide into {stages} stages: the fullest has {-(-layers // stages)}; "
         message += "MaxText's export needs equal stages"
         told += (Notice(code="uneven_stages", message=message, hint="use a pp that divides layers and devices, or 1"),)
+    share = memory.per_device_bytes / (memory.capacity_bytes or math.inf)
+    if memory.fits and share > 1 - ROOM:
+        message = f"the step takes {share:.1%} of a device's memory by an estimate whose error is larger than the rest"
+        hint = "compile it, or use a smaller micro-batch or another remat"
+        told += (Notice(code="memory_is_tight", message=message, hint=hint),)
     default = find_capacity(hardware.chip, hardware.memory_bytes, GPU_FRACTION)
     if hardware.chip.platform != "gpu" or not memory.fits or memory.per_device_bytes <= default:
         return told

@@ -45,12 +45,63 @@ def test_a_batch_that_no_float_holds_is_rounded_so_that_none_is_lost() -> None:
 
 
 def test_a_pipeline_whose_stages_differ_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="3 stages do not divide num_hidden_layers 80") as refused:
+    with pytest.raises(InvalidRequestError, match="3 stages do not divide the 80 layers") as refused:
         export("maxtext", **{**LLAMA, "target": "3*h100:8"}, mesh="pp:3,tp:8")
     assert "2, 4 or 8 stages" in refused.value.hint  # of 24 devices: 5 stages, which divide the layers, are no mesh
     with pytest.raises(InvalidRequestError, match="3 stages") as refused:
         export("maxtext", mesh="pp:3", target="3*h100:1")
     assert refused.value.hint == "leave out the pipeline"
+
+
+@pytest.mark.parametrize(("model", "mesh", "stages"), [
+    ("gemma2-9b", "pp:3,fsdp:8", None),  # MaxText's 21 layers are pairs
+    ("gemma2-9b", "pp:2,fsdp:8", "3 or 7"),
+    ("deepseek2-16b", "pp:2,fsdp:8", None),  # of its 27 layers 26 have experts
+    ("deepseek2-16b", "pp:3,fsdp:8", "2"),
+])  # fmt: skip
+def test_stages_divide_the_layers_that_maxtext_cuts(model: str, mesh: str, stages: str | None) -> None:
+    asked: Any = {"model": model, "target": "v5p:4x4x12", "devices": {"count": 24 if "3" in mesh else 16}}
+    asked["training"] = {"seq_len": 4096, "global_batch_size": 96, "gradient_accumulation_steps": 6}
+    if stages is None:
+        assert f"ici_pipeline_parallelism={mesh[3]}" in export("maxtext", mesh=mesh, **asked)
+        return
+    with pytest.raises(InvalidRequestError, match="layers that MaxText cuts"):
+        export("maxtext", mesh=mesh, **asked)
+
+
+@pytest.mark.parametrize(("model", "mesh", "said"), [
+    ("gpt-oss-20b", "fsdp:16", "no attention sinks in cudnn_flash_te"),
+    ("gemma2-9b", "fsdp:8,cp:2", "no windows on context axes in cudnn_flash_te"),
+])  # fmt: skip
+def test_what_the_kernel_for_gpus_does_not_do_is_refused_and_dot_product_does_it(
+    model: str, mesh: str, said: str
+) -> None:
+    asked: Any = {"model": model, "target": "2*h100:8", "mesh": mesh}
+    training = {"seq_len": 4096, "global_batch_size": 64}
+    with pytest.raises(InvalidRequestError, match=said):
+        export("maxtext", **asked, training=training)
+    text = export("maxtext", **asked, training={**training, "attention": "xla"})
+    assert read_flags(text)["attention"] == "dot_product"
+
+
+def test_a_cap_on_scores_that_the_kernel_for_gpus_has_not_is_told() -> None:
+    asked: Any = {"model": "gemma2-9b", "training": {"seq_len": 4096, "global_batch_size": 64}, "mesh": "fsdp:16"}
+    assert "attn_logit_softcapping" in str(read_notes(export("maxtext", target="2*h100:8", **asked)))
+    assert "attn_logit_softcapping" not in str(read_notes(export("maxtext", target="v5p:2x2x4", **asked)))
+
+
+@pytest.mark.parametrize(("mesh", "length", "flag"), [
+    ("fsdp:4,cp:4", 4096, None), ("fsdp:2,cp:8", 1000, "false"), ("fsdp:4,cp:3", 12288, "false"),
+    ("fsdp:16", 4095, None),
+])  # fmt: skip
+def test_sequences_are_not_balanced_over_context_axes_where_their_pieces_differ(
+    mesh: str, length: int, flag: str | None
+) -> None:
+    training, count = {"seq_len": length, "global_batch_size": 16}, 12 if "cp:3" in mesh else 16
+    text = export(
+        "maxtext", mesh=mesh, model="llama3-8b", target="v5p:4x4x12", devices={"count": count}, training=training
+    )
+    assert read_flags(text).get("context_parallel_load_balance") == flag
 
 
 def test_a_pipeline_whose_micro_batches_do_not_fill_its_stages_is_refused() -> None:
@@ -183,12 +234,9 @@ MIXED = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (0, 3)]
 """Devices of two hosts in an order that is no part inside times a part across."""
 
 
-@pytest.mark.parametrize(("mesh", "target", "said", "more"), [
-    ("tensor_transpose:8", "h100:8", "tensor_transpose is none of MaxText's mesh", {}),
-    ("dp:2,tp:4", "2*h100:4", "dp:2 over 2, tp:4 over 2 hosts is not so",
-     {"devices": [f"host-{host}/{at}" for host, at in MIXED], "device_order": "given"}),
-])  # fmt: skip
-def test_a_mesh_that_maxtext_cannot_have_is_refused(mesh: str, target: str, said: str, more: dict[str, Any]) -> None:
+def test_a_mesh_that_maxtext_cannot_have_is_refused() -> None:
+    mesh, target, said = "dp:2,tp:4", "2*h100:4", "dp:2 over 2, tp:4 over 2 hosts is not so"
+    more: Any = {"devices": [f"host-{host}/{at}" for host, at in MIXED], "device_order": "given"}
     model = {**TINY, "num_attention_heads": 24, "head_dim": 8, "intermediate_size": 96, "vocab_size": 240}
     with pytest.raises(InvalidRequestError, match=said) as refused:
         export("maxtext", mesh=mesh, target=target, model=model, training={"global_batch_size": 24}, **more)

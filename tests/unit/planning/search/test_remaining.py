@@ -36,6 +36,8 @@ def test_of_one_host_a_device_goes_alone() -> None:
     small = ask_fallback("h100:8", model="llama3.2-3b", training={"seq_len": 8192, "global_batch_size": 144})
     assert small.message.endswith("no global_batch_size near 144 is faster on more of them")
     assert "hosts run together" in ask_fallback("v5e:4x8").message
+    alone = ask_fallback("h100:1", model="llama3.2-1b", training={"seq_len": 2048, "global_batch_size": 8})
+    assert (alone.plans, alone.message) == ((), "without one device no device is left")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_a_device_that_has_failed_is_planned_around_and_the_idle_ones_are_told()
     assert 3 not in {device.local_index for device in plan.devices}
     assert count(plan) == 6
     notice = next(notice for notice in found.warnings if notice.code == "devices_left_idle")
-    assert notice.message.startswith("1 of the devices that are left stays idle")
+    assert notice.message.startswith("1 of the devices left stays idle")
 
 
 def test_the_fastest_step_counts_and_not_the_most_devices() -> None:

@@ -225,6 +225,21 @@ def test_a_model_that_cannot_be_priced_is_no_search_and_a_warning_beside_a_mesh(
     assert [error["field"] for error in refused.value.errors] == ["model"]
     (plan,) = ask(model=config, mesh="fsdp:64").plans
     assert (plan.model, [notice.code for notice in plan.warnings]) == (None, ["model_not_supported"])
+    with pytest.raises(InvalidRequestError, match="mamba"):
+        ask(model=config, mesh="fsdp:64", training=TRAINING, exports=["maxtext"])
+
+
+@pytest.mark.parametrize("export", ["jax", "maxtext"])
+def test_an_export_writes_batch_and_length_so_that_it_needs_them(export: str) -> None:
+    with pytest.raises(InvalidRequestError, match="exports is about a model's step, and training is not given"):
+        ask(mesh="fsdp:64", training=None, exports=[export])
+
+
+@pytest.mark.parametrize(("batch", "is_told"), [(64, True), (8, False)])
+def test_a_step_that_fills_a_device_but_for_the_estimates_error_is_told(batch: int, is_told: bool) -> None:
+    training = {"seq_len": 8192, "global_batch_size": batch}
+    (plan, *_) = ask(model="qwen3-14b", target="a100:8", axes={"fsdp": 8}, training=training).plans
+    assert (is_tight(plan), "memory_is_tight" in [notice.code for notice in plan.warnings]) == (is_told, is_told)
 
 
 @pytest.mark.parametrize(("fields", "hint"), [

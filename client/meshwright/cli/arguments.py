@@ -128,7 +128,7 @@ def read_object(path: str | os.PathLike[str], option: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{option} {path}: no JSON: {error}; it holds one object, such as {{…}}") from None
     if not isinstance(found, dict):
-        raise SettingsError(f"{option} {path}: its JSON is a {type(found).__name__}; it is one object, such as {{…}}")
+        raise SettingsError(f"{option} {path}: its JSON is a {type(found).__name__}; it holds an object, such as {{…}}")
     return found
 
 

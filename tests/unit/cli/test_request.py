@@ -84,7 +84,7 @@ def test_a_request_of_a_batch_size_is_sent_and_answered_here_alike(meshwright: C
 
 @pytest.mark.parametrize("command", [("plan", "dp:8"), ("batch-size",)])
 @pytest.mark.parametrize(("text", "said"), [
-    ("{", "no JSON"), ("[8]", "its JSON is a list; it holds one object"), ("\xff\xfe", "byte 0xff"),
+    ("{", "no JSON"), ("[8]", "its JSON is a list; it holds an object"), ("\xff\xfe", "byte 0xff"),
     ('{"mehs": "dp:8"}', "mehs: unknown field"),
     ('{"model": "gpt2", "training": {"global_batch_size": 8, "rematt": "full"}}', "training.rematt: unknown field"),
     ('{"model": "gpt2", "training": 8}', "training: "), ('{"model": "gpt2", "training": [1]}', "training: "),

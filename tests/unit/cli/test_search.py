@@ -68,7 +68,7 @@ def test_an_export_that_cannot_be_written_is_an_error(meshwright: CommandLine, o
     printed = meshwright("search", "--offline", "--target", "v6e:16x16", *model, "--export", "maxtext", *options)
     assert printed.code == 1
     assert "export maxtext: tp:32 does not divide num_key_value_heads 8" in (printed.out if options else printed.err)
-    assert options or (printed.out.strip(), printed.err[:7]) == ("", "error: ")
+    assert options or (printed.out.strip(), printed.err.count("\nerror: ")) == ("", 1)  # beside what is tight
 
 
 def test_the_plan_for_when_a_device_fails_is_told_at_the_end(meshwright: CommandLine) -> None:

@@ -63,7 +63,7 @@ def test_the_health_and_the_notices_of_this_host_are_of_plans_on_this_host_alone
 
 
 @pytest.mark.parametrize(("fields", "needed"),[
-    ({"training": {"global_batch_size": 8}}, "model"), ({"exports": ["jax"]}, "model"),
+    ({"training": {"global_batch_size": 8}}, "model"), ({"exports": ["jax"]}, "training"),
     ({"audit": True, "model": "gpt2"}, "training"),
 ])  # fmt: skip
 def test_a_field_about_a_step_that_is_not_given_is_refused(fields: dict[str, Any], needed: str) -> None:

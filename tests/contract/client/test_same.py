@@ -238,7 +238,7 @@ def test_a_client_that_was_closed_says_so(kind: Kind) -> None:
     ({"CLIENT_KEY_FILE": "{folder}/text"}, "the key of no certificate"),
     ({"CA_FILE": "{folder}/text"}, "holds no certificates"),
     ({"CLIENT_CERT_FILE": "{folder}/cert"}, "name its key's file in MESHWRIGHT_CLIENT_KEY_FILE"),
-    ({"CLIENT_CERT_FILE": "{folder}/cert", "CLIENT_KEY_FILE": "{folder}/text"}, "name PEM files of certificate and key"),
+    ({"CLIENT_CERT_FILE": "{folder}/cert", "CLIENT_KEY_FILE": "{folder}/text"}, "PEM files of certificate and key"),
     ({"CLIENT_CERT_FILE": "{folder}/cert", "CLIENT_KEY_FILE": "{folder}/key"}, "name the two that belong together"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_used_are_refused_by_their_variable(

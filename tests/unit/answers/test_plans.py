@@ -181,7 +181,7 @@ def test_plans_do_not_wait_in_line_for_a_store_that_is_slow(monkeypatch: pytest.
 
     class StuckStore(MemoryStore):
         async def write(self, *documents: Document) -> None:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3)
 
     async def main() -> list[PlanAnswer]:
         maker = build(answering(ANSWER), StuckStore())

@@ -274,7 +274,7 @@ class DeviceMeshManager:
             devices: to use instead of the manager's.
 
         Raises:
-            TypeError: an axis has no name, or its size is no whole number.
+            TypeError: an axis without a name, or a size that is not a whole number.
             ValueError: "Not enough devices", repeated names, sizes below 1, an empty shape, or a rest that the other
                 sizes do not divide.
         """

@@ -103,10 +103,8 @@ def _explain_libtpu(versions: Mapping[str, str]) -> str | None:
     wanted = next((rest.strip() for name, equals, rest in lines if equals and name.strip() == "libtpu"), "*")
     if f"{versions['libtpu']}.".startswith(wanted.removesuffix("*")):
         return None
-    return (
-        f"libtpu {versions['libtpu']} is here with jaxlib {versions['jaxlib']}, whose TPU compiler is libtpu {wanted}; "
-        f"with another one some programs do not compile; pip install 'libtpu=={wanted}'"
-    )
+    found = f"libtpu {versions['libtpu']} is here with jaxlib {versions['jaxlib']}, whose compiler is libtpu {wanted}"
+    return f"{found}; with another one some programs do not compile; pip install 'libtpu=={wanted}'"
 
 
 def _explain_cuda(
@@ -117,10 +115,8 @@ def _explain_cuda(
         return f"{listed} is here with jaxlib {versions['jaxlib']}; both need the same version; {install}"
     card = find_chip(chip) if chip else None
     if "jax-cuda12-plugin" not in plugins and card and CARDS[card.name].capability < _CUDA_13_SINCE:
-        return (
-            f"CUDA 13 does not compile for {card.name}, only for capability 7.5 and later; "
-            "pip install 'meshwright[compile-cuda12]', without jax-cuda13-plugin"
-        )
+        found = f"CUDA 13 does not compile for {card.name}, only for capability 7.5 and later"
+        return f"{found}; pip install 'meshwright[compile-cuda12]', without jax-cuda13-plugin"
     places = os.pathsep.join((os.environ.get("PATH", os.defpath), *_PTXAS_PLACES))
     if not any("nvcc" in name for name in versions) and not shutil.which("ptxas", path=places):
         return f"XLA's CUDA compiler needs NVIDIA's assembler, ptxas, which is not installed; {install}"
@@ -250,10 +246,7 @@ def _explain_card(name: str) -> str | None:
     if chip is None or chip.platform != "gpu":
         return f"no GPU is called {name}; those that XLA compiles for: {_list()}"
     if chip.name.startswith("MI"):
-        return (
-            "XLA's ROCm compiler is not supported: without a card, only its CUDA compiler is known to work; use a "
-            "target of NVIDIA's, such as h100:8, or plan without compile"
-        )
+        return "XLA's ROCm compiler is not supported; use a target of NVIDIA's, such as h100:8, or plan without compile"
     return None if chip.name in CARDS else f"the figures of {chip.name} are not known; use one of {_list()}"
 
 

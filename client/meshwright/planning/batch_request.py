@@ -41,7 +41,7 @@ def check_batch_fields(request: BatchSizeRequest) -> None:
     """
     if request.model is not None and request.per_device_batch_size is not None:
         message = "per_device_batch_size, tokens, is checked against the table, which knows no model; only one counts"
-        raise _refuse("per_device_batch_size", message, 'leave out model, or use "training": {"global_batch_size": 64}')
+        raise _refuse("per_device_batch_size", message, "leave out model, or leave out per_device_batch_size")
     for name in _OF_A_MODEL:
         if request.model is None and getattr(request, name) is not None:
             message = f"{name} is about a model's step, and model is not given"

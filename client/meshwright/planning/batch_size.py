@@ -61,10 +61,8 @@ def derive_recommendation(chip: Chip) -> BatchSizeRecommendation:
     """
     critical = math.ceil(chip.critical_batch_tokens)
     optimal = math.ceil(critical / 64) * 64
-    notes = (
-        f"Derived, not published: critical is {chip.name}'s roofline, {_write_division(chip)} = "
-        f"{chip.critical_batch_tokens:.1f} tokens a device."
-    )
+    roofline = f"{_write_division(chip)} = {chip.critical_batch_tokens:.1f} tokens a device"
+    notes = f"Derived, not published: critical is {chip.name}'s roofline, {roofline}."
     return BatchSizeRecommendation(1 << int(math.log2(optimal // 4)), optimal, critical, notes=notes)
 
 
@@ -119,11 +117,9 @@ def build_roofline(chip: Chip) -> Roofline:
     """Returns where a 16-bit matmul stops being bound by memory on one JAX device of this chip, and why."""
     count, tokens = chip.jax_devices_per_chip, chip.critical_batch_tokens
     part = f"; each of a chip's {count} JAX devices has an equal part of both" if count > 1 else ""
-    derivation = (
-        f"a matmul of B tokens with a {chip.dtype} weight [D, F] does 2·B·D·F FLOP and reads 2·D·F bytes of "
-        f"weights, B FLOP a byte; it is bound by compute from B = {_write_division(chip)} = {tokens:.1f}{part}; "
-        f"source: {chip.source}; formula: jax-ml/scaling-book, roofline.md"
-    )
+    derivation = f"a matmul of B tokens with a {chip.dtype} weight [D, F] does 2·B·D·F FLOP and reads 2·D·F bytes of "
+    derivation += f"weights, B FLOP a byte; compute bounds it from B = {_write_division(chip)} = {tokens:.1f}{part}; "
+    derivation += f"source: {chip.source}; formula: jax-ml/scaling-book, roofline.md"
     return Roofline(critical_batch_tokens=tokens, derivation=derivation)
 
 

@@ -146,10 +146,11 @@ LISTED_COUNT_MAX: Final = 1024
 """Above this number, the code requests the plan instead of listing its devices."""
 
 _BUILD: Final = (
-    "# `plan` is this plan: meshwright.load_plan(…) of a file with it, or of its fingerprint where an agent stores it.",
+    "# MESHWRIGHT_PLAN is a file with this plan, or its fingerprint where an agent stores it.",
+    "from meshwright import load_plan",
     "from meshwright.mesh import build_mesh",
     "",
-    "mesh = build_mesh(plan)",
+    "mesh = build_mesh(load_plan())",
 )
 
 

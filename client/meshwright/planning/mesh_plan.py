@@ -346,7 +346,7 @@ class _Planner:
             less = (shape for shape in shapes if _count_crossed(shape, name, len(counts)) < split[axis])
             better = [shape for shape in less if _is_cut(self.request, shape)]
             yield Notice(
-                code="slow_link",
+                code="axis_crosses",
                 message=f"axis {name} crosses {split[axis]} {kind}s, while axis {spec.names[lighter[0]]}, which has "
                 f"less traffic, stays inside; granules are spread over the outermost axes first",
                 hint=f"use {better[0]}" if better else f"choose sizes whose outer axes take all {len(counts)} {kind}s",

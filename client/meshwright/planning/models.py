@@ -236,8 +236,7 @@ def _check_layers(model: ModelSpec, name: str) -> Iterator[Contradiction]:
 __all__ = ["UnsupportedModelError", "read_model"]
 
 _OF_OTHER_KINDS: Final = (
-    "give the dimensions of a transformer, such as hidden_size; for a model of another kind compile its own step on a "
-    "plan's mesh: meshwright compile train:build --plan plan.json"
+    "for a model of another kind compile its own step on a plan's mesh: meshwright compile train:build --plan plan.json"
 )
 
 
@@ -301,7 +300,8 @@ def _build_model(fields: Mapping[str, Any], keys: Mapping[str, str]) -> ModelSpe
         errors = refused.errors(include_url=False)
         named = [{**each, "loc": ("model", *(keys.get(str(part), part) for part in each["loc"]))} for each in errors]
         wrong = translate_validation(named)
-        hint = wrong.hint if "hidden_size" in fields else _OF_OTHER_KINDS
+        own = f"give the dimensions of a transformer, such as hidden_size; {_OF_OTHER_KINDS}"
+        hint = wrong.hint if "hidden_size" in fields else own
         raise InvalidRequestError(wrong.detail, hint=hint, errors=wrong.errors) from None
     if contradictions := tuple(find_contradictions(model)):
         raise _refuse_contradictions(contradictions, keys)
@@ -328,12 +328,12 @@ def _refuse_model_type(config: Mapping[str, Any], prefix: str) -> InvalidRequest
     key = prefix + ("model_type" if config.get("model_type") else "architectures")
     known = f"these are: {', '.join((*FAMILIES, *WRAPPERS))}"
     message = f"{find_model_type(config)[:80]!r} is no family that is read; {known}"
-    hint = "give plain dimensions (hidden_size, num_hidden_layers, …) without model_type and architectures"
+    own = "give plain dimensions of a decoder (hidden_size, …) without model_type and architectures"
+    hint = f"{own}; {_OF_OTHER_KINDS}"
     return InvalidRequestError.of(f"model.{key}", f"model: {key} {message}", hint, message)
 
 
 def _write_unsupported(name: str, feature: str) -> str:
-    return (
-        f"{name} has {feature}, which a model is not described with here, so it cannot be counted. For a plain decoder "
-        f"of its size give dimensions, or take a preset such as llama3-8b, mixtral-8x7b or qwen3-8b"
-    )
+    found = f"{name} has {feature}, which a model is not described with here, so it cannot be counted"
+    works = "dimensions, or take a preset such as llama3-8b, mixtral-8x7b or qwen3-8b"
+    return f"{found}. For a plain decoder of its size give {works}"

@@ -212,10 +212,7 @@ def check_sequence(model: ModelSpec, training: TrainingSpec) -> None:
     """Raises InvalidRequestError unless learned positions, where a model has them, are enough for its sequences."""
     longest = model.max_position_embeddings
     if model.positions == "learned" and longest is not None and training.seq_len > longest:
-        message = (
-            f"seq_len {training.seq_len} is more than max_position_embeddings {longest}; "
-            f"with learned positions there is no vector for a later one"
-        )
+        message = f"seq_len {training.seq_len} is more than max_position_embeddings {longest}: no later one is learned"
         raise _refuse_field("training.seq_len", message, f"use {longest} or less")
 
 

@@ -383,10 +383,8 @@ def _share_devices(plan: Plan, job: Sequence[JobDevice]) -> str:
     hosts = len({ref.granule for ref in plan.devices})
     if plan.platform != "cpu" or processes <= hosts or len(job) <= used or used % processes:
         return ""
-    return (
-        f"the plan's environment is for one process on each host; with {processes} processes on {hosts} "
-        f"host{'s' * (hosts > 1)}, start each with JAX_NUM_CPU_DEVICES={used // processes}"
-    )
+    found = f"the plan's environment is for one process on each host; with {processes} processes on {hosts} "
+    return f"{found}host{'s' * (hosts > 1)}, start each with JAX_NUM_CPU_DEVICES={used // processes}"
 
 
 def _corrupt(plan: Plan, what: str) -> PlanMismatchError:

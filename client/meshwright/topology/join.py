@@ -477,9 +477,7 @@ def _carry_warnings(replies: Sequence[Devices], names: Names) -> list[Notice]:
             if notice.code == _SLICE_IN_PART:  # the join itself reports whether it is still incomplete
                 continue
             told.setdefault(notice, []).append(names.get((index, reply.host.name), reply.host.name))
-    return [
-        notice.model_copy(update={"message": f"{shorten(hosts)}: {notice.message}"}) for notice, hosts in told.items()
-    ]
+    return [each.model_copy(update={"message": f"{shorten(hosts)}: {each.message}"}) for each, hosts in told.items()]
 
 
 def _find_slowest_network(replies: Sequence[Devices]) -> MeasuredNetwork | None:

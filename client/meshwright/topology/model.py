@@ -399,7 +399,4 @@ class Topology:
 def _describe_doubled(devices: tuple[Device, ...]) -> str:
     places = Counter((device.granule, device.position) for device in devices)
     granule, position = next(place for place, count in places.items() if count > 1)
-    return (
-        f"two devices stand at position {position} of granule {granule}; positions count "
-        f"0, 1, … in each granule and every one holds one device"
-    )
+    return f"two devices stand at position {position} of granule {granule}; positions 0, 1, … have one device each"

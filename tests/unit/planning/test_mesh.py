@@ -166,7 +166,7 @@ UNEVEN = join_topologies(build_target("v5e:4x4"), build_target("v5e:2x4"))
 def test_traffic_that_crosses_needlessly_is_warned_of(target: str, mesh: str, message: str, hint: str) -> None:
     topology = build_target(target)
     made = plan(topology, mesh)
-    assert codes(made) == ["slow_link"]
+    assert codes(made) == ["axis_crosses"]
     assert made.warnings[0].message.startswith(message)
     assert made.warnings[0].hint == hint
     assert codes(plan(topology, hint.removeprefix("use "))) == []

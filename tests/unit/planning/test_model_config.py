@@ -15,6 +15,7 @@ from meshwright.planning.hf_config import FAMILIES, UNSUPPORTED, is_config
 from meshwright.planning.models import UnsupportedModelError, read_model
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
+from tests.fakes.asking import ask_planner
 from tests.unit.planning.models import SIZES
 
 CONFIGS = Path(__file__).parents[2] / "recorded" / "configs"
@@ -169,6 +170,14 @@ def test_of_a_model_of_text_and_images_the_language_model_is_read_and_its_name_s
     assert read_model(PUBLISHED["gemma3-4b"]).name == "gemma3, its language model alone"
     named = {**PUBLISHED["gemma3-4b"], "_name_or_path": "google/gemma-3-4b-pt"}
     assert read_model(named).name == "google/gemma-3-4b-pt, its language model alone"
+
+
+def test_a_price_goes_by_the_dimensions_and_not_by_the_name() -> None:
+    config, training = PUBLISHED["llama4-17b-128e"], {"seq_len": 8192, "global_batch_size": 512}
+    names = ("meta-llama/Llama-4-Maverick-17B-128E", None)
+    asked = {"target": "v5p:8x8x8", "training": training, "include_devices": False}
+    first, second = (ask_planner(model={**config, "_name_or_path": name}, **asked).plans[0] for name in names)
+    assert first.step_time == second.step_time
 
 
 def test_dimensions_without_a_family_are_no_config() -> None:

@@ -115,10 +115,8 @@ def read_program(
 
 def _describe_unknown(unknown: Sequence[str]) -> str:
     more = f", and {len(unknown) - UNKNOWN_COUNT} more" if len(unknown) > UNKNOWN_COUNT else ""
-    return (
-        f"the compiled program has {', '.join(unknown[:UNKNOWN_COUNT])}{more}, which this version of meshwright does "
-        "not know; there may be more collectives than the report has"
-    )
+    found = f"the compiled program has {', '.join(unknown[:UNKNOWN_COUNT])}{more}, which meshwright does not know"
+    return f"{found}; there may be more collectives than the report has"
 
 
 def build_incomplete(reason: str) -> Notice:

@@ -251,12 +251,13 @@ def read_moments(training: TrainingSpec) -> tuple[WeightDtype, ...]:
 def build_execution(model: ModelSpec, training: TrainingSpec) -> Execution:
     """Returns how our own step goes: weights and gradients are sent in the compute dtype.
 
-    Experts of Llama 4 and beside attention sinks (gpt-oss) have no capacity in MaxText.
+    Experts of Llama 4, whose attention has chunks, and beside attention sinks (gpt-oss) have no capacity in MaxText.
     """
-    is_dropless = model.attention_sinks or (model.name or "").startswith("llama4")
+    is_dropless = model.attention_sinks or model.attention_chunk_size is not None
     return Execution(
         fused_attention=training.attention == "flash",
         value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
+        sum_bytes=3.0 * DTYPE_BYTES[training.weight_dtype],
         update_bytes=3.0 * DTYPE_BYTES[training.weight_dtype] + 2.0 * count_optimizer_bytes(training),
         capacity_factor=None if is_dropless else training.capacity_factor,
     )

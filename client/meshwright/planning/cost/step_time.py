@@ -74,12 +74,14 @@ class Execution:
         fused_attention: scores never lie in memory, and half of a causal matrix is skipped.
         value_bytes: of one gathered weight, summed gradient, and activation.
         update_bytes: the optimizer's traffic for one parameter: weight, gradient and moments in, all but gradient out.
+        sum_bytes: the traffic of one gradient that is added to those of earlier passes: both in, the sum out.
         capacity_factor: places in an expert ÷ tokens that it gets on average; None: no token is dropped.
     """
 
     fused_attention: bool = True
     value_bytes: float = 2.0
     update_bytes: float = 28.0
+    sum_bytes: float = 12.0
     capacity_factor: float | None = None
 
 
@@ -226,13 +228,15 @@ class StepTime:
         return np.where(remat == REMAT_FULL, full, np.where(remat == REMAT_NONE, 0.0, 1.0))
 
     def _time_update(self) -> Any:
-        """Returns the time of the optimizer, which memory bounds: a device updates the state that it holds."""
-        layout = self.layout
+        """Returns the time of the optimizer, and of the sums of gradients over passes. Memory bounds both: a device
+        updates the state that it holds."""
+        layout, passes = self.layout, np.asarray(self.layout.gradient_accumulation_steps)
         dense, experts = self._count_parameters()
         is_cut = np.asarray(layout.fsdp) > 1  # then also over context and expert axes
         held = (dense / np.where(is_cut, layout.ep, 1) + experts) / np.where(is_cut, layout.cp, 1)
         held = held / (layout.pp * layout.tp * layout.fsdp)
-        return held * self.execution.update_bytes / self.machine.memory_bytes_per_s
+        moved = self.execution.update_bytes + np.where(passes > 1, passes * self.execution.sum_bytes, 0.0)
+        return held * moved / self.machine.memory_bytes_per_s
 
     def _count_parameters(self) -> tuple[Any, Any]:
         """Returns those that all expert parts hold, and those of one part's experts."""
@@ -308,9 +312,8 @@ class StepTime:
         dense, experts = self._count_parameters()
         cut = layout.pp * layout.tp * layout.fsdp / self.execution.value_bytes
         summed = {"dp": (dense + experts) / cut, "ep": dense / cut}
-        return sum(
-            self._wait(axis, is_gradient=True) * self._time(axis, "all_reduce", size) for axis, size in summed.items()
-        )
+        waits = {axis: self._wait(axis, is_gradient=True) for axis in summed}
+        return sum(waits[axis] * self._time(axis, "all_reduce", size) for axis, size in summed.items())
 
     def _wait(self, axis: str, *, is_gradient: bool = False) -> Any:
         """Returns the exposed part of an axis's collectives.

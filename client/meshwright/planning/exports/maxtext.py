@@ -165,7 +165,7 @@ def _list_batch(setting: Setting) -> dict[str, str]:
 
 def _count_layers(model: ModelSpec) -> int:
     """Returns the layers that MaxText cuts into stages. Gemma 2's are pairs; of DeepSeek's only those with experts."""
-    name = str(model.name) if _find_known(model) else ""
+    name = known.model_name if (known := _find_known(model)) else ""
     layers = model.expert_layer_count if name.startswith(("deepseek", "kimi")) else model.num_hidden_layers
     return layers // 2 if name.startswith("gemma2") else layers
 
@@ -298,8 +298,8 @@ def read_known() -> Mapping[str, Known]:
 def list_model_flags(setting: Setting) -> dict[str, str]:
     """Returns the flags that describe the model."""
     model = setting.model
-    if _find_known(model) is not None:
-        return {"model_name": str(model.name)}
+    if known := _find_known(model):
+        return {"model_name": known.model_name}
     activations = [model.activation, "linear"] if model.gated else [model.activation]
     flags = {
         "decoder_block": _choose_block(model),
@@ -336,8 +336,10 @@ def list_model_notes(setting: Setting) -> Iterator[str]:
     model = setting.model
     known = _find_known(model)
     if known is not None:
+        if known.model_name != model.name:
+            yield f"the model's name; MaxText's {known.model_name} has the same dimensions"
         if known.vocab_size != model.vocab_size:
-            yield f"a vocabulary of {model.vocab_size}; MaxText's {model.name} has {known.vocab_size}"
+            yield f"a vocabulary of {model.vocab_size}; MaxText's {known.model_name} has {known.vocab_size}"
         return
     yield "values of the model that change no shape, such as rope_max_timescale and normalization_layer_epsilon"
     block = _choose_block(model)
@@ -355,9 +357,23 @@ def list_overrides(setting: Setting, flags: Collection[str]) -> dict[str, str]:
 
 
 def _find_known(model: ModelSpec) -> Known | None:
-    """Returns MaxText's model of this name; None where its dimensions differ."""
-    preset = find_preset(model.name) if model.name and model.name in read_known() else None
-    return read_known()[preset.name] if preset is not None and preset.model == model else None
+    """Returns MaxText's model of exactly these dimensions, of several that of this name or context; else None."""
+    presets = {name: found.model for name in read_known() if (found := find_preset(name))}
+    alike = [name for name, preset in presets.items() if _write_out(preset) == _write_out(model)]
+    context = model.max_position_embeddings
+    near = [name for name in alike if context and presets[name].max_position_embeddings == context]
+    name = model.name if model.name in alike else next(iter(near or alike), None)
+    return read_known()[name] if name else None
+
+
+def _write_out(model: ModelSpec) -> ModelSpec:
+    """Returns the model with what it leaves to its other dimensions, and without what changes no shape."""
+    written: dict[str, object] = {"name": None, "head_dim": model.head_size, "num_key_value_heads": model.kv_heads}
+    written["moe_intermediate_size"] = model.expert_size
+    written["intermediate_size"] = model.intermediate_size if model.dense_layer_count else None
+    written["qk_norm_scale"] = model.qk_norm_scale if model.qk_norm else None
+    written["max_position_embeddings"] = model.max_position_embeddings if model.positions == "learned" else None
+    return model.model_copy(update=written)
 
 
 def _choose_block(model: ModelSpec) -> str:

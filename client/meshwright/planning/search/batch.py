@@ -60,16 +60,14 @@ def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
     limit, share = find_largest_part(step)
     shape = write_mesh(mesh_shape)
     memory: PlanMemory = told["memory"]
-    message = (
-        f"nothing fits: one sequence for each of {parts} data-parallel part{'s' * (parts > 1)} needs about "
-        f"{memory.per_device_bytes / 2**30:.1f} GiB of a device's {(memory.capacity_bytes or 0) / 2**30:.1f}"
-    )
+    message = f"nothing fits: one sequence for each of {parts} data-parallel part{'s' * (parts > 1)} needs about "
+    message += f"{memory.per_device_bytes / 2**30:.1f} GiB of a device's {(memory.capacity_bytes or 0) / 2**30:.1f}"
     if chosen:
-        message = (
-            f"{chosen} sequences a step on {shape}, {chosen // parts} for each of {parts} data-parallel part"
-            f"{'s' * (parts > 1)}: the least with {NEAR_BEST:.0%} of the most tokens/s; {limit} takes {share:.0%} of "
-            f"the step; at most {largest} fit in {f'{passes} passes' if passes > 1 else 'one pass'}"
+        message = f"{chosen} sequences a step on {shape}, {chosen // parts} for each of {parts} data-parallel part"
+        message += (
+            f"{'s' * (parts > 1)}: the least with {NEAR_BEST:.0%} of the most tokens/s; {limit} takes {share:.0%} "
         )
+        message += f"of the step; at most {largest} fit in {f'{passes} passes' if passes > 1 else 'one pass'}"
     fields = dict.fromkeys(told) | (told if chosen else {"memory": memory, "measured": told["measured"]})
     fields["largest_batch"] = largest or None
     return EstimatedBatch(

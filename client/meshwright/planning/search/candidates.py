@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.cost.collectives import AxisLinks
 from meshwright.planning.cost.memory import StepMemory, build_execution, count_optimizer_bytes
-from meshwright.planning.cost.spans import AXES, REMATS, Layout, Spans, lay_on_hosts, lay_on_torus, read_spans
+from meshwright.planning.cost.spans import (
+    AXES,
+    NETWORK_BYTES_PER_S,
+    REMATS,
+    Layout,
+    Spans,
+    lay_on_hosts,
+    lay_on_torus,
+    read_spans,
+)
 from meshwright.planning.cost.step_time import DeviceRates, StepTime
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.hardware import find_capacity
@@ -162,10 +171,9 @@ def _add_batches(
     of pipelines over fsdp with weights gathered for each pass or once."""
     parts = grid["dp"] * grid["fsdp"] * grid["ep"]
     remats = [REMATS.index(remat) for remat in bounds.remats]
-    choices = np.meshgrid(
-        (False, True), micro_batches, np.flatnonzero(batch % parts == 0), remats, states, indexing="ij"
-    )
-    once, micro, rows, remat, optimizer = (np.ravel(values) for values in choices)
+    legal = np.flatnonzero(batch % parts == 0)
+    choices = np.meshgrid((False, True), micro_batches, legal, remats, states, indexing="ij")
+    once, micro, rows, remat, optimizer = map(np.ravel, choices)
     share = batch // parts[rows]
     fits = (share % micro == 0) & (~once | (grid["pp"] > 1)[rows] & (grid["fsdp"] > 1)[rows])
     if bounds.gradient_accumulation_steps:
@@ -182,14 +190,15 @@ class Hardware:
     Attributes:
         chip: of every device.
         devices: their number.
-        domain: devices joined by a fast network: a host, an NVLink domain or a slice. Where their sizes differ, a
-            common divisor.
+        domain: devices joined by a fast network: of a host, an NVLink domain or a slice. Where their sizes differ, a
+            common divisor; of devices that are all used, the least of any.
         shape, wrap: of a slice, in chips; empty for GPUs.
         memory_bytes: the least memory of any device, where its host reports it; None: that of the chip table.
         measured: bench results of these devices; empty: the tables' figures are used.
         pair_bytes_per_s: of one GPU to one other of its host, one way; None where it is unknown, or where
             some pairs have no link.
         network: between the hosts, as preflights measured it; None where one of them has not.
+        is_network_assumed: the chip table has no rate between hosts, and `chip` has a share of a usual NIC.
     """
 
     chip: Chip
@@ -201,11 +210,10 @@ class Hardware:
     measured: Measurements = field(default_factory=Measurements)
     pair_bytes_per_s: float | None = None
     network: MeasuredNetwork | None = None
+    is_network_assumed: bool = False
 
     @classmethod
-    def of(
-        cls, topology: Topology, devices: int, chosen: Sequence[int], measured: Measurements | None = None
-    ) -> Hardware:
+    def of(cls, topology: Topology, devices: int, chosen: Sequence[int], measured: Measurements | None = None) -> Self:
         """Returns the facts of `devices` devices of a topology.
 
         Args:
@@ -227,21 +235,26 @@ class Hardware:
         domains = {topology.domains[ordinal] for ordinal in ordinals}
         near = (index for index, each in enumerate(topology.devices) if topology.domains[each.granule] in domains)
         sizes = {len(group) for group in topology.group(near)}
+        held = [len(group) for group in topology.group(chosen)]
         shapes = {(granule.shape, granule.wrap) for granule in map(topology.by_ordinal.__getitem__, ordinals)}
         if chip.platform == "tpu" and (len(sizes | shapes) > 2 or None in next(iter(shapes))):
             raise _refuse("slices differ in size or shape; a model is priced on equal ones")
+        is_assumed = chip.platform == "gpu" and not chip.scaleout_bytes_per_s
+        if is_assumed:
+            chip = replace(chip, scaleout_bytes_per_s=NETWORK_BYTES_PER_S / max(sizes))
         memory = [topology.equipment[ordinal][1] for ordinal in ordinals]
         shape, wrap = next(iter(shapes)) if chip.platform == "tpu" else ((), ())
         return cls(
             chip=chip,
             devices=devices,
-            domain=min(math.gcd(*sizes), devices),
+            domain=min(min(held) if len(chosen) == devices else math.gcd(*sizes), max(held), devices),
             shape=tuple(shape or ()),
             wrap=tuple(wrap or ()),
             memory_bytes=min((least for least in memory if least is not None), default=None),
             measured=measured or Measurements(),
             pair_bytes_per_s=_find_pair_rate(topology, chosen[0]),
             network=topology.network if len(ordinals) > 1 else None,
+            is_network_assumed=is_assumed,
         )
 
     @cached_property
@@ -318,9 +331,6 @@ class Hardware:
         words = [KINDS[factor.case][2] for factor in self.factors if factor.is_taken]
         basis = f"fit to published runs on {'TPUs' if self.chip.platform == 'tpu' else 'GPUs'}"
         where = "" if self.network else " on this host"
-        if not (self.chip.scaleout_bytes_per_s or self.network) and self.devices > self.domain:
-            rate = float(self._lay_published(Layout(dp=2 * self.domain), self.domain)["dp"].outer.bytes_per_s)
-            basis += f"; network assumed: {rate / 1e9:g} GB/s a device, as the chip table has no figure"
         return f"{basis}; measured{where}: {', '.join(words)}" if words else basis
 
     def _lay_published(self, layout: Layout, domain: int) -> Spans:

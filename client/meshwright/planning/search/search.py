@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -424,7 +424,8 @@ def _lay_out(question: Question, layout: Layout, place: int, lay_out: Callable[[
     ordered = question.price(layout.take(same), read_order(made, question.hardware))
     chosen = choose_schedule(ordered)
     told = tell(question, ordered, chosen, made.mesh_shape)
-    told["warnings"] = (*made.warnings, *_list_notices(question, told["memory"], ordered.layout.take(chosen)))
+    kept = (each for each in made.warnings if each.code != "axis_crosses")  # other orders and sizes were priced too
+    told["warnings"] = (*kept, *_list_notices(question, told["memory"], ordered.layout.take(chosen)))
     return made.model_copy(update=told)
 
 
@@ -432,12 +433,17 @@ def read_bounds(request: SearchRequest) -> Bounds:
     """Returns the choices of a search: given training fields are fixed, and missing ones are free.
 
     Raises:
-        InvalidRequestError: moments of another optimizer than AdamW.
+        InvalidRequestError: moments of another optimizer than AdamW, or remat is given twice.
     """
-    optimizer = request.training.optimizer
-    if request.moment_dtypes and optimizer != "adamw":
-        message = f"moment_dtypes are of AdamW's moments, and the optimizer is {optimizer}"
-        raise InvalidRequestError.of("moment_dtypes", message, 'leave them out, or use "optimizer": "adamw"')
+    training, refuse = request.training, InvalidRequestError.of
+    moments = {"moment_dtypes": request.moment_dtypes, "training.first_moment_dtype": training.first_moment_dtype}
+    moments["training.second_moment_dtype"] = training.second_moment_dtype
+    given = [name for name, value in moments.items() if value]
+    if given and training.optimizer != "adamw":
+        message = f"{given[0]} is of AdamW's moments, and the optimizer is {training.optimizer}"
+        raise refuse(given[0], message, f'leave out {given[0]}, or use "optimizer": "adamw"')
+    if request.remat and "remat" in training.model_fields_set:
+        raise refuse("remat", "remat, a choice, stands beside training.remat", "leave out one of them")
     free = bound_schedule(request.training)
     axes = {str(axis): size for axis, size in request.axes.items()}
     at_most = {str(axis): size for axis, size in request.at_most.items()}
@@ -454,29 +460,34 @@ def bound_schedule(training: TrainingSpec) -> Bounds:
 
 
 def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
-    """Returns the links of a plan's axes in its own order; None where two of its axes have one role."""
-    names = find_names(plan.mesh_shape)
-    return hardware.read(plan, names) if len(names) == len(plan.mesh_shape) else None
+    """Returns the links of a plan's axes in its own order; None where two of its axes have one role, or some hosts have
+    fewer of the devices than others, so that groups of an axis differ."""
+    names, crossed = find_names(plan.mesh_shape), math.prod(axis.dcn_size for axis in plan.axes)
+    is_even = crossed * hardware.domain >= hardware.devices
+    return hardware.read(plan, names) if is_even and len(names) == len(plan.mesh_shape) else None
 
 
 def _read_total(plan: Plan) -> float:
     return plan.step_time.total_s if plan.step_time else math.inf
 
 
-def _list_basis_notices(question: Question) -> tuple[Notice, ...]:
-    """Returns the warnings that prices do not cover the request, or cover only a part of it."""
-    chip = question.hardware.chip
+def _list_basis_notices(question: Question) -> Iterator[Notice]:
+    """Yields the warnings that prices do not cover the request, or cover only a part of it, or are of a guess."""
+    hardware, chip = question.hardware, question.hardware.chip
+    if hardware.is_network_assumed and not hardware.network and hardware.devices > hardware.domain:
+        message = f"{chip.name} may have any network between hosts: one of 100 Gbit/s a host is assumed, "
+        message += f"{(chip.scaleout_bytes_per_s or 0) / 1e9:.3g} GB/s a device"
+        yield Notice(code="network_assumed", message=message, hint="measure it: meshwright preflight")
     if question.training.compute_dtype == "bfloat16" != chip.dtype:
         message = f"{chip.name} has no matrix units for bfloat16: its step is priced in {chip.dtype}"
         if question.training.attention == "flash":
             message += (
                 ", with flash attention, which cuDNN has from Ampere on; attention xla takes more time and memory"
             )
-        return (Notice(code="no_bfloat16", message=message, hint="compute in float16 in your own step, or measure it"),)
-    if question.training.compute_dtype != "float32":
-        return ()
-    message = "compute_dtype is float32, and the step's time is estimated for bfloat16: it will take longer"
-    return (Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run"),)
+        yield Notice(code="no_bfloat16", message=message, hint="compute in float16 in your own step, or measure it")
+    elif question.training.compute_dtype == "float32":
+        message = "compute_dtype is float32, and the step's time is estimated for bfloat16: it will take longer"
+        yield Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run")
 
 
 def _list_untested_notices(priced: Priced, best: Mapping[int, Plan]) -> tuple[Notice, ...]:

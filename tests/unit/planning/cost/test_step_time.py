@@ -27,7 +27,9 @@ HEAD = 2 * WORK.head.parameters * 4096 / PEAK
 
 def price(layout: Layout, *, law: Law = BARE, work: Any = WORK, machine: Any = MACHINE, **does: Any) -> PartSeconds:
     spans = lay_on_hosts(layout, A100, 8)
-    return StepTime(work, layout, machine, spans, Execution(**{"update_bytes": 0.0, **does}), law).price()
+    return StepTime(
+        work, layout, machine, spans, Execution(**{"update_bytes": 0.0, "sum_bytes": 0.0, **does}), law
+    ).price()
 
 
 @pytest.mark.parametrize("layout", [Layout(fsdp=2, cp=8), Layout(fsdp=2, ep=8), Layout(fsdp=4, tp=4)])
@@ -47,6 +49,13 @@ def test_the_optimizer_reads_and_writes_the_state_that_a_device_holds() -> None:
     plain, adamw = price(split), price(split, update_bytes=28.0)
     assert float(adamw["compute"] - plain["compute"]) == pytest.approx(WORK.parameters / 8 * 28 / MEMORY)
     assert sum(adamw.values()) - sum(plain.values()) == pytest.approx(adamw["compute"] - plain["compute"])
+
+
+def test_each_pass_adds_its_gradients_to_those_of_earlier_ones() -> None:
+    for passes, sums in ((1, 0), (8, 8)):
+        layout = Layout(dp=2, fsdp=4, tp=2, gradient_accumulation_steps=passes)
+        more = price(layout, sum_bytes=12.0)["compute"] - price(layout)["compute"]
+        assert float(more) == pytest.approx(sums * WORK.parameters / 8 * 12 / MEMORY)
 
 
 def test_scores_that_lie_in_memory_take_their_traffic_and_the_whole_square() -> None:

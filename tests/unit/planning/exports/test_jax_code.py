@@ -107,5 +107,6 @@ def test_names_from_outside_stand_in_it_as_literals() -> None:
 
 def test_a_mesh_over_several_hosts_binds_its_plan() -> None:
     text = export("jax", mesh="fsdp:8", target="2*cpu:4")
-    assert "mesh = build_mesh(plan)" in text
+    assert "from meshwright import load_plan" in text
+    assert "mesh = build_mesh(load_plan())" in text
     assert text.index("import jax") < text.index("jax.checkpoint_policies")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +44,27 @@ def test_a_batch_that_no_float_holds_is_rounded_so_that_none_is_lost() -> None:
     assert int(49 * (1 / 49)) == 0
     flags = read_flags(export("maxtext", mesh="tp:49", target="cpu:49", model=cut(49), training=ONE))
     assert int(49 * float(flags["per_device_batch_size"])) == 1
+
+
+@pytest.mark.parametrize("name", ["deepseek3-671b", "gemma3-4b", "gpt-oss-20b", "llama4-17b-128e", "qwen3-30b-a3b"])
+def test_a_model_is_named_as_maxtext_names_it_also_where_its_config_is_given(name: str) -> None:
+    config = json.loads((Path(__file__).parents[3] / "recorded" / "configs" / f"{name}.json").read_text())
+    asked: dict[str, Any] = {
+        "target": "8*h100:8",
+        "training": {"seq_len": 4096, "global_batch_size": 64, "attention": "xla"},
+    }
+    text = export("maxtext", model=config, mesh="fsdp:64", **asked)
+    assert read_flags(text)["model_name"] == name
+    assert f"# Not said by flags: the model's name; MaxText's {name} has the same dimensions" in text
+    config.get("text_config", config)["vocab_size"] = 1024
+    assert "model_name" not in read_flags(export("maxtext", model=config, mesh="fsdp:64", **asked))
+
+
+def test_of_models_of_the_same_dimensions_that_of_the_context_is_named() -> None:
+    config = json.loads((Path(__file__).parents[3] / "recorded" / "configs" / "llama3-8b.json").read_text())
+    for context, name in ((8192, "llama3-8b"), (131072, "llama3.1-8b"), (None, "llama3-8b")):
+        text = export("maxtext", model={**config, "max_position_embeddings": context}, mesh="dp:8")
+        assert read_flags(text)["model_name"] == name
 
 
 def test_a_pipeline_whose_stages_differ_is_refused() -> None:

@@ -300,6 +300,41 @@ def test_a_gpu_without_bfloat16_is_said(target: str) -> None:
         assert (notice.code, "flash attention" in notice.message) == ("no_bfloat16", is_said)
 
 
+def test_a_network_that_is_assumed_is_said_where_it_is_used() -> None:
+    for target, is_said in (("8*l4:8", True), ("l4:8", False), ("8*h100:8", False)):
+        found = ask(target=target, model="llama3.2-1b", training={"seq_len": 1024, "global_batch_size": 64})
+        assert ("network_assumed" in {each.code for each in found.warnings}) is is_said, target
+
+
+def test_hosts_that_give_different_numbers_of_devices_are_as_slow_as_the_one_with_the_fewest() -> None:
+    def time(mesh: str, devices: list[str]) -> float:
+        training = {"seq_len": 4096, "global_batch_size": 64, "gradient_accumulation_steps": 8, "remat": "minimal"}
+        asked = {"model": "llama3-8b", "target": "2*h100:8", "training": training, "devices": devices}
+        return read_total(ask(mesh=mesh, **asked).plans[0])
+
+    first, second = ([f"host-{host}/{place}" for place in range(8)] for host in range(2))
+    for mesh in ("tp:8", "fsdp:8", "dp:2,tp:4"):
+        one, even, uneven = (time(mesh, each) for each in (first, first[:4] + second[:4], first[:7] + second[:1]))
+        assert one <= even * 1.01 < uneven, mesh
+
+
+def test_a_batch_goes_through_in_as_few_passes_as_its_memory_allows() -> None:
+    found = ask(target="h100:8", model="gpt2", training={"seq_len": 1024, "global_batch_size": 512})
+    assert found.plans[0].schedule.gradient_accumulation_steps == 1
+
+
+@pytest.mark.parametrize(("fields", "field"), [
+    ({"training": SGD, "moment_dtypes": ["bfloat16"]}, "moment_dtypes"),
+    ({"training": {**SGD, "second_moment_dtype": "bfloat16"}}, "training.second_moment_dtype"),
+    ({"training": {**TRAINING, "remat": "full"}, "remat": ["none"]}, "remat"),
+])  # fmt: skip
+def test_choices_that_contradict_the_training_are_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        ask(**fields)
+    assert [each["field"] for each in refused.value.errors] == [field]
+    assert "leave out" in refused.value.hint
+
+
 def test_a_batch_that_the_devices_do_not_divide_says_what_the_next_one_gives() -> None:
     found = ask(target="h100:8", model="llama3-8b", training={"seq_len": 8192, "global_batch_size": 1023})
     (notice,) = (each for each in found.warnings if each.code == "better_batch")
@@ -371,8 +406,10 @@ def test_a_step_of_microseconds_is_said_to_lack_its_launches() -> None:
 
 def test_offered_shapes_cut_the_model() -> None:
     asked = {"target": "2*gb200:72", "model": "llama3-70b", "training": {"seq_len": 8192, "global_batch_size": 128}}
-    plan = ask(**asked).plans[0]
-    (notice,) = (each for each in plan.warnings if each.code == "slow_link")
+    best = ask(**asked).plans[0]
+    assert "axis_crosses" not in {each.code for each in best.warnings}  # a search has priced the others
+    plan = ask(**asked, mesh=",".join(f"{name}:{size}" for name, size in best.mesh_shape.items())).plans[0]
+    (notice,) = (each for each in plan.warnings if each.code == "axis_crosses")
     assert "crosses 2 NVLink domains" in notice.message
     assert notice.hint == "choose sizes whose outer axes take all 2 NVLink domains"  # cp:9 cuts no sequence of 8,192
 

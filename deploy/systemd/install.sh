@@ -43,6 +43,7 @@ echo "installing meshwright[$extras] into $home"
 "$home/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade \
     --constraint "$source/constraints.txt" "${source}[${extras}]"
 echo "$extras" >"$home/extras"
+chmod -R go+rX "$home" # root's umask may be 077, and the agent is another user
 install -D -m 644 "$here/meshwright.sysusers" /usr/lib/sysusers.d/meshwright.conf
 install -D -m 644 "$here/meshwright-agent.service" /etc/systemd/system/meshwright-agent.service
 systemd-sysusers meshwright.conf

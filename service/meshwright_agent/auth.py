@@ -337,6 +337,8 @@ class Authenticator:
         for token in self._tokens or ():
             if hmac.compare_digest(token.digest, digest):
                 found = token
+        if not secret:
+            raise UnauthorizedError("the Authorization header has no bearer token", hint=_TOKEN_HINT)
         if found is None or self._is_expired(found):
             hint = "ask the agent's operator; a token file has names, scopes and times"
             raise UnauthorizedError("the token is not one that this agent knows, or it has expired", hint=hint)

@@ -189,10 +189,8 @@ class LeaseRegistry:
         lease = held.lease
         covered = [each.local_index for each in devices if (own := self.covering(each)) and own.lease.id == lease.id]
         owner = f" of {lease.owner}" if lease.owner else ""
-        return (
-            f"device {_list_shown(covered)} by {lease.id}{owner} ({lease.purpose}), "
-            f"which has {self._left_s(held):.0f} s left"
-        )
+        words = f"device {_list_shown(covered)} by {lease.id}{owner} ({lease.purpose})"
+        return f"{words}, which has {self._left_s(held):.0f} s left"
 
     def date(self, lease: Lease, ttl_s: float) -> StoredLease:
         """Returns a lease that ends `ttl_s` from now."""

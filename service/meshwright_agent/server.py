@@ -76,7 +76,8 @@ def open_tcp(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except (OSError, UnicodeError) as error:  # a name with empty or too long labels
-        raise CannotListenError(f"cannot listen on {host}:{port}: {error}") from error
+        hint = "; --host 0.0.0.0 without IPv6" if getattr(error, "errno", 0) == errno.EAFNOSUPPORT else ""
+        raise CannotListenError(f"cannot listen on {host}:{port}: {error}{hint}") from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -461,4 +462,5 @@ def _handle_signals(agent: Agent, servers: Sequence[uvicorn.Server]) -> None:
             draining.append(asyncio.create_task(drain()))
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+            asyncio.get_running_loop().add_signal_handler(number, stop)

@@ -98,7 +98,7 @@ def test_helm_has_nothing_to_say_against_the_chart() -> None:
     ({"runAsUser": 0}, "runAsUser"),
     ({"token": {"secretName": ""}}, "secretName"),
     ({"tls": {"clientCertificates": True}}, "secretName"),
-    ({"settings": {"PATH": "/x"}}, "PATH"),
+    ({"settings": {"PATH": "/x"}}, "PATH"), ({"settings": {"NVIDIA_VISIBLE_DEVICES": "0"}}, "NVIDIA"),
     ({"image": {"digest": "latest"}}, "digest"),
     ({"settings": {"MESHWRIGHT_INSECURE": "true"}}, "the chart sets it itself"),
     ({"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}, r"needs service\.enabled"),
@@ -116,6 +116,11 @@ def test_every_value_has_a_place_in_the_schema_and_a_word_of_explanation() -> No
     for feature in FEATURES:
         text = (CHART / "values.yaml").read_text()
         assert re.search(rf"  # [^\n]+\n  {feature}:\n", text), f"{feature} does not say why"
+
+
+def test_what_hints_of_the_agent_say_to_set_can_be_set() -> None:
+    settings = {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "JAX_PLATFORMS": "cuda,cpu"}
+    assert settings.items() <= read_environment({"settings": settings}).items()
 
 
 def test_the_settings_that_the_chart_gives_are_settings_of_the_agent() -> None:
@@ -245,6 +250,6 @@ def test_prometheus_scrapes_the_service_when_asked_to() -> None:
 
 
 def test_names_that_clients_use_are_answered_to() -> None:
-    assert read_environment()["MESHWRIGHT_ALLOWED_HOSTS"] == "$(NODE_IP),meshwright.meshwright.svc"
+    assert read_environment()["MESHWRIGHT_ALLOWED_HOSTS"] == "meshwright.meshwright.svc"
     more = read_environment({"allowedHosts": ["a.example.org", "*.example.org"]})["MESHWRIGHT_ALLOWED_HOSTS"]
     assert more.endswith(".svc,a.example.org,*.example.org")

@@ -29,7 +29,10 @@ def install(*arguments: str, root: Path | None = None, **variables: str) -> subp
     command = ["bash", str(SCRIPT if root is None else "/opt/source" / HERE), *arguments]
     before = [] if root is None else ["chroot", str(root)]
     environment = {**os.environ, "MESHWRIGHT_PYTHON": str(BASE), **variables}
-    return subprocess.run([*before, *command], capture_output=True, text=True, env=environment, timeout=500)
+    strict = 0o077  # as hardened hosts have it for root
+    return subprocess.run(
+        [*before, *command], capture_output=True, text=True, env=environment, timeout=500, umask=strict
+    )
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -75,7 +78,8 @@ def test_one_command_installs_the_agent_and_again_brings_it_up_to_date(root: Pat
     assert unit == (DEPLOY / "systemd/meshwright-agent.service").read_text()
     assert re.search(r"^meshwright:", (root / "etc/passwd").read_text(), re.MULTILINE)
     (started,) = re.findall(r"^ExecStart=(\S+)", unit, re.MULTILINE)
-    said = subprocess.run(["chroot", str(root), started, "--version"], capture_output=True, text=True, check=True)
+    asked = ["chroot", "--userspec=meshwright", str(root), started, "--version"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert said.stdout.startswith("meshwright-agent ")
 
 

@@ -78,12 +78,14 @@ def test_the_manager_hears_from_the_agent_and_stops_it_gently() -> None:
     assert float(unit["WatchdogSec"]) > 0
     assert float(unit["TimeoutStopSec"]) > 2 * DRAIN_TIMEOUT_S
     assert unit["StateDirectory"] == unit["RuntimeDirectory"] == "meshwright"
+    assert unit["RuntimeDirectoryPreserve"] == "yes", "a container keeps the folder that it has mounted"
 
 
 @pytest.mark.parametrize(("file", "driver"), [
     ("/dev/nvidia0", "nvidia"), ("/dev/nvidiactl", "nvidia-frontend"),
     ("/dev/nvidia-caps/nvidia-cap1", "nvidia-caps"), ("/dev/accel/accel0", "accel"), ("/dev/vfio/0", "vfio"),
     ("/dev/vfio/devices/vfio0", "vfio-dev"), ("/dev/vfio/vfio", "misc"), ("/dev/iommu", "misc"),
+    ("/dev/infiniband/uverbs0", "infiniband_verbs"),
 ])  # fmt: skip
 def test_the_sandbox_lets_the_agent_open_what_accelerators_are_opened_by(file: str, driver: str) -> None:
     """Drivers as /proc/devices names them; of misc no more than single files. Source: Linux, drivers/vfio."""

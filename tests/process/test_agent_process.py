@@ -213,6 +213,16 @@ def test_an_agent_that_is_interrupted_while_jax_starts_leaves_at_once(number: in
         assert "Traceback" not in agent.log_text()
 
 
+def test_an_agent_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a child inherits
+    try:
+        with start_agent(cpu_devices=2) as agent:
+            agent.process.send_signal(signal.SIGHUP)
+            assert httpx.get(f"{agent.url}/readyz").status_code == 200
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_no_child_outlives_an_agent_that_was_killed() -> None:
     with start_agent(cpu_devices=2) as agent:
         start_long_bench(agent)

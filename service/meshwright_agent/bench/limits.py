@@ -146,10 +146,8 @@ def _check_room(demand: Demand, where: str, multiple: float, room_bytes: int | N
         if room_bytes is None
         else f"it has {room_bytes} bytes, of which a bench takes at most {USABLE_RATIO:.0%}"
     )
-    detail = (
-        f"{demand.case} with S = {demand.size_bytes} bytes on {len(demand.devices)} device(s) needs "
-        f"{multiple:.3g} × S = {need_bytes} bytes on {where}; {there}"
-    )
+    detail = f"{demand.case} with S = {demand.size_bytes} bytes on {len(demand.devices)} device(s) needs "
+    detail += f"{multiple:.3g} × S = {need_bytes} bytes on {where}; {there}"
     field = "matmul_size" if demand.case == "matmul" else "sizes_bytes"
     raise InvalidRequestError.of(field, detail, _suggest(demand, usable / multiple), code="bench_too_large")
 

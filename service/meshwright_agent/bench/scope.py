@@ -148,10 +148,7 @@ def _choose_mesh(request: BenchRequest, count: int) -> MeshSpec:
     except PlanInfeasibleError as error:
         raise _refuse("mesh", error.detail, error.hint) from error
     if mesh.device_count != count:
-        detail = (
-            f"mesh {spec} has {mesh.device_count} places for {count} devices; "
-            "a bench runs on all devices that take part, one in each place"
-        )
+        detail = f"mesh {spec} has {mesh.device_count} places for {count} devices; a bench has a device in each place"
         raise _refuse("mesh", detail, _suggest(spec, mesh.device_count, count))
     return mesh
 

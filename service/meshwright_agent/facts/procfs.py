@@ -220,9 +220,7 @@ def join_holders(*reads: tuple[DeviceProcess, ...] | None) -> tuple[DeviceProces
 
 def find_holders(gpus: Iterable[GpuFacts], tpus: Iterable[TpuFacts]) -> tuple[DeviceProcess, ...] | None:
     """Returns the processes that compute on these devices; None if none was found and some devices are unknown."""
-    read = [(gpu.key, gpu.processes) for gpu in gpus] + [
-        (chip.device_file or chip.key, chip.processes) for chip in tpus
-    ]
+    read = [(gpu.key, gpu.processes) for gpu in gpus] + [(tpu.device_file or tpu.key, tpu.processes) for tpu in tpus]
     found = merge_holders(build_holder(process, (name,)) for name, processes in read for process in processes or ())
     return found if found or all(processes is not None for _, processes in read) else None
 

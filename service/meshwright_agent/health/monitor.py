@@ -532,10 +532,8 @@ class HealthMonitor:
             wrong = self._memory.wrong_results.get(component, {})
             measurement = " ".join(str(record[name]) for name in _MEASUREMENT)
             if record["wrong_elements"]:
-                reason = (
-                    f"{record['case']} on devices {list(record['device_indices'])} gave a wrong result: "
-                    f"{record['wrong_elements']} elements"
-                )
+                reason = f"{record['case']} on devices {list(record['device_indices'])} gave a wrong result: "
+                reason += f"{record['wrong_elements']} elements"
                 self._memory.wrong_results[component] = wrong | {measurement: reason}
             elif record["correct"]:
                 wrong.pop(measurement, None)

@@ -187,10 +187,11 @@ class NicEvaluator:
     def _measure(self, nic: NicFacts, at: datetime) -> Mapping[str, int]:
         """Returns the growth of a port's counters in `WINDOW_S`, or since the last probe if that is longer ago.
 
-        A counter that has decreased was reset: its growth is unknown until the next probe.
+        A counter that has decreased was reset: its growth is unknown until the next probe, as after a clock set back.
         """
         samples = self._samples.setdefault(nic.place, [])
-        if any(count < samples[-1][1].get(name, 0) for name, count in nic.counters.items() if samples):
+        is_back = bool(samples) and at < samples[-1][0]
+        if is_back or any(count < samples[-1][1].get(name, 0) for name, count in nic.counters.items() if samples):
             samples.clear()
         samples.append((at, nic.counters))
         while len(samples) > 2 and (at - samples[1][0]).total_seconds() >= WINDOW_S:

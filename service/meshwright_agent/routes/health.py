@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator, Iterable
 from typing import Annotated, Final, Literal
 
@@ -97,11 +98,14 @@ async def acknowledge_health(agent: AgentHere, request: Acknowledgement, caller:
     return agent.acknowledge(request, caller.name)
 
 
-def _refuse_number(value: object) -> object:
-    """Rejects a bare number, which pydantic would read as seconds or milliseconds since 1970."""
+def _read_time(value: object) -> object:
+    """Rejects a bare number, which pydantic would read as seconds or milliseconds since 1970.
+
+    The + of a zone is a space in a query.
+    """
     if isinstance(value, str) and ":" not in value:
         raise ValueError("a time with its zone, as RFC 3339 has it: 2026-01-31T12:00:00Z")
-    return value
+    return re.sub(r" (?=\d\d:\d\d$)", "+", value) if isinstance(value, str) else value
 
 
 class EventsQuery(QueryParameters):
@@ -115,7 +119,7 @@ class EventListQuery(EventsQuery):
     """The query of `GET /events`."""
 
     limit: int = Field(default=100, ge=1, le=1000)
-    since: Annotated[AwareDatetime, BeforeValidator(_refuse_number)] | None = Field(
+    since: Annotated[AwareDatetime, BeforeValidator(_read_time)] | None = Field(
         default=None, description="only events from this time on"
     )
 

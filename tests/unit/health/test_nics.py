@@ -133,6 +133,16 @@ def test_a_flap_or_many_errors_degrade_a_port_for_five_minutes(
     assert looks == (WINDOW_S / 30 + 1 if words else 1)
 
 
+def test_a_clock_that_is_set_back_makes_no_fault_last_longer(network: Network) -> None:
+    network.look(COMPUTE)
+    network.look(COMPUTE, grow={"link_downed": 1})
+    assert network.state(COMPUTE) == "degraded"
+    network.scene.clock.advance(-3600)
+    network.look(COMPUTE)
+    network.look(COMPUTE)
+    assert network.state(COMPUTE) == "healthy"
+
+
 def test_errors_before_the_first_look_and_reset_counters_are_no_growth(network: Network) -> None:
     network.look(COMPUTE, grow={"link_downed": 40})
     network.look(COMPUTE, grow={"link_downed": -39})

@@ -45,5 +45,8 @@ def test_a_number_or_a_time_without_its_zone_is_no_time_to_begin_at(text: str) -
         EventListQuery(since=text)  # type: ignore[arg-type]
 
 
-def test_a_time_with_its_zone_is_one() -> None:
-    assert EventListQuery(since="2026-01-01T01:00:00+01:00").since == datetime(2026, 1, 1, tzinfo=UTC)
+@pytest.mark.parametrize(
+    "text", ["2026-01-01T01:00:00+01:00", "2026-01-01T01:00:00 01:00"]
+)  # a + in a query is a space
+def test_a_time_with_its_zone_is_one(text: str) -> None:
+    assert EventListQuery.model_validate({"since": text}).since == datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,6 +6,7 @@ Rule: an entry without an address is refused, and a host that did not answer is 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import socket
 import threading
 import time
@@ -233,10 +234,8 @@ class FleetState:
             FleetIncompleteError, PlanInfeasibleError: there is no topology.
         """
         told = zip(self.ok, self.joined.places, strict=True)
-        seen = [
-            (place, state) for host, places in told for place, state in zip(places, host.device_states, strict=True)
-        ]
-        return dict(seen)
+        seen = (zip(places, host.device_states, strict=True) for host, places in told)
+        return dict(itertools.chain.from_iterable(seen))
 
     @property
     def notices(self) -> tuple[Notice, ...]:

@@ -262,9 +262,8 @@ def _read_gpus() -> tuple[list[HostDevice], str | None, str | None]:
             return card
         slots = range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
         handles = [ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in slots]
-        return replace(
-            card, instances=tuple(read_device(each, card.capability) for each in handles if each is not None)
-        )
+        instances = (read_device(each, card.capability) for each in handles if each is not None)
+        return replace(card, instances=tuple(instances))
 
     try:
         handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(ask("nvmlDeviceGetCount") or 0)]
@@ -373,9 +372,8 @@ def _read_tpu_chips() -> list[str]:
 
 def _build_tpus(chip_id: str) -> list[HostDevice]:
     name = os.environ.get("TPU_ACCELERATOR_TYPE", "").lower()
-    kind = TPU_KINDS.get(chip_id) or next(
-        (k for start, k in _ACCELERATOR_TYPES.items() if name.startswith(start)), None
-    )
+    named = (kind for start, kind in _ACCELERATOR_TYPES.items() if name.startswith(start))
+    kind = TPU_KINDS.get(chip_id) or next(named, None)
     chip = find_chip(kind or "")
     if chip is None:
         return [HostDevice(kind)] * _DEVICES_PER_CHIP.get(chip_id, 1)

@@ -137,17 +137,18 @@ class Fleet:
             ValueError: `timeout_s` is not a finite number of seconds above 0.
         """
         if not (math.isfinite(timeout_s) and timeout_s > 0):
-            raise ValueError(
-                f"timeout_s is {timeout_s}; it limits the time for all hosts; it is a finite number of seconds above "
-                f"0, such as {DEFAULT_TIMEOUT_S:g}"
-            )
+            works = f"it is a finite number of seconds above 0, such as {DEFAULT_TIMEOUT_S:g}"
+            raise ValueError(f"timeout_s is {timeout_s}; it limits the time for all hosts; {works}")
         late = f"no answer within {timeout_s:g} s"
-        hosts = {url: FleetHost(url, "unreachable", detail=late, duration_s=timeout_s) for url in self._urls}
-        found, deadline = dict(hosts), build_deadline(timeout_s)
-        asks = [
-            functools.partial(_ask_host, client, deadline, functools.partial(found.__setitem__, url), url)
-            for url, client in zip(self._urls, self._clients, strict=True)
-        ]
+        never = f"not asked within {timeout_s:g} s: {MAX_AT_ONCE} others did not answer"
+        found = {url: FleetHost(url, "error", detail=never, duration_s=timeout_s) for url in self._urls}
+        deadline = build_deadline(timeout_s)
+
+        def ask(url: str, client: Client) -> None:
+            found[url] = FleetHost(url, "unreachable", detail=late, duration_s=timeout_s)
+            _ask_host(client, deadline, functools.partial(found.__setitem__, url), url)
+
+        asks = [functools.partial(ask, *each) for each in zip(self._urls, self._clients, strict=True)]
         run_all(asks, limit_s=timeout_s, at_once=MAX_AT_ONCE)
         state = FleetState(tuple(found[url] for url in self._urls))
         if require_all:

@@ -104,8 +104,8 @@ class MeshSpec:
             near = [size for size in range(min(known, max(device_count, 1)), 0, -1) if device_count % size == 0]
             detail = (
                 f"mesh {self}: the sizes beside {free} make {known}, which does not divide {device_count} devices; "
-                f"the rest of the devices fills an axis only if the others divide them"
             )
+            detail += "the rest of the devices fills an axis only if the others divide them"
             hint = f"make the other sizes multiply to {near[0]}" if near else "there is no device to fill it with"
             raise PlanInfeasibleError.of("mesh", detail, hint)
         return MeshSpec(tuple((name, device_count // known if size == -1 else size) for name, size in self.axes))
@@ -153,9 +153,8 @@ def parse_axis_types(
 def _parse_axis_type(word: str) -> AxisType:
     if word.lower() not in AXIS_TYPES:
         near = difflib.get_close_matches(word.lower(), AXIS_TYPES, n=1) or ["auto"]
-        raise _refuse(
-            f"axis type {word!r} is none of {', '.join(AXIS_TYPES)}", f'did you mean "{near[0]}"?', "axis_types"
-        )
+        detail = f"axis type {word!r} is none of {', '.join(AXIS_TYPES)}"
+        raise _refuse(detail, f'did you mean "{near[0]}"?', "axis_types")
     return cast(AxisType, word.lower())
 
 

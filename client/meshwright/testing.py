@@ -275,9 +275,8 @@ class FakeAgent:
             stored = None if asked.plan is None else self._find_plan(asked.plan)
             estimated = estimate_request(asked, self._find_inventory(), stored=stored)
             asked = asked.model_copy(update={"target": estimated.plan.target})
-        advice = answer_batch_size(
-            name_batch_hardware(asked), platform=first.platform, kind=first.kind, basis=first.basis
-        )
+        name, platform = name_batch_hardware(asked), first.platform
+        advice = answer_batch_size(name, platform=platform, kind=first.kind, basis=first.basis)
         compiled = None if not asked.compile else build_unfitted(_NOT_COMPILED)
         return advice.model_copy(update={"estimated": estimated, "compiled": compiled})
 

@@ -199,10 +199,20 @@ def test_a_second_sigterm_ends_the_waiting_and_is_no_failure() -> None:
         assert not agent.uds.exists()
 
 
+@contextlib.contextmanager
+def hangups(handler: signal.Handlers) -> Iterator[None]:
+    """What a child does with SIGHUP: these tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_an_agent_that_is_interrupted_while_jax_starts_leaves_at_once(number: int) -> None:
-    with start_agent(cpu_devices=4, ready=False) as agent:
+    with hangups(signal.SIG_DFL), start_agent(cpu_devices=4, ready=False) as agent:
         wait_for(lambda: list_children(agent.pid), agent, limit_s=10)
         children = list_children(agent.pid)
         began_s = time.monotonic()
@@ -214,13 +224,9 @@ def test_an_agent_that_is_interrupted_while_jax_starts_leaves_at_once(number: in
 
 
 def test_an_agent_under_nohup_outlives_its_terminal() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a child inherits
-    try:
-        with start_agent(cpu_devices=2) as agent:
-            agent.process.send_signal(signal.SIGHUP)
-            assert httpx.get(f"{agent.url}/readyz").status_code == 200
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with hangups(signal.SIG_IGN), start_agent(cpu_devices=2) as agent:
+        agent.process.send_signal(signal.SIGHUP)
+        assert httpx.get(f"{agent.url}/readyz").status_code == 200
 
 
 def test_no_child_outlives_an_agent_that_was_killed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from meshwright.errors import MeshwrightError, NotFoundError
 from meshwright.testing import FakeAgent
 from tests.agents import MESHWRIGHT, RunningAgent, start_agent, wait_for
 from tests.contract.client.both import Kind
-from tests.process.living import end_leases
+from tests.process.living import LONG, end_leases
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 LIMIT_S = 120.0
@@ -113,6 +114,51 @@ def test_a_command_is_held_and_a_signal_ends_its_lease(agent: RunningAgent, held
         held.send_signal(signal.SIGTERM)
         assert held.wait(LIMIT_S) == 128 + signal.SIGTERM
         assert client.leases().leases == ()
+
+
+def test_a_schedulers_signal_reaches_the_command_and_one_that_nohup_ignores_ends_neither(
+    agent: RunningAgent, tmp_path: Path
+) -> None:
+    up = tmp_path / "up"
+    code = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5)); "
+    code += f"open({str(up)!r}, 'w').close(); time.sleep(600)"
+    command = ["env", "--ignore-signal=HUP", *MESHWRIGHT, "--url", agent.url, "lease", "run", "--purpose", "train"]
+    with subprocess.Popen([*command, "--", sys.executable, "-c", code]) as process:
+        wait_for(up.exists)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(LIMIT_S) == 5
+    with Client(agent.url, timeout=LIMIT_S) as client:
+        assert client.leases().leases == ()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_gives_back_what_it_has(agent: RunningAgent, number: signal.Signals) -> None:
+    command = ["env", "--default-signal", *MESHWRIGHT, "--url", agent.url, "bench", "--request", "-"]
+    with Client(agent.url, timeout=LIMIT_S) as client:
+        before = {run.id for run in client.runs().runs}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(LONG))
+            process.stdin.close()
+            wait_for(lambda: {run.id for run in client.runs().runs} - before)
+            process.send_signal(number)
+            assert process.wait(LIMIT_S) == 128 + number
+        (run,) = (run for run in client.runs().runs if run.id not in before)
+        wait_for(lambda: client.run(run.id).state == "cancelled")
+
+
+def test_a_lease_whose_id_nobody_reads_is_not_kept(agent: RunningAgent) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*MESHWRIGHT, "--url", agent.url, "lease", "create", "--purpose", "x"]
+    for more in (["--id-only"], ["--format=json"], []):
+        done = subprocess.run([*command, *more], stdout=writing, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, "choose the id with --id" in done.stderr) == (2, True)
+    assert subprocess.run([*command, "--id", "mine"], stdout=writing).returncode == 0
+    os.close(writing)
+    with Client(agent.url, timeout=LIMIT_S) as client:
+        assert [lease.id for lease in client.leases().leases] == ["mine"]
 
 
 @both

@@ -130,8 +130,9 @@ class AsyncClient:
         given = None if http_client is None else str(http_client.base_url).rstrip("/")
         settings = read_settings(base_url or given or None, token, os.environ)
         self._address, self._auth = settings.address, build_auth(settings)
-        self._owns_http = http_client is None
-        self._http = http_client or build_async_client(settings, timeout, transport)
+        self._owns_http, self._pid = http_client is None, os.getpid()
+        self._build = functools.partial(build_async_client, settings, timeout, transport)
+        self._http = http_client or self._build()
         self._max_retries = max_retries
         self._pause = pause or asyncio.sleep
         self._answered: set[str] = set()
@@ -152,6 +153,12 @@ class AsyncClient:
         """Closes the connections; a `http_client` that was given stays open."""
         if self._owns_http:
             await self._http.aclose()
+
+    def _find_pool(self) -> httpx.AsyncClient:
+        """Returns the connections. A process has its own after a fork: two would read each other's answers."""
+        if self._owns_http and self._pid != os.getpid() and not self._http.is_closed:
+            self._pid, self._http = os.getpid(), self._build()
+        return self._http
 
     async def _ask(self, model: type[M], method: str, path: str, *, gone: M | None = None, **options: Any) -> M:
         """Returns the answer as its model, or `gone` where the request is repeated after a lost answer: 404."""
@@ -205,10 +212,11 @@ class AsyncClient:
         deadline: float | None,
     ) -> Outcome:
         """Sends once, and returns the reply, or why there is none."""
-        if self._http.is_closed:
+        http = self._find_pool()
+        if http.is_closed:
             hint = "make a new client, or close this one later"
             raise AgentConnectionError(f"{method} {path}: this client has been closed", host=self.base_url, hint=hint)
-        request = self._http.build_request(
+        request = http.build_request(
             method,
             self._address.url + path,
             params={name: str(value) for name, value in params.items() if value is not None},
@@ -219,7 +227,7 @@ class AsyncClient:
             else build_timeout(max(count_left(deadline), MIN_ANSWER_S)),
         )
         try:
-            return await self._http.send(request, auth=self._auth)
+            return await http.send(request, auth=self._auth)
         except ERRORS as error:
             return error
 
@@ -282,11 +290,8 @@ class AsyncClient:
     async def _pause_until(self, deadline: float | None, delay_s: float, run: Run) -> None:
         left_s = count_left(deadline)
         if not left_s:
-            raise AgentTimeoutError(
-                f"the time to wait for {run.id} at {self.base_url} is over; it was {run.state}",
-                host=self.base_url,
-                hint="give it a longer timeout_s",
-            )
+            words = f"the time to wait for {run.id} at {self.base_url} is over; it was {run.state}"
+            raise AgentTimeoutError(words, host=self.base_url, hint="give it a longer timeout_s")
         if delay_s:
             await self._pause(min(delay_s, left_s))
 
@@ -299,14 +304,15 @@ class AsyncClient:
         the remaining time. The stream ends as "silent" when less than the timeout remains.
         """
         cursor.end, rest, left_s = "broken", b"", count_left(deadline)
-        if self._http.is_closed or not left_s:
+        http = self._find_pool()
+        if http.is_closed or not left_s:
             return
         window_s = min(SILENCE_S, left_s, max(left_s / 4, MIN_WINDOW_S))
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store", "Last-Event-ID": str(cursor.after)}
         options: dict[str, Any] = {"headers": headers, "timeout": build_timeout(window_s), "auth": self._auth}
         try:
             async with (
-                self._http.stream("GET", self._address.url + path, **options) as response,
+                http.stream("GET", self._address.url + path, **options) as response,
                 contextlib.aclosing(cast(Any, response.aiter_bytes())) as chunks,
             ):
                 media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -138,8 +138,9 @@ class Client:
         given = None if http_client is None else str(http_client.base_url).rstrip("/")
         settings = read_settings(base_url or given or None, token, os.environ)
         self._address, self._auth = settings.address, build_auth(settings)
-        self._owns_http = http_client is None
-        self._http = http_client or build_client(settings, timeout, transport)
+        self._owns_http, self._pid = http_client is None, os.getpid()
+        self._build = functools.partial(build_client, settings, timeout, transport)
+        self._http = http_client or self._build()
         self._max_retries = max_retries
         self._pause = pause or time.sleep
         self._answered: set[str] = set()
@@ -160,6 +161,12 @@ class Client:
         """Closes the connections; a `http_client` that was given stays open."""
         if self._owns_http:
             self._http.close()
+
+    def _find_pool(self) -> httpx.Client:
+        """Returns the connections. A process has its own after a fork: two would read each other's answers."""
+        if self._owns_http and self._pid != os.getpid() and not self._http.is_closed:
+            self._pid, self._http = os.getpid(), self._build()
+        return self._http
 
     def _ask(self, model: type[M], method: str, path: str, *, gone: M | None = None, **options: Any) -> M:
         """Returns the answer as its model, or `gone` where the request is repeated after a lost answer: 404."""
@@ -213,10 +220,11 @@ class Client:
         deadline: float | None,
     ) -> Outcome:
         """Sends once, and returns the reply, or why there is none."""
-        if self._http.is_closed:
+        http = self._find_pool()
+        if http.is_closed:
             hint = "make a new client, or close this one later"
             raise AgentConnectionError(f"{method} {path}: this client has been closed", host=self.base_url, hint=hint)
-        request = self._http.build_request(
+        request = http.build_request(
             method,
             self._address.url + path,
             params={name: str(value) for name, value in params.items() if value is not None},
@@ -227,7 +235,7 @@ class Client:
             else build_timeout(max(count_left(deadline), MIN_ANSWER_S)),
         )
         try:
-            return self._http.send(request, auth=self._auth)
+            return http.send(request, auth=self._auth)
         except ERRORS as error:
             return error
 
@@ -290,11 +298,8 @@ class Client:
     def _pause_until(self, deadline: float | None, delay_s: float, run: Run) -> None:
         left_s = count_left(deadline)
         if not left_s:
-            raise AgentTimeoutError(
-                f"the time to wait for {run.id} at {self.base_url} is over; it was {run.state}",
-                host=self.base_url,
-                hint="give it a longer timeout_s",
-            )
+            words = f"the time to wait for {run.id} at {self.base_url} is over; it was {run.state}"
+            raise AgentTimeoutError(words, host=self.base_url, hint="give it a longer timeout_s")
         if delay_s:
             self._pause(min(delay_s, left_s))
 
@@ -307,14 +312,15 @@ class Client:
         the remaining time. The stream ends as "silent" when less than the timeout remains.
         """
         cursor.end, rest, left_s = "broken", b"", count_left(deadline)
-        if self._http.is_closed or not left_s:
+        http = self._find_pool()
+        if http.is_closed or not left_s:
             return
         window_s = min(SILENCE_S, left_s, max(left_s / 4, MIN_WINDOW_S))
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store", "Last-Event-ID": str(cursor.after)}
         options: dict[str, Any] = {"headers": headers, "timeout": build_timeout(window_s), "auth": self._auth}
         try:
             with (
-                self._http.stream("GET", self._address.url + path, **options) as response,
+                http.stream("GET", self._address.url + path, **options) as response,
                 contextlib.closing(cast(Any, response.iter_bytes())) as chunks,
             ):
                 media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import ssl
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from importlib import metadata
 from typing import Any, Final
 
@@ -32,7 +33,8 @@ def build_client(
     """
     if transport is None and settings.address.socket:
         transport = httpx.HTTPTransport(uds=settings.address.socket, trust_env=False, verify=_NO_AUTHORITIES)
-    return httpx.Client(transport=transport, **_list_options(settings, timeout_s, max_connections))
+    with _explaining_proxies():
+        return httpx.Client(transport=transport, **_list_options(settings, timeout_s, max_connections))
 
 
 def build_async_client(
@@ -41,7 +43,20 @@ def build_async_client(
     """Returns the same for asyncio."""
     if transport is None and settings.address.socket:
         transport = httpx.AsyncHTTPTransport(uds=settings.address.socket, trust_env=False, verify=_NO_AUTHORITIES)
-    return httpx.AsyncClient(transport=transport, **_list_options(settings, timeout_s, None))
+    with _explaining_proxies():
+        return httpx.AsyncClient(transport=transport, **_list_options(settings, timeout_s, None))
+
+
+@contextlib.contextmanager
+def _explaining_proxies() -> Iterator[None]:
+    """Raises SettingsError where httpx cannot use what the environment says of proxies."""
+    try:
+        yield
+    except (httpx.InvalidURL, ValueError, ImportError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        names = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or NO_PROXY"
+        raise SettingsError(f"{names} cannot be used: {error}; correct it, or unset it for this command") from None
 
 
 def _list_options(settings: ClientSettings, timeout_s: float | None, max_connections: int | None) -> dict[str, Any]:
@@ -66,9 +81,8 @@ def build_timeout(timeout_s: float | None) -> httpx.Timeout:
     if timeout_s is not None and not timeout_s > 0:
         raise SettingsError(f"timeout is {timeout_s}; it must be a number of seconds above 0, such as 30, or None")
     timeout_s = None if timeout_s is None or timeout_s > threading.TIMEOUT_MAX else timeout_s  # the most of a socket
-    return httpx.Timeout(
-        timeout_s, connect=CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
-    )
+    connect_s = CONNECT_TIMEOUT_S if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
+    return httpx.Timeout(timeout_s, connect=connect_s)
 
 
 def build_auth(settings: ClientSettings) -> Any:
@@ -101,9 +115,8 @@ def _build_tls(settings: ClientSettings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise SettingsError(
-            f"MESHWRIGHT_CA_FILE names {settings.ca_file!r}, which holds no certificates ({error}); name a PEM file"
-        ) from None
+        found = f"MESHWRIGHT_CA_FILE names {settings.ca_file!r}, which holds no certificates ({error})"
+        raise SettingsError(f"{found}; name a PEM file") from None
     if settings.ca_file is not None:  # which may hold only the agent's own certificate: Python's default from 3.13 on
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     cert, key = settings.client_cert_file, settings.client_key_file
@@ -117,18 +130,14 @@ def _build_tls(settings: ClientSettings) -> ssl.SSLContext:
 
 
 def _refuse_password() -> str:
-    raise SettingsError(
-        "the key of MESHWRIGHT_CLIENT_CERT_FILE is encrypted, and the client cannot ask for its password; name a "
-        "key without one, readable by its owner only"
-    )
+    found = "the key of MESHWRIGHT_CLIENT_CERT_FILE is encrypted, and the client cannot ask for its password"
+    raise SettingsError(f"{found}; name a key without one, readable by its owner only")
 
 
 def _explain_certificate(cert: str, key: str | None, error: Exception) -> str:
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-        return (
-            f"MESHWRIGHT_CLIENT_KEY_FILE {key or cert!r} is not the key of the certificate in "
-            f"MESHWRIGHT_CLIENT_CERT_FILE {cert!r}; name the two that belong together"
-        )
+        found = f"MESHWRIGHT_CLIENT_KEY_FILE {key or cert!r} is not the key of the certificate in "
+        return f"{found}MESHWRIGHT_CLIENT_CERT_FILE {cert!r}; name the two that belong together"
     named = f"MESHWRIGHT_CLIENT_CERT_FILE {cert!r}" + (f" and MESHWRIGHT_CLIENT_KEY_FILE {key!r}" if key else "")
     works = "name PEM files of certificate and key" if key else "name its key's file in MESHWRIGHT_CLIENT_KEY_FILE"
     return f"{named} cannot be used: no certificate, or no private key, in PEM form ({error}); {works}"

@@ -95,10 +95,8 @@ class Held:
         """The unreported reason of a lost lease; "" if there is none."""
         if self._lost is None or self._is_told:
             return ""
-        return (
-            f"the lease {self.lease.id} ({self.lease.purpose}) was lost before its block ended, so others may have "
-            f"used the devices meanwhile: {self._lost}"
-        )
+        lost = f"the lease {self.lease.id} ({self.lease.purpose}) was lost before its block ended"
+        return f"{lost}, so others may have used the devices meanwhile: {self._lost}"
 
 
 class _EndedError(Exception):

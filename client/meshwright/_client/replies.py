@@ -235,10 +235,8 @@ def _build_connection_error(error: Exception, asked: str, host: str, said: str) 
     kind, message = name_failure(error), str(error) or type(error).__name__
     hint = said or _HINTS[kind]
     if not said and kind == "lost" and host.startswith("https:"):  # in TLS 1.3 the client's handshake is complete
-        hint = (
-            f"where the agent asks for a client certificate, it may have refused this client's: {_CERTIFICATE}; "
-            f"else {hint}"
-        )
+        refused = "where the agent asks for a client certificate, it may have refused this client's"
+        hint = f"{refused}: {_CERTIFICATE}; else {hint}"
     elif kind == "handshake" and "WRONG_VERSION_NUMBER" in message:  # it answered, and not in TLS
         hint = f"the agent speaks no TLS at this address: ask by http:{host.partition(':')[2]}"
     elif hint == _HINTS["lost"] and isinstance(error, httpx.RemoteProtocolError) and host.startswith("http:"):

@@ -10,15 +10,17 @@ own module. This module has the commands' names, the shared options, and the exi
          cannot be written
     70   a bug in this command: the traceback is on stderr
     75   a lease was lost before its command ended (lease run)
-    130  interrupted; a bench with a waiting client is cancelled, an agent's compile continues
+    130  interrupted (by signal n: 128 + n); a bench with a waiting client is cancelled, an agent's compile continues
 
 Independent of HTTP and jax.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import signal
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -127,7 +129,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always, with the exit code.
     """
     open_missing_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _interrupt)
     app(args=arguments, prog_name="meshwright")
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    """Ends a command as Ctrl-C does, so that it gives back what it has."""
+    raise KeyboardInterrupt(number)
 
 
 _STYLE: Final = "meshwright.style"
@@ -196,13 +206,15 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> in
             code = run(session, **arguments)
         session.flush()
     except errors.MeshwrightError as error:
-        print_error(session, error)
+        with contextlib.suppress(OSError):
+            print_error(session, error)
         code = NO_ANSWER if run in _PREFLIGHTS else find_exit_code(error)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
         drop(1)
-        print_error(session, errors.SettingsError(f"stdout cannot be written: {error.strerror}; free some room"))
+        with contextlib.suppress(OSError):
+            print_error(session, errors.SettingsError(f"stdout cannot be written: {error.strerror}; free some room"))
         code = NO_ANSWER
     return code
 
@@ -234,10 +246,11 @@ def _bind(run: _Command) -> Callable[..., None]:
             raise typer.Exit(NO_ANSWER) from None
         except (typer.Exit, typer.BadParameter):  # typer's to end with
             raise
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as interrupted:
+            raise typer.Exit(leases.SIGNALLED + interrupted.args[0] if interrupted.args else INTERRUPTED) from None
         except Exception:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
             raise typer.Exit(BUG) from None
 
     shared = [

@@ -149,7 +149,7 @@ TRIED: Final[tuple[Column[TriedBatch], ...]] = (
 )
 
 PlanFileOption = Annotated[
-    Path, typer.Option("--plan", metavar="FILE", help="What `meshwright plan … --save FILE` kept.")
+    Path, typer.Option("--plan", metavar="FILE", help="What `meshwright plan --save FILE` kept.")
 ]
 
 

@@ -67,9 +67,8 @@ def show_events(
         elif reply.events:
             session.out.print(build_table(COLUMNS, reply.events))
         else:
-            session.print_lines(
-                "no events" if component is None else _describe_none(component, list_components(client))
-            )
+            none = "no events" if component is None else _describe_none(component, list_components(client))
+            session.print_lines(none)
     if (at, limit) == (None, None) and len(reply.events) == SHOWN:
         note = f"these are the newest {SHOWN}; --since 24h shows all from there on"
         session.err.print(note, soft_wrap=True)

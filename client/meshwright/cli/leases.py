@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
@@ -97,10 +98,10 @@ def create_lease(
         chosen = named if plan is None else load_plan(plan, client=client)
         lease = client.lease(chosen, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible, lease_id=lease_id)
         with ending_untold(client, lease) if lease_id is None else contextlib.nullcontext():
-            if id_only:
-                session.print_lines(lease.id)
-            else:
-                _print_lease(session, lease, write_new_lease(lease))
+            text = lease.model_dump_json(exclude_unset=True) if session.as_json else "\n".join(write_new_lease(lease))
+            if not session.tell(lease.id if id_only else text) and lease_id is None:
+                raise SettingsError("nobody reads stdout, so the lease's id would be lost; choose the id with --id")
+            if not id_only:
                 _explain_number(session, named)
     return OK
 
@@ -247,7 +248,7 @@ SIGNALLED: Final = 128
 LEASE_LOST: Final = 75
 """EX_TEMPFAIL of sysexits.h: run it again. Like 124 of `timeout`, it replaces the command's own code."""
 
-FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_leased(
@@ -336,12 +337,8 @@ class _Job:
 
     def report_loss(self, code: int) -> int:
         """Warns that the lease was lost before the command ended with this exit code; returns `LEASE_LOST`."""
-        print_warning(
-            self._session,
-            f"the lease was lost before the command ended (exit code {code}), so another client may have used its "
-            f"devices: {self.lost}",
-            "run the command again",
-        )
+        words = f"the lease was lost before the command ended (exit code {code}), so another client may have used its "
+        print_warning(self._session, f"{words}devices: {self.lost}", "run the command again")
         return LEASE_LOST
 
     def _stop(self) -> None:
@@ -354,8 +351,9 @@ class _Job:
 
     @contextlib.contextmanager
     def passing_signals_on(self) -> Iterator[None]:
-        """Passes signals on to the command; before it runs, they end the block."""
-        before = {number: signal.signal(number, self._pass_on) for number in FORWARDED}
+        """Passes signals on to the command; before it runs, they end the block. Ignored ones (nohup) stay ignored."""
+        heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._pass_on) for number in heard}
         try:
             yield
         finally:
@@ -367,13 +365,17 @@ class _Job:
             raise _SignalledError(number)
         if self._process is None:
             self._early = [*(self._early or ()), number]
-        elif self._process.returncode is None and not (number == signal.SIGINT and _has_terminal()):
+        elif self._process.returncode is None and not (number in _OF_TERMINALS and _has_terminal()):
             self._process.send_signal(number)
+
+
+_OF_TERMINALS: Final = (signal.SIGINT, signal.SIGQUIT)
 
 
 def _has_terminal() -> bool:
     """Returns whether a terminal's Ctrl-C reaches the command by itself: it goes to all of the foreground group."""
     try:
-        return os.tcgetpgrp(0) == os.getpgrp()
+        with Path("/dev/tty").open() as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False

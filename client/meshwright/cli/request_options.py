@@ -122,9 +122,8 @@ def parse_model(text: str) -> str | dict[str, Any]:
         try:
             found: dict[str, Any] = json.loads(text)
         except ValueError as error:
-            raise typer.BadParameter(
-                f"no JSON: {error}; name a preset such as llama3-8b", param_hint="--model"
-            ) from None
+            words = f"no JSON: {error}; name a preset such as llama3-8b"
+            raise typer.BadParameter(words, param_hint="--model") from None
         return found
     with contextlib.suppress(OSError):  # Python 3.11: the text is too long for a path, or below an unreadable folder
         if text.endswith(".json") or Path(text).is_file():

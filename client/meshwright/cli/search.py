@@ -55,9 +55,7 @@ def search_mesh(
     devices: DevicesOption = None,
     count: CountOption = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say why other families of meshes lost.")] = False,
-    fallback: Annotated[
-        bool, typer.Option("--fallback", help="Also plan for what is left when a device fails.")
-    ] = False,
+    fallback: Annotated[bool, typer.Option("--fallback", help="Also plan for what is left if a device fails.")] = False,
     compiled: CompileOption = False,
     export: ExportOption = None,
     save: SaveOption = None,

@@ -163,9 +163,8 @@ def _tell(field: str, errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     kinds = list(dict.fromkeys(map(_kind_of, errors)))
     if all(kinds) and (len(errors) > 1 or errors[0]["type"] in _KINDS):
         named = [kind for kind in kinds if kind != "an integer" or "a number" not in kinds]
-        return f"it should be {' or '.join(named)}, got {_shorten(errors[0].get('input'))}", _hint_of_kind(
-            field, errors
-        )
+        message = f"it should be {' or '.join(named)}, got {_shorten(errors[0].get('input'))}"
+        return message, _hint_of_kind(field, errors)
     hints = [hint for error in errors if (hint := _hint_of(field, error))]
     return "; or ".join(dict.fromkeys(map(_message_of, errors))), hints[0] if hints else ""
 

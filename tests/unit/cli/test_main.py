@@ -152,3 +152,20 @@ def test_a_stdout_without_room_is_2_and_no_bug() -> None:
         code, said = run_into(full.fileno(), BATCH)
     assert (code, "Traceback" in said) == (2, False)
     assert "stdout cannot be written: No space left on device" in said
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_a_question_mark(
+    encoding: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    with (tmp_path / "out").open("w") as out:
+        asked = ("search", "--offline", "--model", "gpt2", "--target", "h100:8", "--global-batch-size", "64")
+        assert run_into(out.fileno(), asked) == (0, "")
+    assert "?" in (tmp_path / "out").read_text(encoding, errors="ignore")  # what click prints stays UTF-8 in ASCII
+
+
+def test_a_stderr_without_room_leaves_the_exit_code_as_it_is() -> None:
+    code = "import sys; sys.argv[1:] = ['preflight', '--hosts', '127.0.0.1:1']; from meshwright.cli import main; main()"
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=full).returncode == 2

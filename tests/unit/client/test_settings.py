@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 from unittest.mock import Mock
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright import AsyncClient, Client
 from meshwright._client.settings import parse_address, read_settings
 from meshwright.errors import MeshwrightError, SettingsError
+from meshwright.testing import FakeAgent
 
 
 def test_a_token_file_is_read_and_its_line_end_dropped(tmp_path: Path) -> None:
@@ -74,3 +77,31 @@ def test_a_password_in_the_address_is_refused_by_name_and_not_shown(text: str) -
         parse_address(text)
     assert "a user or a password" in str(caught.value)
     assert "s3" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("variable", "value"), [
+    ("NO_PROXY", "localhost,fd00::/8"), ("ALL_PROXY", "socks5://127.0.0.1:1"), ("HTTP_PROXY", "socks4://a:1"),
+])  # fmt: skip
+def test_proxies_that_cannot_be_used_are_named(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    for opened in (Client, AsyncClient):
+        with pytest.raises(SettingsError, match="HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or NO_PROXY cannot be used"):
+            opened("http://192.0.2.1:8790")
+        opened("http://127.0.0.1:8790")  # no proxy is between
+
+
+def test_after_a_fork_a_process_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeAgent()
+    pool = httpx.Client(base_url="http://a", transport=fake.transport())
+    owned, given = Client("http://a", transport=fake.transport()), Client(http_client=pool)
+    pools = [owned._http, given._http]
+    assert owned.alive()
+    assert given.alive()
+    assert [owned._http, given._http] == pools
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert owned.alive()
+    assert given.alive()
+    assert owned._http is not pools[0]
+    assert given._http is pools[1]  # which is the caller's own
+    owned.close()
+    assert not owned.alive()

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import functools
 import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import httpx
 import pytest
 
+from meshwright import Client
 from meshwright._fleet import read_addresses, resolve_name
 from meshwright.errors import SettingsError
+from meshwright.fleet import Fleet
 
 RECORDS = {"agents.svc": ["10.0.0.10", "10.0.0.9", "fd00::2", "10.0.0.9"]}
 
@@ -70,3 +75,15 @@ def test_a_file_that_names_another_file_or_nobody_is_refused(tmp_path: Path, tex
 
 def test_the_resolver_of_the_system_finds_loopback() -> None:
     assert "127.0.0.1" in resolve_name("127.0.0.1", 8790)
+
+
+def test_a_host_that_was_never_asked_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(request: httpx.Request) -> httpx.Response:
+        time.sleep(1.0)
+        raise httpx.ReadTimeout("", request=request)
+
+    monkeypatch.setattr("meshwright.fleet.MAX_AT_ONCE", 1)
+    slow = functools.partial(Client, transport=httpx.MockTransport(hang), max_retries=0)
+    first, second = Fleet(["a", "b"], connect=slow).devices(timeout_s=0.3).hosts
+    assert (first.state, first.detail) == ("unreachable", "no answer within 0.3 s")
+    assert (second.state, second.detail) == ("error", "not asked within 0.3 s: 1 others did not answer")

@@ -90,7 +90,7 @@ Exit codes:
   {NO_ANSWER}    usage, or no answer: no agent, not allowed, not ready
   {BUG}   a bug in this command
   {leases.LEASE_LOST}   the lease was lost before the command ended (lease run)
-  {INTERRUPTED}  interrupted
+  {INTERRUPTED}  interrupted; ended by another signal n: 128 + n
 `health --format nagios|slurm` has codes of its own, `lease run` those of its command.
 
 The agent's address is --url, else MESHWRIGHT_URL, else the socket /run/meshwright/agent.sock, else http://127.0.0.1:8790;

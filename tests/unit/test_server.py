@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from pathlib import Path
@@ -110,6 +111,15 @@ def test_uvicorn_has_what_the_server_uses_of_it() -> None:
     names = RequestResponseCycle.__init__.__code__.co_names
     assert {"transport", "response_complete", "more_body"} <= set(names)
     assert RequestResponseCycle.receive.__name__ == "receive"  # whose `__self__.transport` names the peer
+
+
+def test_a_kernel_without_ipv6_is_told_what_to_listen_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr(server.socket, "socket", refuse)
+    with pytest.raises(CannotListenError, match=r"--host 0\.0\.0\.0 without IPv6"):
+        server.open_tcp("::", 0)
 
 
 def test_a_host_root_that_is_none_is_not_taken_for_another_agents(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def create_lease(
         with ending_untold(client, lease) if lease_id is None else contextlib.nullcontext():
             text = lease.model_dump_json(exclude_unset=True) if session.as_json else "\n".join(write_new_lease(lease))
             if not session.tell(lease.id if id_only else text) and lease_id is None:
-                raise SettingsError("nobody reads stdout, so the lease's id would be lost; choose the id with --id")
+                raise SettingsError("stdout has no reader, so the lease's id would be lost; choose the id with --id")
             if not id_only:
                 _explain_number(session, named)
     return OK

@@ -26,11 +26,6 @@ XLA_FLAGS: Final = "XLA_FLAGS"
 ENABLE_X64: Final = "JAX_ENABLE_X64"
 DISABLE_JIT: Final = "JAX_DISABLE_JIT"
 
-_SERVICE_MANAGER: Final = frozenset(
-    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}
-)
-"""Variables that systemd sets for the agent only (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3))."""
-
 _JAX_PLATFORM: Final = {"gpu": "cuda"}
 """JAX expands "gpu" to cuda, rocm and oneapi, and fails on a platform that is not installed
 (jax/_src/xla_bridge.py)."""
@@ -186,10 +181,9 @@ def build_worker_environment(
 ) -> dict[str, str]:
     """Returns the complete environment of the agent's device worker.
 
-    That is `base` without the service manager's variables for the agent, and with the configuration's variables. Memory
-    is taken as needed (`XLA_PYTHON_CLIENT_PREALLOCATE=false`) unless `base` or the configuration sets it, since the
-    worker shares the devices with jobs. Its benches measure compiled programs in 32 bits, so that only the
-    configuration can change JAX_ENABLE_X64 and JAX_DISABLE_JIT.
+    That is `base` with the configuration's variables. Memory is taken as needed (`XLA_PYTHON_CLIENT_PREALLOCATE=false`)
+    unless `base` or the configuration sets it, since the worker shares the devices with jobs. Its benches measure
+    compiled programs in 32 bits, so that only the configuration can change JAX_ENABLE_X64 and JAX_DISABLE_JIT.
 
     Args:
         config: the configuration.
@@ -202,9 +196,8 @@ def build_worker_environment(
     """
     if cpu_devices is not None and cpu_devices < 1:
         raise ValueError(f"cpu_devices is {cpu_devices}; JAX needs at least 1 CPU device, such as 8")
-    inherited = {name: value for name, value in base.items() if name not in _SERVICE_MANAGER}
     fixed = {ENABLE_X64: "false", DISABLE_JIT: "false"}
-    environment = {PREALLOCATE: "false", **inherited, **fixed, **build_environment(config, inherited)}
+    environment = {PREALLOCATE: "false", **base, **fixed, **build_environment(config, base)}
     if platform is not None:
         environment["JAX_PLATFORMS"] = _JAX_PLATFORM.get(platform, platform)
     if cpu_devices is not None:

@@ -284,7 +284,7 @@ class Store:
         return tuple(StoredEvent(*row) for row in (reversed(found) if after is None else found))
 
     async def follow(
-        self, model: type[Model], stream: str, after: int, *, is_live: Callable[[], bool], where: Where = ANY
+        self, model: type[Model], stream: str, after: int, *, is_live: Callable[[], bool]
     ) -> AsyncGenerator[Model, None]:
         """Yields the events numbered above `after`: the stored ones, then new ones while `is_live()`.
 
@@ -295,7 +295,7 @@ class Store:
         """
         while True:
             changed, lives = self._changed, is_live()
-            found = await self.list_events(stream, after=after, where=where)
+            found = await self.list_events(stream, after=after)
             for row in found:
                 after = row.seq
                 for event in parse_bodies(model, [row]):

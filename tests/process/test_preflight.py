@@ -156,6 +156,17 @@ def test_a_host_takes_part_only_under_the_callers_lease_of_all_devices(agents: l
             client.end_lease("part")
 
 
+def test_runs_are_listed_without_the_names_of_very_many_hosts(agents: list[RunningAgent]) -> None:
+    hosts = tuple(f"node{number}.example" for number in range(2000))
+    with Client(agents[0].url) as client:
+        client.lease("all", purpose="large", lease_id="large")
+        request = PreflightRequest(lease="large", hosts=hosts, process_id=1, coordinator="127.0.0.1:9")
+        run = client.cancel_run(client.start_preflight(request).id)
+        client.end_lease("large")
+    assert run.request["lease"] == "large"
+    assert set(run.request["hosts"]) == {"sha256"}
+
+
 @pytest.mark.parametrize(("urls", "found"), [
     (("http://10.0.0.1:8790", "http://10.0.0.2:8790"), "10.0.0.1:8476"),
     (("http://[fd00::1]:8790",), "[fd00::1]:8476"),

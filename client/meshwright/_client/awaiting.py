@@ -791,8 +791,10 @@ class AsyncClient:
         Raises:
             NotFoundError: it has ended, or never was.
         """
-        held = lease if isinstance(lease, Lease) else await self.get_lease(lease)
-        return await self._ask(Lease, "DELETE", name_lease(held), gone=held)
+        held = lease if isinstance(lease, Lease) else None
+        with contextlib.suppress(NotFoundError):  # one that is being granted is not to be read yet
+            held = held or await self.get_lease(lease)
+        return await self._ask(Lease, "DELETE", name_lease(lease), gone=held)
 
     async def put_verdict(self, lease: Lease | str, request: VerdictRequest) -> Verdict:
         """Stores the finding of a preflight under a lease on its host; returns it.

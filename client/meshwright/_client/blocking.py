@@ -798,8 +798,10 @@ class Client:
         Raises:
             NotFoundError: it has ended, or never was.
         """
-        held = lease if isinstance(lease, Lease) else self.get_lease(lease)
-        return self._ask(Lease, "DELETE", name_lease(held), gone=held)
+        held = lease if isinstance(lease, Lease) else None
+        with contextlib.suppress(NotFoundError):  # one that is being granted is not to be read yet
+            held = held or self.get_lease(lease)
+        return self._ask(Lease, "DELETE", name_lease(lease), gone=held)
 
     def put_verdict(self, lease: Lease | str, request: VerdictRequest) -> Verdict:
         """Stores the finding of a preflight under a lease on its host; returns it.

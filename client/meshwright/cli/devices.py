@@ -142,9 +142,7 @@ def describe_holders(device: Device) -> str:
 def build_columns(reply: Devices) -> tuple[Column[Device], ...]:
     """Returns the columns of the table; devices of several hosts are named with them."""
     several = len({device.host for device in reply.devices}) > 1
-    name = Column[Device](
-        "#", lambda device: clean(f"{device.host}/" if several else "") + str(device.local_index), "right"
-    )
+    name = Column[Device]("#", lambda each: clean(f"{each.host}/" if several else "") + str(each.local_index), "right")
     return (name, *COLUMNS)
 
 

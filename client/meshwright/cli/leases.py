@@ -330,10 +330,12 @@ class _Job:
     def lose(self, why: MeshwrightError) -> None:
         """Reports that the lease is lost, and ends the command if it shall not run without one."""
         self.lost = str(why).splitlines()[0]
-        if self._process is None or self._process.returncode is None:
-            does = "the command is ended" if self._is_stopped else "the command goes on without it"
-            print_warning(self._session, f"the lease is lost, {does}: {self.lost}")
+        is_running = self._process is None or self._process.returncode is None
         self._stop()
+        if is_running:
+            does = "the command is ended" if self._is_stopped else "the command goes on without it"
+            with contextlib.suppress(OSError):  # the disk of stderr is full: the exit code says it too
+                print_warning(self._session, f"the lease is lost, {does}: {self.lost}")
 
     def report_loss(self, code: int) -> int:
         """Warns that the lease was lost before the command ended with this exit code; returns `LEASE_LOST`."""

@@ -191,10 +191,10 @@ def run_child(
         ProblemError: the function failed by a bug of ours; its traceback is in the error's `log`.
         OSError: the system cannot start a process, or has no space for temporary files.
     """
-    environment = build_compile_environment(os.environ if environ is None else environ)
-    with tempfile.TemporaryFile() as output, _start(environment, output) as child, selectors.DefaultSelector() as reads:
+    env = build_compile_environment(os.environ if environ is None else environ)
+    text = json.dumps({"function": function, "job": job, "paths": paths}).encode()
+    with tempfile.TemporaryFile() as output, _start(env, text, output) as child, selectors.DefaultSelector() as reads:
         deadline = time.monotonic() + limit_s
-        _send(child, {"function": function, "job": job, "paths": paths})
         reads.register(_pipe(child.stdout), selectors.EVENT_READ)
         rest = b""
         while True:
@@ -247,17 +247,20 @@ def _read_last(frame: Mapping[str, Any], output: IO[bytes]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _start(environment: Mapping[str, str], output: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _start(env: Mapping[str, str], text: bytes, output: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the worker, and kills it and all that it started when the block ends."""
     fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)  # so that it can be truncated while the child writes
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-u", "-m", "meshwright.compiling.worker", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=output,
-        env=dict(environment),
-        start_new_session=True,  # its group is killed; Ctrl-C comes to us alone
-    )
+    with tempfile.TemporaryFile() as stdin:  # a pipe would block until the child reads
+        stdin.write(text)
+        stdin.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-u", "-m", "meshwright.compiling.worker", str(os.getpid())],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env=dict(env),
+            start_new_session=True,  # its group is killed; Ctrl-C comes to us alone
+        )
     try:
         yield child
     finally:
@@ -265,11 +268,6 @@ def _start(environment: Mapping[str, str], output: IO[bytes]) -> Iterator[subpro
             os.killpg(child.pid, signal.SIGKILL)
         _wait(child)
         _pipe(child.stdout).close()
-
-
-def _send(child: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError), _pipe(child.stdin) as stdin:  # the status of a dead child says more
-        stdin.write(json.dumps(message).encode())
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from datetime import datetime
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from meshwright.wire.devices import MeasuredNetwork
 from meshwright.wire.preflight import OWN_PHASES, PREFLIGHT_PHASES, PreflightRequest, PreflightResult
 from meshwright.wire.runs import Run
 from meshwright_agent.bench.limits import check_idle
+from meshwright_agent.bodies import shorten_large
 from meshwright_agent.clock import Clock
 from meshwright_agent.host.base import AgentHost
 from meshwright_agent.leases import LeaseRegistry, Owner
@@ -143,7 +145,8 @@ class Preflights:
         if request.order is not None and len(request.order) != count:
             detail = f"order has {len(request.order)} devices, and the hosts have {count}"
             raise InvalidRequestError.of("order", detail, "plan on all devices of these hosts")
-        return await self._runs.submit("preflight", request.model_dump(mode="json"), self.execute)
+        body = shorten_large(request.model_dump(mode="json"))
+        return await self._runs.submit("preflight", body, partial(self.execute, request))
 
     async def _check_idle(self, request: PreflightRequest) -> None:
         await self._host.require_probe()
@@ -162,14 +165,13 @@ class Preflights:
             detail = f"lease {request.lease} does not cover device {missing[0]}; a preflight opens all of a host"
             raise InvalidRequestError.of("lease", detail, f'PUT /leases/{request.lease} with {{"devices": "all"}}')
 
-    async def execute(self, run: Run, emit: Emit) -> Done:
+    async def execute(self, request: PreflightRequest, run: Run, emit: Emit) -> Done:
         """Runs this host's process to its end. The queue calls this method.
 
         Raises:
             CallCancelled: other hosts did not come, or ended, or the time was over.
             RunFailedError: this host cannot take part, its process ended or is stuck, or its devices are too slow.
         """
-        request = PreflightRequest.model_validate(run.request)
         await self._check_idle(request)
         self._check_held(request)
         devices = self._host.devices()
@@ -177,7 +179,7 @@ class Preflights:
             await self._device.release(reason="a preflight opens the devices")
         watch = _Watch(asyncio.get_running_loop(), emit)
         here = {
-            "request": run.request,
+            "request": request.model_dump(mode="json"),
             "platform": devices.platform,
             "device_count": len(devices.devices),
             "until_s": time.monotonic() + request.timeout_s,

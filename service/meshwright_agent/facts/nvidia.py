@@ -291,6 +291,9 @@ class _Reader:
         if handle is None:
             return None
         facts = self._read_gpu(questions, handle, GpuFacts(index=index))
+        if questions.lost and not (facts.uuid or facts.pci_bus_id):  # nothing else would tell whose fault it is
+            self._refusals[index] = questions.lost
+            return None
         if self._wants_health:
             health = read_gpu_health(questions, handle, is_computing=bool(facts.processes))
             facts = replace(facts, health=health)

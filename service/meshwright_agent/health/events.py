@@ -284,7 +284,7 @@ class History:
         seen = (event.seq for event in events)
         return HealthEvents(events=events, last_seq=max(stored, after or 0, *seen))
 
-    def follow(self, after: int, component: str | None = None) -> AsyncGenerator[HealthEvent, None]:
+    def follow(self, after: int) -> AsyncGenerator[HealthEvent, None]:
         """Returns events numbered above `after`: the stored ones, then new ones, until the agent stops.
 
         A number above the newest event comes from a deleted history. Then all events are returned.
@@ -293,8 +293,7 @@ class History:
             StoreUnavailableError: as `list_events`.
         """
         after = after if after <= self.last_seq else 0
-        where = ("component", component)
-        return self._store.follow(HealthEvent, HEALTH, after, is_live=lambda: not self._is_closed, where=where)
+        return self._store.follow(HealthEvent, HEALTH, after, is_live=lambda: not self._is_closed)
 
 
 def _build_event(event: HealthEvent) -> StoredEvent:

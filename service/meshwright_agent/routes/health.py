@@ -150,9 +150,10 @@ async def stream_events(
     """
     known = [seq for seq in (query.after, last_event_id) if seq is not None]
     try:
-        async for event in agent.history.follow(max(known) if known else agent.history.last_seq, query.component):
+        async for event in agent.history.follow(max(known) if known else agent.history.last_seq):
             if not authenticator.is_valid(caller):
                 return
-            yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.seq))
+            if query.component in (None, event.component):
+                yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.kind, id=str(event.seq))
     except StoreUnavailableError as error:  # the answer has begun: it ends, and the listener reconnects with its id
         log.warning("the stream of health events ends early: %s", error)

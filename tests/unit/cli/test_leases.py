@@ -188,6 +188,21 @@ def test_a_command_may_go_on_without_its_lease_and_that_is_said(h100: CommandLin
     assert "the lease was lost before the command ended (exit code 0)" in printed.err
 
 
+def test_a_warning_that_cannot_be_written_does_not_let_the_command_go_on(
+    h100: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("meshwright.cli.leases.print_warning", refuse)
+    taker = threading.Timer(1.0, lambda: _end_lease(h100))
+    taker.start()
+    command = (sys.executable, "-c", f"import time; time.sleep(20); open({str(tmp_path / 'whole')!r}, 'w')")
+    h100("lease", "run", "--purpose", "x", "--ttl", "0.6s", "--if-lost", "stop", "--", *command)
+    taker.join()
+    assert not (tmp_path / "whole").exists()
+
+
 @pytest.mark.parametrize("options", [("--preemptible",), ("--if-lost", "warn")])
 def test_a_command_that_ends_before_the_loss_is_known_is_75_and_says_so(
     h100: CommandLine, tmp_path: Path, options: tuple[str, ...]

@@ -46,6 +46,12 @@ STARTING = UnavailableError("starting")
 # ---- what is sent
 
 
+def test_a_lease_that_is_being_granted_cannot_be_read_yet_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, lease = Script(NotFoundError("no lease"), build_lease()), build_lease()
+    assert script.client(monkeypatch).end_lease(lease.id).id == lease.id
+    assert script.asked == [f"GET /leases/{lease.id}", f"DELETE /leases/{lease.id}"]
+
+
 @pytest.mark.parametrize(("mesh", "sent"), [
     ("dp:2,tp:4", "dp:2,tp:4"), (MeshSpec.parse("dp:2,tp:-1"), "dp:2,tp:-1"), ({"tp": 4, "dp": 2}, {"tp": 4, "dp": 2}),
     ([("dp", 2), ("tp", 4)], [["dp", 2], ["tp", 4]]), ([["dp", 2]], [["dp", 2]]), (PlanRequest(mesh="dp:2"), "dp:2"),

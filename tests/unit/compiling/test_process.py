@@ -81,6 +81,15 @@ def test_one_that_hangs_is_killed_when_its_time_is_over() -> None:
     assert list_own_children(os.getpid()) <= before
 
 
+def test_one_that_reads_nothing_of_a_large_job_can_be_stopped(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(60)")
+    environ, job = {**os.environ, "PYTHONPATH": str(tmp_path)}, {"closure": "x" * 2**20}
+    began_s = time.monotonic()
+    found = run_child(FUNCTIONS["verify"], job, environ=environ, is_stopped=lambda: True)
+    assert isinstance(found, Ended)
+    assert (found.reason, time.monotonic() - began_s < 30) == ("the compile was stopped", True)
+
+
 def test_one_that_leaks_is_ended_at_its_limit() -> None:
     ended = end("leak", memory_limit_bytes=400_000_000)
     assert ended.reason == "the compiler used more than 400,000,000 bytes of the host's memory and was ended"

@@ -77,6 +77,13 @@ def test_a_card_that_nvml_counts_and_calls_lost_is_refused_under_its_address(hos
     assert card.reason
 
 
+def test_a_card_that_is_lost_after_its_handle_came_is_refused_since_nothing_names_it(host: Host) -> None:
+    lost = {f"nvmlDeviceGet{name}:{host.uuid(3)}": LOST for name in ("PciInfo", "UUID")}
+    found = host.read(fail=lost)
+    assert [(card.pci_bus_id, card.index) for card in found.refused] == [(ADDRESSES[3], 3)]
+    assert len(found.gpus) == 7
+
+
 def test_a_lost_card_is_refused_where_the_bus_is_hidden_too(host: Host) -> None:
     shutil.rmtree(host.folder / "sys")
     (card,) = host.read(fail={f"nvmlDeviceGetHandleByIndex:{host.uuid(3)}": LOST}).refused

@@ -11,7 +11,7 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.specs import build_device_spec, build_planner_spec, explain_untouched, has_accelerators
 from tests.fakes.machines import plant_machine
 
-BASE = {"PATH": "/usr/bin", "HOME": "/root", "NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "1"}
+BASE = {"PATH": "/usr/bin", "HOME": "/root"}
 
 
 def build_environment(settings: Settings, base: dict[str, str] | None = None) -> dict[str, str]:

@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# The agent in an image, as a user that is not root. Flavours:
+# The agent in an image, as a user that is not root. Flavors:
 #   slim   docker build .                                              plans, and benches on CPUs
 #   GPU    docker build --build-arg EXTRAS=agent,cuda13 .              CUDA comes with jax's wheels, the driver from the host
 #   GPU, on your base: --build-arg BASE_IMAGE=nvidia/cuda:13.0.0-base-ubuntu24.04    of Debian's kind, its python3 ≥ 3.11

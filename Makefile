@@ -107,12 +107,12 @@ device: $(VENV)-device/.installed ## the checks that need a card, on this host's
 
 NET := tests/golden tests/process tests/contract tests/faults tests/deploy
 
-coverage: $(VENV)/.installed ## which branches the net alone reaches, by room (tests of HTTP, commands, files); 16 minutes
+coverage: $(VENV)/.installed ## which branches the black-box tests reach, by part (HTTP, commands, files); 20 minutes
 	rm -rf .coverage && mkdir .coverage
 	$(BIN)/coverage run -m pytest -n $(JOBS) --dist loadfile $(ARGS) $(NET)
 	$(BIN)/python tools/net.py
 
-mutation: $(VENV)/.installed ## how many faults, put into a room one at a time, its tests find (ARGS="leases --sample 20"); hours
+mutation: $(VENV)/.installed ## how many faults, put into a part one at a time, its tests find (ARGS="leases --sample 20"); hours
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutation]'
 	$(BIN)/python tools/mutation.py $(ARGS)
 

@@ -437,7 +437,7 @@ class NoGpuReason:
 
 
 @dataclass(frozen=True)
-class GpuSight:
+class GpuSnapshot:
     """A snapshot of what JAX needs to find a GPU.
 
     Attributes:
@@ -467,12 +467,12 @@ class GpuSight:
     jax_platforms: str | None = None
 
 
-def read_gpu_sight() -> GpuSight:
+def read_gpu_snapshot() -> GpuSnapshot:
     """Returns a snapshot of this machine and process. Starts no backend and makes no CUDA context."""
     library_error, number = _read_driver_library()
     cards, driver, _ = _read_gpus()
     folders = sorted((ROOT / "sys/bus/pci/devices").glob("*"))
-    return GpuSight(
+    return GpuSnapshot(
         device_files=tuple(name for name in _DEVICE_FILES if (ROOT / "dev" / name).exists()),
         cards=tuple(folder.name for folder in folders if _is_nvidia_card(folder)),
         library_error=library_error,
@@ -487,75 +487,75 @@ def read_gpu_sight() -> GpuSight:
     )
 
 
-def explain_no_gpu(sight: GpuSight | None = None) -> tuple[NoGpuReason, ...]:
+def explain_no_gpu(snapshot: GpuSnapshot | None = None) -> tuple[NoGpuReason, ...]:
     """Returns every reason why JAX has no NVIDIA GPU in this process; empty where there is no problem.
 
     Starts no backend and makes no CUDA context.
 
     Args:
-        sight: the snapshot; None reads one of this machine.
+        snapshot: the snapshot; None reads one of this machine.
     """
-    seen = read_gpu_sight() if sight is None else sight
+    seen = read_gpu_snapshot() if snapshot is None else snapshot
     return (*_check_driver(seen), *_check_settings(seen))
 
 
-def _check_driver(sight: GpuSight) -> Iterator[NoGpuReason]:
+def _check_driver(seen: GpuSnapshot) -> Iterator[NoGpuReason]:
     """Yields what is missing of the driver and of JAX's plugin for it.
 
     CUDA's major versions are compared: within one, an older driver runs newer minor versions.
     """
-    if not sight.device_files:
+    if not seen.device_files:
         names = ", ".join(f"/dev/{name}" for name in _DEVICE_FILES)
-        found = f"none of {names} is here, and {len(sight.cards) or 'no'} NVIDIA card is on the PCI bus"
+        found = f"none of {names} is here, and {len(seen.cards) or 'no'} NVIDIA card is on the PCI bus"
         hint = "load the driver (nvidia-smi on the host does), and give the container its GPUs, as in --gpus all"
-        hint = hint if sight.cards else "run where there is a GPU"
-        if sight.container_visible in ("void", "none", ""):
-            found += f"; NVIDIA_VISIBLE_DEVICES is {sight.container_visible!r}, which keeps GPUs out of the container"
+        hint = hint if seen.cards else "run where there is a GPU"
+        if seen.container_visible in ("void", "none", ""):
+            found += f"; NVIDIA_VISIBLE_DEVICES is {seen.container_visible!r}, which keeps GPUs out of the container"
         yield NoGpuReason("no_device_file", found, "JAX starts CUDA only where one of these files is", hint)
-    if sight.library_error is not None:
+    if seen.library_error is not None:
         yield NoGpuReason(
             "no_driver_library",
-            f"the driver's library cannot be used: {sight.library_error}",
+            f"the driver's library cannot be used: {seen.library_error}",
             f"CUDA needs {_LIBRARY}, which comes with the driver and not with jax",
             "install the driver's user libraries, or let the NVIDIA container toolkit mount them "
             "(NVIDIA_DRIVER_CAPABILITIES=compute,utility), and check LD_LIBRARY_PATH",
         )
-    own = None if sight.cuda_number is None else sight.cuda_number // 1000
-    needed = min(sight.plugins or {0: ""})
-    if sight.cuda_number is not None and own is not None and own < needed:
+    own = None if seen.cuda_number is None else seen.cuda_number // 1000
+    needed = min(seen.plugins or {0: ""})
+    if seen.cuda_number is not None and own is not None and own < needed:
         least = f", {_DRIVERS[needed]} or newer" if needed in _DRIVERS else ""
         other = f', or install the plugin for this driver: pip install "jax[cuda{own}]"' if own in _DRIVERS else ""
         yield NoGpuReason(
             "driver_too_old",
-            f"the driver ({sight.driver_version or 'of unknown version'}) supports CUDA up to "
-            f"{_format_cuda_version(sight.cuda_number)}, and jax's plugin is for CUDA {needed}",
+            f"the driver ({seen.driver_version or 'of unknown version'}) supports CUDA up to "
+            f"{_format_cuda_version(seen.cuda_number)}, and jax's plugin is for CUDA {needed}",
             f"it needs a driver for CUDA {needed}{least}",
             f"update the driver{other}",
         )
-    if not sight.plugins:
+    if not seen.plugins:
         yield NoGpuReason(
             "no_cuda_plugin",
-            f"jax {sight.jax_version} is installed without a CUDA plugin",
+            f"jax {seen.jax_version} is installed without a CUDA plugin",
             "jax alone computes on the CPU; its entry point jax_plugins.xla_cudaNN comes with an extra",
             f'install one, as in pip install "jax[cuda{13 if own is None or own >= 13 else 12}]"',
         )
 
 
-def _check_settings(sight: GpuSight) -> Iterator[NoGpuReason]:
+def _check_settings(seen: GpuSnapshot) -> Iterator[NoGpuReason]:
     """Yields the variables that hide GPUs."""
-    if sight.visible is not None and not _shows_a_gpu(sight.visible, sight.gpus):
-        known = f"; this host has {len(sight.gpus)}, numbered from 0" if sight.gpus else ""
+    if seen.visible is not None and not _shows_a_gpu(seen.visible, seen.gpus):
+        known = f"; this host has {len(seen.gpus)}, numbered from 0" if seen.gpus else ""
         yield NoGpuReason(
             "cuda_visible_devices",
-            f"CUDA_VISIBLE_DEVICES is {sight.visible!r}{known}",
+            f"CUDA_VISIBLE_DEVICES is {seen.visible!r}{known}",
             "CUDA shows the GPUs that it lists, up to the first entry that is none; an empty list or -1 hides all",
             "unset it, or list GPUs, as in CUDA_VISIBLE_DEVICES=0, before the process starts",
         )
-    named = {name.strip() for name in (sight.jax_platforms or "").split(",")} - {""}
+    named = {name.strip() for name in (seen.jax_platforms or "").split(",")} - {""}
     if named and named.isdisjoint({"cuda", "gpu"}):
         yield NoGpuReason(
             "jax_platforms",
-            f"JAX_PLATFORMS (jax.config.jax_platforms) is {sight.jax_platforms!r}",
+            f"JAX_PLATFORMS (jax.config.jax_platforms) is {seen.jax_platforms!r}",
             "JAX starts no other platforms than those that are listed there",
             "unset it, or use JAX_PLATFORMS=cuda,cpu, before the first use of jax",
         )

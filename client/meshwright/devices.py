@@ -26,14 +26,14 @@ from meshwright._host_devices import (
     DeviceCapabilities,
     DeviceDetector,
     DeviceType,
-    GpuSight,
+    GpuSnapshot,
     NoGpuReason,
     TPUDetector,
     choose_compute_dtype,
     choose_detector,
     complete_capabilities,
     explain_no_gpu,
-    read_gpu_sight,
+    read_gpu_snapshot,
 )
 from meshwright._jax_devices import (
     Device,
@@ -67,7 +67,7 @@ __all__ = [
     "DeviceDetector",
     "DeviceManager",
     "DeviceType",
-    "GpuSight",
+    "GpuSnapshot",
     "JAXDeviceManager",
     "MemoryStrategy",
     "NoGpuReason",
@@ -79,7 +79,7 @@ __all__ = [
     "get_device_manager",
     "has_gpu",
     "print_device_info",
-    "read_gpu_sight",
+    "read_gpu_snapshot",
 ]
 
 _MODEL_SIZES: Final = ((1_000_000, MemoryStrategy.CONSERVATIVE), (100_000_000, MemoryStrategy.BALANCED))

@@ -418,7 +418,7 @@ _ROUTES: Final[dict[str, tuple[tuple[type, ...], Callable[..., Any]]]] = {
     "POST /health/acknowledge": ((Component,), FakeAgent._acknowledge),
     "GET /events": ((HealthEvents,), lambda fake, request: HealthEvents(events=(), last_seq=0)),
     "GET /events/stream": ((str,), lambda fake, request: httpx.Response(200, headers=_EVENT_STREAM)),
-    "GET /metrics": ((str,), lambda fake, request: "# TYPE meshwright_up gauge\nmeshwright_up 1\n"),
+    "GET /metrics": ((str,), lambda fake, request: "# TYPE meshwright_ready gauge\nmeshwright_ready 1\n"),
     "GET /devices": ((Devices, str), FakeAgent._find_devices),
     "POST /devices/release": ((Release,), lambda fake, request: Release(released=True, worker_killed=False)),
     "GET /environment": ((Environment,), FakeAgent._build_environment),

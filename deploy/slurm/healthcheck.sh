@@ -5,8 +5,8 @@
 # does not answer, or whose own store, disk or worker is broken, drains nothing. slurmd ends the program after 60 s
 # (slurm.conf(5)); the agent has at most 20.
 #
-# A node that is drained, draining, down or failing for another reason than this script's is left as it is: the reason is
-# somebody's word. A node that this script drained, and no other, is given back when the agent has looked at everything
+# A node that is drained, draining, down or failing for another reason than this script's is left as it is: an operator or
+# Slurm gave the reason. A node that this script drained, and no other, is given back when the agent has looked at everything
 # and found nothing broken, and MESHWRIGHT_RESUME=1; by default people do that. What is not known gives nothing back,
 # and a node that is down as well stays down. To keep one of these, give it a reason of yours.
 #

@@ -87,7 +87,7 @@ if [[ ${SLURM_JOB_END_TIME:-} =~ ^[1-9][0-9]*$ ]]; then
 fi
 
 # One prolog at a time ends what is left over: a job that was requeued to this node takes its own note away before it
-# reserves, and nobody who has read that note ends the lease that it gets then.
+# reserves, and no prolog that has read that note ends the lease that it gets then.
 (umask 077 && mkdir -p "$noted") || fail "no lease on $devices: cannot make $noted"
 exec 9>"$noted/lock" || fail "no lease on $devices: cannot write to $noted"
 flock --timeout 60 9 || fail "no lease on $devices: another prolog has had $noted/lock for 60 s"

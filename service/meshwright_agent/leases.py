@@ -343,7 +343,7 @@ class LeaseService:
         runs = self._find_runs(devices)
         if runs and request.preemptible:
             raise _refuse_for_runs(runs, devices)
-        reason = f"pre-empted by lease {lease_id} ({request.purpose})"
+        reason = f"preempted by lease {lease_id} ({request.purpose})"
         lease = Lease(
             id=lease_id,
             devices=tuple(map(_build_leased, devices)),
@@ -526,7 +526,7 @@ def _refuse_for_runs(runs: Sequence[str], devices: Sequence[Device]) -> DeviceBu
     named = ", ".join(str(device.local_index) for device in devices)
     return DeviceBusyError(
         f"a preemptible lease was asked for device {named}, which {', '.join(runs)} would open; a preemptible "
-        "lease does not pre-empt",
+        "lease does not preempt",
         hint=f"wait for {runs[-1]}, cancel it (DELETE /runs/{runs[-1]}), or ask with preemptible: false",
     )
 

@@ -107,7 +107,7 @@ def test_a_running_bench_gives_way_and_a_preemptible_lease_is_refused(agent: Run
     for each in (run_id, waiting):
         run = await_end(agent, each)
         assert run["state"] == "cancelled"
-        assert f"pre-empted by lease {made['id']} (slurm job 7)" in run["error"]["detail"]
+        assert f"preempted by lease {made['id']} (slurm job 7)" in run["error"]["detail"]
 
 
 @pytest.mark.exhaustive

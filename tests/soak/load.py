@@ -161,7 +161,7 @@ def release(load: Load, http: httpx.Client, chance: random.Random) -> None:
 
 
 def reserve(load: Load, http: httpx.Client, chance: random.Random) -> None:
-    """Leases a device or all, which pre-empts a bench; gives it back, or lets it run out."""
+    """Leases a device or all, which preempts a bench; gives it back, or lets it run out."""
     load.ended.wait(chance.uniform(1, 6))
     wanted = {"devices": chance.choice(("all", [0], [1, 2])), "purpose": "soak", "ttl_s": chance.uniform(0.2, 2)}
     wanted["preemptible"] = chance.random() < 0.3

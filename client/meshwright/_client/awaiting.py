@@ -471,7 +471,7 @@ class AsyncClient:
             mesh: axes, outermost first: a string, a dict, a list of pairs or a MeshSpec; one size may be -1. Or a whole
                 request, without options.
             on_progress: called with each progress of the compile.
-            timeout_s: time limit of the call, with the queue and the compile; None: `timeout` for each answer.
+            timeout_s: time limit of the call, with the queue and the compile; None: only `timeout`, for each wait.
             **options: devices, model, training, and the contents of the answer: see `PlanOptions`.
 
         Raises:
@@ -502,7 +502,7 @@ class AsyncClient:
                 whole request, without training and options.
             training: its training, such as {"global_batch_size": 64, "seq_len": 8192}.
             on_progress: called with each progress of the compiles.
-            timeout_s: time limit of the call, with the queue and the compiles; None: `timeout` for each answer.
+            timeout_s: time limit of the call, with the queue and the compiles; None: only `timeout`, for each wait.
             **options: devices or targets, the choices, and the contents of the answer: see `SearchOptions`.
 
         Raises:
@@ -554,7 +554,7 @@ class AsyncClient:
                 trained.
             compile: asks XLA's compiler, and waits for the result.
             on_progress: called with each progress of the compiles.
-            timeout_s: time limit of the call, with the queue and the compiles; None: `timeout` for each answer.
+            timeout_s: time limit of the call, with the queue and the compiles; None: only `timeout`, for each wait.
 
         Raises:
             UnknownHardwareError: the name is in no table. The hint has similar names.
@@ -595,7 +595,7 @@ class AsyncClient:
             request: a whole request, without options.
             on_progress: called with each progress, at once.
             on_record: called with each record as soon as it is measured.
-            timeout_s: time limit of the call, with the queue; None: `timeout` for each answer.
+            timeout_s: time limit of the call, with the queue; None: only `timeout`, for each wait.
             **options: what is measured, and how: see `BenchOptions`.
 
         Raises:

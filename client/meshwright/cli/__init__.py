@@ -86,7 +86,7 @@ _EPILOG: Final = f"""\
 Exit codes:
   {OK}    done; the plan fits; the host is healthy or degraded
   {FAILED}    the answer is no: infeasible, does not fit, not healthy, failed,
-       cancelled, not found, or the devices are reserved
+       cancelled, not found, or the devices are busy or reserved
   {NO_ANSWER}    usage, or no answer: no agent, not allowed, not ready
   {BUG}   a bug in this command
   {leases.LEASE_LOST}   the lease was lost before the command ended (lease run)

@@ -50,8 +50,8 @@ def run_bench(
 
     Runs on the host's devices, which must be idle, one run at a time; an interrupt cancels it.
 
-    Exit codes: 0 measured, and every result was right · 1 failed, cancelled, a wrong result, or nothing could
-    be measured · 2 usage, queue full, or no answer.
+    Exit codes: 0 measured, and every result was right · 1 failed, cancelled, a wrong result, the
+    devices are busy or reserved, or nothing could be measured · 2 usage, queue full, or no answer.
     """
     with session.open() as client:
         answer: BenchResult | LatestBench

@@ -40,7 +40,7 @@ def show_events(
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with those to come, one a line; from now on, unless told.")
+        bool, typer.Option("--follow", "-f", help="Go on with those to come, one a line; from now on, without --since.")
     ] = False,
 ) -> int:
     """Show what happened to the host's health, oldest first.
@@ -135,7 +135,7 @@ def acknowledge_component(
     ],
     reason: Annotated[str, typer.Option(metavar="TEXT", help="What was done about it; kept in the history.")],
 ) -> int:
-    """Tell the agent that the faults of a component are dealt with. Needs a token with the scope admin.
+    """Acknowledge the faults of a component. Needs a token with the scope admin.
 
     Exit codes: 0 done · 1 no such component · 2 usage, or no answer.
     """

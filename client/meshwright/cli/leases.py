@@ -219,8 +219,8 @@ def _print_lease(session: Session, lease: Lease, lines: Sequence[str]) -> None:
 
 def write_new_lease(lease: Lease) -> list[str]:
     """Returns a new lease in a line, and the leases and runs that yielded to it."""
-    given_way = (("lease", lease.preempted_leases), ("run", lease.cancelled_runs))
-    gone = [f"{word} {', '.join(ids)} gave way" for word, ids in given_way if ids]
+    yielded = (("lease", lease.preempted_leases), ("run", lease.cancelled_runs))
+    gone = [f"{word} {', '.join(ids)} yielded" for word, ids in yielded if ids]
     return [write_lease(lease, "has"), *map(clean, gone)]
 
 
@@ -236,7 +236,7 @@ COLUMNS: Final[tuple[Column[Lease], ...]] = (
     Column("devices", lambda lease: ",".join(str(device.local_index) for device in lease.devices)),
     Column("left", lambda lease: format_time(lease.expires_in_s), "right"),
     Column("owner", lambda lease: lease.owner),
-    Column("gives way", lambda lease: "yes" if lease.preemptible else ""),
+    Column("preemptible", lambda lease: "yes" if lease.preemptible else ""),
     Column("purpose", lambda lease: lease.purpose),
 )
 

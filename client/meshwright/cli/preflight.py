@@ -94,7 +94,7 @@ def wait_for_verdict(
     lease: Annotated[str, typer.Argument(metavar="LEASE", help="The lease that the check runs under.")],
     form: FormatOption = None,
 ) -> int:
-    """Wait until a preflight that runs under a lease has told this host's agent the verdict on this host.
+    """Wait until a preflight that runs under a lease has sent this host's agent the verdict on this host.
 
     A Slurm prolog calls it on every node, while the first node of the job checks all of them. It waits for --timeout,
     which is 180 s unless given.

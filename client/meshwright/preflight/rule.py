@@ -22,7 +22,7 @@ DEVICE_FIGURES: Final[tuple[Figure, ...]] = ("matmul", "memory_bandwidth")
 TOLERANCE: Final = math.log(1 / 0.9)
 """10 %: below it a difference is not worth a host. Source: Megatron-LM's rule for stragglers."""
 NOISE_RATIO: Final = 4.0
-"""In sigmas: one of 30,000 figures is lower by chance, and a suspect is measured twice."""
+"""In sigmas: one of 30,000 figures is lower by chance, and a suspect is measured again."""
 SIGMA_PER_MAD: Final = 1.4826
 """Source: the 75 % quantile of the normal distribution is 0.6745 sigma."""
 CONFIRM_TRIES: Final = 4

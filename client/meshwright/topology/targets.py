@@ -1,4 +1,4 @@
-"""Targets: hardware that need not be here, from its name to a `Topology`, and the catalogue of all names.
+"""Targets: hardware that need not be here, from its name to a `Topology`, and the catalog of all names.
 
 A name is found exactly or refused with the rule and the nearest names. Everything is declared, nothing observed.
 Devices are in canonical order: slices (or hosts) one after the other; in a slice x fastest, then y, z, and the cores of

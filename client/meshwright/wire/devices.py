@@ -48,7 +48,7 @@ class DeviceProcess(Reply):
     name: str | None = None
     command: str | None = None
     used_bytes: int | None = Field(default=None, description="device memory of that process, where the driver says so")
-    own: bool = Field(default=False, description="true for the agent's own worker")
+    own: bool = Field(default=False, description="true for a process of the agent")
     job: str | None = Field(
         default=None, description='what it belongs to, where seen: "slurm 4711", else "pod UID", else "container ID"'
     )
@@ -78,7 +78,9 @@ class Device(DeviceRef, Evidence):
         description="`jax.Device.id` in the agent's worker, known as `software` is; other processes count otherwise; "
         "null: not seen yet",
     )
-    processes: tuple[DeviceProcess, ...] | None = Field(default=None, description="who holds it; null: could not look")
+    processes: tuple[DeviceProcess, ...] | None = Field(
+        default=None, description="who holds it; null: the holders are unknown"
+    )
     lease: Lease | None = Field(default=None, description="who has reserved it; null: no lease")
     attributes: dict[str, str | int | bool] = Field(
         default_factory=dict, description="names as Kubernetes' DRA drivers use them: productName, architecture, …"

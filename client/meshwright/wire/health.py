@@ -25,7 +25,7 @@ A fault of any other component, such as the agent's store, disk or worker, says 
 """
 
 Permanence = Literal["transient", "permanent"]
-"""`transient`: expected to pass by itself. `permanent`: stays until a reboot, a repair, or an operator's word."""
+"""`transient`: expected to pass by itself. `permanent`: stays until a reboot, a repair, or an acknowledgement."""
 
 EventKind = Literal["state", "fault", "acknowledged"]
 """`state`: a component changed its state. `fault`: the driver or kernel reported one. `acknowledged`: an operator
@@ -91,7 +91,7 @@ class HealthEvents(Reply):
 
 
 class Acknowledgement(RequestPart):
-    """`POST /health/acknowledge`: an operator's word that a component's faults are dealt with."""
+    """`POST /health/acknowledge`: acknowledges the faults of a component."""
 
     component: Annotated[StrictStr, Field(min_length=1, max_length=200)]
     reason: Annotated[Line, Field(min_length=1, max_length=500)] = Field(

@@ -57,8 +57,8 @@ class Lease(Reply):
     preemptible: bool
     owner: str = Field(default="", description="name of the token that asked; empty where no token was needed")
     expires_in_s: float = Field(ge=0, description="seconds left when this was written, whatever the clock does")
-    preempted_leases: tuple[str, ...] = Field(default=(), description="leases that gave way to this one")
-    cancelled_runs: tuple[str, ...] = Field(default=(), description="runs that gave way to this one")
+    preempted_leases: tuple[str, ...] = Field(default=(), description="leases that it preempted")
+    cancelled_runs: tuple[str, ...] = Field(default=(), description="runs that it preempted")
 
 
 class Leases(Reply):

@@ -270,7 +270,7 @@ class Benches:
             try:
                 check_idle(request, self._devices())
             except DeviceBusyError as error:
-                await self._runs.cancel(run.id, f"gave way to a job: {error.detail}")
+                await self._runs.cancel(run.id, f"yielded to a job: {error.detail}")
 
     async def _list_again(self) -> None:
         if self._device.state in {"ready", "busy"}:  # not restarted for this: a lease may have ended it
@@ -280,4 +280,4 @@ class Benches:
         """Raises CallCancelled if a new lease covers a device that the bench would open; else as `submit`."""
         if in_the_way := self._list_in_the_way(request, list_opened(request, self._devices())):
             lease = in_the_way[0].lease
-            raise CallCancelled(f"pre-empted by lease {lease.id} ({lease.purpose})")
+            raise CallCancelled(f"preempted by lease {lease.id} ({lease.purpose})")

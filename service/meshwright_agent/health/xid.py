@@ -1,10 +1,10 @@
 """Reports of the kernel log on NVIDIA's cards: XIDs, SXIDs of NVSwitches and failures, with their meaning.
 
-Errors of the application, and errors that end with the job by NVIDIA's catalogue, are only events. All others are also
+Errors of the application, and errors that end with the job by NVIDIA's catalog, are only events. All others are also
 active faults of every device on that card, even if the device is no longer listed. For an NVSwitch, or a line that does
 not name a card, they are faults of `driver`. A number without a row is reported as unknown and never dropped.
 
-Sources: NVIDIA, Xid catalogue for Ampere and newer, column "Resolution Bucket (Immediate Action)"
+Sources: NVIDIA, Xid catalog for Ampere and newer, column "Resolution Bucket (Immediate Action)"
 (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html); of 13, 31, 43, 45, 68, 109 NVIDIA/k8s-device-plugin,
 docs of DP_DISABLE_HEALTHCHECKS, which treats them as errors of the application. SXIDs: NVIDIA, Fabric Manager User
 Guide, appendix on NVSwitch SXids (docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf), read in the
@@ -44,7 +44,7 @@ class XidRule:
 
 
 APPLICATION: Final = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of the application, regardless of the catalogue's advice."""
+"""Errors of the application, regardless of the catalog's advice."""
 
 _INFORMATIONAL: Final = frozenset(
     {8, 11, 14, 25, 32, *range(37, 42), 44, 60, 66, 67, *range(69, 73), *range(75, 78), 80, *range(82, 90), 93}
@@ -85,7 +85,7 @@ _RULES: Final[Mapping[int, XidRule]] = {
     136: XidRule("an NVLink did not train", "unhealthy", f"{RESET}; check NVLink cables and bridges"),
     140: XidRule("an ECC error was not recovered", "unhealthy", _REPEATED),
     142: XidRule("video encoder error", "degraded", "ask NVIDIA's support if it happens again"),
-    143: XidRule("the GPU did not initialise", "unhealthy", _REPEATED),
+    143: XidRule("the GPU did not initialize", "unhealthy", _REPEATED),
     **{
         code: XidRule(f"NVLink error ({unit})", "degraded", f"look at the kernel log's line; {_SUPPORT}")
         for code, unit in zip(range(144, 151), ("SAW", "RLW", "TLW", "TREX", "NVLPW", "NETIR", "MSE"), strict=True)
@@ -118,7 +118,7 @@ def find_xid_rule(code: int, text: str = "") -> XidRule:
         return XidRule("an error that ends with its job", None, "restart the job")
     rule = _RULES.get(code)
     if rule is None:
-        action = "look it up in NVIDIA's Xid catalogue; ask NVIDIA's support if it happens again"
+        action = "look it up in NVIDIA's Xid catalog; ask NVIDIA's support if it happens again"
         return XidRule("a number that this agent does not know", "degraded", action)
     return rule
 

@@ -59,7 +59,7 @@ async def get_devices(agent: AgentHere, query: Annotated[FormatQuery, fastapi.Qu
 async def release_devices(agent: AgentHere, caller: Operator, request: ReleaseRequest | None = None) -> Release:
     """Ends the processes that hold devices (worker, bench, preflight) within 2 s, and names what still holds a device.
 
-    All devices or none: JAX lets go of what it opened only with its process. So the body, if there is one, is `{}`.
+    All devices or none: JAX frees devices only when its process ends. So the body, if there is one, is `{}`.
     """
     return await agent.host.release()
 

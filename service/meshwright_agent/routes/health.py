@@ -89,11 +89,12 @@ def format_health(state: State, parts: Iterable[Component]) -> str:
     return "\n".join([*lines, ""])
 
 
-@router.post("/health/acknowledge", summary="Say that a component's faults are dealt with")
+@router.post("/health/acknowledge", summary="Acknowledge the faults of a component")
 async def acknowledge_health(agent: AgentHere, request: Acknowledgement, caller: Admin) -> Component:
-    """Clears standing faults, and what counters have told so far; a device that is missing is expected no more.
+    """Clears the faults of a component, and counts its counters anew. A device that is missing is expected no more.
 
-    What the next look sees anew stands again. The answer is the component as it is then; the word itself is an event.
+    A fault that the next probe finds counts again. The answer is the component afterwards; the acknowledgement is an
+    event.
     """
     return agent.acknowledge(request, caller.name)
 
@@ -126,7 +127,7 @@ class EventListQuery(EventsQuery):
 
 @router.get("/events", summary="Events of health, oldest first", dependencies=[NEEDS_READ])
 async def list_events(agent: AgentHere, query: Annotated[EventListQuery, fastapi.Query()]) -> HealthEvents:
-    """Changes of state, faults that driver or kernel reported, words of operators.
+    """Changes of state, faults that driver or kernel reported, acknowledgements.
 
     With `after`, the first `limit` events that follow it; without, the newest.
     """

@@ -57,13 +57,7 @@ async def search_meshes(agent: AgentHere, http: Request, request: SearchRequest)
     return _answer(http, await agent.plan(request))
 
 
-@router.get(
-    "/mesh/plan",
-    summary="Plan a mesh (for curl)",
-    response_model=Plans,
-    responses=ACCEPTED,
-    dependencies=[NEEDS_READ, SAME_SITE],
-)
+@router.get("/mesh/plan", summary="Plan a mesh (for curl)", response_model=Plans, dependencies=[NEEDS_READ, SAME_SITE])
 async def plan_mesh_by_query(agent: AgentHere, http: Request, query: Annotated[PlanQuery, Query()]) -> Response:
     """The same by query: `/mesh/plan?mesh=dp:2,tp:4`."""
     return _answer(http, await agent.plan(PlanRequest(mesh=query.mesh, target=query.target)))

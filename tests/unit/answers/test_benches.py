@@ -179,7 +179,7 @@ async def test_a_bench_gives_way_to_a_lease_that_comes(tmp_path: Path, dgx: Mach
         scene.benches.execute = execute
         scene.watch.list_jax_devices = start_jax  # type: ignore[method-assign]
         ended = await scene.finish(await scene.submit())
-        said = f"{ended.id} was cancelled: pre-empted by lease lease-1 (job 7)"
+        said = f"{ended.id} was cancelled: preempted by lease lease-1 (job 7)"
         assert (ended.state, ended.error and ended.error.detail) == ("cancelled", said)
         assert scene.count(scene.device, "bench") == 0
         assert scene.count(scene.device, "describe") == (moment == "while JAX starts")
@@ -261,7 +261,7 @@ async def test_a_bench_ends_when_a_job_has_come_to_hold_a_device(tmp_path: Path,
         assert await await_state(scene, run.id, "cancelled") == "cancelled"
         go_on.set()
         said = str((await scene.finish(run)).error)
-        assert "gave way to a job: JAX would open device" in said
+        assert "yielded to a job: JAX would open device" in said
         assert "process 4711 (python train.py) in slurm 7" in said
 
 

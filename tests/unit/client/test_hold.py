@@ -24,7 +24,7 @@ from meshwright.wire.base import DeviceRef
 from meshwright.wire.leases import Lease
 from tests.unit.client.script import LOST, REFUSED, SILENT, Script
 
-GONE = NotFoundError("it was pre-empted by a job")
+GONE = NotFoundError("it was preempted by a job")
 TAKEN = DeviceLeasedError("job 7 has them")
 
 
@@ -60,7 +60,7 @@ def test_between_renewals_the_agent_is_asked_every_two_seconds_and_a_loss_is_tol
     assert isinstance(held.lost, NotFoundError)
     assert told == [held.lost]
     assert script.now_s == 5 * CHECK_S
-    with pytest.raises(NotFoundError, match="pre-empted by a job"):
+    with pytest.raises(NotFoundError, match="preempted by a job"):
         held.check()
 
 
@@ -113,7 +113,7 @@ def test_a_bug_loses_the_lease_and_an_error_of_the_callback_comes_out(monkeypatc
 def test_a_loss_that_nothing_asked_about_is_left_to_be_said() -> None:
     held = Held(_lease())
     assert held.unsaid == ""
-    held.lose(NotFoundError("it was pre-empted"))
+    held.lose(NotFoundError("it was preempted"))
     assert "lease-1 (train) was lost" in held.unsaid
     assert held.lost is not None
     assert held.unsaid == ""  # the caller that asked knows

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from meshwright import _host_devices
-from meshwright.devices import GpuSight, explain_no_gpu, read_gpu_sight
+from meshwright.devices import GpuSnapshot, explain_no_gpu, read_gpu_snapshot
 from meshwright.topology.identity import HostGpu
 from tests.fakes.cuda_library import STUB_LIBRARY, FakeCudaLibrary, check_library, provide, refuse
 from tests.fakes.nvml import FakeNvml
@@ -20,7 +20,7 @@ from tests.fakes.tree import RECORDED, plant
 
 GPUS = tuple(HostGpu(f"0000:0{n}:00.0", f"GPU-{n}0000000-0000-0000-0000-000000000000", "H100") for n in range(2))
 
-FINE = GpuSight(
+FINE = GpuSnapshot(
     device_files=("nvidia0", "nvidiactl"), cards=("0000:00:00.0", "0000:01:00.0"), cuda_number=13000,
     driver_version="580.65", plugins={13: "0.12.0"}, jax_version="0.12.0", gpus=GPUS,
 )  # fmt: skip
@@ -67,10 +67,10 @@ def test_what_lets_jax_find_a_gpu_is_no_reason(change: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuSight]:
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuSnapshot]:
     """Takes a snapshot of a recorded machine."""
 
-    def run(machine: str, *, nvml: Any = None, load: Callable[[str], Any] = refuse, **plugins: str) -> GpuSight:
+    def run(machine: str, *, nvml: Any = None, load: Callable[[str], Any] = refuse, **plugins: str) -> GpuSnapshot:
         plant((RECORDED / machine / "tree.txt").read_text(), tmp_path)
         monkeypatch.setattr(_host_devices, "ROOT", tmp_path)
         monkeypatch.setattr(_host_devices, "_read_cuda_plugins", lambda: {int(k[4:]): v for k, v in plugins.items()})
@@ -80,29 +80,29 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuSi
         monkeypatch.setattr(_host_devices, "jax", SimpleNamespace(config=config, __version__="0.12.0"))
         for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
             monkeypatch.delenv(name, raising=False)
-        return read_gpu_sight()
+        return read_gpu_snapshot()
 
     return run
 
 
-def test_a_recorded_gpu_machine_with_all_that_jax_needs_has_no_reason(look: Callable[..., GpuSight]) -> None:
+def test_a_recorded_gpu_machine_with_all_that_jax_needs_has_no_reason(look: Callable[..., GpuSnapshot]) -> None:
     nvml = FakeNvml(json.loads((RECORDED / "dgx-h100/nvml.json").read_text()))
-    sight = look("dgx-h100", nvml=nvml, load=provide(FakeCudaLibrary(12020)), cuda12="0.10.2")
-    assert (len(sight.cards), len(sight.gpus), sight.driver_version) == (8, 8, "535.129.03")
-    assert (sight.cuda_number, sight.library_error) == (12020, None)
-    assert explain_no_gpu(sight) == ()
+    snapshot = look("dgx-h100", nvml=nvml, load=provide(FakeCudaLibrary(12020)), cuda12="0.10.2")
+    assert (len(snapshot.cards), len(snapshot.gpus), snapshot.driver_version) == (8, 8, "535.129.03")
+    assert (snapshot.cuda_number, snapshot.library_error) == (12020, None)
+    assert explain_no_gpu(snapshot) == ()
     assert not nvml.is_open
 
 
-def test_a_recorded_machine_without_gpus_lacks_file_library_and_plugin(look: Callable[..., GpuSight]) -> None:
+def test_a_recorded_machine_without_gpus_lacks_file_library_and_plugin(look: Callable[..., GpuSnapshot]) -> None:
     codes = [reason.code for reason in explain_no_gpu(look("cpu-vm"))]
     assert codes == ["no_device_file", "no_driver_library", "no_cuda_plugin"]
 
 
-def test_the_toolkits_stub_is_no_driver(look: Callable[..., GpuSight]) -> None:
-    sight = look("cpu-vm", load=provide(FakeCudaLibrary(0, STUB_LIBRARY)))
-    assert "stub" in (sight.library_error or "")
-    assert sight.cuda_number is None
+def test_the_toolkits_stub_is_no_driver(look: Callable[..., GpuSnapshot]) -> None:
+    snapshot = look("cpu-vm", load=provide(FakeCudaLibrary(0, STUB_LIBRARY)))
+    assert "stub" in (snapshot.library_error or "")
+    assert snapshot.cuda_number is None
 
 
 @pytest.mark.parametrize("status", [0, STUB_LIBRARY, 999])

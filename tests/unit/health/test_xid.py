@@ -133,9 +133,9 @@ def test_a_host_without_cards_has_no_kernel_log_on_its_board(scene: Scene) -> No
     ((46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143), "unhealthy", "reset|reboot"),
     ((63, 92, 94), "degraded", ""),
     ((144, 147, 150), "degraded", "kernel log's line"), ((154,), None, "what the line says"),
-    ((0, 1, 173, 9999), "degraded", "catalogue"),
+    ((0, 1, 173, 9999), "degraded", "catalog"),
 ])  # fmt: skip
-def test_an_xid_is_what_nvidias_catalogue_says(codes: tuple[int, ...], state: str | None, words: str) -> None:
+def test_an_xid_is_what_nvidias_catalog_says(codes: tuple[int, ...], state: str | None, words: str) -> None:
     rules = [find_xid_rule(code) for code in codes]
     assert [rule.state for rule in rules] == [state] * len(codes)
     assert all(re.search(words, rule.action) for rule in rules)
@@ -201,7 +201,7 @@ MEANT = """11004 11012 11021 11022 11023 12021 12023 12028 15008 15011 19049 190
     ((11004, 12028, 19084, 20012), False, "degraded", "."),  # stops traffic
     ((28006, 23000, 23018), False, "degraded", "Fabric Manager"),  # not known
 ])  # fmt: skip
-def test_an_sxid_is_what_nvidias_catalogue_says(
+def test_an_sxid_is_what_nvidias_catalog_says(
     codes: tuple[int, ...], is_fatal: bool, state: str | None, words: str
 ) -> None:
     rules = [find_sxid_rule(code, is_fatal=is_fatal) for code in codes]

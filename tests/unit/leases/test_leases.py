@@ -40,7 +40,7 @@ def test_a_firm_lease_takes_over_a_preemptible_one_and_nothing_else_does(
         lease = await scene.lease([1, 2], preemptible=new, purpose="job")
         assert lease.preempted_leases == (old.id,)
         assert scene.held() == [beside.id, lease.id]
-        with pytest.raises(NotFoundError, match=rf"pre-empted by lease {lease.id} \(job\)"):
+        with pytest.raises(NotFoundError, match=rf"preempted by lease {lease.id} \(job\)"):
             await scene.service.get(old.id)
 
     run_scene(tmp_path, test)
@@ -64,7 +64,7 @@ def test_a_firm_lease_cancels_benches_and_says_which(tmp_path: Path) -> None:
         scene.benches.update({"run-a": {0, 1}, "run-b": {3}})
         lease = await scene.lease([1], purpose="job 7")
         assert lease.cancelled_runs == ("run-a",)
-        assert scene.stopped == [(("run-a",), f"pre-empted by lease {lease.id} (job 7)")]
+        assert scene.stopped == [(("run-a",), f"preempted by lease {lease.id} (job 7)")]
         assert (await scene.service.get(lease.id)).cancelled_runs == ("run-a",)
 
     run_scene(tmp_path, test)
@@ -129,7 +129,7 @@ def test_the_owner_renews_by_the_same_put_and_may_change_time_and_purpose(tmp_pa
         whole = await scene.lease([2, 3], lease_id="b", ttl_s=60)
         assert not (await scene.put([2, 3], lease_id="b", ttl_s=5))[1]
         assert [(each.id, each.expires_in_s) for each in scene.service.list_leases()] == [("slurm-1", 90), ("b", 5)]
-        assert scene.stopped[-1][1].startswith(f"pre-empted by lease {whole.id}")  # a renewal frees nothing anew
+        assert scene.stopped[-1][1].startswith(f"preempted by lease {whole.id}")  # a renewal frees nothing anew
 
     run_scene(tmp_path, test)
 

@@ -64,8 +64,8 @@ def test_of_a_union_only_the_branch_that_fits_the_value_is_told(body: dict[str, 
     ({"cases": "matmul, all_reduce"}, 'write cases as a list: ["matmul", "all_reduce"]'),
     ({"sizes_bytes": []}, "give sizes_bytes 1 or more entries, or leave it out"),
     ({"sizes_bytes": [4] * 33}, "give sizes_bytes up to 32 entries"), ({"axis": "x" * 65}, "write up to 64 characters"),
-    ({"samples": []}, "GET /docs shows every field with its type and bounds"),
-    ({"color": 1}, "GET /docs shows every field with its type and bounds"),
+    ({"samples": []}, "GET /docs, and docs/reference/requests.md, show every field"),
+    ({"color": 1}, "GET /docs, and docs/reference/requests.md, show every field"),
     ({"samples": 1, "matmul_size": 1}, "set matmul_size to 8 or more; set samples to 3 or more"),
 ])  # fmt: skip
 def test_the_hint_holds_a_value_that_works_where_the_schema_knows_one(body: dict[str, Any], hint: str) -> None:
@@ -73,7 +73,7 @@ def test_the_hint_holds_a_value_that_works_where_the_schema_knows_one(body: dict
 
 
 @pytest.mark.parametrize(("field", "hint"), [
-    ("num_expert", "write num_experts in place of model.num_expert; docs/reference/requests.md lists the"),
+    ("num_expert", "write num_experts in place of model.num_expert"),
     ("zzz", "docs/reference/requests.md lists the dimensions of a model"),
 ])  # fmt: skip
 def test_an_unknown_dimension_of_a_model_is_told_the_nearest_and_the_page(field: str, hint: str) -> None:

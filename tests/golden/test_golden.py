@@ -29,4 +29,7 @@ def test_a_request_is_answered_as_it_is_recorded(hosts: Hosts, golden: Golden) -
 def test_each_recorded_reply_belongs_to_a_request_that_is_understood() -> None:
     replies = set((FOLDER / "replies").rglob("*.json"))
     assert replies == {golden.path for golden in REQUESTS}
-    assert not [path for path in replies if "No such option" in path.read_text(encoding="utf-8")]
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in replies}
+    assert not [name for name, text in texts.items() if "No such option" in text]
+    unknown = {"refused-unknown-field", "refused-search-with-mesh", "422-unknown-query"}
+    assert {name for name, text in texts.items() if "unknown field" in text} == unknown

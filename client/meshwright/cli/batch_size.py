@@ -147,7 +147,7 @@ def _print_estimate(session: Session, found: EstimatedBatch) -> None:
     style = "bold" if found.recommended is not None else "bold red"
     session.out.print(Text(clean(found.message), style), soft_wrap=True)
     if found.recommended is None:
-        session.print_lines("  hint: leave --mesh out, for the fastest mesh that fits, or split over fsdp")
+        session.print_lines("  hint: leave --mesh out to search for one that fits, or name a larger target")
     if found.batches:
         session.out.print()
         session.out.print(build_table(BATCHES, found.batches))

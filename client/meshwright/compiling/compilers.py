@@ -107,19 +107,17 @@ def _explain_libtpu(versions: Mapping[str, str]) -> str | None:
     return f"{found}; with another one some programs do not compile; pip install 'libtpu=={wanted}'"
 
 
-def _explain_cuda(
-    versions: Mapping[str, str], plugins: Mapping[str, str], chip: str | None, install: str
-) -> str | None:
+def _explain_cuda(versions: Mapping[str, str], plugins: Mapping[str, str], chip: str | None, hint: str) -> str | None:
     if versions["jaxlib"] not in plugins.values():
         listed = ", ".join(f"{name} {version}" for name, version in plugins.items())
-        return f"{listed} is here with jaxlib {versions['jaxlib']}; both need the same version; {install}"
+        return f"{listed} is here with jaxlib {versions['jaxlib']}; both need the same version; {hint}"
     card = find_chip(chip) if chip else None
     if "jax-cuda12-plugin" not in plugins and card and CARDS[card.name].capability < _CUDA_13_SINCE:
         found = f"CUDA 13 does not compile for {card.name}, only for capability 7.5 and later"
         return f"{found}; pip install 'meshwright[compile-cuda12]', without jax-cuda13-plugin"
     places = os.pathsep.join((os.environ.get("PATH", os.defpath), *_PTXAS_PLACES))
     if not any("nvcc" in name for name in versions) and not shutil.which("ptxas", path=places):
-        return f"XLA's CUDA compiler needs NVIDIA's assembler, ptxas, which is not installed; {install}"
+        return f"XLA's CUDA compiler needs NVIDIA's assembler, ptxas, which is not installed; {hint}"
     return None
 
 

@@ -91,7 +91,7 @@ def answer_batch(
     check_batch_fields(request)
     named = name_batch_hardware(request)
     if named.hardware is None:
-        raise _refuse("hardware", "no hardware is named and no agent is asked", "name hardware=h100 or target=8*h100:8")
+        raise _refuse("hardware", "no hardware is named and no agent is asked", 'name a target, such as "h100:8"')
     reply = answer_batch_size(named, platform=None, kind=named.hardware, basis="declared")
     if not request.compile:
         estimated = None if request.model is None else estimate_request(request)

@@ -209,9 +209,11 @@ def _estimate_searched(
     from meshwright.planning.search.batch import find_first_batch  # here, for its numpy
 
     devices = len(inventory.select(lease=ANY_LEASE).indices)
-    bound = bound_batch(training, {"fsdp": devices})
     given = training.model_dump(exclude_unset=True, exclude_none=True)
-    batch = given.get("global_batch_size") or find_first_batch(_ask(request, model, bound, inventory), devices)
+    if most := given.get("global_batch_size"):
+        batch = most // devices * devices or most
+    else:
+        batch = find_first_batch(_ask(request, model, bound_batch(training, {"fsdp": devices}), inventory), devices)
     given["global_batch_size"] = batch
     plan = _search(request, TrainingSpec.model_validate(given), inventory)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)

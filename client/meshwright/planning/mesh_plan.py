@@ -150,7 +150,7 @@ def plan_mesh(
     axis_types = parse_axis_types(request.axis_types, asked.names)
     importance = check_importance(request.importance, asked.names)
     pool = select_devices(request.devices, topology, health or {}, request.lease)
-    spec = _resolve(asked, pool, topology)
+    spec = _resolve(request, asked, pool, topology)
     planner = _Planner(request, topology, health or {}, pool, spec, weigh_axes(spec.names, spec.sizes, importance))
     unused, layout = planner.check_unused(), planner.lay_out()
     warnings = (*notices, *pool.notices, *unused, *planner.build_notices(layout))
@@ -177,9 +177,9 @@ class _Planner:
         detail += f"{there - spec.device_count} would stay idle"
         if not (pool.is_named or self.request.allow_unused):
             rule = "a plan uses all devices unless allow_unused is set"
-            hint = f"{_offer(spec, there)}; or, in POST /mesh/plan, name the devices or set allow_unused"
+            hint = f"{_offer(self.request, spec, there)}; or, in POST /mesh/plan, name the devices or set allow_unused"
             raise PlanInfeasibleError.of("mesh", f"{detail}, and {rule}", hint, rule, code="devices_unused")
-        return (Notice(code="devices_unused", message=detail, hint=_offer(spec, there)),)
+        return (Notice(code="devices_unused", message=detail, hint=_offer(self.request, spec, there)),)
 
     def lay_out(self) -> DeviceOrder:
         """Returns the order of the devices that is asked for, or the best."""
@@ -362,12 +362,12 @@ class _Planner:
         return max(costs, key=lambda cost: cost[0], default=None)
 
 
-def _resolve(asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
+def _resolve(request: PlanRequest, asked: MeshSpec, pool: Pool, topology: Topology) -> MeshSpec:
     """Returns the mesh without -1, that the pool has enough devices for."""
     count, needed = len(pool.indices), asked.device_count
     if needed <= count and not (-1 in asked.sizes and count % needed):
         return asked.resolve(count)
-    works, there = _offer(asked, count), _describe_there(pool, topology)
+    works, there = _offer(request, asked, count), _describe_there(pool, topology)
     if pool.leased and needed <= count and (count + len(pool.leased)) % needed == 0:
         words = f"mesh {asked} needs a multiple of {needed} devices"
         raise refuse_leased(words, topology, pool.leased, pool.why_held, works, field="mesh")
@@ -389,11 +389,14 @@ def _describe_there(pool: Pool, topology: Topology) -> str:
     return here + left_out + pool.why_held
 
 
-def _offer(asked: MeshSpec, count: int) -> str:
-    shapes = search_shapes(asked, count)
+def _offer(request: PlanRequest, asked: MeshSpec, count: int) -> str:
+    """Returns near meshes of so many devices, as a hint: those that cut the model, where there are some."""
+    more = MeshSpec(tuple({"dp" if "fsdp" in asked.names else "fsdp": 1, **dict(asked.axes)}.items()))
+    near = (shape for spec in (asked, more) for shape in search_shapes(spec, count, most=16))
+    shapes = [shape for shape in near if _is_cut(request, shape)][:2] or search_shapes(asked, count)
     if -1 not in asked.sizes and count > 1:
         (name, _), *rest = shapes[0].axes
-        shapes = (shapes[0], MeshSpec(((name, -1), *rest)))
+        shapes = [shapes[0], MeshSpec(((name, -1), *rest))]
     return f"use {' or '.join(dict.fromkeys(map(str, shapes)))}"
 
 

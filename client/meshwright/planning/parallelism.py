@@ -266,8 +266,9 @@ def _check_roles(model: ModelSpec, axes: MeshAxes) -> None:
 
 
 def _refuse(broken: list[AxisRule], rules: Sequence[AxisRule], axes: MeshAxes) -> PlanInfeasibleError:
-    spec = MeshSpec((*axes.sizes.items(), *(() if axes.tensor else (("tp", 1),))))
-    near = (MeshAxes.of(dict(shape.axes)) for shape in search_shapes(spec, spec.device_count, most=16))
+    outer = [(name, 1) for name in ("fsdp", "dp") if not axes.find(find_role(name))]
+    spec = MeshSpec((*outer, *axes.sizes.items(), *(() if axes.tensor else (("tp", 1),))))
+    near = (MeshAxes.of(dict(shape.axes)) for shape in search_shapes(spec, spec.device_count, most=64))
     whole = next((each for each in near if all(_is_allowed(rule, each) for rule in rules)), None)
     errors, hints = [], [f"use {MeshSpec(tuple(whole.sizes.items()))}"] if whole else []
     for rule in broken:

@@ -332,7 +332,10 @@ def _compare_targets(request: SearchRequest, prices: Mapping[str, float]) -> Pla
     """Returns the best plan of each target, best first, and the outcome of each."""
     named: dict[str, str] = {}
     for target in request.targets:
-        named.setdefault(str(read_target(target)) if _is_known(target) else target, target)
+        other = named.setdefault(str(read_target(target)) if _is_known(target) else target, target)
+        if prices.get(other) != prices.get(target):
+            message = f"{other} and {target} are one target, and have two prices"
+            raise _refuse("price_per_device_hour", message, f"leave out {other} or {target}")
     asked = [(name, _ask(request, target, prices)) for name, target in named.items()]
     answers = {target: found for target, found in asked if isinstance(found, Plans)}
     made = {target: found.plans[0] for target, found in answers.items() if found.plans}

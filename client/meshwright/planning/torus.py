@@ -284,12 +284,10 @@ def list_torus_places(cut: Cut, dimensions: Sequence[Dimension]) -> list[int]:
     return _fold(places, folded, strides, dimensions) if folded else places
 
 
-def _fold(
-    places: Sequence[int], folded: set[int], strides: Sequence[int], dimensions: Sequence[Dimension]
-) -> list[int]:
+def _fold(places: Sequence[int], folded: set[int], steps: Sequence[int], dimensions: Sequence[Dimension]) -> list[int]:
     """Returns the places with rings of four that two axes share in the order 0 1 3 2."""
     ranges = [_FOLD if axis in folded else range(dimension.size) for axis, dimension in enumerate(dimensions)]
-    moved = [sum(map(operator.mul, coords, strides)) for coords in product(*ranges)]
+    moved = [sum(map(operator.mul, coords, steps)) for coords in product(*ranges)]
     return [moved[place] for place in places]
 
 

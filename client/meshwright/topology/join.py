@@ -91,9 +91,7 @@ def join_slice(parts: Sequence[GranulePart]) -> JoinedGranule:
     said = _read_shape(name, parts)
     if any(seat.device.coords is None for seat in seats):
         return _join_blind(name, said, parts, seats)
-    ordered = tuple(
-        sorted(seats, key=lambda seat: (*reversed(seat.device.coords or ()), seat.device.core_on_chip or 0))
-    )
+    ordered = tuple(sorted(seats, key=lambda one: (*reversed(one.device.coords or ()), one.device.core_on_chip or 0)))
     shape = said or _find_box(ordered, parts)
     fields = {"name": name, "device_count": len(seats), **_describe_torus(shape, parts, ordered)}
     granule = parts[0].granule.model_copy(update=fields)

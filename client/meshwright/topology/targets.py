@@ -177,7 +177,8 @@ def find_near(name: str) -> list[str]:
         names = [known for known in list_names() if known.rpartition("-")[0] in {prefix, chip.aliases[0]}]
         return sorted(names, key=lambda one: abs(math.log(int(one.rpartition("-")[2]) / (int(count) or 1))))[:_NEAR]
     aliases = [alias for chip in read_chips() for alias in chip.aliases]
-    chips = difflib.get_close_matches(name, [CPU, *aliases], n=_NEAR, cutoff=0.5)
+    longer = [alias for alias in aliases if alias.startswith(name)][:_NEAR]
+    chips = longer or difflib.get_close_matches(name, [CPU, *aliases], n=_NEAR, cutoff=0.5)
     return chips or difflib.get_close_matches(name, list_names(), n=_NEAR, cutoff=0.6)
 
 

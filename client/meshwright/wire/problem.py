@@ -22,7 +22,7 @@ from meshwright.wire.model import ModelSpec
 MOST_ERRORS: Final = 100
 """That a refusal is made of: a list of thousands of wrong entries has thousands, all alike, and each is compared."""
 
-_DOCS_HINT: Final = "GET /docs shows every field with its type and bounds"
+_DOCS_HINT: Final = "GET /docs, and docs/reference/requests.md, show every field"
 _MODEL_HINT: Final = "docs/reference/requests.md lists the dimensions of a model"
 _QUOTED: Final = re.compile(r"'([^']*)'")
 _TAG: Final = re.compile(r"(constrained-)?(str|int|float|bool)|Devices|.*\[.*", re.DOTALL)
@@ -98,7 +98,7 @@ def translate_validation(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     kind = InvalidMeshError if set(entries) == {"mesh"} else InvalidRequestError
     detail = f"{fields[0]['field']}: {fields[0]['message']}{more}"
     rest = _MODEL_HINT if fields[0]["field"].startswith("model.") else _DOCS_HINT
-    return kind(detail, errors=fields, hint="; ".join(hint for _, hint in told.values() if hint) or rest)
+    return kind(detail, errors=fields, hint="; ".join(dict.fromkeys(hint for _, hint in told.values() if hint)) or rest)
 
 
 def _keep_meant(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -263,8 +263,8 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
         case "missing":
             return _HINTS_OF_MISSING.get(field, "")
         case "extra_forbidden" if field.startswith("model."):
-            near = difflib.get_close_matches(field.removeprefix("model."), ModelSpec.model_fields, n=1)
-            return f"write {near[0]} in place of {field}; {_MODEL_HINT}" if near else ""
+            near = difflib.get_close_matches(field.removeprefix("model."), ModelSpec.model_fields, n=1, cutoff=0.75)
+            return f"write {near[0]} in place of {field}" if near else _MODEL_HINT
         case "too_long":
             return f"give {field} up to {limits['max_length']} entries"
         case "too_short":

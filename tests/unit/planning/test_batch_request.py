@@ -55,10 +55,11 @@ def test_without_a_mesh_the_fastest_is_found_for_the_least_batch_near_the_best()
     assert found.plan.mesh_shape == best.mesh_shape
 
 
-def test_a_batch_that_is_asked_for_is_what_the_mesh_is_searched_for() -> None:
-    found = estimate(mesh=None, training={"seq_len": 512, "global_batch_size": 48})
-    assert "the fastest that was found for 48 sequences a step" in found.message
-    assert found.recommended <= 48
+@pytest.mark.parametrize(("most", "batch"), [(48, 48), (100, 96), (7, 7)])
+def test_the_mesh_is_searched_for_the_largest_batch_that_all_devices_share(most: int, batch: int) -> None:
+    found = estimate(mesh=None, training={"seq_len": 512, "global_batch_size": most})
+    assert f"the fastest that was found for {batch} sequences a step" in found.message
+    assert found.recommended <= most
 
 
 def test_a_stored_plan_gives_mesh_hardware_and_memory() -> None:

@@ -67,10 +67,11 @@ def test_the_fallback_is_that_of_the_best() -> None:
 
 
 PRICES = [(("v5p:4x4x4", "v5e:4x8"), {"v5e:8x8": 1}), (("h100:8",), {"h200:8": 1}), ((), {"x": 1})]
+PRICES += [(("h100", "h100:8"), {"h100": 1, "h100:8": 2})]
 
 
 @pytest.mark.parametrize(("targets", "prices"), PRICES)
-def test_a_price_of_no_target_is_refused(targets: tuple[str, ...], prices: dict[str, float]) -> None:
+def test_a_price_of_no_target_and_two_of_one_are_refused(targets: tuple[str, ...], prices: dict[str, float]) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         ask(*targets, price_per_device_hour=prices)
     assert [error["field"] for error in refused.value.errors] == ["price_per_device_hour"]

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides
+from meshwright.planning.request import answer_request
 from meshwright.spec import MeshSpec
+from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from tests.fakes.codes import has_code
 from tests.unit.planning.models import models
@@ -70,6 +72,19 @@ def test_all_that_does_not_divide_is_told_in_one_refusal_always_alike() -> None:
     ]  # fmt: skip
     assert first.errors == second.errors
     assert "more)" in first.detail
+
+
+@pytest.mark.parametrize(("mesh", "devices", "hint"), [
+    ("tp:24", 24, "use dp:3,tp:8"), ("tp:128", 128, "use fsdp:2,tp:64"), ("fsdp:24", 24, "use dp:3,fsdp:8"),
+    ("fsdp:8", 24, "use dp:3,fsdp:8"), ("tp:8", 128, "use fsdp:16,tp:8"),
+])  # fmt: skip
+def test_a_hint_is_a_mesh_of_all_devices_that_cuts_the_model(mesh: str, devices: int, hint: str) -> None:
+    training = {"global_batch_size": 192, "seq_len": 8192}
+    request = PlanRequest(mesh=mesh, model="llama3-70b", training=training, target=f"{devices // 8}*h100:8")
+    with pytest.raises(PlanInfeasibleError) as refused:
+        answer_request(request)
+    assert refused.value.hint.startswith(hint)
+    answer_request(request.model_copy(update={"mesh": hint.removeprefix("use ")}))
 
 
 @pytest.mark.parametrize(("model", "tensor", "named"), [

@@ -106,10 +106,8 @@ def _forward(query: Array, key: Array, value: Array, block: int) -> tuple[Array,
         new_top = jnp.maximum(top, scores.max(axis=-1))
         weights = jnp.exp(scores - new_top[..., None])
         shrink = jnp.exp(top - new_top)
-        added = jnp.einsum(
-            "bhgqk,bkhd->bhgqd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
-        )
-        return (new_top, total * shrink + weights.sum(axis=-1), output * shrink[..., None] + added), None
+        more = jnp.einsum("bhgqk,bkhd->bhgqd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+        return (new_top, total * shrink + weights.sum(axis=-1), output * shrink[..., None] + more), None
 
     first = (jnp.full(rows, _MASKED), jnp.zeros(rows), jnp.zeros((*rows, size)))
     (top, total, output), _ = jax.lax.scan(step, first, _split(key, value, block))

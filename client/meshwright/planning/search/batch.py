@@ -64,10 +64,10 @@ def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
     message += f"{memory.per_device_bytes / 2**30:.1f} GiB of a device's {(memory.capacity_bytes or 0) / 2**30:.1f}"
     if chosen:
         message = f"{chosen} sequences a step on {shape}, {chosen // parts} for each of {parts} data-parallel part"
+        message += f"{'s' * (parts > 1)}: the least with {NEAR_BEST:.0%} of the most tokens/s; {limit} takes "
         message += (
-            f"{'s' * (parts > 1)}: the least with {NEAR_BEST:.0%} of the most tokens/s; {limit} takes {share:.0%} "
+            f"{share:.0%} of the step; at most {largest} fit in {f'{passes} passes' if passes > 1 else 'one pass'}"
         )
-        message += f"of the step; at most {largest} fit in {f'{passes} passes' if passes > 1 else 'one pass'}"
     fields = dict.fromkeys(told) | (told if chosen else {"memory": memory, "measured": told["measured"]})
     fields["largest_batch"] = largest or None
     return EstimatedBatch(

@@ -481,12 +481,10 @@ def _list_basis_notices(question: Question) -> Iterator[Notice]:
     if question.training.compute_dtype == "bfloat16" != chip.dtype:
         message = f"{chip.name} has no matrix units for bfloat16: its step is priced in {chip.dtype}"
         if question.training.attention == "flash":
-            message += (
-                ", with flash attention, which cuDNN has from Ampere on; attention xla takes more time and memory"
-            )
+            message += ", with flash attention, which cuDNN has since Ampere; attention xla takes more time and memory"
         yield Notice(code="no_bfloat16", message=message, hint="compute in float16 in your own step, or measure it")
-    elif question.training.compute_dtype == "float32":
-        message = "compute_dtype is float32, and the step's time is estimated for bfloat16: it will take longer"
+    elif (dtype := question.training.compute_dtype) == "float32" or (dtype == "float16" and chip.platform == "tpu"):
+        message = f"compute_dtype is {dtype}, and the step's time is estimated for bfloat16: it will take longer"
         yield Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run")
 
 

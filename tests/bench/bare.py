@@ -21,7 +21,9 @@ from meshwright_agent.server import open_tcp
 
 def build_bare(bodies: dict[str, str]) -> Starlette:
     """Returns the app."""
-    return Starlette(routes=[Route(path, _build_route(body.encode())) for path, body in bodies.items()])
+    return Starlette(
+        routes=[Route(path.partition("?")[0], _build_route(body.encode())) for path, body in bodies.items()]
+    )
 
 
 def _build_route(body: bytes) -> Callable[[Request], object]:

@@ -49,7 +49,7 @@ def acknowledge(agent: RunningAgent, component: str, reason: str = "reseated") -
 
 
 @contextlib.contextmanager
-def listening(agent: RunningAgent, **headers: str) -> Iterator[list[dict[str, Any]]]:
+def listening(agent: RunningAgent, query: str = "", **headers: str) -> Iterator[list[dict[str, Any]]]:
     """Collects what the stream tells, in a thread."""
     heard: list[dict[str, Any]] = []
     begun = threading.Event()
@@ -58,7 +58,7 @@ def listening(agent: RunningAgent, **headers: str) -> Iterator[list[dict[str, An
         text = ""
         with (
             contextlib.suppress(httpx.HTTPError),
-            httpx.stream("GET", f"{agent.url}/events/stream", headers=headers, timeout=60) as reply,
+            httpx.stream("GET", f"{agent.url}/events/stream{query}", headers=headers, timeout=60) as reply,
         ):
             begun.set()
             for chunk in reply.iter_text():
@@ -127,6 +127,9 @@ def test_a_chip_that_is_gone_stays_unhealthy_until_it_is_back_and_the_stream_tel
         with listening(agent, **{"Last-Event-ID": lost["id"]}) as again:
             wait_for(lambda: again, agent)
         assert int(again[0]["id"]) == int(lost["id"]) + 1
+        with listening(agent, f"?after=0&component={name}") as own:
+            wait_for(lambda: len(own) >= 2, agent)
+        assert {event["data"]["component"] for event in own} == {name}
         chip.unlink()
         await_state(agent, name, "unhealthy")
         assert acknowledge(agent, name, "taken out").json()["reason"] == "is not expected here any more"

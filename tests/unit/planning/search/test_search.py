@@ -184,6 +184,9 @@ def test_a_plan_for_a_host_goes_by_the_memory_of_its_own_devices() -> None:
 def test_times_of_another_dtype_are_told() -> None:
     training = {**TRAINING, "compute_dtype": "float32"}
     assert [notice.code for notice in ask(training=training).warnings] == ["priced_in_16_bits"]
+    assert "priced_in_16_bits" in {
+        each.code for each in ask(training={**TRAINING, "compute_dtype": "float16"}).warnings
+    }
     (plan,) = ask(training=training, mesh="fsdp:64").plans
     assert "priced_in_16_bits" in {notice.code for notice in plan.warnings}
     assert ask().warnings == ()

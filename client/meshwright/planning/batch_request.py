@@ -204,8 +204,11 @@ def _estimate_stored(request: BatchSizeRequest, model: ModelSpec, training: Trai
 def _estimate_searched(
     request: BatchSizeRequest, model: ModelSpec, training: TrainingSpec, inventory: Inventory
 ) -> EstimatedBatch:
-    """Returns the estimate for the fastest mesh that fits the requested batch, or the least multiple of the devices
-    near the best tokens/s."""
+    """Returns the estimate for the fastest mesh that fits one batch.
+
+    That is the largest multiple of the devices within the requested batch, or a batch below their number itself; where
+    none is requested, the least multiple near the best tokens/s.
+    """
     from meshwright.planning.search.batch import find_first_batch  # here, for its numpy
 
     devices = len(inventory.select(lease=ANY_LEASE).indices)

@@ -141,7 +141,7 @@ def test_a_command_that_is_ended_gives_back_what_it_has(agent: RunningAgent, num
             assert process.stdin is not None
             process.stdin.write(json.dumps(LONG))
             process.stdin.close()
-            wait_for(lambda: {run.id for run in client.runs().runs} - before)
+            wait_for(lambda: [run for run in client.runs().runs if run.progress and run.id not in before])
             process.send_signal(number)
             assert process.wait(LIMIT_S) == 128 + number
         (run,) = (run for run in client.runs().runs if run.id not in before)

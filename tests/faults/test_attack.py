@@ -17,7 +17,7 @@ from tests.process.living import read_rss_bytes
 pytestmark = pytest.mark.exhaustive
 
 CLIENTS = 512
-ATTACK_S = 20.0
+ATTACK_S = 12.0
 CALM_S = 30.0
 MAX_ATTACKED_BYTES = 300_000_000
 MAX_CALM_BYTES = 150_000_000

@@ -14,7 +14,7 @@ from tests.process.living import FINAL, ask, do_bench, is_alive, list_children, 
 
 pytestmark = pytest.mark.exhaustive
 
-MOMENTS = int(os.environ.get("FAULT_KILLS", "5"))
+MOMENTS = int(os.environ.get("FAULT_KILLS", "3"))
 SPREAD_S = 1.2
 """From a submission to beyond the end of most of these benches: queue, first case, records, end."""
 BENCH = {"cases": ["host_to_device", "all_reduce"], "sizes_bytes": [65536, 1 << 20], "samples": 20, "max_s": 30}

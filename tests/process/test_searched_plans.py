@@ -17,7 +17,7 @@ from tests.process.slice_environment import needs_tpu_compiler
 
 TRAINING = {"global_batch_size": 64, "seq_len": 4096}
 SMALL = {
-    "vocab_size": 256, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_the_plan_for_when_a_device_fails_is_kept_for_its_ranks(agent: RunningAg
 @pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_the_best_are_compiled_as_they_are_scheduled(agent: RunningAgent) -> None:
-    training = {"global_batch_size": 8, "seq_len": 256}
+    training = {"global_batch_size": 8, "seq_len": 128}
     reply = post(agent, targets=["v5e:2x2"], model=SMALL, training=training, top=2, compile=True)
     assert reply.status_code == 202, reply.text
     run = await_end(agent, reply.json()["id"], limit_s=300)

@@ -79,57 +79,28 @@ def get_bytes(counted: Counted) -> dict[tuple[str, str], float]:
     return {key: size for key, (_, size) in counted.items()}
 
 
-def test_data_parallelism_sums_every_gradient_once() -> None:
-    counted = count({"dp": 4})
-    # Gradients of matrices are bfloat16, as their matmuls are; beside them the loss.
-    gradients = (L * MATRICES + 2 * TABLE) * BF16 + NORMS
-    assert get_bytes(counted) == {("dp", "all-reduce"): gradients + SCALAR}
-
-
-def test_sharded_data_parallelism_gathers_weights_twice_and_scatters_gradients_once() -> None:
-    counted = count({"fsdp": 4})
-    # 7 matrices a layer, each for the forward pass and again for the backward pass; head and embedding once. The
-    # embedding lies with its columns over fsdp: for its gradient each device takes its columns of all tokens' gradients
-    # (an all-to-all of what a device has of the stream) and all tokens' ids, which is less than to scatter the table.
-    weights = 2 * L * MATRICES * BF16 + 2 * TABLE * BF16
-    assert counted["fsdp", "all-gather"] == (2 * 7 * L + 2 + 1, weights + B * S * F32)
-    assert counted["fsdp", "all-to-all"] == (1, STREAM / 4)
-    # Norms are on every device whole. Scalars: the loss, and the sums of squares of 7 + 2 sharded gradients, for
-    # clipping.
-    assert get_bytes(counted)["fsdp", "reduce-scatter"] == (L * MATRICES + TABLE) * BF16
-    assert get_bytes(counted)["fsdp", "all-reduce"] == NORMS + (1 + 7 + 2) * SCALAR
-    assert len(counted) == 4
-
-
-def test_tensor_parallelism_gathers_six_times_a_layer_and_scatters_five_times() -> None:
-    counted = count({"tp": 4})
-    # A layer has two blocks. Each is entered by a gather of the sequence and left by a scatter: 2 + 2 forward. The
-    # backward pass turns both round: 2 + 2. Remat runs the forward pass again, but for the last scatter, whose result
-    # nobody needs: 2 + 1. The loss gathers the stream once, and its gradient is scattered.
-    assert counted["tp", "all-gather"] == (6 * L + 1, (6 * L + 1) * STREAM)
-    assert counted["tp", "reduce-scatter"] == (5 * L + 1, (5 * L + 1) * STREAM)
-    # Look-ups find a part of each token's columns, which go to where its part of the sequence is; gradients go back.
-    assert counted["tp", "all-to-all"] == (2, 2 * STREAM / 4)
-    assert get_bytes(counted)["tp", "all-reduce"] == LOSS + NORMS + (7 + 2) * SCALAR
-    assert len(counted) == 4
-
-
 def test_axes_of_equal_size_each_have_their_own_collectives() -> None:
     counted = count({"fsdp": 2, "tp": 2})
     stream, matrices, table = STREAM / 2, MATRICES / 2, TABLE / 2  # a device's row of fsdp, and column of tp
-    # As with tp alone, of half of the batch.
+    # A layer has two blocks. Each is entered by a gather of the sequence over tp and left by a scatter: 2 + 2 forward.
+    # The backward pass turns both round: 2 + 2. Remat runs the forward pass again, but for the last scatter, whose
+    # result nobody needs: 2 + 1. The loss gathers the stream once, and its gradient is scattered.
     assert counted["tp", "all-gather"] == (6 * L + 1, (6 * L + 1) * stream)
     assert counted["tp", "reduce-scatter"] == (5 * L + 1, (5 * L + 1) * stream)
+    # Look-ups find a part of each token's columns, which go to where its part of the sequence is; gradients go back.
     assert counted["tp", "all-to-all"] == (2, 2 * stream / 2)
     assert get_bytes(counted)["tp", "all-reduce"] == LOSS / 2
-    # As with fsdp alone, of half of each matrix, and of the columns of each token.
+    # 7 matrices a layer over fsdp, each for the forward pass and again for the backward pass; head and embedding once.
+    # The embedding lies with its columns over fsdp: for its gradient each device takes its columns of all tokens'
+    # gradients (an all-to-all of what a device has of the stream) and all tokens' ids.
     assert counted["fsdp", "all-gather"] == (2 * 7 * L + 2 + 1, 2 * (L * matrices + table) * BF16 + B * S * F32)
     assert counted["fsdp", "all-to-all"] == (1, stream / 2)
     # Some matrices XLA sums whole, and takes a part of: an all-reduce of as many bytes stands for the scatter.
     sums = sum(get_bytes(counted)["fsdp", op] for op in ("reduce-scatter", "all-reduce"))
     assert sums == (L * matrices + table) * BF16 + SCALAR
     assert get_bytes(counted)["fsdp", "reduce-scatter"] > sums / 2
-    # Tokens lie over both: so do the gradients of what both have whole.
+    # Tokens lie over both: so do the gradients of norms, which both have whole, and the sums of squares of 7 + 2
+    # sharded gradients, for clipping.
     assert get_bytes(counted)["fsdp,tp", "all-reduce"] == NORMS + (7 + 2) * SCALAR
     assert len(counted) == 9
 
@@ -151,7 +122,8 @@ def test_context_parallelism_gathers_keys_and_values_and_sums_their_gradients() 
     # Keys and values, forward and again under remat.
     assert counted["cp", "all-gather"] == (2 * 2 * L, 2 * 2 * L * STREAM)
     # XLA sums the gradients of keys and values whole: an all-reduce stands for the scatter. Scores are float32, and the
-    # gradient of keys is summed before it is cast. Weights are on every device, so theirs are summed as with dp.
+    # gradient of keys is summed before it is cast. Weights are on every device, so their gradients are summed, in
+    # bfloat16 as their matmuls are, as with dp.
     of_pairs = L * (STREAM + STREAM * F32 / BF16)
     of_weights = (L * MATRICES + 2 * TABLE) * BF16 + NORMS
     assert get_bytes(counted)["cp", "all-reduce"] == of_pairs + of_weights + SCALAR

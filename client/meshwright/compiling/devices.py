@@ -226,7 +226,8 @@ def _open_cpu(target: CompileTarget) -> OpenTarget:
                 f"there are is said before JAX starts; compile in a new process"
             ) from error
     devices = jax.devices("cpu")[:count]
-    return OpenTarget(target, _split(devices, target), devices[0].device_kind)
+    options: dict[str, Any] = {"xla_backend_optimization_level": 0}  # LLVM's part is half of the time, and none is run
+    return OpenTarget(target, _split(devices, target), devices[0].device_kind, options)
 
 
 def _split(devices: Sequence[Any], target: CompileTarget) -> tuple[tuple[Any, ...], ...]:

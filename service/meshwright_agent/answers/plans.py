@@ -169,6 +169,7 @@ class PlanMaker:
         self._host = host
         self._measurements = measurements
         self._keeping = asyncio.Lock()
+        self._newest: tuple[str, Sequence[tuple[str, str]]] | None = None
 
     # ---- plans -----------------------------------------------------------------------------------------------------
 
@@ -199,10 +200,15 @@ class PlanMaker:
         return answer if answer.tasks else await self.keep(answer)
 
     async def keep(self, answer: PlanAnswer) -> PlanAnswer:
-        """Stores the plans. If the store does not answer, the plan is returned but not stored."""
+        """Stores the plans, unless they are the newest already: each rank of a job may ask for the same. If the store
+        does not answer, the plan is returned but not stored."""
+        newest = answer.source, answer.kept
+        if newest == self._newest and not self._store.failure:
+            return answer
         try:
             async with asyncio.timeout(KEEP_TIMEOUT_S), self._keeping:  # what is there decides a plan's name
                 await self._store.write(*[await self._build_document(answer.source, *each) for each in answer.kept])
+                self._newest = newest if sum(len(body) for _, body in answer.kept) <= RUN_CHARS else None
         except (StoreUnavailableError, TimeoutError) as error:
             why = getattr(error, "detail", f"the store did not take it within {KEEP_TIMEOUT_S:g} s")
             message = f"the plan is valid but was not stored, so its fingerprint finds nothing: {why}"

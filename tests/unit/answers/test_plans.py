@@ -37,11 +37,14 @@ class MemoryStore:
         self.kept: dict[str, Document] = {}
         self.refusal = refusal
         self.is_busy = is_busy
+        self.failure = ""
+        self.write_count = 0
 
     async def write(self, *documents: Document) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.kept |= {document.key: document for document in documents}
+        self.write_count += 1
 
     async def get(self, kind: str, key: str) -> Document | None:
         if self.is_busy and self.refusal is not None:
@@ -209,6 +212,21 @@ def test_plans_that_are_stored_at_once_leave_this_hosts_under_their_fingerprint(
         return store.kept["mw1-a"]
 
     assert asyncio.run(main()).body == HERE
+
+
+def test_the_newest_plan_is_not_written_again_unless_the_store_has_failed() -> None:
+    store = MemoryStore()
+    maker = build(answering(ANSWER), store)
+
+    async def ask(*meshes: str) -> int:
+        for mesh in meshes:
+            await maker.answer(PlanRequest(mesh=mesh))
+        return store.write_count
+
+    assert asyncio.run(ask("dp:8", "dp:8", "dp:8")) == 1
+    assert asyncio.run(ask("tp:8", "dp:8")) == 3
+    store.failure = "the file was removed"
+    assert asyncio.run(ask("dp:8")) == 4
 
 
 def test_a_kept_plan_has_no_warning_of_an_export_that_its_request_wanted() -> None:

@@ -20,7 +20,7 @@ PARTS = 4
 @needs_tpu_compiler
 def test_the_largest_batch_of_a_slice_fits_and_one_more_does_not() -> None:
     """Within a capacity that is given: what fills a chip takes minutes to compile."""
-    capacity_bytes = 4 * 2**20
+    capacity_bytes = 2 * 2**20
     training = TrainingSpec(global_batch_size=PARTS * 4096, seq_len=128)
     job = build_job(V5E, {"fsdp": PARTS}, SMALL, training, capacity_bytes=capacity_bytes)
     found = fit(job)

@@ -18,6 +18,7 @@ from tests.process.slice_environment import needs_tpu_compiler
 from tests.unit.compiling.step_jobs import CPU, TWO_SLICES, V5E, V5P, build_job, verify
 
 MODEL = ModelSpec(vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4)
+TWO_LAYERS = MODEL.model_copy(update={"num_hidden_layers": 2})
 TRAINING = TrainingSpec(global_batch_size=8, seq_len=128)
 
 
@@ -79,11 +80,11 @@ def test_a_step_for_a_three_dimensional_slice_tells_its_axes_apart() -> None:
 @needs_tpu_compiler
 def test_a_step_of_unrolled_layers_is_the_step_of_scanned_ones() -> None:
     scanned, unrolled = (
-        verify(build_job(V5E, {"fsdp": 4}, MODEL, TRAINING.model_copy(update={"scan_layers": is_scanned})))
+        verify(build_job(V5E, {"fsdp": 4}, TWO_LAYERS, TRAINING.model_copy(update={"scan_layers": is_scanned})))
         for is_scanned in (True, False)
     )
     assert scanned.status == unrolled.status == "verified"
-    assert scanned.parameter_count == unrolled.parameter_count == count_parameters(MODEL)
+    assert scanned.parameter_count == unrolled.parameter_count == count_parameters(TWO_LAYERS)
     assert sum_bytes(unrolled) == {key: pytest.approx(size, rel=0.02) for key, size in sum_bytes(scanned).items()}
     assert unrolled.estimated_step_s == pytest.approx(scanned.estimated_step_s, rel=0.5)
 
@@ -100,16 +101,16 @@ def sum_bytes(found: Verification) -> dict[tuple[str, bool], float]:
 @pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_the_estimate_of_attention_in_blocks_is_that_of_a_fused_kernel() -> None:
-    training = TrainingSpec(global_batch_size=4, seq_len=1024)
-    # 3 layers, 4 heads of 32, 1 sequence of 1024 a device, at half of 197 TFLOP/s; forward, again, backward.
-    flops = 4.5 * 2 * 1024**2 * 128 * 3
-    fused_s = count_attention_flops(MODEL, training) / 4 / (197e12 * EFFICIENCY_RATIO)
+    training = TrainingSpec(global_batch_size=4, seq_len=512)
+    # 2 layers, 4 heads of 32, 1 sequence of 512 a device, at half of 197 TFLOP/s; forward, again, backward.
+    flops = 4.5 * 2 * 512**2 * 128 * 2
+    fused_s = count_attention_flops(TWO_LAYERS, training) / 4 / (197e12 * EFFICIENCY_RATIO)
     assert fused_s == pytest.approx(flops / (197e12 / 2), rel=0.01)
     compiled = StepEstimate(total_s=1.0, attention_s=0.25)
     assert estimate_step(compiled, fused_s) == 0.75 + fused_s
     assert estimate_step(compiled, None) == 1.0
     blocked, whole = (
-        verify(build_job(V5E, {"fsdp": 4}, MODEL, training.model_copy(update={"attention": attention})))
+        verify(build_job(V5E, {"fsdp": 4}, TWO_LAYERS, training.model_copy(update={"attention": attention})))
         for attention in ("flash", "xla")
     )
     assert fused_s < (blocked.estimated_step_s or 0) < (whole.estimated_step_s or 0)

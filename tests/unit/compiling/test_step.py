@@ -113,7 +113,7 @@ def check_same(model: ModelSpec, training: TrainingSpec, shape: dict[str, int]) 
 
 
 MESHES: tuple[tuple[ModelSpec, dict[str, int]], ...] = (
-    (LLAMA, {"cp": 4}), (LLAMA, {"dp": 2, "fsdp": 2, "tp": 2}), (EXPERTS, {"fsdp": 2, "ep": 4}),
+    (LLAMA, {"cp": 4}), (LLAMA, {"dp": 2, "fsdp": 2, "tp": 2}), (EXPERTS, {"fsdp": 2, "ep": 2}),
     (EXPERTS, {"ep": 2, "cp": 2, "tp": 2}), (QWEN, {"fsdp": 2, "tp": 4}), (GPT, {"fsdp": 2, "cp": 2, "tp": 2}),
 )  # fmt: skip
 
@@ -137,7 +137,6 @@ def test_every_mesh_trains_as_one_device_does(model: ModelSpec, shape: dict[str,
     pytest.param(LLAMA, {"remat": "minimal", "scan_layers": False}, marks=pytest.mark.exhaustive),
     pytest.param(QWEN, {"scan_layers": False, "gradient_accumulation_steps": 4}, marks=pytest.mark.exhaustive),
     pytest.param(EXPERTS, {"remat": "full"}, marks=pytest.mark.exhaustive),
-    pytest.param(GPT, {"remat": "minimal"}, marks=pytest.mark.exhaustive),
 ])  # fmt: skip
 def test_remat_scans_and_accumulation_change_nothing_of_training(model: ModelSpec, changed: dict[str, Any]) -> None:
     check_same(model, TRAINING.model_copy(update=changed), {"fsdp": 2})
@@ -183,7 +182,7 @@ def test_arguments_are_shapes_with_shardings_and_the_state_is_donated() -> None:
 @pytest.mark.exhaustive
 def test_what_comes_out_lies_where_it_lay() -> None:
     built = build(LLAMA, TRAINING, {"fsdp": 2, "tp": 2})
-    compiled = jax.jit(built.function, donate_argnums=(0,)).lower(*built.arguments).compile()
+    compiled = jax.jit(built.function, donate_argnums=(0,)).lower(*built.arguments).compile(compiler_options=QUICK)
     state, _ = compiled.output_shardings
     moved = [
         jax.tree_util.keystr(path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,24 +18,24 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.agents import MESHWRIGHT, RunningAgent, wait_for
+from meshwright.cli import main
+from tests.agents import RunningAgent, wait_for
 from tests.process.living import find_children
 from tests.process.namespaces import Network, run
 
+STEADY = {
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).with_name("bad_children")), os.environ.get("PYTHONPATH", "")]),
+    "MESHWRIGHT_PROBE_INTERVAL_S": "3600",
+}
+"""Of an agent that looks at its host once, and whose preflight's process has the fault that the file $FAULT names."""
 
-def build_path(child: str) -> str:
-    """Returns the PYTHONPATH of an agent that starts one of `bad_children`."""
-    return os.pathsep.join([str(Path(__file__).with_name("bad_children") / child), os.environ.get("PYTHONPATH", "")])
 
-
-def check(agents: Sequence[RunningAgent]) -> tuple[int, dict[str, Any]]:
+def check(agents: Sequence[RunningAgent]) -> tuple[Any, dict[str, Any]]:
     """Returns the exit code of the command and its report."""
-    hosts = ",".join(agent.url for agent in agents)
-    command = [*MESHWRIGHT, "preflight", "--hosts", hosts, "--format", "json", "--timeout", "90"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return done.returncode, report
+    hosts, said = ",".join(agent.url for agent in agents), io.StringIO()
+    with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(said):
+        main(["preflight", "--hosts", hosts, "--format", "json", "--timeout", "90"])
+    return ended.value.code, json.loads(said.getvalue())
 
 
 def list_blamed(report: dict[str, Any]) -> dict[int, str]:
@@ -122,10 +122,9 @@ def taking_link_down(network: Network, host: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lying(network: Network, host: int) -> Iterator[None]:
-    """Lets a host of `start_hosts(…, PYTHONPATH=build_path("lying"))` send one wrong number."""
-    mark = network.liars / network.names[host]
-    mark.touch()
+def planting(mark: Path, fault: str) -> Iterator[None]:
+    """Gives the preflights of the agent whose $FAULT is this file one of the faults of `bad_children`."""
+    mark.write_text(fault)
     try:
         yield
     finally:
@@ -154,5 +153,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "stuck": Fault(lambda _, agents, bad: signaling(agents[bad], signal.SIGSTOP, "pairs"), "no sign of it for 15 s"),
     "unreachable": Fault(lambda network, _, bad: taking_link_down(network, bad), ""),
-    "wrong": Fault(lambda network, _, bad: lying(network, bad), "device 0 produced 1 wrong elements"),
+    "wrong": Fault(
+        lambda network, _, bad: planting(network.faults / network.names[bad], "lying"),
+        "device 0 produced 1 wrong elements",
+    ),
 }

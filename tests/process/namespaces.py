@@ -34,9 +34,9 @@ def build_prefix(name: str) -> tuple[str, ...]:
 class Network:
     """A bridge with hosts."""
 
-    def __init__(self, count: int, liars: Path) -> None:
-        """`liars`: the folder with a file for each host that lies, see `bad_children/lying`."""
-        self.liars = liars
+    def __init__(self, count: int, faults: Path) -> None:
+        """`faults`: the folder with a file for each host that has one of the faults of `bad_children`."""
+        self.faults = faults
         self.bridge = f"mwb{_NUMBER}"
         self.names = [f"mw{_NUMBER}h{number}" for number in range(count)]
         self.addresses = [f"10.{_NUMBER}.0.{number + 1}" for number in range(count)]
@@ -102,7 +102,7 @@ def start_hosts(
                     cpu_devices=cpu_devices,
                     options=("--host", address, "--port", "8790"),
                     prefix=build_prefix(name),
-                    LIARS=str(network.liars),
+                    FAULT=str(network.faults / name),
                     **environment,
                 )
             )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from tests.process.bad_hosts import FAULTS, build_path, check, list_blamed
+from tests.process.bad_hosts import FAULTS, STEADY, check, list_blamed
 from tests.process.namespaces import start_hosts
 
 CLEAN = "none"
@@ -20,7 +20,7 @@ def soak(count: int, rounds: int, faults: Sequence[str]) -> bool:
     """Prints one row for each fault; returns whether all were named and nobody else."""
     is_good, chance = True, random.Random(0)
     print(f"| {count} hosts, fault | named | others blamed | median |\n|---|---|---|---|", flush=True)
-    with start_hosts(count, PYTHONPATH=build_path("lying")) as (network, agents):
+    with start_hosts(count, **STEADY) as (network, agents):
         for name in faults:
             named, others, took_s = 0, 0, []
             for _ in range(rounds):

@@ -24,29 +24,39 @@ from meshwright.preflight.check import build_coordinator
 from meshwright.wire.preflight import PreflightRequest
 from tests.agents import RunningAgent, start_agent
 from tests.documents import Document, has_shape
-from tests.process.bad_hosts import build_path
+from tests.process.bad_hosts import STEADY, planting
 from tests.process.jobs import find_port
 
 
 @pytest.fixture(scope="module")
-def agents() -> Iterator[list[RunningAgent]]:
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder where a file gives the agent of its number a fault of `bad_children`."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def agents(faults: Path) -> Iterator[list[RunningAgent]]:
+    """Three agents; over TCP the last of them lets everybody read, and no more."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(start_agent(cpu_devices=2)) for _ in range(3)]
+        yield [
+            stack.enter_context(
+                start_agent(cpu_devices=2, **STEADY, FAULT=f"{faults}/{name}", MESHWRIGHT_INSECURE=is_open)
+            )
+            for name, is_open in (("0", "true"), ("1", "true"), ("2", "false"))
+        ]
 
 
 def list_urls(agents: Sequence[RunningAgent]) -> list[str]:
-    return [agent.url for agent in agents]
+    """Returns the addresses at which the agents let this process operate."""
+    return [agents[0].url, agents[1].url, f"unix://{agents[2].uds}"]
 
 
-def test_well_hosts_are_well_and_everything_is_given_back(
-    agents: list[RunningAgent], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_well_hosts_are_well_with_the_axes_of_a_plan_and_everything_is_given_back(
+    agents: list[RunningAgent], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MESHWRIGHT_LEASE", "of-one-host")  # of `meshwright lease run`
-    options = ["--hosts", ",".join(list_urls(agents)), "--expect", "2*cpu", "--port", str(find_port())]
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main(["preflight", *options])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("3 hosts are well: 2 devices each")
+    axes = {"fsdp": "all-gather", "tp": "all-reduce"}
+    code, lines = check_with_plan(agents, "fsdp:3,tp:2", axes, tmp_path, capsys)
+    assert (code, lines[0][:32]) == (0, "3 hosts are well: 2 devices each")
     assert any("a pair of hosts" in line and "B/s each way" in line for line in lines)
     for agent in agents:
         assert httpx.get(f"{agent.url}/leases").json()["leases"] == []
@@ -56,11 +66,16 @@ def test_well_hosts_are_well_and_everything_is_given_back(
         assert run["progress"]["done"] == run["progress"]["total"]
         assert [device["local_index"] for device in result["devices"]] == [0, 1]
         assert result["network_bytes_per_s"].count(None) == 1  # of three hosts one rests in each round
-        assert {each["case"] for each in result["collectives"]} == {"all_reduce", "all_gather"}
+        assert [(each["axis"], each["case"]) for each in result["collectives"]] == [
+            (None, "all_reduce"), (None, "all_gather"), ("fsdp", "all_gather"), ("tp", "all_reduce")
+        ]  # fmt: skip
         network = httpx.get(f"{agent.url}/devices").json()["network"]
         assert (network["basis"], network["run_id"]) == ("measured", run["id"])
         rates = [rate / 2 for rate in result["network_bytes_per_s"] if rate is not None]
         assert network["bytes_per_s"] == pytest.approx(median(rates))
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["preflight", "--hosts", ",".join(list_urls(agents)[:2]), "--plan", str(tmp_path / "plan.json")])
+    assert "the plan lists 6 devices of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("build", "verdict", "words"), [
@@ -118,7 +133,7 @@ def test_a_plan_that_is_not_there_is_no_fault_of_a_host(tmp_path: Path, capsys: 
 
 
 def test_a_port_in_use_is_named_and_every_host_is_free_again(agents: list[RunningAgent]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, Fleet(list_urls(agents[:2])) as fleet:
+    with socket.create_server(("127.0.0.1", 0)) as server, Fleet(list_urls(agents)[:2]) as fleet:
         report = check_hosts(fleet, port=server.getsockname()[1], timeout_s=40)
         assert (report.verdict, report.culprits) == ("unknown", ())
         assert "cannot listen on 127.0.0.1" in report.hosts[0].findings[0].text
@@ -127,15 +142,15 @@ def test_a_port_in_use_is_named_and_every_host_is_free_again(agents: list[Runnin
 
 
 def test_a_reserved_host_is_not_blamed_and_no_other_stays_reserved(agents: list[RunningAgent]) -> None:
-    with Client(agents[2].url) as client, client.hold("all", purpose="a job"), Fleet(list_urls(agents)) as fleet:
+    with Client(agents[1].url) as client, client.hold("all", purpose="a job"), Fleet(list_urls(agents)) as fleet:
         report = check_hosts(fleet, port=find_port())
         assert report.verdict == "unknown"
-        assert "(a job)" in report.hosts[2].findings[0].text
+        assert "(a job)" in report.hosts[1].findings[0].text
         assert httpx.get(f"{agents[0].url}/leases").json()["leases"] == []
 
 
 def test_hosts_that_grant_no_operate_are_named_and_not_blamed(agents: list[RunningAgent]) -> None:
-    with start_agent(cpu_devices=2, MESHWRIGHT_INSECURE="false") as closed, Fleet([agents[0].url, closed.url]) as fleet:
+    with Fleet([agents[0].url, agents[2].url]) as fleet:
         report = check_hosts(fleet, port=find_port())
     assert report.verdict == "unknown"
     assert report.hosts[1].state == "unchecked"
@@ -182,40 +197,38 @@ def test_a_first_host_that_others_cannot_reach_is_refused(urls: tuple[str, ...])
         build_coordinator(urls, 8476)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("child", "text"), [
-    ("misadding", "one of its devices produced 1 wrong elements"),
-    ("hanging", "it was in phase open for "),
-])  # fmt: skip
-def test_a_wrong_content_and_a_driver_that_hangs_are_the_hosts_fault(
-    agents: list[RunningAgent], child: str, text: str
-) -> None:
-    with (
-        start_agent(cpu_devices=2, PYTHONPATH=build_path(child)) as bad,
-        Fleet([agents[0].url, bad.url, agents[1].url]) as fleet,
-    ):
-        report = check_hosts(fleet, port=find_port(), timeout_s=60)
-    assert [host.address for host in report.culprits] == [bad.url], report
-    assert report.hosts[1].findings[0].text.startswith(text)
-
-
-@pytest.mark.parametrize(("mesh", "axes"), [
-    ("fsdp:3,tp:2", {"fsdp": "all-gather", "tp": "all-reduce"}),
-    pytest.param("pp:3,ep:2", {"pp": "permute", "ep": "all-to-all"}, marks=pytest.mark.exhaustive),
-])  # fmt: skip
-def test_the_collectives_of_a_plans_axes_are_measured(
-    agents: list[RunningAgent], mesh: str, axes: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hosts, path = ",".join(list_urls(agents)), str(tmp_path / "plan.json")
+def check_with_plan(
+    agents: Sequence[RunningAgent], mesh: str, axes: dict[str, str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[object, list[str]]:
+    """Returns the exit code and the lines of a check with the plan of a mesh, whose axes have each been measured."""
+    hosts, path = ["--hosts", ",".join(list_urls(agents))], str(folder / "plan.json")
     with pytest.raises(SystemExit, match=r"^0$"):
-        main(["plan", mesh, "--hosts", hosts, "--save", path])
+        main(["plan", mesh, *hosts, "--save", path])
     capsys.readouterr()
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main(["preflight", "--hosts", hosts, "--plan", path, "--port", str(find_port())])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHWRIGHT_LEASE", "of-one-host")  # of `meshwright lease run`
+        with pytest.raises(SystemExit) as ended:
+            main(["preflight", *hosts, "--plan", path, "--expect", "2*cpu", "--port", str(find_port())])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("3 hosts are well")
     for axis, case in axes.items():
         assert any(f"{case} over axis {axis}: " in line and "slowest" in line for line in lines), lines
-    with pytest.raises(SystemExit, match=r"^2$"):
-        main(["preflight", "--hosts", ",".join(list_urls(agents)[:2]), "--plan", path])
-    assert "the plan lists 6 devices of " in capsys.readouterr().err
+    return ended.value.code, lines
+
+
+@pytest.mark.exhaustive
+def test_a_host_that_adds_wrongly_is_named_and_a_plans_axes_are_measured_all_the_same(
+    agents: list[RunningAgent], faults: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with planting(faults / "1", "misadding"):
+        axes = {"pp": "permute", "ep": "all-to-all"}
+        code, lines = check_with_plan(agents, "pp:3,ep:2", axes, tmp_path, capsys)
+    assert (code, lines[0]) == (1, f"1 of 3 hosts is not well: {agents[1].url}")
+    assert lines[1].startswith(f"  {agents[1].url} (fault): one of its devices produced 1 wrong elements")
+
+
+@pytest.mark.exhaustive
+def test_a_driver_that_hangs_is_its_hosts_fault(agents: list[RunningAgent], faults: Path) -> None:
+    with planting(faults / "1", "hanging"), Fleet(list_urls(agents)) as fleet:
+        report = check_hosts(fleet, port=find_port(), timeout_s=60)
+    assert [host.address for host in report.culprits] == [agents[1].url], report
+    assert report.hosts[1].findings[0].text.startswith("it was in phase open for ")

@@ -45,10 +45,20 @@ ROUTES = (
 )  # fmt: skip
 
 
+@contextlib.contextmanager
+def hangups(handler: signal.Handlers) -> Iterator[None]:
+    """What a child does with SIGHUP: these tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
 def used() -> Iterator[RunningAgent]:
-    """An agent of which everything has been asked once, a bench too."""
-    with start_agent(cpu_devices=4) as agent:
+    """An agent under nohup, of which everything has been asked once, a bench too."""
+    with hangups(signal.SIG_IGN), start_agent(cpu_devices=4) as agent:
         for route in ROUTES:
             assert httpx.get(f"{agent.url}{route}").status_code == 200, route
         do_bench(agent)
@@ -123,12 +133,19 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     assert precious.read_text() == "data"
 
 
-def test_an_agent_takes_the_place_of_a_socket_that_a_dead_one_left(tmp_path: Path) -> None:
+def test_an_agent_takes_the_place_of_a_dead_ones_socket_and_leaves_its_own_to_a_successor(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    with start_agent(cpu_devices=1, uds=path, ready=False), Client(f"unix://{path}") as client:
-        assert client.alive()
+    with start_agent(cpu_devices=1, uds=path, ready=False) as agent, socket.socket(socket.AF_UNIX) as successor:
+        with Client(f"unix://{path}") as client:
+            assert client.alive()
+        path.unlink()
+        successor.bind(str(path))
+        successor.listen()
+        assert agent.stop() == 0
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(path))
 
 
 # ---- how it leaves --------------------------------------------------------------------------------------------------
@@ -145,19 +162,6 @@ def follow(agent: RunningAgent, run_id: str, heard: list[str]) -> threading.Thre
     listener.start()
     wait_for(lambda: heard, agent, limit_s=10)
     return listener
-
-
-@pytest.mark.exhaustive
-def test_an_agent_that_goes_leaves_the_socket_to_the_one_that_has_taken_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "agent.sock"
-    with start_agent(cpu_devices=1, uds=path) as agent:
-        path.unlink()
-        with socket.socket(socket.AF_UNIX) as successor:
-            successor.bind(str(path))
-            successor.listen()
-            assert agent.stop() == 0
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(str(path))
 
 
 def test_sigterm_says_so_ends_the_run_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -199,16 +203,6 @@ def test_a_second_sigterm_ends_the_waiting_and_is_no_failure() -> None:
         assert not agent.uds.exists()
 
 
-@contextlib.contextmanager
-def hangups(handler: signal.Handlers) -> Iterator[None]:
-    """What a child does with SIGHUP: these tests may run under nohup."""
-    before = signal.signal(signal.SIGHUP, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_an_agent_that_is_interrupted_while_jax_starts_leaves_at_once(number: int) -> None:
@@ -223,10 +217,9 @@ def test_an_agent_that_is_interrupted_while_jax_starts_leaves_at_once(number: in
         assert "Traceback" not in agent.log_text()
 
 
-def test_an_agent_under_nohup_outlives_its_terminal() -> None:
-    with hangups(signal.SIG_IGN), start_agent(cpu_devices=2) as agent:
-        agent.process.send_signal(signal.SIGHUP)
-        assert httpx.get(f"{agent.url}/readyz").status_code == 200
+def test_an_agent_under_nohup_outlives_its_terminal(used: RunningAgent) -> None:
+    used.process.send_signal(signal.SIGHUP)
+    assert httpx.get(f"{used.url}/readyz").status_code == 200
 
 
 def test_no_child_outlives_an_agent_that_was_killed() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,39 +172,25 @@ def test_a_release_with_nothing_to_release_says_so_at_once(robust: RunningAgent)
     assert (again["released"], again["worker_killed"], again["cancelled_runs"]) == (True, False, [])
 
 
-def test_a_release_cancels_the_bench_that_runs_and_those_that_wait(robust: RunningAgent) -> None:
-    running, waiting = start_long_bench(robust), submit(robust, QUICK)
-    pid = worker_pid(robust)
-    answer = release(robust)
-    assert set(answer["cancelled_runs"]) == {running, waiting}
-    assert not is_alive(pid)
-    for run_id in (running, waiting):
-        run = read_run(robust, run_id)
-        assert (run["state"], run["error"]["code"]) == ("cancelled", "run_cancelled")
-        assert "the devices were released" in run["error"]["detail"]
-    assert do_bench(robust)
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("listens", [True, False])
-def test_releases_beside_a_bench_take_no_longer_than_the_bound(robust: RunningAgent, listens: bool) -> None:
-    duration_s = []
-    for _ in range(TRIES):
-        start_long_bench(robust)
-        with contextlib.nullcontext() if listens else stopped(worker_pid(robust)):
+def test_a_release_ends_a_worker_with_the_bench_that_runs_and_those_that_wait_within_the_bound(
+    robust: RunningAgent, listens: bool
+) -> None:
+    duration_s: list[float] = []
+    while sum(each <= RELEASE_LIMIT_S for each in duration_s) <= TRIES / 2:
+        assert len(duration_s) < TRIES, duration_s
+        running, waiting = start_long_bench(robust), submit(robust, QUICK)
+        pid = worker_pid(robust)
+        with contextlib.nullcontext() if listens else stopped(pid):
             began_s = time.monotonic()
             answer = release(robust)
             duration_s.append(time.monotonic() - began_s)
+            assert not is_alive(pid)
         assert answer["released"]
-    assert statistics.median(duration_s) <= RELEASE_LIMIT_S
-
-
-def test_a_release_ends_a_worker_that_does_not_listen(robust: RunningAgent) -> None:
-    run_id = start_long_bench(robust)
-    pid = worker_pid(robust)
-    with stopped(pid):
-        answer = release(robust)
-        assert not is_alive(pid)
-    assert (answer["released"], answer["worker_killed"]) == (True, True)
-    assert read_run(robust, run_id)["state"] == "cancelled"
+        assert answer["worker_killed"] or listens
+        assert set(answer["cancelled_runs"]) == {running, waiting}
+        for run_id in (running, waiting):
+            run = read_run(robust, run_id)
+            assert (run["state"], run["error"]["code"]) == ("cancelled", "run_cancelled")
+            assert "the devices were released" in run["error"]["detail"]
     assert do_bench(robust)

@@ -84,7 +84,7 @@ def test_an_upgrade_and_a_downgrade_keep_leases_and_set_all_else_aside(tmp_path:
         other = sqlite3.connect(tmp_path / NAME)
         other.execute(f"PRAGMA user_version = {number}")
         other.close()
-        with start_agent(cpu_devices=2, state_dir=tmp_path) as after:
+        with start_agent(cpu_devices=2, state_dir=tmp_path, ready=False) as after:
             assert [lease["id"] for lease in ask(after, "/leases")["leases"]] == ["slurm-7"]
             assert ask(after, "/runs")["runs"] == []
             seen = await_state(after, "store", "degraded")["reason"]

@@ -86,15 +86,14 @@ def await_answers(agent: RunningAgent, told: Sequence[Told]) -> None:
 @pytest.mark.timeout(600)
 # httpcore leaves closing to the collector:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_an_agent_that_is_restarted_under_load_is_hidden_by_the_clients_retries(how: str, tmp_path: Path) -> None:
+def test_an_agent_that_is_restarted_under_load_is_hidden_by_the_clients_retries(tmp_path: Path) -> None:
     uds, state_dir = tmp_path / "agent.sock", tmp_path / "state"
     start = functools.partial(start_agent, cpu_devices=2, state_dir=state_dir, uds=uds)
     with contextlib.ExitStack() as askers:
-        told = []
-        for number in range(3):
+        told: list[Told] = []
+        for how in ("stopped", "killed", "killed", "stopped"):
             with start() as agent:
-                if number == 0:
+                if not told:
                     told = [askers.enter_context(asking(uds, question)) for question in QUESTIONS.values()]
                 await_answers(agent, told)
                 if how == "killed":

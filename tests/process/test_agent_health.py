@@ -36,7 +36,7 @@ from tests.process.living import (
 )
 from tests.process.test_leases import put_lease
 
-OFTEN = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.2"}
+OFTEN = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.5"}
 WATCHFUL = {**OFTEN, "MESHWRIGHT_PROBE_TIMEOUT_S": "2"}
 STALE_S = 3 * (0.2 + 2)
 

@@ -96,7 +96,7 @@ def test_health_says_that_the_worker_died_and_that_it_comes_back(robust: Running
 
 @pytest.mark.exhaustive
 def test_a_worker_that_dies_too_often_stays_down_and_the_agent_says_so() -> None:
-    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_INTERVAL_S="0.3") as agent:
+    with start_agent(cpu_devices=2, MESHWRIGHT_PROBE_INTERVAL_S="0.5") as agent:
         kill_until_it_stays_down(agent)
         ready = httpx.get(f"{agent.url}/readyz")
         assert ready.status_code == 503
@@ -124,7 +124,7 @@ def test_an_agent_whose_jax_is_broken_says_so_and_answers_what_needs_no_jax(how:
     text, word = BROKEN[how]
     settings = {
         "PYTHONPATH": plant_jax(tmp_path, text),
-        "MESHWRIGHT_PROBE_INTERVAL_S": "0.2",
+        "MESHWRIGHT_PROBE_INTERVAL_S": "0.5",
         "MESHWRIGHT_START_TIMEOUT_S": "5" if how == "hangs" else "60",
     }
     with start_agent(cpu_devices=4, ready=False, **settings) as agent:

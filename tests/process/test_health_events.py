@@ -22,7 +22,7 @@ from tests.fakes.well import write_record, xid
 from tests.process.living import await_newer_look, await_state, parse_events, read_component
 from tests.process.test_agent_health import chips, silence
 
-QUICK = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.2"}
+QUICK = {"MESHWRIGHT_PROBE_INTERVAL_S": "0.5"}
 """Looks often; and no look that a busy machine makes slow is an event of its own."""
 
 LOST = "0000:1b:00"

@@ -90,7 +90,7 @@ def test_many_cpus_beside_a_driver_that_hangs_are_listed_without_links_and_facts
 
 def test_labels_wait_for_their_folder_and_have_the_measured_all_reduce(tmp_path: Path) -> None:
     path = tmp_path / "features.d" / "meshwright"
-    settings = {"MESHWRIGHT_LABEL_FILE": str(path), "MESHWRIGHT_PROBE_INTERVAL_S": "0.2"}
+    settings = {"MESHWRIGHT_LABEL_FILE": str(path), "MESHWRIGHT_PROBE_INTERVAL_S": "0.5"}
 
     def read() -> dict[str, str]:
         return read_feature_file(path.read_text(), now=datetime.now(UTC)) if path.exists() else {}

@@ -72,7 +72,7 @@ def start_agent(
         agent = _spawn(command, state_dir or home / "state", uds or home / "agent.sock", log, environment)
         try:
             if ready:
-                wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 200, agent)
+                wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 200, agent, every_s=0.1)
             yield agent
         finally:
             if agent.process.poll() is None:
@@ -100,7 +100,13 @@ def _spawn(command: Sequence[str], state_dir: Path, uds: Path, log: Path, enviro
     return agent
 
 
-def wait_for(question: Callable[[], T], agent: RunningAgent | None = None, *, limit_s: float = START_LIMIT_S) -> T:
+def wait_for(
+    question: Callable[[], T],
+    agent: RunningAgent | None = None,
+    *,
+    limit_s: float = START_LIMIT_S,
+    every_s: float = 0.02,
+) -> T:
     """Returns the first true answer; an answer that is late, or an agent that died, fails the test with the log."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -109,5 +115,5 @@ def wait_for(question: Callable[[], T], agent: RunningAgent | None = None, *, li
         with contextlib.suppress(httpx.TransportError):
             if answer := question():
                 return answer
-        time.sleep(0.02)
+        time.sleep(every_s)
     raise AssertionError(f"no answer within {limit_s} s:\n{agent.log_text() if agent else ''}")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tests.agents import wait_for
 from tests.deploy.charts import DEPLOY
-from tests.deploy.slurm_node import CLIENT, SETTINGS
+from tests.deploy.slurm_node import SETTINGS
+from tests.deploy.warm_client import start_client
 from tests.process.namespaces import Network, build_prefix
 
 COMMANDS = ("slurmctld", "slurmd", "scontrol", "sbatch")
@@ -57,10 +58,8 @@ class Cluster:
     network: Network
 
     def run(self, *command: str) -> str:
-        """Runs a command on the first host; returns its output."""
-        done = subprocess.run(
-            [*build_prefix(self.network.names[0]), *command], env=self.environment, capture_output=True, text=True
-        )
+        """Runs a command of Slurm beside the hosts, which their bridge leads to; returns its output."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -76,7 +75,11 @@ class Cluster:
 
     def start_now(self, job: str) -> None:
         """Starts a requeued job, which waits for two minutes otherwise, when the nodes are free."""
-        wait_for(lambda: "JobState=PENDING" in self.run("scontrol", "--oneliner", "show", "job", job), limit_s=60)
+        wait_for(
+            lambda: "JobState=PENDING" in self.run("scontrol", "--oneliner", "show", "job", job),
+            limit_s=60,
+            every_s=0.2,
+        )
         self.run("scontrol", "update", f"jobid={job}", "StartTime=now")
 
     def read_job(self, job: str, *, limit_s: float) -> list[str]:
@@ -104,7 +107,7 @@ def start_slurm(network: Network, **settings: str) -> Iterator[Cluster]:
     cluster = Cluster(folder, network)
     (folder / "state").mkdir()
     own = {
-        "MESHWRIGHT": CLIENT,
+        "MESHWRIGHT": f"{folder}/client-$SLURMD_NODENAME",
         "MESHWRIGHT_URL": "http://$SLURMD_NODENAME:8790",
         "MESHWRIGHT_RUNDIR": f"{folder}/leases-$SLURMD_NODENAME",
         "PATH": os.environ["PATH"],
@@ -126,6 +129,9 @@ def start_slurm(network: Network, **settings: str) -> Iterator[Cluster]:
     daemons += [(name, ["slurmd", "-D", "-N", name]) for name in network.names]
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for name in network.names:
+            client = stack.enter_context(start_client(*build_prefix(name)))
+            (folder / f"client-{name}").symlink_to(client)
         for host, command in daemons:
             process = subprocess.Popen(
                 [*build_prefix(host), *command],

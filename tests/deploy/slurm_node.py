@@ -6,9 +6,11 @@ one.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +18,10 @@ import httpx
 
 from tests.agents import RunningAgent
 from tests.deploy.charts import DEPLOY
+from tests.deploy.warm_client import start_client
 
 SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sh"))
 JOB = "4711"
-CLIENT = str(Path(sys.executable).with_name("meshwright"))
 SETTINGS = "/etc/meshwright/slurm.env"
 AWAY = "http://127.0.0.1:1"
 WARNS = """#!/bin/bash
@@ -64,9 +66,17 @@ class Node:
     def stand_in(self, script: str) -> str:
         """Returns a client of the test's own before the real one."""
         path = self.folder / "client"
-        path.write_text(script.format(client=CLIENT))
+        path.write_text(script.format(client=find_client()))
         path.chmod(0o755)
         return str(path)
+
+
+@functools.cache
+def find_client() -> str:
+    """Returns the client's command, which is there until Python exits."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(start_client())
 
 
 def build_node(folder: Path, url: str) -> Node:
@@ -77,7 +87,7 @@ def build_node(folder: Path, url: str) -> Node:
     (tools / "scontrol").chmod(0o755)
     environment = {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "MESHWRIGHT": CLIENT,
+        "MESHWRIGHT": find_client(),
         "MESHWRIGHT_URL": url,
         "MESHWRIGHT_RUNDIR": str(folder / "leases"),
         "SLURMD_NODENAME": "node01",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents import start_agent
-from tests.deploy.slurm_node import AWAY, CLIENT, WARNS, Node, build_node
+from tests.agents import RunningAgent, start_agent
+from tests.deploy.slurm_node import AWAY, WARNS, Node, build_node, find_client
 from tests.process.living import await_state, kill_until_it_stays_down
 
 
@@ -17,20 +17,18 @@ def test_a_sound_node_is_left_alone(node: Node) -> None:
 
 
 def test_a_node_that_lacks_what_it_must_have_is_drained_with_the_reason(node: Node) -> None:
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
-    told = node.told()
-    assert done.returncode == 0
-    assert told.startswith("update nodename=node01 state=drain reason=meshwright: ")
-    assert "h100" in told
-    assert told.count("\n") == 1
-    assert len(told) < 280
-
-
-def test_what_is_required_is_no_pattern_of_file_names(node: Node) -> None:
+    """And once: `sinfo -R` tells since when it is out. What it must have is no pattern of file names."""
     (node.folder / "8xh100").touch()
     done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
+    told = node.told()
     assert (done.returncode, done.stderr) == (0, "")
-    assert "8*h100" in node.told()
+    assert told.startswith("update nodename=node01 state=drain reason=meshwright: ")
+    assert "8*h100" in told
+    assert told.count("\n") == 1
+    assert len(told) < 280
+    node.show("IDLE+DRAIN", told.partition("reason=")[2].strip())
+    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100").returncode == 0
+    assert node.told() == ""
 
 
 @pytest.mark.parametrize("check", ["--expect eight", "--expects 8"])
@@ -84,7 +82,7 @@ def test_an_agent_whose_store_and_worker_fail_drains_nothing(tmp_path: Path) -> 
     with start_agent(cpu_devices=2, state_dir=tmp_path / "state", **quick) as running:
         for file in (tmp_path / "state").glob("meshwright.sqlite3*"):
             file.unlink()
-        kill_until_it_stays_down(running)
+        kill_until_it_stays_down(running, {"starting", "ready", "busy"})
         for name in ("store", "worker"):
             await_state(running, name, "unhealthy", limit_s=30)
         node = build_node(tmp_path, running.url)
@@ -104,11 +102,9 @@ def test_an_agent_that_is_away_neither_drains_nor_gives_back_nor_passes_for_heal
     assert "this node was not checked: no answer" in done.stderr
 
 
-def test_a_token_that_is_refused_does_not_pass_for_health(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("")
-    with start_agent(cpu_devices=1, MESHWRIGHT_TOKENS_FILE=str(tmp_path / "tokens")) as running:
-        node = build_node(tmp_path, running.url)
-        done = node.run("healthcheck.sh", MESHWRIGHT_TOKEN="wrong")
+def test_a_token_that_is_refused_does_not_pass_for_health(tmp_path: Path, guarded: RunningAgent) -> None:
+    node = build_node(tmp_path, guarded.url)
+    done = node.run("healthcheck.sh", MESHWRIGHT_TOKEN="wrong")
     assert (done.returncode, node.told()) == (1, "")
     assert "this node was not checked: no verdict: " in done.stderr
 
@@ -150,15 +146,6 @@ def test_somebody_elses_reason_is_never_written_over(
     assert bool(node.told()) is is_drained_anew
 
 
-def test_the_same_reason_is_not_given_twice(node: Node) -> None:
-    """`sinfo -R` tells since when a node is out."""
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100").returncode == 0
-    reason = node.told().partition("reason=")[2].strip()
-    node.show("IDLE+DRAIN", reason)
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100").returncode == 0
-    assert node.told() == ""
-
-
 def test_the_reason_is_the_verdict_and_no_warning_of_the_client(node: Node) -> None:
     warns = node.stand_in(WARNS)
     done = node.run("healthcheck.sh", MESHWRIGHT=warns, MESHWRIGHT_CHECK="--expect 8*h100")
@@ -182,6 +169,6 @@ def test_only_what_was_drained_here_is_given_back_and_only_if_told_to(
     node: Node, state: str, reason: str, resume: str, told: str
 ) -> None:
     node.show(state, reason)
-    client = CLIENT if told else node.stand_in('#!/bin/bash\necho "keep: 2 components, healthy"\n')
+    client = find_client() if told else node.stand_in('#!/bin/bash\necho "keep: 2 components, healthy"\n')
     assert node.run("healthcheck.sh", MESHWRIGHT=client, MESHWRIGHT_RESUME=resume).returncode == 0
     assert node.told() == told

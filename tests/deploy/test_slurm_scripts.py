@@ -6,15 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.agents import RunningAgent, start_agent
+from tests.agents import RunningAgent
 from tests.deploy.slurm_node import AWAY, JOB, SCRIPTS, WARNS, Node, build_node, read_leases, read_purposes
 from tests.process.living import end_leases, read_run, start_long_bench
-from tests.tokens import add_token
 
 LOSES_THE_ANSWER = """#!/bin/bash
 [[ " $* " == *" lease create "* ]] || exec {client} "$@"
@@ -29,13 +27,6 @@ echo "not released" >&2
 exit 1
 """
 """A client whose agent does not let the devices go: its worker hangs in the driver."""
-
-
-@pytest.fixture(autouse=True)
-def no_leases(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "host" in request.fixturenames or "node" in request.fixturenames:
-        end_leases(request.getfixturevalue("host"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -96,13 +87,19 @@ def test_a_lease_that_has_ended_by_itself_is_no_failure_of_the_epilog(node: Node
 
 
 @pytest.mark.exhaustive
-def test_a_lease_that_could_not_be_ended_gives_way_to_the_next_job(node: Node, host: RunningAgent) -> None:
+def test_a_lease_that_could_not_be_ended_is_the_requeued_jobs_and_gives_way_to_another(
+    node: Node, host: RunningAgent
+) -> None:
     assert node.run("prolog.sh").returncode == 0
-    ended = node.run("epilog.sh", MESHWRIGHT_URL=AWAY)
-    assert (ended.returncode, node.notes()) == (0, [f"{JOB}.over"])
-    assert "meshwright epilog, job 4711: error: " in ended.stderr
-    assert read_purposes(host) == [f"slurm job {JOB}"]
-
+    leases = read_leases(host)
+    for is_first in (True, False):
+        ended = node.run("epilog.sh", MESHWRIGHT_URL=AWAY)
+        assert (ended.returncode, node.notes()) == (0, [f"{JOB}.over"])
+        assert "meshwright epilog, job 4711: error: " in ended.stderr
+        assert [lease["id"] for lease in read_leases(host)] == [lease["id"] for lease in leases]
+        if is_first:
+            again = node.run("prolog.sh", SLURM_RESTART_COUNT="1", MESHWRIGHT_STRICT="1")
+            assert (again.returncode, again.stderr, node.notes()) == (0, "", [])
     following = node.run("prolog.sh", SLURM_JOB_ID="4712", MESHWRIGHT_STRICT="1")
     assert (following.returncode, following.stderr) == (0, "")
     assert (read_purposes(host), node.notes()) == (["slurm job 4712"], [])
@@ -144,19 +141,6 @@ def test_a_warning_of_the_client_is_told_and_in_nobodys_way(node: Node, host: Ru
 
 
 @pytest.mark.exhaustive
-def test_a_requeued_job_gets_its_devices_though_its_first_run_could_not_end_its_lease(
-    node: Node, host: RunningAgent
-) -> None:
-    assert node.run("prolog.sh").returncode == 0
-    (first,) = read_leases(host)
-    assert node.run("epilog.sh", MESHWRIGHT_URL=AWAY).returncode == 0
-    again = node.run("prolog.sh", SLURM_RESTART_COUNT="1", MESHWRIGHT_STRICT="1")
-    (second,) = read_leases(host)
-    assert (again.returncode, again.stderr, node.notes()) == (0, "", [])
-    assert second["id"] == first["id"]
-
-
-@pytest.mark.exhaustive
 def test_leases_of_jobs_that_run_beside_it_are_left_alone_by_a_prolog(node: Node, host: RunningAgent) -> None:
     """Job 471 is no part of job 4711; and only its own epilog says that a job is over."""
     assert node.run("prolog.sh", SLURM_JOB_ID="47110", SLURM_JOB_GPUS="0").returncode == 0
@@ -169,65 +153,51 @@ def test_leases_of_jobs_that_run_beside_it_are_left_alone_by_a_prolog(node: Node
 
 
 @pytest.mark.exhaustive
-def test_a_note_stays_until_an_agent_has_answered(node: Node) -> None:
-    node.run("epilog.sh", MESHWRIGHT_URL=AWAY)
-    assert node.run("prolog.sh", SLURM_JOB_ID="4712", MESHWRIGHT_URL=AWAY).returncode == 0
-    assert node.notes() == [f"{JOB}.over"]
-    assert node.run("prolog.sh", SLURM_JOB_ID="4713").returncode == 0
-    assert node.notes() == []
-
-
-@pytest.mark.exhaustive
-def test_a_note_that_no_lease_can_outlast_is_dropped(node: Node) -> None:
-    node.run("epilog.sh", MESHWRIGHT_URL=AWAY)
+def test_a_note_stays_until_an_agent_has_answered_or_no_lease_can_outlast_it(node: Node) -> None:
+    """An agent that is away stops no job, unless told to."""
+    for is_answered in (True, False):
+        node.run("epilog.sh", MESHWRIGHT_URL=AWAY)
+        lenient = node.run("prolog.sh", SLURM_JOB_ID="4712", MESHWRIGHT_URL=AWAY)
+        assert (lenient.returncode, "no lease" in lenient.stderr, node.notes()) == (0, True, [f"{JOB}.over"])
+        if is_answered:
+            assert node.run("prolog.sh", SLURM_JOB_ID="4713").returncode == 0
+            assert node.notes() == []
     long_ago = time.time() - 32 * 86400
     os.utime(node.folder / "leases" / f"{JOB}.over", (long_ago, long_ago))
     assert node.run("prolog.sh", SLURM_JOB_ID="4712", MESHWRIGHT_URL=AWAY).returncode == 0
     assert node.notes() == []
+    assert node.run("prolog.sh", MESHWRIGHT_URL=AWAY, MESHWRIGHT_STRICT="1").returncode == 1
 
 
 @pytest.mark.exhaustive
-def test_a_lease_outlasts_the_agent_and_ends_with_the_job(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    with start_agent(cpu_devices=1, state_dir=state) as before:
-        node = build_node(tmp_path, before.url)
-        assert node.run("prolog.sh").returncode == 0
-    with start_agent(cpu_devices=1, state_dir=state) as after:
-        assert read_purposes(after) == [f"slurm job {JOB}"]
-        ended = node.run("epilog.sh", MESHWRIGHT_URL=after.url)
-        assert (ended.returncode, ended.stderr, read_leases(after), node.notes()) == (0, "", [], [])
+def test_on_the_unix_socket_no_token_is_sent_so_that_one_that_has_expired_is_in_nobodys_way(
+    tmp_path: Path, guarded: RunningAgent
+) -> None:
+    node = build_node(tmp_path, f"unix://{guarded.uds}")
+    (tmp_path / "expired").write_text("mw_of_yesterday\n")
+    token, file = "MESHWRIGHT_TOKEN=mw_of_yesterday\n", f"MESHWRIGHT_TOKEN_FILE={tmp_path}/expired\n"
+    for line, script in ((token, "prolog.sh"), (file, "epilog.sh")):
+        (tmp_path / "slurm.env").write_text(line)
+        done = node.run(script, SLURM_JOB_ID="4711", MESHWRIGHT_STRICT="1")
+        assert (done.returncode, "token" in done.stderr, node.notes()) == (0, False, [])
+        checked = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
+        assert (checked.returncode, checked.stderr, "state=drain" in node.told()) == (0, "", True)
 
 
 @pytest.mark.exhaustive
-def test_a_lease_of_a_token_that_was_rotated_keeps_no_other_devices_from_jobs(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    secrets = {name: add_token(tokens, name, "operate") for name in ("old", "new")}
-    with start_agent(cpu_devices=2, MESHWRIGHT_TOKENS_FILE=str(tokens)) as running:
-        node = build_node(tmp_path, running.url)
-        assert node.run("prolog.sh", MESHWRIGHT_TOKEN=secrets["old"], SLURM_JOB_GPUS="0").returncode == 0
-        node.environment["MESHWRIGHT_TOKEN"] = secrets["new"]
-        ended = node.run("epilog.sh")
-        assert (ended.returncode, node.notes()) == (0, [f"{JOB}.over"])
-        assert "belongs to old, and new asks" in ended.stderr
-        following = node.run("prolog.sh", SLURM_JOB_ID="4712", SLURM_JOB_GPUS="1", MESHWRIGHT_STRICT="1")
-        assert (following.returncode, node.notes()) == (0, [f"{JOB}.over"]), following.stderr
-        taken = node.run("prolog.sh", SLURM_JOB_ID="4713", SLURM_JOB_GPUS="0", MESHWRIGHT_STRICT="1")
-        assert (taken.returncode, "no lease on 0" in taken.stderr) == (1, True)
-
-
-@pytest.mark.exhaustive
-def test_on_the_unix_socket_no_token_is_sent_so_that_one_that_has_expired_is_in_nobodys_way(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("")
-    with start_agent(cpu_devices=1, MESHWRIGHT_TOKENS_FILE=str(tmp_path / "tokens")) as running:
-        node = build_node(tmp_path, f"unix://{running.uds}")
-        (tmp_path / "expired").write_text("mw_of_yesterday\n")
-        token, file = "MESHWRIGHT_TOKEN=mw_of_yesterday\n", f"MESHWRIGHT_TOKEN_FILE={tmp_path}/expired\n"
-        for line, script in ((token, "prolog.sh"), (file, "epilog.sh")):
-            (tmp_path / "slurm.env").write_text(line)
-            done = node.run(script, SLURM_JOB_ID="4711", MESHWRIGHT_STRICT="1")
-            assert (done.returncode, "token" in done.stderr, node.notes()) == (0, False, [])
-            checked = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
-            assert (checked.returncode, checked.stderr, "state=drain" in node.told()) == (0, "", True)
+def test_a_lease_of_a_token_that_was_rotated_keeps_no_other_devices_from_jobs(
+    tmp_path: Path, guarded: RunningAgent
+) -> None:
+    node = build_node(tmp_path, guarded.url)
+    assert node.run("prolog.sh", MESHWRIGHT_TOKEN="old-secret", SLURM_JOB_GPUS="0").returncode == 0
+    node.environment["MESHWRIGHT_TOKEN"] = "new-secret"
+    ended = node.run("epilog.sh")
+    assert (ended.returncode, node.notes()) == (0, [f"{JOB}.over"])
+    assert "belongs to old, and new asks" in ended.stderr
+    following = node.run("prolog.sh", SLURM_JOB_ID="4712", SLURM_JOB_GPUS="1", MESHWRIGHT_STRICT="1")
+    assert (following.returncode, node.notes()) == (0, [f"{JOB}.over"]), following.stderr
+    taken = node.run("prolog.sh", SLURM_JOB_ID="4713", SLURM_JOB_GPUS="0", MESHWRIGHT_STRICT="1")
+    assert (taken.returncode, "no lease on 0" in taken.stderr) == (1, True)
 
 
 def test_a_token_goes_to_the_agents_of_other_nodes_alone(tmp_path: Path) -> None:
@@ -273,15 +243,6 @@ def test_settings_stand_in_a_file_since_slurmd_hands_none_on(node: Node, host: R
     assert node.run("prolog.sh", SLURM_JOB_ID="4712").returncode == 1
     assert node.run("epilog.sh").returncode == 0
     assert node.run("healthcheck.sh").returncode == 0
-
-
-@pytest.mark.exhaustive
-def test_an_agent_that_is_away_stops_no_job_unless_told_to(tmp_path: Path) -> None:
-    node = build_node(tmp_path, AWAY)
-    lenient = node.run("prolog.sh")
-    assert lenient.returncode == 0
-    assert "no lease" in lenient.stderr
-    assert node.run("prolog.sh", MESHWRIGHT_STRICT="1").returncode == 1
 
 
 @pytest.mark.parametrize("job", ["", "../../etc/passwd", "1;rm"])

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -225,12 +225,12 @@ def do_bench(agent: RunningAgent) -> dict[str, Any]:
     return run
 
 
-def kill_until_it_stays_down(agent: RunningAgent) -> None:
-    """Kills the device worker whenever it is up, until it is no longer started."""
+def kill_until_it_stays_down(agent: RunningAgent, states: Set[str] = frozenset({"ready", "busy"})) -> None:
+    """Kills the device worker whenever it is in one of the states, until it is no longer started."""
     deadline_s = time.monotonic() + 60
     while (worker := read_worker(agent))["state"] != "failed":
         assert time.monotonic() < deadline_s, worker
-        if worker["state"] in {"ready", "busy"}:
+        if worker["state"] in states and worker["pid"]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker["pid"], signal.SIGKILL)
         time.sleep(0.1)

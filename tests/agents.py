@@ -72,7 +72,7 @@ def start_agent(
         agent = _spawn(command, state_dir or home / "state", uds or home / "agent.sock", log, environment)
         try:
             if ready:
-                wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 200, agent, every_s=0.1)
+                wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 200, agent)
             yield agent
         finally:
             if agent.process.poll() is None:
@@ -100,13 +100,7 @@ def _spawn(command: Sequence[str], state_dir: Path, uds: Path, log: Path, enviro
     return agent
 
 
-def wait_for(
-    question: Callable[[], T],
-    agent: RunningAgent | None = None,
-    *,
-    limit_s: float = START_LIMIT_S,
-    every_s: float = 0.02,
-) -> T:
+def wait_for(question: Callable[[], T], agent: RunningAgent | None = None, *, limit_s: float = START_LIMIT_S) -> T:
     """Returns the first true answer; an answer that is late, or an agent that died, fails the test with the log."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -115,5 +109,5 @@ def wait_for(
         with contextlib.suppress(httpx.TransportError):
             if answer := question():
                 return answer
-        time.sleep(every_s)
+        time.sleep(0.05)
     raise AssertionError(f"no answer within {limit_s} s:\n{agent.log_text() if agent else ''}")

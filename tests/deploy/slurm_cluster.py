@@ -78,7 +78,6 @@ class Cluster:
         wait_for(
             lambda: "JobState=PENDING" in self.run("scontrol", "--oneliner", "show", "job", job),
             limit_s=60,
-            every_s=0.2,
         )
         self.run("scontrol", "update", f"jobid={job}", "StartTime=now")
 

@@ -187,7 +187,7 @@ def test_slurm_drains_the_bad_node_and_starts_the_job_on_good_ones(
         first, bad, other = network[0].names
         with signaling(network[1][1], signal.SIGKILL, "pairs"):
             job = cluster.submit(nodes=2)
-            wait_for(lambda: "+DRAIN" in cluster.show_node(bad), limit_s=200, every_s=0.2)
+            wait_for(lambda: "+DRAIN" in cluster.show_node(bad), limit_s=200)
         cluster.start_now(job)
         assert cluster.read_job(job, limit_s=200) == [first, other]
         shown = {name: cluster.show_node(name) for name in network[0].names}

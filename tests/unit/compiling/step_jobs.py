@@ -13,7 +13,6 @@ from meshwright.wire.verification import Verification
 
 V5E = CompileTarget(platform="tpu", chip="v5e", shape=(2, 2), name="v5e:2x2")
 TWO_SLICES = CompileTarget(platform="tpu", chip="v5e", shape=(2, 2), granules=2, name="2*v5e:2x2")
-V5P = CompileTarget(platform="tpu", chip="v5p", shape=(2, 2, 2), name="v5p:2x2x2")
 CPU = CompileTarget(platform="cpu", chip="cpu", shape=(4,), name="cpu:4")
 
 

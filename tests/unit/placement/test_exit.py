@@ -18,10 +18,6 @@ START = """
     from meshwright.placement import prefetch_to_device
 """
 PROGRAMS = {
-    "an endless source": """
-        batches = prefetch_to_device(np.zeros((256, 1024)) for _ in itertools.count())
-        next(batches)
-    """,
     "an endless source, by two names and in a cycle": """
         class Trainer: ...
         trainer = Trainer()

@@ -23,6 +23,9 @@ if (shared := Path("/dev/shm")).is_dir():
     if memory.f_bavail * memory.f_frsize >= 2 * 2**30 and not memory.f_flag & os.ST_NOEXEC:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(shared))
 
+# Each of thousands of processes would read the entry points of all packages for plugins, a tenth of its imports' time.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs the tests with `&`
 
 # httpx.get reads the certificates of all authorities, in 20 ms; a test that waits for an agent would do little else.

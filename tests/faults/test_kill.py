@@ -35,11 +35,11 @@ def kill_in_a_bench(agent: RunningAgent, after_s: float) -> str:
 def test_a_kill_at_any_moment_of_a_bench_leaves_no_run_under_way_and_no_child(tmp_path: Path) -> None:
     moments = random.Random(None if "FAULT_KILLS" in os.environ else 20261122)
     killed: list[str] = []
-    for _ in range(MOMENTS):
+    for number in range(MOMENTS):
         with start_agent(cpu_devices=2, state_dir=tmp_path) as agent:
             for state in ("queued", "running"):
                 assert ask(agent, f"/runs?state={state}")["runs"] == []
-            killed.append(kill_in_a_bench(agent, moments.uniform(0, SPREAD_S)))
+            killed.append(kill_in_a_bench(agent, moments.uniform(number, number + 1) / MOMENTS * SPREAD_S))
     with start_agent(cpu_devices=2, state_dir=tmp_path) as agent:
         runs = [read_run(agent, run_id) for run_id in killed]
         assert {run["state"] for run in runs} <= FINAL

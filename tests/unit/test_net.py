@@ -10,8 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NET = ("golden", "process", "contract", "faults", "deploy")
 FACADES = {
-    "tests/process/supervised.py",
-    *(f"tests/process/bad_children/{name}/sitecustomize.py" for name in ("lying", "misadding", "hanging")),
+    *("tests/process/supervised.py", "tests/process/bad_children/sitecustomize.py"),
     *("tests/fakes/altered.py", "tests/fakes/faulty_child.py"),
 }
 """Those that know an inside, and say so."""

@@ -17,7 +17,7 @@ def test_a_sound_node_is_left_alone(node: Node) -> None:
 
 
 def test_a_node_that_lacks_what_it_must_have_is_drained_with_the_reason(node: Node) -> None:
-    """And once: `sinfo -R` tells since when it is out. What it must have is no pattern of file names."""
+    """Once, since `sinfo -R` shows since when. The shell does not expand `8*h100` to the name of a file."""
     (node.folder / "8xh100").touch()
     done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
     told = node.told()

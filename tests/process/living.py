@@ -226,7 +226,7 @@ def do_bench(agent: RunningAgent) -> dict[str, Any]:
 
 
 def kill_until_it_stays_down(agent: RunningAgent, states: Set[str] = frozenset({"ready", "busy"})) -> None:
-    """Kills the device worker whenever it is in one of the states, until it is no longer started."""
+    """Kills the device worker each time that it is in one of these states, until the agent no longer starts it."""
     deadline_s = time.monotonic() + 60
     while (worker := read_worker(agent))["state"] != "failed":
         assert time.monotonic() < deadline_s, worker

@@ -83,8 +83,8 @@ def test_axes_of_equal_size_each_have_their_own_collectives() -> None:
     counted = count({"fsdp": 2, "tp": 2})
     stream, matrices, table = STREAM / 2, MATRICES / 2, TABLE / 2  # a device's row of fsdp, and column of tp
     # A layer has two blocks. Each is entered by a gather of the sequence over tp and left by a scatter: 2 + 2 forward.
-    # The backward pass turns both round: 2 + 2. Remat runs the forward pass again, but for the last scatter, whose
-    # result nobody needs: 2 + 1. The loss gathers the stream once, and its gradient is scattered.
+    # The backward pass turns both round: 2 + 2. Remat runs the forward pass again without the last scatter, whose
+    # result is not used: 2 + 1. The loss gathers the stream once, and its gradient is scattered.
     assert counted["tp", "all-gather"] == (6 * L + 1, (6 * L + 1) * stream)
     assert counted["tp", "reduce-scatter"] == (5 * L + 1, (5 * L + 1) * stream)
     # Look-ups find a part of each token's columns, which go to where its part of the sequence is; gradients go back.

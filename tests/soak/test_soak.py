@@ -47,8 +47,7 @@ def test_what_grows_slowly_and_steadily_is_a_leak(field: str, rate: float, name:
 @pytest.mark.timeout(600)
 def test_some_seconds_of_it_leave_nothing_behind_and_no_answer_unexplained() -> None:
     soaked = soak(minutes=0.25)
-    assert soaked.load.findings == []
-    assert soaked.left == ""
+    assert (soaked.load.findings, soaked.left) == ([], "")
     assert {actor for actor, _ in soaked.load.counts} == set(ACTORS)
     assert soaked.load.killed >= 1
     assert "Workers killed" in format_report(soaked)

@@ -214,9 +214,8 @@ def test_plans_that_are_stored_at_once_leave_this_hosts_under_their_fingerprint(
     assert asyncio.run(main()).body == HERE
 
 
-def test_the_newest_plan_is_not_written_again_unless_the_store_has_failed() -> None:
-    store = MemoryStore()
-    maker = build(answering(ANSWER), store)
+def test_the_newest_plan_is_written_once_unless_large_or_the_store_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    maker = build(answering(ANSWER), store := MemoryStore())
 
     async def ask(*meshes: str) -> int:
         for mesh in meshes:
@@ -227,6 +226,9 @@ def test_the_newest_plan_is_not_written_again_unless_the_store_has_failed() -> N
     assert asyncio.run(ask("tp:8", "dp:8")) == 3
     store.failure = "the file was removed"
     assert asyncio.run(ask("dp:8")) == 4
+    store.failure = ""
+    monkeypatch.setattr("meshwright_agent.answers.plans.RUN_CHARS", 1)
+    assert asyncio.run(ask("tp:8", "tp:8")) == 6
 
 
 def test_a_kept_plan_has_no_warning_of_an_export_that_its_request_wanted() -> None:

@@ -36,9 +36,8 @@ def test_the_largest_batch_of_a_slice_fits_and_one_more_does_not() -> None:
     more = training.model_copy(update={"global_batch_size": found.global_batch_size + PARTS})
     refused = verify(job.model_copy(update={"training": more}))
     assert refused.status == "does_not_fit"
-    tried = {each.per_replica_batch_size: each for each in found.tried}
-    assert not tried[found.per_replica_batch_size + 1].fits
-    assert tried[found.per_replica_batch_size + 1].needed_bytes == refused.needed_bytes
+    (above,) = (each for each in found.tried if each.per_replica_batch_size == found.per_replica_batch_size + 1)
+    assert (above.fits, above.needed_bytes) == (False, refused.needed_bytes)
 
 
 @needs_tpu_compiler

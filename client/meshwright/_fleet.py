@@ -10,7 +10,7 @@ import itertools
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,16 +64,18 @@ def read_addresses(
         resolve: finds the addresses of a name.
 
     Raises:
-        SettingsError: no agent is named, or an entry is not valid.
+        SettingsError: no agent is named, one is named twice, or an entry is not valid.
     """
     asked = environ.get(VARIABLE, "") if given is None else given
     texts = [asked] if isinstance(asked, str) else list(asked)
-    entries = [entry for text in texts for entry in _split(text)]
-    urls = [url for entry in entries for url in _read_entry(entry, resolve)]
+    urls = [url for text in texts for entry in _split(text) for url in _read_entry(entry, resolve)]
     if not urls:
         where = f"{VARIABLE} is empty or not set" if given is None else "no address is given"
         raise SettingsError(f"a fleet needs addresses, and {where}; name the agents, {_FORMS}")
-    return tuple(dict.fromkeys(urls))
+    twice = next((url for url, times in Counter(urls).items() if times > 1), None)
+    if twice is not None:
+        raise SettingsError(f"the fleet names {twice} twice; name each host once")
+    return tuple(urls)
 
 
 def _split(text: str) -> list[str]:

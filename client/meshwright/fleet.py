@@ -80,7 +80,7 @@ class Fleet:
             shared by all hosts. Tests pass `lambda url: fakes[url].client()`.
 
     Raises:
-        SettingsError: no address is given; or an address, the token or the CA file cannot be used.
+        SettingsError: no address is given, or one twice; or an address, the token or the CA file cannot be used.
     """
 
     def __init__(

@@ -16,8 +16,8 @@
 # must neither drain them nor pass for health.
 #
 # Settings: as in prolog.sh, and
-#   MESHWRIGHT_EXPECT   devices that this node must have, such as 8*h100
-#   MESHWRIGHT_CHECK    further arguments of `meshwright health`: MESHWRIGHT_CHECK="--expect 8*h100"
+#   MESHWRIGHT_EXPECT   devices that this node must have, such as h100:8
+#   MESHWRIGHT_CHECK    further arguments of `meshwright health`: MESHWRIGHT_CHECK="--expect h100:8"
 #   MESHWRIGHT_RESUME   1: undrain what was drained here
 #   PATH                where scontrol is not in the usual places
 set -o pipefail
@@ -43,7 +43,7 @@ said=$([[ ! -r $settings ]] || LC_ALL=C bash -eu "$settings" 2>&1) || {
     fail "settings cannot be read: $settings${line:-}"
 }
 
-# Words, and no patterns of file names: 8*h100 is one. What the client says beside its answer goes to slurmd's log.
+# What the client says beside its answer goes to slurmd's log.
 read -ra arguments <<<"${MESHWRIGHT_CHECK:-}"
 [[ -z ${MESHWRIGHT_EXPECT:-} ]] || arguments+=(--expect "$MESHWRIGHT_EXPECT")
 check() { "$meshwright" --timeout 10 health ${arguments[@]+"${arguments[@]}"} --format "$1"; }

@@ -24,7 +24,7 @@
 #   MESHWRIGHT_SHARED   1: nodes are shared by GRES, so that a job without SLURM_JOB_GPUS has no device, and reserves none
 #   MESHWRIGHT_RUNDIR   where jobs are noted whose lease may stand though they are over, default /run/meshwright-slurm
 #   MESHWRIGHT_PREFLIGHT  seconds: jobs of several whole nodes are checked for so long at most; 90 was enough for 8
-#   MESHWRIGHT_EXPECT     devices that each node must have, such as 8*h100; needed where GRES names a job's GPUs
+#   MESHWRIGHT_EXPECT     devices that each node must have, such as h100:8; needed where GRES names a job's GPUs
 #   MESHWRIGHT_ADDRESS    where other nodes reach the agent of NODE, default http://NODE:8790; with TLS https://NODE:8790
 set -o pipefail
 settings=/etc/meshwright/slurm.env
@@ -121,7 +121,7 @@ limit=${MESHWRIGHT_PREFLIGHT:-0}
 [[ $limit == 0 ]] && exit 0
 [[ $limit =~ ^[1-9][0-9]{0,3}$ ]] || { tell "no preflight: MESHWRIGHT_PREFLIGHT=$limit is no number of seconds"; exit 0; }
 commas=${devices//[^,]/} expect=${MESHWRIGHT_EXPECT:-}
-if [[ $devices != all && $((${#commas} + 1)) != "${expect%%[!0-9]*}" ]]; then
+if [[ $devices != all && $((${#commas} + 1)) != "${expect##*:}" ]]; then
     tell "no preflight: the job has devices $devices of this node; MESHWRIGHT_EXPECT, which says how many there are, is '$expect'"
     exit 0
 fi

@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     )
     expect: str = Field(
         default="",
-        description="accelerators that must be here: 8, as /devices counts them, MIG instances each; or 8*h100, "
+        description="accelerators that must be here: 8, as /devices counts them, MIG instances each; or h100:8, "
         "cards of that chip, divided or not; empty: those that were seen",
     )
     kernel_log: str = Field(default="/dev/kmsg", description="where NVIDIA's driver reports XIDs; empty: not read")

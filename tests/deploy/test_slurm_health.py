@@ -17,17 +17,16 @@ def test_a_sound_node_is_left_alone(node: Node) -> None:
 
 
 def test_a_node_that_lacks_what_it_must_have_is_drained_with_the_reason(node: Node) -> None:
-    """Once, since `sinfo -R` shows since when. The shell does not expand `8*h100` to the name of a file."""
-    (node.folder / "8xh100").touch()
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
+    """Once, since `sinfo -R` shows since when."""
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect h100:8")
     told = node.told()
     assert (done.returncode, done.stderr) == (0, "")
     assert told.startswith("update nodename=node01 state=drain reason=meshwright: ")
-    assert "8*h100" in told
+    assert "h100:8" in told
     assert told.count("\n") == 1
     assert len(told) < 280
     node.show("IDLE+DRAIN", told.partition("reason=")[2].strip())
-    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100").returncode == 0
+    assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect h100:8").returncode == 0
     assert node.told() == ""
 
 
@@ -42,9 +41,9 @@ def test_a_check_that_cannot_run_drains_nothing_and_does_not_pass_for_health(nod
 
 
 @pytest.mark.parametrize(("line", "status", "drained"), [
-    ("MESHWRIGHT_CHECK=--expect 8*h100", 1, False),  # without quotes a command that is not there
-    ('MESHWRIGHT_CHECK="--expect 8*h100"', 0, True),
-    ("MESHWRIGHT_EXPECT=8*h100", 0, True),
+    ("MESHWRIGHT_CHECK=--expect h100:8", 1, False),  # without quotes a command that is not there
+    ('MESHWRIGHT_CHECK="--expect h100:8"', 0, True),
+    ("MESHWRIGHT_EXPECT=h100:8", 0, True),
 ])  # fmt: skip
 def test_a_requirement_in_the_settings_is_looked_at_or_refused(
     node: Node, line: str, status: int, drained: bool
@@ -68,11 +67,11 @@ def test_a_client_that_does_not_start_drains_nothing_and_does_not_pass_for_healt
     assert "could not run" in done.stderr
 
 
-@pytest.mark.parametrize("check", ["--format text --expect 8*h100", "--format nagios"])
+@pytest.mark.parametrize("check", ["--format text --expect h100:8", "--format nagios"])
 def test_an_exit_style_of_the_operators_does_not_change_what_the_script_reads(node: Node, check: str) -> None:
     done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check)
     assert (done.returncode, done.stderr) == (0, "")
-    assert node.told().startswith("update nodename=node01 state=drain reason=meshwright: not met: ") is ("8*" in check)
+    assert node.told().startswith("update nodename=node01 state=drain reason=meshwright: not met") is ("h100" in check)
 
 
 @pytest.mark.exhaustive
@@ -86,11 +85,11 @@ def test_an_agent_whose_store_and_worker_fail_drains_nothing(tmp_path: Path) -> 
         for name in ("store", "worker"):
             await_state(running, name, "unhealthy", limit_s=30)
         node = build_node(tmp_path, running.url)
-        for check in ("", "--expect 2*cpu"):
+        for check in ("", "--expect cpu:2"):
             done = node.run("healthcheck.sh", MESHWRIGHT_CHECK=check)
             assert (done.returncode, done.stderr, node.told()) == (0, "", "")
-        assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 3*cpu").returncode == 0
-        assert "3*cpu" in node.told()
+        assert node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect cpu:3").returncode == 0
+        assert "cpu:3" in node.told()
 
 
 @pytest.mark.parametrize("state", ["IDLE", "IDLE+DRAIN"])
@@ -111,7 +110,7 @@ def test_a_token_that_is_refused_does_not_pass_for_health(tmp_path: Path, guarde
 
 def test_a_node_is_not_given_back_on_what_is_not_known(node: Node) -> None:
     """A component of the agent's own is unknown: that drains nothing, and heals nothing."""
-    node.show("IDLE+DRAIN", "meshwright: not met: devices 8*h100")
+    node.show("IDLE+DRAIN", "meshwright: not met: devices h100:8")
     said = "keep: 2 components, healthy"
     client = node.stand_in(f'#!/bin/bash\n[[ "$*" == *text ]] && exit 1\necho "{said}"\n')
     done = node.run("healthcheck.sh", MESHWRIGHT=client, MESHWRIGHT_RESUME="1")
@@ -120,7 +119,7 @@ def test_a_node_is_not_given_back_on_what_is_not_known(node: Node) -> None:
 
 def test_a_node_whose_state_slurm_does_not_tell_is_not_changed(node: Node) -> None:
     (node.folder / "shown").unlink()
-    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
+    done = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect h100:8")
     assert (done.returncode, node.told()) == (1, "")
     assert "scontrol show node" in done.stderr
 
@@ -141,14 +140,14 @@ def test_somebody_elses_reason_is_never_written_over(
     node: Node, state: str, reason: str, is_drained_anew: bool
 ) -> None:
     node.show(state, reason)
-    drains = node.stand_in('#!/bin/bash\necho "drain: not met: devices 8*h100"\nexit 1\n')
+    drains = node.stand_in('#!/bin/bash\necho "drain: not met: devices h100:8"\nexit 1\n')
     assert node.run("healthcheck.sh", MESHWRIGHT=drains, MESHWRIGHT_RESUME="1").returncode == 0
     assert bool(node.told()) is is_drained_anew
 
 
 def test_the_reason_is_the_verdict_and_no_warning_of_the_client(node: Node) -> None:
     warns = node.stand_in(WARNS)
-    done = node.run("healthcheck.sh", MESHWRIGHT=warns, MESHWRIGHT_CHECK="--expect 8*h100")
+    done = node.run("healthcheck.sh", MESHWRIGHT=warns, MESHWRIGHT_CHECK="--expect h100:8")
     assert "warning" in done.stderr
     assert "reason=meshwright: not met: " in node.told()
 

@@ -66,11 +66,11 @@ def nodes(tmp_path: Path, hosts: list[RunningAgent]) -> Iterator[list[Node]]:
         end_leases(host)
 
 
-BAD = ("8*h100", {1}, "reason=preflight: it has 0 of 8*h100 devices")
+BAD = ("h100:8", {1}, "reason=preflight: it has 0 of 8 h100 devices")
 
 
 @pytest.mark.parametrize(
-    ("expect", "exits", "told"), [("2*cpu", {0}, ""), pytest.param(*BAD, marks=pytest.mark.exhaustive)]
+    ("expect", "exits", "told"), [("cpu:2", {0}, ""), pytest.param(*BAD, marks=pytest.mark.exhaustive)]
 )
 def test_every_node_hears_the_verdict_on_itself(
     nodes: list[Node], hosts: list[RunningAgent], expect: str, exits: set[int], told: str
@@ -98,7 +98,7 @@ def test_every_node_hears_the_verdict_on_itself(
     ("settings", "told"),
     [
         ({"SLURM_JOB_GPUS": "0"}, "no preflight: the job has devices 0 of this node"),
-        ({"SLURM_JOB_GPUS": "0", "MESHWRIGHT_EXPECT": "8*h100"}, "is '8*h100'"),
+        ({"SLURM_JOB_GPUS": "0", "MESHWRIGHT_EXPECT": "h100:8"}, "is 'h100:8'"),
         ({"MESHWRIGHT_PREFLIGHT": "90s"}, "no preflight: MESHWRIGHT_PREFLIGHT=90s is no number of seconds"),
     ],
 )
@@ -121,10 +121,10 @@ def test_a_node_that_hears_no_verdict_starts_the_job(nodes: list[Node]) -> None:
 
 def test_a_kubernetes_job_starts_on_well_nodes_only(hosts: list[RunningAgent]) -> None:
     (container,) = read_job_pod()["initContainers"]
-    container["args"] = [container["args"][0].replace("preflight --hosts", "preflight --expect 8*h100 --hosts")]
+    container["args"] = [container["args"][0].replace("preflight --hosts", "preflight --expect h100:8 --hosts")]
     addresses = ",".join(host.url.removeprefix("http://") for host in hosts)
     ended = run_pods(container, hosts, HOSTS=addresses)
-    assert all(status == 1 and "\nfault: it has 0 of 8*h100" in text for status, text in ended), ended
+    assert all(status == 1 and "\nfault: it has 0 of 8 h100" in text for status, text in ended), ended
     assert all(read_leases(host) == [] for host in hosts)
 
 

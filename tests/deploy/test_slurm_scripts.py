@@ -180,7 +180,7 @@ def test_on_the_unix_socket_no_token_is_sent_so_that_one_that_has_expired_is_in_
         (tmp_path / "slurm.env").write_text(line)
         done = node.run(script, SLURM_JOB_ID="4711", MESHWRIGHT_STRICT="1")
         assert (done.returncode, "token" in done.stderr, node.notes()) == (0, False, [])
-        checked = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect 8*h100")
+        checked = node.run("healthcheck.sh", MESHWRIGHT_CHECK="--expect h100:8")
         assert (checked.returncode, checked.stderr, "state=drain" in node.told()) == (0, "", True)
 
 

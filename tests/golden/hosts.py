@@ -121,7 +121,7 @@ HOSTS: Final[Mapping[str, Host]] = {
     "driver hangs": _on(
         "dgx-h100", hang=("proc/cpuinfo",), settings={"PROBE_TIMEOUT_S": "5"}, settled=(("driver", "unknown"),)
     ),
-    "one missing": _on("dgx-h100", gpus={7: None}, settings={"EXPECT": "8*h100"}),
+    "one missing": _on("dgx-h100", gpus={7: None}, settings={"EXPECT": "h100:8"}),
     "two domains": _on("gb200-nvl72", gpus={3: {"fabric": {"state": 3, "clique": 4027, "cluster": "00" * 16}}}),
     "chip gone": _on("tpu-v5p-4", remove=("sys/bus/pci/devices/0000:86:00.0",)),
     "leased": _on("dgx-h100", first=(("PUT", "/leases/slurm-4711", {"devices": [0, 1], "purpose": "slurm job 4711"}),)),

@@ -37,7 +37,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         },
     ),
     (
-        {"SIMULATE": "h100:8", "EXPECT": "8*h100", "LABEL_FILE": "/labels", "TLS_CERT_FILE": "/cert"},
+        {"SIMULATE": "h100:8", "EXPECT": "h100:8", "LABEL_FILE": "/labels", "TLS_CERT_FILE": "/cert"},
         {
             "MESHWRIGHT_EXPECT": "stands beside simulate",
             "MESHWRIGHT_LABEL_FILE": "stands beside simulate, and what is simulated is not on this node",

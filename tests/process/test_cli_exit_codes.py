@@ -92,8 +92,8 @@ CAUSES: dict[str, dict[str, Callable[[RunningAgent], int]]] = {
         "2": _code("search", *STEP, *FAR),
     },
     "health": {
-        "0": _code("health", "--expect", "8*cpu"),
-        "1": _code("health", "--expect", "9*cpu"),
+        "0": _code("health", "--expect", "cpu:8"),
+        "1": _code("health", "--expect", "cpu:9"),
         "2": _code("health", *FAR),
     },
     "lease create": {

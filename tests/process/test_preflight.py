@@ -80,7 +80,7 @@ def test_well_hosts_are_well_with_the_axes_of_a_plan_and_everything_is_given_bac
 
 @pytest.mark.parametrize(("build", "verdict", "words"), [
     (lambda urls: ([urls[0], "http://127.0.0.1:9"], None), "fault", "not well: http://127.0.0.1:9"),
-    (lambda urls: (urls, "8*h100"), "fault", "it has 0 of 8*h100 devices"),
+    (lambda urls: (urls, "h100:8"), "fault", "it has 0 of 8 h100 devices"),
     (lambda urls: ([urls[0], urls[0].replace("127.0.0.1", "localhost")], None), "unknown", "the same host as"),
 ])  # fmt: skip
 def test_what_agents_know_is_found_before_a_device_is_opened(
@@ -208,7 +208,7 @@ def check_with_plan(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MESHWRIGHT_LEASE", "of-one-host")  # of `meshwright lease run`
         with pytest.raises(SystemExit) as ended:
-            main(["preflight", *hosts, "--plan", path, "--expect", "2*cpu", "--port", str(find_port())])
+            main(["preflight", *hosts, "--plan", path, "--expect", "cpu:2", "--port", str(find_port())])
     lines = capsys.readouterr().out.splitlines()
     for axis, case in axes.items():
         assert any(f"{case} over axis {axis}: " in line and "slowest" in line for line in lines), lines

@@ -80,8 +80,8 @@ def test_a_simulated_h100_meets_a_requirement_and_its_host_stays_unknown(simulat
         return done.returncode, reply["verdict"], found["state"], found["found"]
 
     there = "512 (NVIDIA H100 80GB HBM3), declared"
-    assert check("512*h100") == (1, "unknown", "healthy", there)
-    assert check("513*h100") == (1, "unhealthy", "unhealthy", there)
+    assert check("h100:512") == (1, "unknown", "healthy", there)
+    assert check("h100:513") == (1, "unhealthy", "unhealthy", there)
 
 
 def test_a_preflight_blames_nobody_for_a_simulated_host(simulated: RunningAgent) -> None:

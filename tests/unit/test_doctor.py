@@ -108,7 +108,7 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("cpu", {"facts": None, "facts_error": "no answer within 10 s"}, "wrong probe", "within 10 s", "dmesg"),
     ("gpu", {"versions": PLAIN}, "wrong CUDA plugin", "JAX has no CUDA plugin", "meshwright[cuda"),
     ("tpu", {"versions": PLAIN}, "wrong libtpu", "8 TPU chips", "meshwright[tpu]"),
-    ("gpu", {"settings": Settings(expect="9*h100")}, "wrong inventory", "8 of 9*h100 are here", "MESHWRIGHT_EXPECT"),
+    ("gpu", {"settings": Settings(expect="h100:9")}, "wrong inventory", "8 of 9 h100 devices are", "MESHWRIGHT_EXPECT"),
     ("cpu", {"environ": {"MESHWRIGHT_EXPCT": "8"}}, "note settings", "EXPCT (MESHWRIGHT_EXPECT?)", "settings.md"),
     ("cpu", {"state_error": "[Errno 30] Read-only file system"}, "wrong state directory", "Read-only", "--state-dir"),
 ]
@@ -186,7 +186,7 @@ def test_a_plugin_needs_a_driver_of_its_branch(
 
 def test_variables_that_hide_nothing_are_not_mentioned(machines: dict[str, Surroundings]) -> None:
     harmless = {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "0,1"}
-    here = replace(machines["gpu"], environ=harmless, settings=Settings(expect="8*h100"))
+    here = replace(machines["gpu"], environ=harmless, settings=Settings(expect="h100:8"))
     assert {f.level for f in evaluate(here)} == {"ok"}
     hiding = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     assert {f.level for f in evaluate(replace(machines["cpu"], environ=hiding))} == {"ok"}

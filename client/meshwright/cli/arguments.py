@@ -58,7 +58,7 @@ def parse_moment(text: str, option: str, *, now: datetime) -> datetime:
 
 
 def parse_chips(text: str, option: str) -> ChipCount:
-    """Returns the value of "8*h100" or "8".
+    """Returns the value of "h100:8" or "8".
 
     Raises:
         typer.BadParameter: the text is not a count, or names a chip that is in no table.

@@ -148,9 +148,7 @@ TRIED: Final[tuple[Column[TriedBatch], ...]] = (
     Column("needed", lambda tried: format_bytes(tried.needed_bytes), "right"),
 )
 
-PlanFileOption = Annotated[
-    Path, typer.Option("--plan", metavar="FILE", help="What `meshwright plan --save FILE` kept.")
-]
+PlanFileOption = Annotated[Path, typer.Option("--plan", metavar="FILE", help="Of `meshwright plan --save FILE`.")]
 
 
 def compile_step(

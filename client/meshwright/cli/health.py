@@ -84,7 +84,7 @@ def check_health(
     ] = None,
     expect: Annotated[
         list[str] | None,
-        typer.Option(metavar="8*h100", help="At least so many devices, of this chip; 8: of any. May be repeated."),
+        typer.Option(metavar="h100:8", help="At least so many devices, of this chip; 8: of any. May be repeated."),
     ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Show healthy components too.")] = False,
 ) -> int:

@@ -38,7 +38,7 @@ def check_hosts(
         typer.Option("--hosts", metavar="ADDRESSES", help='The hosts: "a,b:8790", "@file"; "env": MESHWRIGHT_FLEET.'),
     ],
     expect: Annotated[
-        str | None, typer.Option(metavar="8*h100", help="Devices that each host must have; 8: of any kind.")
+        str | None, typer.Option(metavar="h100:8", help="Devices that each host must have; 8: of any kind.")
     ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Where the first host listens for the others during the check.")

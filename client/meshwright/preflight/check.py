@@ -92,7 +92,7 @@ def check_hosts(
 
     Args:
         fleet: the agents; the process of the first is the job's coordinator.
-        expect: devices that each host must have, such as "8*h100".
+        expect: devices that each host must have, such as "h100:8".
         timeout_s: time limit of the check, at least 10; below 40 no host is blamed for being slow to start.
         port: where the coordinator listens during the check.
         lease: id of the caller's lease of all devices on every host, which may still be on its way to some; each
@@ -451,7 +451,7 @@ def _check_host(host: FleetHost, expect: ChipCount | None, lease: str) -> Iterat
     devices = _list(host).devices
     count = sum(expect.is_of(device.kind, device.mig) for device in devices) if expect else 0
     if expect is not None and count < expect.count:
-        text = f"it has {count} of {expect} devices"
+        text = f"it has {count} of {expect.words}"
         yield HostFinding(state="fault", text=text, action="look at GET /health of the host")
     for health, state, words in _BAD_HEALTH:
         found = [str(d.local_index) for d, each in zip(devices, host.device_states, strict=True) if each in health]

@@ -2,7 +2,7 @@
 drivers.
 
 The table is `chips.csv` beside this file, each row with its source. A chip is found by an exact name or not at all.
-`ChipCount` is a number of devices with an optional chip, as operators write it: "8" or "8*h100".
+`ChipCount` is a number of devices with an optional chip, as operators write it: "8" or "h100:8".
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _fold(name: str) -> str:
 
 
 _CPU: Final = "cpu"
-_COUNT: Final = re.compile(r"([0-9]{1,6})(?:\*([A-Za-z0-9._-]{1,64}))?")
+_COUNT: Final = re.compile(r"(?:([A-Za-z0-9._-]{1,64}):)?([0-9]{1,6})")
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,12 @@ class ChipCount:
     chip: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.count}*{self.chip}" if self.chip else str(self.count)
+        return f"{self.chip}:{self.count}" if self.chip else str(self.count)
+
+    @property
+    def words(self) -> str:
+        """Such as "8 h100 devices"."""
+        return f"{self.count} {self.chip} devices" if self.chip else f"{self.count} devices"
 
     def is_of(self, kind: str, mig: object) -> bool:
         """Returns whether a device counts: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu; any if no chip is named.
@@ -180,10 +185,8 @@ class ChipCount:
             kind: of the device.
             mig: which part of a card it is, so that it is no chip; None: a whole one.
         """
-        if self.chip is None:
-            return True
-        if mig is not None:
-            return False
+        if self.chip is None or mig is not None:
+            return self.chip is None
         if self.chip.lower() == _CPU:
             return kind.lower() == _CPU
         found, words = find_chip(kind), kind.lower().replace("-", " ").split()
@@ -191,26 +194,25 @@ class ChipCount:
 
 
 def parse_chip_count(text: str) -> ChipCount:
-    """Returns the value of "8*h100" or "8".
+    """Returns the value of "h100:8" or "8".
 
     Raises:
         ValueError: the text is not a count above 0, or names a chip that is in no table.
     """
     match = _COUNT.fullmatch(text.strip())
-    if match is None or not int(match[1]):
-        raise ValueError(f"{text[:80]!r} is no number of devices; write 8*h100, or 8 for devices of any kind")
-    if match[2] is not None:
-        _check_chip(match[2])
-    return ChipCount(int(match[1]), match[2])
+    if match is None or not int(match[2]):
+        raise ValueError(f"{text[:80]!r} is no number of devices; write h100:8, or 8 for devices of any kind")
+    _check_chip(match[1])
+    return ChipCount(int(match[2]), match[1])
 
 
-def _check_chip(name: str) -> None:
-    if name.lower() == _CPU or find_chip(name) is not None:
+def _check_chip(name: str | None) -> None:
+    if name is None or name.lower() == _CPU or find_chip(name) is not None:
         return
     known = [_CPU, *(alias for chip in read_chips() for alias in chip.aliases)]
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or ["h100", "v5p"]
     raise ValueError(
-        f"no table knows a chip {name!r}; near: {', '.join(near)}; `meshwright hardware` lists them; write 8*{near[0]}"
+        f"no table knows a chip {name!r}; near: {', '.join(near)}; `meshwright hardware` lists them; write {near[0]}:8"
     )
 
 

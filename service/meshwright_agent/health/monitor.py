@@ -276,7 +276,7 @@ class InventoryCheck:
         gone = f"; missing: {names}" if names else ""
         counted = self._describe_unit(cards)
         if self._expected is not None:
-            reason = f"{here} of {self._expected} are here{counted}"
+            reason = f"{here} of {self._expected.words} are here{counted}"
             if here < self._expected.count:
                 return Finding("unhealthy", f"{reason}{gone}", _ACTION.format("correct MESHWRIGHT_EXPECT"), "permanent")
             return Finding("healthy", reason)

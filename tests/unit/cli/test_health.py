@@ -229,9 +229,9 @@ def test_the_limit_is_of_all_questions_and_a_requirement_without_an_answer_is_un
     h100: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with _drip(h100, "/devices") as url:
-        assert _check_within(0.6, "--url", url, "--format", "slurm", "--expect", "8*h100") == 2
+        assert _check_within(0.6, "--url", url, "--format", "slurm", "--expect", "h100:8") == 2
         said = capsys.readouterr().out
-        assert said.startswith("unknown: unknown: devices 8*h100: could not be read: no answer from ")
+        assert said.startswith("unknown: unknown: devices h100:8: could not be read: no answer from ")
 
 
 # ---- one line that stays short
@@ -262,7 +262,7 @@ def test_the_whole_is_healthy_only_when_every_part_is(state: State, found: list[
 
 @pytest.mark.parametrize("style", STYLES)
 def test_what_is_met_passes_in_every_style(h100: CommandLine, style: Format) -> None:
-    printed = h100("health", "--expect", "8*h100", "--expect", "1", "--format", style)
+    printed = h100("health", "--expect", "h100:8", "--expect", "1", "--format", style)
     assert printed.code == 0
     if style in ("nagios", "slurm"):
         count = 8 if style == "slurm" else 10  # store and worker are the agent's own
@@ -270,7 +270,7 @@ def test_what_is_met_passes_in_every_style(h100: CommandLine, style: Format) -> 
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("wanted", [("9*h100",), ("8*a100",), ("8*h100", "--expect", "9")])
+@pytest.mark.parametrize("wanted", [("h100:9",), ("a100:8",), ("h100:8", "--expect", "9")])
 def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: Format, wanted: tuple[str, ...]) -> None:
     printed = h100("health", "--expect", *wanted, "--format", style)
     assert printed.code == EXIT_CODES[style]["unhealthy"]
@@ -280,10 +280,10 @@ def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: Format, w
 @pytest.mark.parametrize("style", STYLES)
 def test_what_could_not_be_read_is_unknown_and_slurm_neither_keeps_nor_drains(h100: CommandLine, style: Format) -> None:
     h100.fake.fail_next(UnavailableError("the agent is starting"), path="/devices")
-    printed = h100("health", "--expect", "8*h100", "--format", style)
+    printed = h100("health", "--expect", "h100:8", "--format", style)
     assert printed.code == EXIT_CODES[style]["no_answer" if style == "slurm" else "unknown"]
     assert "could not be read: the agent is starting" in " ".join(printed.out.split())
-    assert style != "slurm" or printed.out.startswith("unknown: unknown: devices 8*h100: ")
+    assert style != "slurm" or printed.out.startswith("unknown: unknown: devices h100:8: ")
 
 
 @pytest.mark.parametrize(("style", "code"), [("slurm", 2), ("nagios", 3), ("text", 1)])
@@ -295,7 +295,7 @@ def test_what_is_declared_alone_is_no_evidence_that_devices_are_missing(
     placeholder = there.devices[0].model_copy(update={"kind": "cpu", "basis": "declared"})
     h100.fake.devices = there.model_copy(update={"devices": (placeholder,)})
     h100.fake.health = Health(state="initializing", components=(Component(name="driver", state="initializing"),))
-    assert h100("health", "--expect", "8*h100", "--format", style).code == code
+    assert h100("health", "--expect", "h100:8", "--format", style).code == code
 
 
 @pytest.mark.parametrize("first", ["json", "text"])
@@ -305,7 +305,7 @@ def test_the_format_nearest_to_the_end_counts(meshwright: CommandLine, first: st
 
 
 def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: CommandLine) -> None:
-    said = h100("health", "--format=json", "--expect", "9*h100").json
+    said = h100("health", "--format=json", "--expect", "h100:9").json
     assert (said["state"], said["verdict"], len(said["components"])) == ("healthy", "unhealthy", 10)
     assert [(each["name"], each["state"]) for each in said["requirements"]] == [("devices", "unhealthy")]
 
@@ -313,4 +313,4 @@ def test_json_is_the_agents_health_with_the_requirements_and_the_verdict(h100: C
 def test_a_requirement_that_is_none_is_a_usage_error_with_one_that_works(h100: CommandLine) -> None:
     printed = h100("health", "--expect", "h100")
     assert (printed.code, h100.fake.requests) == (2, [])
-    assert "8*h100" in printed.err
+    assert "h100:8" in printed.err

@@ -87,9 +87,7 @@ def test_the_version_is_that_of_the_distribution(meshwright: CommandLine) -> Non
     assert meshwright("--version").out == f"meshwright {metadata.version('meshwright')}\n"
 
 
-def test_a_bug_of_the_command_is_70_with_its_traceback(
-    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_70_with_its_traceback(meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meshwright.fake, "client", lambda **_: 1 / 0)
     printed = meshwright("devices")
     assert (printed.code, "ZeroDivisionError" in printed.err) == (70, True)

@@ -57,9 +57,7 @@ def test_every_option_reaches_the_agent(
 
 
 @pytest.mark.parametrize(("mesh", "code"), [("x:9", 1), ("x:2", 1), ("x:0", 2), ("x", 2), ("x:-1,y:-1", 2)])
-def test_a_mesh_that_is_infeasible_is_1_and_one_that_is_none_is_2(
-    meshwright: CommandLine, mesh: str, code: int
-) -> None:
+def test_an_infeasible_mesh_is_1_and_one_that_is_none_is_2(meshwright: CommandLine, mesh: str, code: int) -> None:
     printed = meshwright("plan", mesh)
     assert (printed.code, printed.out) == (code, "")
     assert printed.err.startswith("error: ")

@@ -30,7 +30,7 @@ def read(given: str | list[str] | None, **environ: str) -> list[str]:
 @pytest.mark.parametrize(("text", "urls"), [
     ("node7", "node7:8790"), ("node7:9000", "node7:9000"), ("10.0.0.7", "10.0.0.7:8790"), ("::1", "[::1]:8790"),
     ("[::1]", "[::1]:8790"), ("[fd00::2]:9000", "[fd00::2]:9000"), ("a,b c\n d", "a:8790 b:8790 c:8790 d:8790"),
-    ("a,b,a,a:8790", "a:8790 b:8790"), ("dns:agents.svc", "10.0.0.9:8790 10.0.0.10:8790 [fd00::2]:8790"),
+    ("a,a:9000", "a:8790 a:9000"), ("dns:agents.svc", "10.0.0.9:8790 10.0.0.10:8790 [fd00::2]:8790"),
     ("dns:agents.svc:9000", "10.0.0.9:9000 10.0.0.10:9000 [fd00::2]:9000"),
     ("http://a:1/,http://[::1]:8790", "a:1 [::1]:8790"), ("https://a", "https://a"),
     ("unix:///run/a.sock", "unix:///run/a.sock"), ("http://a/mesh", "a/mesh"),
@@ -57,6 +57,7 @@ def test_a_file_has_addresses_and_comments(tmp_path: Path) -> None:
     ("dns:agents.svc:none", "from 1 to 65535"), ("@/nowhere/fleet", "cannot be read"), ("a:0", "from 1 to 65535"),
     ("a:65536", "from 1 to 65535"), ("a:b", "from 1 to 65535"), ("a/b", "not a host"), ("user@a", "not a host"),
     ("ftp://a", "not http://"), ("http://a?x=1", "query"), ("node[1-2]", "scontrol show hostnames"),
+    ("a,b,http://a:8790", "names http://a:8790 twice"), ("10.0.0.9,dns:agents.svc", "10.0.0.9:8790 twice"),
 ])  # fmt: skip
 def test_an_address_that_names_nobody_is_refused_with_one_that_does(given: str | list[str] | None, words: str) -> None:
     with pytest.raises(SettingsError) as caught:

@@ -345,7 +345,7 @@ def test_another_card_in_the_same_slot_is_no_missing_one(scene: Scene) -> None:
 NAMELESS = {f"nvmlDeviceGetUUID:{UUID}": 15}
 
 
-@pytest.mark.parametrize("expect", ["", "8*h100"])
+@pytest.mark.parametrize("expect", ["", "h100:8"])
 def test_a_card_that_does_not_tell_its_uuid_in_one_look_keeps_its_faults(tmp_path: Path, expect: str) -> None:
     scene = Scene(tmp_path, expect)
     scene.look(None, hit(79))
@@ -393,11 +393,12 @@ MIG = "each MIG instance counted"
 
 
 @pytest.mark.parametrize(("machine", "expect", "words", "state"), [
-    ("dgx-h100", "8", "", "healthy"), ("dgx-h100", "8*h100", "", "healthy"), ("dgx-h100", "7*H100", "", "healthy"),
-    ("dgx-h100", "9", "", "unhealthy"), ("dgx-h100", "1*a100", "", "unhealthy"),
-    ("mig-a100", "5", f"5 of 5 are here, {MIG}", "healthy"), ("mig-a100", "6", f"5 of 6 are here, {MIG}", "unhealthy"),
-    ("mig-a100", "3*a100-40gb", "3 of 3*a100-40gb are here, a card in MIG mode counted once", "healthy"),
-    ("mig-a100", "4*a100-40gb", "3 of 4*a100-40gb are here, a card in MIG mode counted once", "unhealthy"),
+    ("dgx-h100", "8", "", "healthy"), ("dgx-h100", "h100:8", "", "healthy"), ("dgx-h100", "H100:7", "", "healthy"),
+    ("dgx-h100", "9", "", "unhealthy"), ("dgx-h100", "a100:1", "", "unhealthy"),
+    ("mig-a100", "5", f"5 of 5 devices are here, {MIG}", "healthy"),
+    ("mig-a100", "6", f"5 of 6 devices are here, {MIG}", "unhealthy"),
+    ("mig-a100", "a100-40gb:3", "3 of 3 a100-40gb devices are here, a card in MIG mode counted once", "healthy"),
+    ("mig-a100", "a100-40gb:4", "3 of 4 a100-40gb devices are here, a card in MIG mode counted once", "unhealthy"),
 ])  # fmt: skip
 def test_what_is_declared_is_counted_a_number_by_devices_and_a_chip_by_cards(
     tmp_path: Path, machine: str, expect: str, words: str, state: str

@@ -10,8 +10,8 @@ from tests.fakes.hosts import build_devices
 
 
 @pytest.mark.parametrize(("text", "count"), [
-    ("8", ChipCount(8)), ("8*h100", ChipCount(8, "h100")), ("4*v5p", ChipCount(4, "v5p")),
-    ("2*cpu", ChipCount(2, "cpu")),
+    ("8", ChipCount(8)), ("h100:8", ChipCount(8, "h100")), ("v5p:4", ChipCount(4, "v5p")),
+    ("cpu:2", ChipCount(2, "cpu")),
 ])  # fmt: skip
 def test_a_count_of_chips_is_written_as_in_targets(text: str, count: ChipCount) -> None:
     assert parse_chip_count(f" {text} ") == count
@@ -19,9 +19,13 @@ def test_a_count_of_chips_is_written_as_in_targets(text: str, count: ChipCount) 
     assert Settings(expect=text).expect == text
 
 
-def test_a_chip_that_no_table_knows_is_refused_with_near_ones() -> None:
-    with pytest.raises(ValueError, match=r"near: .*h100"):
-        parse_chip_count("8*h1000")
+@pytest.mark.parametrize(("text", "words"), [
+    ("h1000:8", r"near: .*h100.*write \w+:8"), ("8*h100", "write h100:8"), ("h100", "write h100:8"),
+    ("h100:0", "write h100:8"), ("0", "or 8 for devices of any kind"),
+])  # fmt: skip
+def test_what_is_no_count_is_refused_with_one_that_is(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_chip_count(text)
 
 
 @pytest.mark.parametrize(("chip", "host", "is_of"), [

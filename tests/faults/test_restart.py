@@ -26,7 +26,7 @@ from tests.process.living import (
     stopped,
 )
 from tests.process.test_leases import lease, put_lease
-from tests.process.test_verified_plans import await_compiler, build_request, submit, verification_of
+from tests.process.test_verified_plans import await_compiler, build_request, submit
 
 pytestmark = pytest.mark.exhaustive
 
@@ -134,4 +134,3 @@ def test_an_upgrade_ends_a_bench_and_a_compile_as_cancelled_with_the_reason_and_
         assert put_lease(after, [2], ttl_s=1000, purpose="slurm job 7", lease_id="job-7").json()["id"] == job["id"]
         again = await_end(after, post_bench(after, {**QUICK, "devices": [0, 1], "lease": own["id"]}).json()["id"])
         assert again["state"] == "succeeded", again["error"]
-        assert verification_of(await_end(after, submit(after, build_request(2)), limit_s=200))["status"] == "verified"

@@ -91,7 +91,7 @@ def choose_devices(text: str | None, count: int | None, option: str) -> tuple[in
         return None if text is None else parse_devices(text, option)
     if text is not None:
         raise typer.BadParameter(
-            f"it chooses devices, and {text!r} names them; write `--count {count}` or `{text}`", param_hint="--count"
+            f"it chooses devices, and {option} {text} names them; leave one of the two out", param_hint="--count"
         )
     return {"count": count}
 

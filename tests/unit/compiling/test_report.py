@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -20,6 +21,13 @@ from tests.unit.compiling.step_jobs import CPU, TWO_SLICES, V5E, build_job, veri
 MODEL = ModelSpec(vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4)
 TWO_LAYERS = MODEL.model_copy(update={"num_hidden_layers": 2})
 TRAINING = TrainingSpec(global_batch_size=8, seq_len=128)
+LONG = TrainingSpec(global_batch_size=4, seq_len=512)
+
+
+@functools.cache
+def verify_two_layers(**changes: Any) -> Verification:
+    """Returns the report on `LONG`, whose layers are scanned and whose attention is in blocks, with these changes."""
+    return verify(build_job(V5E, {"fsdp": 4}, TWO_LAYERS, LONG.model_copy(update=changes)))
 
 
 def test_a_step_for_cpus_is_reported_with_memory_and_collectives() -> None:
@@ -68,10 +76,7 @@ def test_over_two_slices_the_gradients_alone_go_between_them() -> None:
 @pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_a_step_of_unrolled_layers_is_the_step_of_scanned_ones() -> None:
-    scanned, unrolled = (
-        verify(build_job(V5E, {"fsdp": 4}, TWO_LAYERS, TRAINING.model_copy(update={"scan_layers": is_scanned})))
-        for is_scanned in (True, False)
-    )
+    scanned, unrolled = verify_two_layers(), verify_two_layers(scan_layers=False)
     assert scanned.status == unrolled.status == "verified"
     assert scanned.parameter_count == unrolled.parameter_count == count_parameters(TWO_LAYERS)
     assert sum_bytes(unrolled) == {key: pytest.approx(size, rel=0.02) for key, size in sum_bytes(scanned).items()}
@@ -90,16 +95,12 @@ def sum_bytes(found: Verification) -> dict[tuple[str, bool], float]:
 @pytest.mark.exhaustive
 @needs_tpu_compiler
 def test_the_estimate_of_attention_in_blocks_is_that_of_a_fused_kernel() -> None:
-    training = TrainingSpec(global_batch_size=4, seq_len=512)
     # 2 layers, 4 heads of 32, 1 sequence of 512 a device, at half of 197 TFLOP/s; forward, again, backward.
     flops = 4.5 * 2 * 512**2 * 128 * 2
-    fused_s = count_attention_flops(TWO_LAYERS, training) / 4 / (197e12 * EFFICIENCY_RATIO)
+    fused_s = count_attention_flops(TWO_LAYERS, LONG) / 4 / (197e12 * EFFICIENCY_RATIO)
     assert fused_s == pytest.approx(flops / (197e12 / 2), rel=0.01)
     compiled = StepEstimate(total_s=1.0, attention_s=0.25)
     assert estimate_step(compiled, fused_s) == 0.75 + fused_s
     assert estimate_step(compiled, None) == 1.0
-    blocked, whole = (
-        verify(build_job(V5E, {"fsdp": 4}, TWO_LAYERS, training.model_copy(update={"attention": attention})))
-        for attention in ("flash", "xla")
-    )
+    blocked, whole = verify_two_layers(), verify_two_layers(attention="xla")
     assert fused_s < (blocked.estimated_step_s or 0) < (whole.estimated_step_s or 0)

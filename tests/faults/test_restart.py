@@ -91,7 +91,7 @@ def test_an_agent_that_is_restarted_under_load_is_hidden_by_the_clients_retries(
     start = functools.partial(start_agent, cpu_devices=2, state_dir=state_dir, uds=uds)
     with contextlib.ExitStack() as askers:
         told: list[Told] = []
-        for how in ("stopped", "killed", "killed", "stopped"):
+        for how in ("stopped", "killed"):
             with start() as agent:
                 if not told:
                     told = [askers.enter_context(asking(uds, question)) for question in QUESTIONS.values()]

@@ -66,19 +66,20 @@ def nodes(tmp_path: Path, hosts: list[RunningAgent]) -> Iterator[list[Node]]:
         end_leases(host)
 
 
-BAD = ("h100:8", {1}, "reason=preflight: it has 0 of 8 h100 devices")
+ALL_BY_GRES = {"MESHWRIGHT_EXPECT": "cpu:2", "SLURM_JOB_GPUS": "0,1"}
+BAD = ({"MESHWRIGHT_EXPECT": "h100:8"}, {1}, "reason=preflight: it has 0 of 8 h100 devices")
 
 
 @pytest.mark.parametrize(
-    ("expect", "exits", "told"), [("cpu:2", {0}, ""), pytest.param(*BAD, marks=pytest.mark.exhaustive)]
+    ("settings", "exits", "told"), [(ALL_BY_GRES, {0}, ""), pytest.param(*BAD, marks=pytest.mark.exhaustive)]
 )
 def test_every_node_hears_the_verdict_on_itself(
-    nodes: list[Node], hosts: list[RunningAgent], expect: str, exits: set[int], told: str
+    nodes: list[Node], hosts: list[RunningAgent], settings: dict[str, str], exits: set[int], told: str
 ) -> None:
     ended = {}
 
     def begin(node: Node) -> None:
-        ended[node.folder] = node.run("prolog.sh", MESHWRIGHT_EXPECT=expect)
+        ended[node.folder] = node.run("prolog.sh", **settings)
 
     threads = [threading.Thread(target=begin, args=(node,)) for node in nodes]
     for thread in threads:

@@ -109,10 +109,10 @@ def _print_sizes(session: Session, reply: BatchSize) -> None:
         print_batch(session, reply.compiled)
     else:
         _print_table(session, reply)
-    if reply.validation:
-        style = LEVEL_STYLES.get(reply.validation.code, "")
-        session.out.print(Text(clean(reply.validation.message), style), soft_wrap=True)
-    print_notices(session, reply.warnings)
+    if found := reply.validation:
+        session.out.print(Text(clean(found.message), LEVEL_STYLES.get(found.code, "")), soft_wrap=True)
+    has_table = not (reply.estimated or reply.compiled)
+    print_notices(session, [each for each in reply.warnings if has_table or each.code != "table_differs_from_roofline"])
 
 
 def _print_table(session: Session, reply: BatchSize) -> None:

@@ -109,7 +109,7 @@ def answer_batch_size(request: BatchSizeRequest, *, platform: str | None, kind: 
         table=BatchSizeTable(**{name: getattr(row, name) for name in BatchSizeTable.model_fields}),
         roofline=build_roofline(chip) if chip else None,
         validation=None if batch is None else _evaluate(hardware_type, batch),
-        warnings=tuple(_find_warnings(hardware_type, chip, row, asked, request.model is None)),
+        warnings=tuple(_find_warnings(hardware_type, chip, row, asked)),
     )
 
 
@@ -138,7 +138,7 @@ def _evaluate(hardware_type: HardwareType, batch: int) -> Notice:
 
 
 def _find_warnings(
-    hardware_type: HardwareType, chip: Chip | None, row: BatchSizeRecommendation, asked: str, is_of_table: bool
+    hardware_type: HardwareType, chip: Chip | None, row: BatchSizeRecommendation, asked: str
 ) -> Iterator[Notice]:
     if hardware_type is HardwareType.UNKNOWN and asked.lower() != "unknown":
         message = f"{asked!r} is in no table: the row is the conservative default, without a roofline"
@@ -155,7 +155,7 @@ def _find_warnings(
         message = f"not all figures of {chip.name} were checked against their source: {chip.source}"
         yield Notice(code="figures_unverified", message=message, hint=hint)
     difference = row.critical_batch_size / chip.critical_batch_tokens - 1
-    if is_of_table and abs(difference) > DIFFERENCE_RATIO:
+    if abs(difference) > DIFFERENCE_RATIO:
         side = "above" if difference > 0 else "below"
         yield Notice(
             code="table_differs_from_roofline",

@@ -18,6 +18,11 @@ def test_a_batch_below_the_minimum_is_1(meshwright: CommandLine, batch: int, cod
     assert phrase in printed.out
 
 
+def test_a_warning_of_the_table_is_printed_with_the_table_alone(meshwright: CommandLine) -> None:
+    assert "above the roofline" in meshwright("batch-size", "--hardware", "a100").err
+    assert "roofline" not in meshwright("batch-size", "--model", "llama3-8b", "--target", "a100:8", "--offline").err
+
+
 # ---- a model's step -------------------------------------------------------------------------------------------------
 
 STEP = ("batch-size", "--model", "llama3-8b", "--target", "v5e:4x4", "--mesh", "fsdp:16")

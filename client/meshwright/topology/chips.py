@@ -201,7 +201,7 @@ def parse_chip_count(text: str) -> ChipCount:
     """
     match = _COUNT.fullmatch(text.strip())
     if match is None or not int(match[2]):
-        raise ValueError(f"{text[:80]!r} is no number of devices; write h100:8, or 8 for devices of any kind")
+        raise ValueError(f"{text[:80]!r} is not a number of devices; write h100:8, or 8 for devices of any kind")
     _check_chip(match[1])
     return ChipCount(int(match[2]), match[1])
 

@@ -70,9 +70,8 @@ ALL_BY_GRES = {"MESHWRIGHT_EXPECT": "cpu:2", "SLURM_JOB_GPUS": "0,1"}
 BAD = ({"MESHWRIGHT_EXPECT": "h100:8"}, {1}, "reason=preflight: it has 0 of 8 h100 devices")
 
 
-@pytest.mark.parametrize(
-    ("settings", "exits", "told"), [(ALL_BY_GRES, {0}, ""), pytest.param(*BAD, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("settings", "exits", "told"), [(ALL_BY_GRES, {0}, ""), BAD])
 def test_every_node_hears_the_verdict_on_itself(
     nodes: list[Node], hosts: list[RunningAgent], settings: dict[str, str], exits: set[int], told: str
 ) -> None:
@@ -110,6 +109,7 @@ def test_a_job_that_is_not_checked_is_told_why(nodes: list[Node], settings: dict
     assert "preflight" not in Path(f"{yes}.asked").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_node_that_hears_no_verdict_starts_the_job(nodes: list[Node]) -> None:
     waits_less = nodes[1].stand_in(WAITS_LESS)
     alone = nodes[1].run("prolog.sh", MESHWRIGHT_PREFLIGHT="1", MESHWRIGHT=waits_less)

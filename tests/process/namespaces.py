@@ -86,12 +86,19 @@ class Network:
 
 
 @contextlib.contextmanager
+def taking_turns() -> Iterator[None]:
+    """Waits until no other test has preflights on this machine: two at a time slow each other's hosts."""
+    with Path(tempfile.gettempdir(), "meshwright-hosts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def start_hosts(
     count: int, *, cpu_devices: int = 2, **environment: str
 ) -> Iterator[tuple[Network, list[RunningAgent]]]:
-    """Yields the network and the agents of its hosts. One at a time: two preflights on one machine slow each other."""
-    with Path(tempfile.gettempdir(), "meshwright-hosts.lock").open("w") as lock, contextlib.ExitStack() as stack:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Yields the network and the agents of its hosts."""
+    with taking_turns(), contextlib.ExitStack() as stack:
         network = Network(count, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         network.remove()
         stack.callback(network.remove)

@@ -172,7 +172,7 @@ def test_a_release_with_nothing_to_release_says_so_at_once(robust: RunningAgent)
     assert (again["released"], again["worker_killed"], again["cancelled_runs"]) == (True, False, [])
 
 
-@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("listens", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_release_ends_a_worker_with_the_bench_that_runs_and_those_that_wait_within_the_bound(
     robust: RunningAgent, listens: bool
 ) -> None:

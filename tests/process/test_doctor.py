@@ -52,6 +52,7 @@ def test_a_variable_that_hides_the_devices_or_names_others_is_named(
         assert words in said[subject]["seen"]
 
 
+@pytest.mark.exhaustive
 def test_a_driver_that_does_not_answer_is_named_with_its_own_words(tmp_path: Path) -> None:
     _, broken = examine(tmp_path / "a", host=Host("dgx-h100", fail={"nvmlInit": 9}))
     assert (broken["probe"]["level"], "NVML" in broken["probe"]["seen"]) == ("wrong", True)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.agents import start_agent, wait_for
 from tests.fakes.tree import plant_host
@@ -15,6 +16,7 @@ from tests.process.test_agent_health import OFTEN
 PORT, SIBLING = "nic:mlx5_5:1", "nic:mlx5_6:1"
 
 
+@pytest.mark.exhaustive
 def test_a_port_that_goes_down_is_degraded_until_it_is_back_and_each_change_is_an_event(tmp_path: Path) -> None:
     settings = plant_host("dgx-h100", tmp_path / "host")
     folder = tmp_path / "host/sys/class/infiniband/mlx5_5/ports/1"

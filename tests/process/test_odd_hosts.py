@@ -72,6 +72,7 @@ def test_amds_cards_are_listed_once_jax_has_seen_them(tmp_path: Path) -> None:
     assert [each["code"] for each in reply["warnings"]] == []
 
 
+@pytest.mark.exhaustive
 def test_many_cpus_beside_a_driver_that_hangs_are_listed_without_links_and_facts(tmp_path: Path) -> None:
     settings = plant_host("cpu-vm", tmp_path) | {"MESHWRIGHT_PROBE_TIMEOUT_S": "2"}
     fix = silence(tmp_path / "proc/cpuinfo")

@@ -167,6 +167,7 @@ def test_a_planner_that_is_killed_at_work_is_told_and_the_next_request_is_answer
     assert not is_alive(planner)
 
 
+@pytest.mark.exhaustive
 def test_a_plan_that_takes_too_long_is_ended_and_the_next_request_is_answered() -> None:
     with start_agent(cpu_devices=2, module="tests.fakes.altered", MW_PLAN_TIMEOUT_S="2") as agent:
         assert ask(agent, mesh="dp:8", target="v5e:2x4").status_code == 200

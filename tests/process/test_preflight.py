@@ -26,6 +26,9 @@ from tests.agents import RunningAgent, start_agent
 from tests.documents import Document, has_shape
 from tests.process.bad_hosts import STEADY, planting
 from tests.process.jobs import find_port
+from tests.process.namespaces import taking_turns
+
+pytestmark = pytest.mark.timeout(900)  # it waits for other tests' preflights
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def agents(faults: Path) -> Iterator[list[RunningAgent]]:
     """Three agents; over TCP the last of them lets everybody read, and no more."""
-    with contextlib.ExitStack() as stack:
+    with taking_turns(), contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(
                 start_agent(cpu_devices=2, **STEADY, FAULT=f"{faults}/{name}", MESHWRIGHT_INSECURE=is_open)
@@ -222,7 +225,7 @@ def test_a_host_that_adds_wrongly_is_named_and_a_plans_axes_are_measured_all_the
     with planting(faults / "1", "misadding"):
         axes = {"pp": "permute", "ep": "all-to-all"}
         code, lines = check_with_plan(agents, "pp:3,ep:2", axes, tmp_path, capsys)
-    assert (code, lines[0]) == (1, f"1 of 3 hosts is not well: {agents[1].url}")
+    assert (code, lines[0]) == (1, f"1 of 3 hosts is not well: {agents[1].url}"), lines
     assert lines[1].startswith(f"  {agents[1].url} (fault): one of its devices produced 1 wrong elements")
 
 

@@ -216,6 +216,7 @@ def test_an_abort_of_the_compiler_is_an_answer_and_is_not_stored(host: RunningAg
     httpx.delete(f"{host.url}/runs/{again}", timeout=30)
 
 
+@pytest.mark.exhaustive
 def test_a_compile_that_hangs_is_ended_at_its_limit_and_said_so() -> None:
     with start_agent(cpu_devices=1, MESHWRIGHT_COMPILE_TIMEOUT_S="2") as agent:
         run_id = submit(agent, build_request())
@@ -226,6 +227,7 @@ def test_a_compile_that_hangs_is_ended_at_its_limit_and_said_so() -> None:
         assert "MESHWRIGHT_COMPILE_TIMEOUT_S" in found["reason"]
 
 
+@pytest.mark.exhaustive
 def test_a_compile_that_takes_too_much_memory_is_ended_and_said_so() -> None:
     limit_bytes = 96 << 20
     with start_agent(cpu_devices=1, MESHWRIGHT_COMPILE_MEMORY_BYTES=str(limit_bytes)) as agent:

@@ -67,7 +67,7 @@ SIGN_S: Final = 1.0
 MEET_RATIO, CONNECT_RATIO = 0.5, 0.3
 """Of the time limit: how long JAX waits for all processes, which is longer than the agent does; and how long the first
 host's process may take until it listens, which is shorter."""
-REACH_S: Final = 5.0
+REACH_S, LAST_TRY_S = 5.0, 1.0
 _OF_CONNECTIONS: Final = re.compile(
     r"UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|gloo|nccl|connect|peer|barrier", re.I
 )
@@ -158,7 +158,7 @@ def waiting_for_others(what: str) -> Iterator[None]:
     """Turns an error of a connection into one that says that another host ended: it is not this host's fault."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # JAX raises either for one and the same cause
         text = (str(error).splitlines() or ["no message"])[0][:300]
         if not _OF_CONNECTIONS.search(text):
             raise
@@ -328,7 +328,7 @@ class _Part:
             if unreachable:
                 store.key_value_set(f"unreachable/{self.own}", json.dumps(unreachable))
             with waiting_for_others("the meeting of the processes"):
-                store.wait_at_barrier("reach", int(1000 * (2 + len(partners)) * REACH_S))
+                store.wait_at_barrier("reach", int(1000 * (2 + len(partners)) * (REACH_S + LAST_TRY_S)))
         if not unreachable and store.key_value_dir_get("unreachable/"):
             return (-1,)
         return unreachable
@@ -641,16 +641,20 @@ def check_name(own_address: str) -> None:
 
 
 def can_connect(address: tuple[str, int], limit_s: float) -> bool:
-    """Returns whether a TCP connection can be made within the time."""
+    """Returns whether a TCP connection can be made within the time, or in a last try after it: until then this process
+    may itself have stood still.
+    """
     until_s = time.monotonic() + limit_s
-    while (left_s := until_s - time.monotonic()) > 0:
+    while True:
+        began_s = time.monotonic()
         try:
-            socket.create_connection(address, timeout=left_s).close()
+            socket.create_connection(address, timeout=max(until_s - began_s, LAST_TRY_S)).close()
         except OSError:
-            time.sleep(min(0.2, left_s))
+            if began_s >= until_s:
+                return False
+            time.sleep(0.2)
         else:
             return True
-    return False
 
 
 def find_own_address(coordinator: tuple[str, int]) -> str:

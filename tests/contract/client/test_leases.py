@@ -178,7 +178,7 @@ def test_a_loss_that_nobody_asked_about_is_a_warning_where_the_block_ends(kind: 
 @both
 def test_a_hold_waits_for_devices_as_long_as_it_was_told(kind: Kind) -> None:
     fake = FakeAgent()
-    taken = fake.client().lease(purpose="job 7", ttl_s=5.0)
+    taken = fake.client().lease(purpose="job 7", ttl_s=2.0)
     with pytest.raises(DeviceLeasedError, match=taken.id):
         hold(kind, fake, lambda held: None)
     assert hold(kind, fake, lambda held: held.lease.purpose, wait_s=30) == "train"

@@ -1,15 +1,18 @@
-"""How often a preflight's process measures a suspect again."""
+"""How often a process of a preflight measures a suspect again and tries to connect, and whose fault an error is."""
 
 from __future__ import annotations
 
+import socket
 import time
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 
+from meshwright.errors import RunFailedError
 from meshwright.preflight.rule import CONFIRM_TRIES, HostFigures
-from meshwright_agent.children.preflight import SAMPLES, _Part
+from meshwright_agent.children.preflight import SAMPLES, _Part, can_connect, waiting_for_others
 
 A_TRY = SAMPLES + 1
 
@@ -44,3 +47,19 @@ def test_a_suspect_is_measured_again_as_often_as_there_is_time_for_and_the_best_
     again = part.measure_again(before, {("matmul", 0)})
     assert (suspect.count, other.count) == (tries * A_TRY, 0)
     assert [device["matmul"] for device in again.devices] == [tries, 0.2]
+
+
+def test_a_last_try_to_connect_comes_after_the_time_in_which_the_process_may_have_stood_still() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        assert can_connect(address, limit_s=0.0)
+    assert not can_connect(address, limit_s=0.0)
+
+
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_that_another_process_ended_is_no_fault_of_this_host(kind: type[Exception]) -> None:
+    with pytest.raises(RunFailedError, match="another host") as caught, waiting_for_others("a sum"):
+        raise kind("UNKNOWN: Gloo collective permute failed: Read error [10.0.0.2]:46786: Connection reset by peer")
+    assert caught.value.code == "run_cancelled"
+    with pytest.raises(kind, match="shapes"), waiting_for_others("a sum"):
+        raise kind("INVALID_ARGUMENT: shapes differ")

@@ -13,7 +13,10 @@ from tests.process.bad_hosts import FAULTS, STEADY, check, list_blamed
 from tests.process.living import find_children
 from tests.process.namespaces import Network, start_hosts
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(not namespaces.CAN_RUN, reason=namespaces.REASON)]
+pytestmark = [
+    *(pytest.mark.exhaustive, pytest.mark.timeout(900)),
+    pytest.mark.skipif(not namespaces.CAN_RUN, reason=namespaces.REASON),
+]
 BAD = 2
 
 
@@ -25,16 +28,16 @@ def hosts() -> Iterator[tuple[Network, list[RunningAgent]]]:
 
 def test_good_hosts_are_well(hosts: tuple[Network, list[RunningAgent]]) -> None:
     code, report = check(hosts[1])
-    assert (code, list_blamed(report)) == (0, {}), report
+    assert (code, list_blamed(report)) == (0, {}), str(report)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_bad_host_is_named_and_no_other(hosts: tuple[Network, list[RunningAgent]], name: str) -> None:
     fault = FAULTS[name]
     with fault.make(*hosts, BAD):
-        code, report = check(hosts[1])
+        code, report = check(hosts[1], fault.timeout_s)
     blamed = list_blamed(report)
-    assert (code, list(blamed)) == (1, [BAD]), report
+    assert (code, list(blamed)) == (1, [BAD]), str(report)
     assert fault.words in blamed[BAD]
 
 
@@ -46,7 +49,7 @@ def test_of_two_hosts_that_cannot_reach_each_other_both_are_named(hosts: tuple[N
         code, report = check(agents[1:])
     finally:
         namespaces.run(f"ip -n {network.names[BAD]} route del {route}")
-    assert (code, set(list_blamed(report))) == (1, {BAD - 1, 2}), report
+    assert (code, set(list_blamed(report))) == (1, {BAD - 1, 2}), str(report)
     assert "no TCP connection between it and" in list_blamed(report)[BAD - 1]
 
 

@@ -150,13 +150,7 @@ def test_a_documented_command_prints_what_is_documented(
     assert_shape(f"{command}: {command.text}", move_away(done.stdout, host), command.output)
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        pytest.param(each, id=each.name, marks=[pytest.mark.exhaustive] * (each.name == "docs/how-to/preflight.md"))
-        for each in RUN
-    ],
-)
+@pytest.mark.parametrize("document", RUN, ids=lambda document: document.name)
 def test_documented_python_runs_and_prints_what_is_documented(
     document: Document, host: RunningAgent, reader: dict[str, str], folder: Path
 ) -> None:

@@ -11,12 +11,9 @@ from tests.agents import RunningAgent, wait_for
 from tests.process import namespaces
 from tests.process.bad_hosts import FAULTS, STEADY, check, list_blamed
 from tests.process.living import find_children
-from tests.process.namespaces import Network, start_hosts
+from tests.process.namespaces import CAN_RUN, REASON, Network, start_hosts
 
-pytestmark = [
-    *(pytest.mark.exhaustive, pytest.mark.timeout(900)),
-    pytest.mark.skipif(not namespaces.CAN_RUN, reason=namespaces.REASON),
-]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900), pytest.mark.skipif(not CAN_RUN, reason=REASON)]
 BAD = 2
 
 

@@ -117,8 +117,9 @@ class LateError(BaseException):
     """The command took longer than its --timeout."""
 
 
-GRACE_S: Final = 0.5
-"""From the limit until a command is ended that did not end by itself: a wait of its own says what goes on."""
+GRACE_S, AGAIN_S = 0.5, 10.0
+"""From the limit until a command is ended that did not end by itself: a wait of its own says what goes on; and from
+then until the next try, since Python drops what is raised in a finalizer."""
 
 
 @contextlib.contextmanager
@@ -132,7 +133,7 @@ def limit_time(limit_s: float | None) -> Iterator[None]:
         raise LateError
 
     handler = signal.signal(signal.SIGALRM, end)
-    outer_s, _ = signal.setitimer(signal.ITIMER_REAL, limit_s + GRACE_S)
+    outer_s, _ = signal.setitimer(signal.ITIMER_REAL, limit_s + GRACE_S, AGAIN_S)
     try:
         yield
     finally:

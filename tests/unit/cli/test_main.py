@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from meshwright import errors
-from meshwright.cli import app
+from meshwright.cli import app, session
 from meshwright.cli.session import FAILED, NO_ANSWER
 from tests.unit.cli.conftest import CommandLine
 
@@ -65,6 +65,14 @@ def test_the_time_limit_is_of_the_whole_command_even_where_an_answer_drips() -> 
         command = [sys.executable, "-c", "from meshwright.cli import main; main()", "devices", "--url", url]
         done = subprocess.run([*command, "--timeout", "0.5"], capture_output=True, text=True, timeout=8, check=False)
     assert (done.returncode, "not done within 0.5 s" in done.stderr) == (2, True)
+
+
+def test_an_end_that_python_dropped_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "AGAIN_S", 0.05)
+    with pytest.raises(session.LateError), session.limit_time(0.01):  # noqa: PT012 - the first of two
+        with contextlib.suppress(session.LateError):  # as in a finalizer
+            time.sleep(20)
+        time.sleep(20)
 
 
 @pytest.mark.parametrize("arguments", [

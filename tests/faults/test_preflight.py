@@ -32,7 +32,7 @@ def test_good_hosts_are_well(hosts: tuple[Network, list[RunningAgent]]) -> None:
 def test_the_bad_host_is_named_and_no_other(hosts: tuple[Network, list[RunningAgent]], name: str) -> None:
     fault = FAULTS[name]
     with fault.make(*hosts, BAD):
-        code, report = check(hosts[1], fault.timeout_s)
+        code, report = check(hosts[1])
     blamed = list_blamed(report)
     assert (code, list(blamed)) == (1, [BAD]), str(report)
     assert fault.words in blamed[BAD]

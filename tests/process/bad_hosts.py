@@ -30,11 +30,11 @@ STEADY = {
 """Of an agent that looks at its host once, and whose preflight's process has the fault that the file $FAULT names."""
 
 
-def check(agents: Sequence[RunningAgent], timeout_s: int = 90) -> tuple[Any, dict[str, Any]]:
+def check(agents: Sequence[RunningAgent]) -> tuple[Any, dict[str, Any]]:
     """Returns the exit code of the command and its report."""
     hosts, said = ",".join(agent.url for agent in agents), io.StringIO()
     with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(said):
-        main(["preflight", "--hosts", hosts, "--format", "json", "--timeout", str(timeout_s)])
+        main(["preflight", "--hosts", hosts, "--format", "json", "--timeout", "90"])
     return ended.value.code, json.loads(said.getvalue())
 
 
@@ -138,17 +138,15 @@ class Fault:
     Attributes:
         make: network, agents and the host's place → the fault, as long as the block.
         words: what is said of the host.
-        timeout_s: of the check.
     """
 
     make: Callable[[Network, Sequence[RunningAgent], int], AbstractContextManager[None]]
     words: str
-    timeout_s: int = 90
 
 
 FAULTS: Mapping[str, Fault] = {
     "slow link": Fault(lambda network, _, bad: limiting_link(network, bad), "network to its partners"),
-    "slow host": Fault(lambda _, agents, bad: limiting_cpu(agents[bad], 0.32 / len(agents)), "", timeout_s=240),
+    "slow host": Fault(lambda _, agents, bad: limiting_cpu(agents[bad], 0.32 / len(agents)), ""),
     "dead at its start": Fault(lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL), "was killed by SIGKILL"),
     "dead at work": Fault(
         lambda _, agents, bad: signaling(agents[bad], signal.SIGKILL, "pairs"), "was killed by SIGKILL"

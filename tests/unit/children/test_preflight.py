@@ -49,10 +49,18 @@ def test_a_suspect_is_measured_again_as_often_as_there_is_time_for_and_the_best_
     assert [device["matmul"] for device in again.devices] == [tries, 0.2]
 
 
-def test_a_last_try_to_connect_comes_after_the_time_in_which_the_process_may_have_stood_still() -> None:
+def test_a_last_try_to_connect_comes_after_the_time_in_which_the_process_may_have_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stand_still(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        time.sleep(0.05)
+        raise TimeoutError
+
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-        assert can_connect(address, limit_s=0.0)
+        monkeypatch.setattr(socket, "create_connection", stand_still)
+        assert can_connect(address, limit_s=0.02)
     assert not can_connect(address, limit_s=0.0)
 
 

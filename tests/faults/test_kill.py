@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.process.living import FINAL, ask, await_end, is_alive, list_children, read_run, submit
+from tests.process.living import FINAL, ask, await_end, do_bench, is_alive, list_children, read_run, submit
 
 pytestmark = pytest.mark.exhaustive
 
@@ -52,3 +52,4 @@ def test_a_kill_at_any_moment_of_a_bench_leaves_no_run_under_way_and_no_child(tm
         assert all("the agent stopped while this run was under way" in run["error"]["detail"] for run in cancelled)
         assert len(ask(agent, "/runs?limit=1000")["runs"]) == 1 + MOMENTS
         assert not list(tmp_path.glob("*.set-aside-*"))
+        assert do_bench(agent)

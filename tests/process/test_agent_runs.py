@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,21 @@ def test_what_was_done_is_still_answered_after_a_restart(tmp_path: Path) -> None
         assert records[0]["samples_s"]
         assert ask(after, f"/mesh/plan/{plans['plans'][0]['fingerprint']}")["plans"] == plans["plans"]
         assert do_bench(after)["id"] > run["id"]  # ids go on in time's order
+
+
+def test_runs_under_way_when_the_agent_was_killed_are_cancelled_with_the_reason(tmp_path: Path) -> None:
+    with start_agent(cpu_devices=4, state_dir=tmp_path) as before:
+        done, running, waiting = do_bench(before)["id"], start_long_bench(before), submit(before, QUICK)
+        before.process.send_signal(signal.SIGKILL)
+        before.process.wait()
+    with start_agent(cpu_devices=4, state_dir=tmp_path) as after:
+        assert read_run(after, done)["state"] == "succeeded"
+        for run_id in (running, waiting):
+            run = read_run(after, run_id)
+            assert (run["state"], run["error"]["code"]) == ("cancelled", "run_cancelled")
+            assert "the agent stopped while this run was under way" in run["error"]["detail"]
+            assert run["finished_at"]
+            last = parse_events(read_events(after, run_id))[-1]["data"]
+            assert (last["type"], last["state"]) == ("state", "cancelled")
+        assert ask(after, "/runs?state=running")["runs"] == ask(after, "/runs?state=queued")["runs"] == []
+        assert do_bench(after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 from meshwright import AsyncClient, Client
 from meshwright.errors import MeshwrightError, NotFoundError
 from meshwright.testing import FakeAgent
-from tests.agents import MESHWRIGHT, RunningAgent, wait_for
+from tests.agents import MESHWRIGHT, RunningAgent, start_agent, wait_for
 from tests.contract.client.both import Kind
 from tests.process.living import LONG, end_leases
 
@@ -70,6 +71,27 @@ def _behave(client: Client) -> list[Any]:
 def test_the_fake_agent_leases_as_the_real_one_does(agent: RunningAgent) -> None:
     with Client(agent.url, timeout=LIMIT_S) as real, FakeAgent("cpu:8").client() as fake:
         assert _behave(real) == _behave(fake)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*socket")  # httpcore 1.0.9 leaves one to the collector
+def test_a_held_lease_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
+    """Same state, same socket, another process: the holder does not notice."""
+    state, socket = tmp_path / "state", tmp_path / "agent.sock"
+    with start_agent(state_dir=state, uds=socket) as before:
+        client = Client(f"unix://{socket}", timeout=LIMIT_S)
+        held_by = client.hold(purpose="train", ttl_s=20)
+        held = held_by.__enter__()
+        before.stop()
+    with start_agent(state_dir=state, uds=socket):
+        renewed = held.lease
+        wait_for(lambda: held.lease is not renewed or held.lost is not None)
+        held.check()
+        assert [lease.id for lease in client.leases().leases] == [renewed.id]
+        held_by.__exit__(None, None, None)
+        assert client.leases().leases == ()
+        client.close()
+    gc.collect()
 
 
 @pytest.fixture

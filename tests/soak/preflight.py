@@ -16,7 +16,7 @@ from tests.process.namespaces import start_hosts
 CLEAN = "none"
 
 
-def soak(count: int, rounds: int, faults: Sequence[str]) -> bool:
+def soak(count: int, rounds: int, faults: Sequence[str], timeout_s: int) -> bool:
     """Prints one row for each fault; returns whether all were named and nobody else."""
     is_good, chance = True, random.Random(0)
     print(f"| {count} hosts, fault | named | others blamed | median |\n|---|---|---|---|", flush=True)
@@ -26,7 +26,7 @@ def soak(count: int, rounds: int, faults: Sequence[str]) -> bool:
             for _ in range(rounds):
                 bad, fault, began_s = chance.randrange(count), FAULTS.get(name), time.monotonic()
                 with fault.make(network, agents, bad) if fault else contextlib.nullcontext():
-                    _, report = check(agents)
+                    _, report = check(agents, timeout_s)
                 took_s.append(time.monotonic() - began_s)
                 blamed, expected = set(list_blamed(report)), {bad} if fault else set()
                 named += expected <= blamed and report["verdict"] == ("fault" if fault else "ok")
@@ -43,9 +43,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--timeout", type=int, default=90)
     parser.add_argument("--faults", nargs="+", default=[CLEAN, *FAULTS], choices=[CLEAN, *FAULTS])
     given = parser.parse_args()
-    return int(not soak(given.hosts, given.rounds, given.faults))
+    return int(not soak(given.hosts, given.rounds, given.faults, given.timeout))
 
 
 if __name__ == "__main__":

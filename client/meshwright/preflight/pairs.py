@@ -35,15 +35,18 @@ def _pair_up(number: int, places: int, count: int) -> Round:
 
 
 def pair_with(some: Sequence[int], others: Sequence[int], count: int) -> tuple[Round, ...]:
-    """Returns `count` rounds in which each of some hosts meets the others in turn.
+    """Returns `count` rounds in which each of some hosts meets the others in turn, and the others left meet each other.
 
     Hosts beyond the number of others are not paired.
     """
-    chosen = some[: len(others)]
-    return tuple(
-        _build_round((host, others[(i + number) % len(others)]) for i, host in enumerate(chosen))
-        for number in range(count if chosen else 0)
-    )
+
+    def pair_up(number: int) -> Round:
+        first = number % len(others)
+        turn = [*others[first:], *others[:first]]
+        left = turn[len(some) :]
+        return _build_round([*zip(some, turn, strict=False), *zip(left[::2], left[1::2], strict=False)])
+
+    return tuple(pair_up(number) for number in range(count if some and others else 0))
 
 
 def _build_round(pairs: Iterable[tuple[int, int]]) -> Round:

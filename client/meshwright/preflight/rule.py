@@ -105,7 +105,8 @@ def find_suspects(hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> tupl
 
 
 def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int, count: int) -> tuple[Round, ...]:
-    """Returns `count` rounds in which the hosts with a suspected network meet hosts that are not suspected at all.
+    """Returns `count` rounds in which the hosts with a suspected network meet hosts that are not suspected at all, and
+    those left meet each other.
 
     If there are too few, they meet those whose network is not suspected.
     """
@@ -140,18 +141,23 @@ def confirm(
     """
     keys = choose_figures(suspects, len(hosts), len(hosts[0].devices))
     suspected = {(slow.host, slow.figure, slow.device) for slow in suspects}
+    good = set(range(len(hosts))) - {slow.host for slow in suspects}
+    met = choose_confirmation(suspects, len(hosts), len(again[0].network))
 
     def list_levels(figure: Figure) -> Iterator[Level | None]:
         if figure == "network":
             yield _level_network(hosts, rounds)
-            return
-        yield _level_hosts(hosts) if figure == "all_reduce" else _level_devices(hosts, figure)
-        peers = [
-            again[host].read(figure, device)
-            for named, device in keys
-            for host in range(len(hosts))
-            if named == figure and (host, figure, device) not in suspected
-        ]
+            peers: list[float | None] = [
+                rate for h in good for rate, partner in _list_met(h, again[h], met) if partner in good
+            ]
+        else:
+            yield _level_hosts(hosts) if figure == "all_reduce" else _level_devices(hosts, figure)
+            peers = [
+                again[host].read(figure, device)
+                for named, device in keys
+                for host in range(len(hosts))
+                if named == figure and (host, figure, device) not in suspected
+            ]
         if values := [value for value in peers if value is not None]:
             yield Level.of(values)
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final, cast
 
 import jax
@@ -73,10 +73,13 @@ _OF_CONNECTIONS: Final = re.compile(
 )
 """Words of JAX's errors where another process has ended. All else is this host's."""
 SAMPLES: Final = 5
+WINDOW_S: Final = 0.3
+"""How long a device or host is measured at least: Linux counts a limit of CPU time over 0.1 s, and a short sample would
+fit into what it leaves. Source: docs.kernel.org/scheduler/sched-bwc.html"""
 PAUSE_S: Final = 0.5
 """Between the tries of a suspect: what else ran on the host may have ended."""
 Choose = Callable[[Sequence[float]], float]
-"""Chooses one of several samples: the median to compare hosts, the shortest of a suspect, to be fair to it."""
+"""Chooses one of a round's samples: the median to compare hosts, the shortest of a suspect, to be fair to it."""
 MATMUL_SIZE: Final = 4096
 """On accelerators: 0.2 ms of an H100, and small enough that the host fills and checks it in a tenth of a second."""
 MAX_WRONG: Final = 8
@@ -371,20 +374,20 @@ class _Part:
         """Returns the rates of each device and, with several, of the all-reduce over them."""
         trials = {_name_figure(trial): trial for figure in LOCAL for trial in self._list_trials(figure)}
         self.subjects = {key: (trial, trial.prepare()) for key, trial in trials.items()}
-        found = self._measure_figures(self.subjects, 0.0, median)
+        found = self._measure_figures(self.subjects, 0.0)
         devices = tuple({figure: found[figure, index] for figure in DEVICE_FIGURES} for index in self.devices)
         return HostFigures(devices, found.get(("all_reduce", None)), ())
 
     def measure_again(self, before: HostFigures, keys: Collection[FigureKey]) -> HostFigures:
         """Returns the figures with some of them measured again, in a quarter of the time that is left."""
-        found = self._measure_figures(keys, self.left_s / 4, min)
+        found = self._measure_figures(keys, self.left_s / 4)
         devices = tuple(
             {figure: found.get((figure, index), value) for figure, value in rates.items()}
             for index, rates in zip(self.devices, before.devices, strict=True)
         )
         return replace(before, devices=devices, all_reduce=found.get(("all_reduce", None), before.all_reduce))
 
-    def _measure_figures(self, keys: Collection[FigureKey], limit_s: float, choose: Choose) -> dict[FigureKey, float]:
+    def _measure_figures(self, keys: Collection[FigureKey], limit_s: float) -> dict[FigureKey, float]:
         """Returns the best rate of each figure in as many tries as end in time, 1 to `CONFIRM_TRIES`; notes wrong
         results.
         """
@@ -394,7 +397,7 @@ class _Part:
         while chosen:
             began_s = time.monotonic()
             for key, (trial, subject) in chosen.items():
-                found[key] = max(_measure_rate(trial, subject, choose), found.get(key, 0.0))
+                found[key] = max(_measure_rate(trial, subject), found.get(key, 0.0))
             tries, ended_s = tries + 1, time.monotonic()
             if tries == CONFIRM_TRIES or 2 * ended_s - began_s + PAUSE_S > until_s:
                 break
@@ -581,11 +584,16 @@ def _name_figure(trial: Trial) -> FigureKey:
     return cast(Figure, trial.case), trial.device_indices[0] if len(trial.device_indices) == 1 else None
 
 
-def _measure_rate(trial: Trial, subject: Subject, choose: Choose) -> float:
-    """Returns the rate of a trial by one of `SAMPLES` samples after one: FLOP/s, or (bus) bytes/s."""
-    samples = [subject.sample() for _ in range(SAMPLES + 1)][1:]
+def _measure_rate(trial: Trial, subject: Subject) -> float:
+    """Returns the mean rate of a trial over `SAMPLES` samples and `WINDOW_S` at least, after one: FLOP/s, or (bus)
+    bytes/s.
+    """
+    subject.sample()
+    until_s, samples = time.monotonic() + WINDOW_S, [subject.sample()]
+    while len(samples) < SAMPLES or time.monotonic() < until_s:
+        samples.append(subject.sample())
     amount = trial.flops or trial.size_bytes * (trial.busbw_factor or 1.0)
-    return amount / choose(samples)
+    return amount / fmean(samples)
 
 
 def build_mesh(host_count: int) -> Mesh:

@@ -12,19 +12,20 @@ import pytest
 
 from meshwright.errors import RunFailedError
 from meshwright.preflight.rule import CONFIRM_TRIES, HostFigures
-from meshwright_agent.children.preflight import SAMPLES, _Part, can_connect, waiting_for_others
+from meshwright_agent.children.preflight import SAMPLES, WINDOW_S, _measure_rate, _Part, can_connect, waiting_for_others
 
+SAMPLE_S = 1.2 * WINDOW_S / SAMPLES
 A_TRY = SAMPLES + 1
+TRIAL: Any = SimpleNamespace(flops=1.0, size_bytes=0, busbw_factor=None)
 
 
 class Measured:
     """A device of which each try is faster than the one before."""
 
-    def __init__(self, pause_s: float = 0.0) -> None:
-        self.pause_s, self.count = pause_s, 0
+    count = 0
 
     def sample(self) -> float:
-        time.sleep(self.pause_s)
+        time.sleep(SAMPLE_S)
         self.count += 1
         return 1.0 / (1 + (self.count - 1) // A_TRY)
 
@@ -32,21 +33,34 @@ class Measured:
         return SimpleNamespace(wrong_elements=0)
 
 
-@pytest.mark.parametrize(("left_s", "pause_s", "tries"), [(1000.0, 0.0, CONFIRM_TRIES), (1.0, 0.03, 1)])
+@pytest.mark.parametrize(("left_s", "tries"), [(1000.0, CONFIRM_TRIES), (1.0, 1)])
 def test_a_suspect_is_measured_again_as_often_as_there_is_time_for_and_the_best_counts(
-    left_s: float, pause_s: float, tries: int
+    left_s: float, tries: int
 ) -> None:
-    suspect, other = Measured(pause_s), Measured()
-    trial = SimpleNamespace(flops=1.0, size_bytes=0, busbw_factor=None)
+    suspect, other = Measured(), Measured()
     signs: Any = None
     request: Any = None
     part = _Part(request, signs, "cpu", 2, until_s=time.monotonic() + left_s)
     part.devices = {0: None, 1: None}
-    part.subjects = {("matmul", 0): (trial, suspect), ("matmul", 1): (trial, other)}
+    part.subjects = {("matmul", 0): (TRIAL, suspect), ("matmul", 1): (TRIAL, other)}
     before = HostFigures(({"matmul": 0.1}, {"matmul": 0.2}), None, ())
     again = part.measure_again(before, {("matmul", 0)})
     assert (suspect.count, other.count) == (tries * A_TRY, 0)
     assert [device["matmul"] for device in again.devices] == [tries, 0.2]
+
+
+def test_a_limit_of_cpu_time_does_not_hide_between_short_samples() -> None:
+    class Limited(Measured):
+        """8 samples of 1 ms, then one that stands still for the rest of 0.1 s."""
+
+        def sample(self) -> float:
+            self.count += 1
+            sample_s = 0.001 if self.count % 9 else 0.092
+            time.sleep(sample_s)
+            return sample_s
+
+    limited: Any = Limited()
+    assert 1 / _measure_rate(TRIAL, limited) > 0.009
 
 
 def test_a_last_try_to_connect_comes_after_the_time_in_which_the_process_may_have_stood_still(

@@ -18,7 +18,7 @@ from meshwright.preflight.rule import (
 from meshwright.wire.preflight import SlowFigure
 
 SIGMA = 0.05
-"""Of the logarithm of a figure's median of five."""
+"""Of the logarithm of a figure."""
 OUTLIER_RATIO = 0.02
 """Share of figures that something else on the host made up to three times slower."""
 DEVICES = 2

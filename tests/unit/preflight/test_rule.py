@@ -28,6 +28,7 @@ def test_no_two_hosts_meet_twice_and_at_most_one_rests(count: int, rounds: int) 
 def test_suspects_meet_different_good_hosts() -> None:
     assert pair_with((2, 5), (0, 1, 3), 2) == ({2: 0, 0: 2, 5: 1, 1: 5}, {2: 1, 1: 2, 5: 3, 3: 5})
     assert pair_with((2,), (0,), 3) == ({2: 0, 0: 2},) * 3
+    assert pair_with((2,), (0, 1, 3), 2) == ({2: 0, 0: 2, 1: 3, 3: 1}, {2: 1, 1: 2, 3: 0, 0: 3})
     assert pair_with((), (0, 1), 3) == pair_with((0, 1), (), 3) == ()
 
 
@@ -69,6 +70,17 @@ def test_a_host_is_not_blamed_for_what_slows_its_peers_too_once_it_is_measured_a
     assert [(slow.host, slow.figure) for slow in suspects] == [(2, "matmul")]
     assert confirm(suspects, hosts, rounds, measured(3e11, 2e11, 2e11)) == ()
     assert confirm(suspects, hosts, rounds, measured(3e11, 3e11, 1e11)) == suspects
+
+
+def test_a_network_is_not_blamed_for_what_slows_its_peers_too_once_it_is_measured_again() -> None:
+    def measured(good: float, suspect: float) -> list[HostFigures]:
+        device = {"matmul": 1e12, "memory_bandwidth": 1e11}
+        return [HostFigures((device,), None, (rate,) * 3) for rate in (good, good, good, suspect)]
+
+    rounds, hosts = choose_rounds(4), measured(1e9, 1e8)
+    suspects = find_suspects(hosts, rounds)
+    assert confirm(suspects, hosts, rounds, measured(3e8, 2e8)) == ()
+    assert confirm(suspects, hosts, rounds, measured(3e8, 1e8)) == suspects
 
 
 def test_the_peers_of_a_device_on_a_host_alone_are_its_other_devices() -> None:

@@ -134,7 +134,8 @@ def test_a_schedulers_signal_reaches_the_command_and_one_that_nohup_ignores_ends
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_is_ended_gives_back_what_it_has(agent: RunningAgent, number: signal.Signals) -> None:
-    command = ["env", "--default-signal", *MESHWRIGHT, "--url", agent.url, "bench", "--request", "-"]
+    alone = ["env", "--default-signal", "--unset=COVERAGE_PROCESS_CONFIG"]  # coverage has a handler of its own
+    command = [*alone, *MESHWRIGHT, "--url", agent.url, "bench", "--request", "-"]
     with Client(agent.url, timeout=LIMIT_S) as client:
         before = {run.id for run in client.runs().runs}
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:

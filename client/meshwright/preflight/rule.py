@@ -25,7 +25,7 @@ NOISE_RATIO: Final = 4.0
 """In sigmas: one of 30,000 figures is lower by chance, and a suspect is measured again."""
 SIGMA_PER_MAD: Final = 1.4826
 """Source: the 75 % quantile of the normal distribution is 0.6745 sigma."""
-CONFIRM_TRIES: Final = 4
+CONFIRM_TRIES: Final = 8
 """How often a suspect is measured again, if there is time for it; the best counts."""
 LAG_S: Final = 5.0
 LAG_RATIO: Final = 2.0

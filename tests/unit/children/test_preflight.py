@@ -12,9 +12,10 @@ import pytest
 
 from meshwright.errors import RunFailedError
 from meshwright.preflight.rule import CONFIRM_TRIES, HostFigures
-from meshwright_agent.children.preflight import SAMPLES, WINDOW_S, _measure_rate, _Part, can_connect, waiting_for_others
+from meshwright_agent.children import preflight
+from meshwright_agent.children.preflight import SAMPLES, _measure_rate, _Part, can_connect, waiting_for_others
 
-SAMPLE_S = 1.2 * WINDOW_S / SAMPLES
+SAMPLE_S = 0.03
 A_TRY = SAMPLES + 1
 TRIAL: Any = SimpleNamespace(flops=1.0, size_bytes=0, busbw_factor=None)
 
@@ -35,8 +36,10 @@ class Measured:
 
 @pytest.mark.parametrize(("left_s", "tries"), [(1000.0, CONFIRM_TRIES), (1.0, 1)])
 def test_a_suspect_is_measured_again_as_often_as_there_is_time_for_and_the_best_counts(
-    left_s: float, tries: int
+    left_s: float, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(preflight, "WINDOW_S", SAMPLES * SAMPLE_S)
+    monkeypatch.setattr(preflight, "PAUSE_S", 0.0)
     suspect, other = Measured(), Measured()
     signs: Any = None
     request: Any = None

@@ -33,14 +33,14 @@ PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
     "code lines": 28_500,
-    "code lines of the service": 9_640,  # 9,000 and the preflight
+    "code lines of the service": 9_650,  # 9,000 and the preflight
     "code lines of planner, topology, compiler, verify": 9_000,
     "code lines of the rest of the client": 8_461,
     "modules": 185,
     "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,
     "modules of the rest of the client": 60,
-    "code lines of tests and tools": 34_212,  # 32,000, the preflight's own, and a test for each repair
+    "code lines of tests and tools": 34_226,  # 32,000, the preflight's own, and a test for each repair
     "class names with two meanings": 0,
     "settings": 28,
     "metrics": 22,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -73,13 +73,13 @@ _OF_CONNECTIONS: Final = re.compile(
 )
 """Words of JAX's errors where another process has ended. All else is this host's."""
 SAMPLES: Final = 5
+MAX_SAMPLES: Final = 40
+"""Of an exchange with a suspect."""
 WINDOW_S: Final = 0.3
 """How long a device or host is measured at least: Linux counts a limit of CPU time over 0.1 s, and a short sample would
 fit into what it leaves. Source: docs.kernel.org/scheduler/sched-bwc.html"""
 PAUSE_S: Final = 0.5
 """Between the tries of a suspect: what else ran on the host may have ended."""
-Choose = Callable[[Sequence[float]], float]
-"""Chooses one of a round's samples: the median to compare hosts, the shortest of a suspect, to be fair to it."""
 MATMUL_SIZE: Final = 4096
 """On accelerators: 0.2 ms of an H100, and small enough that the host fills and checks it in a tenth of a second."""
 MAX_WRONG: Final = 8
@@ -169,6 +169,13 @@ def waiting_for_others(what: str) -> Iterator[None]:
         raise RunFailedError(detail, hint="see the other hosts", code="run_cancelled") from error
 
 
+class Sampling(NamedTuple):
+    """How often a program is timed, and which duration counts: the median, or the shortest, to be fair to a suspect."""
+
+    times: int = SAMPLES
+    choose: Callable[[Sequence[float]], float] = median
+
+
 @dataclass(frozen=True)
 class JobMesh:
     """The devices of all hosts on a mesh; an array has one row for each.
@@ -228,6 +235,8 @@ class _Part:
     device_count: int
     until_s: float
     wrong: list[Wrong] = field(default_factory=list)
+    round_s: float = 0.0
+    sample_s: float = 0.0
 
     def run(self) -> PreflightResult:
         """Goes through the phases."""
@@ -249,9 +258,9 @@ class _Part:
         self.signs.enter("pairs")
         with waiting_for_others("the exchange between pairs of hosts"):
             rounds = choose_rounds(self.count)
-            own = replace(local, network=self.measure_rounds(rounds))
-            hosts, round_count = self.share_figures(own)
-            slow = self.confirm(hosts, rounds, round_count)
+            own = replace(local, network=self.measure_rounds(rounds, Sampling()))
+            hosts, round_count, sampling = self.share_figures(own)
+            slow = self.confirm(hosts, rounds, round_count, sampling)
             self.signs.enter("all")
             collectives = tuple(self.measure_all())
             wrong = self.share_wrong()
@@ -417,27 +426,27 @@ class _Part:
 
     # ---- between hosts -----------------------------------------------------------------------------------------------
 
-    def measure_rounds(self, rounds: Sequence[Round], choose: Choose = median) -> tuple[float | None, ...]:
-        """Returns the rate with this host's partner in each round, bytes/s, by the sample that `choose` returns."""
+    def measure_rounds(self, rounds: Sequence[Round], sampling: Sampling) -> tuple[float | None, ...]:
+        """Returns the rate with this host's partner in each round, bytes/s."""
         began_s = time.monotonic()
-        rates = tuple(self._measure_round(pairs, choose) for pairs in rounds)
+        rates = tuple(self._measure_round(pairs, sampling) for pairs in rounds)
         self.round_s = (time.monotonic() - began_s) / max(1, len(rounds))
         return rates
 
-    def _measure_round(self, pairs: Round, choose: Choose) -> float | None:
+    def _measure_round(self, pairs: Round, sampling: Sampling) -> float | None:
         both = sorted(pairs.items())
         count = EXCHANGES[self.is_cpu]
         exchange = self.job_mesh.build(
             lambda block: jax.lax.fori_loop(0, count, lambda _, data: jax.lax.ppermute(data, "host", both), block)
         )
-        duration_s, result = self._time(exchange, self._place(self.job_mesh), choose)
+        self.sample_s, result = self._time(exchange, self._place(self.job_mesh), sampling)
         partner = pairs.get(self.own)
         if partner is None:
             return None
         for position, shard in self.job_mesh.list_shards(result):
             rank = partner * len(self.devices) + position % len(self.devices)
             self._note_wrong(rank, shard != self._fill(rank))
-        return count * len(self.devices) * NETWORK_BYTES[self.is_cpu] / duration_s
+        return count * len(self.devices) * NETWORK_BYTES[self.is_cpu] / self.sample_s
 
     def measure_collective(self, job_mesh: JobMesh, case: CollectiveCase, axes: Sequence[str]) -> CollectiveRate:
         """Returns the bus bandwidth of a collective over some axes, all groups at once, and notes wrong contents."""
@@ -446,7 +455,7 @@ class _Part:
         part = self._width // size
         width = {"all_gather": part, "all_to_all": size * part}.get(case, self._width)
         work = job_mesh.build(lambda block: KINDS[case].run(block[:, :width], names, size))
-        duration_s, result = self._time(work, self._place(job_mesh))
+        duration_s, result = self._time(work, self._place(job_mesh), Sampling())
         base = self._fill(0)
         for position, shard in job_mesh.list_shards(result):
             ranks = groups[position]
@@ -511,29 +520,32 @@ class _Part:
         return jax.make_array_from_callback((job_mesh.mesh.size, self._width), job_mesh.sharding, fill_row)
 
     def _time(
-        self, work: Callable[[jax.Array], jax.Array], given: jax.Array, choose: Choose = median
+        self, work: Callable[[jax.Array], jax.Array], given: jax.Array, sampling: Sampling
     ) -> tuple[float, jax.Array]:
-        """Returns one of `SAMPLES` calls after one that compiles, in seconds, and the last result."""
+        """Returns the seconds of a call after one that compiles, and the last result."""
         result, samples = jax.block_until_ready(work(given)), []
-        for _ in range(SAMPLES):
+        for _ in range(sampling.times):
             began_s = time.monotonic()
             result = jax.block_until_ready(work(given))
             samples.append(time.monotonic() - began_s)
-        return choose(samples), result
+        return sampling.choose(samples), result
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
-    def share_figures(self, own: HostFigures) -> tuple[list[HostFigures], int]:
-        """Returns the figures of all hosts, and how many rounds the slowest can exchange in a quarter of the time left,
-        1 to `CONFIRM_TRIES`. Every process receives the same.
+    def share_figures(self, own: HostFigures) -> tuple[list[HostFigures], int, Sampling]:
+        """Returns the figures of all hosts, and how many rounds (1 to `CONFIRM_TRIES`) and samples (to `MAX_SAMPLES`)
+        the slowest can exchange in a quarter of the time left. Every process receives the same.
         """
-        row = [self.left_s, self.round_s]
+        row = [self.left_s, self.round_s, self.sample_s]
         row += [rates[figure] for rates in own.devices for figure in DEVICE_FIGURES]
         row += [-1.0 if own.all_reduce is None else own.all_reduce]
         row += [-1.0 if rate is None else rate for rate in own.network]
         table = multihost_utils.process_allgather(np.array(row, dtype=np.float32)).reshape(self.count, -1)
-        round_count = int(np.clip(table[:, 0].min() / 4 / max(table[:, 1].max(), 0.1), 1, CONFIRM_TRIES))
-        return [self._parse_row([float(value) for value in each[2:]]) for each in table], round_count
+        limit_s, round_s, sample_s = table[:, 0].min() / 4, table[:, 1].max(), table[:, 2].max()
+        round_count = int(np.clip(limit_s / max(round_s, 0.1), 1, CONFIRM_TRIES))
+        sample_count = int(np.clip(limit_s / 2 / round_count / max(sample_s, 1e-3), SAMPLES, MAX_SAMPLES))
+        figures = [self._parse_row([float(value) for value in each[3:]]) for each in table]
+        return figures, round_count, Sampling(sample_count, min)
 
     def _parse_row(self, row: list[float]) -> HostFigures:
         count = len(DEVICE_FIGURES)
@@ -545,7 +557,9 @@ class _Part:
         rest = known[len(self.devices) * count :]
         return HostFigures(devices, rest[0], tuple(rest[1:]))
 
-    def confirm(self, hosts: Sequence[HostFigures], rounds: Sequence[Round], count: int) -> tuple[SlowFigure, ...]:
+    def confirm(
+        self, hosts: Sequence[HostFigures], rounds: Sequence[Round], round_count: int, sampling: Sampling
+    ) -> tuple[SlowFigure, ...]:
         """Measures the suspects again; returns those that were slow every time. Every process returns the same."""
         suspects = find_suspects(hosts, rounds)
         if not suspects:
@@ -553,8 +567,8 @@ class _Part:
         self.signs.enter("again")
         own = self.measure_again(hosts[self.own], choose_figures(suspects, self.count, len(self.devices)))
         self.signs.enter("confirm")
-        network = self.measure_rounds(choose_confirmation(suspects, self.count, count), min)
-        again, _ = self.share_figures(replace(own, network=network))
+        network = self.measure_rounds(choose_confirmation(suspects, self.count, round_count), sampling)
+        again, *_ = self.share_figures(replace(own, network=network))
         return confirm(suspects, hosts, rounds, again)
 
     def share_wrong(self) -> tuple[WrongContent, ...]:

@@ -13,7 +13,14 @@ import pytest
 from meshwright.errors import RunFailedError
 from meshwright.preflight.rule import CONFIRM_TRIES, HostFigures
 from meshwright_agent.children import preflight
-from meshwright_agent.children.preflight import SAMPLES, _measure_rate, _Part, can_connect, waiting_for_others
+from meshwright_agent.children.preflight import (
+    MAX_SAMPLES,
+    SAMPLES,
+    _measure_rate,
+    _Part,
+    can_connect,
+    waiting_for_others,
+)
 
 SAMPLE_S = 0.03
 A_TRY = SAMPLES + 1
@@ -50,6 +57,22 @@ def test_a_suspect_is_measured_again_as_often_as_there_is_time_for_and_the_best_
     again = part.measure_again(before, {("matmul", 0)})
     assert (suspect.count, other.count) == (tries * A_TRY, 0)
     assert [device["matmul"] for device in again.devices] == [tries, 0.2]
+
+
+@pytest.mark.parametrize(("left_s", "round_s", "sample_s", "rounds", "samples"), [
+    (400.0, 1.0, 0.004, CONFIRM_TRIES, MAX_SAMPLES),
+    (60.0, 5.0, 0.1, 3, 25),  # much of a round is not sampling
+    (60.0, 60.0, 10.0, 1, SAMPLES),  # a slow link
+])  # fmt: skip
+def test_the_network_of_a_suspect_is_sampled_as_often_as_there_is_time_for(
+    left_s: float, round_s: float, sample_s: float, rounds: int, samples: int
+) -> None:
+    request: Any = SimpleNamespace(hosts=("a",))
+    signs: Any = None
+    part = _Part(request, signs, "cpu", 1, time.monotonic() + left_s + 0.1, round_s=round_s, sample_s=sample_s)
+    part.devices = {0: None}
+    figures = HostFigures(({"matmul": 1.0, "memory_bandwidth": 2.0},), None, (3.0, None))
+    assert part.share_figures(figures) == ([figures], rounds, (samples, min))
 
 
 def test_a_limit_of_cpu_time_does_not_hide_between_short_samples() -> None:

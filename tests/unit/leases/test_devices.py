@@ -43,6 +43,7 @@ MIG = [
     ({"local_index": 0, "pci_bus_id": "p"}, {"local_index": 1, "pci_bus_id": "p"}, True),
     ({"local_index": 0, "pci_bus_id": "p"}, {"local_index": 0, "pci_bus_id": "q"}, False),
     ({"local_index": 0, "uuid": "GPU-a"}, {"uuid": "MIG-0", "mig": {"parent_uuid": "GPU-a"}}, True),
+    ({"local_index": 0, "uuid": "GPU-a"}, {"uuid": "MIG-0", "mig": {"parent_uuid": "GPU-b"}}, False),
     ({"local_index": 0, "uuid": "MIG-0", "pci_bus_id": "p"}, {"uuid": "MIG-1", "pci_bus_id": "p"}, False),
 ])  # fmt: skip
 def test_the_strongest_name_that_both_have_counts(leased: Any, device: Any, is_covered: bool) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, NotFoundError, UnavailableError
+from meshwright.wire.base import DeviceRef
 from meshwright_agent import leases as module
-from meshwright_agent.leases import HELD, LEASE, Owner, read_held
+from meshwright_agent.leases import HELD, LEASE, Owner, StoredLease, read_held
 from meshwright_agent.store import StoreUnavailableError
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.unit.leases.scene import NAME, Scene, build_lease, run_scene
@@ -130,6 +131,9 @@ def test_the_owner_renews_by_the_same_put_and_may_change_time_and_purpose(tmp_pa
         assert not (await scene.put([2, 3], lease_id="b", ttl_s=5))[1]
         assert [(each.id, each.expires_in_s) for each in scene.service.list_leases()] == [("slurm-1", 90), ("b", 5)]
         assert scene.stopped[-1][1].startswith(f"preempted by lease {whole.id}")  # a renewal frees nothing anew
+        for each in (first, whole):
+            await scene.end(each.id, "slurm")
+        assert [(await scene.put("all", lease_id="c"))[1] for _ in range(2)] == [True, False]
 
     run_scene(tmp_path, test)
 
@@ -264,7 +268,7 @@ def test_a_wall_clock_that_jumps_changes_nothing_but_what_is_shown(tmp_path: Pat
     (ManualBoot("boot-1", now_s=5000.0), "not renewed in time"),
     (ManualBoot("boot-0", now_s=1010.0), "the host was restarted"),
     (ManualBoot("boot-1", now_s=20.0), "the host was restarted"),
-    (ManualBoot("boot-1", now_s=997.0), "the host was restarted"),
+    (ManualBoot("boot-1", now_s=998.5), "the host was restarted"),
 ])  # fmt: skip
 def test_leases_of_before_end_with_the_reason_when_an_agent_is_back(tmp_path: Path, boot: ManualBoot, why: str) -> None:
     async def first(scene: Scene) -> str:
@@ -282,6 +286,25 @@ def test_leases_of_before_end_with_the_reason_when_an_agent_is_back(tmp_path: Pa
 
     run_scene(tmp_path, second, boot=boot)
     run_scene(tmp_path, second, boot=ManualBoot("boot-1", now_s=1000.0))  # it is stored, and does not come back
+
+
+@pytest.mark.parametrize("now_s", [999.0, 999.5, 1599.0])
+def test_a_lease_is_of_this_boot_if_it_began_before_now_but_for_a_second(tmp_path: Path, now_s: float) -> None:
+    async def first(scene: Scene) -> None:
+        await scene.lease([0], ttl_s=600)
+
+    async def second(scene: Scene) -> list[str]:
+        return scene.held()
+
+    run_scene(tmp_path, first)
+    assert run_scene(tmp_path, second, boot=ManualBoot(now_s=now_s)) == ["lease-1"]
+
+
+def test_a_lease_that_an_earlier_version_left_has_no_host_and_its_index_as_position() -> None:
+    devices = [{"local_index": 3, "uuid": "GPU-a"}]
+    lease = build_lease().model_dump(mode="json") | {"devices": devices}
+    stored = StoredLease.model_validate({"lease": lease, "boot_id": "boot-1", "until_s": 60.0})
+    assert stored.lease.devices == (DeviceRef(host="", local_index=3, position=3, uuid="GPU-a"),)
 
 
 def test_a_lease_survives_its_agent_with_what_it_says(tmp_path: Path) -> None:

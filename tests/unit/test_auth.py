@@ -76,7 +76,9 @@ def test_a_wrong_line_is_named_by_its_number_and_its_digest_is_not_shown(line: s
     assert DIGEST not in wrong
 
 
-@pytest.mark.parametrize(("text", "days"), [("90d", 90), ("12h", 0.5), ("1970-01-03T00:00:00+00:00", None)])
+@pytest.mark.parametrize(
+    ("text", "days"), [("90d", 90), ("12h", 0.5), ("36min", 0.025), ("1970-01-03T00:00:00+00:00", None)]
+)
 def test_a_time_to_expire_is_a_duration_or_a_moment(text: str, days: float | None) -> None:
     expected = datetime(1970, 1, 3, tzinfo=UTC) if days is None else EPOCH + timedelta(days=days)
     now = datetime(1970, 1, 2, tzinfo=UTC) if days is None else EPOCH

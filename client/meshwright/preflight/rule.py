@@ -142,13 +142,13 @@ def confirm(
     keys = choose_figures(suspects, len(hosts), len(hosts[0].devices))
     suspected = {(slow.host, slow.figure, slow.device) for slow in suspects}
     good = set(range(len(hosts))) - {slow.host for slow in suspects}
-    met = choose_confirmation(suspects, len(hosts), len(again[0].network))
+    rounds_again = choose_confirmation(suspects, len(hosts), len(again[0].network))
 
     def list_levels(figure: Figure) -> Iterator[Level | None]:
         if figure == "network":
             yield _level_network(hosts, rounds)
             peers: list[float | None] = [
-                rate for h in good for rate, partner in _list_met(h, again[h], met) if partner in good
+                rate for h in good for rate, partner in _list_met(h, again[h], rounds_again) if partner in good
             ]
         else:
             yield _level_hosts(hosts) if figure == "all_reduce" else _level_devices(hosts, figure)

@@ -25,8 +25,8 @@ NOISE_RATIO: Final = 4.0
 """In sigmas: one of 30,000 figures is lower by chance, and a suspect is measured again."""
 SIGMA_PER_MAD: Final = 1.4826
 """Source: the 75 % quantile of the normal distribution is 0.6745 sigma."""
-CONFIRM_TRIES: Final = 8
-"""How often a suspect is measured again, if there is time for it; the best counts."""
+CONFIRM_ROUNDS: Final = 8
+"""In how many rounds a suspected network is measured again, if there is time for it; the best counts."""
 LAG_S: Final = 5.0
 LAG_RATIO: Final = 2.0
 """A host lags if it is in a phase for so many seconds, and so many times, longer than its peers were."""

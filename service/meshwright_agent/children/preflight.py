@@ -30,7 +30,7 @@ from meshwright.errors import InvalidRequestError, RunFailedError
 from meshwright.planning.parallelism import Role, find_role
 from meshwright.preflight.pairs import Round, choose_rounds
 from meshwright.preflight.rule import (
-    CONFIRM_TRIES,
+    CONFIRM_ROUNDS,
     DEVICE_FIGURES,
     FigureKey,
     HostFigures,
@@ -75,11 +75,11 @@ _OF_CONNECTIONS: Final = re.compile(
 SAMPLES: Final = 5
 MAX_SAMPLES: Final = 40
 """Of an exchange with a suspect."""
-WINDOW_S: Final = 0.3
+WINDOW_S: Final = 0.2
 """How long a device or host is measured at least: Linux counts a limit of CPU time over 0.1 s, and a short sample would
 fit into what it leaves. Source: docs.kernel.org/scheduler/sched-bwc.html"""
-PAUSE_S: Final = 0.5
-"""Between the tries of a suspect: what else ran on the host may have ended."""
+CONFIRM_S: Final = 10.0
+"""For how long at most the devices of a suspect are measured again: what else ran on the host may have ended."""
 MATMUL_SIZE: Final = 4096
 """On accelerators: 0.2 ms of an H100, and small enough that the host fills and checks it in a tenth of a second."""
 MAX_WRONG: Final = 8
@@ -389,7 +389,7 @@ class _Part:
 
     def measure_again(self, before: HostFigures, keys: Collection[FigureKey]) -> HostFigures:
         """Returns the figures with some of them measured again, in a quarter of the time that is left."""
-        found = self._measure_figures(keys, self.left_s / 4)
+        found = self._measure_figures(keys, min(self.left_s / 4, CONFIRM_S))
         devices = tuple(
             {figure: found.get((figure, index), value) for figure, value in rates.items()}
             for index, rates in zip(self.devices, before.devices, strict=True)
@@ -397,20 +397,17 @@ class _Part:
         return replace(before, devices=devices, all_reduce=found.get(("all_reduce", None), before.all_reduce))
 
     def _measure_figures(self, keys: Collection[FigureKey], limit_s: float) -> dict[FigureKey, float]:
-        """Returns the best rate of each figure in as many tries as end in time, 1 to `CONFIRM_TRIES`; notes wrong
-        results.
-        """
+        """Returns the best rate of each figure in as many tries as end in time, 1 at least; notes wrong results."""
         chosen = {key: pair for key, pair in self.subjects.items() if key in keys}
         found: dict[FigureKey, float] = {}
-        tries, until_s = 0, time.monotonic() + limit_s
+        ended_s, until_s = time.monotonic(), time.monotonic() + limit_s
         while chosen:
-            began_s = time.monotonic()
+            began_s = ended_s
             for key, (trial, subject) in chosen.items():
                 found[key] = max(_measure_rate(trial, subject), found.get(key, 0.0))
-            tries, ended_s = tries + 1, time.monotonic()
-            if tries == CONFIRM_TRIES or 2 * ended_s - began_s + PAUSE_S > until_s:
+            ended_s = time.monotonic()
+            if 2 * ended_s - began_s > until_s:
                 break
-            time.sleep(PAUSE_S)
         for (figure, device), (_, subject) in chosen.items():
             if wrong := subject.verify().wrong_elements:
                 self.wrong.append(Wrong(self.own, self.own, -1 if device is None else device, figure, wrong))
@@ -533,7 +530,7 @@ class _Part:
     # ---- together ----------------------------------------------------------------------------------------------------
 
     def share_figures(self, own: HostFigures) -> tuple[list[HostFigures], int, Sampling]:
-        """Returns the figures of all hosts, and how many rounds (1 to `CONFIRM_TRIES`) and samples (to `MAX_SAMPLES`)
+        """Returns the figures of all hosts, and how many rounds (1 to `CONFIRM_ROUNDS`) and samples (to `MAX_SAMPLES`)
         the slowest can exchange in a quarter of the time left. Every process receives the same.
         """
         row = [self.left_s, self.round_s, self.sample_s]
@@ -542,7 +539,7 @@ class _Part:
         row += [-1.0 if rate is None else rate for rate in own.network]
         table = multihost_utils.process_allgather(np.array(row, dtype=np.float32)).reshape(self.count, -1)
         limit_s, round_s, sample_s = table[:, 0].min() / 4, table[:, 1].max(), table[:, 2].max()
-        round_count = int(np.clip(limit_s / max(round_s, 0.1), 1, CONFIRM_TRIES))
+        round_count = int(np.clip(limit_s / max(round_s, 0.1), 1, CONFIRM_ROUNDS))
         sample_count = int(np.clip(limit_s / 2 / round_count / max(sample_s, 1e-3), SAMPLES, MAX_SAMPLES))
         figures = [self._parse_row([float(value) for value in each[3:]]) for each in table]
         return figures, round_count, Sampling(sample_count, min)

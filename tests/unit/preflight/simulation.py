@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.preflight.pairs import Round, choose_rounds
 from meshwright.preflight.rule import (
-    CONFIRM_TRIES,
+    CONFIRM_ROUNDS,
     DEVICE_FIGURES,
     HostFigures,
     choose_confirmation,
@@ -61,5 +61,5 @@ def blame(hosts: Hosts) -> tuple[SlowFigure, ...]:
     rounds = choose_rounds(hosts.count)
     first = [hosts.run(host, rounds) for host in range(hosts.count)]
     suspects = find_suspects(first, rounds)
-    again = choose_confirmation(suspects, hosts.count, CONFIRM_TRIES)
-    return confirm(suspects, first, rounds, [hosts.run(host, again, CONFIRM_TRIES) for host in range(hosts.count)])
+    again = choose_confirmation(suspects, hosts.count, CONFIRM_ROUNDS)
+    return confirm(suspects, first, rounds, [hosts.run(host, again, CONFIRM_ROUNDS) for host in range(hosts.count)])

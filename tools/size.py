@@ -33,7 +33,7 @@ PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
     "code lines": 28_500,
-    "code lines of the service": 9_650,  # 9,000 and the preflight
+    "code lines of the service": 9_649,  # 9,000 and the preflight
     "code lines of planner, topology, compiler, verify": 9_000,
     "code lines of the rest of the client": 8_461,
     "modules": 185,

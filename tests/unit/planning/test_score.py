@@ -117,6 +117,11 @@ def test_the_worst_line_is_what_an_axis_costs() -> None:
 # ---- links ----------------------------------------------------------------------------------------------------------
 
 
+def test_only_the_shorter_way_round_a_ring_counts() -> None:
+    assert count_links([(0,), (1,), (6,)], (Dimension(8, is_ring=True),)) == 1 / 2
+    assert count_links([(0,), (4,)], (Dimension(8, is_ring=True),)) == 1 / 4 + 1 / 4
+
+
 def test_a_group_without_straight_neighbors_shares_the_links_of_the_way_between() -> None:
     diagonal = [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert count_links(diagonal, (Dimension(4), Dimension(4))) == 0

@@ -118,6 +118,12 @@ def test_the_box_of_a_part_of_a_torus_has_the_most_links() -> None:
     assert math.prod(dimension.size for dimension in find_box(1, torus)) == 1
 
 
+def test_of_cuts_with_equal_colors_and_steps_the_one_with_more_links_inside_is_taken() -> None:
+    found = cut((2, 8, 8), (Dimension(8, is_ring=True), RING4, RING4))
+    assert [(axis.colors, axis.step) for axis in found] == [(2, 1)] * 3
+    assert [axis.links for axis in found] == [1, 2, 3]
+
+
 CLOSED = [
     ((16,), (Dimension(4), Dimension(4))), ((8,), (Dimension(2), Dimension(4))),
     ((24,), (Dimension(2), Dimension(3), Dimension(4))), ((64,), (RING4,) * 3),
@@ -131,6 +137,7 @@ def test_an_axis_comes_back_to_its_start_where_it_can(sizes: Sizes, dimensions: 
     assert {measure(a, b, dimensions) for a, b in pairwise([*places, places[0]])} == {1}
 
 
-def test_a_mesh_of_another_size_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ValueError, match="holds 6 devices, the torus has 64"):
-        cut((2, 3), (LINE8, LINE8))
+@pytest.mark.parametrize("sizes", [(2, 3), (16, 8)])
+def test_a_mesh_of_another_size_is_refused_with_both_numbers(sizes: Sizes) -> None:
+    with pytest.raises(ValueError, match=f"holds {math.prod(sizes)} devices, the torus has 64"):
+        cut(sizes, (LINE8, LINE8))

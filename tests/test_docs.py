@@ -34,7 +34,8 @@ from tests.deploy.test_files import OF_SCRIPTS
 from tests.documents import ROOT, Block, Command, Document, has_shape, list_printed, mask, read_settings
 from tests.reference import PAGES, REQUESTS, write_page
 
-PATHS = [path for glob in ("docs/*.md", "docs/*/*.md", "*/[A-Z]*.md", "[A-Z]*.md") for path in sorted(ROOT.glob(glob))]
+_GLOBS = ("docs/*.md", "docs/*/*.md", "[a-z]*/[A-Z]*.md", "[A-Z]*.md")
+PATHS = [path for glob in _GLOBS for path in sorted(ROOT.glob(glob))]
 DOCUMENTS = {name: Document.read(name) for name in (path.relative_to(ROOT).as_posix() for path in PATHS)}
 """README.md is the last, since its scheduler releases the devices that other pages show."""
 RUN = [document for document in DOCUMENTS.values() if document.blocks("python")]

@@ -40,7 +40,7 @@ LIMITS: Final = {
     "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,
     "modules of the rest of the client": 60,
-    "code lines of tests and tools": 34_252,  # 32,000, the preflight's own, and a test for each repair
+    "code lines of tests and tools": 34_268,  # 32,000, the preflight's own, and a test for each repair
     "class names with two meanings": 0,
     "settings": 28,
     "metrics": 22,

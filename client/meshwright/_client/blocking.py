@@ -171,7 +171,7 @@ class Client:
     def _ask(self, model: type[M], method: str, path: str, *, gone: M | None = None, **options: Any) -> M:
         """Returns the answer as its model, or `gone` where the request is repeated after a lost answer: 404."""
         response = self._send(method, path, is_gone_fine=gone is not None, **options)
-        return read_reply(model, response, self.base_url) if gone is None or response.status_code != 404 else gone
+        return read_reply(model, response, self._address.shown) if gone is None or response.status_code != 404 else gone
 
     def _send(
         self,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -27,6 +29,7 @@ from meshwright.errors import (
     UnavailableError,
 )
 from meshwright.spec import MeshSpec
+from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
 from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.bench import BenchRequest
@@ -268,3 +271,23 @@ def test_over_tls_a_connection_that_breaks_may_be_a_refused_certificate_and_the_
     assert isinstance(told, AgentConnectionError)
     assert told.hint.startswith("where the agent asks for a client certificate, it may have refused this client's")
     assert "certificate" not in str(build_error(LOST, "GET /health", "http://gw:8790"))
+
+
+def test_a_request_passes_few_functions_so_that_a_reader_can_follow_it() -> None:
+    passed = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        name, code = frame.f_globals.get("__name__", ""), frame.f_code
+        if (
+            event == "call"
+            and name.startswith("meshwright.")
+            and name != "meshwright.testing"
+            and code.co_name[0] != "<"
+        ):
+            passed.append(code.co_qualname)
+
+    with FakeAgent().client() as client:
+        sys.setprofile(note)
+        client.health()
+        sys.setprofile(None)
+    assert len(passed) <= 1 + 6, passed

@@ -275,7 +275,7 @@ def test_every_command_is_listed() -> None:
 
 def test_the_exit_codes_are_listed() -> None:
     rows = page("reference/cli").table("Exit codes", "exit code")
-    codes = {cli.OK, cli.FAILED, cli.NO_ANSWER, cli.BUG, cli.leases.LEASE_LOST, cli.INTERRUPTED}
+    codes = {cli.OK, cli.FAILED, cli.NO_ANSWER, cli.BUG, cli.LEASE_LOST, cli.INTERRUPTED}
     assert {int(row[0]) for row in rows} == codes
     in_help = " ".join(str(cli.app.info.epilog).split())
     for code, meaning, of_agent in rows:

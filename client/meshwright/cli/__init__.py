@@ -12,7 +12,7 @@ own module. This module has the commands' names, the shared options, and the exi
     75   a lease was lost before its command ended (lease run)
     130  interrupted (by signal n: 128 + n); a bench with a waiting client is cancelled, an agent's compile continues
 
-Independent of HTTP and jax.
+A command's module is imported when the command is called: each imports what it needs. Independent of HTTP and jax.
 """
 
 from __future__ import annotations
@@ -23,36 +23,23 @@ import inspect
 import signal
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Annotated, Any, Final, Literal, cast
 
 import typer
 from typer.core import TyperGroup
 
 from meshwright import errors
-from meshwright.cli import (
-    batch_size,
-    bench,
-    compiling,
-    devices,
-    events,
-    hardware,
-    health,
-    leases,
-    plan,
-    preflight,
-    runs,
-    search,
-)
 from meshwright.cli.arguments import check_timeout
-from meshwright.cli.health import explaining_usage, find_style
 from meshwright.cli.output import print_error, print_warning
 from meshwright.cli.session import (
     FAILED,
+    LEASE_LOST,
     NO_ANSWER,
     OK,
+    SIGNALLED,
     UNWRITABLE,
     LateError,
     Options,
@@ -62,10 +49,6 @@ from meshwright.cli.session import (
     open_missing_streams,
 )
 
-_WITH_OWN_LIMIT: Final = (leases.run_leased, health.check_health)
-"""They keep --timeout themselves: their exit codes are not those of other commands."""
-_PREFLIGHTS: Final = (preflight.check_hosts, preflight.wait_for_verdict)
-"""Their exit code 1 is of a host at fault, so that no error has it."""
 BUG: Final = 70
 """EX_SOFTWARE of sysexits.h."""
 INTERRUPTED: Final = 130
@@ -89,7 +72,7 @@ Exit codes:
        cancelled, not found, or the devices are busy or reserved
   {NO_ANSWER}    usage, or no answer: no agent, not allowed, not ready
   {BUG}   a bug in this command
-  {leases.LEASE_LOST}   the lease was lost before the command ended (lease run)
+  {LEASE_LOST}   the lease was lost before the command ended (lease run)
   {INTERRUPTED}  interrupted; ended by another signal n: 128 + n
 `health --format nagios|slurm` has codes of its own, `lease run` those of its command.
 
@@ -140,25 +123,61 @@ def _interrupt(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
-_STYLE: Final = "meshwright.style"
-"""Where a context keeps the format of `health` that the arguments ask for."""
+_WORDS: Final = "meshwright.words"
+"""Where a context keeps the arguments of a command: those before a "--"."""
+_UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
+"""Of click, which typer carries in itself and does not name."""
+
+
+@contextlib.contextmanager
+def _explaining_usage(arguments: Sequence[str]) -> Iterator[None]:
+    """Gives a usage error in the block the exit code of `health --format`, and pydantic's findings the words of all
+    errors."""
+    try:
+        yield
+    except _UsageError as error:
+        from pydantic import ValidationError  # here, since few commands end so
+
+        from meshwright.cli.health import find_usage_code
+        from meshwright.wire.problem import translate_validation
+
+        if "health" in arguments:
+            cast(Any, error).exit_code = find_usage_code(arguments)
+        if isinstance(error.__cause__, ValidationError):
+            cast(Any, error).message = translate_validation(error.__cause__.errors()).errors[0]["message"]
+        raise
+
+
+class _Loading(Mapping[str, Any]):
+    """The commands by name, in typer's form; the module of one is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
 
 
 class _Commands(TyperGroup):
     """Commands of one word or two: `devices`, and `devices release`."""
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "commands": _Loading()})
+
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the options of all commands."""
         own = args[: args.index("--")] if "--" in args else args  # a command behind -- has its own words
-        style = find_style(own) if "health" in own else "text"
-        with explaining_usage(style):
+        with _explaining_usage(own):
             context = super().make_context(info_name, args, parent, **extra)
-        context.meta[_STYLE] = style
+        context.meta[_WORDS] = own
         return context
 
     def invoke(self, ctx: Any) -> Any:
         """Reads the options of one command, and runs it."""
-        with explaining_usage(ctx.meta[_STYLE]):
+        with _explaining_usage(ctx.meta[_WORDS]):
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -197,7 +216,7 @@ def _begin(
     context.obj = Options(url, timeout_s, form)
 
 
-def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> int:
+def _carry_out(run: _Command, session: Session, arguments: dict[str, Any], error_code: int | None) -> int:
     """Runs a command and returns its exit code; errors that are not bugs become messages."""
     try:
         with warnings.catch_warnings():
@@ -208,7 +227,7 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any]) -> in
     except errors.MeshwrightError as error:
         with contextlib.suppress(OSError):
             print_error(session, error)
-        code = NO_ANSWER if run in _PREFLIGHTS else find_exit_code(error)
+        code = error_code or find_exit_code(error)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
@@ -223,9 +242,8 @@ def _show_warning(session: Session, message: Warning | str, *_where: object) -> 
     print_warning(session, str(message))
 
 
-def _bind(run: _Command) -> Callable[..., None]:
+def _bind(run: _Command, entry: _Entry) -> Callable[..., None]:
     """Returns `run(session, …) -> exit code` in typer's form, with the shared options for the session."""
-
     _, *parameters = inspect.signature(run, eval_str=True).parameters.values()
     names = {each.name for each in parameters}
     shared_names = [name for name in _SHARED if name not in names]  # health has formats of its own
@@ -236,10 +254,10 @@ def _bind(run: _Command) -> Callable[..., None]:
         if (form := arguments.get("form")) is not None:
             own = replace(own, form="json" if form == "json" else "text")
         session = Session(context.obj.merge(own))
-        limit_s = None if run in _WITH_OWN_LIMIT else session.options.timeout_s
+        limit_s = None if entry.keeps_limit else session.options.timeout_s
         try:
             with limit_time(limit_s):
-                code = _carry_out(run, session, arguments)
+                code = _carry_out(run, session, arguments, entry.error_code)
             raise typer.Exit(code)
         except LateError:
             print_error(session, errors.AgentTimeoutError(f"not done within {limit_s:g} s; give it a longer --timeout"))
@@ -247,7 +265,7 @@ def _bind(run: _Command) -> Callable[..., None]:
         except (typer.Exit, typer.BadParameter):  # typer's to end with
             raise
         except KeyboardInterrupt as interrupted:
-            raise typer.Exit(leases.SIGNALLED + interrupted.args[0] if interrupted.args else INTERRUPTED) from None
+            raise typer.Exit(SIGNALLED + interrupted.args[0] if interrupted.args else INTERRUPTED) from None
         except Exception:
             with contextlib.suppress(OSError):
                 traceback.print_exc()
@@ -266,37 +284,54 @@ def _bind(run: _Command) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A command: its function, and its text in the list of commands (which fits a line of 80 columns)."""
+    """A command: where its function is, and its text in the list of commands (which fits a line of 80 columns)."""
 
-    run: _Command
+    run: str
     short: str
     is_interspersed: bool = True  # False: the words after the first one belong to another command
+    keeps_limit: bool = False  # True: it keeps --timeout itself, since its exit codes are not those of other commands
+    error_code: int | None = None  # of every error; None: by `find_exit_code`
 
 
 _COMMANDS: Final[dict[str, _Entry]] = {
-    "devices": _Entry(devices.show_devices, "Devices: memory, place, who holds them; of several hosts."),
-    "devices release": _Entry(devices.release_devices, "Make the agent release its devices."),
-    "plan": _Entry(plan.show_plan, "Lay a mesh on devices or a target."),
-    "search": _Entry(search.search_mesh, "Find the best meshes for a model."),
-    "batch-size": _Entry(batch_size.show_batch_size, "How large a batch should be, and why."),
-    "compile": _Entry(compiling.compile_step, "Compile a step of your own for a plan's hardware."),
-    "bench": _Entry(bench.run_bench, "Measure transfers, collectives, matmul and memory."),
-    "preflight": _Entry(preflight.check_hosts, "Check many hosts before a job; name the culprit."),
-    "preflight wait": _Entry(preflight.wait_for_verdict, "Wait for a preflight's verdict on this host."),
-    "runs list": _Entry(runs.list_runs, "The agent's benches, compiles and preflights, newest first."),
-    "runs show": _Entry(runs.show_run, "One run."),
-    "runs cancel": _Entry(runs.cancel_run, "Cancel a run."),
-    "health": _Entry(health.check_health, "The host's health, as text and exit code."),
-    "health ack": _Entry(events.acknowledge_component, "Acknowledge a component's faults."),
-    "events": _Entry(events.show_events, "Changes of the host's health."),
-    "lease create": _Entry(leases.create_lease, "Reserve devices."),
-    "lease list": _Entry(leases.list_leases, "Who has reserved which devices."),
-    "lease renew": _Entry(leases.renew_lease, "Extend a lease."),
-    "lease end": _Entry(leases.end_lease, "End leases."),
-    "lease run": _Entry(leases.run_leased, "Run a command while devices are reserved for it.", is_interspersed=False),
-    "hardware": _Entry(hardware.show_hardware, "Chips, hosts and TPU slices that can be planned on."),
-    "env": _Entry(devices.show_environment, "The variables that a job should start with."),
+    "devices": _Entry("devices.show_devices", "Devices: memory, place, who holds them; of several hosts."),
+    "devices release": _Entry("devices.release_devices", "Make the agent release its devices."),
+    "plan": _Entry("plan.show_plan", "Lay a mesh on devices or a target."),
+    "search": _Entry("search.search_mesh", "Find the best meshes for a model."),
+    "batch-size": _Entry("batch_size.show_batch_size", "How large a batch should be, and why."),
+    "compile": _Entry("compiling.compile_step", "Compile a step of your own for a plan's hardware."),
+    "bench": _Entry("bench.run_bench", "Measure transfers, collectives, matmul and memory."),
+    "preflight": _Entry(  # its 1 is of a host at fault, so that no error has it
+        "preflight.check_hosts", "Check many hosts before a job; name the culprit.", error_code=NO_ANSWER
+    ),
+    "preflight wait": _Entry(
+        "preflight.wait_for_verdict", "Wait for a preflight's verdict on this host.", error_code=NO_ANSWER
+    ),
+    "runs list": _Entry("runs.list_runs", "The agent's benches, compiles and preflights, newest first."),
+    "runs show": _Entry("runs.show_run", "One run."),
+    "runs cancel": _Entry("runs.cancel_run", "Cancel a run."),
+    "health": _Entry("health.check_health", "The host's health, as text and exit code.", keeps_limit=True),
+    "health ack": _Entry("events.acknowledge_component", "Acknowledge a component's faults."),
+    "events": _Entry("events.show_events", "Changes of the host's health."),
+    "lease create": _Entry("leases.create_lease", "Reserve devices."),
+    "lease list": _Entry("leases.list_leases", "Who has reserved which devices."),
+    "lease renew": _Entry("leases.renew_lease", "Extend a lease."),
+    "lease end": _Entry("leases.end_lease", "End leases."),
+    "lease run": _Entry(
+        "leases.run_leased", "Run a command while devices are reserved for it.", is_interspersed=False, keeps_limit=True
+    ),
+    "hardware": _Entry("hardware.show_hardware", "Chips, hosts and TPU slices that can be planned on."),
+    "env": _Entry("devices.show_environment", "The variables that a job should start with."),
 }
-for _name, _entry in _COMMANDS.items():
-    _settings = {"allow_interspersed_args": _entry.is_interspersed}
-    app.command(_name, short_help=_entry.short, context_settings=_settings)(_bind(_entry.run))
+
+
+@functools.cache
+def _load(name: str) -> Any:
+    """Imports a command's module; raises KeyError where there is no such command."""
+    entry = _COMMANDS[name]
+    module, _, function = entry.run.partition(".")
+    run = getattr(import_module(f"meshwright.cli.{module}"), function)
+    own = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+    settings = {"allow_interspersed_args": entry.is_interspersed}
+    own.command(name, short_help=entry.short, context_settings=settings)(_bind(run, entry))
+    return typer.main.get_command(own)

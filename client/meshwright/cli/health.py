@@ -13,27 +13,24 @@ one cause are reported once, and a line has the length that its reader stores.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal, cast, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import typer
-from pydantic import ValidationError
 from rich.text import Text
 
 from meshwright._fleet import run_all
 from meshwright.cli.arguments import parse_chips
 from meshwright.cli.output import STATE_STYLES, Column, build_table, clean, format_time, print_error, style_state
-from meshwright.cli.session import Session
+from meshwright.cli.session import NO_ANSWER, Session
 from meshwright.errors import AgentTimeoutError, MeshwrightError
 from meshwright.topology.chips import ChipCount
 from meshwright.wire.devices import Devices
 from meshwright.wire.health import WORST_FIRST, Component, Health, State, select_hardware
-from meshwright.wire.problem import translate_validation
 
 Format = Literal["text", "json", "nagios", "slurm"]
 Outcome = State | Literal["no_answer"]
@@ -220,31 +217,15 @@ def describe_no_answer(error: MeshwrightError) -> str:
     return detail if detail.startswith("no answer") else f"no verdict: {detail}"
 
 
-_UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
-"""Of click, which typer carries in itself and does not name."""
-
-
-@contextlib.contextmanager
-def explaining_usage(style: Format) -> Iterator[None]:
-    """Gives a usage error in the block the exit code of a format, and pydantic's findings the words of all errors.
+def find_usage_code(arguments: Sequence[str]) -> int:
+    """Returns the exit code of a usage error in the format that the arguments ask for, some of which may be wrong.
 
     A wrong argument is never a verdict on the host: nagios' 2 would be CRITICAL. Source: the monitoring plugins'
     guidelines, "UNKNOWN: invalid command line arguments"; Slurm's script drains for 1 alone.
     """
-    try:
-        yield
-    except _UsageError as error:
-        cast(Any, error).exit_code = EXIT_CODES[style]["no_answer"]
-        if isinstance(error.__cause__, ValidationError):
-            cast(Any, error).message = translate_validation(error.__cause__.errors()).errors[0]["message"]
-        raise
-
-
-def find_style(arguments: Sequence[str]) -> Format:
-    """Returns the format that the arguments ask for, some of which may be wrong."""
     words = " ".join(arguments).replace("=", " ").split()
     last = next((value for name, value in reversed([*pairwise(words)]) if name == "--format"), "")
-    return next((style for style in EXIT_CODES if style == last), "text")
+    return next((codes["no_answer"] for style, codes in EXIT_CODES.items() if style == last), NO_ANSWER)
 
 
 def summarize(health: Health, findings: Sequence[Requirement] = ()) -> str:

@@ -17,7 +17,7 @@ import typer
 from meshwright.cli.arguments import choose_devices, parse_duration
 from meshwright.cli.output import Column, build_table, clean, format_time, print_error, print_warning
 from meshwright.cli.request_options import CountOption
-from meshwright.cli.session import FAILED, OK, Session
+from meshwright.cli.session import FAILED, LEASE_LOST, OK, SIGNALLED, Session
 from meshwright.errors import ForbiddenError, MeshwrightError, NotFoundError, SettingsError
 from meshwright.wire.leases import MAX_TTL_S, Lease
 from meshwright.wire.mesh import PlanRequest, SearchRequest
@@ -242,11 +242,7 @@ COLUMNS: Final[tuple[Column[Lease], ...]] = (
 
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
-SIGNALLED: Final = 128
 """Exit codes as in a shell. Source: POSIX.1-2024, Shell Command Language, §2.8.2."""
-
-LEASE_LOST: Final = 75
-"""EX_TEMPFAIL of sysexits.h: run it again. Like 124 of `timeout`, it replaces the command's own code."""
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 

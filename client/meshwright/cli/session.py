@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 OK: Final = 0
 FAILED: Final = 1
 NO_ANSWER: Final = 2
+LEASE_LOST: Final = 75
+"""EX_TEMPFAIL of sysexits.h: run it again. Like 124 of `timeout`, it replaces the command's own code."""
+SIGNALLED: Final = 128
+"""And the signal's number, as in a shell. Source: POSIX.1-2024, Shell Command Language, §2.8.2."""
 
 PIPE_WIDTH: Final = 200
 """Columns without a terminal: wide enough that no table is folded."""

@@ -10,17 +10,18 @@ import threading
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+import typer
 
 from meshwright import errors
 from meshwright.cli import app, session
 from meshwright.cli.session import FAILED, NO_ANSWER
 from tests.unit.cli.conftest import CommandLine
 
-COMMANDS = tuple(str(command.name) for command in app.registered_commands)
+COMMANDS = tuple(cast(Any, typer.main.get_command(app)).commands)
 
 
 @pytest.mark.parametrize(("name", "code"), [

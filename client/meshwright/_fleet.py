@@ -1,4 +1,4 @@
-"""The parts of a fleet that load no HTTP library: its addresses, the state of its hosts, and many waits at once.
+"""The parts of a fleet that load no HTTP library: its addresses, and the state of its hosts.
 
 Rule: an entry without an address is refused, and a host that did not answer is named wherever the fleet is described.
 """
@@ -8,14 +8,11 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import socket
-import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Final, Literal
 
 from meshwright._client.settings import parse_address
@@ -288,40 +285,3 @@ def _describe_unchecked(state: FleetState) -> list[Notice]:
 
 def _list(hosts: tuple[FleetHost, ...]) -> str:
     return shorten([str(host) for host in hosts], separator="; ")
-
-
-def run_all(tasks: Sequence[Callable[[], None]], *, limit_s: float, at_once: int) -> None:
-    """Returns when all tasks have ended, or when the time is over; those under way then end unheard.
-
-    The threads are daemons, as those of an executor would hold up the end of the process for a host that hangs.
-
-    Raises:
-        BaseException: the exception of a task.
-    """
-    waiting, ended = deque(tasks), SimpleQueue[BaseException | None]()
-    over_at = time.monotonic() + limit_s
-    try:
-        for _ in range(min(at_once, len(tasks))):
-            threading.Thread(target=_work, args=(waiting, ended), name="meshwright-fleet", daemon=True).start()
-        for _ in tasks:
-            error = ended.get(timeout=max(over_at - time.monotonic(), 0.0))
-            if error is not None:
-                raise error
-    except Empty:
-        return
-    finally:
-        waiting.clear()
-
-
-def _work(waiting: deque[Callable[[], None]], ended: SimpleQueue[BaseException | None]) -> None:
-    while True:
-        try:
-            task = waiting.popleft()
-        except IndexError:
-            return
-        try:
-            task()
-        except BaseException as error:  # raised again where it is waited for
-            ended.put(error)
-        else:
-            ended.put(None)

@@ -23,7 +23,8 @@ from meshwright._client.connection import build_client
 from meshwright._client.replies import build_deadline, count_left
 from meshwright._client.requests import AxisTypesLike, DevicesLike, MemoryStrategyName, build_request
 from meshwright._client.settings import ClientSettings, read_settings
-from meshwright._fleet import DEFAULT_TIMEOUT_S, FleetHost, FleetState, HostState, read_addresses, run_all
+from meshwright._fleet import DEFAULT_TIMEOUT_S, FleetHost, FleetState, HostState, read_addresses
+from meshwright._threads import run_all
 from meshwright.errors import (
     AgentConnectionError,
     DeviceLeasedError,

@@ -14,11 +14,12 @@ import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import BaseModel
 
+from meshwright import wire
 from meshwright._client.connection import build_async_client, build_auth, build_timeout
 from meshwright._client.holding import CHECK_S, DEFAULT_TTL_S, HOLD_TTL_S, RENEW_TIMEOUT_S, RENEWALS, Held, keep_in_task
 from meshwright._client.replies import (
@@ -66,14 +67,16 @@ from meshwright.errors import (
 )
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import read_known
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
-from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
-from meshwright.wire.devices import Devices, Environment, Release, Targets
-from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvent, HealthEvents
-from meshwright.wire.leases import Lease, LeaseRequest, Leases, Verdict, VerdictRequest
-from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
-from meshwright.wire.preflight import PreflightRequest
-from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent, RunList, RunState
+
+if TYPE_CHECKING:
+    from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
+    from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
+    from meshwright.wire.devices import Devices, Environment, Release, Targets
+    from meshwright.wire.health import Component, Health, HealthEvent, HealthEvents
+    from meshwright.wire.leases import Lease, LeaseRequest, Leases, Verdict, VerdictRequest
+    from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
+    from meshwright.wire.preflight import PreflightRequest
+    from meshwright.wire.runs import Progress, Run, RunEvent, RunList, RunState
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 SILENCE_S: Final = 45.0
@@ -83,7 +86,7 @@ CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
 
 M = TypeVar("M", bound=BaseModel)
-E = TypeVar("E", RunEvent, HealthEvent)
+E = TypeVar("E", "RunEvent", "HealthEvent")
 
 
 @dataclass
@@ -251,7 +254,7 @@ class AsyncClient:
         reply = await self._send("POST", path, body=request, statuses=codes, makes_run=makes_run, deadline=deadline)
         if reply.status_code != 202:
             return read_reply(model, reply, self.base_url)
-        accepted = read_reply(Run, reply, self.base_url)
+        accepted = read_reply(wire.runs.Run, reply, self.base_url)
         run = await self.wait(accepted.id, on_progress=on_progress, timeout_s=timeout_s and count_left(deadline))
         return read_result(model, run, self.base_url)
 
@@ -271,17 +274,19 @@ class AsyncClient:
         cursor, fruitless = Cursor(after), 0
         while True:
             seen = cursor.after
-            async with contextlib.aclosing(self._listen(f"{path}/events", RunEvent, cursor, deadline)) as events:
+            async with contextlib.aclosing(
+                self._listen(f"{path}/events", wire.runs.RunEvent, cursor, deadline)
+            ) as events:
                 async for event in events:
                     yield event
-                    if event.type == "state" and event.state in FINAL_STATES:
+                    if event.type == "state" and event.state in wire.runs.FINAL_STATES:
                         return
             fruitless = 0 if cursor.after > seen else fruitless + 1
             if not fruitless and count_left(deadline):
                 continue
-            run = await self._ask(Run, "GET", path, deadline=deadline)
+            run = await self._ask(wire.runs.Run, "GET", path, deadline=deadline)
             is_last = cursor.end == "ended" or fruitless > self._max_retries or not count_left(deadline)
-            if is_last and run.state in FINAL_STATES:
+            if is_last and run.state in wire.runs.FINAL_STATES:
                 return
             report(run.progress)
             delay_s = 0.0 if cursor.end == "silent" else delay_retry(max(0, fruitless - 1))
@@ -347,7 +352,7 @@ class AsyncClient:
 
     async def health(self) -> Health:
         """Returns the state of each component of the host."""
-        return await self._ask(Health, "GET", "/health")
+        return await self._ask(wire.health.Health, "GET", "/health")
 
     async def events(
         self,
@@ -369,7 +374,7 @@ class AsyncClient:
             InvalidRequestError: a number is out of range.
         """
         params = {"component": component, "after": after, "limit": limit, "since": print_time(since)}
-        return await self._ask(HealthEvents, "GET", "/events", params=params)
+        return await self._ask(wire.health.HealthEvents, "GET", "/events", params=params)
 
     async def follow_events(self, after: int | None = None) -> AsyncIterator[HealthEvent]:
         """Yields events of the host's health as they happen, from the event after `after`; None: from now on.
@@ -387,7 +392,7 @@ class AsyncClient:
         cursor, fruitless = Cursor(after), 0
         while True:
             seen = cursor.after
-            async with contextlib.aclosing(self._listen("/events/stream", HealthEvent, cursor)) as events:
+            async with contextlib.aclosing(self._listen("/events/stream", wire.health.HealthEvent, cursor)) as events:
                 async for event in events:
                     yield event
             fruitless = 0 if cursor.after > seen else fruitless + 1
@@ -414,12 +419,12 @@ class AsyncClient:
             NotFoundError: there is no component with this name.
             ForbiddenError: the token does not have the scope `admin`.
         """
-        request = build_request(Acknowledgement, None, {"component": component, "reason": reason})
-        return await self._ask(Component, "POST", "/health/acknowledge", body=request)
+        request = build_request(wire.health.Acknowledgement, None, {"component": component, "reason": reason})
+        return await self._ask(wire.health.Component, "POST", "/health/acknowledge", body=request)
 
     async def devices(self) -> Devices:
         """Returns the host's topology: devices, links, granules, and the facts around them."""
-        return await self._ask(Devices, "GET", "/devices")
+        return await self._ask(wire.devices.Devices, "GET", "/devices")
 
     async def devices_text(self) -> str:
         """Returns the same as a table and a link matrix for people."""
@@ -427,7 +432,7 @@ class AsyncClient:
 
     async def release(self) -> Release:
         """Makes the agent's worker release the devices; returns the processes that still use one."""
-        return await self._ask(Release, "POST", "/devices/release")
+        return await self._ask(wire.devices.Release, "POST", "/devices/release")
 
     async def environment(
         self, memory_strategy: EnvironmentStrategy | None = "balanced", memory_fraction: float | None = None
@@ -443,7 +448,7 @@ class AsyncClient:
             InvalidRequestError: the fraction is out of range, or missing for "custom".
         """
         params = {"memory_strategy": memory_strategy, "memory_fraction": memory_fraction}
-        return await self._ask(Environment, "GET", "/environment", params=params)
+        return await self._ask(wire.devices.Environment, "GET", "/environment", params=params)
 
     async def targets(self, chip: str | None = None) -> Targets:
         """Returns the chips, hosts and slices that a plan's target may name; those of one chip, where it is given.
@@ -451,7 +456,7 @@ class AsyncClient:
         Raises:
             UnknownHardwareError: the chip is in no table. The hint names similar chips.
         """
-        return await self._ask(Targets, "GET", "/targets", params={"chip": chip})
+        return await self._ask(wire.devices.Targets, "GET", "/targets", params={"chip": chip})
 
     async def metrics(self) -> str:
         """Returns the agent's metrics in Prometheus' text format."""
@@ -480,9 +485,9 @@ class AsyncClient:
             PlanInfeasibleError: the mesh cannot shard the model, does not fit these devices, or leaves some unused;
                 the `code` tells which. The hint has shapes that work.
         """
-        given = {} if isinstance(mesh, PlanRequest) else {"mesh": mesh}
-        request = build_request(PlanRequest, mesh, {**given, **options})
-        plans = await self._compute(Plans, "/mesh/plan", request, on_progress, timeout_s)
+        given = {} if isinstance(mesh, wire.mesh.PlanRequest) else {"mesh": mesh}
+        request = build_request(wire.mesh.PlanRequest, mesh, {**given, **options})
+        plans = await self._compute(wire.mesh.Plans, "/mesh/plan", request, on_progress, timeout_s)
         return take_best(plans, asked="POST /mesh/plan", host=self.base_url)
 
     async def search(
@@ -509,9 +514,9 @@ class AsyncClient:
             InvalidRequestError: an option does not exist, or has the wrong type; or the model is not valid.
             PlanInfeasibleError: no mesh divides model and batch; or such devices are unknown (name a target).
         """
-        given = {} if isinstance(model, SearchRequest) else {"model": model}
-        request = build_request(SearchRequest, model, {**given, "training": training, **options})
-        return await self._compute(Plans, "/mesh/search", request, on_progress, timeout_s)
+        given = {} if isinstance(model, wire.mesh.SearchRequest) else {"model": model}
+        request = build_request(wire.mesh.SearchRequest, model, {**given, "training": training, **options})
+        return await self._compute(wire.mesh.Plans, "/mesh/search", request, on_progress, timeout_s)
 
     async def get_plan(self, fingerprint: str) -> Plan:
         """Returns the stored plan with this fingerprint, so that every rank can get the same plan.
@@ -520,7 +525,7 @@ class AsyncClient:
             NotFoundError: the agent does not have this plan.
         """
         path = f"/mesh/plan/{quote_part('fingerprint', fingerprint)}"
-        return take_best(await self._ask(Plans, "GET", path), asked=f"GET {path}", host=self.base_url)
+        return take_best(await self._ask(wire.mesh.Plans, "GET", path), asked=f"GET {path}", host=self.base_url)
 
     async def batch_size(
         self,
@@ -565,7 +570,7 @@ class AsyncClient:
             RunFailedError: the run failed; or the class of its problem.
         """
         fields = {
-            "hardware": None if isinstance(hardware, BatchSizeRequest) else hardware,
+            "hardware": None if isinstance(hardware, wire.batch_size.BatchSizeRequest) else hardware,
             "per_device_batch_size": per_device_batch_size,
             "model": model,
             "training": training,
@@ -575,8 +580,8 @@ class AsyncClient:
             "memory_strategy": memory_strategy,
             "compile": compile,
         }
-        request = build_request(BatchSizeRequest, hardware, fields)
-        return await self._compute(BatchSize, "/batch-size", request, on_progress, timeout_s)
+        request = build_request(wire.batch_size.BatchSizeRequest, hardware, fields)
+        return await self._compute(wire.batch_size.BatchSize, "/batch-size", request, on_progress, timeout_s)
 
     async def bench(
         self,
@@ -615,7 +620,7 @@ class AsyncClient:
         except BaseException:
             await self._try_delete(f"/runs/{run.id}")
             raise
-        return read_result(BenchResult, run, self.base_url)
+        return read_result(wire.bench.BenchResult, run, self.base_url)
 
     async def submit_bench(self, request: BenchRequest | None = None, **options: Unpack[BenchOptions]) -> Run:
         """Queues a bench and returns its run at once.
@@ -633,9 +638,11 @@ class AsyncClient:
         return await self._submit_bench(request, options, None)
 
     async def _submit_bench(self, request: BenchRequest | None, options: BenchOptions, deadline: float | None) -> Run:
-        body = build_request(BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
+        body = build_request(wire.bench.BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
         path, statuses = "/placement/bench", (200, 202)
-        return await self._ask(Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline)
+        return await self._ask(
+            wire.runs.Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline
+        )
 
     async def start_preflight(self, request: PreflightRequest) -> Run:
         """Starts this host's part of a preflight and returns its run; `meshwright.preflight` asks many hosts.
@@ -644,11 +651,11 @@ class AsyncClient:
             NotFoundError: the host does not have the request's lease.
             ConflictError: its devices are in use, or leased by others.
         """
-        return await self._ask(Run, "POST", "/preflight", body=request, statuses=(200, 202), makes_run=True)
+        return await self._ask(wire.runs.Run, "POST", "/preflight", body=request, statuses=(200, 202), makes_run=True)
 
     async def latest_bench(self) -> LatestBench:
         """Returns the newest record of each measurement."""
-        return await self._ask(LatestBench, "GET", "/placement/bench")
+        return await self._ask(wire.bench.LatestBench, "GET", "/placement/bench")
 
     async def run(self, run_id: str) -> Run:
         """Returns a run.
@@ -656,7 +663,7 @@ class AsyncClient:
         Raises:
             NotFoundError: no run has this id.
         """
-        return await self._ask(Run, "GET", f"/runs/{quote_part('run_id', run_id)}")
+        return await self._ask(wire.runs.Run, "GET", f"/runs/{quote_part('run_id', run_id)}")
 
     async def runs(self, limit: int | None = None, state: RunState | None = None) -> RunList:
         """Returns the newest runs, newest first.
@@ -668,7 +675,7 @@ class AsyncClient:
         Raises:
             InvalidRequestError: the limit is out of range.
         """
-        return await self._ask(RunList, "GET", "/runs", params={"limit": limit, "state": state})
+        return await self._ask(wire.runs.RunList, "GET", "/runs", params={"limit": limit, "state": state})
 
     async def run_events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:
         """Yields a run's events from the one after `after`, as they come, until its final state.
@@ -692,7 +699,7 @@ class AsyncClient:
         Raises:
             NotFoundError: no run has this id.
         """
-        return await self._ask(Run, "DELETE", f"/runs/{quote_part('run_id', run_id)}", statuses=(200, 202))
+        return await self._ask(wire.runs.Run, "DELETE", f"/runs/{quote_part('run_id', run_id)}", statuses=(200, 202))
 
     async def wait(
         self,
@@ -726,12 +733,12 @@ class AsyncClient:
         async with contextlib.aclosing(self._follow(run_id, 0, deadline, report)) as events:
             async for event in events:
                 report(event.progress)
-                record = read_known(BenchRecord, event.record)
+                record = read_known(wire.bench.BenchRecord, event.record)
                 if record is not None and on_record is not None:
                     on_record(record)
         while True:  # the last event may be there before the run itself is written
-            run = await self._ask(Run, "GET", f"/runs/{quote_part('run_id', run_id)}", deadline=deadline)
-            if run.state in FINAL_STATES:
+            run = await self._ask(wire.runs.Run, "GET", f"/runs/{quote_part('run_id', run_id)}", deadline=deadline)
+            if run.state in wire.runs.FINAL_STATES:
                 return run
             await self._pause_until(deadline, SETTLE_S, run)
 
@@ -767,7 +774,7 @@ class AsyncClient:
 
     async def leases(self) -> Leases:
         """Returns the leases that there are, oldest first."""
-        return await self._ask(Leases, "GET", "/leases")
+        return await self._ask(wire.leases.Leases, "GET", "/leases")
 
     async def get_lease(self, lease: Lease | str) -> Lease:
         """Returns a lease, or one with this id, as it stands now.
@@ -775,7 +782,7 @@ class AsyncClient:
         Raises:
             NotFoundError: it has ended, or never was.
         """
-        return await self._ask(Lease, "GET", name_lease(lease))
+        return await self._ask(wire.leases.Lease, "GET", name_lease(lease))
 
     async def renew_lease(self, lease: Lease | str, ttl_s: float) -> Lease:
         """Makes a lease end `ttl_s` seconds from now, earlier or later than before; returns it.
@@ -791,10 +798,10 @@ class AsyncClient:
         Raises:
             NotFoundError: it has ended, or never was.
         """
-        held = lease if isinstance(lease, Lease) else None
+        held = lease if isinstance(lease, wire.leases.Lease) else None
         with contextlib.suppress(NotFoundError):  # one that is being granted is not to be read yet
             held = held or await self.get_lease(lease)
-        return await self._ask(Lease, "DELETE", name_lease(lease), gone=held)
+        return await self._ask(wire.leases.Lease, "DELETE", name_lease(lease), gone=held)
 
     async def put_verdict(self, lease: Lease | str, request: VerdictRequest) -> Verdict:
         """Stores the finding of a preflight under a lease on its host; returns it.
@@ -802,7 +809,7 @@ class AsyncClient:
         Raises:
             NotFoundError: the lease has ended, or never was.
         """
-        return await self._ask(Verdict, "PUT", f"{name_lease(lease)}/verdict", body=request)
+        return await self._ask(wire.leases.Verdict, "PUT", f"{name_lease(lease)}/verdict", body=request)
 
     async def get_verdict(self, lease: Lease | str) -> Verdict:
         """Returns what the last preflight under a lease found on this host.
@@ -810,7 +817,7 @@ class AsyncClient:
         Raises:
             NotFoundError: there is none yet; or the lease has ended, or never was.
         """
-        return await self._ask(Verdict, "GET", f"{name_lease(lease)}/verdict")
+        return await self._ask(wire.leases.Verdict, "GET", f"{name_lease(lease)}/verdict")
 
     @contextlib.asynccontextmanager
     async def hold(
@@ -857,7 +864,7 @@ class AsyncClient:
     async def _create_lease(self, path: str, request: LeaseRequest, *, is_new: bool) -> Lease:
         """Returns the lease. If the answer is lost, ends a lease with a new id, because nobody else knows that id."""
         try:
-            return await self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
+            return await self._ask(wire.leases.Lease, "PUT", path, body=request, statuses=(200, 201))
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -882,12 +889,12 @@ class AsyncClient:
         """Reads the lease first, since an ended lease must not be created again; one that was is ended."""
         path = name_lease(lease)
         options: dict[str, Any] = {"max_retries": max_retries, "deadline": deadline}
-        held = await self._ask(Lease, "GET", path, **options)
+        held = await self._ask(wire.leases.Lease, "GET", path, **options)
         response = await self._send("PUT", path, body=build_renewal(held, ttl_s), statuses=(200, 201), **options)
         if response.status_code == 201:
             await self._try_delete(path)
             raise NotFoundError(f"lease {held.id} ended before it was renewed", hint="make a new lease")
-        return read_reply(Lease, response, self.base_url)
+        return read_reply(wire.leases.Lease, response, self.base_url)
 
     async def _keep(self, held: Held, ttl_s: float, pause: Callable[[float], Awaitable[None]]) -> None:
         """Renews the lease at a third of its time, and asks for it every `CHECK_S`, until it is lost.
@@ -904,7 +911,7 @@ class AsyncClient:
                 try:
                     if now < renewal:
                         path, deadline = name_lease(held.lease), now + CHECK_S
-                        await self._ask(Lease, "GET", path, max_retries=0, deadline=deadline)
+                        await self._ask(wire.leases.Lease, "GET", path, max_retries=0, deadline=deadline)
                         continue
                     deadline = now + min(count_left(held.end_s), RENEW_TIMEOUT_S)
                     held.lease = await self._renew(held.lease, ttl_s, max_retries=0, deadline=deadline)
@@ -924,7 +931,7 @@ class AsyncClient:
         """Ends the lease; returns "", or why it remains until it expires. One that has ended meanwhile is lost."""
         path, deadline = name_lease(held.lease), build_deadline(CANCEL_TIMEOUT_S)
         try:
-            await self._ask(Lease, "DELETE", path, gone=held.lease, deadline=deadline)
+            await self._ask(wire.leases.Lease, "DELETE", path, gone=held.lease, deadline=deadline)
         except NotFoundError as error:
             held.lose(error, at_end=True)
         except MeshwrightError as error:

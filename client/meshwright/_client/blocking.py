@@ -14,11 +14,12 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import BaseModel
 
+from meshwright import wire
 from meshwright._client.connection import build_auth, build_client, build_timeout
 from meshwright._client.holding import (
     CHECK_S,
@@ -74,14 +75,16 @@ from meshwright.errors import (
 )
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import read_known
-from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
-from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
-from meshwright.wire.devices import Devices, Environment, Release, Targets
-from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvent, HealthEvents
-from meshwright.wire.leases import Lease, LeaseRequest, Leases, Verdict, VerdictRequest
-from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
-from meshwright.wire.preflight import PreflightRequest
-from meshwright.wire.runs import FINAL_STATES, Progress, Run, RunEvent, RunList, RunState
+
+if TYPE_CHECKING:
+    from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
+    from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
+    from meshwright.wire.devices import Devices, Environment, Release, Targets
+    from meshwright.wire.health import Component, Health, HealthEvent, HealthEvents
+    from meshwright.wire.leases import Lease, LeaseRequest, Leases, Verdict, VerdictRequest
+    from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
+    from meshwright.wire.preflight import PreflightRequest
+    from meshwright.wire.runs import Progress, Run, RunEvent, RunList, RunState
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 SILENCE_S: Final = 45.0
@@ -91,7 +94,7 @@ CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
 
 M = TypeVar("M", bound=BaseModel)
-E = TypeVar("E", RunEvent, HealthEvent)
+E = TypeVar("E", "RunEvent", "HealthEvent")
 
 
 @dataclass
@@ -259,7 +262,7 @@ class Client:
         reply = self._send("POST", path, body=request, statuses=codes, makes_run=makes_run, deadline=deadline)
         if reply.status_code != 202:
             return read_reply(model, reply, self.base_url)
-        accepted = read_reply(Run, reply, self.base_url)
+        accepted = read_reply(wire.runs.Run, reply, self.base_url)
         run = self.wait(accepted.id, on_progress=on_progress, timeout_s=timeout_s and count_left(deadline))
         return read_result(model, run, self.base_url)
 
@@ -279,17 +282,17 @@ class Client:
         cursor, fruitless = Cursor(after), 0
         while True:
             seen = cursor.after
-            with contextlib.closing(self._listen(f"{path}/events", RunEvent, cursor, deadline)) as events:
+            with contextlib.closing(self._listen(f"{path}/events", wire.runs.RunEvent, cursor, deadline)) as events:
                 for event in events:
                     yield event
-                    if event.type == "state" and event.state in FINAL_STATES:
+                    if event.type == "state" and event.state in wire.runs.FINAL_STATES:
                         return
             fruitless = 0 if cursor.after > seen else fruitless + 1
             if not fruitless and count_left(deadline):
                 continue
-            run = self._ask(Run, "GET", path, deadline=deadline)
+            run = self._ask(wire.runs.Run, "GET", path, deadline=deadline)
             is_last = cursor.end == "ended" or fruitless > self._max_retries or not count_left(deadline)
-            if is_last and run.state in FINAL_STATES:
+            if is_last and run.state in wire.runs.FINAL_STATES:
                 return
             report(run.progress)
             delay_s = 0.0 if cursor.end == "silent" else delay_retry(max(0, fruitless - 1))
@@ -355,7 +358,7 @@ class Client:
 
     def health(self) -> Health:
         """Returns the state of each component of the host."""
-        return self._ask(Health, "GET", "/health")
+        return self._ask(wire.health.Health, "GET", "/health")
 
     def events(
         self,
@@ -377,7 +380,7 @@ class Client:
             InvalidRequestError: a number is out of range.
         """
         params = {"component": component, "after": after, "limit": limit, "since": print_time(since)}
-        return self._ask(HealthEvents, "GET", "/events", params=params)
+        return self._ask(wire.health.HealthEvents, "GET", "/events", params=params)
 
     def follow_events(self, after: int | None = None) -> Iterator[HealthEvent]:
         """Yields events of the host's health as they happen, from the event after `after`; None: from now on.
@@ -395,7 +398,7 @@ class Client:
         cursor, fruitless = Cursor(after), 0
         while True:
             seen = cursor.after
-            with contextlib.closing(self._listen("/events/stream", HealthEvent, cursor)) as events:
+            with contextlib.closing(self._listen("/events/stream", wire.health.HealthEvent, cursor)) as events:
                 for event in events:
                     yield event
             fruitless = 0 if cursor.after > seen else fruitless + 1
@@ -422,12 +425,12 @@ class Client:
             NotFoundError: there is no component with this name.
             ForbiddenError: the token does not have the scope `admin`.
         """
-        request = build_request(Acknowledgement, None, {"component": component, "reason": reason})
-        return self._ask(Component, "POST", "/health/acknowledge", body=request)
+        request = build_request(wire.health.Acknowledgement, None, {"component": component, "reason": reason})
+        return self._ask(wire.health.Component, "POST", "/health/acknowledge", body=request)
 
     def devices(self) -> Devices:
         """Returns the host's topology: devices, links, granules, and the facts around them."""
-        return self._ask(Devices, "GET", "/devices")
+        return self._ask(wire.devices.Devices, "GET", "/devices")
 
     def devices_text(self) -> str:
         """Returns the same as a table and a link matrix for people."""
@@ -435,7 +438,7 @@ class Client:
 
     def release(self) -> Release:
         """Makes the agent's worker release the devices; returns the processes that still use one."""
-        return self._ask(Release, "POST", "/devices/release")
+        return self._ask(wire.devices.Release, "POST", "/devices/release")
 
     def environment(
         self, memory_strategy: EnvironmentStrategy | None = "balanced", memory_fraction: float | None = None
@@ -451,7 +454,7 @@ class Client:
             InvalidRequestError: the fraction is out of range, or missing for "custom".
         """
         params = {"memory_strategy": memory_strategy, "memory_fraction": memory_fraction}
-        return self._ask(Environment, "GET", "/environment", params=params)
+        return self._ask(wire.devices.Environment, "GET", "/environment", params=params)
 
     def targets(self, chip: str | None = None) -> Targets:
         """Returns the chips, hosts and slices that a plan's target may name; those of one chip, where it is given.
@@ -459,7 +462,7 @@ class Client:
         Raises:
             UnknownHardwareError: the chip is in no table. The hint names similar chips.
         """
-        return self._ask(Targets, "GET", "/targets", params={"chip": chip})
+        return self._ask(wire.devices.Targets, "GET", "/targets", params={"chip": chip})
 
     def metrics(self) -> str:
         """Returns the agent's metrics in Prometheus' text format."""
@@ -488,9 +491,9 @@ class Client:
             PlanInfeasibleError: the mesh cannot shard the model, does not fit these devices, or leaves some unused;
                 the `code` tells which. The hint has shapes that work.
         """
-        given = {} if isinstance(mesh, PlanRequest) else {"mesh": mesh}
-        request = build_request(PlanRequest, mesh, {**given, **options})
-        plans = self._compute(Plans, "/mesh/plan", request, on_progress, timeout_s)
+        given = {} if isinstance(mesh, wire.mesh.PlanRequest) else {"mesh": mesh}
+        request = build_request(wire.mesh.PlanRequest, mesh, {**given, **options})
+        plans = self._compute(wire.mesh.Plans, "/mesh/plan", request, on_progress, timeout_s)
         return take_best(plans, asked="POST /mesh/plan", host=self.base_url)
 
     def search(
@@ -517,9 +520,9 @@ class Client:
             InvalidRequestError: an option does not exist, or has the wrong type; or the model is not valid.
             PlanInfeasibleError: no mesh divides model and batch; or such devices are unknown (name a target).
         """
-        given = {} if isinstance(model, SearchRequest) else {"model": model}
-        request = build_request(SearchRequest, model, {**given, "training": training, **options})
-        return self._compute(Plans, "/mesh/search", request, on_progress, timeout_s)
+        given = {} if isinstance(model, wire.mesh.SearchRequest) else {"model": model}
+        request = build_request(wire.mesh.SearchRequest, model, {**given, "training": training, **options})
+        return self._compute(wire.mesh.Plans, "/mesh/search", request, on_progress, timeout_s)
 
     def get_plan(self, fingerprint: str) -> Plan:
         """Returns the stored plan with this fingerprint, so that every rank can get the same plan.
@@ -528,7 +531,7 @@ class Client:
             NotFoundError: the agent does not have this plan.
         """
         path = f"/mesh/plan/{quote_part('fingerprint', fingerprint)}"
-        return take_best(self._ask(Plans, "GET", path), asked=f"GET {path}", host=self.base_url)
+        return take_best(self._ask(wire.mesh.Plans, "GET", path), asked=f"GET {path}", host=self.base_url)
 
     def batch_size(
         self,
@@ -573,7 +576,7 @@ class Client:
             RunFailedError: the run failed; or the class of its problem.
         """
         fields = {
-            "hardware": None if isinstance(hardware, BatchSizeRequest) else hardware,
+            "hardware": None if isinstance(hardware, wire.batch_size.BatchSizeRequest) else hardware,
             "per_device_batch_size": per_device_batch_size,
             "model": model,
             "training": training,
@@ -583,8 +586,8 @@ class Client:
             "memory_strategy": memory_strategy,
             "compile": compile,
         }
-        request = build_request(BatchSizeRequest, hardware, fields)
-        return self._compute(BatchSize, "/batch-size", request, on_progress, timeout_s)
+        request = build_request(wire.batch_size.BatchSizeRequest, hardware, fields)
+        return self._compute(wire.batch_size.BatchSize, "/batch-size", request, on_progress, timeout_s)
 
     def bench(
         self,
@@ -623,7 +626,7 @@ class Client:
         except BaseException:
             self._try_delete(f"/runs/{run.id}")
             raise
-        return read_result(BenchResult, run, self.base_url)
+        return read_result(wire.bench.BenchResult, run, self.base_url)
 
     def submit_bench(self, request: BenchRequest | None = None, **options: Unpack[BenchOptions]) -> Run:
         """Queues a bench and returns its run at once.
@@ -641,9 +644,9 @@ class Client:
         return self._submit_bench(request, options, None)
 
     def _submit_bench(self, request: BenchRequest | None, options: BenchOptions, deadline: float | None) -> Run:
-        body = build_request(BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
+        body = build_request(wire.bench.BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
         path, statuses = "/placement/bench", (200, 202)
-        return self._ask(Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline)
+        return self._ask(wire.runs.Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline)
 
     def start_preflight(self, request: PreflightRequest) -> Run:
         """Starts this host's part of a preflight and returns its run; `meshwright.preflight` asks many hosts.
@@ -652,11 +655,11 @@ class Client:
             NotFoundError: the host does not have the request's lease.
             ConflictError: its devices are in use, or leased by others.
         """
-        return self._ask(Run, "POST", "/preflight", body=request, statuses=(200, 202), makes_run=True)
+        return self._ask(wire.runs.Run, "POST", "/preflight", body=request, statuses=(200, 202), makes_run=True)
 
     def latest_bench(self) -> LatestBench:
         """Returns the newest record of each measurement."""
-        return self._ask(LatestBench, "GET", "/placement/bench")
+        return self._ask(wire.bench.LatestBench, "GET", "/placement/bench")
 
     def run(self, run_id: str) -> Run:
         """Returns a run.
@@ -664,7 +667,7 @@ class Client:
         Raises:
             NotFoundError: no run has this id.
         """
-        return self._ask(Run, "GET", f"/runs/{quote_part('run_id', run_id)}")
+        return self._ask(wire.runs.Run, "GET", f"/runs/{quote_part('run_id', run_id)}")
 
     def runs(self, limit: int | None = None, state: RunState | None = None) -> RunList:
         """Returns the newest runs, newest first.
@@ -676,7 +679,7 @@ class Client:
         Raises:
             InvalidRequestError: the limit is out of range.
         """
-        return self._ask(RunList, "GET", "/runs", params={"limit": limit, "state": state})
+        return self._ask(wire.runs.RunList, "GET", "/runs", params={"limit": limit, "state": state})
 
     def run_events(self, run_id: str, after: int = 0) -> Iterator[RunEvent]:
         """Yields a run's events from the one after `after`, as they come, until its final state.
@@ -699,7 +702,7 @@ class Client:
         Raises:
             NotFoundError: no run has this id.
         """
-        return self._ask(Run, "DELETE", f"/runs/{quote_part('run_id', run_id)}", statuses=(200, 202))
+        return self._ask(wire.runs.Run, "DELETE", f"/runs/{quote_part('run_id', run_id)}", statuses=(200, 202))
 
     def wait(
         self,
@@ -733,12 +736,12 @@ class Client:
         with contextlib.closing(self._follow(run_id, 0, deadline, report)) as events:
             for event in events:
                 report(event.progress)
-                record = read_known(BenchRecord, event.record)
+                record = read_known(wire.bench.BenchRecord, event.record)
                 if record is not None and on_record is not None:
                     on_record(record)
         while True:  # the last event may be there before the run itself is written
-            run = self._ask(Run, "GET", f"/runs/{quote_part('run_id', run_id)}", deadline=deadline)
-            if run.state in FINAL_STATES:
+            run = self._ask(wire.runs.Run, "GET", f"/runs/{quote_part('run_id', run_id)}", deadline=deadline)
+            if run.state in wire.runs.FINAL_STATES:
                 return run
             self._pause_until(deadline, SETTLE_S, run)
 
@@ -774,7 +777,7 @@ class Client:
 
     def leases(self) -> Leases:
         """Returns the leases that there are, oldest first."""
-        return self._ask(Leases, "GET", "/leases")
+        return self._ask(wire.leases.Leases, "GET", "/leases")
 
     def get_lease(self, lease: Lease | str) -> Lease:
         """Returns a lease, or one with this id, as it stands now.
@@ -782,7 +785,7 @@ class Client:
         Raises:
             NotFoundError: it has ended, or never was.
         """
-        return self._ask(Lease, "GET", name_lease(lease))
+        return self._ask(wire.leases.Lease, "GET", name_lease(lease))
 
     def renew_lease(self, lease: Lease | str, ttl_s: float) -> Lease:
         """Makes a lease end `ttl_s` seconds from now, earlier or later than before; returns it.
@@ -798,10 +801,10 @@ class Client:
         Raises:
             NotFoundError: it has ended, or never was.
         """
-        held = lease if isinstance(lease, Lease) else None
+        held = lease if isinstance(lease, wire.leases.Lease) else None
         with contextlib.suppress(NotFoundError):  # one that is being granted is not to be read yet
             held = held or self.get_lease(lease)
-        return self._ask(Lease, "DELETE", name_lease(lease), gone=held)
+        return self._ask(wire.leases.Lease, "DELETE", name_lease(lease), gone=held)
 
     def put_verdict(self, lease: Lease | str, request: VerdictRequest) -> Verdict:
         """Stores the finding of a preflight under a lease on its host; returns it.
@@ -809,7 +812,7 @@ class Client:
         Raises:
             NotFoundError: the lease has ended, or never was.
         """
-        return self._ask(Verdict, "PUT", f"{name_lease(lease)}/verdict", body=request)
+        return self._ask(wire.leases.Verdict, "PUT", f"{name_lease(lease)}/verdict", body=request)
 
     def get_verdict(self, lease: Lease | str) -> Verdict:
         """Returns what the last preflight under a lease found on this host.
@@ -817,7 +820,7 @@ class Client:
         Raises:
             NotFoundError: there is none yet; or the lease has ended, or never was.
         """
-        return self._ask(Verdict, "GET", f"{name_lease(lease)}/verdict")
+        return self._ask(wire.leases.Verdict, "GET", f"{name_lease(lease)}/verdict")
 
     @contextlib.contextmanager
     def hold(
@@ -864,7 +867,7 @@ class Client:
     def _create_lease(self, path: str, request: LeaseRequest, *, is_new: bool) -> Lease:
         """Returns the lease. If the answer is lost, ends a lease with a new id, because nobody else knows that id."""
         try:
-            return self._ask(Lease, "PUT", path, body=request, statuses=(200, 201))
+            return self._ask(wire.leases.Lease, "PUT", path, body=request, statuses=(200, 201))
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -889,12 +892,12 @@ class Client:
         """Reads the lease first, since an ended lease must not be created again; one that was is ended."""
         path = name_lease(lease)
         options: dict[str, Any] = {"max_retries": max_retries, "deadline": deadline}
-        held = self._ask(Lease, "GET", path, **options)
+        held = self._ask(wire.leases.Lease, "GET", path, **options)
         response = self._send("PUT", path, body=build_renewal(held, ttl_s), statuses=(200, 201), **options)
         if response.status_code == 201:
             self._try_delete(path)
             raise NotFoundError(f"lease {held.id} ended before it was renewed", hint="make a new lease")
-        return read_reply(Lease, response, self.base_url)
+        return read_reply(wire.leases.Lease, response, self.base_url)
 
     def _keep(self, held: Held, ttl_s: float, pause: Callable[[float], None]) -> None:
         """Renews the lease at a third of its time, and asks for it every `CHECK_S`, until it is lost.
@@ -911,7 +914,7 @@ class Client:
                 try:
                     if now < renewal:
                         path, deadline = name_lease(held.lease), now + CHECK_S
-                        self._ask(Lease, "GET", path, max_retries=0, deadline=deadline)
+                        self._ask(wire.leases.Lease, "GET", path, max_retries=0, deadline=deadline)
                         continue
                     deadline = now + min(count_left(held.end_s), RENEW_TIMEOUT_S)
                     held.lease = self._renew(held.lease, ttl_s, max_retries=0, deadline=deadline)
@@ -931,7 +934,7 @@ class Client:
         """Ends the lease; returns "", or why it remains until it expires. One that has ended meanwhile is lost."""
         path, deadline = name_lease(held.lease), build_deadline(CANCEL_TIMEOUT_S)
         try:
-            self._ask(Lease, "DELETE", path, gone=held.lease, deadline=deadline)
+            self._ask(wire.leases.Lease, "DELETE", path, gone=held.lease, deadline=deadline)
         except NotFoundError as error:
             held.lose(error, at_end=True)
         except MeshwrightError as error:

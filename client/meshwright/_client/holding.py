@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from meshwright._client.replies import build_deadline, count_left
 from meshwright.errors import MeshwrightError, NotFoundError
-from meshwright.wire.leases import Lease
+
+if TYPE_CHECKING:
+    from meshwright.wire.leases import Lease
 
 DEFAULT_TTL_S: Final = 3600.0
 HOLD_TTL_S: Final = 600.0

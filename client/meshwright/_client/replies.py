@@ -14,7 +14,7 @@ import ssl
 import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,7 +22,9 @@ from pydantic import BaseModel, ValidationError
 
 from meshwright.errors import AgentConnectionError, AgentTimeoutError, MeshwrightError, RunFailedError, class_for
 from meshwright.wire.problem import Problem
-from meshwright.wire.runs import Run
+
+if TYPE_CHECKING:
+    from meshwright.wire.runs import Run
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -7,20 +7,23 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
+from meshwright import wire
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import DeviceSelection, RequestPart
-from meshwright.wire.bench import BenchCase, Dtype
-from meshwright.wire.devices import Devices
-from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest
-from meshwright.wire.mesh import ExportName, Plan, Plans, Rejected, SearchAxis
-from meshwright.wire.model import ModelSpec, Remat, TrainingSpec, WeightDtype
 from meshwright.wire.problem import translate_validation
+
+if TYPE_CHECKING:
+    from meshwright.wire.bench import BenchCase, Dtype
+    from meshwright.wire.devices import Devices
+    from meshwright.wire.leases import Lease, LeaseRequest
+    from meshwright.wire.mesh import ExportName, Plan, Plans, Rejected, SearchAxis
+    from meshwright.wire.model import ModelSpec, Remat, TrainingSpec, WeightDtype
 
 M = TypeVar("M", bound=RequestPart)
 
@@ -28,13 +31,13 @@ DeviceNames = Sequence[int | str]
 """Local indices, host/index, uuids or PCI bus ids."""
 DevicesLike = Sequence[int | str] | DeviceSelection | Mapping[str, Any]
 """Local indices, uuids or PCI bus ids; or a selection such as {"count": 4, "exclude": [0]}."""
-TopologyLike = Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any]]
+TopologyLike: TypeAlias = "Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any]]"
 """What the agents' `devices()` returned, of one host or of several; or the same as JSON."""
-ModelLike = str | ModelSpec | Mapping[str, Any]
+ModelLike: TypeAlias = "str | ModelSpec | Mapping[str, Any]"
 """A preset's name, the content of a config.json, or dimensions by the same names."""
-TrainingLike = TrainingSpec | Mapping[str, Any]
+TrainingLike: TypeAlias = "TrainingSpec | Mapping[str, Any]"
 """The training, such as {"global_batch_size": 64, "seq_len": 8192}."""
-LeasedLike = Literal["all"] | DeviceNames | Mapping[str, int] | Plan
+LeasedLike: TypeAlias = "Literal['all'] | DeviceNames | Mapping[str, int] | Plan"
 """Local indices, host/index, uuids or PCI bus ids; "all": every device of the host; {"count": 4}: so many that are
 free; a plan: those that it uses."""
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
@@ -187,13 +190,13 @@ def build_request(model: type[M], given: object, fields: Mapping[str, Any]) -> M
 def _write_field(value: object) -> object:
     """Returns the argument as the wire models take it."""
     match value:
-        case Lease():
+        case wire.leases.Lease():
             return value.id
-        case Plan():
+        case wire.mesh.Plan():
             return value.fingerprint
         case MeshSpec():
             return str(value)
-        case ModelSpec() | TrainingSpec():
+        case wire.model.ModelSpec() | wire.model.TrainingSpec():
             return value.model_dump(mode="json", exclude_unset=True)
         case str() | bytes() | BaseModel():
             return value
@@ -261,9 +264,9 @@ def build_lease(devices: LeasedLike, *, purpose: str, ttl_s: float, preemptible:
     Raises:
         InvalidRequestError: an argument has the wrong type or is out of range, or the plan is for other hardware.
     """
-    named = name_devices(devices) if isinstance(devices, Plan) else devices
+    named = name_devices(devices) if isinstance(devices, wire.mesh.Plan) else devices
     fields = {"devices": named, "purpose": purpose, "ttl_s": ttl_s, "preemptible": preemptible}
-    return build_request(LeaseRequest, None, fields)
+    return build_request(wire.leases.LeaseRequest, None, fields)
 
 
 def build_renewal(lease: Lease, ttl_s: float) -> LeaseRequest:
@@ -282,7 +285,7 @@ def name_lease(lease: Lease | str) -> str:
     Raises:
         InvalidRequestError: the id is empty or not text.
     """
-    return f"/leases/{quote_part('lease_id', lease.id if isinstance(lease, Lease) else lease)}"
+    return f"/leases/{quote_part('lease_id', lease.id if isinstance(lease, wire.leases.Lease) else lease)}"
 
 
 def name_new_lease(lease_id: str | None) -> str:
@@ -293,7 +296,7 @@ def name_new_lease(lease_id: str | None) -> str:
     """
     if lease_id is None:
         return f"/leases/lease-{secrets.token_hex(8)}"
-    if re.fullmatch(LEASE_ID_PATTERN, lease_id) is None:
+    if re.fullmatch(wire.leases.LEASE_ID_PATTERN, lease_id) is None:
         raise _refuse(
             f"lease_id {lease_id[:80]!r} is not an id of a lease; it is 1 to 64 letters, digits, dots, hyphens and "
             "underscores, a letter or digit first",

@@ -12,12 +12,14 @@ import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from meshwright.errors import SettingsError
-from meshwright.topology.chips import ChipCount, parse_chip_count
+
+if TYPE_CHECKING:
+    from meshwright.topology.chips import ChipCount
 
 MAX_TIMEOUT_S: Final = 86400.0
 _UNITS_S: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400}
@@ -63,6 +65,8 @@ def parse_chips(text: str, option: str) -> ChipCount:
     Raises:
         typer.BadParameter: the text is not a count, or names a chip that is in no table.
     """
+    from meshwright.topology.chips import parse_chip_count  # here, for its table
+
     try:
         return parse_chip_count(text)
     except ValueError as error:

@@ -18,19 +18,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Annotated, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 import typer
 from rich.text import Text
 
-from meshwright._fleet import run_all
+from meshwright._threads import run_all
 from meshwright.cli.arguments import parse_chips
 from meshwright.cli.output import STATE_STYLES, Column, build_table, clean, format_time, print_error, style_state
 from meshwright.cli.session import NO_ANSWER, Session
 from meshwright.errors import AgentTimeoutError, MeshwrightError
-from meshwright.topology.chips import ChipCount
-from meshwright.wire.devices import Devices
 from meshwright.wire.health import WORST_FIRST, Component, Health, State, select_hardware
+
+if TYPE_CHECKING:
+    from meshwright.topology.chips import ChipCount
+    from meshwright.wire.devices import Devices
 
 Format = Literal["text", "json", "nagios", "slurm"]
 Outcome = State | Literal["no_answer"]

@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 
 from meshwright._client.blocking import Client
 from meshwright._client.settings import is_loopback
-from meshwright._fleet import FleetHost, FleetState, run_all
+from meshwright._fleet import FleetHost, FleetState
+from meshwright._threads import run_all
 from meshwright.errors import (
     AgentConnectionError,
     AgentTimeoutError,

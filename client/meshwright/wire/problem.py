@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from pydantic import Field
 
+from meshwright import wire
 from meshwright.errors import InvalidMeshError, InvalidRequestError, ProblemError, RequestError
 from meshwright.spec import MeshSpec
 from meshwright.wire.base import LINE_PATTERN, Reply, RequestPart, iterate_parts
-from meshwright.wire.model import ModelSpec
 
 MOST_ERRORS: Final = 100
 """That a refusal is made of: a list of thousands of wrong entries has thousands, all alike, and each is compared."""
@@ -263,7 +263,9 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
         case "missing":
             return _HINTS_OF_MISSING.get(field, "")
         case "extra_forbidden" if field.startswith("model."):
-            near = difflib.get_close_matches(field.removeprefix("model."), ModelSpec.model_fields, n=1, cutoff=0.75)
+            near = difflib.get_close_matches(
+                field.removeprefix("model."), wire.model.ModelSpec.model_fields, n=1, cutoff=0.75
+            )
             return f"write {near[0]} in place of {field}" if near else _MODEL_HINT
         case "too_long":
             return f"give {field} up to {limits['max_length']} entries"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
@@ -17,8 +17,10 @@ from rich.text import Text
 from meshwright.cli.output import LOG_LINES, Column, build_table, clean, format_bytes, format_time, print_notices
 from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.wire.batch_size import CompiledBatch, TriedBatch
-from meshwright.wire.verification import MemoryParts, Verification, VerificationStatus, VerifiedCollective
+
+if TYPE_CHECKING:
+    from meshwright.wire.batch_size import CompiledBatch, TriedBatch
+    from meshwright.wire.verification import MemoryParts, Verification, VerificationStatus, VerifiedCollective
 
 _VERDICTS: Final[dict[VerificationStatus, tuple[str, str]]] = {
     "verified": ("compiled: fits", "green"),

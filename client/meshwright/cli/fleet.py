@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from meshwright._fleet import DEFAULT_TIMEOUT_S
 from meshwright.cli.output import Column, build_table, clean, format_time, print_notices, style_state
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.errors import MeshwrightError
@@ -53,7 +52,7 @@ def show_fleet(session: Session, hosts: str | None) -> int:
     Exit codes: 0 every host answered · 1 some did not, or they do not form a topology · 2 none did, or no address.
     """
     with open_fleet(hosts) as fleet:
-        state = fleet.devices(timeout_s=session.options.timeout_s or DEFAULT_TIMEOUT_S)
+        state = fleet.devices(timeout_s=_find_limit_s(session))
     if session.as_json:
         session.print_lines(_dump(state))
     else:
@@ -74,8 +73,14 @@ def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> 
     """
     with open_fleet(hosts) as fleet:
         fields = {name: getattr(request, name) for name in request.model_fields_set}
-        plan: Plan = fleet.plan(**fields, timeout_s=session.options.timeout_s or DEFAULT_TIMEOUT_S)
+        plan: Plan = fleet.plan(**fields, timeout_s=_find_limit_s(session))
     return plan
+
+
+def _find_limit_s(session: Session) -> float:
+    from meshwright._fleet import DEFAULT_TIMEOUT_S  # here, so that a plan on one host need not wait for it
+
+    return session.options.timeout_s or DEFAULT_TIMEOUT_S
 
 
 def open_fleet(hosts: str | None) -> Fleet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,9 +13,11 @@ from meshwright.cli.output import clean
 from meshwright.cli.session import Session
 from meshwright.errors import AgentTimeoutError
 from meshwright.wire.base import RequestPart
-from meshwright.wire.batch_size import BatchSizeRequest
-from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
-from meshwright.wire.runs import Progress as RunProgress
+
+if TYPE_CHECKING:
+    from meshwright.wire.batch_size import BatchSizeRequest
+    from meshwright.wire.mesh import PlanRequest, Plans, SearchRequest
+    from meshwright.wire.runs import Progress as RunProgress
 
 A = TypeVar("A")
 
@@ -63,17 +65,24 @@ def answer_here(session: Session, answer: Callable[..., A], request: RequestPart
     Raises:
         typer.BadParameter: --url names an agent.
     """
-    from meshwright.compiling.process import LIMIT_S  # here, so that other commands do not wait for it
-
-    if session.options.url is not None:
-        raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--offline")
-    limit_s = LIMIT_S if session.options.timeout_s is None else session.options.timeout_s
+    _check_offline(session)
+    limit_s = session.options.timeout_s
     with show_progress(session) as on_progress:
-        return answer(request, limit_s=limit_s, on_progress=on_progress)
+        return answer(request, on_progress=on_progress, **({} if limit_s is None else {"limit_s": limit_s}))
 
 
 def answer_plans_here(session: Session, request: PlanRequest | SearchRequest) -> Plans:
     """Returns the plans that an agent would make on a target or a topology; errors as of `answer_here`."""
-    from meshwright.compiling.request import answer_plans
+    if request.compile:
+        from meshwright.compiling.request import answer_plans  # here, so that other plans do not wait for it
 
-    return answer_here(session, answer_plans, request)
+        return answer_here(session, answer_plans, request)
+    from meshwright.planning.request import answer_request  # here, so that an agent's answer does not wait for it
+
+    _check_offline(session)
+    return answer_request(request)
+
+
+def _check_offline(session: Session) -> None:
+    if session.options.url is not None:
+        raise typer.BadParameter("it asks no agent, and --url names one; give one of them", param_hint="--offline")

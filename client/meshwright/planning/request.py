@@ -17,7 +17,6 @@ from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.mesh_plan import leave_out_devices, plan_mesh
 from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model, read_supported
 from meshwright.planning.parallelism import check_divides, check_sequence, find_role
-from meshwright.planning.search.measured import Measurement, Measurements
 from meshwright.planning.tensors import count_parameters
 from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
@@ -40,6 +39,7 @@ from meshwright.wire.model import ModelFacts, ModelSpec, TrainingSpec
 
 if TYPE_CHECKING:
     from meshwright.planning.search.candidates import Question
+    from meshwright.planning.search.measured import Measurement
 
 _refuse = InvalidRequestError.of
 
@@ -83,6 +83,7 @@ class Inventory:
             InvalidRequestError: sequences are longer than the model's learned positions.
         """
         from meshwright.planning.search.candidates import Hardware, Question  # here, for its numpy
+        from meshwright.planning.search.measured import Measurements
 
         if isinstance(request, BatchSizeRequest):
             pool = self.select(lease=ANY_LEASE)

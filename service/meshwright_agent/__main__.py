@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 
-gc.disable()  # imports leave no garbage, and the search for it is a fifth of their time
+gc.disable()  # imports leave no garbage, and the search for it is a fifth of their time; `serve` enables it
 from meshwright_agent.cli import main  # noqa: E402
-
-gc.enable()
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,7 @@ addresses that an agent must not start with.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -141,6 +142,8 @@ def _serve(settings: Settings) -> int:
     from meshwright_agent.server import CannotListenError, HostTakenError, claim_host, serve
     from meshwright_agent.supervisor.specs import has_accelerators
 
+    gc.freeze()  # what was imported stays: each later search for garbage leaves it out
+    gc.enable()
     owns = settings.cpu_devices is None and settings.simulate is None and has_accelerators(settings)
     tell = _log_addresses if settings.log_format == "json" else _print_addresses
     try:
@@ -150,12 +153,9 @@ def _serve(settings: Settings) -> int:
             authenticator = Authenticator(settings, SystemClock())
             with claim_host(settings.host_root) if owns else contextlib.nullcontext():
                 serve(settings, build_app, authenticator, on_listening=partial(tell, settings=settings))
-    except (CannotListenError, StoreUnavailableError, HostTakenError) as error:
+    except (CannotListenError, StoreUnavailableError, HostTakenError, AccessSettingsError) as error:
         typer.echo(str(error), err=True)
-        return 1
-    except AccessSettingsError as error:
-        typer.echo(str(error), err=True)
-        return 2
+        return 2 if isinstance(error, AccessSettingsError) else 1
     return 0
 
 

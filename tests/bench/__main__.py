@@ -16,6 +16,7 @@ import httpx
 from meshwright import Client
 from tests.agents import RunningAgent, start_agent
 from tests.bench.compiling import bench_compiling
+from tests.bench.limits import measure_limits
 from tests.bench.mesh import bench_create_mesh
 from tests.bench.planner import bench_planner
 from tests.bench.prefetch import bench_prefetch
@@ -30,11 +31,16 @@ def main() -> None:
     print(f"# make bench: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
     began_s = time.perf_counter()
     with start_agent() as agent:
-        tell("start to ready", f"{time.perf_counter() - began_s:.2f} s", "8 virtual CPU devices, jax imported")
+        tell(
+            "start to ready",
+            f"{time.perf_counter() - began_s:.2f} s",
+            "8 virtual CPU devices, jax imported; budget 1.5 s",
+        )
         bench_memory(agent)
         bench_client(agent)
         bench_release(agent)
-    for rows in (bench_prefetch, bench_create_mesh, bench_planner, bench_searching, measure_traffic, bench_compiling):
+    library = (bench_prefetch, bench_create_mesh, bench_planner, bench_searching)
+    for rows in (*library, measure_traffic, measure_limits, bench_compiling):
         for name, value, note in rows():
             tell(name, value, note)
 

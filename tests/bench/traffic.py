@@ -39,7 +39,7 @@ ROUNDS: Final = 5
 SECONDS: Final = 60.0
 TRIES: Final = 100
 RELEASE_S: Final = 2.0
-RESTART_S: Final = 2.0
+RESTART_S: Final = 1.5
 MAX_TIMES: Final = 3.0
 MAX_P99_S: Final = 0.005
 BESIDE_BENCH_TIMES: Final = 10.0
@@ -237,7 +237,7 @@ def _measure_restart(what: str, tries: int, state: Path, cpu_devices: int | None
             duration_s.append(time.perf_counter() - began_s)
             agent.stop()
     middle_s = statistics.median(duration_s[1:])
-    note = judge(f"{what}; worst {max(duration_s[1:]):.2f} s of {tries}", "2 s", is_kept=middle_s <= RESTART_S)
+    note = judge(f"{what}; worst {max(duration_s[1:]):.2f} s of {tries}", "1.5 s", is_kept=middle_s <= RESTART_S)
     return ("restart to ready", f"{middle_s:.2f} s", note)
 
 

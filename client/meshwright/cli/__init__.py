@@ -284,7 +284,7 @@ def _bind(run: _Command, entry: _Entry) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A command: where its function is, and its text in the list of commands (which fits a line of 80 columns)."""
+    """A command: its function as "module.name", and its text in the list of commands (which fits 80 columns)."""
 
     run: str
     short: str

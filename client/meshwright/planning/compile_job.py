@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field
 
@@ -21,11 +21,13 @@ from meshwright.spec import AxisType
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.wire.base import Wire
-from meshwright.wire.batch_size import CompiledBatch
 from meshwright.wire.devices import Platform
 from meshwright.wire.mesh import Plan, PlanSchedule
 from meshwright.wire.model import BATCH_MAX, ModelSpec, TrainingSpec
 from meshwright.wire.verification import Verification
+
+if TYPE_CHECKING:
+    from meshwright.wire.batch_size import CompiledBatch
 
 
 def check_expressible(model: ModelSpec, seq_len: int) -> None:
@@ -277,6 +279,8 @@ def bound_batch(training: TrainingSpec, mesh_shape: Mapping[str, int]) -> Traini
 
 def build_unfitted(verification: Verification) -> CompiledBatch:
     """Returns the answer to a search without a result: no compile ran, or a compile did not finish."""
+    from meshwright.wire.batch_size import CompiledBatch  # here, since plans do not need it
+
     return CompiledBatch(per_replica_batch_size=None, global_batch_size=None, limit=None, verification=verification)
 
 

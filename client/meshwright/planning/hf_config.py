@@ -6,6 +6,7 @@ on unchanged; the check of `ModelSpec` names it.
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -46,12 +47,12 @@ class Family:
         return self.keys.get(name, ["attention_bias" if name == "attention_output_bias" else name])
 
 
-_TABLE: Final = tomllib.loads((files("meshwright.planning") / "hf_families.toml").read_text(encoding="utf-8"))
-_ALL: Final = {name: Family(**row) for name, row in _TABLE.items()}
-WRAPPERS: Final = {name: family for name, family in _ALL.items() if family.text}
-UNSUPPORTED: Final = {name: family.unsupported for name, family in _ALL.items() if family.unsupported}
-FAMILIES: Final = {name: family for name, family in _ALL.items() if name not in WRAPPERS and name not in UNSUPPORTED}
-_ARCHITECTURES: Final = {family.architecture: name for name, family in reversed(_ALL.items()) if family.architecture}
+@functools.cache
+def read_families() -> Mapping[str, Family]:
+    """Returns the rows of `hf_families.toml` by `model_type`."""
+    rows = tomllib.loads((files("meshwright.planning") / "hf_families.toml").read_text(encoding="utf-8"))
+    return {name: Family(**row) for name, row in rows.items()}
+
 
 TEXT: Final = "text_config"
 
@@ -73,7 +74,8 @@ def find_model_type(config: Config) -> str:
         return str(config["model_type"])
     named = config.get("architectures")
     first = str(named[0] if _is_list(named) and named else named)
-    return _ARCHITECTURES.get(first, first)
+    known = (name for name, family in read_families().items() if first and family.architecture == first)
+    return next(known, first)
 
 
 def find_language_model(config: Config) -> tuple[Config, str]:
@@ -83,15 +85,15 @@ def find_language_model(config: Config) -> tuple[Config, str]:
         ConfigContradictionError: the config is of a family with such a part, and has none.
     """
     model_type, text = find_model_type(config), config.get(TEXT)
-    wrapper = WRAPPERS.get(model_type)
-    if isinstance(text, Mapping) and model_type not in FAMILIES:
-        own = text.get("model_type") or (wrapper.text if wrapper else model_type)
+    family = read_families().get(model_type, Family(unsupported="not known"))
+    if isinstance(text, Mapping) and (family.text or family.unsupported):
+        own = text.get("model_type") or family.text or model_type
         said = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
         name = f"{_read_name(config) or model_type}, its language model alone"
         return {**said, **text, "model_type": own, "_name_or_path": name}, f"{TEXT}."
-    if wrapper:
+    if family.text:
         rule = f"is missing; a {model_type} config.json has its language model there"
-        raise ConfigContradictionError(TEXT, rule, f"give it, or the language model's own: {wrapper.text}")
+        raise ConfigContradictionError(TEXT, rule, f"give it, or the language model's own: {family.text}")
     return config, ""
 
 
@@ -104,7 +106,7 @@ def _read_name(config: Config) -> str | None:
 
 
 def read_config(config: Config, prefix: str = "") -> tuple[Fields, dict[str, str]]:
-    """Returns the fields of `ModelSpec` that a config.json of one of `FAMILIES` defines, and the key of each field.
+    """Returns the fields of `ModelSpec` that a config.json defines, and the key of each field.
 
     Args:
         config: its content, or its part that `find_language_model` found.
@@ -113,10 +115,10 @@ def read_config(config: Config, prefix: str = "") -> tuple[Fields, dict[str, str
     Raises:
         UnsupportedModelError: it has a feature that `ModelSpec` does not support, such as an unknown activation.
         ConfigContradictionError: two of its keys do not agree.
-        KeyError: its family is not one of `FAMILIES`.
+        KeyError: its family is unknown.
     """
     model_type = find_model_type(config)
-    family = FAMILIES[model_type]
+    family = read_families()[model_type]
     try:
         fields = _read_fields(family, config)
     except UnsupportedModelError as refused:

@@ -13,7 +13,6 @@ from typing import Final, Literal
 
 from meshwright.environment import DeviceConfiguration, build_environment
 from meshwright.errors import InvalidRequestError, NotCompiledError
-from meshwright.planning.compile_job import apply_schedule, check_expressible
 from meshwright.planning.parallelism import Axes, MeshAxes
 from meshwright.planning.tensors import Tensor, list_tensors
 from meshwright.spec import AxisType, MeshSpec
@@ -201,6 +200,8 @@ class Setting:
     @classmethod
     def of(cls, plan: Plan, model: ModelSpec, training: TrainingSpec) -> Setting:
         """Returns the setting of a plan for this model, whose axes divide their dimensions."""
+        from meshwright.planning.compile_job import apply_schedule  # here, since few plans are exported
+
         return cls(plan, model, apply_schedule(training, plan.schedule), MeshAxes.of(plan.mesh_shape))
 
     @property
@@ -262,6 +263,8 @@ def write_jax(setting: Setting) -> str:
 
 
 def _check(setting: Setting) -> None:
+    from meshwright.planning.compile_job import check_expressible  # here, since few plans are exported
+
     stages = setting.axes.find("pipeline")
     if stages:
         said = setting.axes.write(stages)

@@ -31,8 +31,9 @@ from meshwright.planning.device_selection import (
 )
 from meshwright.planning.granules import Weights, check_importance, read_dcn, split_axes, weigh_axes
 from meshwright.planning.hardware import find_memory_fraction
+from meshwright.planning.hf_config import UnsupportedModelError
 from meshwright.planning.job_code import build_job_environment, find_differing, write_code
-from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model
+from meshwright.planning.models import fill_sequence_length, read_model
 from meshwright.planning.parallelism import MeshAxes, list_rules, search_shapes
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.chips import find_chip

@@ -16,15 +16,13 @@ from pydantic import ValidationError
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.hf_config import (
-    FAMILIES,
-    UNSUPPORTED,
-    WRAPPERS,
     ConfigContradictionError,
     UnsupportedModelError,
     find_language_model,
     find_model_type,
     is_config,
     read_config,
+    read_families,
 )
 from meshwright.planning.parallelism import choose_near, list_divisors, write_values
 from meshwright.topology.chips import read_cells
@@ -233,8 +231,6 @@ def _check_layers(model: ModelSpec, name: str) -> Iterator[Contradiction]:
         yield name, f"{said} is more than num_hidden_layers {layers}", f"use {layers} or less, or leave out {name}"
 
 
-__all__ = ["UnsupportedModelError", "read_model"]
-
 _OF_OTHER_KINDS: Final = (
     "for a model of another kind compile its own step on a plan's mesh: meshwright compile train:build --plan plan.json"
 )
@@ -276,10 +272,11 @@ def read_supported(value: str | Mapping[str, Any], hint: str) -> ModelSpec:
 def _read_config(value: Mapping[str, Any]) -> ModelSpec:
     config, prefix = find_language_model(value)
     model_type = find_model_type(config)
-    if model_type in UNSUPPORTED:
-        raise UnsupportedModelError(_write_unsupported(f"a {model_type} model", UNSUPPORTED[model_type]))
-    if model_type not in FAMILIES:
+    family = read_families().get(model_type)
+    if family is None or family.text:
         raise _refuse_model_type(config, prefix)
+    if family.unsupported:
+        raise UnsupportedModelError(_write_unsupported(f"a {model_type} model", family.unsupported))
     return _build_model(*read_config(config, prefix))
 
 
@@ -326,7 +323,7 @@ def _refuse_name(name: str) -> InvalidRequestError:
 
 def _refuse_model_type(config: Mapping[str, Any], prefix: str) -> InvalidRequestError:
     key = prefix + ("model_type" if config.get("model_type") else "architectures")
-    known = f"these are: {', '.join((*FAMILIES, *WRAPPERS))}"
+    known = f"these are: {', '.join(name for name, family in read_families().items() if not family.unsupported)}"
     message = f"{find_model_type(config)[:80]!r} is no family that is read; {known}"
     own = "give plain dimensions of a decoder (hidden_size, …) without model_type and architectures"
     hint = f"{own}; {_OF_OTHER_KINDS}"

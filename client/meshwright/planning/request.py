@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Final
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.device_selection import ANY_LEASE, Names, Pool, select_devices
 from meshwright.planning.hardware import find_memory_fraction
+from meshwright.planning.hf_config import UnsupportedModelError
 from meshwright.planning.mesh_plan import leave_out_devices, plan_mesh
-from meshwright.planning.models import UnsupportedModelError, fill_sequence_length, read_model, read_supported
+from meshwright.planning.models import fill_sequence_length, read_model, read_supported
 from meshwright.planning.parallelism import check_divides, check_sequence, find_role
 from meshwright.planning.tensors import count_parameters
-from meshwright.topology.join import join_devices
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target, read_target
 from meshwright.wire.base import DeviceSelection, Notice
-from meshwright.wire.batch_size import BatchSizeRequest
 from meshwright.wire.devices import Devices
 from meshwright.wire.mesh import (
     EQUAL_WITHIN,
@@ -40,6 +39,7 @@ from meshwright.wire.model import ModelFacts, ModelSpec, TrainingSpec
 if TYPE_CHECKING:
     from meshwright.planning.search.candidates import Question
     from meshwright.planning.search.measured import Measurement
+    from meshwright.wire.batch_size import BatchSizeRequest
 
 _refuse = InvalidRequestError.of
 
@@ -84,6 +84,7 @@ class Inventory:
         """
         from meshwright.planning.search.candidates import Hardware, Question  # here, for its numpy
         from meshwright.planning.search.measured import Measurements
+        from meshwright.wire.batch_size import BatchSizeRequest
 
         if isinstance(request, BatchSizeRequest):
             pool = self.select(lease=ANY_LEASE)
@@ -120,6 +121,8 @@ def find_inventory(
     if target is not None:
         return Inventory(build_target(target), str(read_target(target)))
     if topology is not None:
+        from meshwright.topology.join import join_devices  # here, since targets do not need it
+
         joined = join_devices((topology,) if isinstance(topology, Devices) else topology)
         return Inventory(joined.topology, notices=joined.notices)
     if here is None:

@@ -176,3 +176,14 @@ def test_a_stderr_without_room_leaves_the_exit_code_as_it_is() -> None:
     code = "import sys; sys.argv[1:] = ['preflight', '--hosts', '127.0.0.1:1']; from meshwright.cli import main; main()"
     with Path("/dev/full").open("w") as full:
         assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=full).returncode == 2
+
+
+@pytest.mark.parametrize(("command", "left_out"), [
+    (["plan", "dp:8", "--offline", "--target", "h100:8"], {"httpx", "numpy", "meshwright.compiling.request"}),
+    (["health", "--url", "http://127.0.0.1:1"], {"numpy", "meshwright.wire.mesh", "meshwright.topology.chips"}),
+])  # fmt: skip
+def test_a_command_imports_only_what_it_needs(command: list[str], left_out: set[str]) -> None:
+    code = f"import sys; from meshwright.cli import main\ntry: main({command})\nfinally: print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
+    assert f"meshwright.cli.{command[0]}" in loaded
+    assert not left_out.intersection(loaded)

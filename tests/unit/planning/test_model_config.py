@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.hf_config import FAMILIES, UNSUPPORTED, is_config
-from meshwright.planning.models import UnsupportedModelError, read_model
+from meshwright.planning.hf_config import UnsupportedModelError, is_config, read_families
+from meshwright.planning.models import read_model
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 from tests.fakes.asking import ask_planner
@@ -129,6 +129,9 @@ def test_each_key_means_what_the_familys_code_makes_of_it(config: dict[str, Any]
     assert {name: getattr(model, name) for name in fields} == fields
 
 
+UNSUPPORTED = {name: family.unsupported for name, family in read_families().items() if family.unsupported}
+
+
 @pytest.mark.parametrize(("family", "reason"), UNSUPPORTED.items())
 def test_a_known_family_of_another_kind_is_unsupported(family: str, reason: str) -> None:
     with pytest.raises(UnsupportedModelError) as refused:
@@ -187,7 +190,7 @@ def test_dimensions_without_a_family_are_no_config() -> None:
 
 LISTS = {"layer_types", "mlp_layer_types", "moe_layers", "no_rope_layers"}
 KEYS = sorted(
-    {key for family in FAMILIES.values() for key in family.default}
+    {key for family in read_families().values() for key in family.default}
     | {*ModelSpec.model_fields, *LISTS, "_name_or_path", "moe_layer_freq", "interleave_moe_layer_step"}
 )
 VALUES = (
@@ -199,7 +202,10 @@ VALUES = (
 )
 
 
-@given(st.sampled_from(sorted(FAMILIES)), st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6))
+@given(
+    st.sampled_from(sorted({*read_families()} - {*UNSUPPORTED})),
+    st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6),
+)
 def test_whatever_a_config_holds_it_is_read_or_refused_in_words(family: str, keys: dict[str, Any]) -> None:
     try:
         model = read_model({**SIZES, "model_type": family, **keys})

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.models import UnsupportedModelError, read_model
+from meshwright.planning.hf_config import UnsupportedModelError
+from meshwright.planning.models import read_model
 from tests.unit.planning.models import SIZES
 
 WINDOW, WHOLE, CHUNK = "sliding_attention", "full_attention", "chunked_attention"

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InvalidRequestError
-from meshwright.planning.models import UnsupportedModelError, find_preset, read_model, read_presets
+from meshwright.planning.hf_config import UnsupportedModelError
+from meshwright.planning.models import find_preset, read_model, read_presets
 from meshwright.planning.tensors import count_parameters, list_tensors
 from meshwright.wire.model import ModelSpec
 from tests.unit.planning.models import PLAIN, described_models, models

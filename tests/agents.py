@@ -21,7 +21,7 @@ from typing import TypeVar
 import httpx
 
 T = TypeVar("T")
-MESHWRIGHT = (sys.executable, "-c", "from meshwright.cli import main; main()")
+MESHWRIGHT = (sys.executable, "-m", "meshwright")
 START_LIMIT_S = 180.0
 
 

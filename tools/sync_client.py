@@ -22,7 +22,7 @@ _RULES: Final = (
     (r"for asyncio\. Tasks of one event loop", "for code that waits for answers. Threads"),
     (r"\basync (?=def|for|with)", ""),
     (r"\bawait ", ""),
-    (r"\bAsyncGenerator\[(\w+), None\]", r"Generator[\1, None, None]"),
+    (r"\bAsyncGenerator\[([\w.]+), None\]", r"Generator[\1, None, None]"),
     (r"\bAsync(?=[A-Z])", ""),
     (r"\bAwaitable\[None\]", "None"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),

@@ -36,8 +36,9 @@ READ: Final = (
 SENT: Final = {
     "/mesh/plan": '{"mesh": "fsdp:-1", "target": "v5p:16x20x28"}',
     "/mesh/search": '{"targets": ["1024*h100:8"], "model": "llama3-8b", "training": {"global_batch_size": 8192}}',
-    "/batch-size": '{"pad": "' + "x" * (1 << 18) + '"}',
+    "/batch-size": '{"pad": "' + "x" * ((1 << 18) - 11) + '"}',
 }
+JSON: Final = {"Content-Type": "application/json"}
 COMMANDS: Final = (("health",), ("plan", "dp:8", "--offline", "--target", "h100:8"))
 _IMPORT: Final = (
     "import contextlib, sys\nfor name in sys.argv[1:]:\n with contextlib.suppress(Exception): __import__(name)"
@@ -61,10 +62,9 @@ def _measure_stall(agent: RunningAgent) -> Row:
         for path in (*READ, *SENT):
             with polling(agent, every_s=0.002) as waits:
                 for _ in range(TIMES):
-                    if path in SENT:
-                        client.post(path, content=SENT[path], headers={"Content-Type": "application/json"})
-                    else:
-                        client.get(path)
+                    method = "POST" if path in SENT else "GET"
+                    reply = client.request(method, path, content=SENT.get(path), headers=JSON)
+                    assert reply.status_code == (422 if path == "/batch-size" else 200), reply.text
             worst[path] = max(waits)
     longest = sorted(worst, key=lambda path: worst[path], reverse=True)
     note = ", ".join(f"{worst[path] * 1e3:.0f} ms beside {path}" for path in longest[:3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -45,6 +46,13 @@ def test_the_clients_have_these_methods(cls: type) -> None:
     assert {name for name in dir(cls) if not name.startswith("_")} == METHODS
 
 
+@pytest.mark.parametrize("cls", [meshwright.Client, meshwright.AsyncClient])
+def test_the_annotations_of_public_names_can_be_read(cls: type) -> None:
+    methods = {name: getattr(cls, name) for name in METHODS - {"base_url"}}
+    options = (meshwright.BenchOptions, meshwright.PlanOptions, meshwright.SearchOptions)
+    assert all(map(typing.get_type_hints, (*methods.values(), *options)))
+
+
 def test_the_fake_is_exported_for_users_own_tests() -> None:
     assert meshwright.testing.__all__ == ["FakeAgent"]
 
@@ -70,7 +78,7 @@ def test_importing_the_package_loads_nothing_heavy_and_no_http_library() -> None
 
 
 def test_the_command_line_loads_no_more_than_its_own_library() -> None:
-    loaded = _modules_after("import meshwright.cli")
+    loaded = _modules_after("import typer, meshwright.cli as cli; {**typer.main.get_command(cli.app).commands}")
     assert not {name for name in loaded if name.partition(".")[0] in HEAVY - {"typer"} | {"meshwright_agent"}}
     assert "httpx" not in loaded
 

@@ -15,9 +15,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
+
+import typer
 
 from meshwright import Client  # noqa: F401
-from meshwright.cli import main
+from meshwright.cli import app, main
 
 ASKS = """#!{python} -SE
 import marshal, os, socket, sys
@@ -71,4 +74,5 @@ def serve(listener: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    dict(cast(Any, typer.main.get_command(app)).commands)  # each imports its module
     serve(socket.socket(fileno=int(sys.argv[1])))

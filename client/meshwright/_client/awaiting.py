@@ -14,7 +14,7 @@ import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, cast
+from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import BaseModel
@@ -68,16 +68,6 @@ from meshwright.errors import (
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import read_known
 
-if TYPE_CHECKING:
-    from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
-    from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
-    from meshwright.wire.devices import Devices, Environment, Release, Targets
-    from meshwright.wire.health import Component, Health, HealthEvent, HealthEvents
-    from meshwright.wire.leases import Lease, LeaseRequest, Leases, Verdict, VerdictRequest
-    from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
-    from meshwright.wire.preflight import PreflightRequest
-    from meshwright.wire.runs import Progress, Run, RunEvent, RunList, RunState
-
 DEFAULT_TIMEOUT_S: Final = 30.0
 SILENCE_S: Final = 45.0
 """A stream without data for this time is closed and opened again: three of the agent's keep-alive intervals."""
@@ -86,7 +76,7 @@ CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
 
 M = TypeVar("M", bound=BaseModel)
-E = TypeVar("E", "RunEvent", "HealthEvent")
+E = TypeVar("E", "wire.runs.RunEvent", "wire.health.HealthEvent")
 
 
 @dataclass
@@ -244,8 +234,8 @@ class AsyncClient:
         self,
         model: type[M],
         path: str,
-        request: PlanRequest | SearchRequest | BatchSizeRequest,
-        on_progress: Callable[[Progress], object] | None,
+        request: wire.mesh.PlanRequest | wire.mesh.SearchRequest | wire.batch_size.BatchSizeRequest,
+        on_progress: Callable[[wire.runs.Progress], object] | None,
         timeout_s: float | None,
     ) -> M:
         """Returns the answer, directly or (202) as the result of a run, which continues if the waiting ends early."""
@@ -263,8 +253,8 @@ class AsyncClient:
         run_id: str,
         after: int,
         deadline: float | None = None,
-        report: Callable[[Progress | None], object] = lambda progress: None,
-    ) -> AsyncGenerator[RunEvent, None]:
+        report: Callable[[wire.runs.Progress | None], object] = lambda progress: None,
+    ) -> AsyncGenerator[wire.runs.RunEvent, None]:
         """Yields each event of a run once and in order, until its final state.
 
         A broken stream is opened again after the last received event. If a stream brings no event, the run itself is
@@ -292,7 +282,7 @@ class AsyncClient:
             delay_s = 0.0 if cursor.end == "silent" else delay_retry(max(0, fruitless - 1))
             await self._pause_until(deadline, delay_s, run)
 
-    async def _pause_until(self, deadline: float | None, delay_s: float, run: Run) -> None:
+    async def _pause_until(self, deadline: float | None, delay_s: float, run: wire.runs.Run) -> None:
         left_s = count_left(deadline)
         if not left_s:
             words = f"the time to wait for {run.id} at {self.base_url} is over; it was {run.state}"
@@ -350,7 +340,7 @@ class AsyncClient:
         response = await self._send("GET", "/readyz", statuses=(200, 503), max_retries=0)
         return Readiness(response.status_code == 200, response.text.strip())
 
-    async def health(self) -> Health:
+    async def health(self) -> wire.health.Health:
         """Returns the state of each component of the host."""
         return await self._ask(wire.health.Health, "GET", "/health")
 
@@ -361,7 +351,7 @@ class AsyncClient:
         after: int | None = None,
         limit: int | None = None,
         since: datetime | None = None,
-    ) -> HealthEvents:
+    ) -> wire.health.HealthEvents:
         """Returns the events of the host's health, oldest first.
 
         Args:
@@ -376,7 +366,7 @@ class AsyncClient:
         params = {"component": component, "after": after, "limit": limit, "since": print_time(since)}
         return await self._ask(wire.health.HealthEvents, "GET", "/events", params=params)
 
-    async def follow_events(self, after: int | None = None) -> AsyncIterator[HealthEvent]:
+    async def follow_events(self, after: int | None = None) -> AsyncIterator[wire.health.HealthEvent]:
         """Yields events of the host's health as they happen, from the event after `after`; None: from now on.
 
         Never ends by itself. Connects again when the stream breaks. No event is repeated, and none is lost while the
@@ -408,7 +398,7 @@ class AsyncClient:
             if cursor.end != "silent":
                 await self._pause(delay_retry(fruitless - 1))
 
-    async def acknowledge(self, component: str, reason: str) -> Component:
+    async def acknowledge(self, component: str, reason: str) -> wire.health.Component:
         """Reports to the agent that the faults of a component are resolved; returns the new state of the component.
 
         Args:
@@ -422,7 +412,7 @@ class AsyncClient:
         request = build_request(wire.health.Acknowledgement, None, {"component": component, "reason": reason})
         return await self._ask(wire.health.Component, "POST", "/health/acknowledge", body=request)
 
-    async def devices(self) -> Devices:
+    async def devices(self) -> wire.devices.Devices:
         """Returns the host's topology: devices, links, granules, and the facts around them."""
         return await self._ask(wire.devices.Devices, "GET", "/devices")
 
@@ -430,13 +420,13 @@ class AsyncClient:
         """Returns the same as a table and a link matrix for people."""
         return (await self._send("GET", "/devices", params={"format": "text"}, accept="text/plain")).text
 
-    async def release(self) -> Release:
+    async def release(self) -> wire.devices.Release:
         """Makes the agent's worker release the devices; returns the processes that still use one."""
         return await self._ask(wire.devices.Release, "POST", "/devices/release")
 
     async def environment(
         self, memory_strategy: EnvironmentStrategy | None = "balanced", memory_fraction: float | None = None
-    ) -> Environment:
+    ) -> wire.devices.Environment:
         """Returns the variables that a job on this host should start with.
 
         Args:
@@ -450,7 +440,7 @@ class AsyncClient:
         params = {"memory_strategy": memory_strategy, "memory_fraction": memory_fraction}
         return await self._ask(wire.devices.Environment, "GET", "/environment", params=params)
 
-    async def targets(self, chip: str | None = None) -> Targets:
+    async def targets(self, chip: str | None = None) -> wire.devices.Targets:
         """Returns the chips, hosts and slices that a plan's target may name; those of one chip, where it is given.
 
         Raises:
@@ -464,12 +454,12 @@ class AsyncClient:
 
     async def plan(
         self,
-        mesh: MeshLike | MeshSpec | PlanRequest,
+        mesh: MeshLike | MeshSpec | wire.mesh.PlanRequest,
         *,
-        on_progress: Callable[[Progress], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
         timeout_s: float | None = None,
         **options: Unpack[PlanOptions],
-    ) -> Plan:
+    ) -> wire.mesh.Plan:
         """Returns the plan of a mesh such as "dp:2,tp:-1" on the agent's devices.
 
         Args:
@@ -492,13 +482,13 @@ class AsyncClient:
 
     async def search(
         self,
-        model: ModelLike | SearchRequest,
+        model: ModelLike | wire.mesh.SearchRequest,
         training: TrainingLike | None = None,
         *,
-        on_progress: Callable[[Progress], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
         timeout_s: float | None = None,
         **options: Unpack[SearchOptions],
-    ) -> Plans:
+    ) -> wire.mesh.Plans:
         """Returns plans of the meshes with the fastest step of a model, of those that fit, and why others were
         rejected.
 
@@ -518,7 +508,7 @@ class AsyncClient:
         request = build_request(wire.mesh.SearchRequest, model, {**given, "training": training, **options})
         return await self._compute(wire.mesh.Plans, "/mesh/search", request, on_progress, timeout_s)
 
-    async def get_plan(self, fingerprint: str) -> Plan:
+    async def get_plan(self, fingerprint: str) -> wire.mesh.Plan:
         """Returns the stored plan with this fingerprint, so that every rank can get the same plan.
 
         Raises:
@@ -529,19 +519,19 @@ class AsyncClient:
 
     async def batch_size(
         self,
-        hardware: str | BatchSizeRequest | None = None,
+        hardware: str | wire.batch_size.BatchSizeRequest | None = None,
         per_device_batch_size: int | None = None,
         *,
         model: ModelLike | None = None,
         training: TrainingLike | None = None,
         mesh: MeshLike | MeshSpec | None = None,
         target: str | None = None,
-        plan: Plan | str | None = None,
+        plan: wire.mesh.Plan | str | None = None,
         memory_strategy: MemoryStrategyName | None = None,
         compile: bool = False,
-        on_progress: Callable[[Progress], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
         timeout_s: float | None = None,
-    ) -> BatchSize:
+    ) -> wire.batch_size.BatchSize:
         """Returns recommended batch sizes for `hardware` (None: the host's own), and checks a batch size of a device.
 
         With a `model`, the answer has `estimated`: the recommended number of sequences of its step on a mesh, and why.
@@ -585,13 +575,13 @@ class AsyncClient:
 
     async def bench(
         self,
-        request: BenchRequest | None = None,
+        request: wire.bench.BenchRequest | None = None,
         *,
-        on_progress: Callable[[Progress], object] | None = None,
-        on_record: Callable[[BenchRecord], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
+        on_record: Callable[[wire.bench.BenchRecord], object] | None = None,
         timeout_s: float | None = None,
         **options: Unpack[BenchOptions],
-    ) -> BenchResult:
+    ) -> wire.bench.BenchResult:
         """Runs a bench on the agent's devices, waits for it, and returns its result.
 
         The run is cancelled when the waiting ends early: `timeout_s`, an interrupt, an error of a callback.
@@ -622,7 +612,9 @@ class AsyncClient:
             raise
         return read_result(wire.bench.BenchResult, run, self.base_url)
 
-    async def submit_bench(self, request: BenchRequest | None = None, **options: Unpack[BenchOptions]) -> Run:
+    async def submit_bench(
+        self, request: wire.bench.BenchRequest | None = None, **options: Unpack[BenchOptions]
+    ) -> wire.runs.Run:
         """Queues a bench and returns its run at once.
 
         Args:
@@ -637,14 +629,16 @@ class AsyncClient:
         """
         return await self._submit_bench(request, options, None)
 
-    async def _submit_bench(self, request: BenchRequest | None, options: BenchOptions, deadline: float | None) -> Run:
+    async def _submit_bench(
+        self, request: wire.bench.BenchRequest | None, options: BenchOptions, deadline: float | None
+    ) -> wire.runs.Run:
         body = build_request(wire.bench.BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
         path, statuses = "/placement/bench", (200, 202)
         return await self._ask(
             wire.runs.Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline
         )
 
-    async def start_preflight(self, request: PreflightRequest) -> Run:
+    async def start_preflight(self, request: wire.preflight.PreflightRequest) -> wire.runs.Run:
         """Starts this host's part of a preflight and returns its run; `meshwright.preflight` asks many hosts.
 
         Raises:
@@ -653,11 +647,11 @@ class AsyncClient:
         """
         return await self._ask(wire.runs.Run, "POST", "/preflight", body=request, statuses=(200, 202), makes_run=True)
 
-    async def latest_bench(self) -> LatestBench:
+    async def latest_bench(self) -> wire.bench.LatestBench:
         """Returns the newest record of each measurement."""
         return await self._ask(wire.bench.LatestBench, "GET", "/placement/bench")
 
-    async def run(self, run_id: str) -> Run:
+    async def run(self, run_id: str) -> wire.runs.Run:
         """Returns a run.
 
         Raises:
@@ -665,7 +659,7 @@ class AsyncClient:
         """
         return await self._ask(wire.runs.Run, "GET", f"/runs/{quote_part('run_id', run_id)}")
 
-    async def runs(self, limit: int | None = None, state: RunState | None = None) -> RunList:
+    async def runs(self, limit: int | None = None, state: wire.runs.RunState | None = None) -> wire.runs.RunList:
         """Returns the newest runs, newest first.
 
         Args:
@@ -677,7 +671,7 @@ class AsyncClient:
         """
         return await self._ask(wire.runs.RunList, "GET", "/runs", params={"limit": limit, "state": state})
 
-    async def run_events(self, run_id: str, after: int = 0) -> AsyncIterator[RunEvent]:
+    async def run_events(self, run_id: str, after: int = 0) -> AsyncIterator[wire.runs.RunEvent]:
         """Yields a run's events from the one after `after`, as they come, until its final state.
 
         Connects again by itself when the stream breaks; no event comes twice.
@@ -693,7 +687,7 @@ class AsyncClient:
             async for event in events:
                 yield event
 
-    async def cancel_run(self, run_id: str) -> Run:
+    async def cancel_run(self, run_id: str) -> wire.runs.Run:
         """Cancels a run and returns it; a finished run does not change.
 
         Raises:
@@ -705,10 +699,10 @@ class AsyncClient:
         self,
         run_id: str,
         *,
-        on_progress: Callable[[Progress], object] | None = None,
-        on_record: Callable[[BenchRecord], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
+        on_record: Callable[[wire.bench.BenchRecord], object] | None = None,
         timeout_s: float | None = None,
-    ) -> Run:
+    ) -> wire.runs.Run:
         """Returns a run once it is over, however it went; it goes on when the waiting ends early.
 
         Args:
@@ -721,9 +715,9 @@ class AsyncClient:
             AgentTimeoutError: it is not over after `timeout_s`.
             NotFoundError: no run has this id.
         """
-        last: Progress | None = None
+        last: wire.runs.Progress | None = None
 
-        def report(progress: Progress | None) -> None:
+        def report(progress: wire.runs.Progress | None) -> None:
             nonlocal last
             if progress is not None and progress != last and on_progress is not None:
                 last = progress
@@ -750,7 +744,7 @@ class AsyncClient:
         ttl_s: float = DEFAULT_TTL_S,
         preemptible: bool = False,
         lease_id: str | None = None,
-    ) -> Lease:
+    ) -> wire.leases.Lease:
         """Reserves devices of the host until the time is over, or the lease is ended; `hold` does that by itself.
 
         Args:
@@ -772,11 +766,11 @@ class AsyncClient:
         request = build_lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
         return await self._create_lease(name_new_lease(lease_id), request, is_new=lease_id is None)
 
-    async def leases(self) -> Leases:
+    async def leases(self) -> wire.leases.Leases:
         """Returns the leases that there are, oldest first."""
         return await self._ask(wire.leases.Leases, "GET", "/leases")
 
-    async def get_lease(self, lease: Lease | str) -> Lease:
+    async def get_lease(self, lease: wire.leases.Lease | str) -> wire.leases.Lease:
         """Returns a lease, or one with this id, as it stands now.
 
         Raises:
@@ -784,7 +778,7 @@ class AsyncClient:
         """
         return await self._ask(wire.leases.Lease, "GET", name_lease(lease))
 
-    async def renew_lease(self, lease: Lease | str, ttl_s: float) -> Lease:
+    async def renew_lease(self, lease: wire.leases.Lease | str, ttl_s: float) -> wire.leases.Lease:
         """Makes a lease end `ttl_s` seconds from now, earlier or later than before; returns it.
 
         Raises:
@@ -792,7 +786,7 @@ class AsyncClient:
         """
         return await self._renew(lease, ttl_s)
 
-    async def end_lease(self, lease: Lease | str) -> Lease:
+    async def end_lease(self, lease: wire.leases.Lease | str) -> wire.leases.Lease:
         """Ends a lease, and returns it as it was.
 
         Raises:
@@ -803,7 +797,9 @@ class AsyncClient:
             held = held or await self.get_lease(lease)
         return await self._ask(wire.leases.Lease, "DELETE", name_lease(lease), gone=held)
 
-    async def put_verdict(self, lease: Lease | str, request: VerdictRequest) -> Verdict:
+    async def put_verdict(
+        self, lease: wire.leases.Lease | str, request: wire.leases.VerdictRequest
+    ) -> wire.leases.Verdict:
         """Stores the finding of a preflight under a lease on its host; returns it.
 
         Raises:
@@ -811,7 +807,7 @@ class AsyncClient:
         """
         return await self._ask(wire.leases.Verdict, "PUT", f"{name_lease(lease)}/verdict", body=request)
 
-    async def get_verdict(self, lease: Lease | str) -> Verdict:
+    async def get_verdict(self, lease: wire.leases.Lease | str) -> wire.leases.Verdict:
         """Returns what the last preflight under a lease found on this host.
 
         Raises:
@@ -861,7 +857,7 @@ class AsyncClient:
             for text in filter(None, (await self._give_back(held), held.unsaid)):
                 warnings.warn(text, UserWarning, stacklevel=3)
 
-    async def _create_lease(self, path: str, request: LeaseRequest, *, is_new: bool) -> Lease:
+    async def _create_lease(self, path: str, request: wire.leases.LeaseRequest, *, is_new: bool) -> wire.leases.Lease:
         """Returns the lease. If the answer is lost, ends a lease with a new id, because nobody else knows that id."""
         try:
             return await self._ask(wire.leases.Lease, "PUT", path, body=request, statuses=(200, 201))
@@ -872,7 +868,7 @@ class AsyncClient:
                 await self._try_delete(path)
             raise
 
-    async def _take(self, path: str, request: LeaseRequest, deadline: float | None) -> Lease:
+    async def _take(self, path: str, request: wire.leases.LeaseRequest, deadline: float | None) -> wire.leases.Lease:
         """Returns the new lease; waits for devices that another lease has."""
         while True:
             try:
@@ -884,8 +880,13 @@ class AsyncClient:
                 await self._pause(min(error.retry_after_s or CHECK_S, CHECK_S, left_s))
 
     async def _renew(
-        self, lease: Lease | str, ttl_s: float, *, max_retries: int | None = None, deadline: float | None = None
-    ) -> Lease:
+        self,
+        lease: wire.leases.Lease | str,
+        ttl_s: float,
+        *,
+        max_retries: int | None = None,
+        deadline: float | None = None,
+    ) -> wire.leases.Lease:
         """Reads the lease first, since an ended lease must not be created again; one that was is ended."""
         path = name_lease(lease)
         options: dict[str, Any] = {"max_retries": max_retries, "deadline": deadline}

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, cast
+from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import BaseModel
@@ -76,16 +76,6 @@ from meshwright.errors import (
 from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import read_known
 
-if TYPE_CHECKING:
-    from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
-    from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
-    from meshwright.wire.devices import Devices, Environment, Release, Targets
-    from meshwright.wire.health import Component, Health, HealthEvent, HealthEvents
-    from meshwright.wire.leases import Lease, LeaseRequest, Leases, Verdict, VerdictRequest
-    from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
-    from meshwright.wire.preflight import PreflightRequest
-    from meshwright.wire.runs import Progress, Run, RunEvent, RunList, RunState
-
 DEFAULT_TIMEOUT_S: Final = 30.0
 SILENCE_S: Final = 45.0
 """A stream without data for this time is closed and opened again: three of the agent's keep-alive intervals."""
@@ -94,7 +84,7 @@ CANCEL_TIMEOUT_S: Final = 3.0
 SETTLE_S: Final = 0.1
 
 M = TypeVar("M", bound=BaseModel)
-E = TypeVar("E", "RunEvent", "HealthEvent")
+E = TypeVar("E", "wire.runs.RunEvent", "wire.health.HealthEvent")
 
 
 @dataclass
@@ -252,8 +242,8 @@ class Client:
         self,
         model: type[M],
         path: str,
-        request: PlanRequest | SearchRequest | BatchSizeRequest,
-        on_progress: Callable[[Progress], object] | None,
+        request: wire.mesh.PlanRequest | wire.mesh.SearchRequest | wire.batch_size.BatchSizeRequest,
+        on_progress: Callable[[wire.runs.Progress], object] | None,
         timeout_s: float | None,
     ) -> M:
         """Returns the answer, directly or (202) as the result of a run, which continues if the waiting ends early."""
@@ -271,8 +261,8 @@ class Client:
         run_id: str,
         after: int,
         deadline: float | None = None,
-        report: Callable[[Progress | None], object] = lambda progress: None,
-    ) -> Generator[RunEvent, None, None]:
+        report: Callable[[wire.runs.Progress | None], object] = lambda progress: None,
+    ) -> Generator[wire.runs.RunEvent, None, None]:
         """Yields each event of a run once and in order, until its final state.
 
         A broken stream is opened again after the last received event. If a stream brings no event, the run itself is
@@ -298,7 +288,7 @@ class Client:
             delay_s = 0.0 if cursor.end == "silent" else delay_retry(max(0, fruitless - 1))
             self._pause_until(deadline, delay_s, run)
 
-    def _pause_until(self, deadline: float | None, delay_s: float, run: Run) -> None:
+    def _pause_until(self, deadline: float | None, delay_s: float, run: wire.runs.Run) -> None:
         left_s = count_left(deadline)
         if not left_s:
             words = f"the time to wait for {run.id} at {self.base_url} is over; it was {run.state}"
@@ -356,7 +346,7 @@ class Client:
         response = self._send("GET", "/readyz", statuses=(200, 503), max_retries=0)
         return Readiness(response.status_code == 200, response.text.strip())
 
-    def health(self) -> Health:
+    def health(self) -> wire.health.Health:
         """Returns the state of each component of the host."""
         return self._ask(wire.health.Health, "GET", "/health")
 
@@ -367,7 +357,7 @@ class Client:
         after: int | None = None,
         limit: int | None = None,
         since: datetime | None = None,
-    ) -> HealthEvents:
+    ) -> wire.health.HealthEvents:
         """Returns the events of the host's health, oldest first.
 
         Args:
@@ -382,7 +372,7 @@ class Client:
         params = {"component": component, "after": after, "limit": limit, "since": print_time(since)}
         return self._ask(wire.health.HealthEvents, "GET", "/events", params=params)
 
-    def follow_events(self, after: int | None = None) -> Iterator[HealthEvent]:
+    def follow_events(self, after: int | None = None) -> Iterator[wire.health.HealthEvent]:
         """Yields events of the host's health as they happen, from the event after `after`; None: from now on.
 
         Never ends by itself. Connects again when the stream breaks. No event is repeated, and none is lost while the
@@ -414,7 +404,7 @@ class Client:
             if cursor.end != "silent":
                 self._pause(delay_retry(fruitless - 1))
 
-    def acknowledge(self, component: str, reason: str) -> Component:
+    def acknowledge(self, component: str, reason: str) -> wire.health.Component:
         """Reports to the agent that the faults of a component are resolved; returns the new state of the component.
 
         Args:
@@ -428,7 +418,7 @@ class Client:
         request = build_request(wire.health.Acknowledgement, None, {"component": component, "reason": reason})
         return self._ask(wire.health.Component, "POST", "/health/acknowledge", body=request)
 
-    def devices(self) -> Devices:
+    def devices(self) -> wire.devices.Devices:
         """Returns the host's topology: devices, links, granules, and the facts around them."""
         return self._ask(wire.devices.Devices, "GET", "/devices")
 
@@ -436,13 +426,13 @@ class Client:
         """Returns the same as a table and a link matrix for people."""
         return (self._send("GET", "/devices", params={"format": "text"}, accept="text/plain")).text
 
-    def release(self) -> Release:
+    def release(self) -> wire.devices.Release:
         """Makes the agent's worker release the devices; returns the processes that still use one."""
         return self._ask(wire.devices.Release, "POST", "/devices/release")
 
     def environment(
         self, memory_strategy: EnvironmentStrategy | None = "balanced", memory_fraction: float | None = None
-    ) -> Environment:
+    ) -> wire.devices.Environment:
         """Returns the variables that a job on this host should start with.
 
         Args:
@@ -456,7 +446,7 @@ class Client:
         params = {"memory_strategy": memory_strategy, "memory_fraction": memory_fraction}
         return self._ask(wire.devices.Environment, "GET", "/environment", params=params)
 
-    def targets(self, chip: str | None = None) -> Targets:
+    def targets(self, chip: str | None = None) -> wire.devices.Targets:
         """Returns the chips, hosts and slices that a plan's target may name; those of one chip, where it is given.
 
         Raises:
@@ -470,12 +460,12 @@ class Client:
 
     def plan(
         self,
-        mesh: MeshLike | MeshSpec | PlanRequest,
+        mesh: MeshLike | MeshSpec | wire.mesh.PlanRequest,
         *,
-        on_progress: Callable[[Progress], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
         timeout_s: float | None = None,
         **options: Unpack[PlanOptions],
-    ) -> Plan:
+    ) -> wire.mesh.Plan:
         """Returns the plan of a mesh such as "dp:2,tp:-1" on the agent's devices.
 
         Args:
@@ -498,13 +488,13 @@ class Client:
 
     def search(
         self,
-        model: ModelLike | SearchRequest,
+        model: ModelLike | wire.mesh.SearchRequest,
         training: TrainingLike | None = None,
         *,
-        on_progress: Callable[[Progress], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
         timeout_s: float | None = None,
         **options: Unpack[SearchOptions],
-    ) -> Plans:
+    ) -> wire.mesh.Plans:
         """Returns plans of the meshes with the fastest step of a model, of those that fit, and why others were
         rejected.
 
@@ -524,7 +514,7 @@ class Client:
         request = build_request(wire.mesh.SearchRequest, model, {**given, "training": training, **options})
         return self._compute(wire.mesh.Plans, "/mesh/search", request, on_progress, timeout_s)
 
-    def get_plan(self, fingerprint: str) -> Plan:
+    def get_plan(self, fingerprint: str) -> wire.mesh.Plan:
         """Returns the stored plan with this fingerprint, so that every rank can get the same plan.
 
         Raises:
@@ -535,19 +525,19 @@ class Client:
 
     def batch_size(
         self,
-        hardware: str | BatchSizeRequest | None = None,
+        hardware: str | wire.batch_size.BatchSizeRequest | None = None,
         per_device_batch_size: int | None = None,
         *,
         model: ModelLike | None = None,
         training: TrainingLike | None = None,
         mesh: MeshLike | MeshSpec | None = None,
         target: str | None = None,
-        plan: Plan | str | None = None,
+        plan: wire.mesh.Plan | str | None = None,
         memory_strategy: MemoryStrategyName | None = None,
         compile: bool = False,
-        on_progress: Callable[[Progress], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
         timeout_s: float | None = None,
-    ) -> BatchSize:
+    ) -> wire.batch_size.BatchSize:
         """Returns recommended batch sizes for `hardware` (None: the host's own), and checks a batch size of a device.
 
         With a `model`, the answer has `estimated`: the recommended number of sequences of its step on a mesh, and why.
@@ -591,13 +581,13 @@ class Client:
 
     def bench(
         self,
-        request: BenchRequest | None = None,
+        request: wire.bench.BenchRequest | None = None,
         *,
-        on_progress: Callable[[Progress], object] | None = None,
-        on_record: Callable[[BenchRecord], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
+        on_record: Callable[[wire.bench.BenchRecord], object] | None = None,
         timeout_s: float | None = None,
         **options: Unpack[BenchOptions],
-    ) -> BenchResult:
+    ) -> wire.bench.BenchResult:
         """Runs a bench on the agent's devices, waits for it, and returns its result.
 
         The run is cancelled when the waiting ends early: `timeout_s`, an interrupt, an error of a callback.
@@ -628,7 +618,9 @@ class Client:
             raise
         return read_result(wire.bench.BenchResult, run, self.base_url)
 
-    def submit_bench(self, request: BenchRequest | None = None, **options: Unpack[BenchOptions]) -> Run:
+    def submit_bench(
+        self, request: wire.bench.BenchRequest | None = None, **options: Unpack[BenchOptions]
+    ) -> wire.runs.Run:
         """Queues a bench and returns its run at once.
 
         Args:
@@ -643,12 +635,14 @@ class Client:
         """
         return self._submit_bench(request, options, None)
 
-    def _submit_bench(self, request: BenchRequest | None, options: BenchOptions, deadline: float | None) -> Run:
+    def _submit_bench(
+        self, request: wire.bench.BenchRequest | None, options: BenchOptions, deadline: float | None
+    ) -> wire.runs.Run:
         body = build_request(wire.bench.BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
         path, statuses = "/placement/bench", (200, 202)
         return self._ask(wire.runs.Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline)
 
-    def start_preflight(self, request: PreflightRequest) -> Run:
+    def start_preflight(self, request: wire.preflight.PreflightRequest) -> wire.runs.Run:
         """Starts this host's part of a preflight and returns its run; `meshwright.preflight` asks many hosts.
 
         Raises:
@@ -657,11 +651,11 @@ class Client:
         """
         return self._ask(wire.runs.Run, "POST", "/preflight", body=request, statuses=(200, 202), makes_run=True)
 
-    def latest_bench(self) -> LatestBench:
+    def latest_bench(self) -> wire.bench.LatestBench:
         """Returns the newest record of each measurement."""
         return self._ask(wire.bench.LatestBench, "GET", "/placement/bench")
 
-    def run(self, run_id: str) -> Run:
+    def run(self, run_id: str) -> wire.runs.Run:
         """Returns a run.
 
         Raises:
@@ -669,7 +663,7 @@ class Client:
         """
         return self._ask(wire.runs.Run, "GET", f"/runs/{quote_part('run_id', run_id)}")
 
-    def runs(self, limit: int | None = None, state: RunState | None = None) -> RunList:
+    def runs(self, limit: int | None = None, state: wire.runs.RunState | None = None) -> wire.runs.RunList:
         """Returns the newest runs, newest first.
 
         Args:
@@ -681,7 +675,7 @@ class Client:
         """
         return self._ask(wire.runs.RunList, "GET", "/runs", params={"limit": limit, "state": state})
 
-    def run_events(self, run_id: str, after: int = 0) -> Iterator[RunEvent]:
+    def run_events(self, run_id: str, after: int = 0) -> Iterator[wire.runs.RunEvent]:
         """Yields a run's events from the one after `after`, as they come, until its final state.
 
         Connects again by itself when the stream breaks; no event comes twice.
@@ -696,7 +690,7 @@ class Client:
         with contextlib.closing(self._follow(run_id, after)) as events:
             yield from events
 
-    def cancel_run(self, run_id: str) -> Run:
+    def cancel_run(self, run_id: str) -> wire.runs.Run:
         """Cancels a run and returns it; a finished run does not change.
 
         Raises:
@@ -708,10 +702,10 @@ class Client:
         self,
         run_id: str,
         *,
-        on_progress: Callable[[Progress], object] | None = None,
-        on_record: Callable[[BenchRecord], object] | None = None,
+        on_progress: Callable[[wire.runs.Progress], object] | None = None,
+        on_record: Callable[[wire.bench.BenchRecord], object] | None = None,
         timeout_s: float | None = None,
-    ) -> Run:
+    ) -> wire.runs.Run:
         """Returns a run once it is over, however it went; it goes on when the waiting ends early.
 
         Args:
@@ -724,9 +718,9 @@ class Client:
             AgentTimeoutError: it is not over after `timeout_s`.
             NotFoundError: no run has this id.
         """
-        last: Progress | None = None
+        last: wire.runs.Progress | None = None
 
-        def report(progress: Progress | None) -> None:
+        def report(progress: wire.runs.Progress | None) -> None:
             nonlocal last
             if progress is not None and progress != last and on_progress is not None:
                 last = progress
@@ -753,7 +747,7 @@ class Client:
         ttl_s: float = DEFAULT_TTL_S,
         preemptible: bool = False,
         lease_id: str | None = None,
-    ) -> Lease:
+    ) -> wire.leases.Lease:
         """Reserves devices of the host until the time is over, or the lease is ended; `hold` does that by itself.
 
         Args:
@@ -775,11 +769,11 @@ class Client:
         request = build_lease(devices, purpose=purpose, ttl_s=ttl_s, preemptible=preemptible)
         return self._create_lease(name_new_lease(lease_id), request, is_new=lease_id is None)
 
-    def leases(self) -> Leases:
+    def leases(self) -> wire.leases.Leases:
         """Returns the leases that there are, oldest first."""
         return self._ask(wire.leases.Leases, "GET", "/leases")
 
-    def get_lease(self, lease: Lease | str) -> Lease:
+    def get_lease(self, lease: wire.leases.Lease | str) -> wire.leases.Lease:
         """Returns a lease, or one with this id, as it stands now.
 
         Raises:
@@ -787,7 +781,7 @@ class Client:
         """
         return self._ask(wire.leases.Lease, "GET", name_lease(lease))
 
-    def renew_lease(self, lease: Lease | str, ttl_s: float) -> Lease:
+    def renew_lease(self, lease: wire.leases.Lease | str, ttl_s: float) -> wire.leases.Lease:
         """Makes a lease end `ttl_s` seconds from now, earlier or later than before; returns it.
 
         Raises:
@@ -795,7 +789,7 @@ class Client:
         """
         return self._renew(lease, ttl_s)
 
-    def end_lease(self, lease: Lease | str) -> Lease:
+    def end_lease(self, lease: wire.leases.Lease | str) -> wire.leases.Lease:
         """Ends a lease, and returns it as it was.
 
         Raises:
@@ -806,7 +800,7 @@ class Client:
             held = held or self.get_lease(lease)
         return self._ask(wire.leases.Lease, "DELETE", name_lease(lease), gone=held)
 
-    def put_verdict(self, lease: Lease | str, request: VerdictRequest) -> Verdict:
+    def put_verdict(self, lease: wire.leases.Lease | str, request: wire.leases.VerdictRequest) -> wire.leases.Verdict:
         """Stores the finding of a preflight under a lease on its host; returns it.
 
         Raises:
@@ -814,7 +808,7 @@ class Client:
         """
         return self._ask(wire.leases.Verdict, "PUT", f"{name_lease(lease)}/verdict", body=request)
 
-    def get_verdict(self, lease: Lease | str) -> Verdict:
+    def get_verdict(self, lease: wire.leases.Lease | str) -> wire.leases.Verdict:
         """Returns what the last preflight under a lease found on this host.
 
         Raises:
@@ -864,7 +858,7 @@ class Client:
             for text in filter(None, (self._give_back(held), held.unsaid)):
                 warnings.warn(text, UserWarning, stacklevel=3)
 
-    def _create_lease(self, path: str, request: LeaseRequest, *, is_new: bool) -> Lease:
+    def _create_lease(self, path: str, request: wire.leases.LeaseRequest, *, is_new: bool) -> wire.leases.Lease:
         """Returns the lease. If the answer is lost, ends a lease with a new id, because nobody else knows that id."""
         try:
             return self._ask(wire.leases.Lease, "PUT", path, body=request, statuses=(200, 201))
@@ -875,7 +869,7 @@ class Client:
                 self._try_delete(path)
             raise
 
-    def _take(self, path: str, request: LeaseRequest, deadline: float | None) -> Lease:
+    def _take(self, path: str, request: wire.leases.LeaseRequest, deadline: float | None) -> wire.leases.Lease:
         """Returns the new lease; waits for devices that another lease has."""
         while True:
             try:
@@ -887,8 +881,13 @@ class Client:
                 self._pause(min(error.retry_after_s or CHECK_S, CHECK_S, left_s))
 
     def _renew(
-        self, lease: Lease | str, ttl_s: float, *, max_retries: int | None = None, deadline: float | None = None
-    ) -> Lease:
+        self,
+        lease: wire.leases.Lease | str,
+        ttl_s: float,
+        *,
+        max_retries: int | None = None,
+        deadline: float | None = None,
+    ) -> wire.leases.Lease:
         """Reads the lease first, since an ended lease must not be created again; one that was is ended."""
         path = name_lease(lease)
         options: dict[str, Any] = {"max_retries": max_retries, "deadline": deadline}

@@ -10,13 +10,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from meshwright import wire
 from meshwright._client.replies import build_deadline, count_left
 from meshwright.errors import MeshwrightError, NotFoundError
-
-if TYPE_CHECKING:
-    from meshwright.wire.leases import Lease
 
 DEFAULT_TTL_S: Final = 3600.0
 HOLD_TTL_S: Final = 600.0
@@ -38,7 +36,7 @@ class Held:
         lease: the lease as of its last renewal.
     """
 
-    def __init__(self, lease: Lease, on_lost: Callable[[MeshwrightError], object] | None = None) -> None:
+    def __init__(self, lease: wire.leases.Lease, on_lost: Callable[[MeshwrightError], object] | None = None) -> None:
         self.lease = lease
         self.end_s: float | None = build_deadline(lease.expires_in_s)
         """When the granted time is over, on the monotonic clock."""

@@ -14,17 +14,15 @@ import ssl
 import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from meshwright import wire
 from meshwright.errors import AgentConnectionError, AgentTimeoutError, MeshwrightError, RunFailedError, class_for
 from meshwright.wire.problem import Problem
-
-if TYPE_CHECKING:
-    from meshwright.wire.runs import Run
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -274,7 +272,7 @@ def read_reply(model: type[M], response: httpx.Response, host: str) -> M:
         ) from error
 
 
-def read_result(model: type[M], run: Run, host: str) -> M:
+def read_result(model: type[M], run: wire.runs.Run, host: str) -> M:
     """Returns the result of a finished run.
 
     Raises:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, Literal, TypedDict, TypeVar, Union
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
@@ -18,26 +18,20 @@ from meshwright.spec import MeshLike, MeshSpec
 from meshwright.wire.base import DeviceSelection, RequestPart
 from meshwright.wire.problem import translate_validation
 
-if TYPE_CHECKING:
-    from meshwright.wire.bench import BenchCase, Dtype
-    from meshwright.wire.devices import Devices
-    from meshwright.wire.leases import Lease, LeaseRequest
-    from meshwright.wire.mesh import ExportName, Plan, Plans, Rejected, SearchAxis
-    from meshwright.wire.model import ModelSpec, Remat, TrainingSpec, WeightDtype
-
 M = TypeVar("M", bound=RequestPart)
 
 DeviceNames = Sequence[int | str]
 """Local indices, host/index, uuids or PCI bus ids."""
 DevicesLike = Sequence[int | str] | DeviceSelection | Mapping[str, Any]
 """Local indices, uuids or PCI bus ids; or a selection such as {"count": 4, "exclude": [0]}."""
-TopologyLike: TypeAlias = "Devices | Mapping[str, Any] | Sequence[Devices | Mapping[str, Any]]"
+_OfOneHost = Union["wire.devices.Devices", Mapping[str, Any]]
+TopologyLike = _OfOneHost | Sequence[_OfOneHost]
 """What the agents' `devices()` returned, of one host or of several; or the same as JSON."""
-ModelLike: TypeAlias = "str | ModelSpec | Mapping[str, Any]"
+ModelLike = Union[str, "wire.model.ModelSpec", Mapping[str, Any]]
 """A preset's name, the content of a config.json, or dimensions by the same names."""
-TrainingLike: TypeAlias = "TrainingSpec | Mapping[str, Any]"
+TrainingLike = Union["wire.model.TrainingSpec", Mapping[str, Any]]
 """The training, such as {"global_batch_size": 64, "seq_len": 8192}."""
-LeasedLike: TypeAlias = "Literal['all'] | DeviceNames | Mapping[str, int] | Plan"
+LeasedLike = Union[Literal["all"], DeviceNames, Mapping[str, int], "wire.mesh.Plan"]
 """Local indices, host/index, uuids or PCI bus ids; "all": every device of the host; {"count": 4}: so many that are
 free; a plan: those that it uses."""
 AxisTypesLike = str | Sequence[str] | Mapping[str, str]
@@ -64,11 +58,11 @@ class _MeshOptions(TypedDict, total=False):
     """
 
     devices: DevicesLike | None
-    lease: Lease | str | None
+    lease: wire.leases.Lease | str | None
     topology: TopologyLike | None
     include_devices: bool
     memory_strategy: MemoryStrategyName | None
-    exports: Sequence[ExportName]
+    exports: Sequence[wire.mesh.ExportName]
     compile: bool
 
 
@@ -116,16 +110,16 @@ class BenchOptions(TypedDict, total=False):
     """
 
     suite: Literal["quick", "full"]
-    cases: Sequence[BenchCase] | None
+    cases: Sequence[wire.bench.BenchCase] | None
     devices: Sequence[int] | None
     mesh: MeshLike | MeshSpec | None
     axis: str | None
     sizes_bytes: Sequence[int] | None
     matmul_size: int | None
-    dtype: Dtype | None
+    dtype: wire.bench.Dtype | None
     samples: int | None
     max_s: float | None
-    lease: Lease | str | None
+    lease: wire.leases.Lease | str | None
 
 
 class SearchOptions(_MeshOptions, total=False):
@@ -144,10 +138,10 @@ class SearchOptions(_MeshOptions, total=False):
     """
 
     targets: Sequence[str]
-    axes: Mapping[SearchAxis, int]
-    at_most: Mapping[SearchAxis, int]
-    remat: Sequence[Remat]
-    moment_dtypes: Sequence[WeightDtype]
+    axes: Mapping[wire.mesh.SearchAxis, int]
+    at_most: Mapping[wire.mesh.SearchAxis, int]
+    remat: Sequence[wire.model.Remat]
+    moment_dtypes: Sequence[wire.model.WeightDtype]
     price_per_device_hour: float | Mapping[str, float] | None
     top: int
     fallback: bool
@@ -238,7 +232,7 @@ def quote_part(name: str, part: str) -> str:
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted  # "." and ".." are not parts of a path
 
 
-def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
+def take_best(plans: wire.mesh.Plans, *, asked: str, host: str = "") -> wire.mesh.Plan:
     """Returns the best plan, with the warnings on its request.
 
     Raises:
@@ -254,11 +248,11 @@ def take_best(plans: Plans, *, asked: str, host: str = "") -> Plan:
     return best.model_copy(update={"warnings": (*best.warnings, *plans.warnings)}) if plans.warnings else best
 
 
-def _write_shape(rejected: Rejected) -> str:
+def _write_shape(rejected: wire.mesh.Rejected) -> str:
     return ",".join(f"{name}:{size}" for name, size in rejected.mesh_shape.items())
 
 
-def build_lease(devices: LeasedLike, *, purpose: str, ttl_s: float, preemptible: bool) -> LeaseRequest:
+def build_lease(devices: LeasedLike, *, purpose: str, ttl_s: float, preemptible: bool) -> wire.leases.LeaseRequest:
     """Returns the request for a lease.
 
     Raises:
@@ -269,7 +263,7 @@ def build_lease(devices: LeasedLike, *, purpose: str, ttl_s: float, preemptible:
     return build_request(wire.leases.LeaseRequest, None, fields)
 
 
-def build_renewal(lease: Lease, ttl_s: float) -> LeaseRequest:
+def build_renewal(lease: wire.leases.Lease, ttl_s: float) -> wire.leases.LeaseRequest:
     """Returns the request with all that the lease has, and another time.
 
     Raises:
@@ -279,7 +273,7 @@ def build_renewal(lease: Lease, ttl_s: float) -> LeaseRequest:
     return build_lease(devices, purpose=lease.purpose, ttl_s=ttl_s, preemptible=lease.preemptible)
 
 
-def name_lease(lease: Lease | str) -> str:
+def name_lease(lease: wire.leases.Lease | str) -> str:
     """Returns the path of a lease.
 
     Raises:
@@ -306,7 +300,7 @@ def name_new_lease(lease_id: str | None) -> str:
     return f"/leases/{lease_id}"
 
 
-def name_devices(plan: Plan) -> tuple[int | str, ...]:
+def name_devices(plan: wire.mesh.Plan) -> tuple[int | str, ...]:
     """Returns the names of a plan's devices, the same for any order of them: uuids, or host/index where there are none.
 
     Raises:

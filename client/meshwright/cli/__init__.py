@@ -169,7 +169,7 @@ class _Commands(TyperGroup):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the options of all commands."""
-        own = args[: args.index("--")] if "--" in args else args  # a command behind -- has its own words
+        own = args[: args.index("--")] if "--" in args else [*args]  # a command behind -- has its own words
         with _explaining_usage(own):
             context = super().make_context(info_name, args, parent, **extra)
         context.meta[_WORDS] = own
@@ -177,8 +177,11 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Reads the options of one command, and runs it."""
-        with _explaining_usage(ctx.meta[_WORDS]):
-            return super().invoke(ctx)
+        try:
+            with _explaining_usage(ctx.meta[_WORDS]):
+                return super().invoke(ctx)
+        except KeyboardInterrupt as interrupted:  # while its module is imported, too
+            raise typer.Exit(SIGNALLED + interrupted.args[0] if interrupted.args else INTERRUPTED) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Reads two words where these are a command."""
@@ -264,8 +267,6 @@ def _bind(run: _Command, entry: _Entry) -> Callable[..., None]:
             raise typer.Exit(NO_ANSWER) from None
         except (typer.Exit, typer.BadParameter):  # typer's to end with
             raise
-        except KeyboardInterrupt as interrupted:
-            raise typer.Exit(SIGNALLED + interrupted.args[0] if interrupted.args else INTERRUPTED) from None
         except Exception:
             with contextlib.suppress(OSError):
                 traceback.print_exc()

@@ -80,7 +80,8 @@ def answer_plans_here(session: Session, request: PlanRequest | SearchRequest) ->
     from meshwright.planning.request import answer_request  # here, so that an agent's answer does not wait for it
 
     _check_offline(session)
-    return answer_request(request)
+    with show_progress(session):
+        return answer_request(request)
 
 
 def _check_offline(session: Session) -> None:

@@ -7,15 +7,18 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
+import typer
 
 from meshwright import Client
-from meshwright.cli import main
+from meshwright.cli import app, main
 from meshwright.fleet import Fleet
 from meshwright.testing import FakeAgent
+
+dict(cast(Any, typer.main.get_command(app)).commands)  # imports them all, before any name is patched
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ def test_a_wrong_argument_is_no_verdict_on_the_host_in_any_style(
     """Nagios' 2 is CRITICAL, slurm's 1 a broken node."""
     assert meshwright("health", f"--format={style}", *wrong).code == code
     assert meshwright(*wrong, "health", "--format", style).code == code
+    assert meshwright("--format", style, "health", *wrong).code == code
     assert meshwright("lease", "run", *wrong, "--", "health", "--format", style).code == 2
     assert meshwright.fake.requests == []
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -184,6 +185,24 @@ def test_a_stderr_without_room_leaves_the_exit_code_as_it_is() -> None:
 ])  # fmt: skip
 def test_a_command_imports_only_what_it_needs(command: list[str], left_out: set[str]) -> None:
     code = f"import sys; from meshwright.cli import main\ntry: main({command})\nfinally: print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
-    assert f"meshwright.cli.{command[0]}" in loaded
-    assert not left_out.intersection(loaded)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == (0 if command[0] == "plan" else NO_ANSWER), done.stderr
+    assert not left_out.intersection(done.stdout.split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_a_commands_module_is_imported_ends_it_as_later(number: signal.Signals) -> None:
+    code = f"""
+import os, sys
+from meshwright.cli import main
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "meshwright.cli.hardware":
+            os.kill(os.getpid(), {number})
+
+sys.meta_path.insert(0, Finder())
+main(["hardware"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (session.SIGNALLED + number, "", False)

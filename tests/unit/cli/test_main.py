@@ -193,8 +193,9 @@ def test_a_command_imports_only_what_it_needs(command: list[str], left_out: set[
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_while_a_commands_module_is_imported_ends_it_as_later(number: signal.Signals) -> None:
     code = f"""
-import os, sys
+import os, signal, sys
 from meshwright.cli import main
+signal.signal({number}, signal.default_int_handler if {number} == signal.SIGINT else signal.SIG_DFL)  # not nohup's
 
 class Finder:
     def find_spec(self, name, *_):

@@ -34,8 +34,9 @@ READ: Final = (
     "/openapi.json", "/",
 )  # fmt: skip
 SENT: Final = {
-    "/mesh/plan": '{"mesh": "fsdp:-1", "target": "v5p:16x20x28"}',
-    "/mesh/search": '{"targets": ["1024*h100:8"], "model": "llama3-8b", "training": {"global_batch_size": 8192}}',
+    "/mesh/plan": '{"mesh": "fsdp:-1", "target": "v5p:16x20x28", "include_devices": false}',
+    "/mesh/search": '{"targets": ["1024*h100:8"], "model": "llama3-8b", "training": {"global_batch_size": 8192}, '
+    '"include_devices": false}',
     "/batch-size": '{"pad": "' + "x" * ((1 << 18) - 11) + '"}',
 }
 JSON: Final = {"Content-Type": "application/json"}

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from pydantic import ValidationError
 
+from meshwright import wire
 from meshwright.wire.bench import BenchRequest
 from meshwright.wire.devices import Link
 from meshwright.wire.leases import MAX_TTL_S, LeaseRequest
@@ -34,3 +38,10 @@ def test_a_lease_of_no_number_of_seconds_that_it_may_last_is_refused(ttl_s: obje
 def test_a_link_whose_price_could_not_be_told_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Link.model_validate({**LINK, **wrong})
+
+
+def test_a_module_is_imported_at_its_first_use_and_others_are_no_attributes() -> None:
+    code = "import sys; from meshwright import wire; print('meshwright.wire.runs' in sys.modules, wire.runs.Run)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False <class")
+    assert not hasattr(wire, "routes")

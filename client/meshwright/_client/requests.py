@@ -24,8 +24,8 @@ DeviceNames = Sequence[int | str]
 """Local indices, host/index, uuids or PCI bus ids."""
 DevicesLike = Sequence[int | str] | DeviceSelection | Mapping[str, Any]
 """Local indices, uuids or PCI bus ids; or a selection such as {"count": 4, "exclude": [0]}."""
-_OfOneHost = Union["wire.devices.Devices", Mapping[str, Any]]
-TopologyLike = _OfOneHost | Sequence[_OfOneHost]
+_HostTopology = Union["wire.devices.Devices", Mapping[str, Any]]
+TopologyLike = _HostTopology | Sequence[_HostTopology]
 """What the agents' `devices()` returned, of one host or of several; or the same as JSON."""
 ModelLike = Union[str, "wire.model.ModelSpec", Mapping[str, Any]]
 """A preset's name, the content of a config.json, or dimensions by the same names."""

@@ -123,7 +123,7 @@ def _interrupt(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
-_WORDS: Final = "meshwright.words"
+_ARGUMENTS: Final = "meshwright.arguments"
 """Where a context keeps the arguments of a command: those before a "--"."""
 _UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
 """Of click, which typer carries in itself and does not name."""
@@ -131,8 +131,7 @@ _UsageError: Final = cast(type[Exception], typer.BadParameter.__base__)
 
 @contextlib.contextmanager
 def _explaining_usage(arguments: Sequence[str]) -> Iterator[None]:
-    """Gives a usage error in the block the exit code of `health --format`, and pydantic's findings the words of all
-    errors."""
+    """Gives a usage error of `health` the exit code of its format, and an error of pydantic our words."""
     try:
         yield
     except _UsageError as error:
@@ -148,8 +147,8 @@ def _explaining_usage(arguments: Sequence[str]) -> Iterator[None]:
         raise
 
 
-class _Loading(Mapping[str, Any]):
-    """The commands by name, in typer's form; the module of one is imported when it is looked up."""
+class _LazyCommands(Mapping[str, Any]):
+    """The commands by name, in typer's form. The module of a command is imported when the command is looked up."""
 
     def __getitem__(self, name: str) -> Any:
         return _load(name)
@@ -165,20 +164,20 @@ class _Commands(TyperGroup):
     """Commands of one word or two: `devices`, and `devices release`."""
 
     def __init__(self, **attributes: Any) -> None:
-        super().__init__(**{**attributes, "commands": _Loading()})
+        super().__init__(**{**attributes, "commands": _LazyCommands()})
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the options of all commands."""
         own = args[: args.index("--")] if "--" in args else [*args]  # a command behind -- has its own words
         with _explaining_usage(own):
             context = super().make_context(info_name, args, parent, **extra)
-        context.meta[_WORDS] = own
+        context.meta[_ARGUMENTS] = own
         return context
 
     def invoke(self, ctx: Any) -> Any:
         """Reads the options of one command, and runs it."""
         try:
-            with _explaining_usage(ctx.meta[_WORDS]):
+            with _explaining_usage(ctx.meta[_ARGUMENTS]):
                 return super().invoke(ctx)
         except KeyboardInterrupt as interrupted:  # while its module is imported, too
             raise typer.Exit(SIGNALLED + interrupted.args[0] if interrupted.args else INTERRUPTED) from None
@@ -328,7 +327,7 @@ _COMMANDS: Final[dict[str, _Entry]] = {
 
 @functools.cache
 def _load(name: str) -> Any:
-    """Imports a command's module; raises KeyError where there is no such command."""
+    """Returns a command in typer's form. Raises KeyError if there is no such command."""
     entry = _COMMANDS[name]
     module, _, function = entry.run.partition(".")
     run = getattr(import_module(f"meshwright.cli.{module}"), function)

@@ -235,6 +235,14 @@ def test_the_limit_is_of_all_questions_and_a_requirement_without_an_answer_is_un
         assert said.startswith("unknown: unknown: devices h100:8: could not be read: no answer from ")
 
 
+def test_a_check_that_is_late_all_the_same_keeps_the_exit_code_of_its_format(
+    meshwright: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the machine stands still: --timeout of other commands would end it with nagios' 2, which is CRITICAL."""
+    monkeypatch.setattr("meshwright.cli.health.run_all", lambda *_, **__: time.sleep(1.0))
+    assert meshwright("health", "--timeout", "0.1", "--format", "nagios").code == 3
+
+
 # ---- one line that stays short
 
 

@@ -75,7 +75,7 @@ def _measure_stall(agent: RunningAgent) -> Row:
 
 def _measure_bad_clients(agent: RunningAgent) -> Iterator[Row]:
     most_bytes, _ = asyncio.run(attack_together(agent))
-    note = judge("headers, bodies, no reading, silence, listening", "300 MB", is_kept=most_bytes < MAX_ATTACKED_BYTES)
+    note = judge("headers, bodies, slow or no reading, silence", "300 MB", is_kept=most_bytes < MAX_ATTACKED_BYTES)
     yield (f"agent RSS under {CLIENTS} bad clients", f"{most_bytes / 1e6:.0f} MB", note)
     time.sleep(CALM_S)
     left_bytes = read_rss_bytes(agent.pid)

@@ -1,4 +1,4 @@
-"""512 clients that do harm at once: endless headers and bodies, answers that are not read, silence, and listening."""
+"""512 clients that do harm at once: endless headers and bodies, answers read slowly or never, silence, listening."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ async def send_body(streams: Streams) -> None:
     await _send_forever(streams, head + b"\r\n", b"1000\r\n" + b"x" * 4096 + b"\r\n")
 
 
+async def read_slowly(streams: Streams) -> None:
+    streams[1].write((b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n") * 100)
+    for _ in range(int(ATTACK_S / 0.1)):
+        await streams[0].readexactly(64)
+        await asyncio.sleep(0.1)
+
+
 async def read_nothing(streams: Streams) -> None:
     streams[1].write((b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n") * 100)
     await asyncio.sleep(ATTACK_S)
@@ -57,14 +64,16 @@ async def listen(streams: Streams) -> None:
     await asyncio.sleep(ATTACK_S)
 
 
-KINDS: tuple[Callable[[Streams], Awaitable[None]], ...] = (send_headers, send_body, read_nothing, say_nothing, listen)
+KINDS: tuple[Callable[[Streams], Awaitable[None]], ...] = (
+    send_headers, send_body, read_slowly, read_nothing, say_nothing, listen,
+)  # fmt: skip
 
 
 async def attack(url: httpx.URL, kind: Callable[[Streams], Awaitable[None]], end_s: float) -> None:
     """Connects again whenever the agent ends the connection, until the attack is over."""
     while time.monotonic() < end_s:
         writer: asyncio.StreamWriter | None = None
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(OSError, TimeoutError, EOFError):
             async with asyncio.timeout(end_s - time.monotonic()):
                 reader, writer = await asyncio.open_connection(url.host, url.port, limit=1024)
                 await kind((reader, writer))

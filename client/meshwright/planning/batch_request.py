@@ -235,6 +235,4 @@ def _search(request: BatchSizeRequest, training: TrainingSpec, inventory: Invent
     if plans.plans:
         return plans.plans[0]
     notice = plans.warnings[0]
-    needs = [each.message for each in plans.rejected if each.reason == "memory"]
-    detail = "; ".join([notice.message, *needs[:1]])
-    raise PlanInfeasibleError.of("training", detail, notice.hint.partition(";")[0], notice.message)
+    raise PlanInfeasibleError.of("training", notice.message, notice.hint.partition(";")[0])

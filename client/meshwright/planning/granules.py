@@ -209,17 +209,18 @@ def read_dcn(asked: str | Mapping[str, int], spec: MeshSpec, granules: Sequence[
     if len(set(granules)) > 1:
         sizes = ", ".join(map(str, sorted(set(granules))))
         raise _refuse(
-            f"dcn {_write_dcn(parts)} splits mesh {spec} over {count} granules (slices, or hosts); they have {sizes} "
-            f"devices; a split needs as many in each",
+            f"dcn {MeshSpec.parse(parts)} splits mesh {spec} over {count} granules (slices, or hosts); they have "
+            f"{sizes} devices; a split needs as many in each",
             "leave dcn out, or choose devices of equal granules in `devices`",
         )
     if math.prod(split) != count or any(size % part for size, part in zip(spec.sizes, split, strict=True)):
         works = split_axes(spec.sizes, count)
         hint = "leave it out"
         if works and count > 1:
-            hint = f"use dcn {_write_dcn(dict(zip(spec.names, works, strict=True)))}, or {hint}"
+            needed = [(name, part) for name, part in zip(spec.names, works, strict=True) if part > 1]
+            hint = f"use dcn {MeshSpec.parse(needed)}, or {hint}"
         raise _refuse(
-            f"dcn {_write_dcn(parts)} splits mesh {spec}; there are {count} granules (slices, or hosts); each part "
+            f"dcn {MeshSpec.parse(parts)} splits mesh {spec}; there are {count} granules (slices, or hosts); each part "
             f"divides its axis, and together they multiply to {count}",
             hint,
         )
@@ -237,10 +238,6 @@ def _parse_dcn(asked: str | Mapping[str, int], spec: MeshSpec) -> dict[str, int]
         message = f"axis {unknown[0]!r} is not in mesh {spec}; dcn splits axes of the mesh"
         raise InvalidRequestError.of("dcn", f"dcn: {message}", f"use one of {', '.join(spec.names)}", message)
     return parts
-
-
-def _write_dcn(parts: Mapping[str, int]) -> str:
-    return ",".join(f"{name}:{part}" for name, part in parts.items() if part != 1) or "of 1"
 
 
 def _refuse(detail: str, hint: str) -> PlanInfeasibleError:

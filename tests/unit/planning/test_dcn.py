@@ -52,9 +52,10 @@ def test_a_split_that_does_not_fit_is_refused_with_one_that_does(asked: str, gra
     assert math.prod(read_dcn(offered, SPEC, [24] * granules)) == granules
 
 
-def test_a_split_that_cannot_be_filled_in_is_shown_as_it_was_asked() -> None:
-    error = refuse(PlanInfeasibleError, "dp:2,fsdp:-1", [24] * 3)
-    assert error.detail.startswith("dcn dp:2,fsdp:-1 splits mesh dp:4,fsdp:6,tp:8; there are 3 granules")
+@pytest.mark.parametrize("asked", ["dp:2,fsdp:-1", "tp:1"])
+def test_a_split_that_does_not_fit_is_shown_as_it_was_asked(asked: str) -> None:
+    error = refuse(PlanInfeasibleError, asked, [24] * 3)
+    assert error.detail.startswith(f"dcn {asked} splits mesh dp:4,fsdp:6,tp:8; there are 3 granules")
 
 
 # ---- in a plan ------------------------------------------------------------------------------------------------------

@@ -118,17 +118,16 @@ def _write_line(report: PreflightReport) -> str:
     """Returns the verdict in a line, as a reason for draining nodes."""
     hosts = report.culprits or report.hosts
     reasons = [f"{host.name}: {host.findings[0].text}" for host in hosts if host.findings]
-    word = SLURM_WORDS[EXIT_CODES[report.verdict]]
-    return clean(f"{word}: " + "; ".join([report.summary, *reasons[:4]]))
+    return clean("; ".join([f"{SLURM_WORDS[EXIT_CODES[report.verdict]]}: {report.summary}", *reasons[:4]]))
 
 
 def write_report(report: PreflightReport) -> list[str]:
-    """Returns the report as text: the verdict, then one line for each host that is not well, and what to do."""
+    """Returns the report as text: the verdict, then one line for each host or device that is not well."""
     lines = [report.summary]
     for host in report.hosts:
         for finding in host.findings:
-            lines.append(f"  {host.name} ({finding.state}): {finding.text}")
-            lines += [f"    {use_commands(finding.action)}"] if finding.action else []
+            what = "; ".join(filter(None, (finding.text, use_commands(finding.action))))
+            lines.append(f"  {host.name} ({finding.state}): {what}")
     results = [host.result for host in report.hosts if host.result is not None]
     lines += [f"  {name}: {value}" for name, value in _list_medians(results)]
     return [clean(line) for line in lines]

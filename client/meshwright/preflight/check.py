@@ -194,9 +194,8 @@ class _Check:
         self._findings.setdefault(place, []).append(finding)
 
     def _note_error(self, place: int, error: MeshwrightError) -> None:
-        is_fault = isinstance(error, ProblemError) and error.code == "worker_failed"
-        other: HostState = "fault" if is_fault else "unchecked"
-        state: HostState = "missing" if isinstance(error, AgentConnectionError) else other
+        failed = isinstance(error, ProblemError) and error.code == "worker_failed"
+        state: HostState = "missing" if isinstance(error, AgentConnectionError) else "fault" if failed else "unchecked"
         self._note(place, HostFinding(state=state, text=error.detail, action=error.hint))
 
     def _ask_all(self, work: Callable[[int, Client], T], limit_s: float = ASK_S) -> dict[int, T | MeshwrightError]:

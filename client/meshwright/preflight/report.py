@@ -16,20 +16,14 @@ from meshwright.wire.preflight import Figure, PreflightResult, SlowFigure, Wrong
 HostState = Literal["ok", "fault", "missing", "unchecked"]
 """It is well · it is at fault · its agent does not answer · it could not be checked, by no fault of its own."""
 
-_NAMES: Final[Mapping[Figure, str]] = {
-    "matmul": "matmul",
-    "memory_bandwidth": "memory bandwidth",
-    "all_reduce": "all-reduce over the host's devices",
-    "network": "network to its partners",
+_FIGURES: Final[Mapping[Figure, tuple[str, str, str]]] = {
+    "matmul": ("matmul", "FLOP/s", "look at its clocks, power and temperature (GET /health), and at other work there"),
+    "memory_bandwidth": ("memory bandwidth", "B/s", "look at its memory errors (GET /health), and at other work there"),
+    "all_reduce": ("all-reduce over the host's devices", "B/s", "look at the links between its devices (GET /health)"),
+    "network": ("network to its partners", "B/s", "look at the host's network port, cable and switch port"),
 }
-_ACTIONS: Final[Mapping[Figure, str]] = {
-    "matmul": "look at its clocks, power and temperature (GET /health), and at other work on the host",
-    "memory_bandwidth": "look at its memory errors (GET /health), and at other work on the host",
-    "all_reduce": "look at the links between its devices (GET /devices, GET /health)",
-    "network": "look at the host's network port, cable and switch port",
-}
-
-
+"""Figure → its name, its unit, what to do if it is slow."""
+_PREFIXES: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 REASON_MOST: Final = 1000
 _FEW: Final = {
@@ -122,30 +116,36 @@ def describe_results(
     found: dict[int, list[HostFinding]] = {}
     for host, texts in _describe_unreachable(results, names, met):
         found.setdefault(host, []).append(texts)
-    for slow in _unite(result.slow for result in results.values()):
-        found.setdefault(slow.host, []).append(describe_slow(slow))
-    for wrong in _unite(result.wrong for result in results.values()):
-        for host in range(len(names)) if wrong.host is None else (wrong.host,):
+    for slow in _group(result.slow for result in results.values()):
+        found.setdefault(slow[0].host, []).append(describe_slow(slow))
+    for wrong in _group(result.wrong for result in results.values()):
+        for host in range(len(names)) if wrong[0].host is None else (wrong[0].host,):
             found.setdefault(host, []).append(describe_wrong(wrong))
     return found
 
 
-def describe_slow(slow: SlowFigure) -> HostFinding:
-    """Returns a slow figure in words."""
-    scale, unit = (1e12, "TFLOP/s") if slow.figure == "matmul" else (1e9, "GB/s")
-    where = "" if slow.device is None else f"device {slow.device}: "
-    name, median = _NAMES[slow.figure], slow.peers / scale
-    text = f"{where}{name} {slow.value / scale:.3g} {unit}, peers' median {median:.3g} {unit}"
-    return HostFinding(state="fault", text=text, action=_ACTIONS[slow.figure])
+def describe_slow(figures: Sequence[SlowFigure]) -> HostFinding:
+    """Returns the slow figures of a device, or of a host, in words."""
+    where = "" if figures[0].device is None else f"device {figures[0].device}: "
+    actions = dict.fromkeys(_FIGURES[each.figure][2] for each in figures)
+    return HostFinding(state="fault", text=where + "; ".join(map(_write_figure, figures)), action="; ".join(actions))
 
 
-def describe_wrong(wrong: WrongContent) -> HostFinding:
-    """Returns a wrong content in words."""
-    if wrong.host is None:
-        text = f"a sum over all devices had {wrong.wrong_elements} wrong elements; which host made them is not known"
+def _write_figure(slow: SlowFigure) -> str:
+    name, unit, _ = _FIGURES[slow.figure]
+    scale, prefix = next((each for each in _PREFIXES if slow.peers >= each[0]), _PREFIXES[-1])
+    found, median = (f"{rate / scale:.3g} {prefix}{unit}" for rate in (slow.value, slow.peers))
+    return f"{name} {found}, peers' median {median}"
+
+
+def describe_wrong(contents: Sequence[WrongContent]) -> HostFinding:
+    """Returns the wrong contents of a device, of a host, or of nobody known, in words."""
+    device, most = contents[0].device, max(each.wrong_elements for each in contents)
+    if contents[0].host is None:
+        text = f"a sum over all devices had {most} wrong elements; which host made them is not known"
         return HostFinding(state="unchecked", text=text, action="check each of them beside other hosts")
-    where = "one of its devices" if wrong.device is None else f"device {wrong.device}"
-    text = f"{where} produced {wrong.wrong_elements} wrong elements ({_NAMES[wrong.figure]})"
+    where = "one of its devices" if device is None else f"device {device}"
+    text = f"{where} produced {most} wrong elements ({', '.join(_FIGURES[each.figure][0] for each in contents)})"
     return HostFinding(state="fault", text=text, action="take the device out of service; its results are not right")
 
 
@@ -174,6 +174,9 @@ def _describe_unreachable(
         yield host, HostFinding(state="fault", text=text, action="look at its firewall and routes: jobs use any port")
 
 
-def _unite(groups: Iterable[Sequence[E]]) -> Iterable[E]:
-    """Returns each entry once, in its first order."""
-    return dict.fromkeys(entry for group in groups for entry in group)
+def _group(results: Iterable[Sequence[E]]) -> Iterable[list[E]]:
+    """Returns each entry once, those of a host or device together, in their first order."""
+    groups: dict[tuple[int | None, int | None], list[E]] = {}
+    for entry in dict.fromkeys(entry for entries in results for entry in entries):
+        groups.setdefault((entry.host, entry.device), []).append(entry)
+    return groups.values()

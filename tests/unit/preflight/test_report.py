@@ -11,8 +11,8 @@ from meshwright.fleet import FleetHost, FleetState
 from meshwright.preflight.check import compare_hosts
 from meshwright.preflight.pairs import choose_rounds
 from meshwright.preflight.report import HostFinding, HostReport, build_report, build_verdict, describe_results
-from meshwright.preflight.rule import Wrong, blame_contents, blame_sums
-from meshwright.wire.preflight import CollectiveRate, PreflightDevice, PreflightResult, WrongContent
+from meshwright.preflight.rule import DEVICE_FIGURES, Wrong, blame_contents, blame_sums
+from meshwright.wire.preflight import CollectiveRate, PreflightDevice, PreflightResult, SlowFigure, WrongContent
 
 NAMES = [f"h{number}" for number in range(4)]
 WELL = PreflightResult(
@@ -115,10 +115,22 @@ def test_a_host_without_a_finding_was_not_checked_because_of_another_and_each_fi
     assert write_report(build_report([both], 1.0))[1:] == ["  h1 (unchecked): it is leased", "  h1 (fault): it is slow"]
 
 
+def test_a_device_has_one_line_with_its_figures_those_of_its_peers_and_what_to_do() -> None:
+    slow = [SlowFigure(host=1, figure=each, device=0, value=3e9, peers=3.35e12) for each in DEVICE_FIGURES]
+    wrong = [WrongContent(host=1, device=1, figure=each, wrong_elements=2) for each in DEVICE_FIGURES]
+    results = dict.fromkeys(range(4), WELL.model_copy(update={"slow": (*slow,), "wrong": (*wrong,)}))
+    host = HostReport(address="a", name="h1", findings=(*describe_results(results, NAMES, range(4))[1],))
+    of_slow, of_wrong = write_report(build_report([host], 1.0))[1:]
+    figures = "matmul 0.003 TFLOP/s, peers' median 3.35 TFLOP/s; memory bandwidth 0.003 TB/s, peers' median 3.35 TB/s"
+    assert of_slow.startswith(f"  h1 (fault): device 0: {figures}; look at its clocks")
+    assert "; look at its memory errors" in of_slow
+    assert of_wrong.startswith("  h1 (fault): device 1 produced 2 wrong elements (matmul, memory bandwidth); take")
+
+
 def test_what_to_do_is_said_in_commands() -> None:
     finding = HostFinding(state="fault", text="slow", action="see GET /health; or give a longer timeout_s")
     lines = write_report(build_report([HostReport(address="a", name="a", findings=(finding,))], 1.0))
-    assert "    see `meshwright health`; or give a longer --timeout" in lines
+    assert lines[1:] == ["  a (fault): slow; see `meshwright health`; or give a longer --timeout"]
 
 
 @pytest.mark.parametrize(("state", "detail", "found"), [

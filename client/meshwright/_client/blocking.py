@@ -32,7 +32,6 @@ from meshwright._client.holding import (
 )
 from meshwright._client.replies import (
     ERRORS,
-    GATEWAY,
     MIN_ANSWER_S,
     Attempts,
     Outcome,
@@ -217,17 +216,16 @@ class Client:
         if http.is_closed:
             hint = "make a new client, or close this one later"
             raise AgentConnectionError(f"{method} {path}: this client has been closed", host=self.base_url, hint=hint)
-        request = http.build_request(
-            method,
-            self._address.url + path,
-            params={name: str(value) for name, value in params.items() if value is not None},
-            headers={"Accept": accept} if body is None else {"Accept": accept, "Content-Type": "application/json"},
-            content=body,
-            timeout=httpx.USE_CLIENT_DEFAULT
-            if deadline is None
-            else build_timeout(max(count_left(deadline), MIN_ANSWER_S)),
-        )
+        left = None if deadline is None else build_timeout(max(count_left(deadline), MIN_ANSWER_S))
         try:
+            request = http.build_request(
+                method,
+                self._address.url + path,
+                params={name: str(value) for name, value in params.items() if value is not None},
+                headers={"Accept": accept} if body is None else {"Accept": accept, "Content-Type": "application/json"},
+                content=body,
+                timeout=left or httpx.USE_CLIENT_DEFAULT,
+            )
             return http.send(request, auth=self._auth)
         except ERRORS as error:
             return error
@@ -638,18 +636,27 @@ class Client:
     def _submit_bench(
         self, request: wire.bench.BenchRequest | None, options: BenchOptions, deadline: float | None
     ) -> wire.runs.Run:
-        body = build_request(wire.bench.BenchRequest, request, {**options, "mesh": print_mesh(options.get("mesh"))})
+        wrong = None if isinstance(request, wire.bench.BenchRequest) else request  # as a field it is refused
+        fields = {**options, "request": wrong, "mesh": print_mesh(options.get("mesh"))}
+        body = build_request(wire.bench.BenchRequest, request, fields)
         path, statuses = "/placement/bench", (200, 202)
         return self._ask(wire.runs.Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline)
 
-    def start_preflight(self, request: wire.preflight.PreflightRequest) -> wire.runs.Run:
+    def start_preflight(
+        self, request: wire.preflight.PreflightRequest, *, timeout_s: float | None = None
+    ) -> wire.runs.Run:
         """Starts this host's part of a preflight and returns its run; `meshwright.preflight` asks many hosts.
+
+        Args:
+            request: the whole request.
+            timeout_s: time limit of the call: the agent asks the driver first; None: only `timeout`, for each wait.
 
         Raises:
             NotFoundError: the host does not have the request's lease.
             ConflictError: its devices are in use, or leased by others.
         """
-        return self._ask(wire.runs.Run, "POST", "/preflight", body=request, statuses=(200, 202), makes_run=True)
+        path, codes, deadline = "/preflight", (200, 202), build_deadline(timeout_s)
+        return self._ask(wire.runs.Run, "POST", path, body=request, statuses=codes, makes_run=True, deadline=deadline)
 
     def latest_bench(self) -> wire.bench.LatestBench:
         """Returns the newest record of each measurement."""
@@ -865,7 +872,7 @@ class Client:
         except GeneratorExit:
             raise
         except BaseException as error:
-            if is_new and (not isinstance(error, ProblemError) or error.status in GATEWAY):
+            if is_new and (not isinstance(error, ProblemError) or not error.code):  # no agent's answer
                 self._try_delete(path)
             raise
 

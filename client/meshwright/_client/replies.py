@@ -43,8 +43,6 @@ FailureKind = Literal["refused", "timeout", "lost", "untrusted", "expired", "han
 trusted · it is not valid at this time · the agent rejects the client's certificate, or does not use TLS."""
 
 RUN_HINT: Final = "the agent may have made the run all the same: see GET /runs before you ask again"
-GATEWAY: Final = frozenset({502, 504})
-"""Statuses of proxies between client and agent."""
 _ROUTELESS: Final = frozenset({404, 405})
 """Without a problem document another server's answer, which tells nothing of what the agent has."""
 _REPEATABLE: Final = frozenset({408, 429})
@@ -151,7 +149,7 @@ class Attempts:
 def is_lost(outcome: Outcome) -> bool:
     """Returns whether the agent may have carried out the request, although its answer was lost."""
     if isinstance(outcome, httpx.Response):
-        return outcome.status_code in GATEWAY
+        return outcome.status_code >= 500 and _parse_problem(outcome) is None  # of a proxy in between
     return name_failure(outcome) in ("timeout", "lost") and not isinstance(outcome, httpx.PoolTimeout)
 
 
@@ -200,7 +198,8 @@ def build_error(outcome: Outcome, asked: str, host: str, *, makes_run: bool = Fa
     problem = _parse_problem(outcome)
     if problem is None:
         text = outcome.content[:200].decode("utf-8", "replace").strip()
-        hint = "is there a proxy in between, or something else than a meshwright agent at this address?"
+        proxy = "is there a proxy in between, or something else than a meshwright agent at this address?"
+        hint = RUN_HINT if makes_run and is_lost(outcome) else proxy
         detail = f"{asked}: {host} answered {status} without a problem document: {text or '(empty)'}"
         if status in _ROUTELESS:
             return AgentConnectionError(detail, host=host, hint=hint)

@@ -1,6 +1,6 @@
 """`meshwright events` and `meshwright health ack`: the events of a host's health, and an operator's acknowledgment.
 
-Rule: the requested events are all shown, in the necessary number of calls. If fewer are shown, the output says so.
+Rule: --since shows all events from there on, in the necessary number of calls. If fewer are shown, the output says so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def show_events(
     since: Annotated[
         str | None, typer.Option(metavar="1h", help="Not older than this: 30min, 24h, or 2026-11-22T10:00:00Z.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, max=MOST, help="At most so many.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with those to come, one a line; from now on, without --since.")
     ] = False,

@@ -52,6 +52,8 @@ from meshwright.wire.preflight import DEFAULT_PORT, DEFAULT_TIMEOUT_S, Preflight
 from meshwright.wire.runs import FINAL_STATES, Run
 
 ASK_S: Final = 10.0
+START_S: Final = 30.0
+"""How long an agent may take to start its part: it asks the driver, twice `MESHWRIGHT_PROBE_TIMEOUT_S` at most."""
 POLL_S: Final = 0.5
 GRACE_S: Final = 3.0
 """How long the other hosts may still find their own faults after one has failed."""
@@ -72,6 +74,8 @@ BY_REQUEST: Final = "by request (DELETE)"
 CLOCKS_S: Final = 30.0
 """Clocks may be apart by so much: tokens and certificates of a job have such tolerances."""
 
+_OWN_FAULTS: Final = frozenset({"run_failed", "worker_failed"})
+"""Codes of errors that are a host's fault."""
 _BAD_HEALTH: Final[tuple[tuple[set[HealthState], HostState, str], ...]] = (
     ({"unhealthy"}, "fault", "unhealthy"),
     ({"unknown", "initializing"}, "unchecked", "not known to be healthy"),
@@ -194,7 +198,7 @@ class _Check:
         self._findings.setdefault(place, []).append(finding)
 
     def _note_error(self, place: int, error: MeshwrightError) -> None:
-        failed = isinstance(error, ProblemError) and error.code == "worker_failed"
+        failed = isinstance(error, ProblemError) and error.code in _OWN_FAULTS
         state: HostState = "missing" if isinstance(error, AgentConnectionError) else "fault" if failed else "unchecked"
         self._note(place, HostFinding(state=state, text=error.detail, action=error.hint))
 
@@ -265,7 +269,9 @@ class _Check:
     def _start(self) -> dict[int, Run | MeshwrightError]:
         fixed: dict[str, Any] = {"lease": self._lease, "hosts": tuple(self._names), "coordinator": self._coordinator}
         fixed |= {"timeout_s": self._job_s, **self._mesh}
-        return self._ask_all(lambda place, client: client.start_preflight(PreflightRequest(process_id=place, **fixed)))
+        requests = [PreflightRequest(process_id=place, **fixed) for place in range(len(self._names))]
+        limit_s = min(START_S, self._job_left_s)
+        return self._ask_all(lambda place, client: client.start_preflight(requests[place], timeout_s=limit_s), limit_s)
 
     def _follow(self, runs: dict[int, Run]) -> None:
         """Updates the runs until all have ended, or one has failed and the others had time to fail too."""
@@ -315,13 +321,13 @@ class _Check:
         self._results = {place: result for place, result in read.items() if result is not None}
         for place, run in runs.items():
             if run.state == "failed" and run.error is not None:
-                state: HostState = "unchecked" if run.error.code == "invalid_request" else "fault"  # the port is in use
+                state: HostState = "fault" if run.error.code in _OWN_FAULTS else "unchecked"  # a port or device in use
                 self._note(place, HostFinding(state=state, text=run.error.detail, action=run.error.hint))
         meet = order_phase("meet")
         met = {place for place, run in runs.items() if run.progress and order_phase(run.progress.message) >= meet}
         for place, findings in describe_results(self._results, self._names, met).items():
             self._findings.setdefault(place, []).extend(findings)
-        if not self._findings:
+        if not self._findings and any(run.state != "succeeded" for run in runs.values()):
             self._note_laggards()
         for place, run in runs.items():
             if run.state != "succeeded" and place not in self._findings:
@@ -337,10 +343,10 @@ class _Check:
             seen.setdefault("", now_s)
 
     def _note_laggards(self) -> None:
-        """Notes the hosts that were busy with themselves while the others waited for them."""
+        """Notes the hosts that were busy with themselves while the others waited for them, until the time was over."""
         state: HostState = "fault" if self._job_s >= LEAST_BLAME_S else "unchecked"
         for place, phase, took_s, usual_s in find_laggards(self._seen_s, self._ended_s):
-            text = f"it was in phase {phase} for {took_s:.0f} s until the check ended, most others for {usual_s:.0f} s"
+            text = f"it was in phase {phase} for {took_s:.0f} s, most others for {usual_s:.0f} s; the check did not end"
             action = "look at its processors, memory, driver and GET /health; or give a longer --timeout"
             self._note(place, HostFinding(state=state, text=text, action=action))
 

@@ -30,6 +30,8 @@ CONFIRM_ROUNDS: Final = 8
 LAG_S: Final = 5.0
 LAG_RATIO: Final = 2.0
 """A host lags if it is in a phase for so many seconds, and so many times, longer than its peers were."""
+HELD_RATIO: Final = 0.25
+"""Of the time of all: a host that went on lags only if it was in a phase for so much longer."""
 FEW: Final = 32
 FEW_TOLERANCE: Final = math.log(2)
 """Below `FEW` peers their noise is not known, and only half of the median is slow."""
@@ -214,26 +216,29 @@ def blame_sums(wrong: Sequence[Sequence[int]], rounds: Sequence[Round]) -> tuple
 
 
 def find_laggards(seen: Mapping[int, Mapping[str, float]], ended_s: float) -> Iterator[tuple[int, str, float, float]]:
-    """Yields (host, phase, seconds in it, its peers' median) of those that were busy with themselves until the end, and
-    much longer than half of all, which went on.
+    """Yields (host, phase, seconds in it, its peers' median) of those that were busy with themselves much longer than
+    half of all, which went on: until the end, or for so long that it held up the others.
 
     Args:
         seen: host → phase, or "" for its end → when it was first seen there, in seconds; `ended_s`: the end of all.
     """
+    began_s = min((at_s for phases in seen.values() for at_s in phases.values()), default=ended_s)
     for host, phases in seen.items():
-        last = max(filter(None, phases), default="", key=order_phase)
-        took_s = phases.get("", ended_s) - phases.get(last, ended_s)
-        peers = list(_list_durations(last, seen.values()))
-        usual_s = median_low(peers) if 2 * len(peers) >= len(seen) else math.inf
-        if last in OWN_PHASES and took_s > max(usual_s + LAG_S, usual_s * LAG_RATIO):
-            yield host, last, took_s, usual_s
+        for phase in sorted(OWN_PHASES & phases.keys(), key=order_phase):
+            went_on_s = _find_end(phase, phases)
+            took_s = (phases.get("", ended_s) if went_on_s is None else went_on_s) - phases[phase]
+            ends = [(each.get(phase), _find_end(phase, each)) for each in seen.values()]
+            peers = [0.0 if at_s is None else end_s - at_s for at_s, end_s in ends if end_s is not None]
+            usual_s = median_low(peers) if 2 * len(peers) >= len(seen) else math.inf
+            least_s = LAG_S if went_on_s is None else max(LAG_S, HELD_RATIO * (ended_s - began_s))
+            if took_s > max(usual_s + least_s, usual_s * LAG_RATIO):
+                yield host, phase, took_s, usual_s
+                break
 
 
-def _list_durations(phase: str, hosts: Iterable[Mapping[str, float]]) -> Iterator[float]:
-    """Yields for how long each host that went on from a phase was in it; 0 if it was not seen there."""
-    for seen in hosts:
-        if later := [at_s for each, at_s in seen.items() if each and order_phase(each) > order_phase(phase)]:
-            yield min(later) - seen.get(phase, min(later))
+def _find_end(phase: str, seen: Mapping[str, float]) -> float | None:
+    """Returns when a host was first seen in a later phase; None if it did not go on."""
+    return min((at_s for each, at_s in seen.items() if each and order_phase(each) > order_phase(phase)), default=None)
 
 
 def _is_slow_again(slow: SlowFigure, again: HostFigures, levels: Sequence[Level | None]) -> bool:

@@ -53,14 +53,15 @@ class Health(Reply):
 
 
 def find_worst_state(components: Sequence[Component]) -> State:
-    """Returns the worst state; not better than `initializing` before a device was looked at.
+    """Returns the worst state; not better than `initializing` before all were checked and a device was looked at.
 
     A component that is left alone on purpose (it was checked and says `initializing`, with the reason) does not count.
     """
     states = {part.state for part in components if part.state != "initializing" or part.observed_at is None}
-    worst: State = next((state for state in WORST_FIRST if state in states), "initializing")
     has_device = any(part.name.startswith("device:") and part.state != "initializing" for part in components)
-    return "initializing" if worst == "healthy" and not has_device else worst
+    is_checked = has_device and "initializing" not in states
+    order = [state for state in WORST_FIRST if is_checked or state in ("unhealthy", "unknown")]
+    return next((state for state in order if state in states), "initializing")
 
 
 def select_hardware(health: Health) -> Health:

@@ -78,7 +78,7 @@ def test_a_lease_that_cannot_be_is_refused_by_its_field(kind: Kind, arguments: d
 
 
 @both
-@pytest.mark.parametrize("status", [502, 504])
+@pytest.mark.parametrize("status", [502, 503, 504])
 def test_a_lease_whose_answer_a_proxy_has_lost_is_ended(kind: Kind, status: int) -> None:
     fake = FakeAgent()
     inside = fake.transport()

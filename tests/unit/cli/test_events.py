@@ -145,6 +145,7 @@ def test_a_name_that_no_component_has_is_answered_with_those_that_there_are(by_u
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (("--since", "yesterday"), "1h"), (("--follow", "--limit", "3"), "limit"), (("--limit", "0"), "--limit"),
+    (("--limit", "1001"), "1000"),
 ])  # fmt: skip
 def test_a_wrong_argument_is_2(line: CommandLine, arguments: tuple[str, ...], said: Any) -> None:
     printed = line("events", *arguments)

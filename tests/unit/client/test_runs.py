@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from meshwright.errors import AgentConnectionError, AgentTimeoutError, NotFoundError, RunFailedError, UnavailableError
 from meshwright.wire.health import HealthEvent, HealthEvents
+from meshwright.wire.preflight import PreflightRequest
 from meshwright.wire.problem import build_problem
 from meshwright.wire.runs import Progress, Run, RunEvent, RunState
 from tests.unit.client.script import LOST, NOW, REFUSED, SILENT, Script
+
+PREFLIGHT = PreflightRequest(lease="job-7", hosts=("a",), process_id=0, coordinator="10.0.0.1:8476")
 
 
 @pytest.fixture
@@ -110,6 +113,7 @@ def test_a_final_event_that_overtakes_the_store_is_waited_for(patch: Any) -> Non
 @pytest.mark.parametrize("call", [
     lambda client: client.bench(timeout_s=1.0), lambda client: client.plan("dp:8", timeout_s=1.0),
     lambda client: client.search("llama3-8b", {"global_batch_size": 8, "seq_len": 8}, timeout_s=1.0),
+    lambda client: client.start_preflight(PREFLIGHT, timeout_s=1.0),
 ])  # fmt: skip
 def test_the_time_limit_of_a_call_holds_for_its_first_answer_too(call: Any, patch: Any) -> None:
     script = Script(SILENT, SILENT, SILENT)

@@ -102,6 +102,8 @@ LATE = {"start": 1.0}
     ((WENT_ON, WENT_ON), LATE, 7.0, False),  # by less than 5 s
     ((WENT_ON, WENT_ON), LATE | {"": 4.0}, 30.0, False),  # it ended
     ((WENT_ON, WENT_ON), LATE | {"meet": 3.0}, 30.0, False),  # it waits as well
+    ((WENT_ON, WENT_ON), LATE | {"meet": 20.0}, 30.0, True),  # and held the others up until then
+    ((WENT_ON, WENT_ON), LATE | {"meet": 9.0}, 30.0, False),  # and held them up for less than a quarter of the time
 ])  # fmt: skip
 def test_a_host_lags_if_it_was_busy_with_itself_for_much_longer_than_its_peers(
     others: tuple[dict[str, float], ...], last: dict[str, float], ended_s: float, lags: bool

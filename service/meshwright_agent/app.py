@@ -46,7 +46,7 @@ from meshwright_agent.routes import devices, health, leases, metrics, plans, pre
 
 log = logging.getLogger(__name__)
 
-API_VERSION: Final = "2.0.4"
+API_VERSION: Final = "2.0.5"
 """The version of the HTTP contract. tests/contract holds its document. A change without a new version fails there,
 unless the version is in development."""
 MEDIA_TYPE: Final = "application/problem+json"
@@ -182,7 +182,8 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     errors = error.errors()
     kind = request.headers.get("content-type", "")
     is_json = re.fullmatch(r"application/([^;]*\+)?json", kind.partition(";")[0].strip().lower())
-    if any(each["loc"] == ("body",) for each in errors) and not is_json:
+    is_sent = any(each["loc"] == ("body",) and (kind or each["type"] != "missing") for each in errors)
+    if is_sent and not is_json:
         detail = f"the body came with Content-Type {kind[:80]!r}; it must be application/json"
         hint = "curl: add -H 'Content-Type: application/json' (or use --json)"
         return build_response(InvalidRequestError(detail, status=415, hint=hint))

@@ -92,7 +92,7 @@ def write_labels(path: Path, text: str) -> None:
 async def keep_labels(
     path: Path, settings: Settings, clock: Clock, host: AgentHost, health: HealthRegistry, benches: Benches
 ) -> None:
-    """Rewrites the label file after each probe once the devices are known, until cancelled.
+    """Rewrites the label file each probe interval once the devices are known, until cancelled.
 
     A failed write is logged once and retried.
     """

@@ -171,7 +171,7 @@ class PlanAxis(Reply):
     name: str
     size: int
     link: str | None = Field(
-        default=None, description='slowest link between neighbors: "ici", "nvlink", "pcie", "host", "dcn"'
+        default=None, description='slowest link between neighbors: "ici", "nvlink", "xgmi", "pcie", "host", "dcn"'
     )
     dcn_size: int = Field(default=1, description="over how many granules (slices, or hosts) a group of it spreads")
     group_shape: tuple[int, ...] | None = Field(default=None, description="extent of a group in the torus, if any")

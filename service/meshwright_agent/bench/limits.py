@@ -78,12 +78,14 @@ def check_bench(request: BenchRequest, devices: Devices) -> None:
 def list_opened(request: BenchRequest, devices: Devices) -> tuple[Device, ...]:
     """Returns the devices that JAX opens for a bench. JAX opens all accelerators that it sees, measured or not.
 
-    If JAX lists only some devices, the others are hidden from it (CUDA_VISIBLE_DEVICES) and not opened.
+    If JAX lists only some devices, the others are hidden from it (CUDA_VISIBLE_DEVICES) and not opened, unless one that
+    it opens cannot be told apart.
     """
     if devices.platform == "cpu":
         return tuple(_list_chosen(build_host_scope(request, devices), devices))
     shown = tuple(device for device in devices.devices if device.jax_id is not None)
-    return shown or devices.devices
+    is_told = all(notice.code != "jax_device_unmatched" for notice in devices.warnings)
+    return shown if shown and is_told else devices.devices
 
 
 def list_demands(scope: Scope) -> Iterator[Demand]:

@@ -263,7 +263,8 @@ class _Reader:
         cards = [card for index in range(count or 0) if (card := self._read_card(index)) is not None]
         gpus = tuple(gpu for card in cards for gpu in card.parts)
         whole = [card for card in cards if not card.is_divided]
-        links = tuple(link for a, b in combinations(whole, 2) if (link := self._read_link(a, b)) is not None)
+        pairs = combinations(whole if self._wants_health else (), 2)
+        links = tuple(link for a, b in pairs if (link := self._read_link(a, b)) is not None)
         refused = self._find_refused(cards) if count is not None else ()
         if refused and not gpus:
             self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
@@ -303,8 +304,9 @@ class _Reader:
         if is_divided:
             parts = tuple(self._read_instances(questions, facts, handle))
         else:
-            facts = replace(facts, fabric=read_fabric(questions, handle))
-            nvlinks = read_nvlinks(questions, handle, self._sysfs)
+            if self._wants_health:
+                facts = replace(facts, fabric=read_fabric(questions, handle))
+                nvlinks = read_nvlinks(questions, handle, self._sysfs)
             parts = (facts,)
         if facts.health is not None:
             health = replace(facts.health, error=questions.lost, answers=questions.answers)

@@ -510,6 +510,7 @@ class HealthMonitor:
             self._registry.forget(component)
         gone = [d.key for d in self._missing if component in (f"device:{d.key}", INVENTORY)]
         self._memory.forget_devices(gone)
+        self._missing = tuple(device for device in self._missing if device.key not in gone)
         for key in gone:
             self._registry.forget(f"device:{key}")
         if facts is not None and devices is not None:

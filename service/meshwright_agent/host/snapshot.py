@@ -100,9 +100,14 @@ class HostSnapshot:
         devices = self.devices(self.jax.observed_at)
         there = f"this host has {len(devices.devices)} {devices.platform} devices"
         if self.jax.platform == devices.platform:
-            if self.jax.platform != "cpu" or self.cpu_devices or self.facts is None or self.facts.kfd is None:
+            if self.jax.platform != "cpu" or self.cpu_devices or self.facts is None:
                 return ""
-            there = "this host has AMD's driver (/dev/kfd)"
+            if any(problem.kind == "driver_down" for problem in self.facts.problems):
+                there = "this host has NVIDIA cards, whose driver does not answer"
+            elif self.facts.kfd is None:
+                return ""
+            else:
+                there = "this host has AMD's driver (/dev/kfd)"
         return f"{there}, but its JAX runs on {self.jax.platform}"
 
     def require_topology(self) -> None:

@@ -114,8 +114,9 @@ class HostWatch(AgentHost):
             await self.probe()
             return self._asking
         has_answered = await self.probe()
-        if self._stays and self.snapshot.released and self._device.state == "stopped" and has_answered:
-            # CPU devices need no driver or worker, so that this is evidence after a release, when JAX is not called
+        is_released = self.snapshot.released and self._device.state == "stopped"
+        if has_answered and (is_released or not self._stays):
+            # CPU devices need no driver or worker, so that this is evidence when JAX is not called
             self._report_cpus("JAX listed it; the probe reads its CPU")
         if self._device.state == "busy":
             if self._asking is None:
@@ -123,7 +124,8 @@ class HostWatch(AgentHost):
             return self._asking
         if self._is_left_over():
             await self._device.release(reason="a device is reserved, and the worker had nothing to do")
-        if self._may_wake() if self._stays else self._may_touch():
+        is_seen = has_answered or self._device.state == "ready"  # else somebody may hold the devices by now
+        if self._may_wake() if self._stays else is_seen and self._may_touch():
             self._ask_jax()
         else:
             self.report_worker()
@@ -217,6 +219,9 @@ class HostWatch(AgentHost):
         now = self._clock.now()
         if self._probe.state == "failed" and not self._probe.abandoned_pids:
             self._probe.reset()  # a driver may recover; the interval limits the number of hanging probes
+        if (stuck := len(self._probe.abandoned_pids)) >= self._probe.spec.crash_budget:
+            self._monitor.report_silence(f"{stuck} probes hang in the kernel, and no more are started", now)
+            return False
         absent = self._absent_generation()
         question: dict[str, Any] = dict(self._question)
         if self._settings.kernel_log:
@@ -262,12 +267,17 @@ class HostWatch(AgentHost):
         record, now = value.get("record"), self._clock.now()
         if record and not self.snapshot.mismatch:
             devices = self.snapshot.devices(now).devices
-            chosen = [device for device in devices if device.local_index in record["device_indices"]]
+            seen = [device for device in devices if device.jax_id is not None] or devices  # JAX opens no other
+            seen = sorted(seen, key=lambda device: device.jax_id or 0)
+            measured = record["device_indices"]  # of MIG instances, their places in JAX's order
+            chosen = [device for device in seen if device.local_index in measured]
+            chosen = chosen or [seen[place] for place in measured if place < len(seen)]
             self._monitor.report_record(record, chosen, now)
 
-    def _absent_generation(self) -> int | None:
-        """Returns the generation of the last worker if no worker runs now, else None."""
-        return self._device.generation if self._device.state in {"stopped", "backoff", "failed"} else None
+    def _absent_generation(self) -> tuple[int, ...] | None:
+        """Returns the generations of the last processes that open devices if none runs now, else None."""
+        are_absent = all(each.state in {"stopped", "backoff", "failed"} for each in self._opening)
+        return tuple(each.generation for each in self._opening) if are_absent else None
 
     def report_worker(self) -> None:
         """Reports the worker's state, except for a running worker that has not listed its devices yet."""

@@ -160,12 +160,13 @@ class AgentCollector(Collector):
 
 
 def _is_out_of_sight(device: Device, unknown: Collection[str]) -> bool:
-    """Returns whether a device's usage facts are outdated: its state or its driver's state is unknown.
+    """Returns whether a device's usage facts are outdated: of a worker that has ended, or its or its driver's state is
+    unknown.
 
     A fault makes a device unhealthy even while its driver does not answer, so that the driver's state counts too.
     """
-    is_passive = device.memory is not None and device.memory.basis == "passive"
-    return device.component in unknown or (is_passive and DRIVER in unknown)
+    basis = device.memory and device.memory.basis
+    return basis == "cached" or device.component in unknown or (basis == "passive" and DRIVER in unknown)
 
 
 def _labels_of(device: Device) -> list[str]:

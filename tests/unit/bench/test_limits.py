@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import DeviceBusyError, InvalidRequestError
+from meshwright.wire.base import Notice
 from meshwright.wire.bench import MAX_SIZE_BYTES, BenchRequest
 from meshwright.wire.devices import DeviceProcess, Devices, Memory
 from meshwright_agent.bench.limits import check_bench
@@ -114,6 +115,14 @@ def test_a_device_that_is_hidden_from_jax_is_not_opened() -> None:
     seen = {"jax_id": 0}
     changes = {0: seen, 1: {**hold(), "compute_mode": "exclusive_process"}}
     check(build_host(2, "gpu", changes=changes), devices=[0])
+
+
+def test_of_devices_that_jax_opens_and_nobody_can_tell_apart_each_counts_as_opened() -> None:
+    host = build_host(2, "gpu", changes={0: {"jax_id": 0}, 1: hold()})
+    check(host, devices=[0])
+    unmatched = Notice(code="jax_device_unmatched", message="1 of JAX's GPUs cannot be told apart from here")
+    with pytest.raises(DeviceBusyError, match="device 1 "):
+        check(host.model_copy(update={"warnings": (unmatched,)}), devices=[0])
 
 
 @pytest.mark.parametrize(("where", "words"), [

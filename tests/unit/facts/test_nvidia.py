@@ -84,6 +84,14 @@ def test_a_call_that_fails_costs_one_field_and_is_named(function: str, field: st
     assert len(found.gpus) == 4
 
 
+@pytest.mark.parametrize("word", ["Fabric", "NvLink", "CommonAncestor"])
+def test_of_a_driver_that_is_asked_for_holders_only_no_fabric_and_no_link_is_asked(word: str) -> None:
+    for wants_health in (True, False):
+        nvml = FakeNvml(load("pcie-l40s"))
+        read_nvidia(nvml, Roots(Path("/nowhere")), NO_TABLE, wants_health=wants_health)
+        assert any(word in asked for asked in nvml.asked) is wants_health
+
+
 @pytest.mark.parametrize("function", [name for name in vars(FakeNvml) if name.startswith(("nvmlDevice", "nvmlSystem"))])
 @pytest.mark.parametrize("name", ["dgx-h100", "mig-a100", "pcie-l40s", "gb200-nvl72"])
 def test_no_failing_call_of_the_driver_is_an_error(function: str, name: str) -> None:

@@ -333,6 +333,17 @@ def test_a_card_that_was_taken_out_is_forgotten_on_an_operators_word(scene: Scen
     assert scene.ill() == set()
 
 
+@pytest.mark.parametrize("name", [f"device:{UUID}", "inventory"])
+def test_a_missing_card_does_not_come_back_after_a_word_while_the_driver_is_silent(scene: Scene, name: str) -> None:
+    scene.look()
+    scene.look(without(scene.read(), 0))
+    scene.monitor.report_silence("no answer", scene.clock.now())
+    assert scene.state(f"device:{UUID}") == "unknown"
+    scene.acknowledge(name)
+    scene.monitor.report_silence("no answer", scene.clock.now())
+    assert f"device:{UUID}" not in scene.registry.names()
+
+
 def test_another_card_in_the_same_slot_is_no_missing_one(scene: Scene) -> None:
     facts = scene.look()
     first, *rest = facts.gpus

@@ -180,6 +180,15 @@ def test_before_jax_has_listed_amds_gpus_a_warning_says_that_they_are_not_among_
     assert codes(join(facts, [jax_device(0, MI300X)])) == []
 
 
+def test_jax_on_the_cpu_of_a_host_whose_nvidia_driver_is_down_is_a_mismatch_unless_asked_for(tmp_path: Path) -> None:
+    facts = plant_machine("cpu-vm", tmp_path).read()
+    down = replace(facts, problems=(SourceProblem("driver_down", "none of 8 NVIDIA card(s) can be used"),))
+    jax = JaxReport({"platform": "cpu", "devices": [jax_device(0, "cpu", platform="cpu")]}, JAX_AT)
+    snapshot = HostSnapshot(worker=WORKER, facts=down, facts_at=JAX_AT, jax=jax)
+    assert "NVIDIA cards, whose driver does not answer, but its JAX runs on cpu" in snapshot.mismatch
+    assert (replace(snapshot, cpu_devices=8).mismatch, replace(snapshot, facts=facts).mismatch) == ("", "")
+
+
 @pytest.mark.parametrize(("address", "is_said"), [("0000:1b:00.0", True), (None, True), ("0000:ff:00.0", False)])
 def test_a_card_that_is_lost_before_others_is_said_to_shift_their_indices(
     dgx_facts: HostFacts, address: str | None, is_said: bool

@@ -179,6 +179,19 @@ def test_a_wrong_result_degrades_its_device_until_a_right_one_whatever_jax_lists
     assert scene.state("device:0") == "healthy"
 
 
+@pytest.mark.parametrize(("name", "visible", "blamed"), [
+    ("pcie-l40s", "2,0", 0), ("mig-a100", "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d", 1),
+])  # fmt: skip
+def test_a_bench_tells_only_of_devices_that_jax_opened(name: str, visible: str, blamed: int, tmp_path: Path) -> None:
+    machine = plant_machine(name, tmp_path)
+    facts = facts_of(machine, holders=(), environment={"CUDA_VISIBLE_DEVICES": visible})
+    scene = stage(facts, jax_of(machine), stays=False)
+    scene.look()
+    scene.watch.report_progress({"record": build_record_json(correct=False, wrong_elements=3)})
+    reasons = [scene.component(device.component).reason for device in scene.devices().devices]
+    assert [place for place, reason in enumerate(reasons) if "wrong result" in reason] == [blamed]
+
+
 def test_a_worker_that_is_up_is_not_called_well_before_it_has_said_on_which_devices(tpu: Machine) -> None:
     scene = stage(facts_of(tpu, holders=()), {**tpu.jax, "platform": "cpu"}, stays=False)  # type: ignore[dict-item]
     scene.device.state = "ready"
@@ -248,6 +261,15 @@ def test_a_probe_that_is_given_up_is_asked_again_unless_processes_hang_in_the_dr
     scene.probe.state, scene.probe.abandoned_pids = "failed", ()
     scene.look()
     assert scene.probe.resets == 1
+
+
+def test_while_as_many_probes_hang_as_may_crash_no_more_is_started(cpu: Machine) -> None:
+    scene = stage_cpu(cpu)
+    most = scene.probe.spec.crash_budget
+    for count, calls, state in ((most - 1, 1, "healthy"), (most, 1, "unknown"), (0, 2, "healthy")):
+        scene.probe.abandoned_pids = tuple(range(count))
+        scene.look()
+        assert (len(scene.probe.calls), scene.state("driver")) == (calls, state)
 
 
 # ---- the worker -----------------------------------------------------------------------------------------------------
@@ -519,11 +541,13 @@ def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog
     assert "a probe of the host failed" in caplog.text
 
 
-def test_cpu_devices_stay_healthy_after_a_release_as_long_as_the_probe_answers(cpu: Machine) -> None:
-    scene = stage_cpu(cpu, probe=[facts_of(cpu)] * 4 + [SILENT] * 4)
+@pytest.mark.parametrize("stays", [True, False])
+def test_cpu_devices_stay_healthy_without_a_worker_as_long_as_the_probe_answers(cpu: Machine, stays: bool) -> None:
+    scene = stage([facts_of(cpu, holders=())] * 4 + [SILENT] * 4, jax_of(cpu), stays=stays)
     scene.look()
     scene.device.state = "stopped"
-    asyncio.run(scene.watch.release())
+    if stays:
+        asyncio.run(scene.watch.release())
     for _ in range(3):
         scene.clock.advance(STALE_AFTER_S - 1)
         scene.look()

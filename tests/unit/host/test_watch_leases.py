@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from meshwright.wire.devices import DeviceProcess
+from meshwright.wire.devices import DeviceProcess, WorkerState
 from meshwright_agent.facts.model import build_json
 from meshwright_agent.facts.procfs import find_holders
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.settings import Settings
-from meshwright_agent.supervisor.supervisor import CallCancelled
+from meshwright_agent.supervisor.supervisor import Answer, CallCancelled
 from tests.fakes.machines import Machine, plant_machine
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import FakeSupervisor, answering, build_watch, refresh
@@ -34,9 +34,11 @@ class Host:
         self.is_reserved = False
         self.device: FakeSupervisor = answering(dict(dgx.jax))
         self.probe = answering(build_json(replace(dgx.read(), holders=())))
+        self.preflight: FakeSupervisor = answering()
         self.health, self.clock = HealthRegistry(stale_after_s=60), ManualClock()
         around: dict[str, Any] = {"health": self.health, "settings": Settings(hold=hold, **settings)}  # type: ignore[arg-type]
-        self.watch = build_watch(self.probe, self.device, clock=self.clock, leases=self.leases, **around)
+        around |= {"leases": self.leases, "preflight": self.preflight}
+        self.watch = build_watch(self.probe, self.device, clock=self.clock, **around)
 
     def look(self) -> int:
         """Looks once; returns how many workers there have been."""
@@ -64,6 +66,20 @@ def test_a_worker_that_a_lease_ended_comes_back_with_hold_always(dgx: Machine, h
     assert host.look() == 1
     host.is_reserved = False
     assert host.look() == workers
+
+
+@pytest.mark.parametrize("hold", ["on_demand", "always"])
+def test_a_worker_that_ended_is_not_started_again_before_the_driver_tells_who_holds_the_devices(
+    dgx: Machine, hold: str
+) -> None:
+    host = Host(dgx, hold)
+    assert host.look() == 1
+    free = host.probe.answers[0]
+    host.device.state, host.device.has_crashed = "stopped", hold == "on_demand"
+    host.probe.answers[0] = CallCancelled("the driver hangs")
+    assert host.look() == 1
+    host.probe.answers[0] = free
+    assert host.look() == 2
 
 
 def test_a_worker_that_was_released_does_not_come_back_by_itself(dgx: Machine) -> None:
@@ -115,14 +131,37 @@ def test_where_it_is_never_held_jax_is_started_by_benches_alone_and_asked_while_
     assert len(host.device.calls) == 1
 
 
+def build_strange(dgx: Machine) -> dict[str, Any]:
+    """Returns the probe's answer where each GPU is held by a process that only the host can name."""
+    facts, strange = dgx.read(), DeviceProcess(pid=4711, used_bytes=2**30)
+    gpus = tuple(replace(gpu, processes=(strange,), unlisted_pids=(4711,)) for gpu in facts.gpus)
+    return build_json(replace(facts, gpus=gpus, holders=find_holders(gpus, ())))
+
+
+@pytest.mark.parametrize(
+    ("before", "generation", "is_told"), [("busy", 0, False), ("stopped", 1, False), ("stopped", 0, True)]
+)
+def test_a_number_of_the_host_may_be_that_of_a_preflight_that_ran_during_the_probe(
+    dgx: Machine, before: WorkerState, generation: int, is_told: bool
+) -> None:
+    host = Host(dgx)
+    host.probe.answers[0] = build_strange(dgx)
+    host.preflight.state, ask = before, host.probe.call
+
+    async def call(*args: Any, **kwargs: Any) -> Answer:
+        host.preflight.state, host.preflight.generation = "stopped", generation
+        return await ask(*args, **kwargs)
+
+    host.probe.call = call  # type: ignore[method-assign]
+    host.look()
+    seen = host.watch.snapshot.devices(host.clock.now()).devices
+    assert all(device.processes for device in seen) is is_told
+
+
 def test_a_number_of_the_host_may_be_our_own_workers_and_only_while_it_is_there(dgx: Machine) -> None:
     host = Host(dgx, "always")
     assert host.look() == 1
-    facts = dgx.read()
-    strange = DeviceProcess(pid=4711, used_bytes=2**30)
-    gpus = tuple(replace(gpu, processes=(strange,), unlisted_pids=(4711,)) for gpu in facts.gpus)
-    host.probe.answers.clear()
-    host.probe.answers.append(build_json(replace(facts, gpus=gpus, holders=find_holders(gpus, ()))))
+    host.probe.answers[0] = build_strange(dgx)
     asked = len(host.device.calls)
     assert host.look() == 1
     assert {device.processes for device in host.watch.snapshot.devices(host.clock.now()).devices} == {None}

@@ -178,6 +178,15 @@ def test_a_large_body_is_413_and_is_not_taken_whole(app: ASGIApp, path: str) -> 
     assert heard.pieces_taken < 10
 
 
+@pytest.mark.parametrize(("headers", "body", "status"), [
+    ({}, b"", 422), (JSON, b"", 422), ({}, b"{}", 415), ({"Content-Type": "text/plain"}, b"{}", 415),
+])  # fmt: skip
+def test_only_a_body_that_was_sent_has_a_wrong_type(
+    app: ASGIApp, headers: dict[str, str], body: bytes, status: int
+) -> None:
+    assert _code(ask(app, "POST", "/mesh/plan", headers=headers, pieces=[body])) == (status, "invalid_request")
+
+
 # ---- answers --------------------------------------------------------------------------------------------------------
 
 

@@ -171,6 +171,16 @@ def test_memory_in_use_is_left_out_while_nobody_sees_the_device_or_its_driver_is
     assert len(_samples(_scrape(agent), used)) == 8
 
 
+def test_memory_in_use_that_a_worker_told_before_it_ended_is_left_out(dgx: Devices) -> None:
+    first, *others = dgx.devices
+    assert first.memory is not None
+    cached = first.model_copy(update={"memory": first.memory.model_copy(update={"basis": "cached"})})
+    text = _scrape(MemoryAgent(seen=dgx.model_copy(update={"devices": (cached, *others)})))
+    used = _samples(text, "meshwright_device_memory_used_bytes")
+    assert [labels["gpu"] for labels, _ in used] == list("1234567")
+    assert len(_samples(text, "meshwright_device_memory_capacity_bytes")) == 8
+
+
 def test_a_component_that_was_not_seen_for_too_long_is_unknown_in_the_metrics_as_well() -> None:
     agent = MemoryAgent()
     agent.health.expect(["store"])

@@ -57,7 +57,7 @@ def check_axes(mesh_shape: Mapping[str, int]) -> None:
     for name in axes.find("pipeline"):
         raise NotCompiledError(
             f"axis {name} of {axes.sizes[name]} is a pipeline, and the step that is compiled has no pipeline stages; "
-            f"leave {name} out, and compile one stage: a model with its num_layers ÷ {axes.sizes[name]}"
+            f"leave {name} out, and compile one stage: a model with its num_hidden_layers ÷ {axes.sizes[name]}"
         )
 
 

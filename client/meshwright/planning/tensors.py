@@ -57,7 +57,7 @@ class Tensor:
         place = next((at for at, roles in enumerate(self.roles) if "fsdp" in roles), None)
         if place is None:
             return used, used
-        if self.part == "experts" and not axes.tensor:
+        if self.part == "experts" and not axes.tensor and self.shape[1] % axes.measure(axes.find("fsdp")) == 0:
             place = 1
         others = tuple(name for dimension in used for name in dimension)
         sharded = axes.shard_weights(self.shape[place] // axes.measure(used[place]), without=others)

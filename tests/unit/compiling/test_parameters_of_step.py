@@ -136,7 +136,7 @@ def test_layers_are_stacked_or_listed_and_a_stack_is_never_divided() -> None:
 
 
 def test_a_pipeline_is_refused_with_what_to_do_instead() -> None:
-    with pytest.raises(NotCompiledError, match=r"axis pp of 2 is a pipeline.*no pipeline stages; leave pp out"):
+    with pytest.raises(NotCompiledError, match=r"axis pp of 2 is a pipeline.*leave pp out.* num_hidden_layers ÷ 2"):
         check_axes({"pp": 2, "tp": 4})
 
 

@@ -113,6 +113,7 @@ def test_every_row_is_plausible_and_has_a_source(chip: Chip) -> None:
     assert 1e11 < chip.memory_bytes_per_s < 1e13
     assert 8e9 < chip.memory_bytes < 1e12
     assert chip.jax_devices_per_chip in (1, 2)
+    assert chip.platform == "tpu" or chip.scaleup_bytes_per_s or chip.pcie_bytes_per_s
     assert chip.measured_flops_per_s is None or chip.measured_flops_per_s < chip.flops_per_s
 
 

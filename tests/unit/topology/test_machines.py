@@ -54,7 +54,7 @@ def test_no_gpu_has_more_links_than_its_chip_and_every_pair_has_one(alias: str, 
 @pytest.mark.parametrize(("alias", "count", "one_way"), [
     ("v100", 16, 150e9), ("a100", 8, 300e9), ("a100", 4, 100e9), ("h100", 8, 450e9), ("b200", 8, 900e9),
     ("h800", 8, 200e9), ("gh200", 4, 150e9), ("gb200", 4, 900e9), ("a100-pcie", 2, 300e9), ("mi300x", 8, 64e9),
-    ("mi355x", 8, 76.5e9), ("l4", 2, None),
+    ("mi355x", 8, 76.5e9), ("l4", 2, None), ("gh200-144gb", 2, 450e9),
 ])  # fmt: skip
 def test_a_pair_has_the_bandwidth_of_its_links_one_way(alias: str, count: int, one_way: float | None) -> None:
     assert machine(alias, count).links[0].bandwidth_bytes_per_s == one_way

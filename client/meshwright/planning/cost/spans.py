@@ -41,7 +41,7 @@ AXES: Final = tuple(SEARCH_AXES.values())
 """As a mesh has them, the outermost first: least traffic outside (`planning.parallelism.ROLES`)."""
 
 NETWORK_BYTES_PER_S: Final = 12.5e9
-"""Of a host or of a TPU chip to others, assumed where the chip table has no figure: a NIC of 100 Gbit/s."""
+"""Of a host, or a slice, to others, assumed where the chip table has no figure: a NIC of 100 Gbit/s."""
 
 REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
 """The values that a layout's `remat` indexes: "none", "minimal", "full"."""

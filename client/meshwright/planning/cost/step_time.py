@@ -12,9 +12,9 @@ The bubble of a pipeline is (pp − 1) ÷ repeats of a micro-batch's time on a s
 weights are gathered for each micro-batch, or once a step, and then all of that is exposed (`pipeline_fsdp_ag_once`).
 Embedding and head are outside its loop, and the batch is laid over the stages there.
 
-The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, `slowdown` to 20 on
-GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and models). No run tests pp,
-ep and cp, and on GPUs tp: their formulas have a source.
+The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, one of them over cp,
+`slowdown` to 20 on GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and
+models). No run tests pp and ep, and on GPUs tp and cp: their formulas have a source.
 
 Source of the form: 70 published runs of MaxText, with the versions that ran; attention: Dao, arXiv:2307.08691.
 """
@@ -358,7 +358,7 @@ def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[floa
     axes = ("pp", "ep", "cp", "tp") if chip.platform == "gpu" else ("pp", "ep", "cp")
     unseen = [axis for axis in axes if int(getattr(layout, axis)) > 1]
     if unseen:
-        yield 1.35, f"no run tests {', '.join(unseen)}"
+        yield 1.35, f"at most one run tests {', '.join(unseen)}"
     if work.has_experts:
         yield 1.5, "of mixtures of experts there are nine runs, of six models"
     tokens = int(layout.micro_batch_size) * work.seq_len / int(layout.cp)

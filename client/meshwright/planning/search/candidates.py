@@ -125,9 +125,8 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     listed = list_rules(model, training.model_copy(update={"gradient_accumulation_steps": 1}))
     rules = {axis: [rule for rule in listed if SEARCH_AXES[rule.roles[0]] == axis] for axis in AXES}
     choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
-    micro_batches = list_divisors(training.global_batch_size)[:MICRO_BATCHES]
     states = bounds.optimizer_bytes or (count_optimizer_bytes(training),)
-    layout = _add_batches(_cross(devices, choices), training.global_batch_size, bounds, micro_batches, states)
+    layout = _add_batches(_cross(devices, choices), training.global_batch_size, bounds, states)
     return Space(layout, tuple(left))
 
 
@@ -164,23 +163,30 @@ def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]
     return {name: values[is_allowed] for name, values in found.items()}
 
 
-def _add_batches(
-    grid: dict[str, Numbers], batch: int, bounds: Bounds, micro_batches: Sequence[int], states: Sequence[int]
-) -> Layout:
+def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, states: Sequence[int]) -> Layout:
     """Returns the layouts with each micro-batch that divides their part of the batch, each remat and each state, and
     of pipelines over fsdp with weights gathered for each pass or once."""
     parts = grid["dp"] * grid["fsdp"] * grid["ep"]
     remats = [REMATS.index(remat) for remat in bounds.remats]
     legal = np.flatnonzero(batch % parts == 0)
-    choices = np.meshgrid((False, True), micro_batches, legal, remats, states, indexing="ij")
-    once, micro, rows, remat, optimizer = map(np.ravel, choices)
+    shares = (batch // parts[legal]).tolist()
+    tried = {share: _list_micro_batches(share, bounds.gradient_accumulation_steps) for share in set(shares)}
+    pairs = sorted((micro, row) for row, share in zip(legal.tolist(), shares, strict=True) for micro in tried[share])
+    choices = np.meshgrid((False, True), np.arange(len(pairs)), remats, states, indexing="ij")
+    once, pair, remat, optimizer = map(np.ravel, choices)
+    micro, rows = np.array(pairs, dtype=np.int64).reshape(-1, 2)[pair].T
     share = batch // parts[rows]
-    fits = (share % micro == 0) & (~once | (grid["pp"] > 1)[rows] & (grid["fsdp"] > 1)[rows])
-    if bounds.gradient_accumulation_steps:
-        fits &= share // micro == bounds.gradient_accumulation_steps
+    fits = ~once | (grid["pp"] > 1)[rows] & (grid["fsdp"] > 1)[rows]
     sizes = {name: values[rows] for name, values in grid.items()}
     batches = {"micro_batch_size": micro, "gradient_accumulation_steps": share // micro, "gathers_once": once}
     return Layout(**sizes, **batches, remat=remat, optimizer_bytes=optimizer).take(fits)
+
+
+def _list_micro_batches(share: int, steps: int | None) -> list[int]:
+    """Returns the micro-batches to try of a layout's part of the batch; with given accumulation steps the only one."""
+    if steps:
+        return [] if share % steps else [share // steps]
+    return list_divisors(share)[:MICRO_BATCHES]
 
 
 @dataclass(frozen=True)
@@ -239,9 +245,9 @@ class Hardware:
         shapes = {(granule.shape, granule.wrap) for granule in map(topology.by_ordinal.__getitem__, ordinals)}
         if chip.platform == "tpu" and (len(sizes | shapes) > 2 or None in next(iter(shapes))):
             raise _refuse("slices differ in size or shape; a model is priced on equal ones")
-        is_assumed = chip.platform == "gpu" and not chip.scaleout_bytes_per_s
+        is_assumed = not chip.scaleout_bytes_per_s
         if is_assumed:
-            chip = replace(chip, scaleout_bytes_per_s=NETWORK_BYTES_PER_S / max(sizes))
+            chip = replace(chip, scaleout_bytes_per_s=NETWORK_BYTES_PER_S / max(sizes) * chip.jax_devices_per_chip)
         memory = [topology.equipment[ordinal][1] for ordinal in ordinals]
         shape, wrap = next(iter(shapes)) if chip.platform == "tpu" else ((), ())
         return cls(

@@ -475,8 +475,8 @@ def _list_basis_notices(question: Question) -> Iterator[Notice]:
     """Yields the warnings that prices do not cover the request, or cover only a part of it, or are of a guess."""
     hardware, chip = question.hardware, question.hardware.chip
     if hardware.is_network_assumed and not hardware.network and hardware.devices > hardware.domain:
-        message = f"{chip.name} may have any network between hosts: one of 100 Gbit/s a host is assumed, "
-        message += f"{(chip.scaleout_bytes_per_s or 0) / 1e9:.3g} GB/s a device"
+        message = f"{chip.name} may have any network between hosts or slices: one of 100 Gbit/s each is assumed, "
+        message += f"{(chip.scaleout_bytes_per_s or 0) / chip.jax_devices_per_chip / 1e9:.3g} GB/s a device"
         yield Notice(code="network_assumed", message=message, hint="measure it: meshwright preflight")
     if question.training.compute_dtype == "bfloat16" != chip.dtype:
         message = f"{chip.name} has no matrix units for bfloat16: its step is priced in {chip.dtype}"

@@ -16,6 +16,7 @@ def test_a_host_shares_its_nic() -> None:
         ("2*v4:4x4x4", 6.25e9, False),
         ("2*v100:8", 1.5625e9, False),
         ("2*l4:8", 1.5625e9, True),  # not in the table: a NIC of 100 Gbit/s a host
+        ("2*v3:4x4", 12.5e9 / 32, True),  # of two cores a chip
     ):
         topology = build_target(target)
         hardware = Hardware.of(topology, len(topology.devices), range(len(topology.devices)))

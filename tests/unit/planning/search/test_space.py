@@ -96,3 +96,10 @@ def test_a_size_that_a_rule_keeps_out_is_told_with_it(changes: dict[str, Any], w
     space = list_space(8, model, TrainingSpec(global_batch_size=8), Bounds())
     assert words in [left.rule for left in space.left]
     assert space.size
+
+
+@pytest.mark.parametrize(("steps", "micro_batches"), [(1, {60}), (None, {1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60})])
+def test_the_micro_batches_are_those_of_each_part_of_the_batch(steps: int | None, micro_batches: set[int]) -> None:
+    training = TrainingSpec(global_batch_size=960, seq_len=1024)
+    space = list_space(16, LLAMA, training, Bounds(axes={"fsdp": 16}, gradient_accumulation_steps=steps))
+    assert {row["micro_batch_size"] for row in list_rows(space)} == micro_batches

@@ -23,7 +23,7 @@ import meshwright
 from meshwright import Client, cli, errors, testing
 from meshwright.cli import health
 from meshwright.wire.base import Basis
-from meshwright.wire.health import HARDWARE, WORST_FIRST, State
+from meshwright.wire.health import HARDWARE, HOST_WORST_FIRST, State
 from meshwright_agent import cli as agent_cli
 from meshwright_agent.agent import DRAIN_TIMEOUT_S
 from meshwright_agent.health.monitor import KINDS, STORE, WORKER
@@ -309,7 +309,7 @@ def test_the_health_components_and_states_are_those_of_the_agent(host: RunningAg
     components = {re.sub(r"\d+$", "N", part["name"]) for part in httpx.get(f"{host.url}/health").json()["components"]}
     assert {row[0] for row in page("reference/health").table("Components")} == components
     assert {row[0] for row in page("reference/health").table("States")} == set(get_args(State))
-    assert f"worst component: {', '.join(WORST_FIRST)}" in page("reference/health").section("States")
+    assert f"worst component: {', '.join(HOST_WORST_FIRST)}" in page("reference/health").section("States")
 
 
 def test_the_parts_of_accelerators_are_those_that_a_look_can_make() -> None:

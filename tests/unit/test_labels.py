@@ -38,12 +38,12 @@ def test_every_machine_has_labels_that_kubernetes_takes(tmp_path: Path, name: st
 
 
 def test_a_host_of_gpus_is_described(tmp_path: Path) -> None:
-    labels = build_labels(*look(tmp_path, "dgx-h100", "degraded"))
+    labels = build_labels(*look(tmp_path, "dgx-h100", "unhealthy"))
     assert labels["device-product"] == "NVIDIA-H100-80GB-HBM3"
     assert labels["device-count"] == "8"
     assert labels["device-memory-bytes"] == str(81559 * 2**20)
     assert labels["driver-version"] == "535.129.03"
-    assert labels["health"] == "degraded"
+    assert labels["health"] == "unhealthy"
     assert "nvlink-domain" not in labels
     assert "slice-shape" not in labels
 

@@ -18,6 +18,9 @@ State = Literal["initializing", "healthy", "degraded", "unhealthy", "unknown"]
 
 WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "degraded", "initializing", "healthy")
 
+HOST_WORST_FIRST: Final[tuple[State, ...]] = ("unhealthy", "unknown", "initializing", "degraded", "healthy")
+"""Of many components: one that was not checked yet may be worse than one that works with a finding."""
+
 HARDWARE: Final = frozenset({"device", "driver", "inventory", "link", "memory", "nic", "thermal"})
 """The kinds of components (the text before the colon) that may take a node out of service: hardware, and its driver.
 
@@ -53,15 +56,14 @@ class Health(Reply):
 
 
 def find_worst_state(components: Sequence[Component]) -> State:
-    """Returns the worst state; not better than `initializing` before all were checked and a device was looked at.
+    """Returns the worst state (`HOST_WORST_FIRST`); not better than `initializing` before a device was looked at.
 
     A component that is left alone on purpose (it was checked and says `initializing`, with the reason) does not count.
     """
     states = {part.state for part in components if part.state != "initializing" or part.observed_at is None}
-    has_device = any(part.name.startswith("device:") and part.state != "initializing" for part in components)
-    is_checked = has_device and "initializing" not in states
-    order = [state for state in WORST_FIRST if is_checked or state in ("unhealthy", "unknown")]
-    return next((state for state in order if state in states), "initializing")
+    if not any(part.name.startswith("device:") and part.state != "initializing" for part in components):
+        states.add("initializing")
+    return next(state for state in HOST_WORST_FIRST if state in states)
 
 
 def select_hardware(health: Health) -> Health:

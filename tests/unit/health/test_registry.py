@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.wire.health import HOST_WORST_FIRST, WORST_FIRST, Component, Health, State
+from meshwright.wire.health import WORST_FIRST, Component, Health, State
 from meshwright_agent.health.events import Fault, Finding, HealthMemory
 from meshwright_agent.health.registry import HealthRegistry, build_unknown_component
 
@@ -43,15 +43,14 @@ def test_a_clock_that_went_back_gives_no_negative_age() -> None:
 
 @given(st.lists(st.sampled_from(WORST_FIRST), min_size=1, max_size=6))
 def test_the_whole_is_as_bad_as_its_worst_part_and_not_usable_before_all_are_checked(states: list[str]) -> None:
-    board, worst = HealthRegistry(stale_after_s=60), min(states, key=HOST_WORST_FIRST.index)
+    order = ("unhealthy", "unknown", "initializing", "degraded", "healthy")
+    board, worst = HealthRegistry(stale_after_s=60), min(states, key=order.index)
     for index, state in enumerate(states):
         if state == "initializing":
             board.expect((f"c{index}",))
         else:
             board.report(f"c{index}", Finding(state, ""), at=NOW)  # type: ignore[arg-type]
-    assert board.view(NOW).state == (
-        worst if worst in ("unhealthy", "unknown") else "initializing"
-    )  # no device was looked at
+    assert board.view(NOW).state == (worst if worst in order[:2] else "initializing")  # no device was looked at
     board.report("device:0", Finding("healthy", ""), at=NOW)
     assert board.view(NOW).state == worst
 

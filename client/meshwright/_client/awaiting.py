@@ -208,7 +208,7 @@ class AsyncClient:
         if http.is_closed:
             hint = "make a new client, or close this one later"
             raise AgentConnectionError(f"{method} {path}: this client has been closed", host=self.base_url, hint=hint)
-        left = None if deadline is None else build_timeout(max(count_left(deadline), MIN_ANSWER_S))
+        timeout = None if deadline is None else build_timeout(max(count_left(deadline), MIN_ANSWER_S))
         try:
             request = http.build_request(
                 method,
@@ -216,7 +216,7 @@ class AsyncClient:
                 params={name: str(value) for name, value in params.items() if value is not None},
                 headers={"Accept": accept} if body is None else {"Accept": accept, "Content-Type": "application/json"},
                 content=body,
-                timeout=left or httpx.USE_CLIENT_DEFAULT,
+                timeout=timeout or httpx.USE_CLIENT_DEFAULT,
             )
             return await http.send(request, auth=self._auth)
         except ERRORS as error:

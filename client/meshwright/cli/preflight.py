@@ -17,6 +17,7 @@ from meshwright.wire.preflight import DEFAULT_PORT, DEFAULT_TIMEOUT_S, Preflight
 
 if TYPE_CHECKING:
     from meshwright.preflight import PreflightReport
+    from meshwright.preflight.report import HostFinding, HostReport
 
 EXIT_CODES: Final = {"ok": OK, "fault": FAILED, "unknown": NO_ANSWER, "unchecked": NO_ANSWER}
 """Of a verdict on all hosts, and on one."""
@@ -122,12 +123,18 @@ def _write_line(report: PreflightReport) -> str:
 
 
 def write_report(report: PreflightReport) -> list[str]:
-    """Returns the report as text: the verdict, then one line for each host or device that is not well."""
+    """Returns the report as text: the verdict, then one line for each host or device that is not well; hosts of which
+    the same is said share a line."""
+    from meshwright.preflight.report import list_names
+
     lines = [report.summary]
+    found: dict[HostFinding, list[HostReport]] = {}
     for host in report.hosts:
         for finding in host.findings:
-            what = "; ".join(filter(None, (finding.text, use_commands(finding.action))))
-            lines.append(f"  {host.name} ({finding.state}): {what}")
+            found.setdefault(finding, []).append(host)
+    for finding, hosts in sorted(found.items(), key=lambda each: each[0].state == "unchecked"):
+        what = "; ".join(filter(None, (finding.text, use_commands(finding.action))))
+        lines.append(f"  {list_names(hosts)} ({finding.state}): {what}")
     results = [host.result for host in report.hosts if host.result is not None]
     lines += [f"  {name}: {value}" for name, value in _list_medians(results)]
     return [clean(line) for line in lines]

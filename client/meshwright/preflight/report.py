@@ -81,13 +81,13 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
     unchecked = [host for host in hosts if host.state == "unchecked"]
     none_answers = all(host.state == "missing" for host in hosts)  # the addresses or TLS, more likely than every host
     if bad and not none_answers:
-        summary = f"{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not well: {_list_names(bad)}"
+        summary = f"{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not well: {list_names(bad)}"
         return PreflightReport(verdict="fault", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
     if unchecked or none_answers:
         count, why = (len(hosts), ": no agent answers") if none_answers else (len(unchecked), "")
         causes = [host for host in unchecked if host.findings]
         if 0 < len(causes) < len(unchecked):
-            why = f", because of {_list_names(causes)}"
+            why = f", because of {list_names(causes)}"
         summary = f"{count} of {len(hosts)} host{'s' * (len(hosts) > 1)} could not be checked{why}"
         return PreflightReport(verdict="unknown", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
     count = len(next(host.result.devices for host in hosts if host.result))
@@ -97,7 +97,8 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
     return PreflightReport(verdict="ok", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
 
 
-def _list_names(hosts: Sequence[HostReport]) -> str:
+def list_names(hosts: Sequence[HostReport]) -> str:
+    """Returns the names of up to eight hosts, and how many more there are."""
     return ", ".join(host.name for host in hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
 
 
@@ -133,13 +134,17 @@ def describe_slow(figures: Sequence[SlowFigure]) -> HostFinding:
 
 def _write_figure(slow: SlowFigure) -> str:
     name, unit, _ = _FIGURES[slow.figure]
-    scale, prefix = next((each for each in _PREFIXES if slow.peers >= each[0]), _PREFIXES[-1])
-    found, median = (f"{rate / scale:.3g} {prefix}{unit}" for rate in (slow.value, slow.peers))
-    return f"{name} {found}, peers' median {median}"
+    return f"{name} {_write_rate(slow.value)}{unit}, peers' median {_write_rate(slow.peers)}{unit}"
+
+
+def _write_rate(rate: float) -> str:
+    """Returns a rate with three digits and the prefix of its unit: 1.25e10 → "12.5 G"."""
+    scale, prefix = next((each for each in _PREFIXES if rate >= 0.9995 * each[0]), _PREFIXES[-1])
+    return f"{rate / scale:.3g} {prefix}"
 
 
 def describe_wrong(contents: Sequence[WrongContent]) -> HostFinding:
-    """Returns the wrong contents of a device, of a host, or of nobody known, in words."""
+    """Returns the wrong contents of a device, or of a host, in words; if their host is not known, nobody is blamed."""
     device, most = contents[0].device, max(each.wrong_elements for each in contents)
     if contents[0].host is None:
         text = f"a sum over all devices had {most} wrong elements; which host made them is not known"

@@ -124,7 +124,7 @@ class HostWatch(AgentHost):
             return self._asking
         if self._is_left_over():
             await self._device.release(reason="a device is reserved, and the worker had nothing to do")
-        is_seen = has_answered or self._device.state == "ready"  # else somebody may hold the devices by now
+        is_seen = has_answered or self._device.state == "ready"  # else who holds the devices is not known
         if self._may_wake() if self._stays else is_seen and self._may_touch():
             self._ask_jax()
         else:
@@ -269,7 +269,7 @@ class HostWatch(AgentHost):
             devices = self.snapshot.devices(now).devices
             seen = [device for device in devices if device.jax_id is not None] or devices  # JAX opens no other
             seen = sorted(seen, key=lambda device: device.jax_id or 0)
-            measured = record["device_indices"]  # of MIG instances, their places in JAX's order
+            measured = record["device_indices"]  # in JAX's order where the worker cannot tell GPUs apart, as with MIG
             chosen = [device for device in seen if device.local_index in measured]
             chosen = chosen or [seen[place] for place in measured if place < len(seen)]
             self._monitor.report_record(record, chosen, now)

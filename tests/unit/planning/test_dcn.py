@@ -50,6 +50,7 @@ def test_a_split_that_does_not_fit_is_refused_with_one_that_does(asked: str, gra
     assert f"together they multiply to {granules}" in error.errors[0]["message"]
     offered = error.hint.removeprefix("use dcn ").removesuffix(", or leave it out")
     assert math.prod(read_dcn(offered, SPEC, [24] * granules)) == granules
+    assert ":1" not in offered
 
 
 @pytest.mark.parametrize("asked", ["dp:2,fsdp:-1", "tp:1"])

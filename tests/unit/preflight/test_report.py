@@ -112,7 +112,9 @@ def test_a_host_without_a_finding_was_not_checked_because_of_another_and_each_fi
     hosts = [HostReport(address="h0", name="h0"), HostReport(address="h1", name="h1", findings=(leased,))]
     assert build_report(hosts, 1.0).summary == "2 of 2 hosts could not be checked, because of h1"
     both = HostReport(address="h1", name="h1", findings=(leased, HostFinding(state="fault", text="it is slow")))
-    assert write_report(build_report([both], 1.0))[1:] == ["  h1 (unchecked): it is leased", "  h1 (fault): it is slow"]
+    assert write_report(build_report([both], 1.0))[1:] == ["  h1 (fault): it is slow", "  h1 (unchecked): it is leased"]
+    same = [host.model_copy(update={"findings": (leased,)}) for host in hosts]
+    assert write_report(build_report([*same, both], 1.0))[2:] == ["  h0, h1, h1 (unchecked): it is leased"]
 
 
 def test_a_device_has_one_line_with_its_figures_those_of_its_peers_and_what_to_do() -> None:
@@ -121,7 +123,7 @@ def test_a_device_has_one_line_with_its_figures_those_of_its_peers_and_what_to_d
     results = dict.fromkeys(range(4), WELL.model_copy(update={"slow": (*slow,), "wrong": (*wrong,)}))
     host = HostReport(address="a", name="h1", findings=(*describe_results(results, NAMES, range(4))[1],))
     of_slow, of_wrong = write_report(build_report([host], 1.0))[1:]
-    figures = "matmul 0.003 TFLOP/s, peers' median 3.35 TFLOP/s; memory bandwidth 0.003 TB/s, peers' median 3.35 TB/s"
+    figures = "matmul 3 GFLOP/s, peers' median 3.35 TFLOP/s; memory bandwidth 3 GB/s, peers' median 3.35 TB/s"
     assert of_slow.startswith(f"  h1 (fault): device 0: {figures}; look at its clocks")
     assert "; look at its memory errors" in of_slow
     assert of_wrong.startswith("  h1 (fault): device 1 produced 2 wrong elements (matmul, memory bandwidth); take")

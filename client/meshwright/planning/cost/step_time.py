@@ -328,7 +328,7 @@ class StepTime:
 
 
 KNOWN: Final = ("tpu_v5e", "tpu_v5p", "tpu_v6e", "tpu_7x", "h100", "h200")
-"""Families with runs to which the constants are fitted."""
+"""Families with runs to which the constants are fitted; of GPUs with NVLink."""
 
 FEW_TOKENS: Final = 1024
 """A device, in one pass."""
@@ -349,7 +349,7 @@ def find_spread(chip: Chip, work: Work, layout: Layout) -> tuple[float, str]:
 
 
 def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[float, str]]:
-    if chip.family not in KNOWN:
+    if chip.family not in KNOWN or (chip.platform == "gpu" and not chip.scaleup_bytes_per_s):
         yield 1.5 if chip.platform == "gpu" else 1.14, "no run on this chip"
     elif chip.platform == "gpu":
         yield 1.3, "on GPUs there are 20 runs of six models, and their software differs"

@@ -95,6 +95,7 @@ def test_a_pipeline_gathers_its_weights_for_each_pass_or_once(once: bool, ratio:
     ("v5p", WORK, Layout(fsdp=64), 1.09, "31 published runs"),
     ("v4", WORK, Layout(fsdp=64), 1.14, "no run on this chip"), ("h100", WORK, Layout(fsdp=64), 1.3, "20 runs"),
     ("mi300x", WORK, Layout(fsdp=64), 1.5, "no run on this chip"), ("h100", WORK, Layout(tp=8), 1.35, "run tests tp"),
+    ("h100-pcie", WORK, Layout(fsdp=64), 1.5, "no run on this chip"),
     ("v5p", WORK, Layout(pp=2, cp=4), 1.35, "at most one run tests pp, cp"),
     ("v5p", build_work(read_model("llama2-7b"), 512), Layout(fsdp=64), 1.3, "so few tokens"),
     ("v5p", SPARSE, Layout(ep=8), 1.5, "mixtures of experts"),

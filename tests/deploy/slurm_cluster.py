@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +75,16 @@ class Cluster:
         return self.run("sbatch", "--parsable", "--requeue", f"--nodes={nodes}", "--output=/dev/null", script).strip()
 
     def start_now(self, job: str) -> None:
-        """Starts a requeued job, which waits for two minutes otherwise, when the nodes are free."""
+        """Starts a requeued job, which waits for two minutes otherwise, when the nodes are free.
+
+        It starts a second later: a node refuses a credential of the second in which it revoked the job's last one, and
+        Slurm then fails the job (`slurm_cred_revoked` and "Killing non-startable batch" in its source).
+        """
         wait_for(
             lambda: "JobState=PENDING" in self.run("scontrol", "--oneliner", "show", "job", job),
             limit_s=60,
         )
+        time.sleep(1.1)
         self.run("scontrol", "update", f"jobid={job}", "StartTime=now")
 
     def read_job(self, job: str, *, limit_s: float) -> list[str]:
@@ -88,7 +94,8 @@ class Cluster:
             wait_for(path.exists, limit_s=limit_s)
         except AssertionError as error:
             shown = [self.run("scontrol", "--oneliner", "show", "job", job), *map(self.show_node, self.network.names)]
-            raise AssertionError("\n".join(shown)) from error
+            log = (self.folder / "slurmctld.log").read_text()[-2000:]
+            raise AssertionError("\n".join([*shown, log])) from error
         return path.read_text().split()
 
     def show_node(self, name: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -30,7 +31,7 @@ from meshwright.planning.cost.collectives import (
 )
 from meshwright.planning.granules import split_axes, weigh_axes
 from meshwright.planning.parallelism import SEARCH_AXES
-from meshwright.planning.torus import AxisCut, cut_torus, find_box
+from meshwright.planning.torus import cut_torus, find_box
 from meshwright.topology.chips import Chip
 from meshwright.topology.torus import Dimension, list_dimensions
 from meshwright.wire.devices import Granule
@@ -137,8 +138,19 @@ class Span:
         return time_permute(byte_count, calibrate(self.outer, self.chip, "all_gather", "across"))
 
 
+_GROUPS: Final = {axis: (axis,) for axis in AXES} | {
+    "dense_weights": ("fsdp", "ep", "cp"),
+    "expert_weights": ("fsdp", "cp"),
+    "dense_gradients": ("dp", "ep", "cp"),
+    "expert_gradients": ("dp", "cp"),
+}
+
+GROUPS: Final = {name: tuple(map(AXES.index, axes)) for name, axes in _GROUPS.items()}
+"""What one collective goes over, as places in `AXES`: an axis alone; the axes that cut weights, where fsdp does; and
+those that gradients are summed over, where it does not."""
+
 Spans = Mapping[str, Span]
-"""By axis: each of `AXES`."""
+"""Of each of `GROUPS`."""
 
 
 def lay_on_hosts(layout: Layout, chip: Chip, host_size: int, pair_bytes_per_s: float | None = None) -> Spans:
@@ -153,10 +165,9 @@ def lay_on_hosts(layout: Layout, chip: Chip, host_size: int, pair_bytes_per_s: f
     rows = _Rows(layout)
     splits = [_split(sizes, host_size) for sizes in rows.sizes]
     spans = {}
-    for axis, name in enumerate(AXES):
-        outer = rows.spread([split[axis] for split in splits])
-        held = np.asarray(getattr(layout, name), dtype=np.float64) / outer
-        spans[name] = _join_hosts(chip, held, outer, pair_bytes_per_s)
+    for name, places in GROUPS.items():
+        size, hosts = rows.multiply(rows.sizes, places), rows.multiply(splits, places)
+        spans[name] = _join_hosts(chip, size / hosts, hosts, pair_bytes_per_s)
     return spans
 
 
@@ -193,14 +204,11 @@ def lay_on_torus(layout: Layout, chip: Chip, shape: Sequence[int], wraps: Sequen
     rows = _Rows(layout)
     splits = [_split(sizes, slice_size) for sizes in rows.sizes]
     cuts = [_cut(sizes, split, dimensions) for sizes, split in zip(rows.sizes, splits, strict=True)]
-    most = max((len(axis.parts) for cut, _ in cuts for axis in cut), default=0) or 1
-    spans = {}
-    for axis, name in enumerate(AXES):
-        parts = [_list_parts(cut[axis], box, most) for cut, box in cuts]
-        dims, rings, strides = (
-            [rows.spread([part[place][field] for part in parts]) for place in range(most)] for field in range(3)
-        )
-        outer = rows.spread([split[axis] for split in splits])
+    spans, none = {}, (1, False, 1.0)
+    for name, places in GROUPS.items():
+        parts = zip_longest(*([none, *(part for at in places for part in cut[at])] for cut in cuts), fillvalue=none)
+        dims, rings, strides = zip(*(map(rows.spread, zip(*each, strict=True)) for each in parts), strict=True)
+        outer = rows.multiply(splits, places)
         inner = torus_wire(_share_link(chip), dims, rings, strides=strides)
         spans[name] = Span(inner, network_wire(_share_network(chip), outer), chip)
     return spans
@@ -211,14 +219,16 @@ class _Rows:
 
     def __init__(self, layout: Layout) -> None:
         columns = np.broadcast_arrays(*(np.asarray(getattr(layout, axis), dtype=np.int64) for axis in AXES))
-        self._form, numbers = columns[0].shape, dict[tuple[int, ...], int]()
-        rows = zip(*(np.ravel(column).tolist() for column in columns), strict=True)
-        self._back = np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
-        self.sizes = list(numbers)
+        rows, back = np.unique(np.stack(columns, axis=-1).reshape(-1, len(AXES)), axis=0, return_inverse=True)
+        self._back, self.sizes = back.reshape(columns[0].shape), list(map(tuple, rows.tolist()))
 
     def spread(self, values: Sequence[Any]) -> Any:
         """Returns a value of each combination as an array over the candidates."""
-        return np.asarray(values)[self._back].reshape(self._form)
+        return np.asarray(values)[self._back]
+
+    def multiply(self, figures: Sequence[Sequence[int]], places: Sequence[int]) -> Any:
+        """Returns the product of some figures of each combination as an array over the candidates."""
+        return self.spread([math.prod(row[at] for at in places) for row in figures])
 
 
 def _split(sizes: Sequence[int], granule_size: int) -> tuple[int, ...]:
@@ -232,25 +242,19 @@ def _split(sizes: Sequence[int], granule_size: int) -> tuple[int, ...]:
 
 def _cut(
     sizes: tuple[int, ...], split: Sequence[int], dimensions: tuple[Dimension, ...]
-) -> tuple[Sequence[AxisCut], tuple[Dimension, ...]]:
-    """Returns the part of a slice of each axis, and the box that all of them fill."""
+) -> list[list[tuple[int, bool, float]]]:
+    """Returns the parts of a slice of each axis: size, whether it is a ring, and stride in hops."""
     inner = tuple(size // part for size, part in zip(sizes, split, strict=True))
     box = find_box(math.prod(inner), dimensions)
     cut = cut_torus(inner, box, weigh_axes(AXES, inner).inside)
     assert cut is not None, "split, a torus takes every mesh of its size"
-    return cut, box
-
-
-def _list_parts(axis: AxisCut, box: Sequence[Dimension], most: int) -> list[tuple[int, bool, float]]:
-    """Returns the size, the ring and the stride in hops of an axis's parts, padded with empty parts."""
-    parts = [(part.size, part.is_closed(box), part.measure_step(box)) for part in axis.parts]
-    return parts + [(1, False, 1.0)] * (most - len(parts))
+    return [[(part.size, part.is_closed(box), part.measure_step(box)) for part in axis.parts] for axis in cut]
 
 
 def read_spans(
     plan: Plan, chip: Chip, names: Mapping[str, str] | None = None, pair_bytes_per_s: float | None = None
 ) -> Spans:
-    """Returns the spans of a plan's axes, in its real order. An axis of `AXES` that the plan lacks has size 1.
+    """Returns the spans of a plan, in its real order. An axis of `AXES` that the plan lacks has size 1.
 
     Args:
         plan: the plan.
@@ -259,29 +263,36 @@ def read_spans(
         pair_bytes_per_s: as in `lay_on_hosts`.
     """
     found = {axis.name: axis for axis in plan.axes}
-    axes = {axis: found.get((names or {}).get(axis, axis), PlanAxis(name=axis, size=1)) for axis in AXES}
+    axes = [found.get((names or {}).get(axis, axis), PlanAxis(name=axis, size=1)) for axis in AXES]
+    groups = {name: [axes[at] for at in places] for name, places in GROUPS.items()}
     if chip.platform == "tpu":
-        return {axis: _read_torus_span(made, plan.granules[0], chip) for axis, made in axes.items()}
-    return {axis: _read_host_span(made, chip, pair_bytes_per_s) for axis, made in axes.items()}
+        return {name: _read_torus_span(group, plan.granules[0], chip) for name, group in groups.items()}
+    return {name: _read_host_span(group, chip, pair_bytes_per_s) for name, group in groups.items()}
 
 
-def _read_host_span(axis: PlanAxis, chip: Chip, pair_bytes_per_s: float | None) -> Span:
-    """Returns the wires of one axis over GPUs: from the plan's links between neighbors without a common NVLink."""
-    most = (axis.bandwidth_bytes_per_s if axis.link in ("pcie", "host") else None) or math.inf
-    return _join_hosts(chip, axis.size // axis.dcn_size, axis.dcn_size, pair_bytes_per_s, most)
+def _read_host_span(axes: Sequence[PlanAxis], chip: Chip, pair_bytes_per_s: float | None) -> Span:
+    """Returns the wires of a group over GPUs: from the plan's links between neighbors without a common NVLink."""
+    slow = (axis.bandwidth_bytes_per_s for axis in axes if axis.link in ("pcie", "host"))
+    size, hosts = math.prod(axis.size for axis in axes), math.prod(axis.dcn_size for axis in axes)
+    return _join_hosts(chip, size // hosts, hosts, pair_bytes_per_s, min(filter(None, slow), default=math.inf))
 
 
-def _read_torus_span(axis: PlanAxis, granule: Granule, chip: Chip) -> Span:
-    """Returns the wires of one axis: with the links of its devices in the plan, and rings where the axis closes."""
-    inside, link = axis.size // axis.dcn_size, _share_link(chip)
-    dims = [*(axis.group_shape or ()), 1]
-    dims[-1] = max(1, inside // math.prod(dims))
-    closed = [whole == part for whole, part in zip(granule.shape or (), dims, strict=False)]
-    wraps = [wrap and ring for wrap, ring in zip(granule.wrap or (), closed, strict=False)]
-    wraps += [False] * (len(dims) - len(wraps))
-    inner = torus_wire(link, dims, wraps) if math.prod(dims) == inside else torus_wire(link, [inside], [False])
-    if axis.links:
-        more = link * axis.links / float(np.asarray(inner.bytes_per_s))
+def _read_torus_span(axes: Sequence[PlanAxis], granule: Granule, chip: Chip) -> Span:
+    """Returns the wires of a group: with the links of its devices in the plan, and rings where an axis closes."""
+    link, sides, rings = _share_link(chip), list[int](), list[bool]()
+    for axis in axes:
+        inside = axis.size // axis.dcn_size
+        dims = [*(axis.group_shape or ()), 1]
+        dims[-1] = max(1, inside // math.prod(dims))
+        whole = zip(granule.wrap or (), granule.shape or (), dims, strict=False)
+        wraps = [wrap and side == part for wrap, side, part in whole]
+        wraps += [False] * (len(dims) - len(wraps))
+        is_whole = math.prod(dims) == inside
+        sides, rings = [*sides, *(dims if is_whole else [inside])], [*rings, *(wraps if is_whole else [False])]
+    inner = torus_wire(link, sides, rings)
+    if links := sum(axis.links or 0.0 for axis in axes):
+        more = link * links / float(np.asarray(inner.bytes_per_s))
         middle = np.asarray(inner.middle_bytes_per_s) * more
-        inner = replace(inner, bytes_per_s=link * axis.links, middle_bytes_per_s=middle)
-    return Span(inner, network_wire(_share_network(chip), axis.dcn_size), chip)
+        inner = replace(inner, bytes_per_s=link * links, middle_bytes_per_s=middle)
+    slices = math.prod(axis.dcn_size for axis in axes)
+    return Span(inner, network_wire(_share_network(chip), slices), chip)

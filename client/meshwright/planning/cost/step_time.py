@@ -8,6 +8,9 @@ efficiency, backward 2.5 × forward. The efficiency of matmuls falls where a chi
 memory; a new chip needs its peak and its bandwidth, and nothing else. A third of the collectives' time is exposed, and
 all of the gradients' time across the network. The optimizer's update reads and writes the state once.
 
+Where fsdp cuts weights, context and expert axes cut them too, and one collective gathers them over all of these axes;
+where it does not, one collective sums gradients over data, expert and context axes (`spans.GROUPS`).
+
 The bubble of a pipeline is (pp − 1) ÷ repeats of a micro-batch's time on a stage (MaxText's circular pipelines). Its
 weights are gathered for each micro-batch, or once a step, and then all of that is exposed (`pipeline_fsdp_ag_once`).
 Embedding and head are outside its loop, and the batch is laid over the stages there.
@@ -27,7 +30,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from meshwright.planning.cost.collectives import Operation
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout, Spans
 from meshwright.planning.cost.work import Block, Output, Work, find_repeated
 from meshwright.topology.chips import Chip
@@ -138,31 +140,32 @@ class StepTime:
         weights = [block.parameters_per_token + self._add_experts(block) for block, _ in blocks]
         matmuls = sum(layers * self._time_matmuls(each) for each, (_, layers) in zip(weights, blocks, strict=True))
         attention = sum(layers * self._time_attention(block) for block, layers in blocks)
-        head = self._time_matmuls(self.work.head.parameters)
         scores = sum(layers * self._time_scores(block) for block, layers in blocks)
         compute = 3 * matmuls + 3.5 * attention + scores
         again = self._repeats * matmuls + self._repeats_attention * attention
         once, weights_s = layout.gathers_once, self._time_weights(blocks)
         stages = np.asarray(layout.pp)
         ends = self.work.embedding_parameters + self.work.head.parameters
-        ends_s = np.where(stages > 1, 1, passes) * self._time_gathers(ends)
+        ends_s = np.where(stages > 1, 1, passes) * self._time_gathers(ends, "dense_weights")
         sent = {
             "tp": self._stage_layers * self._time_tensor(),
             "cp": sum(layers * self._time_context(block) for block, layers in blocks),
             "fsdp": np.where(once, 0.0, weights_s),
         }
-        inside = {axis: self._wait(axis) * seconds for axis, seconds in sent.items()} | {
+        waits = {axis: self._wait("dense_weights" if axis == "fsdp" else axis) for axis in sent}
+        inside = {axis: waits[axis] * seconds for axis, seconds in sent.items()} | {
             "ep": sum(layers * self._time_experts(block) for block, layers in blocks),
             "pp": self._rounds * self._time_sends(),
         }
         stage: Any = compute + again + sum(inside.values())
         fsdp_s = np.where(once, weights_s, passes * inside["fsdp"])
-        worked = passes * (compute + again + 3 * head / stages)  # an axis's collectives hide behind no more than that
+        # an axis's collectives hide behind no more than this
+        worked = passes * (compute + again + 3 * self._time_matmuls(self.work.head.parameters) / stages)
         return {
             "compute": worked - passes * again + self._time_update(),
             "remat": passes * again,
             **{axis: np.maximum(passes * each, passes * sent.get(axis, 0.0) - worked) for axis, each in inside.items()},
-            "fsdp": np.maximum(fsdp_s + self._wait("fsdp") * ends_s, passes * sent["fsdp"] + ends_s - worked),
+            "fsdp": np.maximum(fsdp_s + waits["fsdp"] * ends_s, passes * sent["fsdp"] + ends_s - worked),
             "dp": self._time_gradients(),
             "bubble": (stages - 1) * stage / self._rounds,
         }
@@ -230,18 +233,25 @@ class StepTime:
     def _time_update(self) -> Any:
         """Returns the time of the optimizer, and of the sums of gradients over passes. Memory bounds both: a device
         updates the state that it holds."""
-        layout, passes = self.layout, np.asarray(self.layout.gradient_accumulation_steps)
-        dense, experts = self._count_parameters()
-        is_cut = np.asarray(layout.fsdp) > 1  # then also over context and expert axes
-        held = (dense / np.where(is_cut, layout.ep, 1) + experts) / np.where(is_cut, layout.cp, 1)
-        held = held / (layout.pp * layout.tp * layout.fsdp)
+        passes = np.asarray(self.layout.gradient_accumulation_steps)
         moved = self.execution.update_bytes + np.where(passes > 1, passes * self.execution.sum_bytes, 0.0)
-        return held * moved / self.machine.memory_bytes_per_s
+        return sum(self._count_held()) * moved / self.machine.memory_bytes_per_s
 
-    def _count_parameters(self) -> tuple[Any, Any]:
-        """Returns those that all expert parts hold, and those of one part's experts."""
-        experts = sum(block.count * block.expert_parameters for block in self.work.blocks)
-        return self.work.parameters - experts, experts / self.layout.ep
+    @property
+    def _is_cut(self) -> Any:
+        """Whether fsdp cuts weights; context and expert axes then cut them too."""
+        return np.asarray(self.layout.fsdp) > 1
+
+    def _count_held(self) -> tuple[Any, Any]:
+        """Returns the dense parameters that a device updates, and those of experts. All stages have embedding and
+        head."""
+        layout, work = self.layout, self.work
+        share = self._stage_layers / work.layers
+        layers = sum(block.count * block.dense_parameters for block in work.blocks)
+        experts = sum(block.count * block.expert_parameters for block in work.blocks)
+        parts = layout.tp * layout.fsdp * np.where(self._is_cut, layout.cp, 1)
+        dense = work.parameters - experts - (1 - share) * layers
+        return dense / parts / np.where(self._is_cut, layout.ep, 1), share * experts / parts / layout.ep
 
     # ---- collectives -------------------------------------------------------------------------------------
 
@@ -255,16 +265,10 @@ class StepTime:
         """Of the hidden states of a micro-batch, before the tensor axis cuts them."""
         return self.execution.value_bytes * self._tokens * self.work.hidden
 
-    def _time(self, axis: str, operation: Operation, byte_count: Any) -> Any:
-        span = self.spans[axis]
-        if np.all(np.asarray(span.inner.size) * np.asarray(span.outer.size) == 1):
-            return 0.0
-        return span.time(operation, byte_count)
-
     def _time_tensor(self) -> Any:
         """Returns a layer's gathers and scatters of activations: of both blocks, or of one where they are parallel."""
         count = (1 if self.work.is_parallel else 2) * (self._directions + 1)
-        return count * self._time("tp", "all_reduce", self._activation_bytes)
+        return count * self.spans["tp"].time("all_reduce", self._activation_bytes)
 
     def _time_experts(self, block: Block) -> Any:
         """Returns the time to send tokens to experts and back: two all-to-alls in each direction, all exposed.
@@ -274,13 +278,13 @@ class StepTime:
         if block.experts is None:
             return 0.0
         moved = self._activation_bytes * block.experts.chosen / self.layout.tp * self.layout.ep
-        return 2 * self._directions * self._time("ep", "all_to_all", moved)
+        return 2 * self._directions * self.spans["ep"].time("all_to_all", moved)
 
     def _time_context(self, block: Block) -> Any:
         """Returns the time to gather keys and values. The backward pass gathers them again and sums their gradients."""
         kv = block.attention.kv_elements / np.minimum(self.layout.tp, block.attention.kv_heads)
         sent = self.execution.value_bytes * self._tokens * kv * self.layout.cp
-        return (self._directions + 1) * self._time("cp", "all_gather", sent)
+        return (self._directions + 1) * self.spans["cp"].time("all_gather", sent)
 
     def _time_weights(self, blocks: list[tuple[Block, Any]]) -> Any:
         """Returns the time to gather layers' weights and scatter their gradients: in each accumulation step, which
@@ -288,32 +292,27 @@ class StepTime:
 
         Source: jax-ml/scaling-book, training.md, FSDP.
         """
-        held = [(layers, block.dense_parameters + block.expert_parameters / self.layout.ep) for block, layers in blocks]
-        return sum(count * self._time_gathers(each) for count, each in held)
+        dense = sum(layers * self._time_gathers(block.dense_parameters, "dense_weights") for block, layers in blocks)
+        experts = [(layers, block.expert_parameters / self.layout.ep) for block, layers in blocks]
+        return dense + sum(layers * self._time_gathers(each, "expert_weights") for layers, each in experts)
 
-    def _time_gathers(self, parameters: Any) -> Any:
-        byte_count = parameters / self.layout.tp * self.execution.value_bytes
-        gather, scatter = (self._time("fsdp", name, byte_count) for name in ("all_gather", "reduce_scatter"))
+    def _time_gathers(self, parameters: Any, group: str) -> Any:
+        byte_count = self._is_cut * parameters / self.layout.tp * self.execution.value_bytes
+        gather, scatter = (self.spans[group].time(name, byte_count) for name in ("all_gather", "reduce_scatter"))
         return np.where(self.layout.gathers_once, 1, 2) * gather + scatter
 
     def _time_sends(self) -> Any:
         """Returns the time to send activations and return gradients, all exposed. Each device sends its part."""
-        if np.all(np.equal(self.layout.pp, 1)):
-            return 0.0
-        sent = self.spans["pp"].send(self._activation_bytes / self.layout.tp)
-        return np.where(np.asarray(self.layout.pp) > 1, 2 * sent, 0.0)
+        return 2 * self.spans["pp"].send(self._activation_bytes / self.layout.tp)
 
     def _time_gradients(self) -> Any:
-        """Returns the time to sum gradients.
-
-        Gradients of experts are summed over copies of the experts; all others also over the expert axis.
-        """
-        layout = self.layout
-        dense, experts = self._count_parameters()
-        cut = layout.pp * layout.tp * layout.fsdp / self.execution.value_bytes
-        summed = {"dp": (dense + experts) / cut, "ep": dense / cut}
-        waits = {axis: self._wait(axis, is_gradient=True) for axis in summed}
-        return sum(waits[axis] * self._time(axis, "all_reduce", size) for axis, size in summed.items())
+        """Returns the time to sum gradients over copies of their weights: where fsdp cuts them over the data axis, to
+        which it has scattered those of all others."""
+        dense, experts = (self.execution.value_bytes * count for count in self._count_held())
+        cut = self._is_cut
+        sizes = {"dp": cut * (dense + experts), "dense_gradients": ~cut * dense, "expert_gradients": ~cut * experts}
+        waits = {group: self._wait(group, is_gradient=True) for group in sizes}
+        return sum(waits[group] * self.spans[group].time("all_reduce", size) for group, size in sizes.items())
 
     def _wait(self, axis: str, *, is_gradient: bool = False) -> Any:
         """Returns the exposed part of an axis's collectives.

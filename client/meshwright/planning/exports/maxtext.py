@@ -389,17 +389,15 @@ def _choose_block(model: ModelSpec) -> str:
 
 def _list_left(model: ModelSpec, block: str) -> Iterator[str]:
     """Yields the fields of the model that a block of MaxText does not have."""
-    if block != "gpt3":
-        if model.norm == "layernorm":
-            yield "norm layernorm"
-        if model.mlp_bias:
-            yield "mlp_bias"
-        if model.attention_output_bias:
-            yield "attention_output_bias"
-    if model.attention_bias and block not in ("gpt3", "qwen2"):
-        yield "attention_bias"
-    if model.num_shared_experts:
-        yield f"num_shared_experts {model.num_shared_experts}"
+    is_other = block != "gpt3"
+    left = {
+        "norm layernorm": is_other and model.norm == "layernorm",
+        "mlp_bias": is_other and model.mlp_bias,
+        "attention_output_bias": is_other and model.attention_output_bias,
+        "attention_bias": is_other and block != "qwen2" and model.attention_bias,
+        f"num_shared_experts {model.num_shared_experts}": model.num_shared_experts,
+    }
+    return (name for name, is_left in left.items() if is_left)
 
 
 def _list_added(model: ModelSpec) -> Iterator[str]:

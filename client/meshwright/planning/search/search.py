@@ -135,13 +135,10 @@ def _name_parts(parts: Mapping[str, float], mesh_shape: Mapping[str, int]) -> di
     """
     names, found = find_names(MeshAxes.of(mesh_shape).sizes), dict[str, float]()
     for axis in AXES:
-        name = next((names[each] for each in (axis, *_SUMMED_OVER) if each in names), axis)
+        name = next((names[each] for each in (axis, "ep", "cp") if each in names), axis)
         if parts[axis] > 0:
             found[name] = found.get(name, 0.0) + parts[axis]
     return found
-
-
-_SUMMED_OVER: Final = ("ep", "cp", "fsdp")
 
 
 def build_schedule(question: Question, layout: Layout) -> PlanSchedule:

@@ -38,6 +38,34 @@ def test_the_update_is_cut_as_the_state_is(layout: Layout) -> None:
     assert seconds[0] == pytest.approx(seconds[1])
 
 
+def test_each_stage_updates_embedding_and_head() -> None:
+    ends = WORK.embedding_parameters + WORK.head.parameters
+    seconds = price(Layout(pp=4), update_bytes=28.0)["compute"] - price(Layout(pp=4))["compute"]
+    assert float(seconds) == pytest.approx(((WORK.parameters - ends) / 4 + ends) * 28 / MEMORY)
+
+
+@pytest.mark.parametrize("cut", ["cp", "ep"])
+def test_context_and_expert_axes_gather_weights_and_sum_gradients_with_the_others(cut: str) -> None:
+    sharded, copied, both = (
+        [price(each, work=WORK) for each in (Layout(micro_batch_size=64, **one), Layout(micro_batch_size=64, **other))]
+        for one, other in (
+            ({"fsdp": 2, cut: 8}, {"fsdp": 16}),
+            ({"dp": 2, cut: 8}, {"dp": 16}),
+            ({"dp": 2, "fsdp": 2, cut: 4}, {"dp": 2, "fsdp": 8}),
+        )
+    )
+    assert sharded[0]["fsdp"] == pytest.approx(sharded[1]["fsdp"])
+    assert sharded[0]["dp"] == copied[0]["fsdp"] == 0
+    assert copied[0]["dp"] == pytest.approx(copied[1]["dp"])
+    assert both[0]["dp"] == pytest.approx(both[1]["dp"])
+
+
+def test_gradients_of_experts_are_not_summed_over_the_axis_that_cuts_them() -> None:
+    experts = sum(block.count * block.expert_parameters for block in SPARSE.blocks)
+    cut, whole = (float(price(each, work=SPARSE)["dp"]) for each in (Layout(ep=8), Layout(dp=8)))
+    assert cut / whole == pytest.approx(1 - experts / SPARSE.parameters, rel=0.05)
+
+
 def test_a_device_alone_computes_three_times_its_matmuls_and_three_and_a_half_times_its_attention() -> None:
     step = price(Layout(remat=REMAT_NONE))
     assert step["compute"] == pytest.approx(3 * (MATMULS + HEAD) + 3.5 * ATTENTION, rel=1e-3)

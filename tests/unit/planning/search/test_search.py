@@ -434,7 +434,7 @@ def test_what_no_run_tests_is_not_the_best_and_said_to_be_measured() -> None:
     assert any("by cp for sequences of 8,192 tokens, which no run tests: measure it" in each for each in unusual)
     long = {"global_batch_size": 32, "seq_len": 131072}
     gpus = ask(model="llama3.1-405b", target="128*h100:8", training=long)
-    assert gpus.plans[0].mesh_shape == {"fsdp": 32, "cp": 4, "tp": 8}  # not cp over 16 hosts
+    assert gpus.plans[0].mesh_shape == {"fsdp": 32, "cp": 32}  # cp over 4 hosts, not over 16
     slices = ask(model="llama3.1-70b", target="tpu7x:4x8x8", training=long, axes={"cp": 8})
     assert not any(each.reason == "unusual" for each in slices.rejected)
 

@@ -175,7 +175,7 @@ def _join_hosts(
     chip: Chip, inside: Numbers, hosts: Numbers, pair_bytes_per_s: float | None, most_bytes_per_s: float = math.inf
 ) -> Span:
     """Returns the links of an axis over GPUs; `most_bytes_per_s`: what a link inside a host has at most."""
-    rate = chip.scaleup_bytes_per_s or chip.pcie_bytes_per_s or _share_network(chip)
+    rate = chip.scaleup_bytes_per_s or pair_bytes_per_s or chip.pcie_bytes_per_s or 0.0  # pairs of PCIe cards
     inner = gpu_wire(min(rate, most_bytes_per_s), inside, pair_bytes_per_s=pair_bytes_per_s)
     return Span(inner, network_wire(_share_network(chip), hosts), chip)
 

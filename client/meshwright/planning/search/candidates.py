@@ -415,9 +415,9 @@ class Priced:
         if span is None:
             return part
         outer = np.broadcast_to(np.asarray(span.outer.size), self.total_s.shape)[place]
-        chip = self.hardware.chip
+        chip, pair = self.hardware.chip, self.hardware.pair_bytes_per_s
         joined = "xgmi" if chip.family.startswith("mi") else "nvlink"  # AMD Instinct: mi300x, mi355x …
-        inside = "ici" if chip.platform == "tpu" else joined if chip.link_bytes_per_s else "pcie"
+        inside = "ici" if chip.platform == "tpu" else joined if chip.link_bytes_per_s or pair else "pcie"
         return "dcn" if outer > 1 else inside
 
 

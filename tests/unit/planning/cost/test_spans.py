@@ -42,6 +42,7 @@ def test_a_fast_network_joins_no_more_devices_than_were_chosen_of_a_host(
     ("h100:4", {2: 150e9, 4: 450e9}),  # 18 links over 3 peers, no switch
     ("h100:8", {2: 450e9, 4: 450e9, 8: 450e9}),
     ("2*gb200:72", {2: 900e9, 4: 900e9}),
+    ("2*h100-pcie:2", {2: 300e9}), ("h100-pcie:4", {2: 63e9, 4: 63e9}),  # a bridge joins two cards
     ("v100:8", {2: 150e9, 8: 150e9}),  # not joined each to each: the sum of its links, as before
 ])  # fmt: skip
 def test_a_small_group_without_a_switch_has_its_own_links_only(target: str, rates: dict[int, float]) -> None:

@@ -22,7 +22,7 @@ import jax
 
 from meshwright._jax_devices import Device, has_backend_started, list_devices
 from meshwright.topology.chips import DISPLAY_CLASS, GOOGLE, NVIDIA, TPU_KINDS, find_chip
-from meshwright.topology.identity import HostGpu, parse_visible, read_gpus_from_proc
+from meshwright.topology.identity import HostGpu, parse_visible, read_gpus_from_proc, read_text
 from meshwright.wire.devices import parse_platform
 
 ROOT = Path("/")
@@ -187,7 +187,7 @@ class CPUDetector:
     def detect_capabilities(self) -> DeviceCapabilities:
         """Returns the CPU's devices; `total_memory_mb` is the host's memory (MemTotal), which all of them share."""
         count = _count_cpu_devices()
-        memory = re.search(r"MemTotal:\s+(\d+) kB", _read_text(ROOT / "proc/meminfo"))
+        memory = re.search(r"MemTotal:\s+(\d+) kB", read_text(ROOT / "proc/meminfo"))
         return DeviceCapabilities(
             DeviceType.CPU,
             count,
@@ -277,7 +277,7 @@ def _read_gpus() -> tuple[list[HostDevice], str | None, str | None]:
 
 def _read_driver_version() -> str | None:
     """Returns the loaded kernel module's version, "535.129.03"; None where no module is loaded."""
-    first, _, _ = _read_text(ROOT / "proc/driver/nvidia/version").partition("\n")
+    first, _, _ = read_text(ROOT / "proc/driver/nvidia/version").partition("\n")
     match = re.search(r"\b\d{3,}\.\d+(?:\.\d+)*\b", first)
     return match[0] if match else None
 
@@ -365,7 +365,7 @@ def _read_tpu_chips() -> list[str]:
     Without a readable PCI bus, an empty id for each file of the accel driver; VFIO files give no number.
     """
     folders = sorted((ROOT / "sys/bus/pci/devices").glob("*.0"))
-    ids = [_read_text(folder / "device") for folder in folders if _read_text(folder / "vendor") == GOOGLE]
+    ids = [read_text(folder / "device") for folder in folders if read_text(folder / "vendor") == GOOGLE]
     files = [file for file in (ROOT / "dev").glob("accel*") if re.fullmatch(r"accel\d+", file.name)]
     return [found for found in ids if found in TPU_KINDS] or [""] * len(files)
 
@@ -594,11 +594,4 @@ def _read_cuda_plugins() -> dict[int, str]:
 
 def _is_nvidia_card(folder: Path) -> bool:
     """Returns whether a PCI device is a display or 3D controller of NVIDIA."""
-    return _read_text(folder / "vendor") == NVIDIA and _read_text(folder / "class").startswith(DISPLAY_CLASS)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return read_text(folder / "vendor") == NVIDIA and read_text(folder / "class").startswith(DISPLAY_CLASS)

@@ -82,7 +82,13 @@ class PlanMismatchError(MeshwrightError, ValueError):
 
 
 class NotCompiledError(MeshwrightError):
-    """No compiler was started: the text says why, in a sentence, with an alternative that works."""
+    """No compiler was started: the text says why, in a sentence, with an alternative that works.
+
+    Attributes:
+        log: the last lines of what failed before.
+    """
+
+    log: tuple[str, ...] = ()
 
 
 class SettingsError(MeshwrightError, ValueError):

@@ -510,7 +510,7 @@ def _build_devices(target: str, host: str, now: datetime) -> Devices:
         names: dict[str, Any] = {"host": host, "processes": ()}
         if device.platform == "gpu":
             names["uuid"] = f"GPU-{mark}-0000-4000-8000-{device.local_index:012x}"
-            names["pci_bus_id"] = f"00000000:{0x1A + device.local_index:02X}:00.0"
+            names["pci_bus_id"] = f"0000:{0x1A + device.local_index:02x}:00.0"
         if device.memory is not None:
             names["memory"] = Memory(basis="live", capacity_bytes=device.memory.capacity_bytes, used_bytes=0)
         return device.model_copy(update={**names, **seen})

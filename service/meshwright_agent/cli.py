@@ -63,7 +63,7 @@ def serve(
     uds: Annotated[str | None, typer.Option(help='Unix socket to listen on as well; "" for none.')] = None,
     cpu_devices: Annotated[int | None, typer.Option(help="Use N virtual CPU devices, not the accelerators.")] = None,
     simulate: Annotated[str | None, typer.Option(help="Answer for this target: 64*h100:8; no hardware.")] = None,
-    state_dir: Annotated[Path | None, typer.Option(help="Where runs and plans are kept.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Where the database is kept.")] = None,
     memory_strategy: Annotated[str | None, typer.Option(help="conservative, balanced or aggressive.")] = None,
     idle_release_s: Annotated[float | None, typer.Option(help="Give idle accelerators back after so long.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,

@@ -160,7 +160,7 @@ async def _describe_jax(settings: Settings, environ: Mapping[str, str]) -> dict[
 def _explain_lease(settings: Settings) -> str:
     left = read_held(settings.database_path, read_boot_clock(settings.host_root))
     if not left:
-        return ""
+        return f"the leases in {settings.database_path} cannot be read" if left is None else ""
     lease = left[0].lease
     devices = ", ".join(str(device.local_index) for device in lease.devices)
     return f"device {devices} is leased by {lease.id} ({lease.purpose})"
@@ -321,7 +321,7 @@ def _check_holders(here: Surroundings) -> CheckResult | None:
     holders = (here.facts.holders if here.facts else None) or ()
     if all(holder.own for holder in holders):
         return None
-    fix = "benches that need the devices wait for it; stop it if it should not be there"
+    fix = "benches that need the devices are refused meanwhile; stop it if it should not be there"
     return CheckResult("note", "devices", describe_holders(holders), fix)
 
 

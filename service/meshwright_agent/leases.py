@@ -368,6 +368,9 @@ class LeaseService:
             raise
         kept = held.model_copy(update={"lease": held.lease.model_copy(update={"cancelled_runs": gone})})
         self._registry.put(kept)
+        if gone != runs:
+            with suppress(StoreUnavailableError):
+                await self._write((kept, ""))
         return kept
 
     async def end(self, lease_id: str, *, by: Owner) -> Lease:
@@ -456,10 +459,12 @@ def _build_document(held: StoredLease, ended: str = "") -> Document:
     return Document(LEASE, held.lease.id, body, ENDED if ended else HELD, keeps_place=not ended)
 
 
-def read_held(path: Path, boot: BootClock) -> tuple[StoredLease, ...]:
-    """Returns the active leases of a store that is not opened, oldest first; empty if it cannot be read."""
-    registry = LeaseRegistry(boot)
-    for _, body in read_held_leases(path):
+def read_held(path: Path, boot: BootClock) -> tuple[StoredLease, ...] | None:
+    """Returns the active leases of a store that is not opened, oldest first; None if it cannot be read."""
+    registry, bodies = LeaseRegistry(boot), read_held_leases(path)
+    if bodies is None:
+        return None
+    for _, body in bodies:
         with suppress(ValidationError):
             held = StoredLease.model_validate_json(body)
             if registry.is_of_this_boot(held):

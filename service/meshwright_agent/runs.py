@@ -294,9 +294,10 @@ class RunQueue:
         documents = await self._store.list_documents(
             RUN, states=[state] if state else (), limit=limit, without="result", newest_first=True
         )
-        stored = parse_bodies(Run, documents)
-        runs = (self._live[run.id].run if run.id in self._live else self._settle(run) for run in stored)
-        return tuple(run for run in runs if state is None or run.state == state)
+        found = {run.id: self._settle(run) for run in parse_bodies(Run, documents)}
+        found |= {run_id: live.run for run_id, live in self._live.items()}  # the store may not have their last state
+        runs = sorted(found.values(), key=lambda run: run.created_at, reverse=True)
+        return tuple(run for run in runs if state is None or run.state == state)[:limit]
 
     async def list_succeeded(self, kind: RunKind, *, limit: int) -> tuple[Run, ...]:
         """Returns at most `limit` runs of a kind that succeeded, newest first."""

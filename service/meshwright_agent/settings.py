@@ -25,7 +25,7 @@ CLIENT_VARIABLES: Final = frozenset(
 
 
 def default_state_dir() -> Path:
-    """Returns the folder of runs and plans: STATE_DIRECTORY (systemd), else $XDG_STATE_HOME, else ~/.local/state."""
+    """Returns the folder of the database: STATE_DIRECTORY (systemd), else $XDG_STATE_HOME, else ~/.local/state."""
     if systemd := os.environ.get("STATE_DIRECTORY"):
         return Path(systemd.split(":")[0])
     base = os.environ.get("XDG_STATE_HOME")
@@ -60,7 +60,7 @@ class Settings(BaseSettings):
         description="who is admin on the unix socket: users by name or number, self for the agent's own, @GROUP; "
         "every other user may read",
     )
-    state_dir: Path = Field(default_factory=default_state_dir, description="where runs and plans are kept (SQLite)")
+    state_dir: Path = Field(default_factory=default_state_dir, description="SQLite: leases, runs, plans, health")
     cpu_devices: int | None = Field(
         default=None, ge=1, le=1024, description="run JAX on this many virtual CPU devices instead of accelerators"
     )

@@ -554,14 +554,17 @@ def _read_held(connection: sqlite3.Connection) -> list[tuple[str, str]] | None:
         return None
 
 
-def read_held_leases(path: Path) -> list[tuple[str, str]]:
-    """Returns key and body of the leases in a file that may be open elsewhere; empty if it cannot be read."""
+def read_held_leases(path: Path) -> list[tuple[str, str]] | None:
+    """Returns key and body of the leases in a file that may be open elsewhere; None if it cannot be read."""
     try:
+        path.stat()
         place = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(place, uri=True, timeout=1.0)) as connection:
             return _read_held(connection) or []
-    except (sqlite3.Error, MemoryError, UnicodeDecodeError):  # a damaged file fails in many ways
+    except FileNotFoundError:
         return []
+    except (sqlite3.Error, MemoryError, UnicodeDecodeError, OSError):  # a damaged file fails in many ways
+        return None
 
 
 def _put(connection: sqlite3.Connection, document: Document) -> None:

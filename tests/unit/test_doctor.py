@@ -294,6 +294,14 @@ def test_the_doctor_starts_no_jax_on_devices_that_are_leased(tpu_host: Settings,
         assert worker.seen == f"JAX was not started: device 2, 3 is leased by {lease.id} ({lease.purpose})"
 
 
+def test_the_doctor_starts_no_jax_where_it_cannot_read_the_leases(tpu_host: Settings) -> None:
+    tpu_host.database_path.parent.mkdir(parents=True, exist_ok=True)
+    tpu_host.database_path.write_text("not a database" * 1000)
+    worker, touched = look_at_worker(tpu_host)
+    assert not touched
+    assert worker.seen == f"JAX was not started: the leases in {tpu_host.database_path} cannot be read"
+
+
 # ---- simulated hosts ------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from meshwright.compiling.process import LIMIT_S, Ended, OnProgress, build_abort
 from meshwright.errors import InvalidRequestError, NotCompiledError, SettingsError
 from meshwright.planning.compile_job import (
     CompileMesh,
+    CompileSite,
     CompileTarget,
     build_compile_mesh,
     build_compile_target,
@@ -54,12 +55,9 @@ class Step(Wire):
         return "the step" if self.kind == "pickle" else f"{self.where}:{self.name}"
 
 
-class StepJob(Wire):
-    """One step on one mesh."""
+class StepJob(CompileSite):
+    """A step of the user's."""
 
-    target: CompileTarget
-    mesh: CompileMesh
-    capacity_bytes: int | None = None
     step: Step
     call: str | None = Field(default=None, description="base64 pickle of a Call; null: the step is a builder")
     main: Step | None = Field(default=None, description="what `__main__` is in the parent, where pickles speak of it")

@@ -26,7 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright._verify.ask import JITTED, MAIN_NAME, Step, StepJob
-from meshwright.compiling.report import STAGES, Site, describe_target, open_site, report_lowered
+from meshwright.compiling.report import STAGES, Site, report_lowered, report_site
 from meshwright.compiling.worker import Tell
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.wire.base import Notice
@@ -151,7 +151,7 @@ LOG_LINES: Final = 30
 _RULE: Final = 'write "module:function" or "file.py:function", such as train:build'
 
 
-class StepError(Exception):
+class StepError(NotCompiledError):
     """The user's code failed: the operation and its error; `log` has the last frames."""
 
     def __init__(self, reason: str, log: tuple[str, ...]) -> None:
@@ -256,15 +256,7 @@ def verify_step(message: dict[str, Any], tell: Tell) -> Verification:
     job = StepJob.model_validate(message)
     for name, value in job.config.items():
         jax.config.update(name, value)
-    try:
-        tell(f"describing {job.target.name}", 0, STAGES)
-        site = open_site(job.target, job.mesh, job.capacity_bytes)
-        found = _report(job, site, tell)
-    except StepError as error:
-        found = Verification(status="not_compiled", reason=str(error), log=error.log)
-    except NotCompiledError as error:
-        found = Verification(status="not_compiled", reason=str(error))
-    return found.model_copy(update=describe_target(job.target))
+    return report_site(job, tell, lambda site: _report(job, site, tell))
 
 
 def _report(job: StepJob, site: Site, tell: Tell) -> Verification:

@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from importlib.resources import files
 from string import Template
 from typing import Annotated, Final
@@ -25,6 +25,7 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator
 
 from meshwright.compiling.process import COMPILE_ENVIRONMENT, build_compile_environment
+from meshwright.compiling.worker import read_version
 from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import CompileJob, CompileTarget
 from meshwright.topology.chips import Chip, find_chip, parse_names, read_table
@@ -134,7 +135,7 @@ def read_versions(platform: Platform) -> dict[str, str]:
     """Returns the versions of a platform's compilers, by distribution, without those that are not installed."""
     compiler = COMPILERS[platform]
     names = ("jax", "jaxlib", "meshwright", *compiler.distributions, *compiler.others)
-    return {name: known for name in names if (known := _read_version(name)) is not None}
+    return {name: known for name in names if (known := read_version(name)) is not None}
 
 
 def build_key(job: CompileJob) -> str:
@@ -157,13 +158,6 @@ def build_key(job: CompileJob) -> str:
 def _matters(name: str) -> bool:
     """Returns whether JAX or a compiler reads its answer from a variable."""
     return name.startswith(_FLAGS) and not name.startswith(_SILENT) and name not in COMPILE_ENVIRONMENT
-
-
-def _read_version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 Capability = Annotated[tuple[int, int], BeforeValidator(parse_names)]

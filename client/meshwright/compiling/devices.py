@@ -33,8 +33,6 @@ Shape = tuple[int, ...]
 _CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {"tpu_v4": {"chip_config_name": "megacore"}}
 """Without it v4 has two devices a chip, which no job has."""
 
-_AXIS_TYPES: Final = {"auto": AxisType.Auto, "explicit": AxisType.Explicit, "manual": AxisType.Manual}
-
 
 @dataclass(frozen=True)
 class OpenTarget:
@@ -84,7 +82,7 @@ def build_mesh(opened: OpenTarget, mesh: CompileMesh) -> Mesh:
         chosen = _describe_part(opened, mesh.places)
     grid = np.empty(len(chosen), dtype=object)
     grid[:] = chosen
-    types = tuple(_AXIS_TYPES[mesh.axis_types.get(name, "auto")] for name in mesh.shape)
+    types = tuple(AxisType[mesh.axis_types.get(name, "auto").capitalize()] for name in mesh.shape)
     return Mesh(grid.reshape(tuple(mesh.shape.values())), tuple(mesh.shape), axis_types=types)
 
 

@@ -101,7 +101,7 @@ def fit_batch(message: dict[str, Any], tell: Tell) -> CompiledBatch:
     """Returns the largest batch with which a CompileJob's step fits; its `training.global_batch_size` is the bound."""
     job = CompileJob.model_validate(message)
     try:
-        return _search(job, open_site(job.target, job.mesh, job.capacity_bytes), tell)
+        return _search(job, open_site(job), tell)
     except NotCompiledError as error:
         found = Verification(status="not_compiled", reason=str(error), **describe_target(job.target))
         return build_unfitted(found)

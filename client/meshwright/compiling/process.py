@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal
 
 from meshwright.errors import InvalidRequestError, ProblemError
+from meshwright.topology.identity import read_text
 from meshwright.wire.runs import Progress
 from meshwright.wire.verification import Verification
 
@@ -48,8 +49,8 @@ _LOG_BYTES: Final = 1 << 20
 _LOG_MAX_BYTES: Final = 1 << 26
 """The maximum output: beyond it the file starts again."""
 _LINE_CHARS: Final = 4096
-_CGROUP_LIMITS: Final = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""The limits of this process's cgroup in a container: version 2, version 1 (2⁶³ means no limit)."""
+_CGROUP_LIMITS: Final = ("memory.max", "memory.limit_in_bytes")
+"""Of this process's cgroup and of those around it: version 2, version 1 (2⁶³ means no limit)."""
 _MAP_LINE: Final = re.compile(r"\b[0-9a-f]{8,16}-[0-9a-f]{8,16} [r-][w-][x-][ps-] ")
 
 OnProgress = Callable[[Progress], object]
@@ -122,17 +123,13 @@ def read_default_limit_bytes(root: Path = Path("/")) -> int:
     Args:
         root: where /proc and /sys are.
     """
-    host = re.search(r"^MemTotal: +(\d+)", _read_text(root / "proc/meminfo"), re.MULTILINE)
+    host = re.search(r"^MemTotal: +(\d+)", read_text(root / "proc/meminfo"), re.MULTILINE)
     sizes = [int(host[1]) * 1024 if host else 0]
-    sizes += [int(text) for name in _CGROUP_LIMITS if (text := _read_text(root / name).strip()).isdigit()]
+    groups = re.findall(r"^\d+:(.*?):/(.*)$", read_text(root / "proc/self/cgroup"), re.MULTILINE)
+    folders = [root / "sys/fs/cgroup" / controllers / path for controllers, path in groups]
+    files = (place / name for folder in folders for place in (folder, *folder.parents) for name in _CGROUP_LIMITS)
+    sizes += [int(text) for file in files if (text := read_text(file)).isdigit()]
     return int(HOST_RATIO * min(filter(None, sizes), default=0))
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _read_memory_bytes(pid: int) -> int:
@@ -140,7 +137,7 @@ def _read_memory_bytes(pid: int) -> int:
 
     Source: Linux, Documentation/filesystems/proc.rst, "statm": size, resident, shared, in pages.
     """
-    pages = _read_text(Path(f"/proc/{pid}/statm")).split()
+    pages = read_text(Path(f"/proc/{pid}/statm")).split()
     return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE") if pages else 0
 
 

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,7 +26,7 @@ from meshwright.compiling.hlo import ProgramFacts, StepEstimate, build_incomplet
 from meshwright.compiling.step import BuiltStep, build_step
 from meshwright.compiling.worker import Tell
 from meshwright.errors import NotCompiledError
-from meshwright.planning.compile_job import CompileJob, CompileMesh, CompileTarget
+from meshwright.planning.compile_job import CompileJob, CompileSite, CompileTarget
 from meshwright.planning.hardware import find_capacity
 from meshwright.topology.chips import find_chip
 from meshwright.wire.base import Notice
@@ -74,28 +74,31 @@ class Site:
         return Mesh(self.mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def open_site(target: CompileTarget, mesh: CompileMesh, capacity_bytes: int | None) -> Site:
+def open_site(job: CompileSite) -> Site:
     """Returns the target's devices as a mesh, and how much memory each has.
 
     Raises:
         NotCompiledError: its compiler is not installed, or the compiler does not know such hardware.
     """
-    opened = open_target(target)
-    found = build_mesh(opened, mesh)
-    if capacity_bytes is None:
-        capacity_bytes = read_capacity(opened)
-    return Site(opened, found, tuple(granule for granule, _ in mesh.places), capacity_bytes)
+    opened = open_target(job.target)
+    capacity_bytes = read_capacity(opened) if job.capacity_bytes is None else job.capacity_bytes
+    granules = tuple(granule for granule, _ in job.mesh.places)
+    return Site(opened, build_mesh(opened, job.mesh), granules, capacity_bytes)
 
 
 def verify_job(message: dict[str, Any], tell: Tell) -> Verification:
     """Returns the report of a CompileJob, also where it cannot be compiled."""
     job = CompileJob.model_validate(message)
+    return report_site(job, tell, lambda site: verify_step(site, job, job.training, tell))
+
+
+def report_site(job: CompileSite, tell: Tell, work: Callable[[Site], Verification]) -> Verification:
+    """Returns the report of what `work` compiles on a job's hardware, or why it does not compile."""
     try:
         tell(f"describing {job.target.name}", 0, STAGES)
-        site = open_site(job.target, job.mesh, job.capacity_bytes)
-        found = verify_step(site, job, job.training, tell)
+        found = work(open_site(job))
     except NotCompiledError as error:
-        found = Verification(status="not_compiled", reason=str(error))
+        found = Verification(status="not_compiled", reason=str(error), log=error.log)
     return found.model_copy(update=describe_target(job.target))
 
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -43,12 +44,29 @@ def lower_priority(niceness: int) -> None:
     """
     os.nice(niceness)
     if os.getsid(0) == os.getpid():
-        _write_proc("autogroup", niceness)
+        write_proc("autogroup", niceness)
 
 
-def _write_proc(name: str, number: int) -> None:
-    with contextlib.suppress(OSError):  # not Linux, a kernel without it, or a /proc that is not writable
+def write_proc(name: str, number: int) -> None:
+    """Writes one of this process's files under /proc, where the kernel has it and allows it."""
+    with contextlib.suppress(OSError):
         (_PROC / name).write_text(str(number))
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends; ends it if that has happened already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def read_version(distribution: str) -> str | None:
+    """Returns the version of an installed distribution."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def serve(parent: int) -> NoReturn:
@@ -57,13 +75,10 @@ def serve(parent: int) -> NoReturn:
     Args:
         parent: the process that started this one.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that
-        os._exit(0)
+    end_with_parent(parent)
     faulthandler.enable()  # an abort names the Python code that it came from
     lower_priority(NICENESS)
-    _write_proc("oom_score_adj", OOM_SCORE)
+    write_proc("oom_score_adj", OOM_SCORE)
     frames = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
 

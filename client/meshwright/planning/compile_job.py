@@ -313,12 +313,17 @@ class CompileMesh(Wire):
     )
 
 
-class CompileJob(Wire):
-    """One step on one mesh."""
+class CompileSite(Wire):
+    """Hardware, and the mesh on it, that a step is compiled for."""
 
     target: CompileTarget
     mesh: CompileMesh
+    capacity_bytes: int | None = Field(default=None, description="of a device; null: what the compiler says it has")
+
+
+class CompileJob(CompileSite):
+    """The step of a model."""
+
     model: ModelSpec
     training: TrainingSpec
-    capacity_bytes: int | None = Field(default=None, description="of a device; null: what the compiler says it has")
     search: Literal["none", "largest_batch"] = "none"

@@ -94,7 +94,6 @@ class Chip:
     jax_devices_per_chip: int
     dtype: Literal["bfloat16", "float16"]
     flops_per_s: float
-    fp32_flops_per_s: float | None = None
     memory_bytes: Annotated[int, BeforeValidator(_parse_bytes)]
     memory_bytes_per_s: float
     link_bytes_per_s: float | None = None

@@ -437,7 +437,7 @@ def read_visible_gpus(environ: Mapping[str, str], *, proc: Path = PROC) -> tuple
 def read_gpus_from_proc(proc: Path) -> tuple[HostGpu, ...]:
     """Returns the GPUs that the kernel module lists, in PCI order; empty where the module is not loaded."""
     files = sorted(proc.glob("*/information"), key=lambda file: file.parent.name.lower())
-    gpus = (parse_information(file.parent.name, _read_text(file)) for file in files)
+    gpus = (parse_information(file.parent.name, read_text(file)) for file in files)
     return tuple(gpu for gpu in gpus if gpu is not None)
 
 
@@ -483,8 +483,9 @@ def _find(entry: str, gpus: Sequence[HostGpu]) -> VisibleGpu | None:
     return VisibleGpu(entry, None) if len(entry) == len("GPU-") + 36 and entry.startswith("GPU-") and not gpus else None
 
 
-def _read_text(file: Path) -> str:
+def read_text(path: Path) -> str:
+    """Returns the text of a file without the space around it; "" where it cannot be read."""
     try:
-        return file.read_text(errors="replace")
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""

@@ -80,7 +80,7 @@ class Evidence(Reply):
 
     basis: Basis
     observed_at: datetime = Field(description="when it was observed, UTC")
-    age_s: float = Field(ge=0, description="seconds between observation and this reply (refreshed once a second)")
+    age_s: float = Field(ge=0, description="seconds between observation and this reply")
 
 
 class Notice(Reply):

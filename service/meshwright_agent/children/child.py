@@ -8,19 +8,17 @@ call at a time; the reader thread only reads frames. This module does not depend
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import os
 import queue
 import signal
 import socket
-import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
+from meshwright.compiling.worker import end_with_parent, write_proc
 from meshwright.errors import ProblemError, RunFailedError
 from meshwright_agent.supervisor.protocol import (
     MAX_FRAME_BYTES,
@@ -38,9 +36,6 @@ from meshwright_agent.supervisor.protocol import (
     format_frame,
     parse_frame,
 )
-
-_PR_SET_PDEATHSIG: Final = 1
-"""Source: Linux, include/uapi/linux/prctl.h."""
 
 _OOM_SCORE: Final = 250
 """Added to the kernel's score of −1000 to 1000. The child is killed before the agent, and after a compiler, which adds
@@ -90,9 +85,7 @@ Handler = Callable[[dict[str, Any], CallContext], dict[str, Any]]
 """Does one operation: arguments and context in, a JSON object out."""
 
 
-def serve(
-    kind: str, prepare: Callable[[], object], handlers: Mapping[str, Handler], argv: Sequence[str] | None = None
-) -> NoReturn:
+def serve(kind: str, prepare: Callable[[], object], handlers: Mapping[str, Handler]) -> NoReturn:
     """Answers calls until the agent closes the socket; never returns.
 
     Args:
@@ -100,11 +93,10 @@ def serve(
         prepare: does the slow start (imports, device discovery). An exception is reported to the agent and ends the
             child.
         handlers: operation → handler.
-        argv: the command line without the program; None is `sys.argv[1:]`.
     """
-    given = _parse_arguments(kind, sys.argv[1:] if argv is None else argv)
-    _die_with_parent(given.parent)
-    _die_before_parent()
+    given = _parse_arguments(kind)
+    end_with_parent(given.parent)
+    write_proc("oom_score_adj", _OOM_SCORE)
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     child = _Child(given, handlers)
@@ -114,26 +106,11 @@ def serve(
         child.work()
 
 
-def _parse_arguments(kind: str, argv: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(kind: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"The {kind} of meshwright-agent, which starts it; not for people.")
     for name in ("fd", "parent", "generation"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    return parser.parse_args(argv)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Requests SIGKILL from the kernel when the agent ends. Exits if the agent has already ended."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
-def _die_before_parent() -> None:
-    """Makes the kernel kill this process before the agent when memory runs out: proc(5), oom_score_adj."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-    except OSError:  # a sandbox without a writable /proc: the kernel's default order stays
-        return
+    return parser.parse_args()
 
 
 class _Child:

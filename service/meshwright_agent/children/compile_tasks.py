@@ -12,7 +12,7 @@ from typing import Final, Literal
 from meshwright.compiling.compilers import build_key, explain_missing
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.batch_request import check_batch_hardware, check_batch_plan
-from meshwright.planning.compile_job import CompileJob, CompileTarget, build_compile_target, prepare_fit, prepare_verify
+from meshwright.planning.compile_job import CompileJob, build_compile_target, prepare_fit, prepare_verify
 from meshwright.planning.request import Inventory, find_inventory
 from meshwright.topology.targets import read_target
 from meshwright.wire.batch_size import BatchSizeRequest, CompiledBatch
@@ -72,34 +72,24 @@ def build_fit_task(request: BatchSizeRequest, plan: Plan | None, here: Inventory
         ProblemError: the request is rejected, or this host is not known.
     """
     stored, plan = plan, _plan_mesh(request, here) if plan is None else plan
+    there, chip = _describe_hardware(plan)
     if stored is not None:
-        check_batch_plan(request, stored, _name_hardware(stored))
-    check_batch_hardware(request, _find_chip(plan), _name_hardware(plan))
+        check_batch_plan(request, stored, there)
+    check_batch_hardware(request, chip, there)
     found = prepare_fit(plan, request.model, request.training)
     task = _build_task("fit", plan, found.verification if isinstance(found, CompiledBatch) else found)
-    return task if stored is None else replace(task, chip=_find_chip(stored))
+    return task if stored is None else replace(task, chip=chip)
 
 
-def _name_hardware(plan: Plan) -> str:
+def _describe_hardware(plan: Plan) -> tuple[str, str | None]:
+    """Returns a plan's hardware in words, and the alias of its chip; None if compilers do not support the chip."""
     if plan.target is not None:
-        return plan.target
-    target = _describe(plan)
-    return target.name if target else "hosts that are no target"
-
-
-def _find_chip(plan: Plan) -> str | None:
-    """Returns the alias of a plan's chip; None if compilers do not support the chip."""
-    if plan.target is not None:
-        return read_target(plan.target).chip
-    target = _describe(plan)
-    return target.chip if target else None
-
-
-def _describe(plan: Plan) -> CompileTarget | None:
+        return plan.target, read_target(plan.target).chip
     try:
-        return build_compile_target(plan)
+        target = build_compile_target(plan)
     except NotCompiledError:
-        return None
+        return "hosts that are no target", None
+    return target.name, target.chip
 
 
 def _plan_mesh(request: BatchSizeRequest, here: Inventory | None) -> Plan:

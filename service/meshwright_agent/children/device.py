@@ -6,10 +6,9 @@ decides the environment (platform, memory, virtual devices).
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from meshwright.compiling.worker import lower_priority
+from meshwright.compiling.worker import lower_priority, read_version
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.children.child import CallContext, serve
 
@@ -39,14 +38,6 @@ def describe(_arguments: dict[str, Any], _context: CallContext) -> dict[str, Any
         "process_index": jax.process_index(),
         "devices": [read_device(device) for device in jax.devices()],
     }
-
-
-def read_version(distribution: str) -> str | None:
-    """Returns the version of an installed distribution. `compiling.compilers` has the same, and imports the planner."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def read_device(device: Any) -> dict[str, Any]:

@@ -571,9 +571,9 @@ class HealthMonitor:
 def _evaluate_worker(
     worker: Supervisor, has_started: bool, failure: str, mismatch: str, untouched: str
 ) -> Finding | None:
-    """Returns the worker's state; None: unknown.
+    """Returns the worker's state; None: nothing new is known, and the last report stands until it is too old.
 
-    After its crash budget is used up, the worker is not started again. Between two attempts its state is unknown.
+    After its crash budget is used up, the worker is not started again.
     """
     is_alive = worker.state in {"ready", "busy"}
     why = f"does not start: {worker.last_error or failure}"

@@ -118,8 +118,9 @@ class AgentHost(ABC):
             hint = "only idle devices are opened: see GET /health for the driver; try again"
             raise UnavailableError(detail, hint=hint, retry_after_s=5.0)
 
-    async def wait_for_probe(self) -> None:  # noqa: B027 -- this and the next are about benches
+    async def wait_for_probe(self) -> None:
         """Waits for the next answer of the probe."""
+        raise NotImplementedError
 
     async def list_jax_devices(self) -> None:  # noqa: B027
         """Reads JAX's devices from the device worker, which it starts if necessary. The snapshot records a failure."""

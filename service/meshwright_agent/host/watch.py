@@ -107,7 +107,7 @@ class HostWatch(AgentHost):
         """Probes once; returns the pending call to JAX, which this method does not await.
 
         JAX is called if the worker runs or may be started. A worker that runs a bench is not called, because it would
-        answer only afterwards. The bench has a deadline, until which the worker counts as healthy.
+        answer only afterwards: it counts as healthy while it sends progress, and the bench has a deadline.
         """
         if self._stays and not self._has_answered:
             self._ask_jax()
@@ -175,24 +175,20 @@ class HostWatch(AgentHost):
         after leases. With `never` only a bench starts it. After a release it is not restarted, even if it has not
         listed devices yet.
         """
-        if self._is_reserved or not self._may_wake():
-            return False
-        is_open = self._device.state == "ready"  # then no further device is opened
-        if not is_open and (self._settings.hold == "never" or explain_untouched(self.snapshot.facts)):
-            return False
-        return not self._has_answered or self._device.has_crashed or self._settings.hold == "always"
+        is_wanted = not self._has_answered or self._device.has_crashed or self._settings.hold == "always"
+        return is_wanted and not self._explain_stopped()
 
     def _explain_stopped(self) -> str:
-        """Returns why JAX is not started on accelerators that it has not listed yet; empty if it may be started."""
-        if self._stays or self._has_answered or self._may_touch():
-            return ""
-        if self.snapshot.released:
+        """Returns why JAX may not be started on accelerators; empty if it may."""
+        if not self._may_wake():
             return "not started: the devices were released; a bench starts it"
-        if self._settings.hold == "never":
+        is_open = self._device.state == "ready"  # then no further device is opened
+        if self._settings.hold == "never" and not is_open:
             return "not started: MESHWRIGHT_HOLD is never; a bench starts it"
         if self._is_reserved:
             return "not started: a device is leased"
-        return f"not started: {explain_untouched(self.snapshot.facts)}"
+        untouched = "" if is_open else explain_untouched(self.snapshot.facts)
+        return untouched and f"not started: {untouched}"
 
     def _is_left_over(self) -> bool:
         """Returns whether the worker of a lease owner's bench is still up, which `hold: always` would keep."""
@@ -287,7 +283,7 @@ class HostWatch(AgentHost):
         self._monitor.report_worker(
             self._device,
             has_started=self._has_answered,
-            untouched=self._explain_stopped(),
+            untouched="" if self._stays else self._explain_stopped(),
             failure="" if failure is None else first_line(failure),
             mismatch=self.snapshot.mismatch,
             at=self._clock.now(),

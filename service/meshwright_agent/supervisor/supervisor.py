@@ -91,7 +91,6 @@ class Supervisor:
     Args:
         spec: what to run.
         clock: for `since`, durations and the crash window. Timers use the event loop.
-        on_change: called after each change of state, on the event loop.
         build_child: builds a process that is not started yet.
 
     Attributes:
@@ -102,15 +101,11 @@ class Supervisor:
         has_crashed: true from a crash until another process is ready.
         crash_count: number of processes that ended unexpectedly.
         neighbor: the supervisor of another child that opens the same devices, or None.
+        on_change: called after each change of state, on the event loop, or None.
     """
 
     def __init__(
-        self,
-        spec: ChildSpec,
-        *,
-        clock: Clock,
-        on_change: Callable[[], None] | None = None,
-        build_child: Callable[[ChildSpec, int], Child] = Child,
+        self, spec: ChildSpec, *, clock: Clock, build_child: Callable[[ChildSpec, int], Child] = Child
     ) -> None:
         self.spec = spec
         self.state: WorkerState = "stopped"
@@ -120,7 +115,7 @@ class Supervisor:
         self.has_crashed = False
         self.crash_count = 0
         self._clock = clock
-        self.on_change = on_change
+        self.on_change: Callable[[], None] | None = None
         self._build_child = build_child
         self._ids = itertools.count(1)
         self._lock = asyncio.Lock()  # its holder owns the child

@@ -214,9 +214,13 @@ def write(root: Path, **files: str) -> Path:
     ("sys__fs__cgroup__memory.max", f"{64 << 30}\n", 8 << 30),
     ("sys__fs__cgroup__memory__memory.limit_in_bytes", f"{1 << 30}\n", 1 << 30),
     ("sys__fs__cgroup__memory__memory.limit_in_bytes", "9223372036854771712\n", 8 << 30),
+    ("sys__fs__cgroup__system.slice__agent.service__memory.max", f"{1 << 30}\n", 1 << 30),
+    ("sys__fs__cgroup__system.slice__memory.max", f"{1 << 30}\n", 1 << 30),
+    ("sys__fs__cgroup__system.slice__other.service__memory.max", f"{1 << 30}\n", 8 << 30),
 ])  # fmt: skip
 def test_by_default_it_is_a_part_of_host_or_cgroup(tmp_path: Path, name: str, text: str, bound_bytes: int) -> None:
-    root = write(tmp_path, proc__meminfo=f"MemFree: 1 kB\nMemTotal: {8 << 20} kB\n", **{name: text})
+    own = {"proc__self__cgroup": "4:memory:/docker/4f\n3:cpu,cpuacct:/docker/4f\n0::/system.slice/agent.service\n"}
+    root = write(tmp_path, proc__meminfo=f"MemFree: 1 kB\nMemTotal: {8 << 20} kB\n", **own, **{name: text})
     assert read_default_limit_bytes(root) == HOST_RATIO * bound_bytes
 
 

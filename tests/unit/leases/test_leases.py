@@ -89,7 +89,11 @@ def test_a_bench_that_begins_while_the_lease_is_written_is_cancelled_too(tmp_pat
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         scene.benches["run-late"] = {0}
-        assert (await asking).cancelled_runs == ("run-late",)
+        lease = await asking
+        assert lease.cancelled_runs == ("run-late",)
+        held = read_held(tmp_path / NAME, scene.boot)
+        assert held is not None
+        assert held[0].lease.cancelled_runs == ("run-late",)
 
     run_scene(tmp_path, test)
 
@@ -329,14 +333,15 @@ def test_what_an_agent_left_is_read_without_one_also_beside_it(tmp_path: Path) -
             other.execute("BEGIN IMMEDIATE")
             held = read_held(tmp_path / NAME, scene.boot)
             other.execute("ROLLBACK")
+        assert held is not None
         assert [each.lease.purpose for each in held] == ["job 0", "job 2"]
 
     run_scene(tmp_path, test)
     assert read_held(tmp_path / NAME, ManualBoot("boot-2")) == ()
     assert read_held(tmp_path / NAME, ManualBoot(now_s=1100.0)) == ()
     (tmp_path / "text").write_text("not a database" * 1000)
-    for name in ("text", "none"):
-        assert read_held(tmp_path / name, ManualBoot()) == ()
+    assert read_held(tmp_path / "text", ManualBoot()) is None
+    assert read_held(tmp_path / "none", ManualBoot()) == ()
     assert not (tmp_path / "none").exists()
 
 

@@ -164,6 +164,25 @@ async def test_a_run_that_a_lost_write_has_stored_does_not_wait_for_ever(
         assert await stage.queue.list_runs(state="queued") == ()
 
 
+async def test_a_run_is_listed_by_its_state_though_the_store_took_no_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(tmp_path) as stage:
+        first, second = await stage.submit_running(), await stage.submit()
+        write = stage.store.write
+
+        async def refuse_running(*documents: Any, **events: Any) -> None:
+            if "running" in {document.state for document in documents}:
+                raise StoreUnavailableError("the disk is full")
+            await write(*documents, **events)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stage.store, "write", refuse_running)
+            stage.bench.finish(first)
+            await until(lambda: second in stage.bench.begun)
+            assert [run.id for run in await stage.queue.list_runs(state="running")] == [second]
+
+
 # ---- close and restart -----------------------------------------------------------------------------
 
 

@@ -31,9 +31,9 @@ class World:
         self.supervisor = Supervisor(
             ChildSpec("fake", "no.module", dict, **{"backoff_initial_s": 0.0, **spec}),
             clock=self.clock,
-            on_change=lambda: self.changes.append(self.supervisor.state),
             build_child=spawn,  # type: ignore[arg-type]
         )
+        self.supervisor.on_change = lambda: self.changes.append(self.supervisor.state)
 
     @property
     def child(self) -> FakeChild:

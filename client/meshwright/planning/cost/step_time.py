@@ -4,9 +4,10 @@
         + exposed · (FSDP + TP + DP + CP) + EP + PP + (scores + update) / memory
 
 M: matmul FLOPs that are executed, with those that remat repeats; A: attention's, which runs at half of the matmuls'
-efficiency, backward 2.5 × forward. The efficiency of matmuls falls where a chip has more FLOP/s for each byte/s of its
-memory; a new chip needs its peak and its bandwidth, and nothing else. A third of the collectives' time is exposed, and
-all of the gradients' time across the network. The optimizer's update reads and writes the state once.
+efficiency, backward 2.5 × forward; on TPUs what their kernel runs (`Attention.kernel_flops_per_token`). The efficiency
+of matmuls falls where a chip has more FLOP/s for each byte/s of its memory; a new chip needs its peak and its
+bandwidth, and nothing else. A third of the collectives' time is exposed, and all of the gradients' time across the
+network. The optimizer's update reads and writes the state once.
 
 Where fsdp cuts weights, context and expert axes cut them too, and one collective gathers them over all of these axes;
 where it does not, one collective sums gradients over data, expert and context axes (`spans.GROUPS`).
@@ -206,7 +207,7 @@ class StepTime:
     def _time_attention(self, block: Block) -> Any:
         """Returns the forward seconds of one layer's attention: unfused, of the whole matrix of scores."""
         attention, tokens = block.attention, self._tokens / self.layout.tp
-        flops = attention.flops_per_token
+        flops = attention.kernel_flops_per_token if self.machine.platform == "tpu" else attention.flops_per_token
         if not self.execution.fused_attention:
             flops = 2 * attention.heads * (attention.query_size + attention.value_size) * attention.length
         return 2 * flops * tokens * self._flop_s

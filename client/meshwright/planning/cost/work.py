@@ -11,13 +11,20 @@ FLOP a device, which is 6·parameters·tokens, the forward pass again without th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Final, Literal
 
 from meshwright.planning.tensors import LayerTensors, Part, Tensor, list_tensors
 from meshwright.wire.model import ModelSpec
+
+BLOCK: Final = 512
+"""Queries, and keys, of a block of MaxText's attention on TPUs: sa_block_q and sa_block_kv in its base.yml."""
+
+LANES: Final = 128
+"""Elements that a TPU works on side by side: a smaller head takes as long (NUM_LANES in jax's splash_attention)."""
 
 Output = Literal["qkv", "context", "attention_out", "mlp_in", "mlp_out"]
 """Queries, keys and values; attention's result; its projection; the feed-forward's first matmuls, and its last."""
@@ -63,6 +70,7 @@ class Attention:
         kv_heads: how many those are; more parts of a tensor axis repeat them.
         context: keys that a query sees on average, of a causal sequence with the layers' windows.
         length: keys that a matrix of scores has for a query.
+        blocks: keys that a query is multiplied with on average, where a kernel takes whole blocks of a window.
         index_flops: forward, of a token: the selection of the keys that are seen (DeepSeek-V3.2's indexer).
     """
 
@@ -73,12 +81,19 @@ class Attention:
     kv_heads: int
     context: float
     length: float
+    blocks: float
     index_flops: float = 0.0
 
     @property
     def flops_per_token(self) -> float:
         """Forward: scores and sums, each 2 FLOP a multiply-add."""
         return 2 * self.heads * (self.query_size + self.value_size) * self.context + self.index_flops
+
+    @property
+    def kernel_flops_per_token(self) -> float:
+        """The same as a TPU's kernel runs it: with heads of `LANES` elements or more, and whole blocks of windows."""
+        sizes = max(self.query_size, LANES) + max(self.value_size, LANES)
+        return 2 * self.heads * sizes * self.blocks + self.index_flops
 
 
 @dataclass(frozen=True)
@@ -208,17 +223,22 @@ def _find_cut(tensor: Tensor) -> Cut:
 def _build_attention(model: ModelSpec, length: int) -> Attention:
     """Returns the attention of a layer; contexts are the mean of all layers, as its FLOPs are linear in them."""
     whole = _count_keys(length, length)
-    context, index_flops = whole, 0.0
+    context, whole_blocks, index_flops = whole, 0.0, 0.0
     if model.index_topk and model.index_n_heads and model.index_head_dim:
         context = _count_keys(length, model.index_topk)
         index_flops = 2 * model.index_n_heads * model.index_head_dim * whole
     elif model.window is not None:
         share = model.window_layer_count / model.num_hidden_layers
         context = (1 - share) * whole + share * _count_window_keys(model, length)
+        window = BLOCK * (1 + math.ceil((model.sliding_window or 0) / BLOCK))  # a block's own, and those before it
+        whole_blocks = (1 - share) * whole + share * min(whole, window)
     size = model.value_size
     heads, own = (model.num_attention_heads, model.head_size) if model.is_latent else (model.kv_heads, size)
     pairs = heads * (own + size)
-    return Attention(model.num_attention_heads, model.head_size, size, pairs, heads, context, length, index_flops)
+    blocks = max(context, whole_blocks)
+    return Attention(
+        model.num_attention_heads, model.head_size, size, pairs, heads, context, length, blocks, index_flops
+    )
 
 
 def _count_window_keys(model: ModelSpec, length: int) -> float:

@@ -86,7 +86,7 @@ class Measurement(Wire):
     busbw_factor: float = Field(default=0.0, description="of a collective")
     run_id: str
     observed_at: datetime
-    age_s: float = Field(default=0.0, description="when it was told")
+    age_s: float = Field(default=0.0, description="seconds since `observed_at`")
 
     @property
     def work(self) -> float:

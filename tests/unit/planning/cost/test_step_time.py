@@ -93,6 +93,16 @@ def test_scores_that_lie_in_memory_take_their_traffic_and_the_whole_square() -> 
     assert float(whole["compute"] - fused["compute"]) == pytest.approx(3.5 * (square - ATTENTION) + traffic, rel=1e-3)
 
 
+def test_attention_on_tpus_takes_what_its_kernel_runs() -> None:
+    law, work = Law(1.0, float("inf"), {"tpu": 1.0, "gpu": 1.0}), build_work(read_model("gpt-oss-120b"), 8192)
+    own, others = (
+        price(Layout(remat=REMAT_NONE), law=law, work=work, machine=DeviceRates(platform, PEAK, MEMORY))["compute"]
+        for platform in ("tpu", "gpu")
+    )
+    more = sum(b.count * (b.attention.kernel_flops_per_token - b.attention.flops_per_token) for b in work.blocks)
+    assert float(own - others) == pytest.approx(3.5 * 2 * more * 8192 / PEAK)
+
+
 def test_more_tensor_parts_than_heads_of_keys_and_values_gather_whole_heads() -> None:
     work = build_work(read_model("llama3-8b"), 16_384)  # eight such heads
     spans = lay_on_hosts(Layout(cp=2, tp=8), A100, 16)

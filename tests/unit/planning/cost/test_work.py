@@ -48,6 +48,14 @@ def test_gpt_has_six_flops_a_parameter_and_causal_attention() -> None:
     assert work.flops_per_token == pytest.approx(6 * weights + attention)
 
 
+def test_a_kernel_on_tpus_takes_whole_blocks_of_windows_and_pads_small_heads() -> None:
+    found = build_work(read_model("gpt-oss-120b"), 8192).blocks[0].attention  # half of its layers have windows of 128
+    assert found.blocks == pytest.approx((4096.5 + 2 * 512) / 2)
+    assert found.kernel_flops_per_token == pytest.approx(2 * 64 * (128 + 128) * found.blocks)
+    plain = build_work(read_model("llama2-7b"), 4096).blocks[0].attention
+    assert plain.kernel_flops_per_token == plain.flops_per_token
+
+
 @pytest.mark.parametrize(("fields", "length", "context"), [
     ({"sliding_window": 4}, 8, (1 + 2 + 3 + 4 * 5) / 8), ({"sliding_window": 16}, 8, 4.5),
     ({"attention_chunk_size": 4}, 8, 2.5), ({"sliding_window": 4, "num_window_layers": 2}, 8, (2 * 26 / 8 + 4.5) / 3),

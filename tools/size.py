@@ -35,7 +35,7 @@ LIMITS: Final = {
     "code lines": 28_500,
     "code lines of the service": 9_667,  # 9,000 and the preflight
     "code lines of planner, topology, compiler, verify": 9_000,
-    "code lines of the rest of the client": 8_542,
+    "code lines of the rest of the client": 8_570,
     "modules": 185,
     "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,

@@ -151,6 +151,10 @@ class Fleet:
 
         asks = [functools.partial(ask, *each) for each in zip(self._urls, self._clients, strict=True)]
         run_all(asks, limit_s=timeout_s, at_once=MAX_AT_ONCE)
+        for url, client in zip(self._urls, self._clients, strict=True):
+            if found[url].detail == late and client._owns_http:  # what it still sends would hold a thread
+                client._http.close()
+                client._http = client._build()
         state = FleetState(tuple(found[url] for url in self._urls))
         if require_all:
             state.require_all()

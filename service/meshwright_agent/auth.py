@@ -501,20 +501,22 @@ async def authenticate(
     if secret is None and "authorization" in request.headers:
         secret = ""  # another scheme, or malformed: matches no token
     peer: Peer = request.state.peer
-    if request.url.path == "/metrics" and request.app.state.agent.settings.public_metrics:
+    settings: Settings = request.app.state.agent.settings
+    if request.url.path == "/metrics" and settings.public_metrics:
         return Caller(peer.name, "read")
     caller: Caller = request.app.state.authenticator.identify(peer, secret)
     request.state.caller = caller
     for scope in needed.scopes:
         if not caller.has(scope):
-            hint = "ask the agent's operator for a token of a larger scope"
+            ways = ["ask the agent's operator for a token of a larger scope"] if settings.tokens_file else []
             detail = f"{request.method} {request.url.path} needs the scope {scope}; {caller.name} has {caller.scope}"
             if secret and caller.token is None:
-                hint = "give the agent one (MESHWRIGHT_TOKENS_FILE)"
+                ways = ["give the agent one (MESHWRIGHT_TOKENS_FILE)"]
                 detail += "; the agent did not check the token, because it has no token file"
-            if caller.name.startswith(("uid:", "addr:")):
-                hint += ", or use the unix socket as one of MESHWRIGHT_UDS_ADMINS"
-            raise ForbiddenError(detail, hint=hint)
+            if settings.uds and caller.name.startswith(("uid:", "addr:")):
+                ways.append(f"use unix://{settings.uds} as one of MESHWRIGHT_UDS_ADMINS")
+            hint = "start the agent with --uds PATH or --tokens-file FILE; on a machine of your own, with --insecure"
+            raise ForbiddenError(detail, hint=", or ".join(ways) or hint)
     return caller
 
 

@@ -35,6 +35,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="The device agent of a JAX host. Every flag is also a setting MESHWRIGHT_…: docs/reference/settings.md.",
 )
 token_app = typer.Typer(

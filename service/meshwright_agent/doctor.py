@@ -175,7 +175,7 @@ def _try_state_dir(settings: Settings) -> str:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"x")
     except OSError as error:
-        return str(error)
+        return f"{settings.state_dir} cannot be written: {error.strerror}"
     return ""
 
 

@@ -172,17 +172,24 @@ class LeaseRegistry:
         return max(0.0, held.until_s - self._boot.since_boot_s())
 
     def refuse(
-        self, in_the_way: Sequence[StoredLease], devices: Sequence[Device], asked: str, there: Sequence[Device] = ()
+        self,
+        in_the_way: Sequence[StoredLease],
+        devices: Sequence[Device],
+        asked: str,
+        there: Sequence[Device] = (),
+        own: str | None = None,
     ) -> DeviceLeasedError:
-        """Returns the error for `asked` on these leased devices; `there` are the devices that the caller may use."""
+        """Returns the error for `asked` on these leased devices; the caller may use those `there` that are free, and
+        those of its `own` lease."""
         named = "; ".join(self._describe(held, devices) for held in in_the_way)
-        first = in_the_way[0]
-        free = [device.local_index for device in there if self.covering(device) is None][:MAX_SHOWN]
+        shown = [held.lease.id for held in in_the_way[:MAX_SHOWN]]
+        left_s = max(map(self._left_s, in_the_way))
+        free = [each.local_index for each in there if not self.list_covering((each,), but=own)][:MAX_SHOWN]
         return DeviceLeasedError(
             f"{asked} needs devices that are reserved: {named}; a device has one lease at a time",
             hint=(f'use "devices": {free}; or ' if free else "")
-            + f"wait for the end of {first.lease.id} ({self._left_s(first):.0f} s at most), or have it ended: "
-            f"DELETE /leases/{first.lease.id}",
+            + f"wait for the end of {' and '.join(shown)} ({left_s:.0f} s at most), or have it ended: "
+            + " and ".join(f"DELETE /leases/{lease}" for lease in shown),
         )
 
     def _describe(self, held: StoredLease, devices: Sequence[Device]) -> str:

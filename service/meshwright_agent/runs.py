@@ -294,10 +294,11 @@ class RunQueue:
         documents = await self._store.list_documents(
             RUN, states=[state] if state else (), limit=limit, without="result", newest_first=True
         )
-        found = {run.id: self._settle(run) for run in parse_bodies(Run, documents)}
-        found |= {run_id: live.run for run_id, live in self._live.items()}  # the store may not have their last state
-        runs = sorted(found.values(), key=lambda run: run.created_at, reverse=True)
-        return tuple(run for run in runs if state is None or run.state == state)[:limit]
+        stored = {run.id: self._settle(run) for run in parse_bodies(Run, documents)}
+        live = {run_id: self._live[run_id].run for run_id in reversed(self._live)}
+        found = {run_id: run for run_id, run in live.items() if run_id not in stored}  # it has them in another state
+        found |= stored | live
+        return tuple(run for run in found.values() if state is None or run.state == state)[:limit]
 
     async def list_succeeded(self, kind: RunKind, *, limit: int) -> tuple[Run, ...]:
         """Returns at most `limit` runs of a kind that succeeded, newest first."""

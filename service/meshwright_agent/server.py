@@ -129,7 +129,7 @@ def _open_sockets(settings: Settings) -> list[socket.socket]:
             sock.close()
         raise
     if not sockets:
-        raise CannotListenError("no address to listen on: --host is empty and --uds is not given; give one of them")
+        raise AccessSettingsError("no address to listen on: --host is empty and --uds is not given; give one of them")
     return sockets
 
 
@@ -293,6 +293,8 @@ async def sweep(servers: Sequence[uvicorn.Server]) -> None:
 
 def describe_wait(connection: Any) -> tuple[str, int]:
     """Returns what an h11 connection of uvicorn expects from its client ("" for nothing) and the unread bytes."""
+    if connection.transport.is_closing():  # over TLS it has no buffer any more
+        return "end", 0
     cycle, unread = connection.cycle, connection.transport.get_write_buffer_size()
     if unread:
         return "reader", unread

@@ -4,8 +4,9 @@ Two tables: `documents` (the newest state of an object, by kind and key) and `ev
 are JSON text that only the callers interpret. One thread owns the connection. A write is stored as a whole or not at
 all; a call that fails or takes too long raises StoreUnavailableError.
 
-A file that is damaged or has another schema number is renamed at the start, and a new file is created. Leases are
-copied: every version keeps them in `documents` with the kind "lease" and the state "held".
+A file that is damaged or has another schema number is renamed at the start, and a new file is created. Leases and what
+health remembers (faults, acknowledgements, devices) are copied: every version keeps them in `documents`, leases with
+the kind "lease" and the state "held", the memory with the kind "health".
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ _PRUNE: Final = """
         ) WHERE place > :count OR (total > :size_bytes AND place > 1)
     )
 """
-_HELD_LEASES: Final = "SELECT key, body FROM documents WHERE kind = 'lease' AND state = 'held' ORDER BY seq"
+_CARRIED: Final = """
+    SELECT kind, key, body, state FROM documents
+    WHERE (kind = 'lease' AND state = 'held') OR kind = 'health' ORDER BY seq
+"""
 """A query that works on the file of any version."""
 _SIDES: Final = ("", "-wal", "-shm")
 _PRAGMAS: Final = (
@@ -313,7 +317,7 @@ class Store:
     # ---- the file ----------------------------------------------------------------------------------------------
 
     async def check(self) -> int:
-        """Reads from the file and returns the free bytes of its disk. After a failure it also writes.
+        """Reads from the file and writes to it; returns the free bytes of its disk.
 
         Raises:
             StoreUnavailableError: the store does not work.
@@ -323,10 +327,9 @@ class Store:
             connection = self._require_connection()
             self._require_file()
             connection.execute("SELECT MAX(seq) FROM documents").fetchone()
-            if self.failure:
-                with connection:
-                    connection.execute(_BEGIN)
-                    connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            with connection:
+                connection.execute(_BEGIN)
+                connection.execute(f"PRAGMA user_version = {SCHEMA}")
             disk = os.statvfs(self.path.parent)
             return disk.f_bavail * disk.f_frsize
 
@@ -385,12 +388,12 @@ class Store:
         try:
             connection = self._connection = _connect(self.path)
             if (number := _check_sound(connection)) not in {0, SCHEMA}:
-                leases = _read_held(connection)
+                carried = _read_carried(connection)
                 connection.close()
                 fresh.unlink(missing_ok=True)
                 with contextlib.closing(_connect(fresh)) as other:
-                    _create(other, leases or ())
-                taken = None if leases is None else len(leases)
+                    _create(other, carried or ())
+                taken = None if carried is None else sum(each.kind == LEASE for each in carried)
                 self._set_aside(f"has the schema {number} and this agent writes {SCHEMA}", taken)
                 fresh.rename(self.path)
                 connection = self._connection = _connect(self.path)
@@ -534,22 +537,22 @@ def _is_full(path: Path, error: Exception) -> bool:
     return _read_code(error) == sqlite3.SQLITE_IOERR and path.parent.exists() and os.statvfs(path.parent).f_bavail == 0
 
 
-def _create(connection: sqlite3.Connection, leases: Sequence[tuple[str, str]]) -> None:
-    """Creates the tables of a new file, with the leases of the previous file."""
+def _create(connection: sqlite3.Connection, carried: Sequence[Document]) -> None:
+    """Creates the tables of a new file, with what is carried over from the previous one."""
     if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA:
         return
     with connection:
         connection.execute(_BEGIN)
         for statement in _TABLES:
             connection.execute(statement)
-        for key, body in leases:
-            _put(connection, Document(LEASE, key, body, HELD))
+        for document in carried:
+            _put(connection, document)
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
 
-def _read_held(connection: sqlite3.Connection) -> list[tuple[str, str]] | None:
+def _read_carried(connection: sqlite3.Connection) -> list[Document] | None:
     try:
-        return connection.execute(_HELD_LEASES).fetchall()
+        return [Document(*row) for row in connection.execute(_CARRIED)]
     except sqlite3.OperationalError:  # no such table: the file is older than this form
         return None
 
@@ -560,7 +563,7 @@ def read_held_leases(path: Path) -> list[tuple[str, str]] | None:
         path.stat()
         place = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(place, uri=True, timeout=1.0)) as connection:
-            return _read_held(connection) or []
+            return [(each.key, each.body) for each in _read_carried(connection) or [] if each.kind == LEASE]
     except FileNotFoundError:
         return []
     except (sqlite3.Error, MemoryError, UnicodeDecodeError, OSError):  # a damaged file fails in many ways

@@ -47,6 +47,9 @@ class _Transport:
         self.unread = 0
         self.is_aborted = False
 
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
     def get_write_buffer_size(self) -> int:
         return self.unread
 
@@ -72,6 +75,8 @@ def test_a_connection_waits_for_its_client_or_does_not() -> None:
     deaf = _connect(cycle=_cycle())
     deaf.transport.unread = 7
     assert describe_wait(deaf) == ("reader", 7)
+    deaf.transport.abort()
+    assert describe_wait(deaf) == ("end", 0)
 
 
 def test_what_does_not_move_is_aborted_and_what_moves_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

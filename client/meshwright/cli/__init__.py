@@ -189,7 +189,11 @@ class _Commands(TyperGroup):
             return name, self.commands[name], args[2:]
         below = [each for each in self.commands if each.startswith(f"{args[0]} ")]
         if below and args[0] not in self.commands and not ctx.resilient_parsing:
-            ctx.fail(f"{args[0]} needs one of: {', '.join(each.partition(' ')[2] for each in below)}")
+            known = ", ".join(each.partition(" ")[2] for each in below)
+            if args[1:2] in (["-h"], ["--help"]):
+                typer.echo(f"{args[0]} has: {known}; each has a help of its own")
+                ctx.exit()
+            ctx.fail(f"{args[0]} needs one of: {known}")
         return (None, None, args) if below and ctx.resilient_parsing else super().resolve_command(ctx, args)
 
 

@@ -44,7 +44,9 @@ def run_bench(
     request: Annotated[
         str | None, typer.Option(metavar="FILE", help="JSON of POST /placement/bench, - for stdin; other options win.")
     ] = None,
-    latest: Annotated[bool, typer.Option("--latest", help="Measure nothing; show the newest records.")] = False,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Measure nothing; show the newest records, of --case and --devices.")
+    ] = False,
 ) -> int:
     """Measure transfers, collectives, matmul and memory.
 
@@ -55,15 +57,15 @@ def run_bench(
     """
     with session.open() as client:
         answer: BenchResult | LatestBench
+        cases = [text.strip().lower().replace("-", "_") for text in case] if case else None
+        chosen = None if devices is None else parse_devices(devices, "--devices")
         if latest:
             answer = client.latest_bench()
+            records = (each for each in answer.records if cases is None or each.case in cases)
+            records = (each for each in records if chosen is None or set(each.device_indices) <= set(chosen))
+            answer = answer.model_copy(update={"records": tuple(records)})
         else:
-            options = {
-                "suite": suite,
-                "cases": [text.strip().lower().replace("-", "_") for text in case] if case else None,
-                "devices": None if devices is None else parse_devices(devices, "--devices"),
-                "lease": lease,
-            }
+            options = {"suite": suite, "cases": cases, "devices": chosen, "lease": lease}
             named = {name: value for name, value in options.items() if value is not None}
             asked = build_request(BenchRequest, None, (read_object(request, "--request") if request else {}) | named)
             with show_progress(session) as on_progress:

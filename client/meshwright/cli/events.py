@@ -103,6 +103,8 @@ def _follow(session: Session, component: str | None, since: datetime | None) -> 
     with session.open() as client:
         if component is not None:
             component = find_component(client, component)
+            if component not in (names := list_components(client)):
+                session.err.print(clean(describe_components(component, names)), soft_wrap=True)
         if since is not None:
             for page in _read_pages(client, component, since):
                 if not _tell(session, page.events, component):

@@ -132,7 +132,9 @@ def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:
     if not _fits(plan):
         return
     is_one = len({device.host for device in plan.devices}) == 1
-    url = say.url if say.url and (is_one or not parse_address(say.url).is_local) else None  # else it asks its own agent
+    is_stored = "plan_not_stored" not in {notice.code for notice in plan.warnings}
+    is_reached = say.url and (is_one or not parse_address(say.url).is_local)  # else it asks its own agent
+    url = say.url if is_stored and is_reached else None
     exports = _build_exports(plan, say.output, url)
     session.print_lines("start one process on each host with", *(f"  {line}" for line in exports))
     if say.output is None and url is None:

@@ -46,6 +46,8 @@ def show_run(session: Session, run_id: Annotated[str, typer.Argument(metavar="RU
         session.out.print(_describe_end(run), soft_wrap=True)
     elif run.kind == "bench" and (result := read_known(BenchResult, run.result)) is not None:
         print_records(session, result)
+    elif run.result is not None:
+        session.print_lines(f"its answer: meshwright runs show {clean(run.id)} --format json; or ask again")
     return OK
 
 
@@ -84,7 +86,7 @@ def _describe_time(run: Run) -> str:
 def _describe_progress(run: Run) -> str:
     if run.error is not None:
         return shorten(run.error.detail.removeprefix(f"{run.id} was cancelled: "), WORDS_MOST, placeholder=" …")
-    progress = run.progress
+    progress = run.progress if run.state != "succeeded" or run.kind == "bench" else None  # its last, of the middle
     return "" if progress is None else f"{progress.done}/{progress.total} {progress.message}".rstrip()
 
 

@@ -80,14 +80,14 @@ def check_batch_hardware(request: BatchSizeRequest, chip: str | None, there: str
     Raises:
         UnknownHardwareError: the name is in no table. InvalidRequestError: the name is that of another chip.
     """
-    if request.hardware is None or chip is None:
+    if request.hardware is None:
         return
-    named, real = find_chip(request.hardware), find_chip(chip)
-    is_same = parse_hardware(request.hardware) is parse_hardware(chip)
+    named, real = find_chip(request.hardware), find_chip(chip or "")
+    is_same = chip is not None and parse_hardware(request.hardware) is parse_hardware(chip)
     is_family = request.hardware.strip().lower().replace("-", "_") in {each.value for each in HardwareType}
     if is_same and (named == real or named is None or is_family):  # a family may be of several chips
         return
-    message = f"hardware {request.hardware!r} stands beside {there}, which is {chip}"
+    message = f"hardware {request.hardware!r} stands beside {there}, which is {chip or 'of no known chip'}"
     raise _refuse("hardware", message, "leave out hardware, or name a target of it")
 
 

@@ -236,7 +236,7 @@ def _price(plan: Plan, request: PlanRequest, model: ModelSpec, inventory: Invent
     try:
         question = inventory.ask(model, request.training, math.prod(plan.mesh_shape.values()), request)
     except PlanInfeasibleError as error:
-        if plan.platform == "cpu" and not request.audit:
+        if plan.platform == "cpu" and request.compile and not request.audit:
             return plan  # has no price, and its compiler reports the memory
         message = f"memory and time of a step cannot be estimated: {error.errors[0]['message']}"
         notice = Notice(code="not_priced", message=message, hint="plan on a target, such as v5p:4x4x4")

@@ -411,7 +411,10 @@ def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> It
         yield from ((place, finding) for finding in _check_host(host, expect, lease))
     yield from _compare(known, "devices", lambda host: str(len(_list(host).devices)), "look at GET /health of the host")
     yield from _compare(known, "platform", lambda host: _list(host).platform, "see `meshwright-agent doctor` there")
-    yield from _compare(known, "jax", lambda host: str(_list(host).software.jax), "install the same JAX on all hosts")
+    started = {place: host for place, host in known.items() if _list(host).software.jax}  # others have not imported it
+    yield from _compare(started, "jax", lambda host: str(_list(host).software.jax), "install the same JAX on all hosts")
+    agents = _compare(known, "agent", lambda host: _list(host).software.agent, "upgrade the agents of all hosts")
+    yield from ((place, finding.model_copy(update={"state": "unchecked"})) for place, finding in agents)
     yield from _compare_clocks(known, now)
 
 

@@ -194,7 +194,7 @@ class Benches:
         if in_the_way := self._list_in_the_way(request, opened):
             there = self._devices()
             others = there.devices if there.platform == "cpu" else ()  # on accelerators JAX opens all devices
-            raise self._registry.refuse(in_the_way, opened, "the bench", others)
+            raise self._registry.refuse(in_the_way, opened, "the bench", others, request.lease)
 
     def _list_in_the_way(self, request: BenchRequest, opened: Sequence[Device]) -> tuple[StoredLease, ...]:
         if request.lease is not None and self._registry.find(request.lease) is None:

@@ -1,8 +1,10 @@
 """The kernel log: XIDs and SXIDs of NVIDIA's drivers, and card failures without an XID. Runs in the probe.
 
 Rule: reading starts after the last record that was read. It never waits, and is limited in bytes and in equal lines of
-interest; other lines are dropped. An unreadable log is reported as an error, not as a log without XIDs. Records that
-were overwritten before they were read are counted. This module does not interpret the numbers.
+interest; other lines are dropped. Only a line that begins as the driver's counts: any user may crash a program with a
+name like one, whose first 15 characters the kernel writes before the process. An unreadable log is reported as an
+error, not as a log without XIDs. Records that were overwritten before they were read are counted. This module does not
+interpret the numbers.
 
 Source: the format of /dev/kmsg: Documentation/ABI/testing/dev-kmsg (kernel.org); forms of an XID's line: NVIDIA, XID
 Errors (docs.nvidia.com/deploy/xid-errors) and lines in github.com/NVIDIA/gpu-operator/issues/1146; of an SXID's:
@@ -46,7 +48,10 @@ _FAILURES: Final[Mapping[str, Literal["fallen_off_the_bus", "init_failed"]]] = {
     "fallen off the bus": "fallen_off_the_bus",
     "RmInitAdapter failed": "init_failed",
 }
-_GPU: Final = re.compile(r"GPU (?:at )?(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})")
+_FAILED: Final = re.compile(
+    r"NVRM: (?:RmInitAdapter failed"
+    r"|(?:The NVIDIA )?GPU (?:at )?(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}))"
+)
 _MARKS: Final = (b"NVRM: Xid", b": SXid ", *(words.encode() for words in _FAILURES))
 _PROCESS: Final = re.compile(r"pid='?(?:(\d{1,10})|[^,']*)'?,\s*(?:name=([^,]*),?\s*)?")
 
@@ -128,7 +133,7 @@ def parse_xid(message: str) -> Xid | None:
     Known forms are "(0000:03:00)", "(PCI:0000:03:00)" and "(PCI:0000:03:00 GPU-I:05)" before the number. After it comes
     the text, with or without `pid=1896, …` or `pid='<unknown>', name=<unknown>, …`.
     """
-    found = _XID.search(message)
+    found = _XID.match(message)
     if found is None:
         return None
     text = found[3].strip()
@@ -150,7 +155,7 @@ def parse_sxid(message: str) -> SXid | None:
     The known form is "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", with or without
     link.
     """
-    found = _SXID.search(message)
+    found = _SXID.match(message)
     if found is None:
         return None
     return SXid(
@@ -171,8 +176,8 @@ def parse_failure(message: str) -> CardFailure | None:
     system has", "NVRM: fallen off the bus and is not responding to commands."
     """
     code = next((code for words, code in _FAILURES.items() if words in message), None)
-    if code is None or "NVRM: " not in message:
+    found = _FAILED.match(message)
+    if code is None or found is None:
         return None
-    found = _GPU.search(message)
     text = " ".join(message.replace(r"\x0a", " ").replace("NVRM: ", "").split())
-    return CardFailure(code, f"{parse_pci_address(found[1])}.0" if found else None, text=text[:_MOST_TEXT])
+    return CardFailure(code, f"{parse_pci_address(found[1])}.0" if found[1] else None, text=text[:_MOST_TEXT])

@@ -87,6 +87,7 @@ class HostWatch(AgentHost):
         self._probing = asyncio.Lock()
         self._has_probed = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
+        self._was_reserved = False
         device.on_change = self.report_worker
 
     async def run(self) -> None:
@@ -109,6 +110,9 @@ class HostWatch(AgentHost):
         JAX is called if the worker runs or may be started. A worker that runs a bench is not called, because it would
         answer only afterwards: it counts as healthy while it sends progress, and the bench has a deadline.
         """
+        if self._was_reserved and not self._is_reserved:
+            self.update(released=False)  # a release lasts no longer than the lease under which it was made
+        self._was_reserved = self._is_reserved
         if self._stays and not self._has_answered:
             self._ask_jax()
             await self.probe()

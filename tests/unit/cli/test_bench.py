@@ -100,6 +100,8 @@ def test_latest_tells_the_age_of_records_and_is_1_without_any(meshwright: Comman
     assert meshwright("bench", "--latest").code == 1
     meshwright.fake.answer("GET", "/placement/bench", LatestBench(records=(build_record(),)))
     assert meshwright("bench", "--latest").out.splitlines()[0].endswith("age")
+    assert meshwright("bench", "--latest", "--case", build_record().case, "--devices", "0,1,2,3,4,5,6,7").code == 0
+    assert meshwright("bench", "--latest", "--case", "permute").code == 1
 
 
 @pytest.mark.parametrize("outcome", [

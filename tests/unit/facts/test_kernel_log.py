@@ -31,7 +31,7 @@ FORMS = [
     ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, ", "0000:10:1c.0", 63, 1896, None, "Row Remapper: New row"),
     ("NVRM: Xid (PCI:0000:00:06): 31, pid=79749, name=exe, ", "0000:00:06.0", 31, 79749, "exe", "Ch 0000000a, intr 0"),
     ("NVRM: Xid (PCI:0000:c3:00 GPU-I:05): 13, pid=9, name=a", "0000:c3:00.0", 13, 9, "a", ""),
-    ("[ 12.3] NVRM: Xid (PCI:0009:01:00): 119, pid=1, name=x, ", "0009:01:00.0", 119, 1, "x", "Timeout"),
+    ("NVRM: Xid (PCI:0009:01:00): 119, pid=1, name=x, ", "0009:01:00.0", 119, 1, "x", "Timeout"),
 ]
 """The line up to its text, what it says, and the text."""
 
@@ -76,7 +76,7 @@ def test_a_line_with_an_xid_counts_once_and_one_without_counts_too(log: Path) ->
 EGRESS = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)"
 SXIDS = [
     (EGRESS, False, 32),
-    ("[6781753.4] nvidia-nvswitch1: SXid (PCI:0000:C6:00.0): 20034, Fatal, Link 48 LTSSM Fault Up", True, 48),
+    ("nvidia-nvswitch1: SXid (PCI:0000:C6:00.0): 20034, Fatal, Link 48 LTSSM Fault Up", True, 48),
     ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 10004, Non-fatal, Host_thermal_event_start", False, None),
 ]
 
@@ -97,6 +97,9 @@ def test_each_known_form_of_an_sxids_line_is_read(line: str, is_fatal: bool, lin
     (parse_sxid, "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60 Sub-engine 00"),
     (parse_sxid, "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000, 0x00000000}"),
     (parse_sxid, "NVRM: Xid (PCI:0000:2b:00): 79, Fatal, Link 1"), (parse_sxid, ""),
+    (parse_xid, "NVRM: Xid (PCI:[77]: segfault at 0 ip 0 sp 0 error 4 in NVRM: Xid (PCI:0000:2b:00): 79, pid=1[0+1]"),
+    (parse_sxid, f"nvidia-nvswitch[77]: segfault at 0 error 4 in {EGRESS}[0+1]"),
+    (parse_failure, "NVRM: GPU 0000:[77]: segfault in NVRM: GPU 0000:2b:00.0: GPU has fallen off the bus.[0+1]"),
 ])  # fmt: skip
 def test_a_detail_or_another_line_is_none_of_them(parse: Callable[[str], object], line: str) -> None:
     assert parse(line) is None

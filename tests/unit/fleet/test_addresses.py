@@ -85,6 +85,10 @@ def test_a_host_that_was_never_asked_is_not_called_unreachable(monkeypatch: pyte
 
     monkeypatch.setattr("meshwright.fleet.MAX_AT_ONCE", 1)
     slow = functools.partial(Client, transport=httpx.MockTransport(hang), max_retries=0)
-    first, second = Fleet(["a", "b"], connect=slow).devices(timeout_s=0.3).hosts
+    fleet = Fleet(["a", "b"], connect=slow)
+    pools = [client._http for client in fleet.clients]
+    first, second = fleet.devices(timeout_s=0.3).hosts
+    assert [client._http is pool for client, pool in zip(fleet.clients, pools, strict=True)] == [False, True]
+    assert pools[0].is_closed  # what the host still sends is read by nobody
     assert (first.state, first.detail) == ("unreachable", "no answer within 0.3 s")
     assert (second.state, second.detail) == ("error", "not asked within 0.3 s: 1 others did not answer")

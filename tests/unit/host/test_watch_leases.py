@@ -46,6 +46,17 @@ class Host:
         return self.device.generation
 
 
+def test_a_release_lasts_no_longer_than_the_lease_under_which_it_was_made(dgx: Machine) -> None:
+    host = Host(dgx)
+    host.is_reserved = True
+    host.look()
+    asyncio.run(host.watch.release())
+    assert host.look() == 0
+    assert host.health.component("worker", host.clock.now()).reason.startswith("not started: the devices were released")
+    host.is_reserved = False
+    assert host.look() == 1  # so that its JAX is known to the next preflight
+
+
 @pytest.mark.parametrize("hold", ["on_demand", "always"])
 def test_jax_is_not_started_while_a_device_is_reserved(dgx: Machine, hold: str) -> None:
     host = Host(dgx, hold)

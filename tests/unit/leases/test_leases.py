@@ -47,6 +47,18 @@ def test_a_firm_lease_takes_over_a_preemptible_one_and_nothing_else_does(
     run_scene(tmp_path, test)
 
 
+def test_a_hint_names_all_leases_in_the_way_and_the_time_of_the_last(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.lease([0], lease_id="a", ttl_s=3)
+        await scene.lease([1], lease_id="b", ttl_s=600)
+        with pytest.raises(DeviceLeasedError) as caught:
+            await scene.lease()
+        assert "wait for the end of a and b (600 s at most)" in caught.value.hint
+        assert caught.value.hint.endswith("DELETE /leases/a and DELETE /leases/b")
+
+    run_scene(tmp_path, test)
+
+
 def test_no_lease_is_made_before_the_devices_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def look() -> Any:
         raise UnavailableError("the agent is still looking at its devices")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
-from meshwright.planning.batch_request import estimate_request, name_batch_hardware
+from meshwright.planning.batch_request import check_batch_hardware, estimate_request, name_batch_hardware
 from meshwright.planning.request import Inventory, answer_request
 from meshwright.planning.search.measured import Measurement
 from meshwright.topology.targets import build_target
@@ -139,6 +139,11 @@ def test_a_stored_plan_of_hardware_without_figures_is_refused() -> None:
     made = plan(target="cpu:8")
     with pytest.raises(PlanInfeasibleError, match="the devices are cpu"):
         estimate_request(build(plan=made.fingerprint, mesh=None, target=None), stored=made)
+
+
+def test_hardware_beside_devices_of_no_known_chip_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="'h100' stands beside this host, which is of no known chip"):
+        check_batch_hardware(BatchSizeRequest(hardware="h100", model="llama3-8b"), None, "this host")
 
 
 def test_a_target_beside_hardware_is_a_target_of_it() -> None:

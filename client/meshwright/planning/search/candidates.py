@@ -363,7 +363,7 @@ def _find_pair_rate(topology: Topology, gpu: int) -> float | None:
 
 
 def _refuse(reason: str) -> PlanInfeasibleError:
-    hint = 'name the hardware, as in "target": "v5p:4x4x4", or give a mesh, which is planned without prices'
+    hint = "name the hardware as a target, such as v5p:4x4x4; or POST /mesh/plan a mesh, which needs no prices"
     return PlanInfeasibleError.of("target", f"no mesh can be chosen for a model here: {reason}", hint, reason)
 
 

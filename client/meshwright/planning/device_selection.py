@@ -422,21 +422,13 @@ def _part_held(
 
 def _find_all(names: Names, topology: Topology, field: str) -> tuple[int, ...]:
     if not names:
-        raise refuse(
-            f"{field} is an empty list; {name_hosts(topology)} {len(topology.devices)} devices; a plan "
-            f"needs at least one",
-            "name some, such as 0, or leave it out",
-            field,
-        )
+        detail = f"{field} is an empty list; {name_hosts(topology)} {len(topology.devices)} devices"
+        raise refuse(f"{detail}; a plan needs at least one", "name some, such as 0, or leave it out", field)
     found = tuple(_find(name, topology, field) for name in names)
     doubled = next((index for index, times in Counter(found).items() if times > 1), None)
     if doubled is not None:
-        raise refuse(
-            f"{field} names device {topology.describe([doubled])} {found.count(doubled)} times; "
-            f"a device can stand on a mesh once",
-            "name every device once",
-            field,
-        )
+        detail = f"{field} names device {topology.describe([doubled])} {found.count(doubled)} times"
+        raise refuse(f"{detail}; a device can stand on a mesh once", "name every device once", field)
     return found
 
 
@@ -451,13 +443,11 @@ def _find(name: int | str, topology: Topology, field: str) -> int:
         rule = "a device is named by its local index, host/index, uuid or PCI bus id"
         hint = f"use one of {there}, or a uuid from GET /devices"
         raise refuse(f"{field} names {repr(name)[:80]}; {name_hosts(topology)} devices {there}; {rule}", hint, field)
-    raise refuse(
-        f"{field} names {repr(name)[:80]}, which {len(found)} devices share "
-        f"({topology.describe(found)}); "
-        f"a name must mean one device",
-        f"name it with its host, or by uuid: {topology.describe(found)}",
-        field,
+    shared = topology.describe(found)
+    detail = (
+        f"{field} names {repr(name)[:80]}, which {len(found)} devices share ({shared}); a name must mean one device"
     )
+    raise refuse(detail, f"name it with its host, or by uuid: {shared}", field)
 
 
 def describe_left_out(topology: Topology, indices: Sequence[int]) -> str:

@@ -208,11 +208,9 @@ def read_dcn(asked: str | Mapping[str, int], spec: MeshSpec, granules: Sequence[
     split = tuple(parts.get(name, 1) for name in spec.names)
     if len(set(granules)) > 1:
         sizes = ", ".join(map(str, sorted(set(granules))))
-        raise _refuse(
-            f"dcn {MeshSpec.parse(parts)} splits mesh {spec} over {count} granules (slices, or hosts); they have "
-            f"{sizes} devices; a split needs as many in each",
-            "leave dcn out, or choose devices of equal granules in `devices`",
-        )
+        detail = f"dcn {MeshSpec.parse(parts)} splits mesh {spec} over {count} granules (slices, or hosts)"
+        detail += f"; they have {sizes} devices; a split needs as many in each"
+        raise _refuse(detail, "leave dcn out, or choose devices of equal granules in `devices`")
     if math.prod(split) != count or any(size % part for size, part in zip(spec.sizes, split, strict=True)):
         works = split_axes(spec.sizes, count)
         hint = "leave it out"

@@ -298,8 +298,8 @@ class _Planner:
             yield Notice(
                 code="granules_uneven",
                 message=f"mesh {self.spec} lies on {len(counts)} granules (slices, or hosts) with {told} of its "
-                f"devices: some groups of an axis cross them and others do not",
-                hint="choose as many devices on each, by name or by devices.exclude",
+                f"devices: unless its axes divide both, some groups of an axis cross them and others do not",
+                hint="compare it with as many devices on each, by name or by devices.exclude",
             )
         if found := find_differing(topology, used):
             name, values = found

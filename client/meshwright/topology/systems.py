@@ -326,10 +326,8 @@ def build_slice(chip: Chip, shape: Shape, *, asked: str) -> Slice:
         shape = shape[:2]
     if not is_legal(chip, shape):
         near = [f"{chip.aliases[0]}:{write_shape(each)}" for each in suggest_shapes(chip, shape)]
-        raise refuse(
-            f"target {asked}: {chip.name} has no slice of {write_shape(shape)} chips; its slices are {rule.text}",
-            f"use {', '.join(near)}",
-        )
+        detail = f"target {asked}: {chip.name} has no slice of {write_shape(shape)} chips; its slices are {rule.text}"
+        raise refuse(detail, f"use {', '.join(near)}")
     named = (each for each in read_slices() if (each.chip.family, each.shape) == (chip.family, shape))
     return next(named, Slice(chip, shape))
 
@@ -357,11 +355,9 @@ def _measure(one: Shape, other: Shape) -> tuple[float, float, Shape]:
 def check_twist(slice_: Slice, *, asked: str) -> None:
     """Raises PlanInfeasibleError unless the torus of the slice can be twisted."""
     if not slice_.can_twist:
-        raise refuse(
-            f"target {asked}: a slice of {write_shape(slice_.shape)} {slice_.chip.name} chips cannot be twisted; "
-            f"twisted tori are k×k×2k and k×2k×2k of v4, v5p and 7x, k a multiple of 4",
-            "leave out _twisted, or use a shape such as 4x4x8 or 4x8x8",
-        )
+        detail = f"target {asked}: a slice of {write_shape(slice_.shape)} {slice_.chip.name} chips cannot be twisted"
+        rule = "twisted tori are k×k×2k and k×2k×2k of v4, v5p and 7x, k a multiple of 4"
+        raise refuse(f"{detail}; {rule}", "leave out _twisted, or use a shape such as 4x4x8 or 4x8x8")
 
 
 def refuse(detail: str, hint: str) -> PlanInfeasibleError:

@@ -117,12 +117,10 @@ def _find_slice(spec: TargetSpec, chip: Chip) -> Slice:
 
 def _take_named(spec: TargetSpec, named: Slice) -> Slice:
     if spec.shape:
-        whole = f"{named.chip.aliases[0]}:{write_shape(named.shape)}"
-        raise refuse(
-            f"target {spec}: {spec.chip} is the name of a slice, which has its shape, {write_shape(named.shape)}; "
-            f"a shape stands only behind a chip",
-            f"use {spec.chip}, or {whole}",
-        )
+        shape = write_shape(named.shape)
+        detail = f"target {spec}: {spec.chip} is the name of a slice, which has its shape, {shape}"
+        hint = f"use {spec.chip}, or {named.chip.aliases[0]}:{shape}"
+        raise refuse(f"{detail}; a shape stands only behind a chip", hint)
     if spec.twisted:
         check_twist(named, asked=str(spec))
     return named
@@ -147,10 +145,8 @@ def _refuse_count(spec: TargetSpec, chip: Chip, count: int) -> PlanInfeasibleErr
         near.insert(0, str(TargetSpec(name, (usual,), spec.granules * count // usual)))
     whole = f"; a whole NVLink domain is {name}:{domain}" if domain else ""
     known = ", ".join(map(str, counts))
-    return refuse(
-        f"target {spec}: no host with {count} {chip.name} is known; known hosts have {known}{whole}",
-        f"use {', '.join(near)}",
-    )
+    detail = f"target {spec}: no host with {count} {chip.name} is known; known hosts have {known}{whole}"
+    return refuse(detail, f"use {', '.join(near)}")
 
 
 def _refuse_unknown(spec: TargetSpec) -> PlanInfeasibleError:

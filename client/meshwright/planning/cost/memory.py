@@ -144,9 +144,10 @@ class StepMemory:
     # ---- state -----------------------------------------------------------------------------------------
 
     def _count_held(self, dense: Any, experts: Any) -> Any:
-        """Returns the parameters that a device has between their uses; fsdp cuts them, with context and expert axes."""
+        """Returns the parameters that a device has between their uses; fsdp cuts them, and context and expert axes with
+        it where all divide."""
         layout = self.layout
-        is_cut = np.asarray(layout.fsdp) > 1
+        is_cut = (np.asarray(layout.fsdp) > 1) & (self.work.hidden % (layout.fsdp * layout.cp * layout.ep) == 0)
         whole = np.minimum(self.whole_parameters, dense)
         over_dense = layout.tp * layout.fsdp * np.where(is_cut, layout.cp * layout.ep, 1)
         over_experts = layout.tp * layout.ep * layout.fsdp * np.where(is_cut, layout.cp, 1)

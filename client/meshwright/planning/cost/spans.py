@@ -30,7 +30,7 @@ from meshwright.planning.cost.collectives import (
     torus_wire,
 )
 from meshwright.planning.granules import split_axes, weigh_axes
-from meshwright.planning.parallelism import SEARCH_AXES
+from meshwright.planning.parallelism import SEARCH_AXES, name_axis
 from meshwright.planning.torus import cut_torus, find_box
 from meshwright.topology.chips import Chip
 from meshwright.topology.torus import Dimension, list_dimensions
@@ -251,20 +251,16 @@ def _cut(
     return [[(part.size, part.is_closed(box), part.measure_step(box)) for part in axis.parts] for axis in cut]
 
 
-def read_spans(
-    plan: Plan, chip: Chip, names: Mapping[str, str] | None = None, pair_bytes_per_s: float | None = None
-) -> Spans:
-    """Returns the spans of a plan, in its real order. An axis of `AXES` that the plan lacks has size 1.
+def read_spans(plan: Plan, chip: Chip, pair_bytes_per_s: float | None = None) -> Spans:
+    """Returns the spans of a plan, in its real order. Axes of one role are one of `AXES`, of unknown names dp.
 
     Args:
         plan: the plan.
         chip: of its devices.
-        names: the plan's name of each of `AXES` that it has; None: the names used here.
         pair_bytes_per_s: as in `lay_on_hosts`.
     """
-    found = {axis.name: axis for axis in plan.axes}
-    axes = [found.get((names or {}).get(axis, axis), PlanAxis(name=axis, size=1)) for axis in AXES]
-    groups = {name: [axes[at] for at in places] for name, places in GROUPS.items()}
+    axes = [[axis for axis in plan.axes if name_axis(axis.name) == name] for name in AXES]
+    groups = {name: [axis for at in places for axis in axes[at]] for name, places in GROUPS.items()}
     if chip.platform == "tpu":
         return {name: _read_torus_span(group, plan.granules[0], chip) for name, group in groups.items()}
     return {name: _read_host_span(group, chip, pair_bytes_per_s) for name, group in groups.items()}
@@ -279,7 +275,7 @@ def _read_host_span(axes: Sequence[PlanAxis], chip: Chip, pair_bytes_per_s: floa
 
 def _read_torus_span(axes: Sequence[PlanAxis], granule: Granule, chip: Chip) -> Span:
     """Returns the wires of a group: with the links of its devices in the plan, and rings where an axis closes."""
-    link, sides, rings = _share_link(chip), list[int](), list[bool]()
+    link, sides, rings = _share_link(chip), [1], [False]
     for axis in axes:
         inside = axis.size // axis.dcn_size
         dims = [*(axis.group_shape or ()), 1]

@@ -20,7 +20,7 @@ from typing import Final
 from meshwright.planning.compile_job import find_inexpressible
 from meshwright.planning.cost.memory import build_execution
 from meshwright.planning.cost.step_time import LAW, find_expert_factor
-from meshwright.planning.cost.work import build_work
+from meshwright.planning.cost.work import BLOCK, build_work
 from meshwright.planning.job_code import Setting, refuse
 from meshwright.planning.models import find_preset
 from meshwright.planning.parallelism import choose_near, find_role, list_divisors, write_values
@@ -53,7 +53,7 @@ def write_maxtext(setting: Setting) -> str:
             pipeline whose micro-batches or layers do not fill its stages equally, or cuts heads of keys and values; or
             a device has a part of a token.
     """
-    _check_attention(setting)
+    _check_model(setting)
     step = {**_list_parallelism(setting), **_list_batch(setting), **_list_numbers(setting), **_list_experts(setting)}
     flags = {
         "run_name": "meshwright",
@@ -86,18 +86,30 @@ def _list_parallelism(setting: Setting) -> dict[str, str]:
     return {f"{name}_parallelism": str(size) for name, size in sizes.items() if size > 1 or name in ALWAYS}
 
 
-def _check_attention(setting: Setting) -> None:
-    """Raises InvalidRequestError where tensor axes cut heads of keys and values, which MaxText does not repeat, or
-    where cuDNN's kernel does not do what the model needs."""
+def _check_model(setting: Setting) -> None:
+    """Raises InvalidRequestError where tensor axes cut heads of keys and values, which MaxText does not repeat; where
+    fsdp, context and expert axes do not divide a weight; or where a kernel does not do what the model needs."""
+    model, cut = setting.model, setting.axes.find("fsdp", "context", "expert") if setting.axes.find("fsdp") else ()
+    for size in filter(None, (model.hidden_size, model.q_lora_rank, model.kv_lora_rank)):
+        if size % setting.axes.measure(cut):
+            message = f"{setting.axes.write(cut)} does not divide {size}, the side of a weight, as it must in MaxText"
+            raise refuse("maxtext", message, "use fewer devices on them, and more of dp or tp")
     heads, tensor, parts = setting.model.kv_heads, setting.axes.tensor, setting.axes.measure(setting.axes.tensor)
     if heads % parts and not setting.model.is_latent:
         message = f"{setting.axes.write(tensor)} does not divide num_key_value_heads {heads}, as it must in MaxText"
         near = write_values(choose_near(list_divisors(heads), parts))
         raise refuse("maxtext", message, f"use a mesh with {' × '.join(tensor)} of {near}")
+    length, context = setting.training.seq_len, setting.axes.measure(setting.axes.context)
     if _find_kernel(setting) == "cudnn_flash_te":
-        is_cut = setting.axes.measure(setting.axes.context) > 1 and setting.model.window
-        if missing := "attention sinks" if setting.model.attention_sinks else "windows on context axes" * bool(is_cut):
-            raise refuse("maxtext", f"MaxText has no {missing} in cudnn_flash_te", 'use attention "xla"')
+        has = {"attention sinks": setting.model.attention_sinks, "indexer": setting.model.index_topk}
+        has["windows on context axes"] = context > 1 and setting.model.window
+        if missing := [name for name, is_there in has.items() if is_there]:
+            raise refuse("maxtext", f"MaxText has no {missing[0]} in cudnn_flash_te", 'use attention "xla"')
+    if _find_kernel(setting) == "flash" and length // context % min(BLOCK, length):
+        message = (
+            f"{length} tokens over {context} are not whole blocks of {BLOCK} tokens, as MaxText's flash needs them"
+        )
+        raise refuse("maxtext", message, f'use a seq_len that is a multiple of {BLOCK * context}, or attention "xla"')
 
 
 def _find_kernel(setting: Setting) -> str:
@@ -164,10 +176,19 @@ def _list_batch(setting: Setting) -> dict[str, str]:
 
 
 def _count_layers(model: ModelSpec) -> int:
-    """Returns the layers that MaxText cuts into stages. Gemma 2's are pairs; of DeepSeek's only those with experts."""
+    """Returns the layers that MaxText cuts into stages. Gemma 2's are pairs; of DeepSeek's only those with experts.
+
+    Raises:
+        InvalidRequestError: they are not alike: it would repeat the first, or whole cycles of them.
+    """
     name = known.model_name if (known := _find_known(model)) else ""
+    if name.startswith("gemma2"):
+        return model.num_hidden_layers // 2
     layers = model.expert_layer_count if name.startswith(("deepseek", "kimi")) else model.num_hidden_layers
-    return layers // 2 if name.startswith("gemma2") else layers
+    if 0 < model.window_layer_count < layers or 0 < model.expert_layer_count <= model.dense_layer_count:
+        message = "MaxText's pipeline has one kind of layer; this model's differ in windows or experts"
+        raise refuse("maxtext", message, "leave out the pipeline")
+    return layers
 
 
 def _write_batch(setting: Setting, passes: int) -> str:
@@ -193,9 +214,10 @@ def _find_tiling(setting: Setting) -> tuple[int, int]:
     if not most or setting.axes.find("pipeline"):
         return 1, 1
     training = setting.training
-    pieces = int(memory.count_pieces(training.seq_len // setting.axes.measure(setting.axes.context), most))
+    length = training.seq_len // setting.axes.measure(setting.axes.context)
     tokens = float(_write_batch(setting, training.gradient_accumulation_steps)) * training.seq_len
-    return pieces, next((count for count in range(pieces, 2 * pieces + 1) if tokens % count == 0), 1)
+    near = range(least := math.ceil(length / most), 4 * least + 1)  # each tile computes a gradient of the whole head
+    return int(memory.count_pieces(length, most)), next((count for count in near if tokens % count == 0), 1)
 
 
 def _list_numbers(setting: Setting) -> dict[str, str]:
@@ -220,6 +242,8 @@ def _list_numbers(setting: Setting) -> dict[str, str]:
         flags["packing"] = "false"
     if setting.plan.platform == "tpu":
         flags["allow_split_physical_axes"] = "true"
+    if setting.model.index_topk and flags["attention"] == "flash":
+        flags["use_tokamax_splash"] = "true"
     return flags
 
 
@@ -228,7 +252,8 @@ def _list_experts(setting: Setting) -> dict[str, str]:
     if not setting.model.num_experts:
         return {}
     if _is_dropless(setting):
-        return {} if setting.plan.platform == "tpu" else {"megablox": "false"}  # a kernel for TPUs
+        places = {"ragged_buffer_factor": str(setting.training.capacity_factor)} if setting.axes.expert else {}
+        return places if setting.plan.platform == "tpu" else {**places, "megablox": "false"}  # a kernel for TPUs
     return {"sparse_matmul": "false", "megablox": "false", "capacity_factor": str(setting.training.capacity_factor)}
 
 
@@ -256,12 +281,13 @@ def _list_notes(setting: Setting) -> Iterator[str]:
         if setting.model.attn_logit_softcapping:
             yield "attn_logit_softcapping; cudnn_flash_te does not cap scores"
     pieces, tiling = _find_tiling(setting)
-    if tiling < pieces:
+    if tiling == 1 < pieces:
         logits = setting.micro_batch_size * training.seq_len * setting.model.vocab_size
         extra = logits / setting.axes.measure((*setting.axes.context, *setting.axes.tensor)) * (1 - 1 / pieces) / 2**28
         yield f"logits in {pieces} pieces; a device's tokens are not cut so, and all at once take {extra:.3g} GiB more"
     if setting.model.num_experts and _is_dropless(setting):
-        yield f"capacity_factor {training.capacity_factor}; the plan's experts drop no tokens, which takes less time"
+        where = " but where an expert axis has no place for them (ragged_buffer_factor)" if setting.axes.expert else ""
+        yield f"capacity_factor {training.capacity_factor}; the plan's experts drop no tokens{where}"
     kinds = sorted({kind for kind in plan.axis_types.values() if kind != "auto"})
     if kinds:
         yield f"axes of type {' and '.join(kinds)}; MaxText makes them by shard_mode"

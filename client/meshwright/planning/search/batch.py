@@ -1,7 +1,8 @@
 """The batch of a step on a mesh: the least whose throughput is near the best that fits.
 
-Batches of unit × 1, 2, 4, … are priced; unit: data-parallel parts × accumulation steps. Where training does not give
-accumulation and remat, the best that fit each batch are used.
+Batches of unit × 1, 2, 4, … are priced; unit: data-parallel parts × accumulation steps; and × stages, whose circular
+pipeline needs multiples of them. Where training does not give accumulation and remat, the best that fit each batch are
+used.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
     mesh_shape, spans = plan.mesh_shape, read_order(plan, question.hardware)
     layout = read_layout(mesh_shape, question.training)
     parts, passes = int(layout.data_parts), int(layout.gradient_accumulation_steps)
-    unit = parts * passes
-    largest = _find_largest(question, layout)
+    largest, unit = _find_largest(question, layout), parts * passes
     is_free = largest > 0 and "gradient_accumulation_steps" not in question.training.model_fields_set
     most = unit << (DOUBLINGS - 1) if is_free else largest
-    batches = tuple(_list_batches(unit, min(most, question.training.global_batch_size)))
+    most, units = min(most, question.training.global_batch_size), (unit, unit * int(layout.pp))
+    batches = tuple(sorted({batch for each in units for batch in _list_batches(each, most)}))
     costs = {batch: _price(question, batch, mesh_shape, spans) for batch in batches or (unit,)}
     batches = tuple(batch for batch in batches if costs[batch]["memory"].fits)  # a pipeline keeps all its micro-batches
     chosen = choose_near_best({batch: costs[batch]["tokens_per_s"] for batch in batches})
     told = costs[chosen or unit]
     if chosen and is_free and int(layout.pp) > 1:  # whose micro-batches are all in its loop
-        largest = told["largest_batch"] or 0
+        largest = max(told["largest_batch"] or 0, *batches)
     step: PlanStepTime = told["step_time"]
     limit, share = find_largest_part(step)
     shape = write_mesh(mesh_shape)
@@ -65,9 +66,9 @@ def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
     if chosen:
         message = f"{chosen} sequences a step on {shape}, {chosen // parts} for each of {parts} data-parallel part"
         message += f"{'s' * (parts > 1)}: the least with {NEAR_BEST:.0%} of the most tokens/s; {limit} takes "
-        message += (
-            f"{share:.0%} of the step; at most {largest} fit in {f'{passes} passes' if passes > 1 else 'one pass'}"
-        )
+        where = f"in {passes} passes" if passes > 1 else "in one pass"
+        fits = f"at least {largest} fit" if is_free and int(layout.pp) > 1 else f"at most {largest} fit {where}"
+        message += f"{share:.0%} of the step; {fits}"
     fields = dict.fromkeys(told) | (told if chosen else {"memory": memory, "measured": told["measured"]})
     fields["largest_batch"] = largest or None
     return EstimatedBatch(

@@ -126,7 +126,7 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
     rules = {axis: [rule for rule in listed if SEARCH_AXES[rule.roles[0]] == axis] for axis in AXES}
     choices = {axis: _choose(axis, sizes, rules[axis], bounds, left) for axis in AXES}
     states = bounds.optimizer_bytes or (count_optimizer_bytes(training),)
-    layout = _add_batches(_cross(devices, choices), training.global_batch_size, bounds, states)
+    layout = _add_batches(_cross(devices, model, choices), training.global_batch_size, bounds, states)
     return Space(layout, tuple(left))
 
 
@@ -152,14 +152,16 @@ def _is_wasteful(axis: str, size: int, rules: Sequence[AxisRule]) -> bool:
     return axis == "cp" and size > 1 and whole // size < CONTEXT_LEAST
 
 
-def _cross(devices: int, choices: Mapping[str, list[int]]) -> dict[str, Numbers]:
-    """Returns all combinations whose product is the number of devices; `dp` is the remaining factor."""
+def _cross(devices: int, model: ModelSpec, choices: Mapping[str, list[int]]) -> dict[str, Numbers]:
+    """Returns all combinations whose product is the number of devices, and that cut weights equally; `dp` is the
+    remaining factor."""
     names = ("tp", "cp", "ep", "pp", "fsdp")
     grid = np.meshgrid(*(np.asarray(choices[axis], dtype=np.int64) for axis in names), indexing="ij")
     found = dict(zip(names, map(np.ravel, grid), strict=True))
     product = np.prod(list(found.values()), axis=0)
     found["dp"] = devices // product
     is_allowed = (devices % product == 0) & np.isin(found["dp"], choices["dp"])
+    is_allowed &= (found["fsdp"] == 1) | (model.hidden_size % (found["fsdp"] * found["cp"] * found["ep"]) == 0)
     return {name: values[is_allowed] for name, values in found.items()}
 
 
@@ -304,9 +306,9 @@ class Hardware:
             memory_bytes_per_s=self.chip.device_memory_bytes_per_s * self.find_ratio("memory_bandwidth"),
         )
 
-    def read(self, plan: Plan, names: Mapping[str, str]) -> Spans:
-        """Returns the links of a plan's axes in its own order; `names`: the plan's name of each of its axes."""
-        return self._scale(read_spans(plan, self.chip, names, self.pair_bytes_per_s))
+    def read(self, plan: Plan) -> Spans:
+        """Returns the links of a plan's axes in its own order."""
+        return self._scale(read_spans(plan, self.chip, self.pair_bytes_per_s))
 
     def lay(self, layout: Layout) -> Spans:
         """Returns the links of the axes of each candidate."""

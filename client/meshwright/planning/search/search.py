@@ -356,6 +356,7 @@ def price_plan(plan: Plan, question: Question) -> Plan:
         message = f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
         message += f"{(memory.capacity_bytes or 0) / 2**30:.1f}"
         hint = "a smaller batch, more of fsdp or tp, or free passes and remat need less; a search finds what fits"
+        hint = hint if _is_feasible(question, Bounds()) else build_nothing_fits(question).hint
         told["warnings"] += (Notice(code="memory_does_not_fit", message=message, hint=hint),)
     return plan.model_copy(update=told)
 
@@ -457,11 +458,10 @@ def bound_schedule(training: TrainingSpec) -> Bounds:
 
 
 def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
-    """Returns the links of a plan's axes in its own order; None where two of its axes have one role, or some hosts have
-    fewer of the devices than others, so that groups of an axis differ."""
-    names, crossed = find_names(plan.mesh_shape), math.prod(axis.dcn_size for axis in plan.axes)
-    is_even = crossed * hardware.domain >= hardware.devices
-    return hardware.read(plan, names) if is_even and len(names) == len(plan.mesh_shape) else None
+    """Returns the links of a plan's axes in its own order; None where some hosts have fewer of the devices than others,
+    so that groups of an axis differ."""
+    is_even = math.prod(axis.dcn_size for axis in plan.axes) * hardware.domain >= hardware.devices
+    return hardware.read(plan) if is_even else None
 
 
 def _read_total(plan: Plan) -> float:

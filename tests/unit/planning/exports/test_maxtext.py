@@ -114,8 +114,7 @@ def test_a_cap_on_scores_that_the_kernel_for_gpus_has_not_is_told() -> None:
 
 
 @pytest.mark.parametrize(("mesh", "length", "flag"), [
-    ("fsdp:4,cp:4", 4096, None), ("fsdp:2,cp:8", 1000, "false"), ("fsdp:4,cp:3", 12288, "false"),
-    ("fsdp:16", 4095, None),
+    ("fsdp:4,cp:4", 4096, None), ("fsdp:2,cp:8", 4096, None), ("dp:4,cp:3", 13824, "false"), ("fsdp:16", 4608, None),
 ])  # fmt: skip
 def test_sequences_are_not_balanced_over_context_axes_where_their_pieces_differ(
     mesh: str, length: int, flag: str | None
@@ -218,6 +217,39 @@ def test_experts_run_as_they_are_priced(model: str, seq_len: int, target: str, s
     more = make_plan(mesh="fsdp:64", model=model, target=target, training={**training, "capacity_factor": 64})[0]
     plan = make_plan(mesh="fsdp:64", model=model, target=target, training=training)[0]
     assert is_dropless == (plan.step_time == more.step_time) == (len(said) < 3)
+
+
+@pytest.mark.parametrize(("model", "mesh", "training", "words"), [
+    ("llama4-17b-16e", "pp:4,fsdp:16", {"gradient_accumulation_steps": 4}, "one kind of layer"),
+    ("gpt-oss-20b", "fsdp:64,ep:2", {}, "fsdp:64 × ep:2 does not divide 2880"),
+    ("deepseek3-671b", "fsdp:64", {"seq_len": 6000}, "6000 tokens over 1 are not whole blocks of 512"),
+    ("llama3-8b", "fsdp:8,cp:8", {"seq_len": 2048}, "2048 tokens over 8 are not whole blocks of 512"),
+])  # fmt: skip
+def test_what_maxtext_would_refuse_or_do_otherwise_is_refused(
+    model: str, mesh: str, training: dict[str, Any], words: str
+) -> None:
+    asked = {"seq_len": 4096, "global_batch_size": 256, **training}
+    with pytest.raises(InvalidRequestError, match=words):
+        export(
+            "maxtext", mesh=mesh, model=model, target="v5p:4x4x4" if "ep" not in mesh else "v5p:4x4x8", training=asked
+        )
+
+
+def test_an_indexer_has_the_kernel_that_maxtext_has_for_it() -> None:
+    asked: Any = {"model": "deepseek3.2-671b", "mesh": "fsdp:64,ep:8"}
+    asked["training"] = {"seq_len": 4096, "global_batch_size": 512}
+    flags = read_flags(export("maxtext", target="v5p:8x8x8", **asked))
+    assert (flags["attention"], flags["use_tokamax_splash"], flags["ragged_buffer_factor"]) == ("flash", "true", "1.25")
+    with pytest.raises(InvalidRequestError, match="no indexer in cudnn_flash_te"):
+        export("maxtext", target="64*h100:8", **asked)
+
+
+@pytest.mark.parametrize(("length", "tiles"), [(4096, "4"), (4093, "1"), (4200, "5")])
+def test_logits_are_cut_into_few_tiles_or_none(length: int, tiles: str) -> None:
+    training = {"seq_len": length, "global_batch_size": 8, "gradient_accumulation_steps": 1}
+    text = export("maxtext", model="llama3.2-1b", mesh="fsdp:8", target="h100:8", training=training)
+    assert read_flags(text)["num_vocab_tiling"] == tiles
+    assert ("logits in 4093 pieces" in read_notes(text)) == (tiles == "1")
 
 
 def test_what_no_flag_says_is_a_comment() -> None:

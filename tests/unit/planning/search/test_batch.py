@@ -84,6 +84,13 @@ def test_the_largest_fits_and_one_more_a_part_not(target: str, mesh: dict[str, i
     assert found.batches[-1].schedule.global_batch_size == found.plan.largest_batch
 
 
+def test_a_pipeline_is_offered_micro_batches_that_fill_its_stages() -> None:
+    found = estimate("3*h100:8", {"pp": 3, "fsdp": 8}, "llama3-70b", seq_len=4096, global_batch_size=96)
+    rates = {each.schedule.global_batch_size: each.tokens_per_s for each in found.batches}
+    assert set(rates) >= {8, 16, 24, 32, 48}
+    assert rates[24] > 1.2 * rates[32]  # six layers go round each stage in turn, or none do
+
+
 @settings(max_examples=40)
 @given(
     case=st.sampled_from(MESHES),

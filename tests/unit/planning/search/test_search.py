@@ -263,11 +263,26 @@ def test_a_batch_that_fits_is_told_where_the_given_one_does_not() -> None:
     assert any("; 960 fits, on dp:5 × fsdp:32" in each.message for each in found.warnings)
 
 
+def test_axes_of_size_one_and_two_of_a_role_do_not_change_the_price() -> None:
+    asked = {"target": "16*v5e:4x4", "training": {"global_batch_size": 512, "seq_len": 4096}}
+    meshes = ("fsdp:16,dp:16", "fsdp:16,fsdp_transpose:1,dp:16", "fsdp:16,replica:4,data:4")
+    first, *others = (ask(mesh=mesh, **asked).plans[0].step_time.total_s for mesh in meshes)
+    assert others == [pytest.approx(first)] * 2
+    assert first > 2 * ask(mesh="dp:16,fsdp:16", **asked).plans[0].step_time.total_s  # fsdp inside of the slices
+
+
+def test_a_search_cuts_weights_equally() -> None:
+    found = ask(model="gpt-oss-20b", target="v5e:16x16", training={"global_batch_size": 1024, "seq_len": 4096}, top=5)
+    for plan in found.plans:
+        parts = [plan.mesh_shape.get(axis, 1) for axis in ("fsdp", "ep", "cp")]
+        assert parts[0] == 1 or 2880 % math.prod(parts) == 0, plan.mesh_shape
+
+
 def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mesh() -> None:
     with pytest.raises(PlanInfeasibleError, match="here: the devices are cpu; no figures of it are known"):
         ask(target="cpu:8")
     (plan,) = ask(target="cpu:8", mesh="fsdp:8").plans
-    assert (plan.step_time, plan.memory, plan.warnings) == (None, None, ())
+    assert (plan.step_time, plan.memory, [each.code for each in plan.warnings]) == (None, None, ["not_priced"])
 
     known = build_target("4*h100:8")
     unknown = replace(known, devices=tuple(d.model_copy(update={"kind": "NVIDIA H100 NVL"}) for d in known.devices))

@@ -31,7 +31,7 @@ from meshwright_agent.supervisor.specs import (
     build_device_spec,
     build_probe_spec,
     describe_holders,
-    explain_untouched,
+    explain_not_started,
     has_accelerators,
 )
 from meshwright_agent.supervisor.supervisor import Supervisor
@@ -78,7 +78,7 @@ class Surroundings:
     jax: Mapping[str, Any] | None = None
     jax_error: str = ""
     jax_log: tuple[str, ...] = field(default=())
-    untouched: str = ""
+    not_started: str = ""
     state_error: str = ""
 
     @property
@@ -116,9 +116,9 @@ async def _look(settings: Settings, environ: Mapping[str, str], owner: str) -> d
     except ProblemError as error:
         seen["facts_error"] = error.detail
     if settings.cpu_devices is None and has_accelerators(settings):
-        untouched = owner or explain_untouched(seen.get("facts")) or _explain_lease(settings)
-        if untouched:
-            return seen | {"untouched": untouched}
+        not_started = owner or explain_not_started(seen.get("facts")) or _explain_lease(settings)
+        if not_started:
+            return seen | {"not_started": not_started}
     try:
         seen["jax"] = await _describe_jax(settings, environ)
     except ProblemError as error:
@@ -263,7 +263,7 @@ def _check_platforms(here: Surroundings) -> CheckResult | None:
     value = here.environ.get("JAX_PLATFORMS", "")
     if value == "cpu" and (here.gpu_count or here.tpu_count):
         return CheckResult("wrong", "JAX_PLATFORMS", "is cpu: JAX ignores the accelerators", "unset JAX_PLATFORMS")
-    if not value or here.jax is not None or here.untouched:
+    if not value or here.jax is not None or here.not_started:
         return None
     fix = "unset JAX_PLATFORMS: JAX then takes what is here; or set JAX_PLATFORMS=cpu"
     return CheckResult("wrong", "JAX_PLATFORMS", f"is {value!r}, and JAX does not start so", fix)
@@ -283,9 +283,9 @@ def _find_cause(error: str, log: tuple[str, ...]) -> str:
 
 
 def _check_worker(here: Surroundings) -> CheckResult | None:
-    if here.untouched:
+    if here.not_started:
         fix = "see GET /devices of a running agent; else run this again when the devices are free, or as root"
-        return CheckResult("note", "device worker", f"JAX was not started: {here.untouched}", fix)
+        return CheckResult("note", "device worker", f"JAX was not started: {here.not_started}", fix)
     if here.jax is None:
         fix = "fix what is WRONG above; if nothing is, run: python -c 'import jax; print(jax.devices())'"
         cause = _find_cause(here.jax_error, here.jax_log)

@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     tls_cert_file: Path | None = Field(default=None, description="certificate with its chain, PEM: TCP speaks TLS")
     tls_key_file: Path | None = Field(default=None, validate_default=True, description="its key, PEM, not encrypted")
     tls_client_ca_file: Path | None = Field(
-        default=None, validate_default=True, description="CA of clients: all but probes must show a certificate of it"
+        default=None, validate_default=True, description="CA that signed the certificates of clients; probes need none"
     )
     public_metrics: bool = Field(default=False, description="GET /metrics needs no token, as /healthz and /readyz")
     allowed_hosts: str = Field(

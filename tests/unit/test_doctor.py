@@ -203,7 +203,7 @@ def test_nobody_or_only_ourselves_on_the_devices_is_not_mentioned(
 def test_jax_that_was_not_started_is_a_note_with_the_reason_and_no_fault(
     machines: dict[str, Surroundings], value: str
 ) -> None:
-    here = replace(machines["gpu"], jax=None, untouched="process 7 (train.py) holds device 0")
+    here = replace(machines["gpu"], jax=None, not_started="process 7 (train.py) holds device 0")
     expect(here, "note", "device worker", seen=["not started: process 7 (train.py) holds device 0"], fix=["as root"])
     assert find(replace(here, environ={"JAX_PLATFORMS": value}), "JAX_PLATFORMS") is None
 

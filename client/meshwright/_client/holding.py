@@ -26,7 +26,7 @@ RENEW_TIMEOUT_S: Final = 10.0
 CHECK_S: Final = 2.0
 """Between two questions whether the lease still holds, and how long one of them may take; also between two tries."""
 JOIN_S: Final = RENEW_TIMEOUT_S + 1.0
-"""How long a renewal that is under way is waited for, at the end of a block."""
+"""How long the end of a block waits for a renewal in progress."""
 
 
 class Held:

@@ -107,16 +107,16 @@ def _follow(session: Session, component: str | None, since: datetime | None) -> 
                 session.err.print(clean(describe_components(component, names)), soft_wrap=True)
         if since is not None:
             for page in _read_pages(client, component, since):
-                if not _tell(session, page.events, component):
+                if not _print_events(session, page.events, component):
                     return OK
                 after = page.events[-1].seq if page.events else page.last_seq
         for event in client.follow_events(after):
-            if not _tell(session, (event,), component):
+            if not _print_events(session, (event,), component):
                 break
     return OK
 
 
-def _tell(session: Session, events: Iterable[HealthEvent], component: str | None) -> bool:
+def _print_events(session: Session, events: Iterable[HealthEvent], component: str | None) -> bool:
     """Prints the events of a component; returns whether stdout still has a reader."""
     chosen = [event for event in events if component in (None, event.component)]
     return all(session.tell(_write(event, as_json=session.as_json)) for event in chosen)

@@ -50,7 +50,7 @@ def search_mesh(
     seq: SeqOption = None,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", metavar="TARGET", help="On such hardware: 64*h100:8. Said again, they are compared."),
+        typer.Option("--target", metavar="TARGET", help="Target hardware: 64*h100:8. Several are compared."),
     ] = None,
     devices: DevicesOption = None,
     count: CountOption = None,

@@ -53,7 +53,7 @@ def check_axes(mesh_shape: Mapping[str, int]) -> None:
     axes = MeshAxes.of(mesh_shape)
     for name in axes.find(None):
         known = ", ".join(names[0] for names in ROLE_NAMES.values())
-        raise NotCompiledError(f"axis {name} says nothing of what it is for; the step knows axes by name, as {known}")
+        raise NotCompiledError(f"axis {name} has no known role; the step knows axes by name, as {known}")
     for name in axes.find("pipeline"):
         raise NotCompiledError(
             f"axis {name} of {axes.sizes[name]} is a pipeline, and the step that is compiled has no pipeline stages; "

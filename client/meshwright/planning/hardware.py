@@ -1,8 +1,8 @@
 """Hardware types: the row of the batch-size table for a device, or for a name; and the bytes of a device that a job may
 use.
 
-Rule: an accelerator that is in no table is UNKNOWN, never a similar one. Of the memory, on TPU the limit of its
-compiler counts, on GPU the part that JAX reserves at its start.
+Rule: an accelerator that is in no table is UNKNOWN, never a similar one. The usable memory is the compiler's limit on
+TPU, and the part that JAX reserves at its start on GPU.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def _check_roles(model: ModelSpec, axes: MeshAxes) -> None:
     if unknown := axes.find(None):
         known = "; ".join(f"{role}: {', '.join(names)}" for role, names in ROLE_NAMES.items())
         said = ", ".join(f"{name}:{axes.sizes[name]}" for name in unknown)
-        message = f"{said} says nothing of what it cuts of the model; an axis is known by its name"
+        message = f"{said} has no known role in the model; an axis is known by its name"
         raise _refuse_field("mesh", message, f"known names are {known}")
     if axes.expert and not model.num_experts:
         message = f"{axes.write(axes.expert)} is for experts, and the model has none; an expert axis needs num_experts"

@@ -403,7 +403,7 @@ def _compare(target: str, found: Plans | RequestError, best: Plan | None, verdic
         return ComparedTarget(target=target, reason="nothing_fits", message=message, rejected=found.rejected)
     assert best is not None
     plan = found.plans[0]
-    message = verdict if plan is best else _tell(plan, best)
+    message = verdict if plan is best else _describe(plan, best)
     return ComparedTarget(target=plan.target or target, message=message, rejected=found.rejected)
 
 
@@ -419,7 +419,7 @@ def reorder(plans: Plans, order: Sequence[int]) -> Plans:
     if not plans.comparison or moved == plans.plans:
         return plans.model_copy(update={"plans": moved})
     rows = {row.target: row for row in plans.comparison}
-    told = [rows.pop(plan.target or "").model_copy(update={"message": _tell(plan, moved[0])}) for plan in moved]
+    told = [rows.pop(plan.target or "").model_copy(update={"message": _describe(plan, moved[0])}) for plan in moved]
     told[0] = told[0].model_copy(update={"message": "the best of those that the compiler does not refuse"})
     fallback = plans.fallback if moved[0] is plans.plans[0] else None
     return plans.model_copy(update={"plans": moved, "comparison": (*told, *rows.values()), "fallback": fallback})
@@ -433,7 +433,7 @@ def _is_known(target: str) -> bool:
     return True
 
 
-def _tell(plan: Plan, best: Plan) -> str:
+def _describe(plan: Plan, best: Plan) -> str:
     """Returns the comparison of a plan with the best: its step, its price, and whether they differ beyond the error."""
     step, other = plan.step_time, best.step_time
     if step is None or other is None:

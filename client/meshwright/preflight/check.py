@@ -66,7 +66,7 @@ LEASE_RATIO: Final = 0.25
 LEAST_TIMEOUT_S: Final = 10.0
 LEAST_JOB_S: Final = 5.0
 MOST_JOB_S: Final = 3600.0
-LEAST_BLAME_S: Final = 25.0
+MIN_BLAME_JOB_S: Final = 25.0
 """Of the job: in less time a well host may not have come through a phase of its own."""
 WAITED: Final = "it waited for the others when the check ended"
 BY_REQUEST: Final = "by request (DELETE)"
@@ -344,7 +344,7 @@ class _Check:
 
     def _note_laggards(self) -> None:
         """Notes the hosts that were busy with themselves while the others waited for them, until the time was over."""
-        state: HostState = "fault" if self._job_s >= LEAST_BLAME_S else "unchecked"
+        state: HostState = "fault" if self._job_s >= MIN_BLAME_JOB_S else "unchecked"
         for place, phase, took_s, usual_s in find_laggards(self._seen_s, self._ended_s):
             text = f"it was in phase {phase} for {took_s:.0f} s, most others for {usual_s:.0f} s; the check did not end"
             action = "look at its processors, memory, driver and GET /health; or give a longer --timeout"

@@ -122,7 +122,7 @@ def price_pairs(topology: Topology, indices: Sequence[int]) -> tuple[tuple[float
     return tuple(map(tuple, rows))
 
 
-MOST_IN_MATRIX: Final = 64
+MAX_MATRIX: Final = 64
 """Devices of the largest matrix: 64 columns of NV18 are 320 characters, and each row more."""
 
 SELF: Final = "X"
@@ -146,11 +146,11 @@ _LEGEND: Final = (
 
 
 def format_links(devices: Devices) -> list[str]:
-    """Returns the matrix and its legend; of more devices than `MOST_IN_MATRIX`, how many links of each kind there are.
+    """Returns the matrix and its legend; of more devices than `MAX_MATRIX`, how many links of each kind there are.
 
     Ends with the larger unit of the host: an NVLink domain, a slice's shape.
     """
-    pairs = format_pairs(devices, MOST_IN_MATRIX) or ["links: none known"]
+    pairs = format_pairs(devices, MAX_MATRIX) or ["links: none known"]
     return join_parts(pairs, format_distances(devices.numa_nodes), format_granules(devices.granules))
 
 

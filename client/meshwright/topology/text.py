@@ -14,7 +14,7 @@ from meshwright.topology.links import format_granules, format_pairs, join_parts
 from meshwright.wire.devices import Device, DeviceProcess, Devices
 
 WIDTH: Final = 100
-MOST_IN_MATRIX: Final = 16
+MAX_LISTED_DEVICES: Final = 16
 UUID_SHOWN: Final = 12
 """Characters of a GPU's uuid: "GPU-" and the first eight digits."""
 
@@ -27,8 +27,8 @@ def format_devices(devices: Devices) -> str:
     Columns and lines without known values are left out. Lines but for the matrix are cut at `WIDTH`. Ends with a line
     feed.
     """
-    is_shown = devices.links or len(devices.devices) <= MOST_IN_MATRIX
-    pairs = format_pairs(devices, MOST_IN_MATRIX) if is_shown else []
+    is_shown = devices.links or len(devices.devices) <= MAX_LISTED_DEVICES
+    pairs = format_pairs(devices, MAX_LISTED_DEVICES) if is_shown else []
     others = (_format_head(devices), _format_rows(devices.devices), format_granules(devices.granules))
     head, rows, granules = (list(map(clip, lines)) for lines in others)
     lines = join_parts(head, rows, pairs, granules, _format_warnings(devices))

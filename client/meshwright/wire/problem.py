@@ -88,7 +88,7 @@ def translate_validation(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     entries: dict[str, list[Mapping[str, Any]]] = {}
     for error in _keep_meant(errors):
         entries.setdefault(_field_of(error), []).append(error)
-    told = {field: _tell(field, group) for field, group in entries.items()} or {"body": ("not valid", "")}
+    told = {field: _describe_errors(field, group) for field, group in entries.items()} or {"body": ("not valid", "")}
     refused = _read_mesh(errors) if "mesh" in entries else None
     if refused:
         told["mesh"] = refused.detail, refused.hint
@@ -158,7 +158,7 @@ def _field_of(error: Mapping[str, Any]) -> str:
     return ".".join(named) or "body"
 
 
-def _tell(field: str, errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _describe_errors(field: str, errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Returns the message of one field, and a hint with a value that works where one is known."""
     kinds = list(dict.fromkeys(map(_kind_of, errors)))
     if all(kinds) and (len(errors) > 1 or errors[0]["type"] in _KINDS):

@@ -31,7 +31,7 @@ from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
 BENCH_GRACE_S: Final = 60.0
 """Added to a bench's own time limit, for compiling the current case and for stopping."""
-FRESH_S: Final = 2.0
+MAX_PROBE_AGE_S: Final = 2.0
 """Maximum age of the probe with which a bench begins."""
 MAX_SCRAPED: Final = 1000
 """Records in memory, up to three series each. The store keeps 10,000, which `GET /placement/bench` returns."""
@@ -210,7 +210,7 @@ class Benches:
         """
         asked_s = self._clock.monotonic()
         async with self._probing:
-            if self._probed_s is not None and asked_s - self._probed_s < FRESH_S:
+            if self._probed_s is not None and asked_s - self._probed_s < MAX_PROBE_AGE_S:
                 return
             began_s = self._clock.monotonic()
             await self._host.require_probe()

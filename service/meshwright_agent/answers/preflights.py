@@ -31,13 +31,13 @@ from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.supervisor.supervisor import Answer, CallCancelled, Supervisor
 
 STUCK_S: Final = 15.0
-"""A process that has not told where it is for this time is stuck; it tells so every second."""
+"""A process that has not sent its phase for this time is stuck; it sends it every second."""
 _ENDED_BY_JAX: Final = "the JAX distributed service detected fatal errors"
 """Source: xla/pjrt/distributed/client.h. It ends every process of a job when one is missing."""
 _LOOK: Final = "see GET /health and the kernel's log"
 WATCH_S: Final = 0.5
 _MEASURING: Final = frozenset({"devices", "again"})
-LEAST_BLAME_S: Final = 10.0
+MIN_BLAME_PHASE_S: Final = 10.0
 """A phase of `_MEASURING` that takes longer is the host's fault. The caller judges others, by the time of peers:
 JAX's import, or the driver, may be slow on every host."""
 PHASE_RATIO: Final = 0.4
@@ -220,7 +220,7 @@ class Preflights:
                 raise RunFailedError(detail, hint=_LOOK, log=self._child.log_tail[-20:])
             if watch.phase_s <= PHASE_RATIO * limit_s and watch.total_s <= limit_s:
                 continue
-            if watch.phase in _MEASURING and watch.phase_s >= LEAST_BLAME_S:
+            if watch.phase in _MEASURING and watch.phase_s >= MIN_BLAME_PHASE_S:
                 detail = f"this host did not come through phase {watch.phase} within {watch.phase_s:.0f} s"
                 raise RunFailedError(detail, hint="see GET /health; or give a longer timeout_s")
             cause = "this host is slow, or all are" if watch.phase in OWN_PHASES else "another host holds it up"

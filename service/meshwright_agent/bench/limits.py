@@ -19,17 +19,17 @@ from meshwright_agent.facts.model import IDLE_BYTES
 USABLE_RATIO: Final = 0.9
 """Usable share of the available memory. The rest is for compiled programs, runtime buffers and other processes."""
 
-UNTOLD_BYTES: Final = 512 * 2**20
+UNKNOWN_LIMIT_BYTES: Final = 512 * 2**20
 """Total memory limit of a bench if the available memory is not known."""
 
-_LET_IT_LOOK: Final = (
+_SEE_PROCESSES: Final = (
     "let the agent see all processes (systemd: the drop-in owners.conf; chart: features.hostPID, and ofOthers for TPUs)"
 )
 _WITH_WORKER: Final = frozenset({"starting", "ready", "busy", "stopping"})
 """States in which the agent's own worker may have the devices open."""
 
 
-APPETITES: Final[dict[BenchCase, Callable[[int], tuple[float, float]]]] = {
+MEMORY_MULTIPLES: Final[dict[BenchCase, Callable[[int], tuple[float, float]]]] = {
     "host_to_device": lambda n: (2, 2),
     "device_to_host": lambda n: (2, 3),
     "device_to_device": lambda n: (2, 2),
@@ -50,7 +50,7 @@ Then on the host: for the data sent and for the check of the result."""
 
 @dataclass(frozen=True)
 class Demand:
-    """Memory that the largest trial of a case needs; `on_device` and `on_host` as in `APPETITES`."""
+    """Memory that the largest trial of a case needs; `on_device` and `on_host` as in `MEMORY_MULTIPLES`."""
 
     case: BenchCase
     size_bytes: int
@@ -94,7 +94,7 @@ def list_demands(scope: Scope) -> Iterator[Demand]:
         size = max(_list_sizes(case, scope))
         taking_part = _list_devices(case, scope)
         if taking_part:
-            yield Demand(case, size, taking_part, *APPETITES[case](len(taking_part)))
+            yield Demand(case, size, taking_part, *MEMORY_MULTIPLES[case](len(taking_part)))
 
 
 def _list_sizes(case: BenchCase, scope: Scope) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ def _device_room(device: Device) -> int | None:
 
 def _check_room(demand: Demand, where: str, multiple: float, room_bytes: int | None) -> None:
     need_bytes = math.ceil(multiple * demand.size_bytes)
-    usable = UNTOLD_BYTES if room_bytes is None else int(USABLE_RATIO * room_bytes)
+    usable = UNKNOWN_LIMIT_BYTES if room_bytes is None else int(USABLE_RATIO * room_bytes)
     if need_bytes <= usable:
         return
     there = (
@@ -180,7 +180,7 @@ def check_idle(request: BenchRequest, devices: Devices) -> None:
         if others:
             raise _refuse_busy(device, f"is held by {_name(others)}", f"wait for process {others[0].pid} to end")
         if device.processes is None and not has_worker and not _has_little_in_use(device):
-            raise _refuse_busy(device, "may be in use: not every process can be seen from here", _LET_IT_LOOK)
+            raise _refuse_busy(device, "may be in use: not every process can be seen from here", _SEE_PROCESSES)
 
 
 def _has_little_in_use(device: Device) -> bool:

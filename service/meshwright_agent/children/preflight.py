@@ -63,7 +63,7 @@ from meshwright_agent.children.device import NICENESS
 from meshwright_agent.clock import SystemClock
 
 KIND: Final = "preflight"
-SIGN_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 MEET_RATIO, CONNECT_RATIO = 0.5, 0.3
 """Of the time limit: how long JAX waits for all processes, which is longer than the agent does; and how long the first
 host's process may take until it listens, which is shorter."""
@@ -110,20 +110,20 @@ def preflight(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]
         RunFailedError: this host cannot take part; with code run_cancelled, another process has ended or did not come.
     """
     request = PreflightRequest.model_validate(arguments["request"])
-    with Signs(context) as signs:
-        part = _Part(request, signs, arguments["platform"], arguments["device_count"], arguments["until_s"])
+    with Heartbeat(context) as heartbeat:
+        part = _Part(request, heartbeat, arguments["platform"], arguments["device_count"], arguments["until_s"])
         return part.run().model_dump(mode="json")
 
 
-class Signs:
-    """Tells the agent where this process is, at each phase and once a second."""
+class Heartbeat:
+    """Sends the phase of this process to the agent, when it begins and once a second."""
 
     def __init__(self, context: CallContext) -> None:
         self._context = context
         self._phase = "connect"
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="signs", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def enter(self, phase: str) -> None:
         """Begins a phase."""
@@ -143,10 +143,10 @@ class Signs:
         self._context.progress({"phase": self._phase})
 
     def _run(self) -> None:
-        while not self._ended.wait(SIGN_S):
+        while not self._ended.wait(HEARTBEAT_S):
             self._report()
 
-    def __enter__(self) -> Signs:
+    def __enter__(self) -> Heartbeat:
         self._report()
         self._thread.start()
         return self
@@ -230,7 +230,7 @@ class _Part:
     """This host's part of the job."""
 
     request: PreflightRequest
-    signs: Signs
+    heartbeat: Heartbeat
     platform: str
     device_count: int
     until_s: float
@@ -245,23 +245,23 @@ class _Part:
         if unreachable := self.reach():
             jax.distributed.shutdown()
             return PreflightResult(unreachable=tuple(host for host in unreachable if host >= 0))
-        self.signs.enter("open")
+        self.heartbeat.enter("open")
         threading.Thread(target=self.watch_opening, daemon=True).start()
         with waiting_for_others("opening the devices"):  # JAX waits until every process has opened its own
             self.devices, _ = read_devices()
             self.check_devices()
             mesh = build_mesh(self.count)
             self.job_mesh = JobMesh(mesh, np.arange(mesh.size).reshape(mesh.devices.shape))
-        self.signs.enter("devices")
+        self.heartbeat.enter("devices")
         self.is_cpu = self.platform == "cpu"
         local = self.measure_local()
-        self.signs.enter("pairs")
+        self.heartbeat.enter("pairs")
         with waiting_for_others("the exchange between pairs of hosts"):
             rounds = choose_rounds(self.count)
             own = replace(local, network=self.measure_rounds(rounds, Sampling()))
             hosts, round_count, sampling = self.share_figures(own)
             slow = self.confirm(hosts, rounds, round_count, sampling)
-            self.signs.enter("all")
+            self.heartbeat.enter("all")
             collectives = tuple(self.measure_all())
             wrong = self.share_wrong()
             if any(each.host is None for each in wrong):
@@ -313,7 +313,7 @@ class _Part:
         self.address = find_own_address(address)
         if self.platform == "cpu" and self.count > 1:
             check_name(self.address)
-        self.signs.enter("meet")
+        self.heartbeat.enter("meet")
         with waiting_for_others("the meeting of the processes"):
             jax.distributed.initialize(
                 self.request.coordinator,
@@ -331,7 +331,7 @@ class _Part:
 
         Returns the hosts that it cannot connect to; (−1,) if only other hosts have such; () if all have reached all.
         """
-        self.signs.enter("reach")
+        self.heartbeat.enter("reach")
         store = find_store()
         partners = [pairs.get(self.own) for pairs in choose_rounds(self.count)]
         with socket.create_server((self.address, 0), family=_choose_family(self.address)) as server:
@@ -359,7 +359,7 @@ class _Part:
         key = f"{name}:local_topology/{name}/{self.own}"  # Source: XLA, xla/pjrt/distributed/topology_util.cc
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             find_store().blocking_key_value_get_bytes(key, int(1000 * self.left_s))
-            self.signs.pass_on("open", "opened")
+            self.heartbeat.pass_on("open", "opened")
 
     @property
     def left_s(self) -> float:
@@ -561,9 +561,9 @@ class _Part:
         suspects = find_suspects(hosts, rounds)
         if not suspects:
             return ()
-        self.signs.enter("again")
+        self.heartbeat.enter("again")
         own = self.measure_again(hosts[self.own], choose_figures(suspects, self.count, len(self.devices)))
-        self.signs.enter("confirm")
+        self.heartbeat.enter("confirm")
         network = self.measure_rounds(choose_confirmation(suspects, self.count, round_count), sampling)
         again, *_ = self.share_figures(replace(own, network=network))
         return confirm(suspects, hosts, rounds, again)

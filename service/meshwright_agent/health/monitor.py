@@ -551,7 +551,7 @@ class HealthMonitor:
     # the worker
 
     def report_worker(
-        self, worker: Supervisor, *, has_started: bool, failure: str, mismatch: str, untouched: str = "", at: datetime
+        self, worker: Supervisor, *, has_started: bool, failure: str, mismatch: str, not_started: str = "", at: datetime
     ) -> None:
         """Reports the device worker's state.
 
@@ -560,16 +560,16 @@ class HealthMonitor:
             has_started: JAX has answered since this agent started.
             failure: why the last call to the worker failed; empty after a success or a release.
             mismatch: how JAX's devices differ from this host's; empty if they match.
-            untouched: why the watch does not start the worker before its first answer; empty if it does. The worker is
-                then `initializing`, which does not affect the overall state.
+            not_started: why the watch does not start the worker before its first answer; empty if it does. The worker
+                is then `initializing`, which does not affect the overall state.
             at: time of the report.
         """
-        if finding := _evaluate_worker(worker, has_started, failure, mismatch, untouched):
+        if finding := _evaluate_worker(worker, has_started, failure, mismatch, not_started):
             self._registry.report(WORKER, finding, at=at)
 
 
 def _evaluate_worker(
-    worker: Supervisor, has_started: bool, failure: str, mismatch: str, untouched: str
+    worker: Supervisor, has_started: bool, failure: str, mismatch: str, not_started: str
 ) -> Finding | None:
     """Returns the worker's state; None: nothing new is known, and the last report stands until it is too old.
 
@@ -601,7 +601,7 @@ def _evaluate_worker(
     if worker.state == "stopped" and has_started:
         reason = f"released on purpose after generation {worker.generation}; it starts on demand"
         return Finding("healthy", reason)
-    return Finding("initializing", untouched) if worker.state == "stopped" and untouched else None
+    return Finding("initializing", not_started) if worker.state == "stopped" and not_started else None
 
 
 TICK_S: Final = 1.0

@@ -22,7 +22,7 @@ NIC: Final = "nic"
 WINDOW_S: Final = 300.0
 """How long a flap or errors count: as long as an alarm of NVIDIA's UFM about a port counter stands by default.
 Source: UFM-SDN Appliance User Manual, Supported Traps and Events (TTL)."""
-FEW_ERRORS: Final = 12
+MAX_ERRORS: Final = 12
 """Harmless number of errors of a port in `WINDOW_S`: of a 40 Gb/s link with the bit error rate 1e-12 that InfiniBand
 allows. Faster links correct their errors, and count fewer. The bit error rate is of the InfiniBand Architecture
 Specification (unverified)."""
@@ -141,8 +141,8 @@ NIC_RULES: Final[tuple[Rule[NicView], ...]] = (
          _DRIVER, source="sysfs"),
     Rule(NIC, "degraded", "its link went down or recovered in the last 5 minutes", lambda v: v.flaps > 0,
          "its link is not stable: {v.grown} in the last 5 minutes", _LOOK, "transient", "sysfs"),
-    Rule(NIC, "degraded", f"more than {FEW_ERRORS} errors in the last 5 minutes",
-         lambda v: v.errors > FEW_ERRORS and not v.flaps, "errors: {v.grown} in the last 5 minutes", _LOOK, "transient",
+    Rule(NIC, "degraded", f"more than {MAX_ERRORS} errors in the last 5 minutes",
+         lambda v: v.errors > MAX_ERRORS and not v.flaps, "errors: {v.grown} in the last 5 minutes", _LOOK, "transient",
          "sysfs"),
     Rule(NIC, "degraded", "a counter has reached its largest value, so that it hides errors", lambda v: bool(v.full),
          "{v.full} cannot count further errors", "reset the counters (perfquery -R)", "permanent", "sysfs"),

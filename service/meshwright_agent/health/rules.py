@@ -26,7 +26,7 @@ PARTS: Final[Mapping[str, str]] = {
 }
 """Components other than `device:N` → their subject. Each has the number of its device: `thermal:N`."""
 
-FEW_RETRIES: Final = 100
+MAX_RETRIES: Final = 100
 """Harmless number of replays and CRC errors of all NVLinks of a card between two probes: our choice."""
 
 RESET: Final = "drain the GPU, then reset it (nvidia-smi --gpu-reset -i N) or reboot the host"
@@ -346,7 +346,7 @@ CARD_RULES: Final[tuple[Rule[CardView], ...]] = (
     Rule("link", "healthy", "no new fatal PCIe errors", lambda v: v.new_fatal == 0, "no new fatal PCIe errors",
          source="sysfs (AER)"),
     Rule("link", "degraded", "new non-fatal PCIe errors", lambda v: bool(v.new_nonfatal),
-         "{v.new_nonfatal} uncorrectable PCIe errors (AER, not fatal) since the last look",
+         "{v.new_nonfatal} uncorrectable PCIe errors (AER, not fatal) since the last probe",
          f"if it goes on, {_RESEAT}", "transient", "sysfs (AER)"),
     Rule("link", "unhealthy", "no NVLink is up on a card that had some, or whose kind always has them",
          lambda v: v.gpu.nvlinks_active == 0 and v.most_nvlinks > 0, "0 of {v.most_nvlinks} NVLinks are up", _NVLINK,
@@ -358,9 +358,9 @@ CARD_RULES: Final[tuple[Rule[CardView], ...]] = (
          lambda v: bool(v.gpu.nvlinks_active) and v.gpu.nvlinks_active == v.most_nvlinks,
          "{v.gpu.nvlinks_active} NVLinks are up"),
     Rule("link", "degraded", "NVLinks recovered since the last probe", lambda v: v.recoveries > 0,
-         "NVLinks recovered {v.recoveries} times since the last look", _WATCH_NVLINK, "transient"),
-    Rule("link", "degraded", f"more than {FEW_RETRIES} replays and CRC errors of NVLinks since the last probe",
-         lambda v: v.retries > FEW_RETRIES, "{v.retries} replays and CRC errors on NVLinks since the last look",
+         "NVLinks recovered {v.recoveries} times since the last probe", _WATCH_NVLINK, "transient"),
+    Rule("link", "degraded", f"more than {MAX_RETRIES} replays and CRC errors of NVLinks since the last probe",
+         lambda v: v.retries > MAX_RETRIES, "{v.retries} replays and CRC errors on NVLinks since the last probe",
          _WATCH_NVLINK, "transient"),
     _unanswered("link"),
 )

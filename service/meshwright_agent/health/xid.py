@@ -256,7 +256,7 @@ def _report(
     now = registry.state(component, at)
     if is_new or not last.is_repeated:
         state = min((now, rule.state), key=WORST_FIRST.index) if rule.state else now
-        times = f" ({len(reports)} times since the last look)" if len(reports) > 1 else ""
+        times = f" ({len(reports)} times since the last probe)" if len(reports) > 1 else ""
         reason = f"{last.reason}{times}"
         history.record_fault(component, last.code, state=state, reason=reason, action=rule.action, at=when)
     if rule.state is not None:

@@ -26,18 +26,18 @@ from meshwright_agent.leases import LeaseRegistry, Spawn
 from meshwright_agent.metrics import RELEASE_DURATION
 from meshwright_agent.runs import RunQueue
 from meshwright_agent.settings import Settings
-from meshwright_agent.supervisor.specs import explain_untouched
+from meshwright_agent.supervisor.specs import explain_not_started
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
 log = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S: Final = 30.0
 """How long JAX may take to list its devices."""
-BOUND_S: Final = 2.0
+RELEASE_LIMIT_S: Final = 2.0
 """Time limit of a release. It is answered in time even if the driver hangs."""
-ANSWER_S: Final = 0.3
+ANSWER_RESERVE_S: Final = 0.3
 """Part of the limit that is reserved for the answer, which a busy host may send late."""
-PROBE_S: Final = 0.45
+PROBE_RESERVE_S: Final = 0.45
 """Part of the limit that is reserved for the probe of remaining holders. A worker that has not ended is then probed
 too."""
 ANOTHER_PROBE_S: Final = 0.5
@@ -129,7 +129,7 @@ class HostWatch(AgentHost):
         if self._is_left_over():
             await self._device.release(reason="a device is reserved, and the worker had nothing to do")
         is_seen = has_answered or self._device.state == "ready"  # else who holds the devices is not known
-        if self._may_wake() if self._stays else is_seen and self._may_touch():
+        if self._may_restart() if self._stays else is_seen and self._may_start_jax():
             self._ask_jax()
         else:
             self.report_worker()
@@ -165,14 +165,14 @@ class HostWatch(AgentHost):
         """True once JAX has listed its devices since the agent started."""
         return self.snapshot.jax is not None
 
-    def _may_wake(self) -> bool:
+    def _may_restart(self) -> bool:
         """Returns whether the worker may be started: it stays up on CPUs and is restarted, except after a release.
 
         CPU devices are known only from JAX, so that it is called until it has listed them, also after a release.
         """
         return not self.snapshot.released or self._device.state in {"ready", "busy"}
 
-    def _may_touch(self) -> bool:
+    def _may_start_jax(self) -> bool:
         """Returns whether JAX may be started on accelerators, which requires that devices are not held or leased.
 
         JAX is started once to list its devices, and again after a crash. With `hold: always` it is kept, and restarted
@@ -184,15 +184,15 @@ class HostWatch(AgentHost):
 
     def _explain_stopped(self) -> str:
         """Returns why JAX may not be started on accelerators; empty if it may."""
-        if not self._may_wake():
+        if not self._may_restart():
             return "not started: the devices were released; a bench starts it"
         is_open = self._device.state == "ready"  # then no further device is opened
         if self._settings.hold == "never" and not is_open:
             return "not started: MESHWRIGHT_HOLD is never; a bench starts it"
         if self._is_reserved:
             return "not started: a device is leased"
-        untouched = "" if is_open else explain_untouched(self.snapshot.facts)
-        return untouched and f"not started: {untouched}"
+        not_started = "" if is_open else explain_not_started(self.snapshot.facts)
+        return not_started and f"not started: {not_started}"
 
     def _is_left_over(self) -> bool:
         """Returns whether the worker of a lease owner's bench is still up, which `hold: always` would keep."""
@@ -287,7 +287,7 @@ class HostWatch(AgentHost):
         self._monitor.report_worker(
             self._device,
             has_started=self._has_answered,
-            untouched="" if self._stays else self._explain_stopped(),
+            not_started="" if self._stays else self._explain_stopped(),
             failure="" if failure is None else first_line(failure),
             mismatch=self.snapshot.mismatch,
             at=self._clock.now(),
@@ -296,16 +296,16 @@ class HostWatch(AgentHost):
     # ---- release of the devices ------------------------------------------------------------------------------------
 
     async def release(self) -> Release:
-        """Ends the worker and its runs, then probes the holders. See `_may_wake` for its restart."""
+        """Ends the worker and its runs, then probes the holders. See `_may_restart` for its restart."""
         self._record_release()
         started_s, was_running = self._clock.monotonic(), any(each.pid is not None for each in self._opening)
         (is_killed, ending), cancelled = await asyncio.gather(
-            self._end_opening(RELEASED, within_s=BOUND_S - ANSWER_S - PROBE_S),
+            self._end_opening(RELEASED, within_s=RELEASE_LIMIT_S - ANSWER_RESERVE_S - PROBE_RESERVE_S),
             self._runs.cancel_all(RELEASED, lane="device"),
         )
 
         def left_s() -> float:
-            return started_s + BOUND_S - ANSWER_S - self._clock.monotonic()
+            return started_s + RELEASE_LIMIT_S - ANSWER_RESERVE_S - self._clock.monotonic()
 
         holders, unknown = await self._ask_in_time(left_s())
         while was_running and unknown == "no_permission" and left_s() >= ANOTHER_PROBE_S:

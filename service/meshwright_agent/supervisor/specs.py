@@ -38,7 +38,7 @@ def has_accelerators(settings: Settings) -> bool:
     return any(cards) or any(read_pci_devices(sysfs, GOOGLE))
 
 
-def explain_untouched(facts: HostFacts | None) -> str:
+def explain_not_started(facts: HostFacts | None) -> str:
     """Returns why JAX may not be started on accelerators without a request, as text; "" if it may.
 
     JAX may be started if no other process holds a device. Unknown holders (None) count as other processes. JAX opens

@@ -59,8 +59,8 @@ def test_no_sign_of_a_preflight_follows_its_end(monkeypatch: pytest.MonkeyPatch)
         time.sleep(0.1)
         said.append(value)
 
-    monkeypatch.setattr(preflight, "SIGN_S", 0.001)
-    with preflight.Signs(SimpleNamespace(progress=send)):  # type: ignore[arg-type]
+    monkeypatch.setattr(preflight, "HEARTBEAT_S", 0.001)
+    with preflight.Heartbeat(SimpleNamespace(progress=send)):  # type: ignore[arg-type]
         while len(said) < 3:  # the thread is about to say the fourth
             time.sleep(0.001)
     assert len(said) == 4

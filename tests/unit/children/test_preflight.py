@@ -68,8 +68,8 @@ def test_the_network_of_a_suspect_is_sampled_as_often_as_there_is_time_for(
     left_s: float, round_s: float, sample_s: float, rounds: int, samples: int
 ) -> None:
     request: Any = SimpleNamespace(hosts=("a",))
-    signs: Any = None
-    part = _Part(request, signs, "cpu", 1, time.monotonic() + left_s + 0.1, round_s=round_s, sample_s=sample_s)
+    heartbeat: Any = None
+    part = _Part(request, heartbeat, "cpu", 1, time.monotonic() + left_s + 0.1, round_s=round_s, sample_s=sample_s)
     part.devices = {0: None}
     figures = HostFigures(({"matmul": 1.0, "memory_bandwidth": 2.0},), None, (3.0, None))
     assert part.share_figures(figures) == ([figures], rounds, (samples, min))

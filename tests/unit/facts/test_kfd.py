@@ -12,7 +12,7 @@ from meshwright_agent.facts.model import HostFacts
 from meshwright_agent.facts.nvidia import drop_ambiguous_processes
 from meshwright_agent.facts.probe import read_holders, read_host_facts
 from meshwright_agent.facts.procfs import list_computing
-from meshwright_agent.supervisor.specs import explain_untouched
+from meshwright_agent.supervisor.specs import explain_not_started
 from tests.fakes.machines import build_roots, plant_machine
 from tests.fakes.tree import plant
 
@@ -67,13 +67,13 @@ def test_who_computes_on_amds_gpus_is_found_by_its_open_file_and_who_only_draws_
     assert facts.holders == facts.kfd.holders
     (holder,) = facts.holders or ()
     assert (holder.pid, holder.devices) == (12, ("/dev/dri/renderD128", "/dev/kfd"))
-    assert explain_untouched(facts) == "process 12 (python3) holds /dev/dri/renderD128 and 1 more"
+    assert explain_not_started(facts) == "process 12 (python3) holds /dev/dri/renderD128 and 1 more"
     assert read_holders(build_roots(tmp_path)) == facts.holders
 
 
 def test_gpus_that_nobody_has_are_free(tmp_path: Path) -> None:
     facts = read(IDLE, tmp_path)
-    assert (facts.holders, explain_untouched(facts)) == ((), "")
+    assert (facts.holders, explain_not_started(facts)) == ((), "")
 
 
 @pytest.mark.parametrize(("hidden", "free"), [
@@ -87,19 +87,19 @@ def test_where_a_process_cannot_be_looked_into_the_kernels_own_list_decides(
 ) -> None:
     facts = read(IDLE + hidden, tmp_path)
     assert facts.holders == (() if free else None)
-    assert (explain_untouched(facts) == "") is free
+    assert (explain_not_started(facts) == "") is free
 
 
 @pytest.mark.parametrize(("listed", "free"), [("", False), (LISTED, False), (NONE_LISTED, True)])
 def test_a_container_believes_the_kernels_list_and_not_its_own(tmp_path: Path, listed: str, free: bool) -> None:
     facts = read(IDLE.replace("kthreadd", "sh") + listed, tmp_path)
-    assert (explain_untouched(facts) == "") is free
+    assert (explain_not_started(facts) == "") is free
 
 
 def test_the_agents_own_worker_holds_them_and_is_in_nobodys_way(tmp_path: Path) -> None:
     facts = read(IDLE + TRAINER.replace("(python3) S 1 ", "(python3) S 10 "), tmp_path)
     assert [(holder.pid, holder.own) for holder in facts.holders or ()] == [(12, True)]
-    assert explain_untouched(facts) == ""
+    assert explain_not_started(facts) == ""
 
 
 def test_without_the_drivers_file_nothing_is_said_of_amd(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright.wire.devices import DeviceProcess
 from meshwright_agent.facts.model import IDLE_BYTES, GpuFacts, HostFacts
 from meshwright_agent.facts.nvidia import drop_ambiguous_processes, find_listed_holders
-from meshwright_agent.supervisor.specs import explain_untouched
+from meshwright_agent.supervisor.specs import explain_not_started
 from tests.fakes.machines import Machine, plant_machine
 
 MIB = 2**20
@@ -61,13 +61,13 @@ def test_in_a_container_a_card_in_use_that_lists_nobody_is_not_free(tmp_path: Pa
     facts = plant_container(tmp_path).read()
     assert [gpu.processes for gpu in facts.gpus] == [(), (), (), None, (), (), (), ()]
     assert facts.holders is None
-    assert explain_untouched(facts)
+    assert explain_not_started(facts)
 
 
 def test_in_a_container_idle_cards_and_mig_instances_are_free(tmp_path: Path) -> None:
     facts = plant_container(tmp_path, "mig-a100").read()
     assert [gpu.processes for gpu in facts.gpus] == [(), (), (), (), ()]
-    assert explain_untouched(facts) == ""
+    assert explain_not_started(facts) == ""
 
 
 def test_on_a_whole_machine_the_list_is_believed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright_agent.facts.model import HostFacts, NicFacts
-from meshwright_agent.health.nics import FEW_ERRORS, WINDOW_S
+from meshwright_agent.health.nics import MAX_ERRORS, WINDOW_S
 from tests.unit.health.test_monitor import Scene
 
 COMPUTE, STORAGE, UNUSED = "nic:mlx5_5:1", "nic:mlx5_1:1", "nic:mlx5_2:1"
@@ -114,8 +114,8 @@ def test_a_port_that_cannot_be_read_is_unknown(network: Network, changes: dict[s
         ({"link_downed": 1}, "not stable: link_downed +1 in the last 5 minutes"),
         ({"carrier_down_count": 2}, "not stable: carrier_down_count +2"),
         ({"link_error_recovery": 1, "symbol_error": 3}, "not stable: link_error_recovery +1, symbol_error +3"),
-        ({"symbol_error": FEW_ERRORS, "port_rcv_errors": 1}, "errors: symbol_error +12, port_rcv_errors +1"),
-        ({"symbol_error": FEW_ERRORS}, ""),
+        ({"symbol_error": MAX_ERRORS, "port_rcv_errors": 1}, "errors: symbol_error +12, port_rcv_errors +1"),
+        ({"symbol_error": MAX_ERRORS}, ""),
         ({"port_xmit_discards": 9999, "np_cnp_sent": 9999, "out_of_sequence": 9999, "VL15_dropped": 9999}, ""),
     ],
 )

@@ -26,7 +26,7 @@ from meshwright_agent.health.nics import NIC, NIC_RULES, NicView
 from meshwright_agent.health.rules import (
     CARD_RULES,
     DRIVER_RULES,
-    FEW_RETRIES,
+    MAX_RETRIES,
     CardView,
     Rule,
     build_finding,
@@ -150,10 +150,10 @@ def test_errors_that_were_acknowledged_are_none_until_more_come_or_the_driver_co
     ({"pcie_width": 8, "is_computing": False, "performance_state": 8}, "degraded"),
     ({"nvlinks_active": 17}, "degraded"), ({"nvlinks_active": 0}, "unhealthy"),
     ({"nvlink_errors": {"replay": 5, "recovery": 3, "crc": 0}}, "degraded"),
-    ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 0}}, "healthy"),
-    ({"nvlink_errors": {"replay": 5 + FEW_RETRIES, "recovery": 2, "crc": 1}}, "degraded"),
+    ({"nvlink_errors": {"replay": 5 + MAX_RETRIES, "recovery": 2, "crc": 0}}, "healthy"),
+    ({"nvlink_errors": {"replay": 5 + MAX_RETRIES, "recovery": 2, "crc": 1}}, "degraded"),
     ({"nvlink_errors": {"replay": 0, "recovery": 0, "crc": 0}}, "healthy"),
-    ({"nvlink_errors": {"replay 4": 5 + FEW_RETRIES, "recovery 4": 9}}, "healthy"),  # a link that returned
+    ({"nvlink_errors": {"replay 4": 5 + MAX_RETRIES, "recovery 4": 9}}, "healthy"),  # a link that returned
 ])  # fmt: skip
 def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expected: str) -> None:
     view = CardView(health=replace(WIRED, **changes), before=WIRED, expected_nvlinks=18)  # type: ignore[arg-type]
@@ -161,9 +161,9 @@ def test_a_link_is_judged_by_what_it_could_be(changes: dict[str, object], expect
 
 
 def test_recoveries_of_nvlinks_are_not_counted_as_retries() -> None:
-    errors = {"replay": 5 + FEW_RETRIES, "recovery": 3, "crc": 0}
+    errors = {"replay": 5 + MAX_RETRIES, "recovery": 3, "crc": 0}
     view = CardView(health=replace(WIRED, nvlink_errors=errors), before=WIRED, expected_nvlinks=18)
-    assert (view.recoveries, view.retries) == (1, FEW_RETRIES)
+    assert (view.recoveries, view.retries) == (1, MAX_RETRIES)
 
 
 @pytest.mark.parametrize(("count", "words"), [(9, "ECC errors, 9 in its life"), (None, "ECC errors")])

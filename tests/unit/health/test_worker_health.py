@@ -28,9 +28,9 @@ STARTED = {"has_started": True}
     ({"state": "busy", "silent_s": 61.0}, STARTED, "degraded", "silent for 61 s"),
     ({"state": "busy", "silent_s": 60.0}, STARTED, "healthy", "generation 2 is at work"),
     ({"state": "stopped"}, STARTED, "healthy", "released on purpose after generation 2"),
-    ({"state": "stopped"}, {"untouched": "another process has it"}, "initializing", "another process has it"),
+    ({"state": "stopped"}, {"not_started": "another process has it"}, "initializing", "another process has it"),
     ({"state": "stopped"}, {}, "initializing", "not checked yet"),
-    ({"state": "starting"}, {"untouched": "another process has it"}, "initializing", "not checked yet"),
+    ({"state": "starting"}, {"not_started": "another process has it"}, "initializing", "not checked yet"),
 ])  # fmt: skip
 def test_the_worker_is_as_its_supervisor_and_jax_say(
     tmp_path: Path, worker: dict[str, Any], said: dict[str, Any], state: str, words: str

@@ -99,7 +99,7 @@ def test_each_block_is_cut_and_latent_attention_has_no_kv_heads(model: str, tens
 
 
 @pytest.mark.parametrize(("model", "training", "mesh", "message", "hint"), [
-    ("llama3-8b", {}, {"x": 2, "y": 3}, "x:2, y:3 says nothing", "fsdp"),
+    ("llama3-8b", {}, {"x": 2, "y": 3}, "x:2, y:3 has no known role", "fsdp"),
     ("llama3-8b", {}, {"ep": 2}, "the model has none", "dp"),
     ("gpt2", {"seq_len": 2048}, {"dp": 2}, "max_position_embeddings 1024", "1024 or less"),
 ])  # fmt: skip

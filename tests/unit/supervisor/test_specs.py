@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from meshwright_agent.settings import Settings
-from meshwright_agent.supervisor.specs import build_device_spec, build_planner_spec, explain_untouched, has_accelerators
+from meshwright_agent.supervisor.specs import (
+    build_device_spec,
+    build_planner_spec,
+    explain_not_started,
+    has_accelerators,
+)
 from tests.fakes.machines import plant_machine
 
 BASE = {"PATH": "/usr/bin", "HOME": "/root"}
@@ -63,9 +68,9 @@ def test_jax_is_not_started_unasked_where_a_gpu_that_it_sees_lets_no_process_in(
     facts = plant_machine("dgx-h100", tmp_path).read()
     gpus = tuple(replace(gpu, compute_mode=mode) for gpu, mode in zip(facts.gpus, modes, strict=False))
     facts = replace(facts, gpus=gpus, holders=(), environment=environment)
-    assert (explain_untouched(facts) == "") is may
+    assert (explain_not_started(facts) == "") is may
     said = "" if may else "GPU 1 is in compute mode prohibited; `nvidia-smi -i 1 -c DEFAULT` opens it"
-    assert explain_untouched(facts) == said
+    assert explain_not_started(facts) == said
 
 
 # ---- device files ---------------------------------------------------------------------------------------------------

@@ -17,13 +17,13 @@ from meshwright.planning.parallelism import write_mesh
 from meshwright.planning.search.candidates import Question
 from meshwright.planning.search.search import (
     bound_schedule,
+    build_costs,
     choose_schedule,
     find_largest_batch,
     list_schedules,
     price_best,
     read_layout,
     read_order,
-    tell,
 )
 from meshwright.wire.batch_size import EstimatedBatch, PricedBatch
 from meshwright.wire.mesh import Plan, PlanMemory, PlanStepTime
@@ -122,7 +122,7 @@ def _list_batches(unit: int, most: int) -> Iterator[int]:
 def _price(question: Question, batch: int, mesh_shape: Mapping[str, int], spans: Spans | None) -> dict[str, Any]:
     asked = question.with_batch(batch)
     priced = asked.price(list_schedules(mesh_shape, asked.training), spans)
-    return tell(asked, priced, choose_schedule(priced), mesh_shape)
+    return build_costs(asked, priced, choose_schedule(priced), mesh_shape)
 
 
 def _build_row(told: Mapping[str, Any]) -> PricedBatch:

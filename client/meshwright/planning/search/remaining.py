@@ -59,7 +59,7 @@ def find_fallback(
     except PlanInfeasibleError as error:
         return Fallback(plans=(), message=f"without {name}: {error.detail}")
     used = math.prod(plans.plans[0].mesh_shape.values()) if plans.plans else 0
-    message = _tell(name, best, plans, len(kept) - used)
+    message = _describe(name, best, plans, len(kept) - used)
     return Fallback(plans=plans.plans[:1], message=message)
 
 
@@ -121,7 +121,7 @@ def _find_batch(request: SearchRequest, ask: Ask, devices: int, used: int, own_s
     return f"with a global_batch_size of {near} {work} work, {seconds:.3g} s for as many sequences"
 
 
-def _tell(lost: str, best: Plan, plans: Plans, idle: int) -> str:
+def _describe(lost: str, best: Plan, plans: Plans, idle: int) -> str:
     if not plans.plans:
         return f"without {lost} nothing fits in what is left"
     left = plans.plans[0]

@@ -79,14 +79,14 @@ def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Lay
     )
 
 
-def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
+def build_costs(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
     """Returns the cost fields of a plan for a candidate; `mesh_shape` has the names of its axes."""
     layout = priced.layout.take(place)
     total_s = float(priced.total_s[place])
     sequences = question.training.global_batch_size
     tokens, peak = sequences * question.training.seq_len, question.hardware.chip.device_flops_per_s
     loop = int(layout.gradient_accumulation_steps) if int(layout.pp) > 1 else 1  # micro-batches that go through at once
-    told: dict[str, Any] = {
+    costs: dict[str, Any] = {
         "memory": _build_memory(priced, place),
         "step_time": _build_step_time(priced, place, mesh_shape),
         "schedule": build_schedule(question, layout),
@@ -96,8 +96,8 @@ def tell(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str
         "measured": tuple(factor.to_figure() for factor in question.hardware.factors if factor.is_taken),
     }
     if (price := question.price_per_device_hour) is not None:
-        told["price_per_million_tokens"] = price * question.hardware.devices / 3600 * total_s / tokens * 1e6
-    return told
+        costs["price_per_million_tokens"] = price * question.hardware.devices / 3600 * total_s / tokens * 1e6
+    return costs
 
 
 def _build_memory(priced: Priced, place: int) -> PlanMemory:
@@ -349,16 +349,16 @@ def price_plan(plan: Plan, question: Question) -> Plan:
     """
     layout = list_schedules(plan.mesh_shape, question.training)
     priced = question.price(layout, read_order(plan, question.hardware))
-    told = tell(question, priced, choose_schedule(priced), plan.mesh_shape)
-    memory = told["memory"]
-    told["warnings"] = (*plan.warnings, *_list_basis_notices(question), *_list_notices(question, memory, layout))
+    costs = build_costs(question, priced, choose_schedule(priced), plan.mesh_shape)
+    memory = costs["memory"]
+    costs["warnings"] = (*plan.warnings, *_list_basis_notices(question), *_list_notices(question, memory, layout))
     if not memory.fits:
         message = f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
         message += f"{(memory.capacity_bytes or 0) / 2**30:.1f}"
         hint = "a smaller batch, more of fsdp or tp, or free passes and remat need less; a search finds what fits"
         hint = hint if _is_feasible(question, Bounds()) else build_nothing_fits(question).hint
-        told["warnings"] += (Notice(code="memory_does_not_fit", message=message, hint=hint),)
-    return plan.model_copy(update=told)
+        costs["warnings"] += (Notice(code="memory_does_not_fit", message=message, hint=hint),)
+    return plan.model_copy(update=costs)
 
 
 def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[str], Plan]) -> Plans:
@@ -421,10 +421,10 @@ def _lay_out(question: Question, layout: Layout, place: int, lay_out: Callable[[
     same = np.all([getattr(layout, axis) == shape.get(axis, 1) for axis in AXES], axis=0)
     ordered = question.price(layout.take(same), read_order(made, question.hardware))
     chosen = choose_schedule(ordered)
-    told = tell(question, ordered, chosen, made.mesh_shape)
+    costs = build_costs(question, ordered, chosen, made.mesh_shape)
     kept = (each for each in made.warnings if each.code != "axis_crosses")  # other orders and sizes were priced too
-    told["warnings"] = (*kept, *_list_notices(question, told["memory"], ordered.layout.take(chosen)))
-    return made.model_copy(update=told)
+    costs["warnings"] = (*kept, *_list_notices(question, costs["memory"], ordered.layout.take(chosen)))
+    return made.model_copy(update=costs)
 
 
 def read_bounds(request: SearchRequest) -> Bounds:

@@ -307,8 +307,8 @@ class StepTime:
         return 2 * self.spans["pp"].send(self._activation_bytes / self.layout.tp)
 
     def _time_gradients(self) -> Any:
-        """Returns the time to sum gradients over copies of their weights: where fsdp cuts them over the data axis, to
-        which it has scattered those of all others."""
+        """Returns the time to sum gradients over copies of their weights: over the data axis, where fsdp has scattered
+        them over the others; else over data, expert and context axes at once."""
         dense, experts = (self.execution.value_bytes * count for count in self._count_held())
         cut = self._is_cut
         sizes = {"dp": cut * (dense + experts), "dense_gradients": ~cut * dense, "expert_gradients": ~cut * experts}

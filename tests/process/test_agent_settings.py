@@ -81,6 +81,12 @@ def test_the_state_is_kept_where_systemd_or_the_user_keeps_it_and_no_port_is_ope
     assert "read by nothing: MESHWRIGHT_EXPCT (MESHWRIGHT_EXPECT?);" in log
 
 
+def test_an_agent_without_an_address_is_a_wrong_setting_and_help_has_its_short_name(tmp_path: Path) -> None:
+    refused = run("serve", "--host", "", "--simulate", "h100:8", MESHWRIGHT_STATE_DIR=str(tmp_path))
+    assert (refused.returncode, "no address to listen on" in refused.stderr) == (2, True)
+    assert run("serve", "-h").stdout.startswith("Usage: ")
+
+
 def test_the_version_is_printed_and_a_token_without_a_valid_end_is_not_made() -> None:
     assert re.fullmatch(r"meshwright-agent \d+\.\S+\n", run("--version").stdout)
     refused = run("token", "new", "prolog", "--expires", "soon")

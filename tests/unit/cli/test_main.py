@@ -37,6 +37,12 @@ def test_infeasible_is_1_and_a_wrong_value_or_no_answer_2(meshwright: CommandLin
     assert meshwright("devices").code == code
 
 
+def test_a_group_of_commands_names_them(meshwright: CommandLine) -> None:
+    printed = meshwright("lease", "-h")
+    assert (printed.code, printed.out) == (0, "lease has: create, list, renew, end, run; each has a help of its own\n")
+    assert meshwright("lease").code == NO_ANSWER
+
+
 def test_with_json_an_error_is_a_problem_document_on_stderr(meshwright: CommandLine) -> None:
     meshwright.fake.fail_next(errors.PlanInfeasibleError("too many", hint="use dp:2"))
     printed = meshwright("--format=json", "devices")

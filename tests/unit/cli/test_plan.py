@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plan, PlanMemory, Plans, Rejected
 from tests.unit.cli.conftest import CommandLine
 
@@ -73,6 +74,15 @@ def test_a_plan_that_does_not_fit_in_memory_is_1(meshwright: CommandLine, argume
     printed = meshwright("plan", "dp:2,tp:4", *arguments)
     assert (printed.code, "start one process" in printed.out) == (1, False)
     assert arguments or printed.out.startswith("dp:2 × tp:4 on 8 cpu: does not fit, 90 GiB of 80 GiB a device\n")
+
+
+def test_a_plan_that_the_agent_could_not_store_is_to_be_kept_in_a_file(meshwright: CommandLine) -> None:
+    lost = Notice(code="plan_not_stored", message="the disk is full")
+    plan = _plan(meshwright).model_copy(update={"warnings": (lost,)})
+    meshwright.fake.answer("POST", "/mesh/plan", Plans(plans=(plan,)))
+    printed = meshwright("plan", "dp:2,tp:4")
+    assert "MESHWRIGHT_PLAN=FILE" in printed.out
+    assert f"MESHWRIGHT_PLAN={plan.fingerprint}" not in printed.out
 
 
 @pytest.mark.parametrize("arguments", [(), ("--format=json",)])

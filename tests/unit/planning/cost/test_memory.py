@@ -39,6 +39,12 @@ def test_state_of_seven_billion_parameters_over_four_devices() -> None:
     assert parts["parameters"] + parts["gradients"] + parts["optimizer"] == LLAMA_PARAMETERS * 16 / 4
 
 
+def test_axes_that_do_not_divide_a_weight_leave_it_as_large() -> None:
+    cut, whole = price(fsdp=4, cp=8), price(fsdp=4, cp=3)  # 4 × 3 do not divide 4096
+    assert cut["parameters"] == LLAMA_PARAMETERS * 4 / 32
+    assert whole["parameters"] == LLAMA_PARAMETERS * 4 / 4
+
+
 # ---- activations ---------------------------------------------------------------------------------------
 
 

@@ -181,6 +181,7 @@ async def test_a_run_is_listed_by_its_state_though_the_store_took_no_newer_one(
             stage.bench.finish(first)
             await until(lambda: second in stage.bench.begun)
             assert [run.id for run in await stage.queue.list_runs(state="running")] == [second]
+            assert [(run.id, run.state) for run in await stage.queue.list_runs(limit=1)] == [(second, "running")]
 
 
 # ---- close and restart -----------------------------------------------------------------------------

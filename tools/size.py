@@ -33,9 +33,9 @@ PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
     "code lines": 28_500,
-    "code lines of the service": 9_667,  # 9,000 and the preflight
+    "code lines of the service": 9_660,  # 9,000 and the preflight
     "code lines of planner, topology, compiler, verify": 9_000,
-    "code lines of the rest of the client": 8_570,
+    "code lines of the rest of the client": 8_565,
     "modules": 185,
     "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,

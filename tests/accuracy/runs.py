@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -41,7 +41,7 @@ class Run:
         group: what it is left out with: the model on its chip.
         model: what was trained.
         chip, devices: the hardware.
-        work, layout, spans, kept, execution: as the law takes them.
+        work, layout, spans, execution: as the law takes them; `work` with the outputs that the run saved.
         step_s: seconds, as published.
         source: where.
     """
@@ -54,7 +54,6 @@ class Run:
     work: Work
     layout: Layout
     spans: Spans
-    kept: Collection[Output]
     execution: Execution
     step_s: float
     source: str
@@ -70,7 +69,7 @@ class Run:
     def predict(self, law: Law = LAW) -> float:
         """Returns the seconds of a step by the law."""
         machine = DeviceRates(self.chip.platform, self.chip.device_flops_per_s, self.chip.device_memory_bytes_per_s)
-        step = StepTime(self.work, self.layout, machine, self.spans, self.execution, law, self.kept)
+        step = StepTime(self.work, self.layout, machine, self.spans, self.execution, law)
         return float(sum(step.price().values()))
 
     @property
@@ -113,9 +112,10 @@ def _build_run(row: dict[str, Any]) -> Run:
     kept = [output for output in get_args(Output) if output in row["kept"].split()]
     if len(kept) != len(row["kept"].split()):
         raise ValueError(f"{row['id']}: not all of {row['kept']!r} are {get_args(Output)}")
+    work = replace(work, unrepeated=work.unrepeated.union(kept))
     return Run(
         id=row["id"], group=f"{hardware.chip.family}/{row['model']}", model=model, chip=hardware.chip,
-        devices=len(topology.devices), work=work, layout=layout, spans=spans, kept=kept,
+        devices=len(topology.devices), work=work, layout=layout, spans=spans,
         execution=Execution(capacity_factor=float(row["capacity_factor"] or 0) or None),
         step_s=float(row["step_s"]), source=row["source"],
     )  # fmt: skip

@@ -26,7 +26,7 @@ from meshwright.wire.runs import Progress, Run
 from meshwright.wire.verification import Verification, VerificationStatus
 from meshwright_agent.answers.plans import PlanAnswer, PlanMaker
 from meshwright_agent.bodies import shorten_large
-from meshwright_agent.children.compile_tasks import CompileTask, Operation
+from meshwright_agent.children.compile_tasks import CompileTask
 from meshwright_agent.runs import Done, Emit, RunQueue
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import COMPILE, Document, Store, StoreUnavailableError
@@ -50,23 +50,14 @@ class Compiles:
         runs: the queue of compiles.
         settings: limits of a compile.
         environ: the base of the compiler's environment.
-        functions: operation → function that runs in the child.
     """
 
     def __init__(
-        self,
-        store: Store,
-        plans: PlanMaker,
-        runs: RunQueue,
-        *,
-        settings: Settings,
-        environ: Mapping[str, str],
-        functions: Mapping[Operation, str] = FUNCTIONS,
+        self, store: Store, plans: PlanMaker, runs: RunQueue, *, settings: Settings, environ: Mapping[str, str]
     ) -> None:
         self._store = store
         self._plans = plans
         self._runs = runs
-        self._functions = functions
         self._run_child = partial(
             run_child,
             limit_s=settings.compile_timeout_s,
@@ -175,7 +166,7 @@ class Compiles:
         ask: Callable[[str, Any], dict[str, Any] | Ended] = partial(
             self._run_child, on_progress=tell, is_stopped=stop.is_set
         )
-        asking = loop.run_in_executor(self._executor, ask, self._functions[task.op], json.loads(task.job))
+        asking = loop.run_in_executor(self._executor, ask, FUNCTIONS[task.op], json.loads(task.job))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:

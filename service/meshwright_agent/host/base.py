@@ -5,6 +5,7 @@ Methods that are not coroutines read memory only and do not call a child.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -119,8 +120,8 @@ class AgentHost(ABC):
             raise UnavailableError(detail, hint=hint, retry_after_s=5.0)
 
     async def wait_for_probe(self) -> None:
-        """Waits for the next answer of the probe."""
-        raise NotImplementedError
+        """Waits for the next answer of the probe; for ever where there is none."""
+        await asyncio.Event().wait()
 
     async def list_jax_devices(self) -> None:  # noqa: B027
         """Reads JAX's devices from the device worker, which it starts if necessary. The snapshot records a failure."""

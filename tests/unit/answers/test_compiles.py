@@ -74,10 +74,12 @@ async def staged(folder: Path, **settings: Any) -> AsyncIterator[Desk]:
         plans = PlanMaker(probe, device, store, host, HostMeasurements(ManualClock()))  # type: ignore[arg-type]
         queue = RunQueue(store, clock=ManualClock())
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        compiles = Compiles(store, plans, queue, settings=known, environ=environ, functions=FUNCTIONS)
+        compiles = Compiles(store, plans, queue, settings=known, environ=environ)
         try:
-            async with asyncio.timeout(60):
-                yield Desk(compiles, store, queue)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("meshwright_agent.answers.compiles.FUNCTIONS", FUNCTIONS)
+                async with asyncio.timeout(60):
+                    yield Desk(compiles, store, queue)
         finally:
             await queue.close("the test ended")
             compiles.close()

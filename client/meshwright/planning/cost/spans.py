@@ -204,9 +204,9 @@ def lay_on_torus(layout: Layout, chip: Chip, shape: Sequence[int], wraps: Sequen
     rows = _Rows(layout)
     splits = [_split(sizes, slice_size) for sizes in rows.sizes]
     cuts = [_cut(sizes, split, dimensions) for sizes, split in zip(rows.sizes, splits, strict=True)]
-    spans, none = {}, (1, False, 1.0)
+    spans, unused = {}, (1, False, 1.0)
     for name, places in GROUPS.items():
-        parts = zip_longest(*([none, *(part for at in places for part in cut[at])] for cut in cuts), fillvalue=none)
+        parts = zip_longest(*([unused, *(part for at in places for part in cut[at])] for cut in cuts), fillvalue=unused)
         dims, rings, strides = zip(*(map(rows.spread, zip(*each, strict=True)) for each in parts), strict=True)
         outer = rows.multiply(splits, places)
         inner = torus_wire(_share_link(chip), dims, rings, strides=strides)

@@ -25,14 +25,14 @@ Source of the form: 70 published runs of MaxText, with the versions that ran; at
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout, Spans
-from meshwright.planning.cost.work import Block, Output, Work, find_repeated
+from meshwright.planning.cost.work import Block, Work, find_repeated
 from meshwright.topology.chips import Chip
 
 
@@ -123,7 +123,6 @@ class StepTime:
         spans: the links of each axis.
         execution: how attention is computed, and the type of values.
         law: the constants.
-        kept: outputs that full remat saves, on the device or offloaded to the host.
     """
 
     work: Work
@@ -132,7 +131,6 @@ class StepTime:
     spans: Spans
     execution: Execution
     law: Law = LAW
-    kept: Collection[Output] = ()
 
     def price(self) -> PartSeconds:
         """Returns the time of a step on each candidate."""
@@ -222,13 +220,13 @@ class StepTime:
     @property
     def _repeats(self) -> Any:
         """Which part of the matmuls the backward pass computes again."""
-        return np.where(np.asarray(self.layout.remat) == REMAT_FULL, find_repeated(self.work, self.kept), 0.0)
+        return np.where(np.asarray(self.layout.remat) == REMAT_FULL, find_repeated(self.work), 0.0)
 
     @property
     def _repeats_attention(self) -> Any:
         """Which part of attention is computed again: of minimal remat all, since no matmul makes its result."""
         remat = np.asarray(self.layout.remat)
-        full = 0.0 if "context" in self.kept else 1.0
+        full = 0.0 if "context" in self.work.unrepeated else 1.0
         return np.where(remat == REMAT_FULL, full, np.where(remat == REMAT_NONE, 0.0, 1.0))
 
     def _time_update(self) -> Any:

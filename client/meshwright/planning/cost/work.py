@@ -1,8 +1,8 @@
 """The computation of one training step of a transformer: its matmuls, its attention and its parameters, layer by layer.
 
 Counts, of the whole model and of one sequence; no device, no time. Layers of the same kind are one block, so that a
-model has one or two of them. `find_repeated` returns the share that a backward pass computes again, where some outputs
-are saved or offloaded; names of outputs are MaxText's, with its `mlpwi` and `mlpwo` in words.
+model has one or two of them. `find_repeated` returns the share that a backward pass computes again; names of outputs
+are MaxText's, with its `mlpwi` and `mlpwo` in words.
 
 JAX drops operations that no gradient needs, so the last matmul of a layer that adds its result to the stream is never
 repeated, and saving it gains nothing: of a step of 64B on 256 v5e with full remat, XLA's TPU compiler counts 2.005e15
@@ -12,7 +12,7 @@ FLOP a device, which is 6·parameters·tokens, the forward pass again without th
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Literal
@@ -144,8 +144,8 @@ class Work:
 
     Attributes:
         is_parallel: attention and feed-forward block side by side.
-        unneeded: outputs that no gradient needs, so that JAX never repeats their matmuls: those that are added to the
-            stream at a layer's end, unless they are normalized first.
+        unrepeated: outputs whose matmuls the backward pass of full remat does not compute again: those that are added
+            to the stream at a layer's end, unless they are normalized first, since no gradient needs them.
     """
 
     hidden: int
@@ -156,7 +156,7 @@ class Work:
     embedding_parameters: int
     is_tied: bool
     is_parallel: bool = False
-    unneeded: frozenset[Output] = frozenset({"mlp_out"})
+    unrepeated: frozenset[Output] = frozenset({"mlp_out"})
 
     @property
     def has_experts(self) -> bool:
@@ -193,7 +193,7 @@ def build_work(model: ModelSpec, seq_len: int) -> Work:
         embedding_parameters=tensors.measure("embedding"),
         is_tied=model.tie_word_embeddings,
         is_parallel=model.use_parallel_residual,
-        unneeded=frozenset(last[: 0 if model.post_feedforward_norm else 1 + model.use_parallel_residual]),
+        unrepeated=frozenset(last[: 0 if model.post_feedforward_norm else 1 + model.use_parallel_residual]),
     )
 
 
@@ -257,19 +257,11 @@ def _count_keys(length: int, most: int) -> float:
 # ---- recomputation of the backward pass --------------------------------------------------------------------------
 
 
-def find_repeated(work: Work, kept: Collection[Output] = ()) -> float:
-    """Returns the share of a model's matmuls that the backward pass of full remat computes again: 0 to 1.
-
-    Args:
-        work: of the model.
-        kept: saved outputs, on the device or offloaded to the host.
-    """
-    spared = {*kept, *work.unneeded}
+def find_repeated(work: Work) -> float:
+    """Returns the share of a model's matmuls that the backward pass of full remat computes again: 0 to 1."""
     whole = sum(block.count * sum(_weigh(block).values()) for block in work.blocks)
-    again = sum(
-        block.count * weight for block in work.blocks for name, weight in _weigh(block).items() if name not in spared
-    )
-    return again / whole
+    layers = ((block.count, _weigh(block).items()) for block in work.blocks)
+    return sum(n * weight for n, held in layers for name, weight in held if name not in work.unrepeated) / whole
 
 
 def _weigh(block: Block) -> dict[Output, int]:

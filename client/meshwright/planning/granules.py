@@ -217,11 +217,8 @@ def read_dcn(asked: str | Mapping[str, int], spec: MeshSpec, granules: Sequence[
         if works and count > 1:
             needed = [(name, part) for name, part in zip(spec.names, works, strict=True) if part > 1]
             hint = f"use dcn {MeshSpec.parse(needed)}, or {hint}"
-        raise _refuse(
-            f"dcn {MeshSpec.parse(parts)} splits mesh {spec}; there are {count} granules (slices, or hosts); each part "
-            f"divides its axis, and together they multiply to {count}",
-            hint,
-        )
+        detail = f"dcn {MeshSpec.parse(parts)} splits mesh {spec}; there are {count} granules (slices, or hosts)"
+        raise _refuse(f"{detail}; each part divides its axis, and together they multiply to {count}", hint)
     return split
 
 

@@ -273,12 +273,10 @@ class _Planner:
         devices = topology.devices
         unseen = [i for i in used if devices[i].processes is None and devices[i].basis != "declared"]
         if unseen := [index for index in unseen if not is_own(topology, index, lease)]:
-            yield Notice(
-                code="holders_unknown",
-                message=f"it cannot be seen who holds device {topology.describe(unseen)}: it may be taken",
-                hint="let the agent look into all processes (root or CAP_SYS_PTRACE; in a pod hostPID), or reserve the "
-                "devices with a lease and give it as `lease`",
-            )
+            message = f"it cannot be seen who holds device {topology.describe(unseen)}: it may be taken"
+            hint = "let the agent look into all processes (root or CAP_SYS_PTRACE; in a pod hostPID), or reserve the "
+            hint += "devices with a lease and give it as `lease`"
+            yield Notice(code="holders_unknown", message=message, hint=hint)
 
     def _describe_parts(self, used: Sequence[int]) -> Iterator[Notice]:
         """Warns of devices that are parts of a GPU, that differ, or that hosts have in different numbers."""
@@ -295,12 +293,10 @@ class _Planner:
         counts = [len(group) for group in topology.group(used)]
         if len(set(counts)) > 1:
             told = ", ".join(map(str, counts[:NAMES_SHOWN])) + (", …" if len(counts) > NAMES_SHOWN else "")
-            yield Notice(
-                code="granules_uneven",
-                message=f"mesh {self.spec} lies on {len(counts)} granules (slices, or hosts) with {told} of its "
-                f"devices: unless its axes divide both, some groups of an axis cross them and others do not",
-                hint="compare it with as many devices on each, by name or by devices.exclude",
-            )
+            message = f"mesh {self.spec} lies on {len(counts)} granules (slices, or hosts) with {told} of its devices: "
+            message += "unless its axes divide both, some groups of an axis cross them and others do not"
+            hint = "compare it with as many devices on each, by name or by devices.exclude"
+            yield Notice(code="granules_uneven", message=message, hint=hint)
         if found := find_differing(topology, used):
             name, values = found
             told = "; ".join(f"{host}: {value or 'unset'}" for host, value in list(values.items())[:NAMES_SHOWN])

@@ -81,7 +81,8 @@ def build_report(hosts: Sequence[HostReport], duration_s: float) -> PreflightRep
     unchecked = [host for host in hosts if host.state == "unchecked"]
     none_answers = all(host.state == "missing" for host in hosts)  # the addresses or TLS, more likely than every host
     if bad and not none_answers:
-        summary = f"{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not well: {list_names(bad)}"
+        of = f"{len(bad)} of {len(hosts)} host{'s' * (len(hosts) > 1)}"
+        summary = f"{of} {'is' if len(bad) == 1 else 'are'} not well: {list_names(bad)}"
         return PreflightReport(verdict="fault", summary=summary, hosts=tuple(hosts), duration_s=duration_s)
     if unchecked or none_answers:
         count, why = (len(hosts), ": no agent answers") if none_answers else (len(unchecked), "")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -166,8 +165,8 @@ def lay_on_hosts(layout: Layout, chip: Chip, host_size: int, pair_bytes_per_s: f
     splits = [_split(sizes, host_size) for sizes in rows.sizes]
     spans = {}
     for name, places in GROUPS.items():
-        size, hosts = rows.multiply(rows.sizes, places), rows.multiply(splits, places)
-        spans[name] = _join_hosts(chip, size / hosts, hosts, pair_bytes_per_s)
+        size, hosts = _multiply(rows.sizes, places), _multiply(splits, places)
+        spans[name] = rows.spread(_join_hosts(chip, size / hosts, hosts, pair_bytes_per_s))
     return spans
 
 
@@ -203,14 +202,12 @@ def lay_on_torus(layout: Layout, chip: Chip, shape: Sequence[int], wraps: Sequen
     slice_size = math.prod(dimension.size for dimension in dimensions)
     rows = _Rows(layout)
     splits = [_split(sizes, slice_size) for sizes in rows.sizes]
-    cuts = [_cut(sizes, split, dimensions) for sizes, split in zip(rows.sizes, splits, strict=True)]
-    spans, unused = {}, (1, False, 1.0)
+    cuts = np.array([_cut(sizes, split, dimensions) for sizes, split in zip(rows.sizes, splits, strict=True)])
+    spans = {}
     for name, places in GROUPS.items():
-        parts = zip_longest(*([unused, *(part for at in places for part in cut[at])] for cut in cuts), fillvalue=unused)
-        dims, rings, strides = zip(*(map(rows.spread, zip(*each, strict=True)) for each in parts), strict=True)
-        outer = rows.multiply(splits, places)
-        inner = torus_wire(_share_link(chip), dims, rings, strides=strides)
-        spans[name] = Span(inner, network_wire(_share_network(chip), outer), chip)
+        dims, rings, strides = map(list, cuts[:, places].reshape(len(cuts), -1, 3).T)
+        wire = torus_wire(_share_link(chip), dims, rings, strides=strides)
+        spans[name] = rows.spread(Span(wire, network_wire(_share_network(chip), _multiply(splits, places)), chip))
     return spans
 
 
@@ -219,16 +216,22 @@ class _Rows:
 
     def __init__(self, layout: Layout) -> None:
         columns = np.broadcast_arrays(*(np.asarray(getattr(layout, axis), dtype=np.int64) for axis in AXES))
-        rows, back = np.unique(np.stack(columns, axis=-1).reshape(-1, len(AXES)), axis=0, return_inverse=True)
-        self._back, self.sizes = back.reshape(columns[0].shape), list(map(tuple, rows.tolist()))
+        rows = list(zip(*(np.ravel(column).tolist() for column in columns), strict=True))
+        numbers = {row: number for number, row in enumerate(dict.fromkeys(rows))}
+        self._back = np.array([numbers[row] for row in rows]).reshape(columns[0].shape)
+        self.sizes = list(numbers)
 
-    def spread(self, values: Sequence[Any]) -> Any:
-        """Returns a value of each combination as an array over the candidates."""
-        return np.asarray(values)[self._back]
+    def spread(self, span: Span) -> Span:
+        """Returns a span that has figures of each combination, over the candidates."""
+        return replace(span, inner=self._spread(span.inner), outer=self._spread(span.outer))
 
-    def multiply(self, figures: Sequence[Sequence[int]], places: Sequence[int]) -> Any:
-        """Returns the product of some figures of each combination as an array over the candidates."""
-        return self.spread([math.prod(row[at] for at in places) for row in figures])
+    def _spread(self, links: AxisLinks) -> AxisLinks:
+        return replace(links, **{name: value[self._back] for name, value in vars(links).items() if np.ndim(value)})
+
+
+def _multiply(figures: Sequence[Sequence[int]], places: Sequence[int]) -> Any:
+    """Returns for each row the product of its figures at these places."""
+    return np.prod(np.array(figures, dtype=np.int64)[:, places], axis=1)
 
 
 def _split(sizes: Sequence[int], granule_size: int) -> tuple[int, ...]:
@@ -243,12 +246,13 @@ def _split(sizes: Sequence[int], granule_size: int) -> tuple[int, ...]:
 def _cut(
     sizes: tuple[int, ...], split: Sequence[int], dimensions: tuple[Dimension, ...]
 ) -> list[list[tuple[int, bool, float]]]:
-    """Returns the parts of a slice of each axis: size, whether it is a ring, and stride in hops."""
+    """Returns the parts of a slice of each axis, one for each dimension: size, whether it is a ring, stride in hops."""
     inner = tuple(size // part for size, part in zip(sizes, split, strict=True))
     box = find_box(math.prod(inner), dimensions)
     cut = cut_torus(inner, box, weigh_axes(AXES, inner).inside)
     assert cut is not None, "split, a torus takes every mesh of its size"
-    return [[(part.size, part.is_closed(box), part.measure_step(box)) for part in axis.parts] for axis in cut]
+    parts = [[(part.size, part.is_closed(box), part.measure_step(box)) for part in axis.parts] for axis in cut]
+    return [[*own, *[(1, False, 1.0)] * (len(dimensions) - len(own))] for own in parts]
 
 
 def read_spans(plan: Plan, chip: Chip, pair_bytes_per_s: float | None = None) -> Spans:

@@ -292,7 +292,7 @@ class StepTime:
         Source: jax-ml/scaling-book, training.md, FSDP.
         """
         dense = sum(layers * self._time_gathers(block.dense_parameters, "dense_weights") for block, layers in blocks)
-        experts = [(layers, block.expert_parameters / self.layout.ep) for block, layers in blocks]
+        experts = [(layers, b.expert_parameters / self.layout.ep) for b, layers in blocks if b.experts]
         return dense + sum(layers * self._time_gathers(each, "expert_weights") for layers, each in experts)
 
     def _time_gathers(self, parameters: Any, group: str) -> Any:
@@ -311,7 +311,8 @@ class StepTime:
         cut = self._is_cut
         sizes = {"dp": cut * (dense + experts), "dense_gradients": ~cut * dense, "expert_gradients": ~cut * experts}
         waits = {group: self._wait(group, is_gradient=True) for group in sizes}
-        return sum(waits[group] * self.spans[group].time("all_reduce", size) for group, size in sizes.items())
+        times = {group: self.spans[group].time("all_reduce", size) for group, size in sizes.items() if np.any(size)}
+        return sum(waits[group] * seconds for group, seconds in times.items())
 
     def _wait(self, axis: str, *, is_gradient: bool = False) -> Any:
         """Returns the exposed part of an axis's collectives.

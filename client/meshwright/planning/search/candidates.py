@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.planning.cost.collectives import AxisLinks
-from meshwright.planning.cost.memory import StepMemory, build_execution, count_optimizer_bytes
+from meshwright.planning.cost.memory import PartBytes, StepMemory, build_execution, count_optimizer_bytes
 from meshwright.planning.cost.spans import (
     AXES,
     NETWORK_BYTES_PER_S,
@@ -454,11 +454,20 @@ class Question:
         work, execution = build_work(self.model, training.seq_len), build_execution(self.model, training)
         spans = hardware.lay(layout) if spans is None else spans
         parts = StepTime(work, layout, hardware.build_machine(), spans, execution).price()
-        memory = StepMemory.of(work, layout, self.model, training, hardware.chip.platform).price()
         shape = np.broadcast_shapes((1,), *map(np.shape, vars(layout).values()))
 
         def spread(figures: Mapping[str, Any]) -> dict[str, Floats]:
             return {name: np.broadcast_to(np.asarray(each, dtype=np.float64), shape) for name, each in figures.items()}
 
-        capacity = find_capacity(hardware.chip, hardware.memory_bytes, self.memory_fraction)
-        return Priced(layout, spread(parts), spread(memory), capacity, spans, hardware, work)
+        memory = spread(self.price_memory(layout))
+        return Priced(layout, spread(parts), memory, self.capacity_bytes, spans, hardware, work)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of a device that the job may use."""
+        return find_capacity(self.hardware.chip, self.hardware.memory_bytes, self.memory_fraction)
+
+    def price_memory(self, layout: Layout) -> PartBytes:
+        """Returns the bytes of the fullest device of candidates."""
+        work, platform = build_work(self.model, self.training.seq_len), self.hardware.chip.platform
+        return StepMemory.of(work, layout, self.model, self.training, platform).price()

@@ -168,8 +168,8 @@ def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> i
     while width > 1:
         width //= _TRIED_AT_ONCE
         tried = low + width * np.arange(1, _TRIED_AT_ONCE + 1, dtype=np.int64)
-        fits = question.price(replace(layout, micro_batch_size=tried, gradient_accumulation_steps=passes)).fits
-        low = int(tried[fits].max(initial=low))
+        memory = question.price_memory(replace(layout, micro_batch_size=tried, gradient_accumulation_steps=passes))
+        low = int(tried[sum(memory.values()) <= question.capacity_bytes].max(initial=low))
     return low * int(layout.data_parts) * passes or None
 
 

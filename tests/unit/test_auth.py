@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi.security import SecurityScopes
 
 from meshwright.errors import ForbiddenError, UnauthorizedError
 from meshwright_agent.auth import (
@@ -19,6 +20,7 @@ from meshwright_agent.auth import (
     Authenticator,
     Caller,
     Peer,
+    authenticate,
     check_exposure,
     hash_secret,
     is_loopback,
@@ -32,6 +34,7 @@ from meshwright_agent.settings import Settings
 from tests.fakes.stored import EPOCH, ManualClock
 
 DIGEST = "0" * 64
+START = "start the agent with --uds PATH or --tokens-file FILE; on a machine of your own, with --insecure"
 TCP = Peer("addr:127.0.0.1")
 
 
@@ -43,6 +46,19 @@ def _write(path: Path, *lines: str) -> Path:
     path.touch(mode=0o600)
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
+
+
+@pytest.mark.parametrize(("settings", "hint"), [
+    ({}, START), ({"uds": "/run/agent.sock"}, "use unix:///run/agent.sock as one of MESHWRIGHT_UDS_ADMINS"),
+])  # fmt: skip
+async def test_a_refusal_names_a_way_that_this_agent_has(settings: dict[str, Any], hint: str) -> None:
+    agent = SimpleNamespace(settings=Settings(**settings))
+    app = SimpleNamespace(state=SimpleNamespace(agent=agent, authenticator=_authenticate(**settings)))
+    request: Any = SimpleNamespace(method="PUT", url=SimpleNamespace(path="/leases/a"), headers={}, app=app)
+    request.state = SimpleNamespace(peer=TCP)
+    with pytest.raises(ForbiddenError) as refused:
+        await authenticate(request, SecurityScopes(["operate"]), None, None)
+    assert refused.value.hint == hint
 
 
 # ---- tokens ---------------------------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def test_latest_tells_the_age_of_records_and_is_1_without_any(meshwright: Comman
     assert meshwright("bench", "--latest").out.splitlines()[0].endswith("age")
     assert meshwright("bench", "--latest", "--case", build_record().case, "--devices", "0,1,2,3,4,5,6,7").code == 0
     assert meshwright("bench", "--latest", "--case", "permute").code == 1
+    assert meshwright("bench", "--latest", "--devices", "0").code == 1  # the record is of two devices
 
 
 @pytest.mark.parametrize("outcome", [

@@ -43,12 +43,10 @@ class OpenTarget:
         devices: `jax.Device`s by [granule][position], in the order of `meshwright.topology.targets`.
         compiler_options: for `.compile(compiler_options=…)`.
         clock_hz: of TPU cores, for the compiler's cycle estimates; None elsewhere.
-        device_kind: the name in JAX.
     """
 
     target: CompileTarget
     devices: tuple[tuple[Any, ...], ...]
-    device_kind: str
     compiler_options: dict[str, str | bool | int] = field(default_factory=dict)
     clock_hz: float | None = None
 
@@ -179,7 +177,7 @@ def _open_tpu(target: CompileTarget) -> OpenTarget:
             f"libtpu has no slice for {target.name}: {_shorten(error)}; use one that it has, such as v5e:2x2"
         ) from error
     devices = sorted(found, key=lambda d: (getattr(d, "slice_index", None) or 0, *reversed(d.coords), d.core_on_chip))
-    return OpenTarget(target, _split(devices, target), devices[0].device_kind, clock_hz=chip.clock_hz)
+    return OpenTarget(target, _split(devices, target), clock_hz=chip.clock_hz)
 
 
 def _find_chip(target: CompileTarget) -> Chip:
@@ -210,7 +208,7 @@ def _open_gpu(target: CompileTarget) -> OpenTarget:
         devices: list[Any] = topologies.get_topology_desc(platform="cuda", **described).devices
     except (NotImplementedError, RuntimeError) as error:
         raise NotCompiledError(f"XLA's CUDA compiler takes no {target.name}: {_shorten(error)}") from error
-    return OpenTarget(target, _split(devices, target), devices[0].device_kind, dict(COMPILER_OPTIONS))
+    return OpenTarget(target, _split(devices, target), dict(COMPILER_OPTIONS))
 
 
 def _open_cpu(target: CompileTarget) -> OpenTarget:
@@ -225,7 +223,7 @@ def _open_cpu(target: CompileTarget) -> OpenTarget:
             ) from error
     devices = jax.devices("cpu")[:count]
     options: dict[str, Any] = {"xla_backend_optimization_level": 0}  # LLVM's part is half of the time, and none is run
-    return OpenTarget(target, _split(devices, target), devices[0].device_kind, options)
+    return OpenTarget(target, _split(devices, target), options)
 
 
 def _split(devices: Sequence[Any], target: CompileTarget) -> tuple[tuple[Any, ...], ...]:

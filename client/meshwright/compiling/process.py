@@ -192,7 +192,8 @@ def run_child(
     text = json.dumps({"function": function, "job": job, "paths": paths}).encode()
     with tempfile.TemporaryFile() as output, _start(env, text, output) as child, selectors.DefaultSelector() as reads:
         deadline = time.monotonic() + limit_s
-        reads.register(_pipe(child.stdout), selectors.EVENT_READ)
+        assert child.stdout is not None
+        reads.register(child.stdout, selectors.EVENT_READ)
         rest = b""
         while True:
             if is_stopped():
@@ -207,15 +208,16 @@ def run_child(
                 os.ftruncate(output.fileno(), 0)
             has_ended = child.poll() is not None
             if reads.select(0 if has_ended else _POLL_S):
-                data = os.read(_pipe(child.stdout).fileno(), _READ_BYTES)
+                data = os.read(child.stdout.fileno(), _READ_BYTES)
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     try:
                         frame = json.loads(line)
-                    except ValueError:
+                        kind = frame["type"]
+                    except (ValueError, TypeError, KeyError):
                         log = (*_read_log(output), line.decode(errors="replace")[:_LINE_CHARS])
                         return Ended("code of the compile writes to descriptors that it did not open", log)
-                    if frame["type"] != "progress":
+                    if kind != "progress":
                         _wait(child)
                         return _read_last(frame, output)
                     if on_progress:
@@ -264,12 +266,8 @@ def _start(env: Mapping[str, str], text: bytes, output: IO[bytes]) -> Iterator[s
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         _wait(child)
-        _pipe(child.stdout).close()
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None
-    return pipe
+        if child.stdout:
+            child.stdout.close()
 
 
 def _read_log(output: IO[bytes]) -> tuple[str, ...]:

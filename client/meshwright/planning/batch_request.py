@@ -194,7 +194,13 @@ def _estimate_stored(request: BatchSizeRequest, model: ModelSpec, training: Trai
         raise _refuse("plan", f"plan {plan.fingerprint} has no hardware that is priced: {error}", hint) from error
     check_batch_plan(request, plan, name)
     check_batch_hardware(request, read_target(name).chip, name)
-    inventory = find_inventory(name)
+    try:
+        inventory = find_inventory(name)
+    except PlanInfeasibleError as error:
+        hint = "give its mesh in place of the plan, where its devices are"
+        raise _refuse(
+            "plan", f"plan {plan.fingerprint} is of hardware that is not in the tables: {error}", hint
+        ) from error
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
     hardware = replace(question.hardware, memory_bytes=read_memory(plan))
     question = replace(question, hardware=hardware, memory_fraction=read_memory_fraction(plan))

@@ -16,7 +16,7 @@ from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.hardware import GPU_FRACTION, find_capacity
 from meshwright.planning.models import fill_sequence_length, read_model
-from meshwright.planning.parallelism import ROLE_NAMES, MeshAxes, check_divides
+from meshwright.planning.parallelism import MeshAxes, check_divides
 from meshwright.spec import AxisType
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
@@ -51,9 +51,6 @@ def check_expressible(model: ModelSpec, seq_len: int) -> None:
 def check_axes(mesh_shape: Mapping[str, int]) -> None:
     """Raises NotCompiledError unless the compiled step has every axis that is larger than 1."""
     axes = MeshAxes.of(mesh_shape)
-    for name in axes.find(None):
-        known = ", ".join(names[0] for names in ROLE_NAMES.values())
-        raise NotCompiledError(f"axis {name} has no known role; the step knows axes by name, as {known}")
     for name in axes.find("pipeline"):
         raise NotCompiledError(
             f"axis {name} of {axes.sizes[name]} is a pipeline, and the step that is compiled has no pipeline stages; "
@@ -74,6 +71,7 @@ def find_inexpressible(model: ModelSpec, seq_len: int) -> Iterator[tuple[str, st
         (model.attention_sinks, "attention_sinks", "a score that no token has"),
         (model.attn_logit_softcapping is not None, "attn_logit_softcapping", "capped scores"),
         (is_windowed, window, f"{model.window} tokens of sequences of {seq_len}"),
+        (model.has_two_head_sizes, "global_head_dim", "heads of two sizes"),
         (model.index_topk is not None, "index_topk", "an indexer that chooses tokens"),
         (not model.pre_norms, "pre_norms", "no norms before blocks"),
         (model.post_attention_norm, "post_attention_norm", "a norm behind attention"),
@@ -165,9 +163,9 @@ def build_compile_mesh(plan: Plan) -> CompileMesh:
     """Returns the mesh of a plan, by granule and position.
 
     Raises:
-        NotCompiledError: the plan's devices were left out.
+        NotCompiledError: the plan's devices were left out, or the granules that they are of.
     """
-    if not plan.devices:
+    if not plan.devices or not {device.granule for device in plan.devices} <= {each.ordinal for each in plan.granules}:
         raise NotCompiledError("the plan's devices were left out, so its order is not known; ask with include_devices")
     ordinals = {granule.ordinal: place for place, granule in enumerate(plan.granules)}
     places = tuple((ordinals[device.granule], device.position) for device in plan.devices)

@@ -204,11 +204,6 @@ class Pool:
     taken: tuple[int, ...] = ()
     why_held: str = ""
 
-    @property
-    def choice(self) -> tuple[int, ...]:
-        """The devices that a plan may choose from: all free devices where the request gives only a number."""
-        return self.alternatives if self.is_counted else self.indices
-
 
 def select_devices(
     asked: Names | DeviceSelection | None, topology: Topology, health: Health, lease: str | None = None

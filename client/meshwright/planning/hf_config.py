@@ -144,13 +144,26 @@ def _read_fields(family: Family, config: Config) -> Fields:
     if fields["intermediate_size"] is None and family.mlp_ratio and isinstance(fields["hidden_size"], int):
         fields["intermediate_size"] = family.mlp_ratio * fields["hidden_size"]
     values, layers = {**family.default, **config}, fields["num_hidden_layers"]
-    if values.get("use_bidirectional_attention"):
-        raise UnsupportedModelError("attention in both directions (use_bidirectional_attention)")
+    for key, (what, *counts) in _UNSUPPORTED.items():
+        if values.get(key) and values[key] not in counts:
+            raise UnsupportedModelError(f"{what} ({key})")
     fields["activation"] = _read_activation(values)
+    if not values.get("enable_moe_block", True):  # Gemma 4 has it, and keys that are values, only where it says so
+        fields = {name: value for name, value in fields.items() if "expert" not in name}
+    if not values.get("attention_k_eq_v", True):
+        fields.pop("num_global_key_value_heads", None)
     if _is_count(layers):
         fields |= _read_windows(family, values, layers)
         fields |= _read_experts(values, layers) if fields.get("num_experts") is not None else {}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+_UNSUPPORTED: Final = {
+    "use_bidirectional_attention": ("attention in both directions", "vision"),  # text has its own still in Gemma 4
+    "hidden_size_per_layer_input": ("an embedding for each layer",),
+    "num_kv_shared_layers": ("layers that share keys and values",),
+}
+"""Keys that are not read → what they say, and values that mean no such thing."""
 
 
 def _pick(family: Family, config: Config, keys: list[str]) -> Any:
@@ -218,16 +231,9 @@ def _read_windows(family: Family, values: Config, layers: int) -> Fields:
 
 def _count_windows(family: Family, values: Config, layers: int) -> int:
     first = min(_read_number(values, "max_window_layers", 0), layers)
-    match family.windows:
-        case "later":
-            return layers - first
-        case "early":
-            return (first + 1) // 2
-        case "pattern":
-            return layers - layers // _read_number(values, "sliding_window_pattern", 1)
-        case "chunks":
-            return layers - layers // _read_number(values, "no_rope_layer_interval", 1)
-    return layers
+    if period := {"pattern": "sliding_window_pattern", "chunks": "no_rope_layer_interval"}.get(family.windows):
+        return layers - layers // _read_number(values, period, 1)
+    return {"later": layers - first, "early": (first + 1) // 2}.get(family.windows, layers)
 
 
 def _read_experts(values: Config, layers: int) -> Fields:

@@ -60,8 +60,7 @@ def build_axes(spec: MeshSpec, topology: Topology, layout: DeviceOrder) -> tuple
 
 def leave_out_devices(plan: Plan) -> Plan:
     """Returns the plan for `include_devices=false`: without what grows with the number of devices."""
-    granules = tuple(granule.model_copy(update={"used_positions": None}) for granule in plan.granules)
-    return plan.model_copy(update={"devices": (), "granules": granules})
+    return plan.model_copy(update={"devices": ()})
 
 
 def _list_some(sizes: Sequence[int], axis: int, layout: DeviceOrder) -> Lines:
@@ -187,7 +186,8 @@ class _Planner:
         if self.request.device_order == "given":
             order = self.pool.indices[: self.spec.device_count]
             return score_layout(self.spec.sizes, self.weights, self.topology, order)
-        return self._search(sort_plain(self.topology, self.pool.choice), self.request.dcn)
+        pool = self.pool.alternatives if self.pool.is_counted else self.pool.indices
+        return self._search(sort_plain(self.topology, pool), self.request.dcn)
 
     def _search(self, pool: Sequence[int], asked: str | Mapping[str, int] | None) -> DeviceOrder:
         """Returns the best layout on devices of the pool: of the sets that may be taken, the one with the best
@@ -229,7 +229,7 @@ class _Planner:
             axis_types=dict(zip(spec.names, axis_types, strict=True)),
             platform=topology.platform,
             devices=tuple(topology.references[index] for index in order) if request.include_devices else (),
-            granules=list_granules(topology, order, is_listed=request.include_devices),
+            granules=list_granules(topology),
             axes=build_axes(spec, topology, layout),
             device_order=layout.method,
             target=target,
@@ -430,15 +430,11 @@ def _name_edge(topology: Topology, a: int, b: int) -> str:
     return f"{way} (devices {topology.describe((a, b))})"
 
 
-def list_granules(topology: Topology, order: Sequence[int] = (), *, is_listed: bool = False) -> tuple[Granule, ...]:
-    """Returns the granules of a topology in the form of a plan; with the used positions where `is_listed`."""
-    used: dict[int, list[int]] = {granule.ordinal: [] for granule in topology.granules}
-    for ordinal, position in map(topology.places.__getitem__, order):
-        used[ordinal].append(position)
+def list_granules(topology: Topology) -> tuple[Granule, ...]:
+    """Returns the granules of a topology in the form of a plan."""
     granules = []
     for granule in topology.granules:
         kinds, memory_bytes = topology.equipment[granule.ordinal]
-        positions, kind = tuple(sorted(used[granule.ordinal])), kinds[0] if len(kinds) == 1 else None
-        found = {"device_kind": kind, "device_memory_bytes": memory_bytes}
-        granules.append(granule.model_copy(update=found | {"used_positions": positions if is_listed else None}))
+        found = {"device_kind": kinds[0] if len(kinds) == 1 else None, "device_memory_bytes": memory_bytes}
+        granules.append(granule.model_copy(update=found))
     return tuple(granules)

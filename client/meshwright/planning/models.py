@@ -109,6 +109,7 @@ Contradiction = tuple[str, str, str]
 
 def find_contradictions(model: ModelSpec) -> Iterator[Contradiction]:
     """Yields contradictions in a well-formed model."""
+    yield from _check_rotary(model)
     yield from _check_latent(model) if model.is_latent else _check_heads(model)
     yield from _check_indexer(model)
     yield from _check_windows(model)
@@ -126,23 +127,31 @@ def _list_given(model: ModelSpec, names: tuple[str, ...]) -> list[str]:
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 _OF_LATENT: Final = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_NOT_OF_LATENT: Final = ("head_dim", "attention_bias", "attention_output_bias", "qk_norm")
+_OF_GLOBAL: Final = ("global_head_dim", "num_global_key_value_heads")
+_NOT_OF_LATENT: Final = ("head_dim", "attention_bias", "attention_output_bias", "qk_norm", *_OF_GLOBAL)
 _OF_INDEXER: Final = ("index_topk", "index_n_heads", "index_head_dim")
 
 
+def _check_rotary(model: ModelSpec) -> Iterator[Contradiction]:
+    whole = {"head_dim": model.head_size, "global_head_dim": model.global_head_dim}
+    turned = {"qk_rope_head_dim": model.qk_rope_head_dim} if model.is_latent else whole
+    for name, size in turned.items() if model.positions == "rope" else ():
+        if size and size % 2:
+            yield name, f"is {size}; rotary positions turn pairs of elements, so it is even", f"set it to {size + 1}"
+
+
 def _check_heads(model: ModelSpec) -> Iterator[Contradiction]:
-    heads, pairs, hidden = model.num_attention_heads, model.kv_heads, model.hidden_size
-    if heads % pairs:
-        message = f"{pairs} does not divide num_attention_heads {heads}; as many query heads share each KV head"
-        yield "num_key_value_heads", message, f"use {write_values(choose_near(list_divisors(heads), pairs))}"
+    heads, hidden = model.num_attention_heads, model.hidden_size
+    counts = {"num_key_value_heads": model.kv_heads, "num_global_key_value_heads": model.num_global_key_value_heads}
+    for name, pairs in counts.items():
+        if heads % (pairs or 1):
+            message = f"{pairs} does not divide num_attention_heads {heads}; as many query heads share each KV head"
+            yield name, message, f"use {write_values(choose_near(list_divisors(heads), pairs or 1))}"
     if model.head_dim is None and hidden % heads:
         message = f"is missing, and num_attention_heads {heads} does not divide hidden_size {hidden}"
         near = choose_near([divisor for divisor in list_divisors(hidden) if hidden // divisor % 2 == 0], heads)
         works = f"give head_dim, such as {max(hidden // heads // 2 * 2, 2)}"
         yield "head_dim", message, f"{works}, or num_attention_heads {write_values(near)}" if near else works
-    elif model.positions == "rope" and model.head_size % 2:
-        message = f"is {model.head_size}; rotary positions turn pairs of elements, so it is even"
-        yield "head_dim", message, f"set it to {model.head_size + 1}"
     for name in _list_given(model, ("q_lora_rank", *_OF_LATENT)):
         message = f"is {getattr(model, name)}, but kv_lora_rank is missing; only latent attention has it"
         yield name, message, f"leave out {name}, or give kv_lora_rank, such as 512"
@@ -152,9 +161,6 @@ def _check_latent(model: ModelSpec) -> Iterator[Contradiction]:
     for name in _OF_LATENT:
         if getattr(model, name) is None:
             yield name, "is missing; latent attention (kv_lora_rank) has it", "set it to 64 or 128"
-    if (model.qk_rope_head_dim or 0) % 2:
-        message = f"is {model.qk_rope_head_dim}; rotary positions turn pairs of elements, so it is even"
-        yield "qk_rope_head_dim", message, f"set it to {(model.qk_rope_head_dim or 0) + 1}"
     if model.kv_heads != model.num_attention_heads:
         message = f"is {model.kv_heads}, but in latent attention each of {model.num_attention_heads} heads has its own"
         yield "num_key_value_heads", message, "leave it out"
@@ -184,6 +190,17 @@ def _check_windows(model: ModelSpec) -> Iterator[Contradiction]:
         for name in _list_given(model, ("num_window_layers",)):
             message = f"is {getattr(model, name)}, but sliding_window is missing; it says how many layers have windows"
             yield name, message, f"leave out {name}, or give sliding_window, such as 4096"
+    for name in _list_given(model, _OF_GLOBAL):
+        if not 0 < model.window_layer_count < model.num_hidden_layers or model.attention_chunk_size is not None:
+            message = f"is {getattr(model, name)}, but no layers have a sliding_window and others none"
+            yield (
+                name,
+                message,
+                f"leave out {name}, or give sliding_window, and num_window_layers up to {model.num_hidden_layers - 1}",
+            )
+        elif model.expert_layer_count and model.dense_layer_count:
+            message = f"is {getattr(model, name)}, and num_expert_layers {model.num_expert_layers}"
+            yield name, f"{message}; layers differ by one of them", f"leave out {name} or num_expert_layers"
     yield from _check_layers(model, "num_window_layers")
 
 

@@ -199,13 +199,9 @@ def check_divides(model: ModelSpec, training: TrainingSpec, mesh_shape: Mapping[
     _check_roles(model, axes)
     check_sequence(model, training)
     rules = list_rules(model, training)
-    broken = [rule for rule in rules if not _is_allowed(rule, axes) and (rule.times > 1 or axes.find(*rule.roles))]
-    if broken:
+    broken = [rule for rule in rules if not rule.allows(axes.count_parts(rule.roles))]
+    if broken := [rule for rule in broken if rule.times > 1 or axes.find(*rule.roles)]:
         raise _refuse(broken, rules, axes)
-
-
-def _is_allowed(rule: AxisRule, axes: MeshAxes) -> bool:
-    return rule.allows(axes.count_parts(rule.roles))
 
 
 def check_sequence(model: ModelSpec, training: TrainingSpec) -> None:
@@ -223,10 +219,10 @@ def write_mesh(shape: Mapping[str, int]) -> str:
 
 def list_rules(model: ModelSpec, training: TrainingSpec) -> tuple[AxisRule, ...]:
     """Returns the sizes that axes of each role must divide: the rules of a check and of a search (`candidates`)."""
-    pairs = AxisRule(("tensor",), "num_key_value_heads", model.kv_heads, may_repeat=True)
+    pairs = {"num_key_value_heads": model.kv_heads, "num_global_key_value_heads": model.num_global_key_value_heads}
     return (
         AxisRule(("tensor",), "num_attention_heads", model.num_attention_heads),
-        *(() if model.is_latent else (pairs,)),
+        *(AxisRule(("tensor",), name, n, may_repeat=True) for name, n in pairs.items() if n and not model.is_latent),
         *(AxisRule(("tensor",), name, size) for name, size in _list_inner_sizes(model).items()),
         AxisRule(("tensor",), "vocab_size", model.vocab_size, can_grow=True),
         AxisRule(("expert",), "num_experts", model.num_experts or 1),
@@ -269,7 +265,7 @@ def _refuse(broken: list[AxisRule], rules: Sequence[AxisRule], axes: MeshAxes) -
     outer = [(name, 1) for name in ("fsdp", "dp") if not axes.find(find_role(name))]
     spec = MeshSpec((*outer, *axes.sizes.items(), *(() if axes.tensor else (("tp", 1),))))
     near = (MeshAxes.of(dict(shape.axes)) for shape in search_shapes(spec, spec.device_count, most=64))
-    whole = next((each for each in near if all(_is_allowed(rule, each) for rule in rules)), None)
+    whole = next((each for each in near if all(rule.allows(each.count_parts(rule.roles)) for rule in rules)), None)
     errors, hints = [], [f"use {MeshSpec(tuple(whole.sizes.items()))}"] if whole else []
     for rule in broken:
         legal = {" × ".join(axes.find(role)): values for role, values in _find_legal(rule, rules, axes) if values}

@@ -168,8 +168,8 @@ LISTED_MAX: Final = 4096
 def leave_out_all_devices(plans: Plans) -> Plans:
     """Returns the answer for `include_devices=false`."""
     bare = tuple(map(leave_out_devices, plans.plans))
-    left = plans.fallback and tuple(map(leave_out_devices, plans.fallback.plans))
-    fallback = plans.fallback and plans.fallback.model_copy(update={"plans": left})
+    left = {"plans": tuple(map(leave_out_devices, plans.fallback.plans))} if plans.fallback else {}
+    fallback = plans.fallback and plans.fallback.model_copy(update=left)
     return plans.model_copy(update={"plans": bare, "fallback": fallback})
 
 

@@ -3,8 +3,8 @@
 Parameter counts, matmuls, exports and the compiled step all read this one list. It counts every bias and every norm,
 and nothing twice: a tied head is the embedding. It is independent of presets and devices.
 
-Left out: a correction of the router's scores that no gradient trains (DeepSeek-V3: [E] a layer), and modules that
-predict further tokens.
+Left out: a correction of the router's scores that no gradient trains (DeepSeek-V3: [E] a layer), modules that predict
+further tokens, and the norms that Gemma 4 has around its experts ([4·hidden] a layer).
 
 Source: the counts published with the checkpoints in `models.csv`, which these tensors match exactly.
 """
@@ -43,11 +43,6 @@ class Tensor:
         """Elements."""
         return math.prod(self.shape)
 
-    @property
-    def is_matrix(self) -> bool:
-        """Whether it is a matrix, or one of each expert."""
-        return len(self.shape) == (3 if self.part == "experts" else 2)
-
     def place(self, axes: MeshAxes) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
         """Returns for each dimension the axes that it lies over: between its uses, and in a matmul."""
         used = tuple(
@@ -70,10 +65,12 @@ class LayerTensors:
     """`count` layers that have the same tensors.
 
     Attributes:
+        model: with these layers alone, if others have heads of another size.
         tensors: of one layer.
         has_experts: whether its feed-forward block is a mixture of experts.
     """
 
+    model: ModelSpec
     count: int
     tensors: tuple[Tensor, ...]
     has_experts: bool
@@ -89,7 +86,8 @@ class ModelTensors:
 
     Attributes:
         outer: outside the layers.
-        layers: dense ones, then those with experts; only kinds that the model has.
+        layers: dense ones, then those with experts; or those with a window, then the others; only kinds that the model
+            has.
     """
 
     outer: tuple[Tensor, ...]
@@ -108,12 +106,33 @@ def count_parameters(model: ModelSpec) -> int:
 
 def list_tensors(model: ModelSpec) -> ModelTensors:
     """Returns the tensors of a model."""
-    shared = (*_list_layer_norms(model), *_list_attention(model))
-    kinds = (
-        LayerTensors(model.dense_layer_count, (*shared, *_list_dense_block(model)), has_experts=False),
-        LayerTensors(model.expert_layer_count, (*shared, *_list_expert_block(model)), has_experts=True),
-    )
+    kinds = (kind for part in _split_layers(model) for kind in _list_kinds(part))
     return ModelTensors(tuple(_list_outer(model)), tuple(kind for kind in kinds if kind.count))
+
+
+def _split_layers(model: ModelSpec) -> tuple[ModelSpec, ...]:
+    """Returns the model; or one of its layers with a window and one of the others, whose heads have other sizes."""
+    if not model.has_two_head_sizes:
+        return (model,)
+    count = model.window_layer_count
+    one_size = {"global_head_dim": None, "num_window_layers": None}
+    windows = {**one_size, "num_hidden_layers": count, "num_global_key_value_heads": None}
+    others = {
+        **one_size,
+        "num_hidden_layers": model.num_hidden_layers - count,
+        "sliding_window": None,
+        "head_dim": model.global_head_dim or model.head_size,
+        "num_key_value_heads": model.num_global_key_value_heads or model.kv_heads,
+    }
+    return model.model_copy(update=windows), model.model_copy(update=others)
+
+
+def _list_kinds(model: ModelSpec) -> tuple[LayerTensors, LayerTensors]:
+    shared = (*_list_layer_norms(model), *_list_attention(model))
+    return (
+        LayerTensors(model, model.dense_layer_count, (*shared, *_list_dense_block(model)), has_experts=False),
+        LayerTensors(model, model.expert_layer_count, (*shared, *_list_expert_block(model)), has_experts=True),
+    )
 
 
 def _list_outer(model: ModelSpec) -> Iterator[Tensor]:
@@ -163,7 +182,9 @@ def _list_attention(model: ModelSpec) -> Iterator[Tensor]:
 
 
 def _list_heads(model: ModelSpec) -> Iterator[Tensor]:
-    heads = {"query": model.num_attention_heads, "key": model.kv_heads, "value": model.kv_heads}
+    heads = {"query": model.num_attention_heads, "key": model.kv_heads}
+    if model.num_global_key_value_heads is None:
+        heads["value"] = model.kv_heads
     for name, count in heads.items():
         yield _into(name, "attention", model.hidden_size, count * model.head_size)
         if model.attention_bias:

@@ -201,13 +201,9 @@ def parse_chip_count(text: str) -> ChipCount:
     match = _COUNT.fullmatch(text.strip())
     if match is None or not int(match[2]):
         raise ValueError(f"{text[:80]!r} is not a number of devices; write h100:8, or 8 for devices of any kind")
-    _check_chip(match[1])
-    return ChipCount(int(match[2]), match[1])
-
-
-def _check_chip(name: str | None) -> None:
+    name = match[1]
     if name is None or name.lower() == _CPU or find_chip(name) is not None:
-        return
+        return ChipCount(int(match[2]), name)
     known = [_CPU, *(alias for chip in read_chips() for alias in chip.aliases)]
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or ["h100", "v5p"]
     raise ValueError(

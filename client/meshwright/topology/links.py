@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from meshwright.topology.chips import find_chip
 from meshwright.topology.model import ICI, Topology
-from meshwright.wire.devices import Devices, Granule, Link, NumaNode
+from meshwright.wire.devices import Devices, Granule, Link
 
 XGMI: Final = "XGMI"
 """AMD's link between the GPUs of a host, as `rocm-smi --showtopo` names it."""
@@ -62,8 +62,9 @@ def classify_link(kind: str) -> LinkClass:
 def price_crossing(topology: Topology, a: int) -> float:
     """Returns the relative cost of a device's share of the network between granules: more than any link inside."""
     chip = find_chip(topology.devices[a].kind)
-    share = chip.scaleout_bytes_per_s if chip else None
-    return PCIE_4_X16_BYTES_PER_S / share if share else CROSSING_COST
+    if chip is None or not chip.scaleout_bytes_per_s:
+        return CROSSING_COST
+    return PCIE_4_X16_BYTES_PER_S / chip.scaleout_bytes_per_s * chip.jax_devices_per_chip
 
 
 def price_link(link: Link) -> float:
@@ -86,17 +87,12 @@ def price_pair(topology: Topology, a: int, b: int) -> float:
     link = topology.link(a, b)
     if link is not None:
         return price_link(link) * (_price_numa(topology, a, b) if classify_link(link.kind) == "host" else 1.0)
-    if topology.devices[a].granule != topology.devices[b].granule:
-        return _price_far(topology, a, b)
-    return _price_numa(topology, a, b) if topology.platform == "cpu" else UNLINKED_COST
-
-
-def _price_far(topology: Topology, a: int, b: int) -> float:
-    """Returns the cost between two hosts: in one NVLink domain, the cost of the links inside a host."""
     if not topology.is_joined(a, b):
         return price_crossing(topology, a)
-    inside = next((link for link in topology.links_of(a) if classify_link(link.kind) == "nvlink"), None)
-    return price_link(inside) if inside else PCIE_4_X16_BYTES_PER_S / NVLINK_BYTES_PER_S
+    if topology.devices[a].granule != topology.devices[b].granule:  # hosts of one NVLink domain, as inside a host
+        inside = next((link for link in topology.links_of(a) if classify_link(link.kind) == "nvlink"), None)
+        return price_link(inside) if inside else PCIE_4_X16_BYTES_PER_S / NVLINK_BYTES_PER_S
+    return _price_numa(topology, a, b) if topology.platform == "cpu" else UNLINKED_COST
 
 
 def price_hop(topology: Topology, a: int) -> float:
@@ -151,20 +147,12 @@ def format_links(devices: Devices) -> list[str]:
     Ends with the larger unit of the host: an NVLink domain, a slice's shape.
     """
     pairs = format_pairs(devices, MAX_MATRIX) or ["links: none known"]
-    return join_parts(pairs, format_distances(devices.numa_nodes), format_granules(devices.granules))
+    return join_parts(pairs, format_granules(devices.granules))
 
 
 def join_parts(*parts: Sequence[str]) -> list[str]:
     """Returns the lines of all parts, with an empty line between two."""
     return [line for part in parts if part for line in ("", *part)][1:]
-
-
-def format_distances(nodes: Sequence[NumaNode]) -> list[str]:
-    """Returns the distance between the memory of NUMA nodes, from the kernel; empty for a single node."""
-    if len(nodes) < 2:
-        return []
-    rows = [(node.node, node.distances) for node in nodes if node.distances]
-    return [f"NUMA{node} to memory of each node: {' '.join(map(str, row))} (10 is its own)" for node, row in rows]
 
 
 Cells = Sequence[Sequence[str]]

@@ -21,7 +21,7 @@ from itertools import product
 from typing import Any, Final
 
 from meshwright.targets import write_shape
-from meshwright.topology.identity import Position, write_chip
+from meshwright.topology.identity import Position, shorten, write_chip
 from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import Device, Devices, Granule, Link, MeasuredNetwork, Platform
 
@@ -392,8 +392,7 @@ class Topology:
         chosen = [self.devices[index] for index in indices]
         many = len(self.hosts) > 1
         names = [f"{device.host}/{device.local_index}" if many else str(device.local_index) for device in chosen]
-        more = f", … ({len(names) - NAMES_SHOWN} more)" if len(names) > NAMES_SHOWN else ""
-        return ", ".join(names[:NAMES_SHOWN]) + more
+        return shorten(names, NAMES_SHOWN)
 
 
 def _describe_doubled(devices: tuple[Device, ...]) -> str:

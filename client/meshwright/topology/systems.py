@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator
 
@@ -155,17 +155,34 @@ class ShapeRule:
 
     Attributes:
         dimensions: number of dimensions in a written shape.
+        kind: cubes of 4×4×4 and some smaller shapes; planes of a list; or powers of two, none twice the other.
+        most: chips of a slice of cubes; chips of a side of the others.
         text: the rule in words.
         source: where the rule is published.
-        allows: whether a shape with the right number of dimensions is legal.
+        is_single: a chip alone is a slice.
         has_twists: whether its tori can be twisted.
     """
 
+    family: str
     dimensions: int
+    kind: Literal["cubes", "planes", "powers"]
+    most: int
     text: str
     source: str
-    allows: Callable[[Shape], bool]
+    is_single: bool = False
     has_twists: bool = False
+
+    def allows(self, shape: Shape) -> bool:
+        """Returns whether a shape with the right number of dimensions is legal."""
+        if self.kind == "planes":
+            return shape in _PLANES
+        if self.kind == "powers":
+            x, y = shape
+            return 2 <= x <= y <= min(2 * x, self.most) and all(size & (size - 1) == 0 for size in shape)
+        if shape in _SMALL_CUBES or (self.is_single and shape == (1, 1, 1)):
+            return True
+        is_cubes = all(size % 4 == 0 for size in shape) and shape == tuple(sorted(shape))
+        return is_cubes and math.prod(shape) <= self.most
 
 
 def _parse_shape(text: str) -> Shape:
@@ -196,19 +213,14 @@ class Slice:
         return (*self.shape, 1)[:3]
 
     @property
-    def chip_count(self) -> int:
-        """Chips."""
-        return math.prod(self.shape)
-
-    @property
     def device_count(self) -> int:
         """JAX devices."""
-        return self.chip_count * self.chip.jax_devices_per_chip
+        return math.prod(self.shape) * self.chip.jax_devices_per_chip
 
     @property
     def host_count(self) -> int:
         """The number of hosts; each has as many chips as `host_shape`."""
-        return self.chip_count // math.prod(self.host_shape)
+        return math.prod(self.shape) // math.prod(self.host_shape)
 
     @property
     def wrap(self) -> tuple[bool, ...]:
@@ -230,56 +242,7 @@ _PLANES: Final = _name_shapes("1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16")
 """Source: docs.cloud.google.com/tpu/docs/v5e and …/v6e, "Configurations"."""
 
 
-def _allow_powers(longest: int) -> Callable[[Shape], bool]:
-    def allows(shape: Shape) -> bool:
-        x, y = shape
-        return 2 <= x <= y <= min(2 * x, longest) and all(size & (size - 1) == 0 for size in shape)
-
-    return allows
-
-
-def _allow_cubes(most_chips: int, *, single: bool = False) -> Callable[[Shape], bool]:
-    def allows(shape: Shape) -> bool:
-        if shape in _SMALL_CUBES or (single and shape == (1, 1, 1)):
-            return True
-        cubes = all(size % 4 == 0 for size in shape)
-        return cubes and shape == tuple(sorted(shape)) and math.prod(shape) <= most_chips
-
-    return allows
-
-
-_CUBES_TEXT: Final = (
-    "2x2x1, 2x2x2, 2x2x4, 2x4x4, or cubes of 4x4x4: three multiples of 4, none smaller than the one before, "
-    "of at most {} chips"
-)
-_CUBES_SOURCE: Final = (
-    "cloud.google.com/tpu/docs/types-topologies (A<=B<=C, multiples of 4); AI-Hypercomputer/xpk at 367c838, "
-    "src/xpk/core/system_characteristics.py (generate_tpu_topologies; cubes a pod)"
-)
-_PLANES_TEXT: Final = "1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16 or 16x16"
-_POWERS_TEXT: Final = "AxB of powers of two, 2 <= A <= B <= 2A, at most {0}x{0}"
-
-RULES: Final[Mapping[str, ShapeRule]] = {
-    "tpu_v2": ShapeRule(2, _POWERS_TEXT.format(16), "docs.cloud.google.com/tpu/docs/v2", _allow_powers(16)),
-    "tpu_v3": ShapeRule(2, _POWERS_TEXT.format(32), "docs.cloud.google.com/tpu/docs/v3", _allow_powers(32)),
-    "tpu_v4": ShapeRule(3, _CUBES_TEXT.format(4096), _CUBES_SOURCE, _allow_cubes(4096), has_twists=True),
-    "tpu_v5e": ShapeRule(2, _PLANES_TEXT, "docs.cloud.google.com/tpu/docs/v5e", _PLANES.__contains__),
-    "tpu_v5p": ShapeRule(
-        3,
-        _CUBES_TEXT.format(8960),
-        f"{_CUBES_SOURCE}; docs.cloud.google.com/tpu/docs/v5p (one job has at most 6144 chips)",
-        _allow_cubes(8960),
-        has_twists=True,
-    ),
-    "tpu_v6e": ShapeRule(2, _PLANES_TEXT, "docs.cloud.google.com/tpu/docs/v6e", _PLANES.__contains__),
-    "tpu_7x": ShapeRule(
-        3,
-        f"1x1x1, {_CUBES_TEXT.format(9216)}",
-        f"{_CUBES_SOURCE}; docs.cloud.google.com/tpu/docs/tpu7x",
-        _allow_cubes(9216, single=True),
-        has_twists=True,
-    ),
-}
+RULES: Final = {rule.family: rule for rule in read_table("meshwright.topology", "slice_rules.csv", ShapeRule)}
 """By hardware family. A pod has 64 cubes of v4, 140 of v5p, 144 of 7x."""
 
 

@@ -93,11 +93,10 @@ def find_hardware(spec: TargetSpec) -> Hardware:
 def _find(spec: TargetSpec) -> tuple[Hardware, int]:
     """Returns the hardware of one granule, and the number of granules."""
     chip = find_chip(spec.chip)
-    if chip is not None and chip.platform == "tpu":
-        return _find_slice(spec, chip), spec.granules
-    named = find_slice(spec.chip) if chip is None else None
-    if named is not None:
-        return _take_named(spec, named), spec.granules
+    if slice_ := _find_slice(spec, chip):
+        if spec.twisted:
+            check_twist(slice_, asked=str(spec))
+        return slice_, spec.granules
     if chip is None and spec.chip != CPU:
         raise _refuse_unknown(spec)
     if spec.twisted is not None or len(spec.shape) > 1:
@@ -107,22 +106,17 @@ def _find(spec: TargetSpec) -> tuple[Hardware, int]:
     return (spec.shape[0] if spec.shape else 1, spec.granules) if chip is None else _find_machine(spec, chip)
 
 
-def _find_slice(spec: TargetSpec, chip: Chip) -> Slice:
-    shape = spec.shape or next(each for each in (HOST_SHAPE, HOST_SHAPE[:2]) if is_legal(chip, each))
-    found = build_slice(chip, shape, asked=str(spec))
-    if spec.twisted:
-        check_twist(found, asked=str(spec))
-    return found
-
-
-def _take_named(spec: TargetSpec, named: Slice) -> Slice:
-    if spec.shape:
-        shape = write_shape(named.shape)
-        detail = f"target {spec}: {spec.chip} is the name of a slice, which has its shape, {shape}"
-        hint = f"use {spec.chip}, or {named.chip.aliases[0]}:{shape}"
+def _find_slice(spec: TargetSpec, chip: Chip | None) -> Slice | None:
+    """Returns the slice that a TPU chip and a shape describe, or that has a name; None for other hardware."""
+    if chip is not None and chip.platform == "tpu":
+        shape = spec.shape or next(each for each in (HOST_SHAPE, HOST_SHAPE[:2]) if is_legal(chip, each))
+        return build_slice(chip, shape, asked=str(spec))
+    named = find_slice(spec.chip) if chip is None else None
+    if named is not None and spec.shape:
+        written = write_shape(named.shape)
+        detail = f"target {spec}: {spec.chip} is the name of a slice, which has its shape, {written}"
+        hint = f"use {spec.chip}, or {named.chip.aliases[0]}:{written}"
         raise refuse(f"{detail}; a shape stands only behind a chip", hint)
-    if spec.twisted:
-        check_twist(named, asked=str(spec))
     return named
 
 
@@ -211,23 +205,14 @@ def _build(spec: TargetSpec) -> Topology:
     declared: Declared = {"basis": "declared", "observed_at": datetime.now(UTC), "age_s": 0.0}
     hardware, ordinals = find_hardware(spec), range(spec.granules)
     if isinstance(hardware, Slice):
-        return _join_slices(hardware, spec, declared)
+        seats, is_one = tuple(_list_seats(hardware)), spec.granules == 1
+        tpus = (device for at in ordinals for device in _build_tpus(hardware, seats, at, declared, is_one=is_one))
+        slices = (_build_slice(hardware, ordinal, is_twisted=spec.twisted is True) for ordinal in ordinals)
+        return Topology(tuple(tpus), (), tuple(slices))
     devices = (device for ordinal in ordinals for device in _build_devices(hardware, ordinal, declared))
     links = (link for ordinal in ordinals for link in _build_links(hardware, ordinal))
-    return Topology(
-        tuple(devices), tuple(links), tuple(_build_host(hardware, ordinal, spec.granules) for ordinal in ordinals)
-    )
-
-
-def _join_slices(slice_: Slice, spec: TargetSpec, declared: Declared) -> Topology:
-    seats = tuple(_list_seats(slice_))
-    devices = (
-        device
-        for ordinal in range(spec.granules)
-        for device in _build_tpus(slice_, seats, ordinal, declared, is_one=spec.granules == 1)
-    )
-    granules = (_build_slice(slice_, ordinal, is_twisted=spec.twisted is True) for ordinal in range(spec.granules))
-    return Topology(tuple(devices), (), tuple(granules))
+    hosts = (_build_host(hardware, ordinal, spec.granules) for ordinal in ordinals)
+    return Topology(tuple(devices), tuple(links), tuple(hosts))
 
 
 Seat = tuple[tuple[int, ...], int, int]

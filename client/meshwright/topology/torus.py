@@ -8,7 +8,7 @@ hardware without both has those of its generation for that shape. Independent of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,28 +50,14 @@ def find_wraps(kind: str, shape: Sequence[int]) -> tuple[bool, ...]:
     jax-ml/scaling-book, "TPU networking".
     """
     chip = find_chip(kind)
-    rule = _WRAPS[chip.family] if chip and chip.platform == "tpu" else None
-    return rule(shape) if rule else (False,) * len(shape)
+    if chip is None or chip.platform != "tpu":
+        return (False,) * len(shape)
+    length = _RING_LENGTHS.get(chip.family)
+    return tuple(size == length if length else min(shape) >= 4 for size in shape)
 
 
-def _wrap_of(length: int) -> Callable[[Sequence[int]], tuple[bool, ...]]:
-    return lambda shape: tuple(size == length for size in shape)
-
-
-def _wrap_cubes(shape: Sequence[int]) -> tuple[bool, ...]:
-    return (min(shape) >= 4,) * len(shape)
-
-
-_WRAPS: Final[Mapping[str, Callable[[Sequence[int]], tuple[bool, ...]]]] = {
-    "tpu_v2": _wrap_of(16),
-    "tpu_v3": _wrap_of(32),
-    "tpu_v4": _wrap_cubes,
-    "tpu_v5e": _wrap_of(16),
-    "tpu_v5p": _wrap_cubes,
-    "tpu_v6e": _wrap_of(16),
-    "tpu_7x": _wrap_cubes,
-}
-"""By hardware family: v4, v5p and 7x are built of cubes of 4×4×4 that optical switches close to rings."""
+_RING_LENGTHS: Final = {"tpu_v2": 16, "tpu_v3": 32, "tpu_v5e": 16, "tpu_v6e": 16}
+"""By hardware family; v4, v5p and 7x are built of cubes of 4×4×4 that optical switches close to rings."""
 
 
 Place = tuple[int, ...]
@@ -113,16 +99,12 @@ def build_grid(
     there = {place: member for place, member in zip(places, members, strict=True) if place is not None}
     if len(there) != len(members) or not there or len(set(map(len, there))) > 1:
         return None
-    known = sorted(there)
-    low, high = known[0], known[-1]
-    sizes = tuple(b - a + 1 for a, b in zip(low, high, strict=True))
-    columns = list(zip(*known, strict=True))
-    is_filled = tuple(map(min, columns)) == low and tuple(map(max, columns)) == high
-    if low[0] != high[0] or math.prod(sizes) != len(known) or not is_filled:
+    sizes = tuple(max(column) - min(column) + 1 for column in zip(*there, strict=True))
+    if sizes[0] > 1 or math.prod(sizes) != len(there):
         return None
     _, *chips, cores = sizes
     dimensions = list_dimensions(chips, find_rings(tuple(chips)), cores)
-    return Grid(dimensions, tuple(there[place] for place in known))
+    return Grid(dimensions, tuple(there[place] for place in sorted(there)))
 
 
 def list_dimensions(chips: Sequence[int], rings: Sequence[bool], cores: int) -> tuple[Dimension, ...]:

@@ -120,9 +120,6 @@ class Granule(Reply):
     domain: str | None = Field(
         default=None, description="the NVLink domain that this host belongs to, where it spans hosts (GB200 NVL72)"
     )
-    used_positions: tuple[int, ...] | None = Field(
-        default=None, description="in a plan: those of its devices; null where devices are left out"
-    )
     device_kind: str | None = Field(
         default=None, description="in a plan: as JAX calls its devices; null: of several kinds"
     )
@@ -136,9 +133,6 @@ class NumaNode(Reply):
 
     node: int
     cpus: str = Field(description='as the kernel lists them: "0-15,32-47"')
-    distances: tuple[int, ...] | None = Field(
-        default=None, description="to each node of the host, as the kernel says: 10 is its own memory, 20 twice as far"
-    )
 
 
 class Cpu(Reply):

@@ -77,6 +77,8 @@ class ModelSpec(RequestPart):
     num_window_layers: CountOrZero | None = Field(
         default=None, description="layers that have the window or chunk, the others attend to all; null: all have"
     )
+    global_head_dim: Count | None = Field(default=None, description="of layers without the window; null: head_dim")
+    num_global_key_value_heads: Count | None = Field(default=None, description="there, where keys are values too")
     index_topk: Count | None = Field(default=None, description="the so many that an indexer chooses (DeepSeek-V3.2)")
     index_n_heads: Count | None = Field(default=None, description="of the indexer")
     index_head_dim: Count | None = Field(default=None, description="of the indexer")
@@ -166,6 +168,11 @@ class ModelSpec(RequestPart):
     def window(self) -> int | None:
         """Tokens of a window or chunk; None: every layer attends to all before."""
         return self.sliding_window or self.attention_chunk_size
+
+    @property
+    def has_two_head_sizes(self) -> bool:
+        """Whether layers without the window have heads of their own size or number."""
+        return self.global_head_dim is not None or self.num_global_key_value_heads is not None
 
     @property
     def window_layer_count(self) -> int:

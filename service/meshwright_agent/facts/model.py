@@ -95,12 +95,10 @@ class NumaFacts:
 
     Attributes:
         cpus: the kernel's list: "0-15,32-47"; "" for a node without CPUs.
-        distances: distance to each node, by number; 10 is the node itself. None: not reported.
     """
 
     node: int
     cpus: str
-    distances: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

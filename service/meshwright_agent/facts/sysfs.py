@@ -165,19 +165,7 @@ def read_numa_nodes(sysfs: Path) -> tuple[NumaFacts, ...]:
     folder = sysfs / "devices/system/node"
     names = (path.name.removeprefix("node") for path in list_folder(folder) if path.name.startswith("node"))
     numbers = sorted(number for name in names if (number := parse_int(name)) is not None)
-    paths = [(number, folder / f"node{number}") for number in numbers]
-    texts = [(number, read_text(path / "cpulist"), read_text(path / "distance")) for number, path in paths]
-    return tuple(NumaFacts(number, cpus or "", parse_distances(distances)) for number, cpus, distances in texts)
-
-
-def parse_distances(text: str | None) -> tuple[int, ...] | None:
-    """Returns a node's distances, "10 21" → (10, 21); None if the text is not valid.
-
-    Source: Documentation/ABI/stable/sysfs-devices-node.
-    """
-    distances = [parse_int(word) for word in (text or "").split()]
-    known = tuple(distance for distance in distances if distance is not None and distance > 0)
-    return known if known and len(known) == len(distances) else None
+    return tuple(NumaFacts(number, read_text(folder / f"node{number}" / "cpulist") or "") for number in numbers)
 
 
 def read_link(path: Path) -> Path | None:

@@ -26,7 +26,7 @@ FOLDS = {"chip": lambda run: run.chip.family, "model": lambda run: run.group}
 
 
 def test_every_run_has_its_source_and_a_batch_that_its_mesh_divides() -> None:
-    assert len(read_runs()) == 60
+    assert len(read_runs()) == 63
     for run in read_runs():
         assert run.source
         sizes = (getattr(run.layout, axis) for axis in ("dp", "fsdp", "tp", "cp", "ep", "pp"))

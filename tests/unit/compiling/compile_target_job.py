@@ -24,7 +24,8 @@ from meshwright.planning.compile_job import CompileMesh, CompileTarget
 def answer(case: dict[str, Any]) -> dict[str, Any]:
     try:
         opened = open_target(CompileTarget.model_validate(case["target"]))
-        told = {"kind": opened.device_kind, "clock_hz": opened.clock_hz, "counts": list(map(len, opened.devices))}
+        kind, counts = opened.devices[0][0].device_kind, list(map(len, opened.devices))
+        told = {"kind": kind, "clock_hz": opened.clock_hz, "counts": counts}
         if case.get("capacity"):
             return {**told, "capacity": ask_capacity(opened.devices[0][0])}
         if case.get("large"):

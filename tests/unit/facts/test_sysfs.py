@@ -65,12 +65,6 @@ def test_numa_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert [(node.node, node.cpus) for node in nodes] == [(0, "0"), (2, "2"), (10, "10")]
 
 
-def test_a_node_knows_its_distances_where_the_kernel_tells_them(tmp_path: Path) -> None:
-    folder = "sys/devices/system/node"
-    plant(f"== {folder}/node0/cpulist\n0\n== {folder}/node0/distance\n10 32\n== {folder}/node1/cpulist\n1", tmp_path)
-    assert [node.distances for node in read_numa_nodes(tmp_path / "sys")] == [(10, 32), None]
-
-
 def test_what_is_not_there_is_unknown_and_no_error(tmp_path: Path) -> None:
     assert read_text(tmp_path / "no") is None
     assert read_pci_devices(tmp_path, "0x10de") == ()

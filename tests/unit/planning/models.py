@@ -18,6 +18,9 @@ SIZES: dict[str, Any] = {
 """What every published config.json says."""
 
 
+GEMMA4: dict[str, Any] = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "sliding_window": 512}
+
+
 @st.composite
 def models(draw: st.DrawFn) -> ModelSpec:
     """Models whose dimensions fit together."""
@@ -51,7 +54,10 @@ def described_models(draw: st.DrawFn) -> ModelSpec:
     fields = plain.model_dump() | draw(_layers) | _draw_windows(draw, plain.num_hidden_layers)
     if draw(st.booleans()):
         fields |= _draw_latent(draw, plain.num_attention_heads)
-    if plain.num_experts is not None:
+    elif 0 < (fields["num_window_layers"] or 0) < plain.num_hidden_layers and fields["sliding_window"]:
+        pairs = st.sampled_from([n for n in range(1, 9) if plain.num_attention_heads % n == 0])
+        fields |= {"global_head_dim": 2 * draw(st.integers(1, 64)), "num_global_key_value_heads": draw(pairs)}
+    if plain.num_experts is not None and not fields["global_head_dim"]:
         fields |= _draw_experts(draw, plain.num_hidden_layers)
     return ModelSpec.model_validate(fields)
 

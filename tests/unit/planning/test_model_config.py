@@ -16,7 +16,7 @@ from meshwright.planning.models import read_model
 from meshwright.planning.tensors import count_parameters
 from meshwright.wire.model import ModelSpec
 from tests.fakes.asking import ask_planner
-from tests.unit.planning.models import SIZES
+from tests.unit.planning.models import GEMMA4, SIZES
 
 CONFIGS = Path(__file__).parents[2] / "recorded" / "configs"
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -122,6 +122,13 @@ def test_a_config_has_as_many_parameters_as_its_familys_own_code_makes(config: d
     ({"model_type": "llama4_text"}, {"qk_norm": True, "qk_norm_scale": "none", "expert_size": 11008}),
     ({"model_type": "gemma2", "attn_logit_softcapping": None}, {"attn_logit_softcapping": None}),
     ({"model_type": "olmo2"}, {"pre_norms": False, "post_attention_norm": True, "qk_norm_scale": "all_heads"}),
+    (GEMMA4, {"global_head_dim": 512, "num_global_key_value_heads": None, "num_experts": None}),
+    ({**GEMMA4, "num_global_key_value_heads": 4}, {"num_global_key_value_heads": None}),
+    ({**GEMMA4, "num_global_key_value_heads": 4, "attention_k_eq_v": True}, {"num_global_key_value_heads": 4}),
+    ({**GEMMA4, "num_experts": 8, "top_k_experts": 2}, {"num_experts": None, "num_shared_experts": 0}),
+    ({**GEMMA4, "num_experts": 8, "top_k_experts": 2, "enable_moe_block": True, "moe_intermediate_size": 96},
+     {"num_experts": 8, "num_experts_per_tok": 2, "expert_size": 96, "shared_size": 11008}),
+    ({**GEMMA4, "use_bidirectional_attention": "vision"}, {"window_layer_count": 27}),
     ({"model_type": "llama", "_name_or_path": "me/mine"}, {"name": "me/mine"}),
 ])  # fmt: skip
 def test_each_key_means_what_the_familys_code_makes_of_it(config: dict[str, Any], fields: dict[str, Any]) -> None:

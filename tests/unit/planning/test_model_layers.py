@@ -12,7 +12,7 @@ import pytest
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.hf_config import UnsupportedModelError
 from meshwright.planning.models import read_model
-from tests.unit.planning.models import SIZES
+from tests.unit.planning.models import GEMMA4, SIZES
 
 WINDOW, WHOLE, CHUNK = "sliding_attention", "full_attention", "chunked_attention"
 
@@ -80,6 +80,10 @@ def test_experts_are_in_the_layers_that_the_familys_code_gives_them(config: dict
     ({"model_type": "deepseek_v32", "mlp_layer_types": ["sparse", "wide"]}, "wide"),
     ({"model_type": "llama", "hidden_act": "relu"}, "relu"),
     ({"model_type": "gemma", "use_bidirectional_attention": True}, "both directions"),
+    ({**GEMMA4, "use_bidirectional_attention": "all"}, "both directions"),
+    ({**GEMMA4, "hidden_size_per_layer_input": 256}, "an embedding for each layer"),
+    ({"model_type": "gemma4_text"}, "an embedding for each layer"),
+    ({**GEMMA4, "num_kv_shared_layers": 20}, "layers that share keys and values"),
 ])  # fmt: skip
 def test_layers_of_a_kind_that_cannot_be_said_are_unsupported(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):

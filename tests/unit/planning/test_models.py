@@ -19,6 +19,7 @@ from tests.unit.planning.models import PLAIN, described_models, models
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
 LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 INDEXER = {"index_topk": 8, "index_n_heads": 2, "index_head_dim": 8}
+GLOBAL = {"sliding_window": 8, "num_window_layers": 1, "global_head_dim": 16}
 SUPPORTED = [preset for preset in read_presets() if not preset.unsupported]
 COUNTED = [preset for preset in read_presets() if "published_parameters" in preset.row]
 MAXTEXT_SCALES = {
@@ -65,6 +66,14 @@ def test_gpt_oss_has_the_active_parameters_of_its_card_without_embedding(name: s
     assert (count_active(model) - list_tensors(model).measure("embedding")) / 1e9 == pytest.approx(billions, abs=0.005)
 
 
+@pytest.mark.parametrize(("name", "billions", "active"), [("gemma4-31b", 30.7, 30.7), ("gemma4-26b", 25.2, 3.8)])
+def test_gemma_4_has_the_parameters_of_its_card(name: str, billions: float, active: float) -> None:
+    # ai.google.dev/gemma/docs/core/model_card_4, without the vision encoder
+    model = read_model(name)
+    assert count_parameters(model) / 1e9 == pytest.approx(billions, abs=0.05)
+    assert count_active(model) / 1e9 == pytest.approx(active, abs=0.05)
+
+
 @pytest.mark.parametrize("preset", SUPPORTED, ids=lambda preset: preset.name)
 def test_each_supported_preset_fits_together_and_says_its_source(preset: Any) -> None:
     assert read_model(preset.model.model_dump()) == preset.model
@@ -82,7 +91,7 @@ def test_presets_are_found_as_people_type_them(typed: str, name: str) -> None:
 
 KINDS = {
     "compressed sparse attention": "deepseek4-284b deepseek4-tiny", "residual streams": "deepseek-custom",
-    "heads of two sizes": "gemma4-26b gemma4-31b gemma4-e2b gemma4-e4b",
+    "an embedding for each layer": "gemma4-e2b gemma4-e4b",
     "narrower than the hidden size": "qwen3-custom-30b-a3b",
     "linear attention": "qwen3-next-80b-a3b qwen3.5-35b-a3b qwen3.5-397b-a17b",
 }  # fmt: skip
@@ -135,6 +144,12 @@ def test_what_was_read_reads_as_itself(model: ModelSpec) -> None:
     ({"sliding_window": 8, "num_window_layers": 3}, "num_window_layers", "more than", {"num_window_layers": 2}),
     ({"sliding_window": 8, "attention_chunk_size": 8}, "attention_chunk_size", "a layer has one",
      {"attention_chunk_size": None}),
+    ({"global_head_dim": 16}, "global_head_dim", "no layers have a sliding_window", {"global_head_dim": None}),
+    ({**GLOBAL, "global_head_dim": 15}, "global_head_dim", "it is even", {"global_head_dim": 16}),
+    ({**GLOBAL, "num_window_layers": 2}, "global_head_dim", "and others none", {"num_window_layers": 1}),
+    ({**GLOBAL, "num_global_key_value_heads": 3}, "num_global_key_value_heads", "does not divide",
+     {"num_global_key_value_heads": 2}),
+    ({**GLOBAL, **MIXTURE, "num_expert_layers": 1}, "global_head_dim", "differ by one", {"num_expert_layers": None}),
     ({"hidden_size": 0}, "hidden_size", "greater than or equal to 1", {"hidden_size": 1, "head_dim": 2}),
     ({"hidden_size": "64"}, "hidden_size", "should be an integer", {"hidden_size": 64}),
     ({"color": 1}, "color", "unknown field", {"color": None}),

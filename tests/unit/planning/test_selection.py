@@ -110,7 +110,6 @@ def test_a_device_of_several_hosts_is_named_with_its_host_in_any_case() -> None:
     pool = select_devices(("host-2/3", "HOST-0/1"), HOSTS, {})
     assert pool.indices == (11, 1)
     assert pool.is_named
-    assert pool.choice == (11, 1)
 
 
 @pytest.mark.parametrize("name", [1, "1"])
@@ -138,7 +137,7 @@ def test_all_that_are_well_are_taken_and_the_rest_is_told_by_host(sick: set[int]
     pool = select_devices(None, HOSTS, health)
     assert set(pool.indices) == set(range(12)) - sick
     assert pool.left_out == tuple(sorted(sick))
-    assert pool.choice == pool.indices
+    assert not pool.is_counted
     for notice in pool.notices:
         assert notice.message.endswith(f"{'are' if len(sick) > 1 else 'is'} left out: unhealthy")
         assert all(f"host-{index // 4}/{index % 4}" in notice.message for index in sick)

@@ -32,7 +32,7 @@ def test_no_two_slices_share_a_name_or_a_shape_and_every_one_is_legal_and_whole_
     assert len({(each.chip.name, each.shape) for each in read_slices()}) == len(read_slices())
     for each in read_slices():
         assert is_legal(each.chip, each.shape)
-        assert each.host_count * math.prod(each.host_shape) == each.chip_count
+        assert each.host_count * math.prod(each.host_shape) == math.prod(each.shape)
         assert all(size % part == 0 for size, part in zip(each.extent, each.host_shape, strict=True))
 
 

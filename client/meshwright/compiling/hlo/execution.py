@@ -56,22 +56,9 @@ def walk_executed(module: Module, tell: Callable[[Notice], None]) -> Iterator[Ex
         module: the program.
         tell: receives the codes of unknowns: `loop_trips_unknown`, `branch_assumed`.
     """
-    main = Frame(module, module.main, lambda _, __: None)  # the program's arguments are not known
-    yield from _Walk(module, tell).visit(main, 1.0)
-
-
-@dataclass(frozen=True)
-class _Walk:
-    module: Module
-    tell: Callable[[Notice], None]
 
     def visit(
-        self,
-        frame: Frame,
-        times: float,
-        is_fused: bool = False,
-        is_beside: bool = False,
-        caller: Executed | None = None,
+        frame: Frame, times: float, is_fused: bool, is_beside: bool, caller: Executed | None
     ) -> Iterator[Executed]:
         """Yields the instructions that a computation runs, and those that it calls."""
         for instruction in frame.computation.order:
@@ -80,38 +67,39 @@ class _Walk:
             if instruction.opcode == "while":
                 loop = Loop(frame, instruction)
                 if loop.trips is None:
-                    self.tell(_describe_unknown(instruction))
+                    tell(_describe_unknown(instruction))
                 if runs := times * (1 if loop.trips is None else loop.trips):
-                    yield from self.visit(loop.body, runs, is_fused, is_beside, caller)
+                    yield from visit(loop.body, runs, is_fused, is_beside, caller)
                 continue
-            for called in self._choose_called(instruction):
+            for called in _choose_called(module, instruction, tell):
+                is_fusion, is_start = instruction.opcode == "fusion", instruction.is_start
+                parent = executed if is_fusion or is_start else caller
                 inside = frame.enter(instruction, called)
-                if instruction.opcode == "fusion":
-                    yield from self.visit(inside, times, True, is_beside, executed)
-                elif instruction.is_start:
-                    yield from self.visit(inside, times, is_fused, True, executed)
-                else:
-                    yield from self.visit(inside, times, is_fused, is_beside, caller)
+                yield from visit(inside, times, is_fused or is_fusion, is_beside or is_start, parent)
 
-    def _choose_called(self, instruction: Instruction) -> list[Computation]:
-        called = [self.module.computations[key] for key in instruction.called]
-        if instruction.opcode != "conditional" or len(called) < 2:
-            return called
-        largest = max(called, key=lambda branch: _weigh(self.module, branch))
-        self.tell(_describe_assumed(instruction, largest.name))
-        return [largest]
+    main = Frame(module, module.main, lambda _, __: None)  # the program's arguments are not known
+    yield from visit(main, 1.0, False, False, None)
 
 
-def _weigh(module: Module, branch: Computation, depth: int = 0) -> float:
+def _choose_called(module: Module, instruction: Instruction, tell: Callable[[Notice], None]) -> list[Computation]:
+    called = [module.computations[key] for key in instruction.called]
+    if instruction.opcode != "conditional" or len(called) < 2:
+        return called
+    largest = max(called, key=lambda branch: _weigh(module, branch))
+    message = f"the choice {instruction.label} counts as its branch that writes most, {largest.name}, each time"
+    hint = "a step that takes another branch does less than is told here"
+    tell(Notice(code="branch_assumed", message=message, hint=hint))
+    return [largest]
+
+
+def _weigh(module: Module, branch: Computation) -> float:
     """Returns the bytes that a branch writes: which of two is the larger needs no more."""
-    if depth > 50:
-        return 0.0
     total = 0.0
     for instruction in branch.order:
         if instruction.opcode not in _MOVES_NOTHING:
             total += sum(array.size_bytes for array in instruction.arrays)
         if instruction.opcode in ("while", "call", "conditional"):
-            total += sum(_weigh(module, module.computations[key], depth + 1) for key in instruction.called)
+            total += sum(_weigh(module, module.computations[key]) for key in instruction.called)
     return total
 
 
@@ -122,12 +110,6 @@ def _describe_unknown(instruction: Instruction) -> Notice:
         "what it does is counted once",
         hint="lax.scan, or lax.fori_loop with ends that are numbers, has trips that can be counted",
     )
-
-
-def _describe_assumed(instruction: Instruction, largest: str) -> Notice:
-    message = f"the choice {instruction.label} counts as its branch that writes most, {largest}, each time"
-    hint = "a step that takes another branch does less than is told here"
-    return Notice(code="branch_assumed", message=message, hint=hint)
 
 
 @dataclass(frozen=True)

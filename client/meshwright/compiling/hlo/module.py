@@ -243,9 +243,8 @@ def _build_computation(message: Any, order: Any) -> Computation:
 
 
 def _build_instruction(message: Any) -> Instruction:
-    opcode = message.opcode
-    called = tuple(message.called_computation_ids) if opcode in _CALLERS else ()
-    return Instruction(message.id, message.name, opcode, tuple(message.operand_ids), called, message)
+    called = tuple(message.called_computation_ids) if message.opcode in _CALLERS else ()
+    return Instruction(message.id, message.name, message.opcode, tuple(message.operand_ids), called, message)
 
 
 def _list_arrays(shape: Any) -> Iterator[ArrayShape]:

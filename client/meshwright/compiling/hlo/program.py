@@ -19,6 +19,7 @@ from typing import Final, cast
 from meshwright.compiling.hlo.execution import Executed, walk_executed
 from meshwright.compiling.hlo.groups import Groups, MeshIds, join_pairs, parse_target, read_groups
 from meshwright.compiling.hlo.module import COLLECTIVES, ArrayShape, Instruction, parse_module
+from meshwright.topology.identity import shorten
 from meshwright.wire.base import Notice
 from meshwright.wire.verification import UNKNOWN_AXIS, CollectiveOp, VerifiedCollective
 
@@ -114,8 +115,7 @@ def read_program(
 
 
 def _describe_unknown(unknown: Sequence[str]) -> str:
-    more = f", and {len(unknown) - UNKNOWN_COUNT} more" if len(unknown) > UNKNOWN_COUNT else ""
-    found = f"the compiled program has {', '.join(unknown[:UNKNOWN_COUNT])}{more}, which meshwright does not know"
+    found = f"the compiled program has {shorten(unknown, UNKNOWN_COUNT)}, which meshwright does not know"
     return f"{found}; there may be more collectives than the report has"
 
 
@@ -138,8 +138,7 @@ def describe_kernels(executed: Iterable[Executed]) -> Iterator[Notice]:
 
 
 def _name_kernels(calls: Sequence[Instruction]) -> str:
-    names = list(dict.fromkeys(call.name.rpartition(".")[0] or call.name for call in calls))
-    return ", ".join(names[:UNKNOWN_COUNT]) + (", …" if len(names) > UNKNOWN_COUNT else "")
+    return shorten(list(dict.fromkeys(call.name.rpartition(".")[0] or call.name for call in calls)), UNKNOWN_COUNT)
 
 
 def build_estimate(executed: Iterable[Executed], clock_hz: float) -> StepEstimate | None:

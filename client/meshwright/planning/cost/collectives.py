@@ -292,14 +292,9 @@ def calibrate(wire: AxisLinks, chip: Chip, operation: Operation, tier: Tier = "i
     return replace(wire, **figures)
 
 
-def read_reached() -> tuple[Reached, ...]:
-    """Returns the whole table, in its order."""
-    return read_table("meshwright.planning.cost", "reached.csv", Reached)
-
-
 @functools.cache
 def _by_key() -> Mapping[tuple[str, str, str], tuple[Reached, ...]]:
     found: dict[tuple[str, str, str], list[Reached]] = {}
-    for row in read_reached():
+    for row in read_table("meshwright.planning.cost", "reached.csv", Reached):
         found.setdefault((row.family, row.tier, row.operation), []).append(row)
     return {key: tuple(sorted(rows, key=lambda row: row.size)) for key, rows in found.items()}

@@ -52,7 +52,6 @@ class StepMemory:
     Attributes:
         work: the model at its sequence length.
         layout: axes, micro-batches, remat.
-        weight_bytes: of one parameter, and of its gradient, which has the weight's type.
         constants: of the platform.
         execution: how attention is computed.
         capacity_factor: places in an expert ÷ tokens that it gets on average.
@@ -62,7 +61,6 @@ class StepMemory:
 
     work: Work
     layout: Layout
-    weight_bytes: int
     constants: MemoryConstants
     execution: Execution = field(default_factory=Execution)
     capacity_factor: Numbers = 1.25
@@ -74,21 +72,16 @@ class StepMemory:
         """Returns that of our own step, in which each device has learned positions as a whole."""
         learned = (model.max_position_embeddings or 0) * model.hidden_size if model.positions == "learned" else 0
         # a few dense layers come before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
-        is_in_order = not 0 < model.expert_layer_count <= model.dense_layer_count
-        weight_bytes, constants = DTYPE_BYTES[training.weight_dtype], read_memory_constants()[platform]
-        execution = build_execution(model, training)
-        return cls(work, layout, weight_bytes, constants, execution, training.capacity_factor, learned, is_in_order)
+        is_in_order = not (model.has_two_head_sizes or 0 < model.expert_layer_count <= model.dense_layer_count)
+        constants, execution = read_memory_constants()[platform], build_execution(model, training)
+        return cls(work, layout, constants, execution, training.capacity_factor, learned, is_in_order)
 
     def price(self) -> PartBytes:
         """Returns the bytes of the fullest device."""
-        stages = self.price_stages()
+        stages = tuple(map(self.price_stage, get_args(StagePosition)))
         totals = np.stack(np.broadcast_arrays(*(np.asarray(sum(stage.values()), float) for stage in stages)))
         fullest = totals.argmax(axis=0)
         return {name: np.choose(fullest, [stage[name] for stage in stages]) for name in stages[0]}
-
-    def price_stages(self) -> tuple[PartBytes, ...]:
-        """Returns the bytes of a device of the first stage, of one further in, and of the last."""
-        return tuple(map(self.price_stage, get_args(StagePosition)))
 
     @property
     def _tokens(self) -> Any:
@@ -97,11 +90,12 @@ class StepMemory:
     def price_stage(self, position: StagePosition) -> PartBytes:
         """Returns the parts of one kind of stage."""
         layers = self._count_layers(position)
-        dense, experts = self._count_parameters(layers)
-        work = self.work
+        work, held = self.work, list(zip(self.work.blocks, layers, strict=True))
+        dense = sum(count * block.dense_parameters for block, count in held)
+        experts = sum(count * block.expert_parameters for block, count in held)
         # embedding and head are outside a pipeline's loop: all stages have them
         ends = work.embedding_parameters + (0 if work.is_tied else work.head.parameters)
-        held = self._count_held(dense + ends, experts)
+        parameters = self._count_held(dense + ends, experts)
         # without a pipeline, gradients of several micro-batches are accumulated
         is_added = (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
         again = np.where(is_added, self.constants.accumulated, 0.0)
@@ -110,13 +104,12 @@ class StepMemory:
         # Source: MaxText, docs, guide on sharding (GPipe and circular pipelines; no 1F1B).
         in_flight = np.where(np.asarray(self.layout.pp) > 1, self.layout.gradient_accumulation_steps, 1.0)
         return {
-            "parameters": held * self.weight_bytes,
-            "gradients": held * self.weight_bytes * (1 + again),
-            "optimizer": held * self.layout.optimizer_bytes,
+            "parameters": parameters * self.execution.weight_bytes,
+            "gradients": parameters * self.execution.weight_bytes * (1 + again),
+            "optimizer": parameters * self.layout.optimizer_bytes,
             "activations": self.execution.value_bytes * self._tokens * kept * in_flight,
-            "layer": self._layer,
+            **self._layer,
             "attention": self._attention,
-            "dispatch": self._dispatch,
             "logits": self._logits,
             "gathered": np.where(np.asarray(self.layout.fsdp) > 1, self._count_gathered(dense, experts), 0.0),
         }
@@ -134,12 +127,6 @@ class StepMemory:
         before = np.cumsum([0, *counts[:-1]])
         ends = zip(before, counts, strict=True)
         return [np.clip(np.minimum(begin + held, at + n) - np.maximum(begin, at), 0, n) for at, n in ends]
-
-    def _count_parameters(self, layers: list[Any]) -> tuple[Any, Any]:
-        """Returns the dense parameters of a stage's layers and its experts', over all devices that share a stage."""
-        held = list(zip(self.work.blocks, layers, strict=True))
-        dense = sum(count * block.dense_parameters for block, count in held)
-        return dense, sum(count * block.expert_parameters for block, count in held)
 
     # ---- state -----------------------------------------------------------------------------------------
 
@@ -184,20 +171,11 @@ class StepMemory:
     # ---- memory while one layer runs -----------------------------------------------------------------
 
     @functools.cached_property
-    def _layer(self) -> Any:
-        return self._layer_size * _find_largest(self._count("layer", leave_out=EXPERT_COUNTS))
-
-    @functools.cached_property
-    def _dispatch(self) -> Any:
-        if not any(block.experts for block in self.work.blocks):
-            return 0.0
-        others = {name for name in self._counts[0] if name not in EXPERT_COUNTS}
-        return self._layer_size * _find_largest(self._count("layer", leave_out=others))
-
-    @property
-    def _layer_size(self) -> Any:
-        """Bytes that the running layer holds for one element a token."""
-        return self.execution.value_bytes * self._tokens * self.constants.layer
+    def _layer(self) -> PartBytes:
+        """The running layer, and its tokens at their places in experts."""
+        size = self.execution.value_bytes * self._tokens * self.constants.layer  # of one element a token
+        left_out = {"layer": EXPERT_COUNTS, "dispatch": set(self._counts[0]) - set(EXPERT_COUNTS)}
+        return {name: size * _find_largest(self._count("layer", leave_out=each)) for name, each in left_out.items()}
 
     @functools.cached_property
     def _attention(self) -> Any:
@@ -258,8 +236,7 @@ def build_execution(model: ModelSpec, training: TrainingSpec) -> Execution:
     return Execution(
         fused_attention=training.attention == "flash",
         value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
-        sum_bytes=3.0 * DTYPE_BYTES[training.weight_dtype],
-        update_bytes=3.0 * DTYPE_BYTES[training.weight_dtype] + 2.0 * count_optimizer_bytes(training),
+        weight_bytes=DTYPE_BYTES[training.weight_dtype],
         capacity_factor=None if is_dropless else training.capacity_factor,
     )
 

@@ -16,7 +16,7 @@ The bubble of a pipeline is (pp − 1) ÷ repeats of a micro-batch's time on a s
 weights are gathered for each micro-batch, or once a step, and then all of that is exposed (`pipeline_fsdp_ag_once`).
 Embedding and head are outside its loop, and the batch is laid over the stages there.
 
-The two constants are fitted to 31 published runs of dense models on TPUs over dp, fsdp and tp, one of them over cp,
+The two constants are fitted to 32 published runs of dense models on TPUs over dp, fsdp and tp, one of them over cp,
 `slowdown` to 20 on GPUs, `experts` to seven of mixtures (docs/explanation/accuracy.md: folds leave out chips and
 models). No run tests pp and ep, and on GPUs tp and cp: their formulas have a source.
 
@@ -76,15 +76,13 @@ class Execution:
     Attributes:
         fused_attention: scores never lie in memory, and half of a causal matrix is skipped.
         value_bytes: of one gathered weight, summed gradient, and activation.
-        update_bytes: the optimizer's traffic for one parameter: weight, gradient and moments in, all but gradient out.
-        sum_bytes: the traffic of one gradient that is added to those of earlier passes: both in, the sum out.
+        weight_bytes: of one stored weight, and of its gradient.
         capacity_factor: places in an expert ÷ tokens that it gets on average; None: no token is dropped.
     """
 
     fused_attention: bool = True
     value_bytes: float = 2.0
-    update_bytes: float = 28.0
-    sum_bytes: float = 12.0
+    weight_bytes: float = 4.0
     capacity_factor: float | None = None
 
 
@@ -154,7 +152,7 @@ class StepTime:
         waits = {axis: self._wait("dense_weights" if axis == "fsdp" else axis) for axis in sent}
         inside = {axis: waits[axis] * seconds for axis, seconds in sent.items()} | {
             "ep": sum(layers * self._time_experts(block) for block, layers in blocks),
-            "pp": self._rounds * self._time_sends(),
+            "pp": 2 * self._rounds * self.spans["pp"].send(self._activation_bytes / layout.tp),  # both ways, exposed
         }
         stage: Any = compute + again + sum(inside.values())
         fsdp_s = np.where(once, weights_s, passes * inside["fsdp"])
@@ -231,9 +229,13 @@ class StepTime:
 
     def _time_update(self) -> Any:
         """Returns the time of the optimizer, and of the sums of gradients over passes. Memory bounds both: a device
-        updates the state that it holds."""
+        updates the state that it holds.
+
+        An update reads weight, gradient and moments, and writes all but the gradient; a sum reads two, and writes one.
+        """
         passes = np.asarray(self.layout.gradient_accumulation_steps)
-        moved = self.execution.update_bytes + np.where(passes > 1, passes * self.execution.sum_bytes, 0.0)
+        weights = 3 * self.execution.weight_bytes * (1 + np.where(passes > 1, passes, 0))
+        moved = weights + 2 * np.asarray(self.layout.optimizer_bytes)
         return sum(self._count_held()) * moved / self.machine.memory_bytes_per_s
 
     @property
@@ -300,10 +302,6 @@ class StepTime:
         gather, scatter = (self.spans[group].time(name, byte_count) for name in ("all_gather", "reduce_scatter"))
         return np.where(self.layout.gathers_once, 1, 2) * gather + scatter
 
-    def _time_sends(self) -> Any:
-        """Returns the time to send activations and return gradients, all exposed. Each device sends its part."""
-        return 2 * self.spans["pp"].send(self._activation_bytes / self.layout.tp)
-
     def _time_gradients(self) -> Any:
         """Returns the time to sum gradients over copies of their weights: over the data axis, where fsdp has scattered
         them over the others; else over data, expert and context axes at once."""
@@ -353,13 +351,13 @@ def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[floa
     elif chip.platform == "gpu":
         yield 1.3, "on GPUs there are 20 runs of six models, and their software differs"
     else:
-        yield 1.09, "31 published runs, each predicted from other chips and models"
+        yield 1.09, "32 published runs, each predicted from other chips and models"
     axes = ("pp", "ep", "cp", "tp") if chip.platform == "gpu" else ("pp", "ep", "cp")
     unseen = [axis for axis in axes if int(getattr(layout, axis)) > 1]
     if unseen:
         yield 1.35, f"at most one run tests {', '.join(unseen)}"
     if work.has_experts:
-        yield 1.5, "of mixtures of experts there are nine runs, of six models"
+        yield 1.5, "of mixtures of experts there are eleven runs, of seven models"
     tokens = int(layout.micro_batch_size) * work.seq_len / int(layout.cp)
     if tokens < FEW_TOKENS or work.hidden < NARROW:
         yield 1.3, f"no run has {'so few tokens a device' if tokens < FEW_TOKENS else 'so narrow a model'}"

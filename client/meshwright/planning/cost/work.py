@@ -182,13 +182,13 @@ class Work:
 
 def build_work(model: ModelSpec, seq_len: int) -> Work:
     """Returns the computation of a model on sequences of this number of tokens."""
-    tensors, attention = list_tensors(model), _build_attention(model, seq_len)
+    tensors = list_tensors(model)
     last: tuple[Output, ...] = ("mlp_out", "attention_out")
     return Work(
         hidden=model.hidden_size,
         vocabulary=model.vocab_size,
         seq_len=seq_len,
-        blocks=tuple(_build_block(model, layer, attention) for layer in tensors.layers),
+        blocks=tuple(_build_block(layer, seq_len) for layer in tensors.layers),
         head=MatmulShape(model.hidden_size, model.vocab_size, "outputs"),
         embedding_parameters=tensors.measure("embedding"),
         is_tied=model.tie_word_embeddings,
@@ -197,7 +197,8 @@ def build_work(model: ModelSpec, seq_len: int) -> Work:
     )
 
 
-def _build_block(model: ModelSpec, layer: LayerTensors, attention: Attention) -> Block:
+def _build_block(layer: LayerTensors, seq_len: int) -> Block:
+    model, attention = layer.model, _build_attention(layer.model, seq_len)
     matmuls = tuple(_list_matmuls(layer, "attention", "mlp"))
     others = layer.measure("attention", "mlp", "norms", "router") - sum(matmul.parameters for matmul in matmuls)
     if not layer.has_experts:
@@ -210,7 +211,8 @@ def _build_block(model: ModelSpec, layer: LayerTensors, attention: Attention) ->
 
 def _list_matmuls(layer: LayerTensors, *parts: Part) -> Iterator[MatmulShape]:
     """Yields the matmuls of a layer; matrices that follow each other and have the same input are multiplied at once."""
-    matrices = (tensor for tensor in layer.tensors if tensor.part in parts and tensor.is_matrix)
+    rank = 3 if "experts" in parts else 2
+    matrices = (tensor for tensor in layer.tensors if tensor.part in parts and len(tensor.shape) == rank)
     for (inputs, cut), joined in groupby(matrices, lambda tensor: (tensor.shape[-2], _find_cut(tensor))):
         yield MatmulShape(inputs, sum(tensor.shape[-1] for tensor in joined), cut)
 
@@ -221,7 +223,7 @@ def _find_cut(tensor: Tensor) -> Cut:
 
 
 def _build_attention(model: ModelSpec, length: int) -> Attention:
-    """Returns the attention of a layer; contexts are the mean of all layers, as its FLOPs are linear in them."""
+    """Returns the attention of a layer; contexts are the mean of all, as its FLOPs are linear in them."""
     whole = _count_keys(length, length)
     context, whole_blocks, index_flops = whole, 0.0, 0.0
     if model.index_topk and model.index_n_heads and model.index_head_dim:

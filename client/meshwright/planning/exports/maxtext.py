@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +26,7 @@ from meshwright.planning.models import find_preset
 from meshwright.planning.parallelism import choose_near, find_role, list_divisors, write_values
 from meshwright.topology.chips import Names, find_chip, read_table
 from meshwright.topology.systems import find_domain_count
-from meshwright.wire.devices import Granule, Platform
+from meshwright.wire.devices import Platform
 from meshwright.wire.model import Attention, ModelSpec
 
 VERSION: Final = "e591f30 (2026-08-22)"
@@ -54,12 +54,13 @@ def write_maxtext(setting: Setting) -> str:
             a device has a part of a token.
     """
     _check_model(setting)
+    known = _find_known(setting.model)
     step = {**_list_parallelism(setting), **_list_batch(setting), **_list_numbers(setting), **_list_experts(setting)}
     flags = {
         "run_name": "meshwright",
         "hardware": setting.plan.platform,
         **list_model_flags(setting),
-        **list_overrides(setting, step),
+        **({"override_model_config": "true"} if known and set(known.sets) & set(step) else {}),
         **step,
     }
     mesh = ",".join(f"{name}:{size}" for name, size in setting.axes.sizes.items())
@@ -79,7 +80,7 @@ def _list_parallelism(setting: Setting) -> dict[str, str]:
     if spread:
         _check_granules(setting, spread)
     for name, size in setting.axes.sizes.items():
-        flag, outer = _find_flag(name), spread.get(name, 1)
+        flag, outer = name.lower() if name.lower() in OWN_NAMES else find_role(name), spread.get(name, 1)
         inside[f"ici_{flag}"] = inside.get(f"ici_{flag}", 1) * (size // outer)
         across[f"dcn_{flag}"] = across.get(f"dcn_{flag}", 1) * outer
     sizes = {**across, **inside}
@@ -94,7 +95,8 @@ def _check_model(setting: Setting) -> None:
         if size % setting.axes.measure(cut):
             message = f"{setting.axes.write(cut)} does not divide {size}, the side of a weight, as it must in MaxText"
             raise refuse("maxtext", message, "use fewer devices on them, and more of dp or tp")
-    heads, tensor, parts = setting.model.kv_heads, setting.axes.tensor, setting.axes.measure(setting.axes.tensor)
+    heads = math.gcd(model.kv_heads, model.num_global_key_value_heads or 0)
+    tensor, parts = setting.axes.tensor, setting.axes.measure(setting.axes.tensor)
     if heads % parts and not setting.model.is_latent:
         message = f"{setting.axes.write(tensor)} does not divide num_key_value_heads {heads}, as it must in MaxText"
         near = write_values(choose_near(list_divisors(heads), parts))
@@ -116,15 +118,12 @@ def _find_kernel(setting: Setting) -> str:
     return _ATTENTION.get((setting.plan.platform, setting.training.attention), "dot_product")
 
 
-def _find_flag(name: str) -> str:
-    """Returns the name of an axis in ici_…_parallelism and dcn_…_parallelism: its role, or MaxText's own name."""
-    return name.lower() if name.lower() in OWN_NAMES else str(find_role(name))  # `Setting` has checked it
-
-
 def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
     """Raises InvalidRequestError unless each axis has equally many parts in each slice, host or NVLink domain."""
     granules = setting.plan.granules
-    kind, size = granules[0].kind, _measure_domain(granules[0])
+    kind, chip = granules[0].kind, find_chip(granules[0].device_kind or "")
+    joined = find_domain_count(chip) if chip is not None and chip.platform == "gpu" else None
+    size = joined or granules[0].device_count  # that the fast network joins
     count = -(-sum(granule.device_count for granule in granules) // size)
     outer = {name: spread.get(name, 1) for name in setting.axes.sizes}
     product, devices = math.prod(outer.values()), setting.axes.measure(setting.axes.sizes)
@@ -133,13 +132,6 @@ def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
         cut = ", ".join(f"{name}:{setting.axes.sizes[name]} over {parts}" for name, parts in outer.items() if parts > 1)
         message = f"MaxText takes each axis as a part inside a {kind} times a part across, and {cut} {kind}s is not so"
         raise refuse("maxtext", message, f"let some axes fill the {size} devices of a {kind}, and others cross {kind}s")
-
-
-def _measure_domain(granule: Granule) -> int:
-    """Returns the devices that the fast network joins: of a slice, a host, or an NVLink domain of several."""
-    chip = find_chip(granule.device_kind) if granule.device_kind else None
-    joined = find_domain_count(chip) if chip is not None and chip.platform == "gpu" else None
-    return joined or granule.device_count
 
 
 # ---- batch and numbers ---------------------------------------------------------------------------------
@@ -374,12 +366,6 @@ def list_model_notes(setting: Setting) -> Iterator[str]:
     yield from (f"{field}, which decoder_block {block} has not" for field in _list_left(model, block))
     if block == "gpt3":
         yield from _list_added(model)
-
-
-def list_overrides(setting: Setting, flags: Collection[str]) -> dict[str, str]:
-    """Returns the flag that allows overrides of the values of a model_name's file, where it is needed."""
-    known = _find_known(setting.model)
-    return {"override_model_config": "true"} if known is not None and set(known.sets) & set(flags) else {}
 
 
 def _find_known(model: ModelSpec) -> Known | None:

@@ -34,6 +34,9 @@ NEAR_BEST: Final = 0.95
 DOUBLINGS: Final = 7
 """Batches that are priced where nothing else bounds them: a unit × 1 to 64."""
 
+TOKENS_LEAST: Final = 2**20
+"""Tokens of a step of pretraining. Source: GPT-3, arXiv:2005.14165, table 2.1: 0.5 to 3.2 million; Llama 3 4 to 16."""
+
 
 def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
     """Returns the recommended batch of a step on a plan's mesh, with the cost of other batches.
@@ -80,10 +83,10 @@ def estimate_batch(question: Question, plan: Plan) -> EstimatedBatch:
 
 
 def find_first_batch(question: Question, devices: int) -> int:
-    """Returns the batch to search a mesh for, where the request has none: the least multiple of the devices near the
-    best."""
-    found = {}
-    for batch in (devices << doubling for doubling in range(DOUBLINGS)):
+    """Returns the batch to search a mesh for, where the request has none: the least near the best, of the devices × 1,
+    2, 4, …, and ÷ 2, 4, 8 where a step still has `TOKENS_LEAST`."""
+    found, least = {}, min(devices, -(-TOKENS_LEAST // question.training.seq_len))
+    for batch in (size for doubling in range(-3, DOUBLINGS) if (size := int(devices * 2.0**doubling)) >= least):
         best = price_best(question.with_batch(batch), bound_schedule(question.training))
         if best is not None:
             found[batch] = batch / best.seconds

@@ -38,7 +38,6 @@ from meshwright.planning.search.measured import (
     NETWORK_SIZE_BYTES,
     Factor,
     Measurements,
-    time_network,
 )
 from meshwright.topology.chips import Chip, find_chip
 from meshwright.topology.links import classify_link
@@ -272,10 +271,10 @@ class Hardware:
         if matmul := self.measured.find("matmul", chip.dtype):
             alone = MATMUL_ALONE[chip.platform] * chip.flops_per_s
             expected = (chip.measured_flops_per_s or alone) / chip.jax_devices_per_chip
-            found.append(Factor(matmul, expected, chip.device_flops_per_s))
+            found.append(Factor.of(matmul, expected, chip.device_flops_per_s))
         if copy := self.measured.find("memory_bandwidth"):
             peak = chip.device_memory_bytes_per_s
-            found.append(Factor(copy, COPY_ALONE * peak, peak))
+            found.append(Factor.of(copy, COPY_ALONE * peak, peak))
         if reduced := self.measured.find("all_reduce"):
             group = reduced.large.axis_size or 1
             span = self._lay_published(Layout(tp=group), group)["tp"]
@@ -283,12 +282,11 @@ class Hardware:
             seconds = [float(span.time("all_reduce", row.size_bytes)) for row in rows]
             estimated_s = seconds[0] - sum(seconds[1:])
             expected = reduced.rate * reduced.seconds / estimated_s
-            found.append(Factor(reduced, expected, float(np.max(span.inner.bytes_per_s))))
-        if self.network is not None:
-            timed = time_network(self.network)
+            found.append(Factor.of(reduced, expected, float(np.max(span.inner.bytes_per_s))))
+        if (net := self.network) is not None:
             span = self._lay_published(Layout(dp=2 * self.domain), self.domain)["dp"]
             expected = NETWORK_SIZE_BYTES / float(span.send_across(NETWORK_SIZE_BYTES))
-            found.append(Factor(timed, expected, expected))
+            found.append(Factor("network", net.bytes_per_s, net.run_id, net.age_s, expected, expected))
         return tuple(found)
 
     def find_ratio(self, case: str) -> float:

@@ -27,7 +27,6 @@ from meshwright.topology.links import classify_link
 from meshwright.topology.model import Topology
 from meshwright.wire.base import Notice, Wire
 from meshwright.wire.bench import BenchCase
-from meshwright.wire.devices import MeasuredNetwork
 from meshwright.wire.mesh import MeasuredFigure
 
 START_S: Final = 1.3e-4
@@ -75,7 +74,7 @@ KINDS: Final[dict[Case, tuple[str, str, str]]] = {
 class Measurement(Wire):
     """What one bench timed, without its samples; it goes from the agent to its planner."""
 
-    case: Case
+    case: BenchCase
     dtype: str
     device_kind: str = Field(description="as JAX calls the first device")
     device_indices: tuple[int, ...] = Field(description="local indices that took part")
@@ -121,49 +120,46 @@ class Timed:
         """Work in a second."""
         return (self.large.work - (self.small.work if self.small else 0.0)) / self.seconds
 
-    @property
-    def is_long(self) -> bool:
-        """Whether the fixed time of calls is a small part of it."""
-        return self.seconds >= (START_S if self.small else ALONE_S)
-
 
 @dataclass(frozen=True)
 class Factor:
     """A measured rate beside the tables': `default`, expected of such a chip, and its published `peak`."""
 
-    timed: Timed
+    case: Case
+    rate: float
+    run_id: str
+    age_s: float
     default: float
     peak: float
 
-    @property
-    def case(self) -> Case:
-        """What was measured."""
-        return self.timed.large.case
+    @classmethod
+    def of(cls, timed: Timed, default: float, peak: float) -> Factor:
+        """Returns the factor of a bench."""
+        return cls(timed.large.case, timed.rate, timed.large.run_id, timed.large.age_s, default, peak)
 
     @property
     def ratio(self) -> float:
         """Measured ÷ expected."""
-        return self.timed.rate / self.default
+        return self.rate / self.default
 
     @property
     def is_taken(self) -> bool:
         """Whether a chip of this published peak can do it; hosts have networks of any rate."""
-        return self.case == "network" or LEAST_RATIO * self.peak <= self.timed.rate <= MOST_RATIO * self.peak
+        return self.case == "network" or LEAST_RATIO * self.peak <= self.rate <= MOST_RATIO * self.peak
 
     def to_figure(self) -> MeasuredFigure:
         """Returns the rate in the form of a plan, beside the figure that it replaces."""
-        source = self.timed.large
-        name, rate = KINDS[self.case][0], self.timed.rate
-        return MeasuredFigure(name=name, value=rate, default=self.default, run_id=source.run_id, age_s=source.age_s)
+        name = KINDS[self.case][0]
+        return MeasuredFigure(name=name, value=self.rate, default=self.default, run_id=self.run_id, age_s=self.age_s)
 
     def refuse(self) -> Notice:
         """Returns the warning that it was left out."""
-        is_low = self.timed.rate < self.peak
+        is_low = self.rate < self.peak
         rule = f"less than {LEAST_RATIO:.0%} of it" if is_low else f"more than {MOST_RATIO:g} times it"
         return Notice(
             code=LEFT_OUT,
-            message=f"{self.case} was measured at {self.timed.rate:.3g} {KINDS[self.case][1]} in "
-            f"{self.timed.large.run_id}, {rule}, where the chip's published peak is {self.peak:.3g}; the tables' "
+            message=f"{self.case} was measured at {self.rate:.3g} {KINDS[self.case][1]} in "
+            f"{self.run_id}, {rule}, where the chip's published peak is {self.peak:.3g}; the tables' "
             f"{self.default:.3g} was taken",
             hint="measure again while nothing else runs on the devices: POST /placement/bench",
         )
@@ -212,22 +208,6 @@ NETWORK_SIZE_BYTES: Final = 2**30
 """Of the exchange that stands for a measured network: latencies do not count in it."""
 
 
-def time_network(network: MeasuredNetwork) -> Timed:
-    """Returns the time in which a device sends `NETWORK_SIZE_BYTES` to another host."""
-    row = Measurement(
-        case="network",
-        dtype="uint32",
-        device_kind="",
-        device_indices=(),
-        size_bytes=NETWORK_SIZE_BYTES,
-        median_s=NETWORK_SIZE_BYTES / network.bytes_per_s,
-        run_id=network.run_id,
-        observed_at=network.observed_at,
-        age_s=network.age_s,
-    )
-    return Timed(row)
-
-
 def find_newest(rows: Sequence[Measurement]) -> Timed | None:
     """Returns the timing of the newest run that has a long enough one; rows are of one case."""
     large = [row for row in rows if row.is_large]
@@ -236,7 +216,7 @@ def find_newest(rows: Sequence[Measurement]) -> Timed | None:
         most = max(sizes)
         half = max((size for size in sizes if 2 * size <= most), default=None)
         timed = Timed(sizes[most], None if half is None else sizes[half])
-        if timed.is_long:
+        if timed.seconds >= (START_S if timed.small else ALONE_S):
             return timed
     return None
 

@@ -185,30 +185,35 @@ ROOM: Final = 0.08
 """Part of the memory that is left free where an equal mesh allows it."""
 
 
+UNTESTED: Final = 0.05
+"""The part of a step by which a mesh must be faster that people use and no run tests. Assumed."""
+
 UNUSUAL: Final = 0.15
-"""The part of a step by which an unusual, untested mesh must be faster: see `find_unusual`. Assumed."""
+"""The same of one that people do not use. Assumed."""
 
 LONG: Final = 16_384
 """Tokens of a sequence from which people cut it."""
 
 
-def find_unusual(priced: Priced) -> dict[str, NDArray[np.bool_]]:
-    """Returns the candidates with an unusual axis, by the text of the warning."""
-    layout, spans, sequence = priced.layout, priced.spans, priced.work.seq_len
-    hardware, is_gpu = priced.hardware, priced.hardware.chip.platform == "gpu"
-    found = {f"cp for sequences of {sequence:,} tokens": (np.asarray(layout.cp) > 1) & (sequence < LONG)}
-    found["cp on GPUs"] = (np.asarray(layout.cp) > 1) & (sequence >= LONG) & is_gpu
-    found["tp over the network"] = np.asarray(spans["tp"].outer.size) > 1
-    if is_gpu:
-        found["tp on GPUs"] = np.asarray(layout.tp) > 1
-    if not is_gpu or hardware.devices <= hardware.domain:  # people use it between hosts of GPUs
-        found["pp"] = np.asarray(layout.pp) > 1
+def find_handicaps(priced: Priced) -> dict[str, NDArray[np.float64]]:
+    """Returns the parts of a step by which candidates with an untested axis must be faster, by the axis in words."""
+    layout, sequence, hardware = priced.layout, priced.work.seq_len, priced.hardware
+    cp, tp, pp = (np.asarray(size) > 1 for size in (layout.cp, layout.tp, layout.pp))
+    costs = {"tp": UNUSUAL, "ep": UNTESTED}
+    found = {f"{n} over the network": f * (np.asarray(priced.spans[n].outer.size) > 1) for n, f in costs.items()}
+    if sequence < LONG:
+        found[f"cp for sequences of {sequence:,} tokens"] = UNUSUAL * cp
+    if hardware.chip.platform != "gpu" or hardware.devices <= hardware.domain:  # people use it between hosts of GPUs
+        found["pp"] = UNUSUAL * pp
+    if hardware.chip.platform == "gpu":
+        found["cp on GPUs"] = UNTESTED * cp * (sequence >= LONG)
+        found["tp on GPUs"] = (UNUSUAL if priced.work.has_experts else UNTESTED) * tp  # whose matrices are narrow
     return {words: np.broadcast_to(each, priced.total_s.shape) for words, each in found.items()}
 
 
 def weigh(priced: Priced) -> NDArray[np.float64]:
-    """Returns the seconds of a step by which candidates are compared: unusual ones are handicapped."""
-    return np.asarray(priced.total_s * (1 + UNUSUAL * np.sum(list(find_unusual(priced).values()), axis=0)))
+    """Returns the seconds of a step by which candidates are compared, with their handicaps."""
+    return np.asarray(priced.total_s * (1 + np.sum(list(find_handicaps(priced).values()), axis=0)))
 
 
 def choose_schedule(priced: Priced) -> int:
@@ -246,8 +251,9 @@ def _is_feasible(question: Question, bounds: Bounds) -> bool:
 def list_leaders(priced: Priced) -> NDArray[np.int64]:
     """Returns the place of the best candidate of each mesh: those that fit first, among these the best first.
 
-    The fastest is the best, unusual ones handicapped; but among those equal within the error, the one with free memory,
-    then with the fewest of pp, cp and tp, then with the fewest axes, then with the most memory of what is too little.
+    The fastest is the best, with handicaps; but among those equal within the error, the one with free memory, then
+    with the least handicap, then with the fewest of pp, cp and tp, then with the fewest axes, then with the most memory
+    of what is too little, then with the largest moments.
     """
     order, first = _order(priced), dict[tuple[int, ...], int]()
     sizes = (getattr(priced.layout, axis)[order].tolist() for axis in AXES)
@@ -287,7 +293,9 @@ def _order(priced: Priced) -> NDArray[np.int64]:
     is_near = priced.fits & (seconds <= (1 + EQUAL_WITHIN) * seconds[priced.fits].min(initial=np.inf))
     missing = np.maximum(priced.memory_bytes - (1 - ROOM) * priced.capacity_bytes, 0)
     key = np.where(priced.fits, seconds, priced.memory_bytes)
-    preferred = [np.where(is_near, each, 0) for each in (missing, np.sum(wide, axis=0), extra, missing > 0)]
+    states = -np.asarray(priced.layout.optimizer_bytes) * np.ones(key.shape)
+    rules = (states, missing, np.sum(wide, axis=0), extra, np.round(seconds / priced.total_s, 6), missing > 0)
+    preferred = [np.where(is_near, each, 0) for each in rules]
     micro = np.broadcast_to(priced.layout.micro_batch_size, key.shape)  # of equal ones, the smaller
     return np.lexsort((micro, key, *preferred, ~is_near, ~priced.fits))
 
@@ -311,7 +319,7 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
     if winner is None or place == winner:
         return "order", f"takes {total:.3g} s a step"
     best = ordered.get(winner, float(priced.total_s[winner]))
-    unusual = [words for words, each in find_unusual(priced).items() if each[place]]
+    unusual = [words for words, each in find_handicaps(priced).items() if each[place]]
     if unusual and total < best * (1 + EQUAL_WITHIN):
         said = f"{abs(total / best - 1):.1%} {'less' if total < best else 'more'} than the best, by {unusual[0]}"
         return "unusual", f"takes {total:.3g} s a step, {said}, which no run tests: measure it"
@@ -355,8 +363,9 @@ def price_plan(plan: Plan, question: Question) -> Plan:
     if not memory.fits:
         message = f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
         message += f"{(memory.capacity_bytes or 0) / 2**30:.1f}"
-        hint = "a smaller batch, more of fsdp or tp, or free passes and remat need less; a search finds what fits"
-        hint = hint if _is_feasible(question, Bounds()) else build_nothing_fits(question).hint
+        best = price_best(question, Bounds())
+        is_there = best is not None and best.seconds < math.inf
+        hint = f"{write_mesh(best.mesh_shape)} fits" if best and is_there else build_nothing_fits(question).hint
         costs["warnings"] += (Notice(code="memory_does_not_fit", message=message, hint=hint),)
     return plan.model_copy(update=costs)
 
@@ -443,10 +452,9 @@ def read_bounds(request: SearchRequest) -> Bounds:
     if request.remat and "remat" in training.model_fields_set:
         raise refuse("remat", "remat, a choice, stands beside training.remat", "leave out one of them")
     free = bound_schedule(request.training)
-    axes = {str(axis): size for axis, size in request.axes.items()}
-    at_most = {str(axis): size for axis, size in request.at_most.items()}
     remats = tuple(dict.fromkeys(request.remat)) or free.remats
     states = tuple(2 * DTYPE_BYTES[dtype] for dtype in dict.fromkeys(request.moment_dtypes))
+    axes, at_most = ({str(axis): size for axis, size in sizes.items()} for sizes in (request.axes, request.at_most))
     return Bounds(axes, at_most, remats, free.gradient_accumulation_steps, states)
 
 
@@ -491,9 +499,9 @@ def _list_untested_notices(priced: Priced, best: Mapping[int, Plan]) -> tuple[No
     saved = 1 - _read_total(best[place]) / _read_total(best[first])
     if saved <= EQUAL_WITHIN:
         return ()
-    unusual = next(words for words, each in find_unusual(priced).items() if each[place])
-    message = f"{write_mesh(best[place].mesh_shape)} takes {saved:.0%} less time, by {unusual}"
-    message += f": that counts as {UNUSUAL:.0%} slower, as no run tests it"
+    words, share = next((words, each[place]) for words, each in find_handicaps(priced).items() if each[place])
+    message = f"{write_mesh(best[place].mesh_shape)} takes {saved:.0%} less time, by {words}"
+    message += f": that counts as {share:.0%} slower, as no run tests it"
     return (Notice(code="faster_untested", message=message, hint="measure both before you choose it"),)
 
 
@@ -526,15 +534,18 @@ def _list_fewer(request: SearchRequest, question: Question, bounds: Bounds, own:
 
 
 def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> tuple[Notice, ...]:
-    """Returns the warning that the next batch, a multiple of the devices, is faster than the requested one."""
+    """Returns the warning that a batch near the requested one, a multiple of the devices or of a part of them, is
+    faster."""
     devices, batch = question.hardware.devices, question.training.global_batch_size
-    near = max(round(batch / devices), 1) * devices
+    parts = [devices // part for part in (1, 2, 4, 8) if devices % part == 0 and batch % (devices // part)]
+    rounded = [max(round(batch / part), 1) * part for part in parts]
+    near = next((size for size in rounded if size <= 1.5 * batch), rounded[0] if rounded else batch)
     is_near = batch != near and (near <= 1.5 * batch or seconds == math.inf)
     best = price_best(question.with_batch(near), bounds) if is_near else None
     if best is None or not near / batch * seconds > (1 + EQUAL_WITHIN) * best.seconds < math.inf:
         return ()
     gain = "fits" if seconds == math.inf else f"has {near / batch * seconds / best.seconds:.2f} times the tokens/s"
-    message = f"a global_batch_size of {batch} is not a multiple of {devices} devices; "
+    message = f"a global_batch_size of {batch} does not divide well over {devices} devices; "
     message += f"{near} {gain}, on {write_mesh(best.mesh_shape)}"
     return (Notice(code="better_batch", message=message, hint=f"use a global_batch_size of {near}"),)
 
@@ -580,17 +591,29 @@ def build_nothing_fits(question: Question, bounds: Bounds | None = None) -> Noti
         message += f"{priced.capacity_bytes / 2**30:.1f}; weights, gradients and moments are {state / 2**30:.1f}"
     if helps:
         return Notice(code="nothing_fits", message=message, hint=f"leave {helps} free".replace("remats", "remat"))
+    batches = [{"global_batch_size": size} for size in (2 * count, count) if size < training.global_batch_size]
     moments = dict.fromkeys(("first_moment_dtype", "second_moment_dtype"), "bfloat16")
-    changes = (moments, {"weight_dtype": "bfloat16"}, {"optimizer": "sgd"}, {"seq_len": max(training.seq_len // 2, 1)})
-    more = {many: replace(question, hardware=replace(hardware, devices=many)) for many in (2 * count, 4 * count)}
-    tried = {}
-    for change in changes:
-        words = " and ".join(f"{name} {value}" for name, value in change.items())
-        tried[words] = replace(question, training=training.model_copy(update=change))
-    works = [f"{many} such devices" for many, other in more.items() if _is_feasible(other, bounds)][:1]
-    works += [words for words, other in tried.items() if _is_feasible(other, replace(bounds, optimizer_bytes=()))]
+    lengths = [{"seq_len": training.seq_len >> halvings} for halvings in range(1, 8) if training.seq_len >> halvings]
+    changes: tuple[list[dict[str, Any]], ...] = (batches, [moments])
+    changes += ([{"weight_dtype": "bfloat16"}], [{"optimizer": "sgd"}], lengths)
+    bounds = replace(bounds, optimizer_bytes=())
+
+    def try_change(change: Mapping[str, Any]) -> bool:
+        return _is_feasible(replace(question, training=training.model_copy(update=change)), bounds)
+
+    many = (count << doublings for doublings in range(1, 7) if count << doublings <= DEVICES_MOST)
+    enough = (
+        each for each in many if _is_feasible(replace(question, hardware=replace(hardware, devices=each)), bounds)
+    )
+    works = [f"{each} such devices" for each in itertools.islice(enough, 1)]
+    for change in filter(None, (next(filter(try_change, tries), None) for tries in changes)):
+        works.append(" and ".join(f"{name} {value}" for name, value in change.items()))
     hint = f"it fits with {', or with '.join(works)}" if works else "use more devices, or a smaller model"
     return Notice(code="nothing_fits", message=message, hint=hint)
+
+
+DEVICES_MOST: Final = 16_384
+"""The maximum number of devices that is tried where a step fits nowhere."""
 
 
 def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleError:
@@ -615,10 +638,11 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
     hint = "leave more axes free" if bounds.axes or bounds.at_most else "search on more devices, or with more memory"
     if bounds.gradient_accumulation_steps:
         hint = "leave gradient_accumulation_steps out"
-    if batches:
-        hint = f"use a global_batch_size of {write_values(batches)}"
-    elif _is_feasible(replace(question, hardware=replace(question.hardware, devices=fewer)), bounds):
-        hint = f'search on {fewer} of them, devices {{"count": {fewer}}}'
+    hints = [f"use a global_batch_size of {write_values(batches)}"] if batches else []
+    if not hints or batch % fewer == 0:
+        is_less = _is_feasible(replace(question, hardware=replace(question.hardware, devices=fewer)), bounds)
+        hints += [f'search on {fewer} of them, devices {{"count": {fewer}}}'] if is_less else []
+    hint = "; or ".join(hints) or hint
     field = "at_most" if bounds.at_most and not batches else "training.global_batch_size"
     return PlanInfeasibleError.of(field, detail, hint)
 
@@ -656,13 +680,19 @@ def audit_plan(plan: Plan, question: Question) -> AuditAlternative | None:
     assert plan.step_time is not None
     assert plan.memory is not None
     assert plan.schedule is not None
-    priced = question.price(question.list_space(Bounds()).layout)
-    own = question.price(read_layout(plan.mesh_shape, question.training))
+    own, space = question.price(read_layout(plan.mesh_shape, question.training)), question.list_space(Bounds())
+    priced = question.price(space.layout) if space.size else own
     weighed_s = plan.step_time.total_s * float(weigh(own)[0] / own.total_s[0])
     best = next((int(place) for place in list_leaders(priced)[:1] if priced.fits[place]), None)
     shape, schedule, own_s = plan.mesh_shape, plan.schedule, plan.step_time.total_s
     fits, total_s = plan.memory.fits is not False, own_s
     message = f"this is the best: no other mesh that fits saves {EQUAL_WITHIN:.0%} of the step"
+    faster = int(np.where(priced.fits, priced.total_s, math.inf).argmin()) if best is not None else 0
+    if best is not None and priced.total_s[faster] < own_s * (1 - EQUAL_WITHIN):
+        saved = 1 - float(priced.total_s[faster]) / own_s
+        words = next((words for words, each in find_handicaps(priced).items() if each[faster]), "")
+        message = f"this is the best of those that runs test; {write_mesh(priced.layout.take(faster).mesh_shape)} may "
+        message += f"save {saved:.0%}, by {words}: measure it"
     if best is None and not fits:
         return None
     if best is not None and not (fits and weigh(priced)[best] > weighed_s * (1 - EQUAL_WITHIN)):

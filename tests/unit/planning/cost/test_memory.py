@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planning.cost.memory import MemoryConstants, PartBytes, StepMemory, read_memory_constants
+from meshwright.planning.cost.memory import (
+    MemoryConstants,
+    PartBytes,
+    StagePosition,
+    StepMemory,
+    read_memory_constants,
+)
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.models import read_model
@@ -21,7 +27,7 @@ LLAMA_PARAMETERS = 6_738_415_616 - 4096
 
 def price(work: Work = LLAMA, constants: MemoryConstants = XLA, **axes: Any) -> PartBytes:
     """Returns the parts of a step with these axes."""
-    return StepMemory(work, Layout(**axes), 4, constants).price()
+    return StepMemory(work, Layout(**axes), constants).price()
 
 
 def add_up(parts: PartBytes) -> float:
@@ -45,6 +51,11 @@ def test_axes_that_do_not_divide_a_weight_leave_it_as_large() -> None:
     assert whole["parameters"] == LLAMA_PARAMETERS * 4 / 4
 
 
+def list_stages(step: StepMemory) -> list[Any]:
+    """Returns the parts of a first, an inner and a last stage."""
+    return [step.price_stage(position) for position in get_args(StagePosition)]
+
+
 # ---- activations ---------------------------------------------------------------------------------------
 
 
@@ -52,7 +63,7 @@ def test_axes_that_do_not_divide_a_weight_leave_it_as_large() -> None:
 def test_each_stage_keeps_all_micro_batches_of_its_layers_and_its_part_of_their_logits(pp: int, in_flight: int) -> None:
     """JAX differentiates the loop of a pipeline as a whole."""
     layout = Layout(pp=pp, gradient_accumulation_steps=64, remat=REMAT_FULL)
-    for stage in StepMemory(LLAMA, layout, 4, XLA).price_stages():
+    for stage in list_stages(StepMemory(LLAMA, layout, XLA)):
         assert stage["activations"] == pytest.approx(in_flight * 32 / pp * 4096 * 4096 * 2)
         assert pp == 1 or stage["logits"] == XLA.logits_bytes * 64 * 4096 / pp * LLAMA.vocabulary
 
@@ -67,7 +78,7 @@ def test_heads_of_keys_and_values_are_repeated_over_more_tensor_parts_than_there
 
 
 def test_a_pipeline_that_gathers_once_holds_its_weights_and_gradients_whole() -> None:
-    inner = StepMemory(LLAMA, Layout(pp=4, fsdp=8, tp=2, gathers_once=True), 4, XLA).price_stages()[1]
+    inner = list_stages(StepMemory(LLAMA, Layout(pp=4, fsdp=8, tp=2, gathers_once=True), XLA))[1]
     assert inner["gathered"] == 4 * (8 * LLAMA.blocks[0].dense_parameters) / 2
     ends = LLAMA.embedding_parameters + LLAMA.head.parameters  # which each stage has
     assert inner["parameters"] == 4 * (8 * LLAMA.blocks[0].dense_parameters + ends) / 16
@@ -76,12 +87,12 @@ def test_a_pipeline_that_gathers_once_holds_its_weights_and_gradients_whole() ->
 def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
     work = build_work(read_model("deepseek2-16b"), 4096)
     dense, experts = work.blocks
-    first, _, last = StepMemory(work, Layout(pp=3, gradient_accumulation_steps=8), 4, XLA).price_stages()
+    first, _, last = list_stages(StepMemory(work, Layout(pp=3, gradient_accumulation_steps=8), XLA))
     each = experts.dense_parameters + experts.expert_parameters
     ends = work.embedding_parameters + work.head.parameters
     assert last["parameters"] == 4 * (9 * each + ends)
     assert first["parameters"] == 4 * ((9 - dense.count) * each + dense.count * dense.dense_parameters + ends)
-    mixed = StepMemory(work, Layout(pp=3, gradient_accumulation_steps=8), 4, XLA, is_in_order=False).price_stages()
+    mixed = list_stages(StepMemory(work, Layout(pp=3, gradient_accumulation_steps=8), XLA, is_in_order=False))
     assert mixed[2]["parameters"] < last["parameters"]
 
 

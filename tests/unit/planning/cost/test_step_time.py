@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from meshwright.planning.cost.step_time import LAW, DeviceRates, Execution, Law,
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
 from meshwright.topology.chips import find_chip
+from tests.fakes.asking import ask_planner
 
 A100: Any = find_chip("a100")
 PEAK, MEMORY = 312e12, 2e12
@@ -26,21 +28,21 @@ HEAD = 2 * WORK.head.parameters * 4096 / PEAK
 
 
 def price(layout: Layout, *, law: Law = BARE, work: Any = WORK, machine: Any = MACHINE, **does: Any) -> PartSeconds:
-    spans = lay_on_hosts(layout, A100, 8)
-    return StepTime(
-        work, layout, machine, spans, Execution(**{"update_bytes": 0.0, "sum_bytes": 0.0, **does}), law
-    ).price()
+    """Returns the parts of a step, without the optimizer's where its `weight_bytes` are not given."""
+    spans, held = lay_on_hosts(layout, A100, 8), does.get("weight_bytes", 0.0)
+    layout = replace(layout, optimizer_bytes=2 * held)
+    return StepTime(work, layout, machine, spans, Execution(**{"weight_bytes": held, **does}), law).price()
 
 
 @pytest.mark.parametrize("layout", [Layout(fsdp=2, cp=8), Layout(fsdp=2, ep=8), Layout(fsdp=4, tp=4)])
 def test_the_update_is_cut_as_the_state_is(layout: Layout) -> None:
-    seconds = [price(each, update_bytes=28.0)["compute"] - price(each)["compute"] for each in (layout, Layout(fsdp=16))]
+    seconds = [price(each, weight_bytes=4.0)["compute"] - price(each)["compute"] for each in (layout, Layout(fsdp=16))]
     assert seconds[0] == pytest.approx(seconds[1])
 
 
 def test_each_stage_updates_embedding_and_head() -> None:
     ends = WORK.embedding_parameters + WORK.head.parameters
-    seconds = price(Layout(pp=4), update_bytes=28.0)["compute"] - price(Layout(pp=4))["compute"]
+    seconds = price(Layout(pp=4), weight_bytes=4.0)["compute"] - price(Layout(pp=4))["compute"]
     assert float(seconds) == pytest.approx(((WORK.parameters - ends) / 4 + ends) * 28 / MEMORY)
 
 
@@ -73,8 +75,8 @@ def test_a_device_alone_computes_three_times_its_matmuls_and_three_and_a_half_ti
 
 
 def test_the_optimizer_reads_and_writes_the_state_that_a_device_holds() -> None:
-    split = Layout(dp=2, fsdp=4, tp=2, gradient_accumulation_steps=8)
-    plain, adamw = price(split), price(split, update_bytes=28.0)
+    split = Layout(dp=2, fsdp=4, tp=2)
+    plain, adamw = price(split), price(split, weight_bytes=4.0)
     assert float(adamw["compute"] - plain["compute"]) == pytest.approx(WORK.parameters / 8 * 28 / MEMORY)
     assert sum(adamw.values()) - sum(plain.values()) == pytest.approx(adamw["compute"] - plain["compute"])
 
@@ -82,8 +84,18 @@ def test_the_optimizer_reads_and_writes_the_state_that_a_device_holds() -> None:
 def test_each_pass_adds_its_gradients_to_those_of_earlier_ones() -> None:
     for passes, sums in ((1, 0), (8, 8)):
         layout = Layout(dp=2, fsdp=4, tp=2, gradient_accumulation_steps=passes)
-        more = price(layout, sum_bytes=12.0)["compute"] - price(layout)["compute"]
-        assert float(more) == pytest.approx(sums * WORK.parameters / 8 * 12 / MEMORY)
+        more = price(layout, weight_bytes=4.0)["compute"] - price(layout)["compute"]
+        assert float(more) == pytest.approx(WORK.parameters / 8 * (28 + sums * 12) / MEMORY)
+
+
+def test_moments_of_fewer_bytes_take_less_time() -> None:
+    asked: Any = {"model": "llama3-8b", "target": "v5e:4x4", "axes": {"fsdp": 8, "tp": 2}}
+    training: Any = {"seq_len": 2048, "global_batch_size": 8}
+    named = dict.fromkeys(("first_moment_dtype", "second_moment_dtype"), "bfloat16")
+    chosen = ask_planner(**asked, training=training, moment_dtypes=["bfloat16"]).plans[0].step_time
+    given = ask_planner(**asked, training={**training, **named}).plans[0].step_time
+    whole = ask_planner(**asked, training=training).plans[0].step_time
+    assert chosen.compute_s == given.compute_s < whole.compute_s
 
 
 def test_scores_that_lie_in_memory_take_their_traffic_and_the_whole_square() -> None:
@@ -130,7 +142,7 @@ def test_a_pipeline_gathers_its_weights_for_each_pass_or_once(once: bool, ratio:
 
 
 @pytest.mark.parametrize(("chip", "work", "layout", "spread", "words"), [
-    ("v5p", WORK, Layout(fsdp=64), 1.09, "31 published runs"),
+    ("v5p", WORK, Layout(fsdp=64), 1.09, "32 published runs"),
     ("v4", WORK, Layout(fsdp=64), 1.14, "no run on this chip"), ("h100", WORK, Layout(fsdp=64), 1.3, "20 runs"),
     ("mi300x", WORK, Layout(fsdp=64), 1.5, "no run on this chip"), ("h100", WORK, Layout(tp=8), 1.35, "run tests tp"),
     ("h100-pcie", WORK, Layout(fsdp=64), 1.5, "no run on this chip"),

@@ -19,6 +19,7 @@ from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import Inventory, answer_request, reorder
 from meshwright.planning.search.candidates import Bounds, Hardware, Question
+from meshwright.planning.search.search import UNTESTED
 from meshwright.testing import FakeAgent
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -49,9 +50,10 @@ def read_total(plan: Any) -> float:
 def test_the_best_meshes_come_first_equal_ones_with_the_fewest_axes_and_all_of_them_fit(target: str) -> None:
     found = ask(target=target, top=5)
     assert len(found.plans) == 5
-    seconds = [read_total(plan) for plan in found.plans]
-    near = [plan for plan in found.plans if read_total(plan) <= (1 + EQUAL_WITHIN) * min(seconds)]
-    assert list(found.plans[: len(near)]) == near
+    untested = {"tp"} if "h100" in target else set()
+    seconds = [read_total(plan) * (1 + UNTESTED * bool(untested & {*plan.mesh_shape})) for plan in found.plans]
+    near = found.plans[: sum(each <= (1 + EQUAL_WITHIN) * min(seconds) for each in seconds)]
+    assert max(seconds[: len(near)]) <= (1 + EQUAL_WITHIN) * min(seconds)
     assert seconds[len(near) :] == sorted(seconds[len(near) :])
     extra = [len({"tp", "cp", "pp"} & {*plan.mesh_shape}) for plan in near if not is_tight(plan)]
     assert extra == sorted(extra)
@@ -61,10 +63,10 @@ def test_the_best_meshes_come_first_equal_ones_with_the_fewest_axes_and_all_of_t
 
 
 def test_a_mesh_that_is_faster_than_the_first_by_an_axis_that_no_run_tests_is_named() -> None:
-    found = ask(target="16*h100:8", model="llama3-70b", training=LONG | {"global_batch_size": 128}, top=4)
+    found = ask(target="h100:8", model="gpt-oss-20b", training=LONG | {"global_batch_size": 64}, top=4)
     (notice,) = found.warnings
     first, best = found.plans[0], min(found.plans, key=read_total)
-    assert (notice.code, first.mesh_shape) == ("faster_untested", {"fsdp": 128})
+    assert (notice.code, first.mesh_shape) == ("faster_untested", {"fsdp": 8})
     assert notice.message.startswith(f"fsdp:{best.mesh_shape['fsdp']} × tp:{best.mesh_shape['tp']} takes ")
     assert f"{1 - read_total(best) / read_total(first):.0%} less" in notice.message
 

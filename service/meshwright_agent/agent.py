@@ -89,13 +89,7 @@ class Agent:
         self.runs = RunQueue(store, clock=self.clock)
         self.host = self._build_host()
         self.benches = Benches(
-            self.device,
-            self.host,
-            runs=self.runs,
-            registry=self.registry,
-            settings=settings,
-            clock=self.clock,
-            spawn=self._spawn,
+            self.device, self.host, runs=self.runs, registry=self.registry, clock=self.clock, spawn=self._spawn
         )
         self.preflights = Preflights(
             self.preflight, self.device, self.host, runs=self.runs, registry=self.registry, clock=self.clock

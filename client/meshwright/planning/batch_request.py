@@ -192,15 +192,13 @@ def _estimate_stored(request: BatchSizeRequest, model: ModelSpec, training: Trai
     except NotCompiledError as error:
         hint = 'name a target and a mesh, as in "target": "v5p:4x4x4", "mesh": "fsdp:64"'
         raise _refuse("plan", f"plan {plan.fingerprint} has no hardware that is priced: {error}", hint) from error
-    check_batch_plan(request, plan, name)
-    check_batch_hardware(request, read_target(name).chip, name)
     try:
-        inventory = find_inventory(name)
+        chip, inventory = read_target(name).chip, find_inventory(name)
     except PlanInfeasibleError as error:
         hint = "give its mesh in place of the plan, where its devices are"
-        raise _refuse(
-            "plan", f"plan {plan.fingerprint} is of hardware that is not in the tables: {error}", hint
-        ) from error
+        raise _refuse("plan", f"plan {plan.fingerprint} is of hardware of no table: {error.detail}", hint) from error
+    check_batch_plan(request, plan, name)
+    check_batch_hardware(request, chip, name)
     question = _ask(request, model, bound_batch(training, plan.mesh_shape), inventory, plan)
     hardware = replace(question.hardware, memory_bytes=read_memory(plan))
     question = replace(question, hardware=hardware, memory_fraction=read_memory_fraction(plan))

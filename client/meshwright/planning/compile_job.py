@@ -16,7 +16,7 @@ from meshwright.environment import MEM_FRACTION, NEW_MEM_FRACTION
 from meshwright.errors import InvalidRequestError, NotCompiledError
 from meshwright.planning.hardware import GPU_FRACTION, find_capacity
 from meshwright.planning.models import fill_sequence_length, read_model
-from meshwright.planning.parallelism import MeshAxes, check_divides
+from meshwright.planning.parallelism import MeshAxes, check_divides, write_values
 from meshwright.spec import AxisType
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
@@ -117,13 +117,17 @@ def build_compile_target(plan: Plan) -> CompileTarget:
     """Returns the hardware of a plan in the form that compilers take.
 
     Raises:
-        NotCompiledError: its devices are of several kinds or of an unknown kind; slices lack a shape or chips, or
-            differ; or the plan, of an older release, lacks the hardware.
+        NotCompiledError: its devices are of several kinds or of an unknown kind; hosts or slices differ, or slices lack
+            a shape or chips; or the plan lacks the hardware.
     """
     chip = None if plan.platform == "cpu" else _find_chip(plan)
-    shape: tuple[int, ...] = (max(granule.device_count for granule in plan.granules),)
+    shape = tuple(sorted({granule.device_count for granule in plan.granules}))
     if chip is not None and chip.platform == "tpu":
         shape = _find_shape(plan, chip)
+    elif len(shape) > 1:
+        raise NotCompiledError(
+            f"compilers take hosts of one size, and these have {write_values(shape)} devices; {_WAY}"
+        )
     name, first, count = chip.aliases[0] if chip else "cpu", plan.granules[0], len(plan.granules)
     written = f"{count}*" * (count > 1) + f"{name}:{write_shape(shape)}" + "_twisted" * first.twisted
     return CompileTarget(
@@ -211,7 +215,7 @@ def prepare_verify(plan: Plan, model: Model | None, training: TrainingSpec | Non
         PlanInfeasibleError: an axis does not divide its dimension.
     """
     if model is None or training is None:
-        raise _refuse_missing(model, '{"global_batch_size": 64}')
+        raise _refuse_missing(model)
     try:
         spec = read_model(model)
         job = build_job(plan, spec, apply_schedule(fill_sequence_length(spec, training), plan.schedule))
@@ -233,10 +237,10 @@ def apply_schedule(training: TrainingSpec, schedule: PlanSchedule | None) -> Tra
     return training.model_copy(update=chosen)
 
 
-def _refuse_missing(model: Model | None, training: str) -> InvalidRequestError:
+def _refuse_missing(model: Model | None) -> InvalidRequestError:
     missing = "model" if model is None else "training"
     detail = f"compile is true and {missing} is not given; what is compiled is a training step"
-    hint = f'give both: "model": "llama3-8b", "training": {training}'
+    hint = 'give both: "model": "llama3-8b", "training": {"global_batch_size": 64}'
     return _refuse(missing, detail, hint)
 
 
@@ -246,9 +250,7 @@ def prepare_fit(plan: Plan, model: Model | None, training: TrainingSpec | None) 
     Raises:
         InvalidRequestError, PlanInfeasibleError: as `prepare_verify`.
     """
-    if model is None or training is None:
-        raise _refuse_missing(model, '{"seq_len": 4096}')
-    bound = bound_batch(apply_schedule(training, plan.schedule), plan.mesh_shape)
+    bound = bound_batch(apply_schedule(training or TrainingSpec(), plan.schedule), plan.mesh_shape)
     found = prepare_verify(plan, model, bound)
     if isinstance(found, CompileJob):
         return found.model_copy(update={"search": "largest_batch"})

@@ -34,7 +34,7 @@ from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.hf_config import UnsupportedModelError
 from meshwright.planning.job_code import build_job_environment, find_differing, write_code
 from meshwright.planning.models import fill_sequence_length, read_model
-from meshwright.planning.parallelism import MeshAxes, list_rules, search_shapes
+from meshwright.planning.parallelism import MeshAxes, list_rules, offer_shapes, search_shapes
 from meshwright.spec import AxisType, MeshSpec, parse_axis_types
 from meshwright.topology.chips import find_chip
 from meshwright.topology.identity import fingerprint
@@ -387,10 +387,10 @@ def _describe_there(pool: Pool, topology: Topology) -> str:
 
 
 def _offer(request: PlanRequest, asked: MeshSpec, count: int) -> str:
-    """Returns near meshes of so many devices, as a hint: those that cut the model, where there are some."""
-    more = MeshSpec(tuple({"dp" if "fsdp" in asked.names else "fsdp": 1, **dict(asked.axes)}.items()))
-    near = (shape for spec in (asked, more) for shape in search_shapes(spec, count, most=16))
-    shapes = [shape for shape in near if _is_cut(request, shape)][:2] or search_shapes(asked, count)
+    """Returns near meshes of so many devices, as a hint: those that cut the model, where there is one."""
+    shapes = offer_shapes(asked, count, lambda shape: _is_cut(request, shape))[:2]
+    if not shapes:
+        return "no near mesh cuts the model into equal parts; POST /mesh/search finds one"
     if -1 not in asked.sizes and count > 1:
         (name, _), *rest = shapes[0].axes
         shapes = [shapes[0], MeshSpec(((name, -1), *rest))]

@@ -8,7 +8,7 @@ error has the sizes that would, with the other axes unchanged. Independent of de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Final, Literal, get_args
@@ -262,16 +262,18 @@ def _check_roles(model: ModelSpec, axes: MeshAxes) -> None:
 
 
 def _refuse(broken: list[AxisRule], rules: Sequence[AxisRule], axes: MeshAxes) -> PlanInfeasibleError:
-    outer = [(name, 1) for name in ("fsdp", "dp") if not axes.find(find_role(name))]
-    spec = MeshSpec((*outer, *axes.sizes.items(), *(() if axes.tensor else (("tp", 1),))))
-    near = (MeshAxes.of(dict(shape.axes)) for shape in search_shapes(spec, spec.device_count, most=64))
-    whole = next((each for each in near if all(rule.allows(each.count_parts(rule.roles)) for rule in rules)), None)
-    errors, hints = [], [f"use {MeshSpec(tuple(whole.sizes.items()))}"] if whole else []
+    def is_legal(shape: MeshSpec) -> bool:
+        parts = MeshAxes.of(dict(shape.axes))
+        return all(rule.allows(parts.count_parts(rule.roles)) for rule in rules)
+
+    spec = MeshSpec(tuple(axes.sizes.items()) or (("dp", 1),))
+    near = offer_shapes(spec, spec.device_count, is_legal)
+    errors, hints = [], [f"use {shape}" for shape in near[:1]]
     for rule in broken:
         legal = {" × ".join(axes.find(role)): values for role, values in _find_legal(rule, rules, axes) if values}
         message = _write_message(rule, axes)
         errors.append({"field": "mesh", "message": message, "legal": {name: list(legal[name]) for name in legal}})
-        hints += [f"{name} may be {write_values(values)}" for name, values in legal.items()]
+        hints += [f"{name} may be {write_values(values)}" for name, values in legal.items() if not near]
         if rule.can_grow:
             hints.append(f"{rule.name} may be {rule.grow(axes.count_parts(rule.roles))}")
     more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
@@ -337,6 +339,22 @@ def search_shapes(spec: MeshSpec, device_count: int, *, most: int = 2) -> tuple[
     found = {shape for shape in _yield_shapes(spec.sizes, device_count) if math.prod(shape) == device_count}
     nearest = sorted(found, key=lambda shape: _measure_distance(spec.sizes, shape))
     return tuple(MeshSpec(tuple(zip(spec.names, shape, strict=True))) for shape in nearest[:most])
+
+
+TENSOR_MOST: Final = 8
+"""Parts of a tensor axis that are offered: devices of a host whose links are fast."""
+
+
+def offer_shapes(spec: MeshSpec, device_count: int, is_legal: Callable[[MeshSpec], bool]) -> list[MeshSpec]:
+    """Returns the legal shapes of so many devices, the nearest first: with the same axes, then with fsdp, dp and tp
+    too; at last those with tensor axes over more devices than a host has."""
+    roles = {find_role(name) for name in spec.names}
+    outer, inner = [name for name in ("fsdp", "dp") if find_role(name) not in roles], ["tp"] * ("tensor" not in roles)
+    more = MeshSpec((*((name, 1) for name in outer), *spec.axes, *((name, 1) for name in inner)))
+    near = (*search_shapes(spec, device_count, most=64), *search_shapes(more, device_count, most=64))
+    axes = (tuple((name, size) for name, size in shape if size > 1 or name in spec.names) for shape in near)
+    legal = [MeshSpec(each) for each in dict.fromkeys(axes) if is_legal(MeshSpec(each))]
+    return sorted(legal, key=lambda shape: MeshAxes.of(dict(shape.axes)).count_parts(["tensor"]) > TENSOR_MOST)
 
 
 def _measure_distance(asked: tuple[int, ...], shape: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:

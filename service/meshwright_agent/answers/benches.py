@@ -26,7 +26,6 @@ from meshwright_agent.host.base import AgentHost
 from meshwright_agent.host.snapshot import LOG_LINES
 from meshwright_agent.leases import LeaseRegistry, Owner, Spawn, StoredLease
 from meshwright_agent.runs import Done, Emit, RunQueue, identify_record
-from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.supervisor import CallCancelled, Supervisor
 
 BENCH_GRACE_S: Final = 60.0
@@ -94,7 +93,6 @@ class Benches:
         host: the host of the devices.
         runs: the queue of benches.
         registry: the active leases.
-        settings: the worker's time limits.
         clock: dates probes.
         spawn: starts work that the agent ends when it closes.
 
@@ -109,7 +107,6 @@ class Benches:
         *,
         runs: RunQueue,
         registry: LeaseRegistry,
-        settings: Settings,
         clock: Clock,
         spawn: Spawn,
     ) -> None:
@@ -119,7 +116,6 @@ class Benches:
         self._runs = runs
         self._registry = registry
         self.measurements = HostMeasurements(clock)
-        self._settings = settings
         self._clock = clock
         self._spawn = spawn
         self._newest: dict[object, BenchRecord] = {}
@@ -243,7 +239,6 @@ class Benches:
 
     async def _measure(self, run: Run, request: BenchRequest, emit: Emit) -> Done:
         limit_s = request.max_s or DEFAULTS[request.suite, self._devices().platform == "cpu"].limit_s
-        deadline_s = limit_s + BENCH_GRACE_S + self._settings.start_timeout_s
 
         def receive(value: dict[str, Any]) -> None:
             emit(value)
@@ -253,7 +248,9 @@ class Benches:
 
         yielding = self._spawn(self._yield_to_jobs(run, request))
         try:
-            answer = await self._device.call("bench", run.request, deadline_s=deadline_s, on_progress=receive)
+            answer = await self._device.call(
+                "bench", run.request, deadline_s=limit_s + BENCH_GRACE_S, on_progress=receive
+            )
         except ProblemError:
             self._spawn(self._list_again())  # JAX may now report the cause of the failure
             raise

@@ -79,7 +79,7 @@ async def staged(folder: Path, looks: list[Reply], answers: list[Reply]) -> Asyn
     async with opened(folder / "runs.sqlite3") as store:
         registry, runs = LeaseRegistry(ManualBoot()), RunQueue(store, clock=clock)
         watch = build_watch(probe, device, health=health, settings=settings, clock=clock, leases=registry, runs=runs)
-        around: Any = {"runs": runs, "registry": registry, "settings": settings, "clock": clock, "spawn": spawn}
+        around: Any = {"runs": runs, "registry": registry, "clock": clock, "spawn": spawn}
         benches = Benches(device, watch, **around)  # type: ignore[arg-type]
         await watch.probe()
         try:
@@ -223,7 +223,7 @@ async def test_a_bench_that_overruns_its_time_limit_is_ended_a_minute_later(tmp_
         for fields, limit_s in (({}, 20), ({"suite": "full"}, 300), ({"max_s": 7}, 7)):
             await scene.finish(await scene.submit(**fields))
             deadlines = [deadline_s for op, _, deadline_s in scene.device.calls if op == "bench"]
-            assert deadlines[-1] == limit_s + BENCH_GRACE_S + Settings().start_timeout_s
+            assert deadlines[-1] == limit_s + BENCH_GRACE_S
 
 
 async def await_state(scene: Scene, run_id: str, state: str | None) -> str:

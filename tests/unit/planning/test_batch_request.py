@@ -141,6 +141,15 @@ def test_a_stored_plan_of_hardware_without_figures_is_refused() -> None:
         estimate_request(build(plan=made.fingerprint, mesh=None, target=None), stored=made)
 
 
+def test_a_stored_plan_of_a_host_that_no_table_has_is_refused_by_the_plan() -> None:
+    made = plan(target="h100:8")
+    six = made.granules[0].model_copy(update={"device_count": 6})
+    there = made.model_copy(update={"target": None, "granules": (six,)})
+    with pytest.raises(InvalidRequestError, match="is of hardware of no table") as refused:
+        estimate_request(build(plan=made.fingerprint, mesh=None, target=None), stored=there)
+    assert [error["field"] for error in refused.value.errors] == ["plan"]
+
+
 def test_hardware_beside_devices_of_no_known_chip_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="'h100' stands beside this host, which is of no known chip"):
         check_batch_hardware(BatchSizeRequest(hardware="h100", model="llama3-8b"), None, "this host")

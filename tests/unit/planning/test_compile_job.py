@@ -70,6 +70,7 @@ def test_wrap_and_twist_of_slices_go_to_the_compiler() -> None:
     ("v5e:4x4", {"shape": None}, "the slices have no shape, or not the same one"),
     ("2*v5e:4x4", {"shape": (2, 8, 1)}, "the slices have no shape, or not the same one"),
     ("2*v5p:2x2x2", {"wrap": (True, True, True)}, "the slices have no shape, or not the same one"),
+    ("2*h100:8", {"device_count": 4}, "compilers take hosts of one size, and these have 4 or 8 devices"),
     ("2*v5e:4x4", {"device_count": 15}, "a slice of 4x4x1 chips has 16 devices, and one here lacks some"),
 ])  # fmt: skip
 def test_hardware_that_no_compiler_knows_is_refused_with_a_way(target: str, fields: dict[str, Any], words: str) -> None:

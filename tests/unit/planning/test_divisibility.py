@@ -10,13 +10,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from meshwright.errors import InvalidRequestError, PlanInfeasibleError
+from meshwright.errors import InvalidRequestError, PlanInfeasibleError, RequestError
 from meshwright.planning.models import read_model
 from meshwright.planning.parallelism import check_divides
 from meshwright.planning.request import answer_request
 from meshwright.spec import MeshSpec
 from meshwright.wire.mesh import PlanRequest
 from meshwright.wire.model import ModelSpec, TrainingSpec
+from tests.fakes.asking import ask_planner
 from tests.fakes.codes import has_code
 from tests.unit.planning.models import models
 
@@ -61,7 +62,7 @@ def test_an_axis_that_does_not_divide_is_told(model: ModelSpec, mesh: dict[str, 
     entry = next(error for error in refused.errors if error["message"] == message)
     assert entry["field"] == "mesh"
     assert entry["legal"] == legal
-    assert all(f"{name} may be " in refused.hint for name in legal)
+    assert refused.hint.startswith("use ") or all(f"{name} may be " in refused.hint for name in legal)
 
 
 def test_all_that_does_not_divide_is_told_in_one_refusal_always_alike() -> None:
@@ -75,7 +76,7 @@ def test_all_that_does_not_divide_is_told_in_one_refusal_always_alike() -> None:
 
 
 @pytest.mark.parametrize(("mesh", "devices", "hint"), [
-    ("tp:24", 24, "use dp:3,tp:8"), ("tp:128", 128, "use fsdp:2,tp:64"), ("fsdp:24", 24, "use dp:3,fsdp:8"),
+    ("tp:24", 24, "use dp:3,tp:8"), ("tp:128", 128, "use fsdp:16,tp:8"), ("fsdp:24", 24, "use dp:3,fsdp:8"),
     ("fsdp:8", 24, "use dp:3,fsdp:8"), ("tp:8", 128, "use fsdp:16,tp:8"),
 ])  # fmt: skip
 def test_a_hint_is_a_mesh_of_all_devices_that_cuts_the_model(mesh: str, devices: int, hint: str) -> None:
@@ -157,3 +158,17 @@ def test_it_passes_exactly_where_everything_divides(model: ModelSpec, mesh: dict
     kv_cut = model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0
     divides = cut and kv_cut and model.hidden_size % fsdp == 0 and 72 % (mesh.get("dp", 1) * fsdp) == 0
     assert (not list_wrong(model, training, mesh)) == divides
+
+
+@pytest.mark.parametrize(("model", "target", "batch", "mesh", "works"), [
+    ("llama3-8b", "2*h100:8", 12, "fsdp:4", "use fsdp:4,tp:4 or fsdp:-1,tp:4"),
+    ("llama3-8b", "2*h100:8", 12, "fsdp:16", "use fsdp:4,tp:4"),
+    ("mixtral-8x7b", "cpu:6", 64, "tp:1,ep:4", "no near mesh cuts the model into equal parts; POST /mesh/search"),
+])  # fmt: skip
+def test_what_is_offered_cuts_the_model(model: str, target: str, batch: int, mesh: str, works: str) -> None:
+    asked = {"model": model, "target": target, "training": {"global_batch_size": batch, "seq_len": 1024}}
+    with pytest.raises(RequestError) as refused:
+        ask_planner(**asked, mesh=mesh)
+    assert refused.value.hint.startswith(works)
+    if works.startswith("use "):
+        assert ask_planner(**asked, mesh=works.split()[1].rstrip(";")).plans

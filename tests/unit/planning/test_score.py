@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from meshwright.planning.device_order import count_links, score_cut, score_order, search_layout
 from meshwright.planning.granules import Weights, interleave_granules
 from meshwright.planning.torus import cut_torus, list_grid
+from meshwright.topology.chips import find_chip
 from meshwright.topology.links import PCIE_4_X16_BYTES_PER_S, price_crossing, price_hop, price_link
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -168,6 +169,9 @@ def test_a_group_sends_its_share_over_the_devices_that_it_has_in_each_host(sizes
     found = score_order(topology.order, sizes, weigh_positions(sizes), topology)
     assert [axis.crossing for axis in found.axes] == pytest.approx([0.63 * share for share in shares])
     assert price_crossing(topology, 0) == pytest.approx(PCIE_4_X16_BYTES_PER_S / 50e9)
+    two_cores = build_target("2*tpu7x:2x2x1")  # a device has half of a chip's network
+    chip: Any = find_chip("tpu7x")
+    assert price_crossing(two_cores, 0) == pytest.approx(2 * PCIE_4_X16_BYTES_PER_S / chip.scaleout_bytes_per_s)
 
 
 @pytest.mark.parametrize(("target", "granules"), [("gb200:72", 1), ("18*gb200:4", 1), ("36*gb200:4", 2)])

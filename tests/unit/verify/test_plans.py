@@ -74,6 +74,11 @@ def test_a_plan_of_an_older_release_wants_its_hardware_named() -> None:
     assert find_hardware(plan.model_copy(update={"granules": bare}), "h100:8")[0].name == "h100:8"
 
 
+def test_a_plan_without_the_granules_of_its_devices_is_not_compiled() -> None:
+    with pytest.raises(NotCompiledError, match="left out"):
+        find_hardware(on_host("h100:8").model_copy(update={"granules": ()}), None)
+
+
 @pytest.mark.parametrize("target", ["h100:4", "v5e:2x4", "cpu:8"])
 def test_hardware_that_has_not_what_the_plan_stands_on_is_refused(target: str) -> None:
     with pytest.raises(SettingsError, match="name hardware that has them all"):

@@ -683,7 +683,8 @@ def audit_plan(plan: Plan, question: Question) -> AuditAlternative | None:
     own, space = question.price(read_layout(plan.mesh_shape, question.training)), question.list_space(Bounds())
     priced = question.price(space.layout) if space.size else own
     weighed_s = plan.step_time.total_s * float(weigh(own)[0] / own.total_s[0])
-    best = next((int(place) for place in list_leaders(priced)[:1] if priced.fits[place]), None)
+    leaders = list_leaders(priced)[:1] if space.size else ()
+    best = next((int(place) for place in leaders if priced.fits[place]), None)
     shape, schedule, own_s = plan.mesh_shape, plan.schedule, plan.step_time.total_s
     fits, total_s = plan.memory.fits is not False, own_s
     message = f"this is the best: no other mesh that fits saves {EQUAL_WITHIN:.0%} of the step"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwright.planning.hardware import TRAINING_FRACTION
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.planning.models import read_model
-from meshwright.planning.search.batch import NEAR_BEST, estimate_batch
+from meshwright.planning.search.batch import NEAR_BEST, estimate_batch, find_first_batch
 from meshwright.planning.search.candidates import Hardware, Question
 from meshwright.planning.search.search import read_layout
 from meshwright.topology.targets import build_target
@@ -115,3 +115,13 @@ def test_what_is_recommended_is_whole_and_fits(case: Any, sequence: int, passes:
     assert found.plan.tokens_per_s >= NEAR_BEST * best
     lesser = [row for row in found.batches if row.schedule.global_batch_size < found.recommended]
     assert all(row.tokens_per_s < NEAR_BEST * best for row in lesser)
+
+
+@pytest.mark.parametrize(("target", "model", "batch"), [
+    ("h100:8", "llama3-8b", 8), ("32*h100:8", "llama3-70b", 128),  # fsdp:128,tp:2
+])  # fmt: skip
+def test_a_mesh_is_searched_for_few_sequences_where_they_are_a_million_tokens(
+    target: str, model: str, batch: int
+) -> None:
+    question = ask(target, model, seq_len=8192)
+    assert find_first_batch(question, question.hardware.devices) == batch

@@ -304,6 +304,8 @@ def test_hardware_without_figures_is_refused_in_a_search_and_told_of_a_given_mes
     ("llama3-8b", "v5e:16x16", (512, 4096), {"fsdp": 256}),
     ("gpt2", "h100:8", (512, 1024), {"dp": 8}),
     ("llama3-70b", "8*h100:8", (256, 8192), {"fsdp": 64}),
+    ("llama3-70b", "128*h100:8", (1024, 8192), {"fsdp": 512, "tp": 2}),  # not fsdp:1024: 9 % slower
+    ("llama3-8b", "8*h100:8", (32, 8192), {"fsdp": 32, "tp": 2}),  # not cp: 2 % faster
     ("mixtral-8x7b", "8*h100:8", (1024, 4096), {"fsdp": 8, "ep": 8}),
     ("llama3-8b", "64*gb200:4", (512, 8192), {"fsdp": 256}),  # four domains of 64 GPUs
 ])  # fmt: skip
@@ -548,3 +550,30 @@ def test_a_target_in_two_spellings_is_one() -> None:
     assert sorted(row.target for row in found.comparison) == ["2*gb200:4", "h100:8"]
     turned = reorder(found, [1, 0])
     assert [plan.target for plan in turned.plans] == [row.target for row in turned.comparison]
+
+
+def test_what_a_step_that_fits_nowhere_fits_with_is_a_smaller_batch_too() -> None:
+    long = {"seq_len": 8192, "global_batch_size": 64}
+    (notice,) = ask(target="b200:8", model="llama3-70b", training=long).warnings
+    assert "or with global_batch_size 16" in notice.hint
+    assert ask(target="b200:8", model="llama3-70b", training=long | {"global_batch_size": 16}).plans
+    (notice,) = ask(target="h100:8", model="llama3.1-405b", training=long).warnings
+    assert notice.hint.startswith("it fits with 128 such devices")
+
+
+def test_a_named_mesh_that_does_not_fit_is_told_one_that_does() -> None:
+    (plan,) = ask(target="h100:8", mesh="dp:8", training={"seq_len": 8192, "global_batch_size": 8}).plans
+    assert [notice.hint for notice in plan.warnings] == ["fsdp:8 fits"]
+
+
+def test_fewer_gpus_are_offered_beside_another_batch() -> None:
+    with pytest.raises(PlanInfeasibleError) as refused:
+        ask(target="gb200:72", training={"seq_len": 8192, "global_batch_size": 512})
+    assert refused.value.hint.startswith("use a global_batch_size of 576")
+    assert refused.value.hint.endswith('or search on 64 of them, devices {"count": 64}')
+
+
+def test_a_batch_of_a_part_of_the_devices_is_offered() -> None:
+    found = ask(target="v5p:4x4x12", training={"seq_len": 8192, "global_batch_size": 64})
+    (notice,) = (notice for notice in found.warnings if notice.code == "better_batch")
+    assert notice.hint == "use a global_batch_size of 96"

@@ -280,6 +280,7 @@ class PlanSchedule(Reply):
     pipeline_repeats: int = Field(
         default=1, description="pieces of a stage's layers that run in turn: rounds of a circular pipeline"
     )
+    pipeline_runs: int = Field(default=1, description="of a pipeline's loop, which share its micro-batches")
     pipeline_gathers_once: bool = Field(
         default=False, description="weights on fsdp are gathered before the pipeline's loop, and stay whole"
     )

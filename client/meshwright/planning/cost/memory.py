@@ -96,13 +96,15 @@ class StepMemory:
         # embedding and head are outside a pipeline's loop: all stages have them
         ends = work.embedding_parameters + (0 if work.is_tied else work.head.parameters)
         parameters = self._count_held(dense + ends, experts)
-        # without a pipeline, gradients of several micro-batches are accumulated
-        is_added = (np.asarray(self.layout.gradient_accumulation_steps) > 1) & (np.asarray(self.layout.pp) == 1)
-        again = np.where(is_added, self.constants.accumulated, 0.0)
+        # of several passes, or runs of a pipeline's loop, gradients are accumulated
+        passes = np.where(
+            np.asarray(self.layout.pp) > 1, self.layout.pipeline_runs, self.layout.gradient_accumulation_steps
+        )
+        again = np.where(passes > 1, self.constants.accumulated, 0.0)
         kept = sum(count * elements for count, elements in zip(layers, self._kept, strict=True))
-        # A stage saves those of all micro-batches, since JAX differentiates a pipeline's loop as a whole.
+        # A stage saves those of all micro-batches of a run, since JAX differentiates a pipeline's loop as a whole.
         # Source: MaxText, docs, guide on sharding (GPipe and circular pipelines; no 1F1B).
-        in_flight = np.where(np.asarray(self.layout.pp) > 1, self.layout.gradient_accumulation_steps, 1.0)
+        in_flight = self.layout.micro_batches_at_once
         return {
             "parameters": parameters * self.execution.weight_bytes,
             "gradients": parameters * self.execution.weight_bytes * (1 + again),
@@ -189,7 +191,7 @@ class StepMemory:
     def _logits(self) -> Any:
         """Of a piece of each sequence; behind a pipeline of the whole batch, laid over its stages."""
         tokens, stages = self._tokens, np.asarray(self.layout.pp)
-        batch = tokens * self.layout.gradient_accumulation_steps / stages
+        batch = tokens * self.layout.micro_batches_at_once / stages
         if self.constants.piece_tokens:
             tokens = tokens / count_pieces(self.work.seq_len / self.layout.cp, self.constants.piece_tokens)
         tokens = np.where(stages > 1, batch, tokens)

@@ -64,6 +64,7 @@ class Layout:
         gradient_accumulation_steps: micro-batches one after the other in a step; a pipeline's too.
         remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).
         optimizer_bytes: of the optimizer's state of one parameter.
+        pipeline_runs: of a pipeline: how often its loop runs in a step, each time with equally many micro-batches.
         gathers_once: of a pipeline over fsdp: weights are gathered before its loop and stay whole, else for each pass.
     """
 
@@ -77,6 +78,7 @@ class Layout:
     gradient_accumulation_steps: Numbers = 1
     remat: Numbers = REMAT_FULL
     optimizer_bytes: Numbers = 8
+    pipeline_runs: Numbers = 1
     gathers_once: Any = False
 
     @property
@@ -90,8 +92,13 @@ class Layout:
 
         Source: Narayanan et al., arXiv:2104.04473, section 2.2 (interleaved stages; micro-batches are a multiple).
         """
-        stages, passes = np.asarray(self.pp), np.asarray(self.gradient_accumulation_steps)
-        return np.where((stages > 1) & (passes % stages == 0), np.ceil(layers / stages), 1)
+        stages = np.asarray(self.pp)
+        return np.where((stages > 1) & (self.micro_batches_at_once % stages == 0), np.ceil(layers / stages), 1)
+
+    @property
+    def micro_batches_at_once(self) -> Any:
+        """Of a pipeline: micro-batches of one run of its loop, whose activations are kept together."""
+        return np.where(np.asarray(self.pp) > 1, self.gradient_accumulation_steps // self.pipeline_runs, 1)
 
     @property
     def mesh_shape(self) -> dict[str, int]:

@@ -143,7 +143,7 @@ class StepTime:
         once, weights_s = layout.gathers_once, self._time_weights(blocks)
         stages = np.asarray(layout.pp)
         ends = self.work.embedding_parameters + self.work.head.parameters
-        ends_s = np.where(stages > 1, 1, passes) * self._time_gathers(ends, "dense_weights")
+        ends_s = np.where(stages > 1, layout.pipeline_runs, passes) * self._time_gathers(ends, "dense_weights")
         sent = {
             "tp": self._stage_layers * self._time_tensor(),
             "cp": sum(layers * self._time_context(block) for block, layers in blocks),
@@ -155,7 +155,7 @@ class StepTime:
             "pp": 2 * self._rounds * self.spans["pp"].send(self._activation_bytes / layout.tp),  # both ways, exposed
         }
         stage: Any = compute + again + sum(inside.values())
-        fsdp_s = np.where(once, weights_s, passes * inside["fsdp"])
+        fsdp_s = np.where(once, layout.pipeline_runs * weights_s, passes * inside["fsdp"])
         # an axis's collectives hide behind no more than this
         worked = passes * (compute + again + 3 * self._time_matmuls(self.work.head.parameters) / stages)
         return {
@@ -164,7 +164,7 @@ class StepTime:
             **{axis: np.maximum(passes * each, passes * sent.get(axis, 0.0) - worked) for axis, each in inside.items()},
             "fsdp": np.maximum(fsdp_s + waits["fsdp"] * ends_s, passes * sent["fsdp"] + ends_s - worked),
             "dp": self._time_gradients(),
-            "bubble": (stages - 1) * stage / self._rounds,
+            "bubble": layout.pipeline_runs * (stages - 1) * stage / self._rounds,
         }
 
     # ---- compute -----------------------------------------------------------------------------------------

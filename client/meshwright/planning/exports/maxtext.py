@@ -138,7 +138,7 @@ def _check_granules(setting: Setting, spread: Mapping[str, int]) -> None:
 
 
 def _list_batch(setting: Setting) -> dict[str, str]:
-    """Returns batch and accumulation steps; for a pipeline, the steps are its micro-batches."""
+    """Returns batch and accumulation steps; those of a pipeline are the runs of its loop."""
     stages, passes = setting.axes.measure(setting.axes.find("pipeline")), setting.training.gradient_accumulation_steps
     length = {"max_target_length": str(setting.training.seq_len)}
     if stages == 1:
@@ -150,17 +150,19 @@ def _list_batch(setting: Setting) -> dict[str, str]:
         common = math.gcd(layers, setting.axes.measure(setting.axes.sizes))
         near = choose_near(list_divisors(common)[1:], stages)
         raise refuse("maxtext", message, f"use {write_values(near)} stages" if near else "leave out the pipeline")
-    if passes % stages:
+    schedule = setting.plan.schedule
+    runs = schedule.pipeline_runs if schedule else 1
+    if passes // runs % stages:
         message = f"{passes} micro-batches are not a multiple of the {stages} stages, which MaxText needs"
         parts = setting.axes.measure(setting.axes.batch)
         counts = list_divisors(setting.training.global_batch_size // parts)
         near = choose_near((count for count in counts if count % stages == 0), passes)
         other = f"use a global_batch_size that is a multiple of {parts * stages}"
         raise refuse("maxtext", message, f"use gradient_accumulation_steps {write_values(near)}" if near else other)
-    schedule = setting.plan.schedule
     return {
-        "per_device_batch_size": _write_batch(setting, 1),
-        "num_pipeline_microbatches": str(passes),
+        "per_device_batch_size": _write_batch(setting, runs),
+        "gradient_accumulation_steps": str(runs),
+        "num_pipeline_microbatches": str(passes // runs),
         "num_layers_per_pipeline_stage": "1",
         "pipeline_fsdp_ag_once": str(schedule is not None and schedule.pipeline_gathers_once).lower(),
         **length,

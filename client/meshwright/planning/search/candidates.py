@@ -166,20 +166,23 @@ def _cross(devices: int, model: ModelSpec, choices: Mapping[str, list[int]]) -> 
 
 def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, states: Sequence[int]) -> Layout:
     """Returns the layouts with each micro-batch that divides their part of the batch, each remat and each state, and
-    of pipelines over fsdp with weights gathered for each pass or once."""
+    pipelines in one run or in several, and over fsdp with weights gathered for each pass or once."""
     parts = grid["dp"] * grid["fsdp"] * grid["ep"]
     remats = [REMATS.index(remat) for remat in bounds.remats]
     legal = np.flatnonzero(batch % parts == 0)
     shares = (batch // parts[legal]).tolist()
     tried = {share: _list_micro_batches(share, bounds.gradient_accumulation_steps) for share in set(shares)}
     pairs = sorted((micro, row) for row, share in zip(legal.tolist(), shares, strict=True) for micro in tried[share])
-    choices = np.meshgrid((False, True), np.arange(len(pairs)), remats, states, indexing="ij")
-    once, pair, remat, optimizer = map(np.ravel, choices)
+    choices = np.meshgrid((False, True), (False, True), np.arange(len(pairs)), remats, states, indexing="ij")
+    filled, once, pair, remat, optimizer = map(np.ravel, choices)
     micro, rows = np.array(pairs, dtype=np.int64).reshape(-1, 2)[pair].T
-    share = batch // parts[rows]
-    fits = ~once | (grid["pp"] > 1)[rows] & (grid["fsdp"] > 1)[rows]
-    sizes = {name: values[rows] for name, values in grid.items()}
-    batches = {"micro_batch_size": micro, "gradient_accumulation_steps": share // micro, "gathers_once": once}
+    stages, steps = grid["pp"][rows], batch // parts[rows] // micro
+    fits = ~once | (stages > 1) & (grid["fsdp"] > 1)[rows]
+    # all micro-batches in one run; or in each as many as stages
+    fits &= ~filled | (stages > 1) & (steps % stages == 0) & (steps > stages)
+    runs = np.where(fits & filled, steps // stages, 1)
+    sizes = {name: values[rows] for name, values in grid.items()} | {"pipeline_runs": runs}
+    batches = {"micro_batch_size": micro, "gradient_accumulation_steps": steps, "gathers_once": once}
     return Layout(**sizes, **batches, remat=remat, optimizer_bytes=optimizer).take(fits)
 
 

@@ -71,12 +71,18 @@ def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Lay
     share = int(layout.micro_batch_size) * steps
     remats = bound_schedule(training).remats
     passes = [steps] if "gradient_accumulation_steps" in given else list_divisors(share)
-    gathers = (False, True) if int(layout.pp) > 1 and int(layout.fsdp) > 1 else (False,)
-    choices = itertools.product(passes, map(REMATS.index, remats), gathers)
-    counts, kinds, once = np.array(list(choices)).T
-    return replace(
-        layout, micro_batch_size=share // counts, gradient_accumulation_steps=counts, remat=kinds, gathers_once=once > 0
-    )
+    stages = int(layout.pp)
+    gathers = (False, True) if stages > 1 and int(layout.fsdp) > 1 else (False,)
+    runs = [(steps, many) for steps in passes for many in list_runs(stages, steps)]
+    choices = [(*run, kind, once) for run in runs for kind in map(REMATS.index, remats) for once in gathers]
+    counts, many, kinds, once = np.array(choices).T
+    batches = replace(layout, micro_batch_size=share // counts, gradient_accumulation_steps=counts, pipeline_runs=many)
+    return replace(batches, remat=kinds, gathers_once=once > 0)
+
+
+def list_runs(stages: int, steps: int) -> tuple[int, ...]:
+    """Returns how often the loop of a pipeline may run: once, or each time with as many micro-batches as stages."""
+    return (1, steps // stages) if stages > 1 and steps % stages == 0 and steps > stages else (1,)
 
 
 def build_costs(question: Question, priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> dict[str, Any]:
@@ -85,14 +91,13 @@ def build_costs(question: Question, priced: Priced, place: int, mesh_shape: Mapp
     total_s = float(priced.total_s[place])
     sequences = question.training.global_batch_size
     tokens, peak = sequences * question.training.seq_len, question.hardware.chip.device_flops_per_s
-    loop = int(layout.gradient_accumulation_steps) if int(layout.pp) > 1 else 1  # micro-batches that go through at once
     costs: dict[str, Any] = {
         "memory": _build_memory(priced, place),
         "step_time": _build_step_time(priced, place, mesh_shape),
         "schedule": build_schedule(question, layout),
         "tokens_per_s": tokens / total_s,
         "mfu": priced.work.flops_per_token * tokens / total_s / question.hardware.devices / peak,
-        "largest_batch": find_largest_batch(question, layout, loop),
+        "largest_batch": find_largest_batch(question, layout, int(layout.micro_batches_at_once)),
         "measured": tuple(factor.to_figure() for factor in question.hardware.factors if factor.is_taken),
     }
     if (price := question.price_per_device_hour) is not None:
@@ -152,6 +157,7 @@ def build_schedule(question: Question, layout: Layout) -> PlanSchedule:
         micro_batch_size=int(layout.micro_batch_size),
         gradient_accumulation_steps=int(layout.gradient_accumulation_steps),
         pipeline_repeats=int(layout.count_repeats(question.model.num_hidden_layers)),
+        pipeline_runs=int(layout.pipeline_runs),
         pipeline_gathers_once=bool(layout.gathers_once),
         remat=REMATS[int(layout.remat)],
         global_batch_size=training.global_batch_size,
@@ -168,7 +174,8 @@ def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> i
     while width > 1:
         width //= _TRIED_AT_ONCE
         tried = low + width * np.arange(1, _TRIED_AT_ONCE + 1, dtype=np.int64)
-        memory = question.price_memory(replace(layout, micro_batch_size=tried, gradient_accumulation_steps=passes))
+        batch = replace(layout, micro_batch_size=tried, gradient_accumulation_steps=passes, pipeline_runs=1)
+        memory = question.price_memory(batch)
         low = int(tried[sum(memory.values()) <= question.capacity_bytes].max(initial=low))
     return low * int(layout.data_parts) * passes or None
 

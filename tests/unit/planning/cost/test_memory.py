@@ -68,6 +68,16 @@ def test_each_stage_keeps_all_micro_batches_of_its_layers_and_its_part_of_their_
         assert pp == 1 or stage["logits"] == XLA.logits_bytes * 64 * 4096 / pp * LLAMA.vocabulary
 
 
+def test_several_runs_of_a_pipeline_keep_the_micro_batches_of_one_and_sum_their_gradients() -> None:
+    whole, halves, half = (
+        StepMemory(LLAMA, Layout(pp=4, gradient_accumulation_steps=steps, pipeline_runs=runs), XLA).price()
+        for steps, runs in ((64, 1), (64, 2), (32, 1))
+    )
+    assert halves["activations"] == half["activations"] == whole["activations"] / 2
+    assert halves["logits"] == half["logits"]
+    assert halves["gradients"] == half["gradients"] * (1 + XLA.accumulated) > half["gradients"]
+
+
 def test_heads_of_keys_and_values_are_repeated_over_more_tensor_parts_than_there_are() -> None:
     work = build_work(read_model("gemma-2b"), 4096)  # one such head
     few, many = (price(work, cp=8, tp=tp, remat=REMAT_NONE)["activations"] for tp in (4, 8))

@@ -125,13 +125,13 @@ def test_more_tensor_parts_than_heads_of_keys_and_values_gather_whole_heads() ->
     assert float(sixteen) == float(eight)
 
 
-@pytest.mark.parametrize(("passes", "repeats"), [(8, 8), (6, 1)])  # 6 micro-batches do not fill 4 stages
-def test_a_pipeline_waits_for_its_stages(passes: int, repeats: int) -> None:
+@pytest.mark.parametrize(("passes", "runs", "repeats"), [(8, 1, 8), (8, 2, 8), (6, 1, 1)])  # 6 do not fill 4 stages
+def test_a_pipeline_waits_for_its_stages_in_each_run(passes: int, runs: int, repeats: int) -> None:
     """(p − 1) ÷ (m·v) of the steady part: Narayanan et al., arXiv:2104.04473, section 2.2; 32 ÷ 4 layers a stage."""
-    step = price(Layout(pp=4, gradient_accumulation_steps=passes))
+    step = price(Layout(pp=4, gradient_accumulation_steps=passes, pipeline_runs=runs))
     head = passes * 3 * HEAD / 4  # outside the loop, over all stages
     steady = float(step["compute"] + step["remat"]) + float(step["pp"]) - head
-    assert float(step["bubble"]) == pytest.approx(steady * 3 / passes / repeats)
+    assert float(step["bubble"]) == pytest.approx(steady * 3 / passes * runs / repeats)
 
 
 @pytest.mark.parametrize(("once", "ratio"), [(False, 4), (True, 1)])

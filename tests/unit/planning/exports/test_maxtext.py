@@ -11,6 +11,7 @@ import pytest
 
 from meshwright.errors import InvalidRequestError
 from meshwright.planning.models import find_preset
+from tests.fakes.asking import ask_planner
 from tests.unit.planning.exports.asking import EXPERTS, TINY, export, make_plan
 
 LLAMA: dict[str, Any] = {
@@ -124,6 +125,16 @@ def test_sequences_are_not_balanced_over_context_axes_where_their_pieces_differ(
         "maxtext", mesh=mesh, model="llama3-8b", target="v5p:4x4x12", devices={"count": count}, training=training
     )
     assert read_flags(text).get("context_parallel_load_balance") == flag
+
+
+def test_the_runs_of_a_pipeline_are_accumulation_steps_and_share_its_micro_batches() -> None:
+    asked: Any = {"model": "llama3-8b", "target": "h100:8", "exports": ["maxtext"]}
+    (made,) = ask_planner(**asked, mesh="pp:2,fsdp:4", training={"seq_len": 8192, "global_batch_size": 32}).plans
+    flags, schedule = read_flags(made.exports["maxtext"]), made.schedule
+    assert schedule is not None
+    assert (schedule.gradient_accumulation_steps, schedule.pipeline_runs) == (8, 4)
+    assert (flags["gradient_accumulation_steps"], flags["num_pipeline_microbatches"]) == ("4", "2")
+    assert flags["per_device_batch_size"] == "1"  # 2 micro-batches of a sequence for each of 4 parts, on 8 devices
 
 
 def test_a_pipeline_whose_micro_batches_do_not_fill_its_stages_is_refused() -> None:

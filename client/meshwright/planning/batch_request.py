@@ -211,7 +211,7 @@ def _estimate_searched(
     """Returns the estimate for the fastest mesh that fits one batch.
 
     That is the largest multiple of the devices within the requested batch, or a batch below their number itself; where
-    none is requested, the least multiple near the best tokens/s.
+    none is requested, the least near the best tokens/s.
     """
     from meshwright.planning.search.batch import find_first_batch  # here, for its numpy
 

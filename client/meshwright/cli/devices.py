@@ -124,13 +124,11 @@ def describe_processes(processes: Iterable[DeviceProcess] | None) -> str:
     """Returns the processes that use a device: "free", "?" where they are unknown, or pid and name of each."""
     if processes is None:
         return "?"
-    return (
-        ", ".join(
-            f"{process.pid} {process.name or process.command or ''}".rstrip() + (" (agent)" if process.own else "")
-            for process in processes
-        )
-        or "free"
+    named = (
+        f"{process.pid} {process.name or process.command or ''}".rstrip() + (" (agent)" if process.own else "")
+        for process in processes
     )
+    return ", ".join(named) or "free"
 
 
 def describe_holders(device: Device) -> str:

@@ -160,7 +160,7 @@ def renew_lease(
         if ttl is None:
             ttl_s = max(ttl_s, client.get_lease(lease_id).expires_in_s)
         lease = client.renew_lease(lease_id, ttl_s)
-    _print_lease(session, lease, [write_lease(lease, "has")])
+    session.print_reply(lease, write_lease(lease, "has"))
     return OK
 
 
@@ -184,7 +184,7 @@ def end_lease(
     with session.open() as client:
         if lease_id is not None:
             lease = client.end_lease(lease_id)
-            _print_lease(session, lease, [write_lease(lease, "no longer has")])
+            session.print_reply(lease, write_lease(lease, "no longer has"))
             return OK
         reply = client.leases()
         ended, refused = _end_all(client, [lease for lease in reply.leases if lease.purpose in (purpose or ())])
@@ -208,13 +208,6 @@ def _end_all(client: Client, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...]
         except ForbiddenError as error:
             refused.append(error)
     return tuple(ended), tuple(refused)
-
-
-def _print_lease(session: Session, lease: Lease, lines: Sequence[str]) -> None:
-    if session.as_json:
-        session.print_json(lease)
-    else:
-        session.print_lines(*lines)
 
 
 def write_new_lease(lease: Lease) -> list[str]:

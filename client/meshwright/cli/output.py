@@ -141,11 +141,10 @@ def print_error(session: Session, error: MeshwrightError) -> None:
     if session.as_json:
         typer.echo(_dump_error(error), err=True)
         return
+    _print_marked(session, "error", "bold red", error.detail)
     if not isinstance(error, ProblemError):
-        _print_marked(session, "error", "bold red", error.detail)
         _print_part(session, "hint", error.hint)
         return
-    _print_marked(session, "error", "bold red", error.detail)
     for number, entry in enumerate(error.errors):
         field, message = str(entry.get("field", "?")), str(entry.get("message", ""))
         if message not in error.detail or (number and field not in error.detail):

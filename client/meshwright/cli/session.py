@@ -93,6 +93,8 @@ class Session:
         """Prints a reply as JSON, or its text, of which a line is never folded."""
         if self.as_json:
             self.print_json(reply)
+        elif isinstance(text, str):
+            self.print_lines(text)
         else:
             self.out.print(text, soft_wrap=isinstance(text, Text))
 

@@ -173,14 +173,18 @@ class Client:
         params: Mapping[str, object] | None = None,
         body: BaseModel | None = None,
         accept: str = "application/json",
-        statuses: Sequence[int] = (200,),
+        statuses: Sequence[int] = (200, 202),
         makes_run: bool = False,
         is_gone_fine: bool = False,
         max_retries: int | None = None,
         deadline: float | None = None,
     ) -> httpx.Response:
         """Sends until there is an answer with one of the statuses, or a retry is useless."""
-        content = None if body is None else body.model_dump_json(exclude_unset=True)
+        options: dict[str, Any] = {
+            "params": {name: str(value) for name, value in (params or {}).items() if value is not None},
+            "headers": {"Accept": accept} if body is None else {"Accept": accept, "Content-Type": "application/json"},
+            "content": None if body is None else body.model_dump_json(exclude_unset=True),
+        }
         route = f"{method} {'/leases/' if path.startswith('/leases/') else path}"  # each lease has a path of its own
         attempts = Attempts(
             self._max_retries if max_retries is None else max_retries,
@@ -189,7 +193,7 @@ class Client:
             was_ready=route in self._answered,
         )
         while True:
-            outcome = self._try(method, path, params or {}, content, accept, deadline)
+            outcome = self._try(method, path, options, deadline)
             if isinstance(outcome, httpx.Response):
                 if outcome.status_code in statuses:
                     self._answered.add(route)
@@ -202,15 +206,7 @@ class Client:
             if delay_s:
                 self._pause(delay_s)
 
-    def _try(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, object],
-        body: str | None,
-        accept: str,
-        deadline: float | None,
-    ) -> Outcome:
+    def _try(self, method: str, path: str, options: Mapping[str, Any], deadline: float | None) -> Outcome:
         """Sends once, and returns the reply, or why there is none."""
         http = self._find_pool()
         if http.is_closed:
@@ -218,15 +214,8 @@ class Client:
             raise AgentConnectionError(f"{method} {path}: this client has been closed", host=self.base_url, hint=hint)
         timeout = None if deadline is None else build_timeout(max(count_left(deadline), MIN_ANSWER_S))
         try:
-            request = http.build_request(
-                method,
-                self._address.url + path,
-                params={name: str(value) for name, value in params.items() if value is not None},
-                headers={"Accept": accept} if body is None else {"Accept": accept, "Content-Type": "application/json"},
-                content=body,
-                timeout=timeout or httpx.USE_CLIENT_DEFAULT,
-            )
-            return http.send(request, auth=self._auth)
+            options = {**options, "timeout": timeout or httpx.USE_CLIENT_DEFAULT}
+            return http.send(http.build_request(method, self._address.url + path, **options), auth=self._auth)
         except ERRORS as error:
             return error
 
@@ -234,7 +223,7 @@ class Client:
         """Ends a run or a lease that nothing waits for any more; failures are ignored."""
         with contextlib.suppress(MeshwrightError):
             deadline = build_deadline(CANCEL_TIMEOUT_S)
-            self._send("DELETE", path, statuses=(200, 202), max_retries=0, deadline=deadline)
+            self._send("DELETE", path, max_retries=0, deadline=deadline)
 
     def _compute(
         self,
@@ -246,8 +235,7 @@ class Client:
     ) -> M:
         """Returns the answer, directly or (202) as the result of a run, which continues if the waiting ends early."""
         deadline, makes_run = build_deadline(timeout_s), request.compile
-        codes = (200, 202)
-        reply = self._send("POST", path, body=request, statuses=codes, makes_run=makes_run, deadline=deadline)
+        reply = self._send("POST", path, body=request, makes_run=makes_run, deadline=deadline)
         if reply.status_code != 202:
             return read_reply(model, reply, self.base_url)
         accepted = read_reply(wire.runs.Run, reply, self.base_url)
@@ -479,8 +467,7 @@ class Client:
             PlanInfeasibleError: the mesh cannot shard the model, does not fit these devices, or leaves some unused;
                 the `code` tells which. The hint has shapes that work.
         """
-        given = {} if isinstance(mesh, wire.mesh.PlanRequest) else {"mesh": mesh}
-        request = build_request(wire.mesh.PlanRequest, mesh, {**given, **options})
+        request = build_request(wire.mesh.PlanRequest, mesh, {"mesh": mesh, **options})
         plans = self._compute(wire.mesh.Plans, "/mesh/plan", request, on_progress, timeout_s)
         return take_best(plans, asked="POST /mesh/plan", host=self.base_url)
 
@@ -508,8 +495,7 @@ class Client:
             InvalidRequestError: an option does not exist, or has the wrong type; or the model is not valid.
             PlanInfeasibleError: no mesh divides model and batch; or such devices are unknown (name a target).
         """
-        given = {} if isinstance(model, wire.mesh.SearchRequest) else {"model": model}
-        request = build_request(wire.mesh.SearchRequest, model, {**given, "training": training, **options})
+        request = build_request(wire.mesh.SearchRequest, model, {"model": model, "training": training, **options})
         return self._compute(wire.mesh.Plans, "/mesh/search", request, on_progress, timeout_s)
 
     def get_plan(self, fingerprint: str) -> wire.mesh.Plan:
@@ -564,7 +550,7 @@ class Client:
             RunFailedError: the run failed; or the class of its problem.
         """
         fields = {
-            "hardware": None if isinstance(hardware, wire.batch_size.BatchSizeRequest) else hardware,
+            "hardware": hardware,
             "per_device_batch_size": per_device_batch_size,
             "model": model,
             "training": training,
@@ -636,11 +622,9 @@ class Client:
     def _submit_bench(
         self, request: wire.bench.BenchRequest | None, options: BenchOptions, deadline: float | None
     ) -> wire.runs.Run:
-        wrong = None if isinstance(request, wire.bench.BenchRequest) else request  # as a field it is refused
-        fields = {**options, "request": wrong, "mesh": print_mesh(options.get("mesh"))}
+        fields = {**options, "request": request, "mesh": print_mesh(options.get("mesh"))}
         body = build_request(wire.bench.BenchRequest, request, fields)
-        path, statuses = "/placement/bench", (200, 202)
-        return self._ask(wire.runs.Run, "POST", path, body=body, statuses=statuses, makes_run=True, deadline=deadline)
+        return self._ask(wire.runs.Run, "POST", "/placement/bench", body=body, makes_run=True, deadline=deadline)
 
     def start_preflight(
         self, request: wire.preflight.PreflightRequest, *, timeout_s: float | None = None
@@ -655,8 +639,8 @@ class Client:
             NotFoundError: the host does not have the request's lease.
             ConflictError: its devices are in use, or leased by others.
         """
-        path, codes, deadline = "/preflight", (200, 202), build_deadline(timeout_s)
-        return self._ask(wire.runs.Run, "POST", path, body=request, statuses=codes, makes_run=True, deadline=deadline)
+        deadline = build_deadline(timeout_s)
+        return self._ask(wire.runs.Run, "POST", "/preflight", body=request, makes_run=True, deadline=deadline)
 
     def latest_bench(self) -> wire.bench.LatestBench:
         """Returns the newest record of each measurement."""
@@ -703,7 +687,7 @@ class Client:
         Raises:
             NotFoundError: no run has this id.
         """
-        return self._ask(wire.runs.Run, "DELETE", f"/runs/{quote_part('run_id', run_id)}", statuses=(200, 202))
+        return self._ask(wire.runs.Run, "DELETE", f"/runs/{quote_part('run_id', run_id)}")
 
     def wait(
         self,

@@ -161,13 +161,16 @@ class Readiness:
 def build_request(model: type[M], given: object, fields: Mapping[str, Any]) -> M:
     """Returns a request: `given` where it is one, else the model of the fields that are not None.
 
+    `given` may be among the fields too, as the value of the one that a caller may give without a whole request.
+
     Raises:
         InvalidRequestError: a field is wrong (one entry for each, in the agent's format), or stands beside a request.
     """
     values = {name: _write_field(value) for name, value in fields.items() if value is not None}
     if isinstance(given, model):
         known = model.model_fields
-        beside = [name for name, value in values.items() if name not in known or value != known[name].default]
+        others = {name: value for name, value in values.items() if value is not given}
+        beside = [name for name, value in others.items() if name not in known or value != known[name].default]
         if beside:
             raise InvalidRequestError.of(
                 beside[0],

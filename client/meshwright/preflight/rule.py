@@ -18,6 +18,8 @@ from meshwright.preflight.pairs import Round, pair_with
 from meshwright.wire.preflight import OWN_PHASES, Figure, SlowFigure, WrongContent, order_phase
 
 DEVICE_FIGURES: Final[tuple[Figure, ...]] = ("matmul", "memory_bandwidth")
+LOCAL_FIGURES: Final[tuple[Figure, ...]] = (*DEVICE_FIGURES, "all_reduce")
+"""Those that a host measures alone."""
 
 TOLERANCE: Final = math.log(1 / 0.9)
 """10 %: below it a difference is not worth a host. Source: Megatron-LM's rule for stragglers."""
@@ -59,6 +61,12 @@ class HostFigures:
     def best(self) -> float:
         """The fastest rate of `network`, bytes/s."""
         return max((rate for rate in self.network if rate is not None), default=0.0)
+
+    def list_rates(self, figure: Figure) -> list[tuple[int | None, float]]:
+        """Returns the values of a figure, each with its device; None: of the host."""
+        if figure == "all_reduce":
+            return [] if self.all_reduce is None else [(None, self.all_reduce)]
+        return [(device, rates[figure]) for device, rates in enumerate(self.devices)]
 
     def read(self, figure: Figure, device: int | None) -> float | None:
         """Returns a figure of a device, or of the host."""
@@ -103,7 +111,7 @@ class Level:
 
 def find_suspects(hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> tuple[SlowFigure, ...]:
     """Returns every figure to measure again: of devices and hosts, and the network of hosts."""
-    return (*_find_slow_devices(hosts), *_find_slow_hosts(hosts), *_find_slow_networks(hosts, rounds))
+    return (*_find_slow_rates(hosts), *_find_slow_networks(hosts, rounds))
 
 
 def choose_confirmation(suspects: Sequence[SlowFigure], host_count: int, count: int) -> tuple[Round, ...]:
@@ -153,7 +161,7 @@ def confirm(
                 rate for h in good for rate, partner in _list_met(h, again[h], rounds_again) if partner in good
             ]
         else:
-            yield _level_hosts(hosts) if figure == "all_reduce" else _level_devices(hosts, figure)
+            yield _level_rates(hosts, figure)
             peers = [
                 again[host].read(figure, device)
                 for named, device in keys
@@ -247,20 +255,14 @@ def _is_slow_again(slow: SlowFigure, again: HostFigures, levels: Sequence[Level 
     return bool(values) and all(level is not None and level.is_slow(value) for level in levels for value in values)
 
 
-def _find_slow_devices(hosts: Sequence[HostFigures]) -> Iterator[SlowFigure]:
-    for figure in DEVICE_FIGURES:
-        level = _level_devices(hosts, figure)
+def _find_slow_rates(hosts: Sequence[HostFigures]) -> Iterator[SlowFigure]:
+    """Yields the slow figures of devices, then those of hosts alone."""
+    for figure in LOCAL_FIGURES:
+        level = _level_rates(hosts, figure)
         for h, host in enumerate(hosts):
-            for d, device in enumerate(host.devices):
-                if level.is_slow(device[figure]):
-                    yield _build(h, figure, d, device[figure], level)
-
-
-def _find_slow_hosts(hosts: Sequence[HostFigures]) -> Iterator[SlowFigure]:
-    level = _level_hosts(hosts)
-    for h, host in enumerate(hosts):
-        if level is not None and host.all_reduce is not None and level.is_slow(host.all_reduce):
-            yield _build(h, "all_reduce", None, host.all_reduce, level)
+            for device, value in host.list_rates(figure):
+                if level is not None and level.is_slow(value):
+                    yield _build(h, figure, device, value, level)
 
 
 def _find_slow_networks(hosts: Sequence[HostFigures], rounds: Sequence[Round]) -> Iterator[SlowFigure]:
@@ -275,12 +277,9 @@ def _find_slow_networks(hosts: Sequence[HostFigures], rounds: Sequence[Round]) -
             yield _build(h, "network", None, median(slow or [host.best]), level)
 
 
-def _level_devices(hosts: Sequence[HostFigures], figure: Figure) -> Level:
-    return Level.of(device[figure] for host in hosts for device in host.devices)
-
-
-def _level_hosts(hosts: Sequence[HostFigures]) -> Level | None:
-    values = [host.all_reduce for host in hosts if host.all_reduce is not None]
+def _level_rates(hosts: Sequence[HostFigures], figure: Figure) -> Level | None:
+    """Returns the level of a figure of devices, or of hosts alone; None where it was not measured."""
+    values = [value for host in hosts for _, value in host.list_rates(figure)]
     return Level.of(values) if values else None
 
 

@@ -871,17 +871,9 @@ class Client:
                     raise
                 self._pause(min(error.retry_after_s or CHECK_S, CHECK_S, left_s))
 
-    def _renew(
-        self,
-        lease: wire.leases.Lease | str,
-        ttl_s: float,
-        *,
-        max_retries: int | None = None,
-        deadline: float | None = None,
-    ) -> wire.leases.Lease:
+    def _renew(self, lease: wire.leases.Lease | str, ttl_s: float, **options: Any) -> wire.leases.Lease:
         """Reads the lease first, since an ended lease must not be created again; one that was is ended."""
         path = name_lease(lease)
-        options: dict[str, Any] = {"max_retries": max_retries, "deadline": deadline}
         held = self._ask(wire.leases.Lease, "GET", path, **options)
         response = self._send("PUT", path, body=build_renewal(held, ttl_s), statuses=(200, 201), **options)
         if response.status_code == 201:

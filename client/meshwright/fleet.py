@@ -22,7 +22,7 @@ from meshwright._client.blocking import Client
 from meshwright._client.connection import build_client
 from meshwright._client.replies import build_deadline, count_left
 from meshwright._client.requests import AxisTypesLike, DevicesLike, MemoryStrategyName, build_request
-from meshwright._client.settings import ClientSettings, read_settings
+from meshwright._client.settings import read_settings
 from meshwright._fleet import DEFAULT_TIMEOUT_S, FleetHost, FleetState, HostState, read_addresses
 from meshwright._threads import run_all
 from meshwright.errors import (
@@ -46,11 +46,6 @@ an answer. It is limited, since a process often has a limit of 1,024 files."""
 
 _Pool = tuple[str | None, bool, bool]
 """(unix socket, is this host, has TLS): hosts that are alike in these share connections and their settings."""
-
-
-def _name_pool(settings: ClientSettings) -> _Pool:
-    address = settings.address
-    return address.socket, address.is_local, address.url.startswith("https:")
 
 
 class _PlanOptions(TypedDict, total=False):
@@ -98,7 +93,8 @@ class Fleet:
 
     def _open(self, url: str, *, token: str | None) -> Client:
         settings = read_settings(url, token, os.environ)
-        name = _name_pool(settings)
+        address = settings.address
+        name = address.socket, address.is_local, address.url.startswith("https:")
         if name not in self._pools:
             self._pools[name] = build_client(settings, DEFAULT_TIMEOUT_S, max_connections=MAX_AT_ONCE)
         return Client(url, token=token, max_retries=1, http_client=self._pools[name])

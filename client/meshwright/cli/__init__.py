@@ -92,12 +92,8 @@ _Timeout = Annotated[
 _Format = Annotated[
     Literal["text", "json"] | None, typer.Option("--format", help="text for people; json: what the agent answered.")
 ]
-_SHARED: Final[dict[str, tuple[Any, Any]]] = {
-    "url": (_Url, None),
-    "timeout_s": (_Timeout, None),
-    "form": (_Format, None),
-}
-"""The options before or after a command's name: annotation and default."""
+_SHARED: Final[dict[str, Any]] = {"url": _Url, "timeout_s": _Timeout, "form": _Format}
+"""The options before or after a command's name; each is None unless given."""
 
 _Command = Callable[..., int]
 
@@ -227,7 +223,7 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any], error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", UserWarning)
-            warnings.showwarning = functools.partial(_show_warning, session)
+            warnings.showwarning = lambda message, *_: print_warning(session, str(message))
             code = run(session, **arguments)
         session.flush()
     except errors.MeshwrightError as error:
@@ -242,10 +238,6 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any], error
             print_error(session, errors.SettingsError(f"stdout cannot be written: {error.strerror}; free some room"))
         code = NO_ANSWER
     return code
-
-
-def _show_warning(session: Session, message: Warning | str, *_where: object) -> None:
-    print_warning(session, str(message))
 
 
 def _bind(run: _Command, entry: _Entry) -> Callable[..., None]:
@@ -276,7 +268,7 @@ def _bind(run: _Command, entry: _Entry) -> Callable[..., None]:
             raise typer.Exit(BUG) from None
 
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_SHARED[name][1], annotation=_SHARED[name][0])
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_SHARED[name])
         for name in shared_names
     ]
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_ONLY, annotation=typer.Context)

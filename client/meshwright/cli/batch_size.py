@@ -79,7 +79,13 @@ def show_batch_size(
         target=take_target(target),
         plan=None if plan is None else find_fingerprint(plan),
     )
-    reply = _answer_here(session, asked) if offline else _ask(session, asked)
+    if offline:
+        from meshwright.compiling.request import answer_batch  # here, so that other commands do not wait for it
+
+        reply = answer_here(session, answer_batch, asked)
+    else:
+        with suggest_offline(asked.target), follow_compile(session, asked) as on_progress, session.open() as client:
+            reply = client.batch_size(asked, on_progress=on_progress, timeout_s=session.options.timeout_s)
     if session.as_json:
         session.print_lines(reply.model_dump_json(exclude_unset=not offline))  # exactly the fields that an agent sent
     else:
@@ -89,17 +95,6 @@ def show_batch_size(
     if reply.estimated and reply.estimated.recommended is None:
         return FAILED
     return FAILED if reply.validation and reply.validation.code == "below_minimum" else OK
-
-
-def _ask(session: Session, request: BatchSizeRequest) -> BatchSize:
-    with suggest_offline(request.target), follow_compile(session, request) as on_progress, session.open() as client:
-        return client.batch_size(request, on_progress=on_progress, timeout_s=session.options.timeout_s)
-
-
-def _answer_here(session: Session, request: BatchSizeRequest) -> BatchSize:
-    from meshwright.compiling.request import answer_batch  # here, so that other commands do not wait for the planner
-
-    return answer_here(session, answer_batch, request)
 
 
 def _print_sizes(session: Session, reply: BatchSize) -> None:

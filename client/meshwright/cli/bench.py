@@ -23,7 +23,7 @@ from meshwright.cli.output import (
 )
 from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
-from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench, Skipped
+from meshwright.wire.bench import BenchRecord, BenchRequest, BenchResult, LatestBench
 
 
 def run_bench(
@@ -96,18 +96,14 @@ def print_records(session: Session, answer: BenchResult | LatestBench) -> None:
     else:
         print_warning(session, "nothing was measured")
     if isinstance(answer, BenchResult):
-        _print_skipped(session, answer.skipped)
+        for entry in answer.skipped:
+            session.out.print(Text(f"skipped {entry.case}: ", "yellow") + Text(clean(entry.reason)), soft_wrap=True)
         print_notices(session, answer.warnings)
 
 
 def _describe_run(result: BenchResult) -> Text:
     where = f"{result.device_count} × {result.device_kind} ({result.platform})"
     return Text(clean(f"{result.suite} suite on {where}, jax {result.jax}, {format_time(result.duration_s)}"), "bold")
-
-
-def _print_skipped(session: Session, skipped: Iterable[Skipped]) -> None:
-    for entry in skipped:
-        session.out.print(Text(f"skipped {entry.case}: ", "yellow") + Text(clean(entry.reason)), soft_wrap=True)
 
 
 def _describe_devices(record: BenchRecord) -> str:

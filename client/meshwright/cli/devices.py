@@ -42,30 +42,19 @@ def show_devices(
         return show_fleet(session, hosts)
     with session.open() as client:
         reply = client.devices()
-    if topology:
-        _print_links(session, reply)
-    elif session.as_json:
-        session.print_json(reply)
-    else:
-        _print_devices(session, reply)
-    return OK
-
-
-def _print_devices(session: Session, reply: Devices) -> None:
-    for line in describe_host(reply):
-        session.out.print(line, soft_wrap=True)
-    session.out.print()
-    session.out.print(build_table(build_columns(reply), reply.devices))
-    print_notices(session, reply.warnings)
-
-
-def _print_links(session: Session, reply: Devices) -> None:
-    """Prints the matrix as wide as it is: a folded one cannot be read."""
     if session.as_json:
-        session.print_lines(reply.model_dump_json(include={"devices", "links"}, exclude_unset=True))
-        return
-    session.print_lines(*map(clean, format_links(reply)))
+        shown = {"devices", "links"} if topology else None
+        session.print_lines(reply.model_dump_json(include=shown, exclude_unset=True))
+        return OK
+    if topology:
+        session.print_lines(*map(clean, format_links(reply)))  # a matrix that is folded cannot be read
+    else:
+        for line in describe_host(reply):
+            session.out.print(line, soft_wrap=True)
+        session.out.print()
+        session.out.print(build_table(build_columns(reply), reply.devices))
     print_notices(session, reply.warnings)
+    return OK
 
 
 def describe_host(reply: Devices) -> list[Text]:

@@ -32,9 +32,10 @@ LEASE_VARIABLE: Final = "MESHWRIGHT_LEASE"
 
 
 def add_own_lease(request: R) -> R:
-    """Returns the request with the lease that this command runs under, unless it names a lease."""
+    """Returns the request with the lease that this command runs under, unless it names a lease or other hardware."""
     own = os.environ.get(LEASE_VARIABLE)
-    return request.model_copy(update={"lease": own}) if own and request.lease is None else request
+    is_here = request.lease is None and not (request.targets or request.topology)
+    return request.model_copy(update={"lease": own}) if own and is_here else request
 
 
 PurposeOption = Annotated[

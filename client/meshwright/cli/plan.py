@@ -89,19 +89,13 @@ def show_plan(
         return print_best(session, _frame(plan_on_fleet(session, add_own_lease(asked), hosts)), say)
     if offline:
         return print_best(session, answer_plans_here(session, asked), say)
-    plan, url = _ask(session, asked)
-    return print_best(session, _frame(plan), replace(say, url=url))
+    asked = add_own_lease(asked)
+    with suggest_offline(asked.target), session.open() as client, follow_compile(session, asked) as on_progress:
+        plan = client.plan(asked, on_progress=on_progress, timeout_s=session.options.timeout_s)
+        say = replace(say, url=client.base_url)
+    return print_best(session, _frame(plan), say)
 
 
 def _frame(plan: Plan) -> Plans:
     """Returns a plan in the reply that an agent gives, with all its fields."""
     return Plans(plans=(plan,), rejected=(), comparison=(), fallback=None, warnings=())
-
-
-def _ask(session: Session, request: PlanRequest) -> tuple[Plan, str]:
-    """Returns the agent's answer, and its address."""
-    if not (request.target or request.topology):
-        request = add_own_lease(request)
-    with suggest_offline(request.target), session.open() as client, follow_compile(session, request) as on_progress:
-        plan = client.plan(request, on_progress=on_progress, timeout_s=session.options.timeout_s)
-        return plan, client.base_url

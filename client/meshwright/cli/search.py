@@ -89,8 +89,7 @@ def search_mesh(
     if offline:
         plans = answer_plans_here(session, asked)
     else:
-        if not (asked.targets or asked.topology):
-            asked = add_own_lease(asked)
+        asked = add_own_lease(asked)
         with suggest_offline(asked.targets), session.open() as client:
             with follow_compile(session, asked) as on_progress:
                 plans = client.search(asked, on_progress=on_progress, timeout_s=session.options.timeout_s)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
-from meshwright.cli.output import LOG_LINES, Column, build_table, clean, format_bytes, format_time, print_notices
+from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_log, print_notices
 from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
 
@@ -40,38 +41,31 @@ def find_exit_code(verifications: Iterable[Verification | None]) -> int:
 
 def print_verification(session: Session, found: Verification) -> None:
     """Prints one compile's report."""
-    session.out.print(_write_verdict(found), soft_wrap=True)
-    for line in _list_lines(found):
-        session.out.print(f"  {clean(line)}", soft_wrap=True)
+    _print_verdict(session.out, found, _list_lines(found))
     if found.collectives:
         session.out.print()
         session.out.print(build_table(COLUMNS, found.collectives))
     session.out.print()
     print_notices(session, found.warnings)
-    _print_log(session, found)
+    if found.status != "verified":
+        print_log(session, found.log)
 
 
 def print_refusal(session: Session, found: Verification) -> None:
     """Prints on stderr why a plan was not verified, where stdout has other output; nothing where it was verified."""
     if found.status == "verified":
         return
-    session.err.print(_write_verdict(found), soft_wrap=True)
-    for line in filter(None, (found.reason, _build_memory(found))):
-        session.err.print(f"  {clean(line)}", soft_wrap=True)
-    _print_log(session, found)
+    _print_verdict(session.err, found, filter(None, (found.reason, _build_memory(found))))
+    print_log(session, found.log)
 
 
-def _write_verdict(found: Verification) -> Text:
+def _print_verdict(console: Console, found: Verification, lines: Iterable[str]) -> None:
     words, style = _VERDICTS[found.status]
     if found.status == "verified" and found.capacity_bytes is None:
         words, style = _UNKNOWN
-    return Text.assemble((words, style), clean(_describe_origin(found)))
-
-
-def _print_log(session: Session, found: Verification) -> None:
-    if found.status != "verified":
-        for line in found.log[-LOG_LINES:]:
-            session.err.print(Text("  log: ", "bold") + Text(clean(line)), soft_wrap=True)
+    console.print(Text.assemble((words, style), clean(_describe_origin(found))), soft_wrap=True)
+    for line in lines:
+        console.print(f"  {clean(line)}", soft_wrap=True)
 
 
 def print_batch(session: Session, found: CompiledBatch) -> None:

@@ -56,8 +56,7 @@ def show_events(
     if follow:
         return _follow(session, component, at)
     with session.open() as client:
-        if component is not None:
-            component = find_component(client, component)
+        component = component and find_component(client, component)
         if limit is None and at is not None:
             reply = _join(_read_pages(client, component, at))
         else:

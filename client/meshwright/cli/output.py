@@ -149,10 +149,15 @@ def print_error(session: Session, error: MeshwrightError) -> None:
         field, message = str(entry.get("field", "?")), str(entry.get("message", ""))
         if message not in error.detail or (number and field not in error.detail):
             _print_part(session, field, message)
-    for line in error.log[-LOG_LINES:]:
-        _print_part(session, "log", line)
+    print_log(session, error.log)
     _print_part(session, "hint", error.hint)
     _print_part(session, "code", " · ".join(part for part in (error.code, error.host, error.request_id) if part))
+
+
+def print_log(session: Session, log: Sequence[str]) -> None:
+    """Prints the last lines of a log on stderr."""
+    for line in log[-LOG_LINES:]:
+        _print_part(session, "log", line)
 
 
 def _dump_error(error: MeshwrightError) -> str:

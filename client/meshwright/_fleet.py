@@ -243,7 +243,15 @@ class FleetState:
         Raises:
             FleetIncompleteError, PlanInfeasibleError: there is no topology.
         """
-        return (*_describe_missing(self), *_describe_unchecked(self), *self.joined.notices)
+        found: list[Notice] = []
+        if self.failed:
+            message = f"{len(self.failed)} of {len(self.hosts)} hosts are not in the plan: {_list(self.failed)}"
+            found.append(Notice(code="hosts_missing", message=message, hint="start their agents, and plan again"))
+        if unchecked := [host for host in self.ok if _UNCHECKED & set(host.device_states)]:
+            names = [host.name if host.health else f"{host.name} (no answer to GET /health)" for host in unchecked]
+            message = f"{shorten(names)}: the health of some devices is unknown; they are planned with all the same"
+            found.append(Notice(code="health_unknown", message=message, hint="ask again, or look at their agents"))
+        return (*found, *self.joined.notices)
 
     @property
     def missing(self) -> str:
@@ -265,22 +273,6 @@ class FleetState:
 def _refuse(state: FleetState) -> FleetIncompleteError:
     hint = "start their agents, give a longer timeout_s, or leave these addresses out"
     return FleetIncompleteError(state.missing, hint=hint, hosts={host.url: host.detail for host in state.failed})
-
-
-def _describe_missing(state: FleetState) -> list[Notice]:
-    if not state.failed:
-        return []
-    message = f"{len(state.failed)} of {len(state.hosts)} hosts are not in the plan: {_list(state.failed)}"
-    return [Notice(code="hosts_missing", message=message, hint="start their agents, and plan again")]
-
-
-def _describe_unchecked(state: FleetState) -> list[Notice]:
-    unchecked = [host for host in state.ok if _UNCHECKED & set(host.device_states)]
-    if not unchecked:
-        return []
-    names = shorten([host.name if host.health else f"{host.name} (no answer to GET /health)" for host in unchecked])
-    message = f"{names}: the health of some devices is unknown; they are planned with all the same"
-    return [Notice(code="health_unknown", message=message, hint="ask again, or look at their agents")]
 
 
 def _list(hosts: tuple[FleetHost, ...]) -> str:

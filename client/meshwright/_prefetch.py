@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Final, Self, SupportsIndex
 
 import jax
@@ -124,32 +125,25 @@ def _copy_settings() -> Callable[[Callable[[], None]], None]:
     return run
 
 
+@dataclass(eq=False)
 class _Feed:
     """The state shared by the thread and the consumer. The thread refers only to this, so an unreferenced prefetcher is
     collected."""
 
-    def __init__(
-        self,
-        source: Iterator[Any],
-        place: Callable[[Any], Any],
-        buffer_size: int,
-        run_as_caller: Callable[[Callable[[], None]], None],
-        stop_placing: Callable[[], None],
-    ) -> None:
-        self._source = source
-        self._place = place
-        self._buffer_size = buffer_size
-        self._run_as_caller = run_as_caller
-        self._stop_placing = stop_placing
-        # Its lock may be taken again by its holder: the garbage collector calls stop() from wherever it runs.
-        self._changed = threading.Condition(threading.RLock())
-        self._ready: deque[Any] = deque()
-        self._error: BaseException | None = None
-        self._ended = False
-        self._stopped = False
-        self._thread: threading.Thread | None = None
-        self._close_is_awaited = False
-        self._close_error: BaseException | None = None
+    _source: Iterator[Any]
+    _place: Callable[[Any], Any]
+    _buffer_size: int
+    _run_as_caller: Callable[[Callable[[], None]], None]
+    _stop_placing: Callable[[], None]
+    # Its lock may be taken again by its holder: the garbage collector calls stop() from wherever it runs.
+    _changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
+    _ready: deque[Any] = field(default_factory=deque)
+    _error: BaseException | None = None
+    _ended: bool = False
+    _stopped: bool = False
+    _thread: threading.Thread | None = None
+    _close_is_awaited: bool = False
+    _close_error: BaseException | None = None
 
     # ---- the consumer's side ----
 

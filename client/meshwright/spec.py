@@ -102,12 +102,10 @@ class MeshSpec:
         if device_count < 1 or device_count % known:
             free = self.names[self.sizes.index(-1)]
             near = [size for size in range(min(known, max(device_count, 1)), 0, -1) if device_count % size == 0]
-            detail = (
-                f"mesh {self}: the sizes beside {free} make {known}, which does not divide {device_count} devices; "
-            )
-            detail += "the rest of the devices fills an axis only if the others divide them"
+            detail = f"mesh {self}: the sizes beside {free} make {known}, which does not divide {device_count} devices"
+            rule = "the rest of the devices fills an axis only if the others divide them"
             hint = f"make the other sizes multiply to {near[0]}" if near else "there is no device to fill it with"
-            raise PlanInfeasibleError.of("mesh", detail, hint)
+            raise PlanInfeasibleError.of("mesh", f"{detail}; {rule}", hint)
         return MeshSpec(tuple((name, device_count // known if size == -1 else size) for name, size in self.axes))
 
     def __iter__(self) -> Iterator[tuple[str, int]]:

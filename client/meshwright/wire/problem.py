@@ -165,8 +165,8 @@ def _describe_errors(field: str, errors: Sequence[Mapping[str, Any]]) -> tuple[s
         named = [kind for kind in kinds if kind != "an integer" or "a number" not in kinds]
         message = f"it should be {' or '.join(named)}, got {_shorten(errors[0].get('input'))}"
         return message, _hint_of_kind(field, errors)
-    hints = [hint for error in errors if (hint := _hint_of(field, error))]
-    return "; or ".join(dict.fromkeys(map(_message_of, errors))), hints[0] if hints else ""
+    hint = next((hint for error in errors if (hint := _hint_of(field, error))), "")
+    return "; or ".join(dict.fromkeys(map(_message_of, errors))), hint
 
 
 def _kind_of(error: Mapping[str, Any]) -> str:
@@ -184,8 +184,7 @@ def _hint_of_kind(field: str, errors: Sequence[Mapping[str, Any]]) -> str:
     if kinds <= _LISTS and isinstance(value, str | int | float) and not isinstance(value, bool):
         entries = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
         return f"write {field} as a list: {_shorten_json(entries)}"
-    hints = [hint for error in errors if (hint := _hint_of(field, error))]
-    return hints[0] if hints else ""
+    return next((hint for error in errors if (hint := _hint_of(field, error))), "")
 
 
 def _hint_of_devices(value: object, errors: Sequence[Mapping[str, Any]]) -> str:

@@ -60,17 +60,14 @@ class HostFigures:
     @property
     def best(self) -> float:
         """The fastest rate of `network`, bytes/s."""
-        return max((rate for rate in self.network if rate is not None), default=0.0)
+        return max((rate for _, rate in self.list_rates("network")), default=0.0)
 
     def list_rates(self, figure: Figure) -> list[tuple[int | None, float]]:
         """Returns the values of a figure, each with its device; None: of the host."""
-        if figure == "all_reduce":
-            return [] if self.all_reduce is None else [(None, self.all_reduce)]
-        return [(device, rates[figure]) for device, rates in enumerate(self.devices)]
-
-    def read(self, figure: Figure, device: int | None) -> float | None:
-        """Returns a figure of a device, or of the host."""
-        return self.all_reduce if device is None else self.devices[device][figure]
+        if figure in DEVICE_FIGURES:
+            return [(device, rates[figure]) for device, rates in enumerate(self.devices)]
+        rates_of_host = self.network if figure == "network" else (self.all_reduce,)
+        return [(None, rate) for rate in rates_of_host if rate is not None]
 
 
 class Wrong(NamedTuple):
@@ -157,19 +154,17 @@ def confirm(
     def list_levels(figure: Figure) -> Iterator[Level | None]:
         if figure == "network":
             yield _level_network(hosts, rounds)
-            peers: list[float | None] = [
-                rate for h in good for rate, partner in _list_met(h, again[h], rounds_again) if partner in good
-            ]
+            peers = [rate for h in good for rate, partner in _list_met(h, again[h], rounds_again) if partner in good]
         else:
             yield _level_rates(hosts, figure)
             peers = [
-                again[host].read(figure, device)
-                for named, device in keys
-                for host in range(len(hosts))
-                if named == figure and (host, figure, device) not in suspected
+                value
+                for h, host in enumerate(again)
+                for device, value in host.list_rates(figure)
+                if (figure, device) in keys and (h, figure, device) not in suspected
             ]
-        if values := [value for value in peers if value is not None]:
-            yield Level.of(values)
+        if peers:
+            yield Level.of(peers)
 
     levels = {figure: tuple(list_levels(figure)) for figure in {slow.figure for slow in suspects}}
     return tuple(slow for slow in suspects if _is_slow_again(slow, again[slow.host], levels[slow.figure]))
@@ -250,8 +245,7 @@ def _find_end(phase: str, seen: Mapping[str, float]) -> float | None:
 
 
 def _is_slow_again(slow: SlowFigure, again: HostFigures, levels: Sequence[Level | None]) -> bool:
-    found = again.network if slow.figure == "network" else (again.read(slow.figure, slow.device),)
-    values = [rate for rate in found if rate is not None]
+    values = [value for device, value in again.list_rates(slow.figure) if device == slow.device]
     return bool(values) and all(level is not None and level.is_slow(value) for level in levels for value in values)
 
 

@@ -119,7 +119,8 @@ class Attempts:
         self.is_lost = self.is_lost or is_lost(outcome)
         if self.is_lost and self._makes_run:
             return None
-        if self._was_reached and not self._was_repeated and _is_broken(outcome):
+        is_broken = not isinstance(outcome, httpx.Response) and name_failure(outcome) == "lost"
+        if self._was_reached and not self._was_repeated and is_broken:
             self._was_repeated = True  # most likely a kept-alive connection that the agent has closed
             return 0.0
         delay_s = self._choose_delay(outcome)
@@ -151,10 +152,6 @@ def is_lost(outcome: Outcome) -> bool:
     if isinstance(outcome, httpx.Response):
         return outcome.status_code >= 500 and _parse_problem(outcome) is None  # of a proxy in between
     return name_failure(outcome) in ("timeout", "lost") and not isinstance(outcome, httpx.PoolTimeout)
-
-
-def _is_broken(outcome: Outcome) -> bool:
-    return not isinstance(outcome, httpx.Response) and name_failure(outcome) == "lost"
 
 
 def name_failure(error: BaseException) -> FailureKind:

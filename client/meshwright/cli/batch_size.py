@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from meshwright.cli.compiling import find_exit_code, print_batch
-from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_notices
+from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_notices, print_table
 from meshwright.cli.progress import answer_here, follow_compile
 from meshwright.cli.request_options import (
     CompileOption,
@@ -143,9 +143,7 @@ def _print_estimate(session: Session, found: EstimatedBatch) -> None:
     session.out.print(Text(clean(found.message), style), soft_wrap=True)
     if found.recommended is None:
         session.print_lines("  hint: leave --mesh out to search for one that fits, or name a larger target")
-    if found.batches:
-        session.out.print()
-        session.out.print(build_table(BATCHES, found.batches))
+    print_table(session, BATCHES, found.batches)
 
 
 BATCHES: Final[tuple[Column[PricedBatch], ...]] = (

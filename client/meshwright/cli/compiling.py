@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_log, print_notices
+from meshwright.cli.output import Column, clean, format_bytes, format_time, print_log, print_notices, print_table
 from meshwright.cli.progress import show_progress
 from meshwright.cli.session import FAILED, OK, Session
 
@@ -42,9 +42,7 @@ def find_exit_code(verifications: Iterable[Verification | None]) -> int:
 def print_verification(session: Session, found: Verification) -> None:
     """Prints one compile's report."""
     _print_verdict(session.out, found, _list_lines(found))
-    if found.collectives:
-        session.out.print()
-        session.out.print(build_table(COLUMNS, found.collectives))
+    print_table(session, COLUMNS, found.collectives)
     session.out.print()
     print_notices(session, found.warnings)
     if found.status != "verified":
@@ -77,9 +75,8 @@ def print_batch(session: Session, found: CompiledBatch) -> None:
         line = f"largest batch {found.per_replica_batch_size} × {parts} = {found.global_batch_size} sequences a step"
         session.out.print(Text.assemble((line, "bold"), f" ({bound})"), soft_wrap=True)
     session.out.print(f"{len(found.tried)} compiles", soft_wrap=True)
+    print_table(session, TRIED, found.tried)
     if found.tried:
-        session.out.print()
-        session.out.print(build_table(TRIED, found.tried))
         session.out.print()
     print_verification(session, found.verification)
 

@@ -27,8 +27,7 @@ def show_hardware(
     reply = list_targets(chip)
     if session.as_json:
         session.print_lines(reply.model_dump_json())
-        return OK
-    if chip is None:
+    elif chip is None:
         _print_overview(session, reply)
     else:
         _print_chip(session, reply.chips[0], reply.systems)

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from meshwright._threads import run_all
 from meshwright.cli.arguments import parse_chips
-from meshwright.cli.output import STATE_STYLES, Column, build_table, clean, format_time, print_error, style_state
+from meshwright.cli.output import STATE_STYLES, Column, clean, format_time, print_error, print_table, style_state
 from meshwright.cli.session import NO_ANSWER, Session
 from meshwright.errors import AgentTimeoutError, MeshwrightError
 from meshwright.wire.health import WORST_FIRST, Component, Health, State, select_hardware
@@ -210,13 +210,9 @@ def _print_no_answer(session: Session, style: Format, error: MeshwrightError) ->
     if style == "text" or session.as_json:
         print_error(session, error)
         return
-    session.print_lines(format_line(style, "no_answer", describe_no_answer(error), {}))
-
-
-def describe_no_answer(error: MeshwrightError) -> str:
-    """Returns why there is no result, in a line with the essential part first, since the line may be truncated."""
-    detail = _flatten(error.detail).removeprefix("GET /health: ")
-    return detail if detail.startswith("no answer") else f"no verdict: {detail}"
+    detail = _flatten(error.detail).removeprefix("GET /health: ")  # the essential part first: a line may be truncated
+    summary = detail if detail.startswith("no answer") else f"no verdict: {detail}"
+    session.print_lines(format_line(style, "no_answer", summary, {}))
 
 
 def find_usage_code(arguments: Sequence[str]) -> int:
@@ -282,13 +278,9 @@ def _print_components(
 ) -> None:
     """Prints the verdict, the requirements, and the components that are not healthy, the worst first."""
     session.out.print(Text("host ") + style_state(worst) + Text(f": {summarize(health, findings)}"), soft_wrap=True)
-    if findings:
-        session.out.print()
-        session.out.print(build_table(REQUIREMENT_COLUMNS, findings))
+    print_table(session, REQUIREMENT_COLUMNS, findings)
     shown = [each for each in health.components if is_all or each.state != "healthy"]
-    if shown:
-        session.out.print()
-        session.out.print(build_table(COLUMNS, sorted(shown, key=lambda each: WORST_FIRST.index(each.state))))
+    print_table(session, COLUMNS, sorted(shown, key=lambda each: WORST_FIRST.index(each.state)))
 
 
 REQUIREMENT_COLUMNS: Final[tuple[Column[Requirement], ...]] = (

@@ -120,6 +120,13 @@ def build_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> Table:
     return table
 
 
+def print_table(session: Session, columns: Sequence[Column[T]], rows: Sequence[T]) -> None:
+    """Prints a table below an empty line; nothing where there are no rows."""
+    if rows:
+        session.out.print()
+        session.out.print(build_table(columns, rows))
+
+
 def _build_cell(content: str | Text) -> Text:
     return content if isinstance(content, Text) else Text(clean(content))
 

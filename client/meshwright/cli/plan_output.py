@@ -91,7 +91,11 @@ def _keep(plans: Plans, text: str, say: PlanOutput) -> int:
     if not plans.plans:
         return FAILED
     if say.output is not None:
-        _write(text, say.output)
+        try:
+            say.output.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            message = f"--save {say.output}: cannot be written: {error.strerror}; name a file that can be written"
+            raise SettingsError(message) from None
     best = plans.plans[0]
     if say.is_verified and find_exit_code([best.verification]) != OK:
         return FAILED
@@ -108,14 +112,6 @@ def _fits(plan: Plan) -> bool:
     if plan.verification is not None and plan.verification.status == "does_not_fit":
         return False
     return plan.memory is None or plan.memory.fits is not False
-
-
-def _write(text: str, path: Path) -> None:
-    try:
-        path.write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        message = f"--save {path}: cannot be written: {error.strerror}; name a file that can be written"
-        raise SettingsError(message) from None
 
 
 def _print_plan(session: Session, plan: Plan, say: PlanOutput) -> None:

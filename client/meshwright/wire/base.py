@@ -43,6 +43,8 @@ COUNTED_FIRST: Final = BeforeValidator(_refuse_many)
 reads all of them, and a megabyte of wrong entries takes seconds."""
 
 
+Indices = Annotated[tuple[StrictInt, ...], Field(min_length=1), COUNTED_FIRST]
+
 LINE_PATTERN: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"
 """Text without a line break or another control character."""
 

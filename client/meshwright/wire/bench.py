@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
-from meshwright.wire.base import COUNTED_FIRST, Evidence, Notice, Reply, RequestPart
+from meshwright.wire.base import COUNTED_FIRST, Evidence, Indices, Notice, Reply, RequestPart
 
 BenchCase = Literal[
     "host_to_device",
@@ -42,9 +42,7 @@ class BenchRequest(RequestPart):
     cases: Annotated[tuple[BenchCase, ...], Field(min_length=1), COUNTED_FIRST] | None = Field(
         default=None, description="null: all"
     )
-    devices: Annotated[tuple[StrictInt, ...], Field(min_length=1), COUNTED_FIRST] | None = Field(
-        default=None, description="local indices; null: all"
-    )
+    devices: Indices | None = Field(default=None, description="local indices; null: all")
     mesh: StrictStr | None = Field(
         default=None, description='mesh for collectives, "dp:2,tp:4"; null: one axis over the devices', max_length=512
     )

@@ -18,6 +18,8 @@ MAX_TTL_S = 30 * 86400.0
 LEASE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Of the id that a client makes for a lease."""
 
+LeaseId = Annotated[StrictStr, Field(pattern=LEASE_ID_PATTERN)]
+
 TtlS = Annotated[
     float, Field(strict=True, gt=0, le=MAX_TTL_S, description="seconds from now until the lease ends by itself")
 ]

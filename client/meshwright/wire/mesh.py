@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field
 from meshwright.spec import AxisType
 from meshwright.wire.base import LINE_PATTERN, DeviceRef, DeviceSelection, Notice, Reply, RequestPart
 from meshwright.wire.devices import Devices, Granule
-from meshwright.wire.leases import LEASE_ID_PATTERN
+from meshwright.wire.leases import LeaseId
 from meshwright.wire.model import Count, MemoryShare, ModelFacts, Remat, TrainingSpec, WeightDtype
 from meshwright.wire.verification import Verification
 
@@ -47,7 +47,7 @@ class _MeshRequest(RequestPart):
         default=None,
         description="local indices, host/index, uuids or PCI bus ids; or a selection; null: all that are well and free",
     )
-    lease: Annotated[StrictStr, Field(pattern=LEASE_ID_PATTERN)] | None = Field(
+    lease: LeaseId | None = Field(
         default=None,
         description="the lease that the job has: its devices are planned on, and not what others have reserved",
     )

@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, StrictInt, StrictStr, model_validator
 
 from meshwright.errors import InvalidRequestError
-from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, Line, Reply, RequestPart
-from meshwright.wire.leases import LEASE_ID_PATTERN
+from meshwright.wire.base import COUNTED_FIRST, MOST_ENTRIES, Indices, Line, Reply, RequestPart
+from meshwright.wire.leases import LeaseId
 
 DEFAULT_PORT: Final = 8476
 """Of the coordinator; the port that JAX uses for it on TPUs and in Slurm's examples of JAX."""
@@ -35,9 +35,7 @@ Figure = Literal["matmul", "memory_bandwidth", "all_reduce", "network"]
 class PreflightRequest(RequestPart):
     """`POST /preflight`: start this host's process of the JAX job that checks many hosts."""
 
-    lease: Annotated[StrictStr, Field(pattern=LEASE_ID_PATTERN)] = Field(
-        description="the caller's lease of all devices of this host"
-    )
+    lease: LeaseId = Field(description="the caller's lease of all devices of this host")
     hosts: Annotated[tuple[Line, ...], Field(min_length=1, max_length=MOST_ENTRIES), COUNTED_FIRST] = Field(
         description="names of all hosts, in the order of their processes"
     )
@@ -51,7 +49,7 @@ class PreflightRequest(RequestPart):
     axes: dict[Annotated[StrictStr, Field(max_length=64)], Annotated[StrictInt, Field(ge=1)]] | None = Field(
         default=None, description="mesh of a plan over all devices, whose collectives are measured too"
     )
-    order: Annotated[tuple[StrictInt, ...], Field(min_length=1), COUNTED_FIRST] | None = Field(
+    order: Indices | None = Field(
         default=None, description="of the mesh's devices, row-major: host × devices of a host + local place"
     )
 

@@ -6,7 +6,6 @@ jax: the variables take effect only in a process whose JAX backend has not start
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -119,7 +118,7 @@ class DeviceConfiguration:
         fraction = self.memory_fraction
         if fraction is None:
             raise ValueError("memory_strategy is custom and memory_fraction is None; give one in (0, 1], such as 0.8")
-        if not _is_fraction(fraction):
+        if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < float(fraction) <= 1:
             raise ValueError(f"memory_fraction is {fraction!r}; it must be a number in (0, 1], such as 0.8")
         return float(fraction)
 
@@ -221,12 +220,6 @@ def _parse_strategy(value: object) -> MemoryStrategy:
     except ValueError:
         words = ", ".join(strategy.value for strategy in MemoryStrategy)
         raise ValueError(f"memory_strategy is {value!r}; it is one of {words}") from None
-
-
-def _is_fraction(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return False
-    return math.isfinite(value) and 0 < float(value) <= 1
 
 
 def _check_priority(value: object) -> None:

@@ -131,20 +131,14 @@ def parse_axis_types(
         case Mapping():
             unknown = sorted(set(axis_types) - set(names))
             if unknown:
-                raise _refuse(
-                    f"axis_types names {unknown[0]!r}; the mesh has {', '.join(names)}",
-                    "name axes of the mesh",
-                    "axis_types",
-                )
+                detail = f"axis_types names {unknown[0]!r}; the mesh has {', '.join(names)}"
+                raise _refuse(detail, "name axes of the mesh", "axis_types")
             words = [axis_types.get(name, "auto") for name in names]
         case _:
             words = list(axis_types) * (len(names) if len(axis_types) == 1 else 1)
             if len(words) != len(names):
-                raise _refuse(
-                    f"axis_types has {len(words)} entries for {len(names)} axes",
-                    "give one word, or one an axis",
-                    "axis_types",
-                )
+                detail = f"axis_types has {len(words)} entries for {len(names)} axes"
+                raise _refuse(detail, "give one word, or one an axis", "axis_types")
     return tuple(_parse_axis_type(word) for word in words)
 
 

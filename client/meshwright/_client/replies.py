@@ -261,11 +261,8 @@ def read_reply(model: type[M], response: httpx.Response, host: str) -> M:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the body"
         asked = f"{response.request.method} {response.request.url.raw_path.decode()}"
-        raise AgentConnectionError(
-            f"{asked}: {host} answered no {model.__name__} that can be read: {where}: {first['msg']}",
-            host=host,
-            hint="is the address that of a meshwright agent?",
-        ) from error
+        detail = f"{asked}: {host} answered no {model.__name__} that can be read: {where}: {first['msg']}"
+        raise AgentConnectionError(detail, host=host, hint="is the address that of a meshwright agent?") from error
 
 
 def read_result(model: type[M], run: wire.runs.Run, host: str) -> M:

@@ -53,16 +53,17 @@ def print_refusal(session: Session, found: Verification) -> None:
     """Prints on stderr why a plan was not verified, where stdout has other output; nothing where it was verified."""
     if found.status == "verified":
         return
-    _print_verdict(session.err, found, filter(None, (found.reason, _build_memory(found))))
+    _print_verdict(session.err, found, (found.reason or "", _build_memory(found)))
     print_log(session, found.log)
 
 
 def _print_verdict(console: Console, found: Verification, lines: Iterable[str]) -> None:
+    """Prints the result of a compile, and below it the lines that are not empty."""
     words, style = _VERDICTS[found.status]
     if found.status == "verified" and found.capacity_bytes is None:
         words, style = _UNKNOWN
     console.print(Text.assemble((words, style), clean(_describe_origin(found))), soft_wrap=True)
-    for line in lines:
+    for line in filter(None, lines):
         console.print(f"  {clean(line)}", soft_wrap=True)
 
 
@@ -91,12 +92,9 @@ def _describe_origin(found: Verification) -> str:
 
 
 def _list_lines(found: Verification) -> Iterator[str]:
-    if found.reason:
-        yield found.reason
-    if line := _build_memory(found):
-        yield line
-    if found.memory and (parts := _describe_parts(found.memory)):
-        yield parts
+    yield found.reason or ""
+    yield _build_memory(found)
+    yield _describe_parts(found.memory) if found.memory else ""
     if found.parameter_count is not None:
         yield f"{found.parameter_count:,} parameters"
     if found.estimated_step_s is not None:

@@ -49,14 +49,10 @@ def follow_compile(
         with show_progress(session) as show:
             yield show
     except AgentTimeoutError as error:
-        if not request.compile:
-            raise
-        raise AgentTimeoutError(
-            error.detail,
-            host=error.host,
-            hint="the compile goes on: `meshwright runs list` shows it, and the same command gets its answer; "
-            "or give a longer --timeout",
-        ) from error
+        if request.compile:
+            goes_on = "the compile goes on: `meshwright runs list` shows it, and the same command gets its answer"
+            error.hint = f"{goes_on}; or give a longer --timeout"
+        raise
 
 
 def answer_here(session: Session, answer: Callable[..., A], request: RequestPart) -> A:

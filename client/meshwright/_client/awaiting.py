@@ -45,6 +45,7 @@ from meshwright._client.requests import (
     Readiness,
     SearchOptions,
     TrainingLike,
+    build_bench,
     build_lease,
     build_renewal,
     build_request,
@@ -585,7 +586,7 @@ class AsyncClient:
             InvalidRequestError: the bench needs more memory than the devices have.
         """
         deadline = build_deadline(timeout_s)
-        run = await self._submit_bench(request, options, deadline)
+        run = await self._start_run("/placement/bench", build_bench(request, options), deadline)
         left_s = timeout_s and count_left(deadline)
         try:
             run = await self.wait(run.id, on_progress=on_progress, on_record=on_record, timeout_s=left_s)
@@ -611,14 +612,7 @@ class AsyncClient:
             DeviceBusyError: another process uses them.
             InvalidRequestError: the bench needs more memory than the devices have.
         """
-        return await self._submit_bench(request, options, None)
-
-    async def _submit_bench(
-        self, request: wire.bench.BenchRequest | None, options: BenchOptions, deadline: float | None
-    ) -> wire.runs.Run:
-        fields = {**options, "request": request, "mesh": print_mesh(options.get("mesh"))}
-        body = build_request(wire.bench.BenchRequest, request, fields)
-        return await self._ask(wire.runs.Run, "POST", "/placement/bench", body=body, makes_run=True, deadline=deadline)
+        return await self._start_run("/placement/bench", build_bench(request, options), None)
 
     async def start_preflight(
         self, request: wire.preflight.PreflightRequest, *, timeout_s: float | None = None
@@ -633,8 +627,10 @@ class AsyncClient:
             NotFoundError: the host does not have the request's lease.
             ConflictError: its devices are in use, or leased by others.
         """
-        deadline = build_deadline(timeout_s)
-        return await self._ask(wire.runs.Run, "POST", "/preflight", body=request, makes_run=True, deadline=deadline)
+        return await self._start_run("/preflight", request, build_deadline(timeout_s))
+
+    async def _start_run(self, path: str, request: BaseModel, deadline: float | None) -> wire.runs.Run:
+        return await self._ask(wire.runs.Run, "POST", path, body=request, makes_run=True, deadline=deadline)
 
     async def latest_bench(self) -> wire.bench.LatestBench:
         """Returns the newest record of each measurement."""
@@ -660,7 +656,7 @@ class AsyncClient:
         """
         return await self._ask(wire.runs.RunList, "GET", "/runs", params={"limit": limit, "state": state})
 
-    async def run_events(self, run_id: str, after: int = 0) -> AsyncIterator[wire.runs.RunEvent]:
+    def run_events(self, run_id: str, after: int = 0) -> AsyncIterator[wire.runs.RunEvent]:
         """Yields a run's events from the one after `after`, as they come, until its final state.
 
         Connects again by itself when the stream breaks; no event comes twice.
@@ -672,9 +668,7 @@ class AsyncClient:
         Raises:
             NotFoundError: no run has this id.
         """
-        async with contextlib.aclosing(self._follow(run_id, after)) as events:
-            async for event in events:
-                yield event
+        return self._follow(run_id, after)
 
     async def cancel_run(self, run_id: str) -> wire.runs.Run:
         """Cancels a run and returns it; a finished run does not change.

@@ -53,6 +53,7 @@ from meshwright._client.requests import (
     Readiness,
     SearchOptions,
     TrainingLike,
+    build_bench,
     build_lease,
     build_renewal,
     build_request,
@@ -591,7 +592,7 @@ class Client:
             InvalidRequestError: the bench needs more memory than the devices have.
         """
         deadline = build_deadline(timeout_s)
-        run = self._submit_bench(request, options, deadline)
+        run = self._start_run("/placement/bench", build_bench(request, options), deadline)
         left_s = timeout_s and count_left(deadline)
         try:
             run = self.wait(run.id, on_progress=on_progress, on_record=on_record, timeout_s=left_s)
@@ -617,14 +618,7 @@ class Client:
             DeviceBusyError: another process uses them.
             InvalidRequestError: the bench needs more memory than the devices have.
         """
-        return self._submit_bench(request, options, None)
-
-    def _submit_bench(
-        self, request: wire.bench.BenchRequest | None, options: BenchOptions, deadline: float | None
-    ) -> wire.runs.Run:
-        fields = {**options, "request": request, "mesh": print_mesh(options.get("mesh"))}
-        body = build_request(wire.bench.BenchRequest, request, fields)
-        return self._ask(wire.runs.Run, "POST", "/placement/bench", body=body, makes_run=True, deadline=deadline)
+        return self._start_run("/placement/bench", build_bench(request, options), None)
 
     def start_preflight(
         self, request: wire.preflight.PreflightRequest, *, timeout_s: float | None = None
@@ -639,8 +633,10 @@ class Client:
             NotFoundError: the host does not have the request's lease.
             ConflictError: its devices are in use, or leased by others.
         """
-        deadline = build_deadline(timeout_s)
-        return self._ask(wire.runs.Run, "POST", "/preflight", body=request, makes_run=True, deadline=deadline)
+        return self._start_run("/preflight", request, build_deadline(timeout_s))
+
+    def _start_run(self, path: str, request: BaseModel, deadline: float | None) -> wire.runs.Run:
+        return self._ask(wire.runs.Run, "POST", path, body=request, makes_run=True, deadline=deadline)
 
     def latest_bench(self) -> wire.bench.LatestBench:
         """Returns the newest record of each measurement."""
@@ -678,8 +674,7 @@ class Client:
         Raises:
             NotFoundError: no run has this id.
         """
-        with contextlib.closing(self._follow(run_id, after)) as events:
-            yield from events
+        return self._follow(run_id, after)
 
     def cancel_run(self, run_id: str) -> wire.runs.Run:
         """Cancels a run and returns it; a finished run does not change.

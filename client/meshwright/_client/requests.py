@@ -184,6 +184,12 @@ def build_request(model: type[M], given: object, fields: Mapping[str, Any]) -> M
         raise translate_validation(error.errors()) from error
 
 
+def build_bench(request: wire.bench.BenchRequest | None, options: BenchOptions) -> wire.bench.BenchRequest:
+    """Returns the request for a bench; errors as of `build_request` and `print_mesh`."""
+    fields = {**options, "request": request, "mesh": print_mesh(options.get("mesh"))}
+    return build_request(wire.bench.BenchRequest, request, fields)
+
+
 def _write_field(value: object) -> object:
     """Returns the argument as the wire models take it."""
     match value:

@@ -20,10 +20,6 @@ LEASE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 LeaseId = Annotated[StrictStr, Field(pattern=LEASE_ID_PATTERN)]
 
-TtlS = Annotated[
-    float, Field(strict=True, gt=0, le=MAX_TTL_S, description="seconds from now until the lease ends by itself")
-]
-
 
 class LeaseRequest(RequestPart):
     """`PUT /leases/{lease_id}`: reserve devices of this host, or renew the lease."""
@@ -44,7 +40,9 @@ class LeaseRequest(RequestPart):
     purpose: Annotated[Line, Field(min_length=1, max_length=200)] = Field(
         description='what for, as others shall read it: "slurm job 4711"'
     )
-    ttl_s: TtlS = 3600.0
+    ttl_s: float = Field(
+        default=3600.0, strict=True, gt=0, le=MAX_TTL_S, description="seconds from now until the lease ends by itself"
+    )
     preemptible: StrictBool = Field(
         default=False, description="true: a lease that is not preemptible takes the devices over"
     )

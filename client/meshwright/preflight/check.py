@@ -407,7 +407,6 @@ def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> It
         if (twin := first.setdefault(_identify(host), host.url)) != host.url:
             text = f"it is the same host as {twin}"
             yield place, HostFinding(state="unchecked", text=text, action="name each host once")
-    for place, host in known.items():
         yield from ((place, finding) for finding in _check_host(host, expect, lease))
     yield from _compare(known, "devices", lambda host: str(len(_list(host).devices)), "look at GET /health of the host")
     yield from _compare(known, "platform", lambda host: _list(host).platform, "see `meshwright-agent doctor` there")

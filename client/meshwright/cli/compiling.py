@@ -139,15 +139,13 @@ TRIED: Final[tuple[Column[TriedBatch], ...]] = (
     Column("needed", lambda tried: format_bytes(tried.needed_bytes), "right"),
 )
 
-PlanFileOption = Annotated[Path, typer.Option("--plan", metavar="FILE", help="Of `meshwright plan --save FILE`.")]
-
 
 def compile_step(
     session: Session,
     builder: Annotated[
         str, typer.Argument(metavar="MODULE:FUNCTION", help="Called with the mesh; returns (step, arguments).")
     ],
-    plan: PlanFileOption,
+    plan: Annotated[Path, typer.Option("--plan", metavar="FILE", help="Of `meshwright plan --save FILE`.")],
     target: Annotated[
         str | None, typer.Option("--target", metavar="TARGET", help="The plan's hardware, where it was made on a host.")
     ] = None,

@@ -52,7 +52,7 @@ def show_devices(
         for line in describe_host(reply):
             session.out.print(line, soft_wrap=True)
         session.out.print()
-        session.out.print(build_table(build_columns(reply), reply.devices))
+        session.out.print(build_table((_name_devices(reply), *COLUMNS), reply.devices))
     print_notices(session, reply.warnings)
     return OK
 
@@ -126,11 +126,10 @@ def describe_holders(device: Device) -> str:
     return processes if not lease else lease if processes == "free" else f"{processes}; {lease}"
 
 
-def build_columns(reply: Devices) -> tuple[Column[Device], ...]:
-    """Returns the columns of the table; devices of several hosts are named with them."""
+def _name_devices(reply: Devices) -> Column[Device]:
+    """Returns the column of the devices' numbers; those of several hosts are named with them."""
     several = len({device.host for device in reply.devices}) > 1
-    name = Column[Device]("#", lambda each: clean(f"{each.host}/" if several else "") + str(each.local_index), "right")
-    return (name, *COLUMNS)
+    return Column("#", lambda each: clean(f"{each.host}/" if several else "") + str(each.local_index), "right")
 
 
 COLUMNS: Final[tuple[Column[Device], ...]] = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
@@ -73,8 +73,7 @@ def plan_on_fleet(session: Session, request: PlanRequest, hosts: str | None) -> 
     """
     with open_fleet(hosts) as fleet:
         fields = {name: getattr(request, name) for name in request.model_fields_set}
-        plan: Plan = fleet.plan(**fields, timeout_s=_find_limit_s(session))
-    return plan
+        return fleet.plan(**fields, timeout_s=_find_limit_s(session))
 
 
 def _find_limit_s(session: Session) -> float:
@@ -137,11 +136,8 @@ def _dump(state: FleetState) -> str:
         }
         for host in state.hosts
     ]
-    return json.dumps({"hosts": hosts, "warnings": _list_warnings(state)}, ensure_ascii=False)
-
-
-def _list_warnings(state: FleetState) -> list[dict[str, Any]]:
     try:
-        return [notice.model_dump() for notice in state.notices]
+        warnings = [notice.model_dump() for notice in state.notices]
     except MeshwrightError:  # no topology; reported on stderr, after the hosts
-        return []
+        warnings = []
+    return json.dumps({"hosts": hosts, "warnings": warnings}, ensure_ascii=False)

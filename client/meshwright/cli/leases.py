@@ -41,9 +41,6 @@ def add_own_lease(request: R) -> R:
 PurposeOption = Annotated[
     str, typer.Option("--purpose", metavar="TEXT", help='What for, as others shall read it: "slurm job 4711".')
 ]
-TtlOption = Annotated[
-    str, typer.Option("--ttl", metavar="1h", help="The lease ends by itself after this time: 90s, 30min, 1h, 7d.")
-]
 PreemptibleOption = Annotated[
     bool, typer.Option("--preemptible", help="A lease that is not preemptible may take the devices over.")
 ]
@@ -66,7 +63,9 @@ def create_lease(
         str | None, typer.Argument(metavar="DEVICES", help="all, or local indices or uuids: 0,1. Without: all.")
     ] = None,
     count: CountOption = None,
-    ttl: TtlOption = "1h",
+    ttl: Annotated[
+        str, typer.Option(metavar="1h", help="The lease ends by itself after this time: 90s, 30min, 1h, 7d.")
+    ] = "1h",
     preemptible: PreemptibleOption = False,
     plan: Annotated[
         str | None,

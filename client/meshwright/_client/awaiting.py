@@ -656,7 +656,7 @@ class AsyncClient:
         """
         return await self._ask(wire.runs.RunList, "GET", "/runs", params={"limit": limit, "state": state})
 
-    def run_events(self, run_id: str, after: int = 0) -> AsyncIterator[wire.runs.RunEvent]:
+    async def run_events(self, run_id: str, after: int = 0) -> AsyncIterator[wire.runs.RunEvent]:
         """Yields a run's events from the one after `after`, as they come, until its final state.
 
         Connects again by itself when the stream breaks; no event comes twice.
@@ -668,7 +668,9 @@ class AsyncClient:
         Raises:
             NotFoundError: no run has this id.
         """
-        return self._follow(run_id, after)
+        async with contextlib.aclosing(self._follow(run_id, after)) as events:
+            async for event in events:
+                yield event
 
     async def cancel_run(self, run_id: str) -> wire.runs.Run:
         """Cancels a run and returns it; a finished run does not change.

@@ -674,7 +674,8 @@ class Client:
         Raises:
             NotFoundError: no run has this id.
         """
-        return self._follow(run_id, after)
+        with contextlib.closing(self._follow(run_id, after)) as events:
+            yield from events
 
     def cancel_run(self, run_id: str) -> wire.runs.Run:
         """Cancels a run and returns it; a finished run does not change.

@@ -48,9 +48,6 @@ _ROUTELESS: Final = frozenset({404, 405})
 _REPEATABLE: Final = frozenset({408, 429})
 _FUTILE: Final = frozenset({"untrusted", "expired"})
 """Failures that a repetition does not mend."""
-_CERTIFICATE: Final = (
-    "look that MESHWRIGHT_CLIENT_CERT_FILE is set, has not expired, and is signed by an authority of the agent's"
-)
 _HINTS: Final[dict[FailureKind, str]] = {
     "refused": "start one with `meshwright-agent serve`, or name its address in MESHWRIGHT_URL",
     "timeout": "give `Client` a longer `timeout`, or the call, if it has one, a longer `timeout_s`; or see /health",
@@ -231,8 +228,9 @@ def _build_connection_error(error: Exception, asked: str, host: str, said: str) 
     kind, message = name_failure(error), str(error) or type(error).__name__
     hint = said or _HINTS[kind]
     if not said and kind == "lost" and host.startswith("https:"):  # in TLS 1.3 the client's handshake is complete
-        refused = "where the agent asks for a client certificate, it may have refused this client's"
-        hint = f"{refused}: {_CERTIFICATE}; else {hint}"
+        refused = "where the agent asks for a client certificate, it may have refused this client's: look that"
+        mended = "MESHWRIGHT_CLIENT_CERT_FILE is set, has not expired, and is signed by an authority of the agent's"
+        hint = f"{refused} {mended}; else {hint}"
     elif kind == "handshake" and "WRONG_VERSION_NUMBER" in message:  # it answered, and not in TLS
         hint = f"the agent speaks no TLS at this address: ask by http:{host.partition(':')[2]}"
     elif hint == _HINTS["lost"] and isinstance(error, httpx.RemoteProtocolError) and host.startswith("http:"):

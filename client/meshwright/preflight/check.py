@@ -404,7 +404,9 @@ def compare_hosts(state: FleetState, expect: ChipCount | None, lease: str) -> It
         yield place, HostFinding(state="unchecked", text="its agent simulates a host", action="leave it out")
     first: dict[object, str] = {}
     for place, host in known.items():
-        if (twin := first.setdefault(_identify(host), host.url)) != host.url:
+        devices = _list(host)
+        identity = devices.host.boot_id, devices.worker.pid, devices.worker.since  # equal only for the same agent
+        if (twin := first.setdefault(identity, host.url)) != host.url:
             text = f"it is the same host as {twin}"
             yield place, HostFinding(state="unchecked", text=text, action="name each host once")
         yield from ((place, finding) for finding in _check_host(host, expect, lease))
@@ -491,12 +493,6 @@ def _compare(
         elif value != usual:
             text = f"{what}: it has {value}, {count} others {usual}"
             yield place, HostFinding(state="fault", text=text, action=action)
-
-
-def _identify(host: FleetHost) -> object:
-    """Returns what is equal only for the same agent."""
-    devices = _list(host)
-    return devices.host.boot_id, devices.worker.pid, devices.worker.since
 
 
 def _list(host: FleetHost) -> Devices:

@@ -27,6 +27,7 @@ from meshwright_agent.health.rules import evaluate_driver
 from meshwright_agent.leases import read_held
 from meshwright_agent.server import load_tls
 from meshwright_agent.settings import Settings, name_unknown
+from meshwright_agent.supervisor.process import ChildSpec
 from meshwright_agent.supervisor.specs import (
     build_device_spec,
     build_probe_spec,
@@ -112,7 +113,9 @@ async def gather(settings: Settings, environ: Mapping[str, str], owner: str) -> 
 async def _look(settings: Settings, environ: Mapping[str, str], owner: str) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     try:
-        seen["facts"] = await _read_facts(settings, environ)
+        probe = build_probe_spec(settings, environ)
+        question = {"root": str(settings.host_root)}
+        seen["facts"] = parse_host_facts(await _call_once(probe, "facts", question, settings.probe_timeout_s))
     except ProblemError as error:
         seen["facts_error"] = error.detail
     if settings.cpu_devices is None and has_accelerators(settings):
@@ -120,41 +123,27 @@ async def _look(settings: Settings, environ: Mapping[str, str], owner: str) -> d
         if not_started:
             return seen | {"not_started": not_started}
     try:
-        seen["jax"] = await _describe_jax(settings, environ)
+        worker = build_device_spec(settings, environ, stays=True)
+        seen["jax"] = await _call_once(worker, "describe", {}, settings.start_timeout_s)
     except ProblemError as error:
         seen["jax_error"], seen["jax_log"] = error.detail, error.log
     return seen
 
 
-async def _read_facts(settings: Settings, environ: Mapping[str, str]) -> HostFacts:
-    """Returns the reports of driver, sysfs and /proc.
+async def _call_once(spec: ChildSpec, op: str, arguments: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+    """Returns the answer of a child like that of the agent, which ends with the call.
 
     Raises:
-        ProblemError: the probe did not answer.
+        ProblemError: the child does not start, or did not answer. The log has the reason.
     """
-    probe = Supervisor(build_probe_spec(settings, environ), clock=SystemClock())
+    child = Supervisor(spec, clock=SystemClock())
     try:
-        answer = await probe.call("facts", {"root": str(settings.host_root)}, deadline_s=settings.probe_timeout_s)
-        return parse_host_facts(answer.result)
-    finally:
-        await probe.close()
-
-
-async def _describe_jax(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns JAX's devices, from a device worker like that of the agent.
-
-    Raises:
-        ProblemError: JAX does not start. The log has the reason.
-    """
-    worker = Supervisor(build_device_spec(settings, environ, stays=True), clock=SystemClock())
-    try:
-        answer = await worker.call("describe", {}, deadline_s=settings.start_timeout_s)
-        return answer.result
+        return (await child.call(op, arguments, deadline_s=deadline_s)).result
     except ProblemError as error:
-        error.log = error.log or worker.log_tail
+        error.log = error.log or child.log_tail
         raise
     finally:
-        await worker.close()
+        await child.close()
 
 
 def _explain_lease(settings: Settings) -> str:

@@ -106,29 +106,14 @@ class FailureFrame(_Frame):
     @classmethod
     def of(cls, call_id: int, error: ProblemError) -> FailureFrame:
         """Returns the frame that carries `error` to the agent."""
-        return cls(
-            id=call_id,
-            code=error.code,
-            status=error.status,
-            detail=error.detail,
-            hint=error.hint,
-            errors=[dict(entry) for entry in error.errors],
-            log=list(error.log),
-            retry_after_s=error.retry_after_s,
-        )
+        same = {name: getattr(error, name) for name in ("code", "status", "detail", "hint", "retry_after_s")}
+        return cls(call_id, errors=list(error.errors), log=list(error.log), **same)
 
     def build_error(self) -> ProblemError:
         """Returns the exception that the child's handler raised, with the same class and text."""
         error = class_for(self.code, self.status) if self.code else RunFailedError
-        return error(
-            self.detail,
-            hint=self.hint,
-            errors=self.errors,
-            log=self.log,
-            retry_after_s=self.retry_after_s,
-            status=self.status,
-            code=self.code or None,
-        )
+        parts = {name: value for name, value in vars(self).items() if name not in {"id", "type"}}
+        return error(**parts | {"code": self.code or None})
 
 
 @dataclass(frozen=True)

@@ -130,16 +130,13 @@ class _Child:
     def listen(self) -> None:
         """Reads frames from the agent until the socket closes, then ends the process in any state."""
         try:
-            self._listen()
+            with self._socket.makefile("rb") as lines:
+                while line := lines.readline(MAX_FRAME_BYTES):
+                    self._take(parse_frame(line))
         except Exception as error:
             os.write(2, f"the agent's socket broke: {type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(0)
-
-    def _listen(self) -> None:
-        with self._socket.makefile("rb") as lines:
-            while line := lines.readline(MAX_FRAME_BYTES):
-                self._take(parse_frame(line))
 
     def _take(self, frame: Frame) -> None:
         match frame:
@@ -160,7 +157,7 @@ class _Child:
         try:
             prepare()
         except BaseException as error:
-            self._send(_build_refusal(error))
+            self._send(Refusal(type(error).__name__, str(error), "\n".join(_trace(error))))
             os._exit(1)
         self._send(Hello(PROTOCOL_VERSION, kind, os.getpid(), self._generation))
 
@@ -193,10 +190,6 @@ class _Child:
                 self._socket.sendall(line)
         except OSError:  # the agent has gone; the reader thread will end this process
             os._exit(0)
-
-
-def _build_refusal(error: BaseException) -> Refusal:
-    return Refusal(type(error).__name__, str(error), "\n".join(_trace(error)))
 
 
 def _build_run_failed(call: CallFrame, error: BaseException) -> RunFailedError:

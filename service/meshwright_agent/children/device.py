@@ -12,8 +12,6 @@ from meshwright.compiling.worker import lower_priority, read_version
 from meshwright.wire.devices import parse_platform
 from meshwright_agent.children.child import CallContext, serve
 
-KIND: Final = "device"
-
 NICENESS: Final = 5
 """Gives the agent and jobs priority over a bench on few cores."""
 
@@ -58,4 +56,4 @@ def bench(arguments: dict[str, Any], context: CallContext) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(KIND, prepare, {"describe": describe, "bench": bench})
+    serve("device", prepare, {"describe": describe, "bench": bench})

@@ -27,7 +27,6 @@ from meshwright.wire.mesh import EXPORT_LEFT_OUT, Plan, PlanRequest, SearchReque
 from meshwright_agent.bodies import shorten_large
 from meshwright_agent.children.child import CallContext, serve
 
-KIND: Final = "planner"
 MEMORY_LIMIT_BYTES: Final = 4 * 2**30
 """131,072 devices take 1.2 GB. Without a limit, a malformed body of 16 MiB could exhaust the memory and kill a
 trainer."""
@@ -184,4 +183,4 @@ def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(KIND, prepare, {"plan": plan, "search": search, "fit": fit, "estimate": estimate})
+    serve("planner", prepare, {"plan": plan, "search": search, "fit": fit, "estimate": estimate})

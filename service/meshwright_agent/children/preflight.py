@@ -62,7 +62,6 @@ from meshwright_agent.children.child import CallContext, serve
 from meshwright_agent.children.device import NICENESS
 from meshwright_agent.clock import SystemClock
 
-KIND: Final = "preflight"
 HEARTBEAT_S: Final = 1.0
 MEET_RATIO, CONNECT_RATIO = 0.5, 0.3
 """Of the time limit: how long JAX waits for all processes, which is longer than the agent does; and how long the first
@@ -693,4 +692,4 @@ def _choose_family(address: str) -> socket.AddressFamily:
 
 
 if __name__ == "__main__":
-    serve(KIND, prepare, {"preflight": preflight})
+    serve("preflight", prepare, {"preflight": preflight})

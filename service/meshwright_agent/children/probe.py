@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from meshwright_agent.children.child import CallContext, serve
 from meshwright_agent.facts.model import HostFacts, build_json
 from meshwright_agent.facts.nvml import find_nvml
 from meshwright_agent.facts.probe import LogPlace, read_holders, read_host_facts
 from meshwright_agent.facts.sysfs import Roots
-
-KIND: Final = "probe"
 
 
 def parse_roots(arguments: dict[str, Any]) -> Roots:
@@ -49,4 +47,4 @@ def holders(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(KIND, lambda: None, {"facts": facts, "holders": holders})
+    serve("probe", lambda: None, {"facts": facts, "holders": holders})

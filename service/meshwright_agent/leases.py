@@ -225,10 +225,11 @@ class LeaseRegistry:
         return held.boot_id == self._boot.boot_id and held.until_s - lasted_s <= self._boot.since_boot_s() + ROUNDING_S
 
 
+@dataclass
 class LeaseService:
     """Makes, renews and ends leases.
 
-    Args:
+    Attributes:
         registry: the active leases.
         store: stores the leases.
         devices: returns the host; raises UnavailableError while it is not known.
@@ -238,24 +239,15 @@ class LeaseService:
         spawn: starts work that the agent ends when it closes.
     """
 
-    def __init__(
-        self,
-        registry: LeaseRegistry,
-        store: Store,
-        *,
-        devices: Callable[[], Devices],
-        here: Callable[[], Inventory],
-        find_runs: Callable[[Sequence[Device]], tuple[str, ...]],
-        free: Free,
-        spawn: Spawn,
-    ) -> None:
-        self._registry = registry
-        self._store = store
-        self._devices = devices
-        self._here = here
-        self._find_runs = find_runs
-        self._free = free
-        self._spawn = spawn
+    registry: LeaseRegistry
+    store: Store
+    devices: Callable[[], Devices]
+    here: Callable[[], Inventory]
+    find_runs: Callable[[Sequence[Device]], tuple[str, ...]]
+    free: Free
+    spawn: Spawn
+
+    def __post_init__(self) -> None:
         self._lock = asyncio.Lock()
         self._unsure: dict[str, StoredLease] = {}
         """Leases in writes that failed: the store may have kept them."""
@@ -266,21 +258,21 @@ class LeaseService:
         Raises:
             StoreUnavailableError: the store does not answer.
         """
-        found = tuple(parse_bodies(StoredLease, await self._store.list_documents(LEASE, states=[HELD])))
-        self._registry.put(*(held for held in found if self._registry.is_of_this_boot(held)))
-        of_before = [held for held in found if not self._registry.is_of_this_boot(held)]
-        await self._store.write(*(_build_document(held, RESTARTED) for held in of_before))
+        found = tuple(parse_bodies(StoredLease, await self.store.list_documents(LEASE, states=[HELD])))
+        self.registry.put(*(held for held in found if self.registry.is_of_this_boot(held)))
+        of_before = [held for held in found if not self.registry.is_of_this_boot(held)]
+        await self.store.write(*(_build_document(held, RESTARTED) for held in of_before))
 
     async def run(self) -> None:
         """Stores expired leases as ended, and again what a failed write may have kept otherwise, until cancelled."""
         while True:
             async with self._lock:
                 with suppress(StoreUnavailableError):
-                    there = [(self._registry.find(each), each) for each in self._unsure]
+                    there = [(self.registry.find(each), each) for each in self._unsure]
                     await self._write(
                         *((held or self._unsure[each], "" if held else NOT_WRITTEN) for held, each in there)
                     )
-                if expired := self._registry.list_expired():
+                if expired := self.registry.list_expired():
                     with suppress(StoreUnavailableError):  # it has expired anyway
                         await self._end(expired, EXPIRED)
             await asyncio.sleep(SWEEP_S)
@@ -296,20 +288,20 @@ class LeaseService:
             DeviceBusyError: a bench uses a device of a preemptible lease, or the agent's worker does not end.
             StoreUnavailableError: nothing has changed.
         """
-        return await asyncio.shield(self._spawn(self._put(lease_id, request, by)))
+        return await asyncio.shield(self.spawn(self._put(lease_id, request, by)))
 
     async def _put(self, lease_id: str, request: LeaseRequest, by: Owner) -> tuple[Lease, bool]:
         async with self._lock:
-            held = self._registry.find(lease_id)
+            held = self.registry.find(lease_id)
             if held is None:
-                return self._registry.show(await self._create(lease_id, request, by)), True
+                return self.registry.show(await self._create(lease_id, request, by)), True
             by.check(held.lease)
             self._check_same(held.lease, request)
-            dated = self._registry.date(held.lease.model_copy(update={"purpose": request.purpose}), request.ttl_s)
+            dated = self.registry.date(held.lease.model_copy(update={"purpose": request.purpose}), request.ttl_s)
             renewed = dated.model_copy(update={"verdict": held.verdict})
             await self._write((renewed, ""))
-            self._registry.put(renewed)
-            return self._registry.show(renewed), False
+            self.registry.put(renewed)
+            return self.registry.show(renewed), False
 
     def _check_same(self, lease: Lease, request: LeaseRequest) -> None:
         """Raises DeviceLeasedError unless the request names the devices of the lease."""
@@ -317,7 +309,7 @@ class LeaseService:
         if isinstance(request.devices, DeviceSelection):
             count, exclude = request.devices.count, request.devices.exclude or ()
             left_out = choose_devices(
-                request.model_copy(update={"devices": exclude}), self._devices().devices, self._here
+                request.model_copy(update={"devices": exclude}), self.devices().devices, self.here
             )
             is_covered = any(covers(each, one) for one in left_out for each in lease.devices)
             is_same = count in (None, len(has)) and not is_covered
@@ -326,7 +318,7 @@ class LeaseService:
         elif request.devices != "all" and _names_exactly(request.devices, lease):  # also of a simulated fleet
             is_same, asked = True, ""
         else:
-            named = choose_devices(request, self._devices().devices, self._here)
+            named = choose_devices(request, self.devices().devices, self.here)
             is_same = len(named) == len(has) and all(any(covers(each, one) for one in named) for each in lease.devices)
             asked = f"device {_list_shown([device.local_index for device in named])}"
         differing = [f"it holds device {_list_shown(has)}, and {asked} is asked for"] if not is_same else []
@@ -340,14 +332,14 @@ class LeaseService:
             )
 
     async def _create(self, lease_id: str, request: LeaseRequest, by: Owner) -> StoredLease:
-        self._here()  # refuses while the devices are not known
-        there = self._devices().devices
-        devices = choose_devices(request, there, self._here)
-        in_the_way = self._registry.list_covering(devices)
+        self.here()  # refuses while the devices are not known
+        there = self.devices().devices
+        devices = choose_devices(request, there, self.here)
+        in_the_way = self.registry.list_covering(devices)
         firm = [held for held in in_the_way if request.preemptible or not held.lease.preemptible]
         if firm:
-            raise self._registry.refuse(firm, devices, "a lease", there)
-        runs = self._find_runs(devices)
+            raise self.registry.refuse(firm, devices, "a lease", there)
+        runs = self.find_runs(devices)
         if runs and request.preemptible:
             raise _refuse_for_runs(runs, devices)
         reason = f"preempted by lease {lease_id} ({request.purpose})"
@@ -361,20 +353,20 @@ class LeaseService:
             preempted_leases=tuple(each.lease.id for each in in_the_way),
             cancelled_runs=runs,
         )
-        held = self._registry.date(lease, request.ttl_s)
+        held = self.registry.date(lease, request.ttl_s)
         await self._write((held, ""), *((each, reason) for each in in_the_way))
-        self._registry.remove(*in_the_way)
-        self._registry.put(held)
+        self.registry.remove(*in_the_way)
+        self.registry.put(held)
         try:  # a bench may have begun while the lease was written
-            gone = await self._free(self._find_runs(devices), reason)
+            gone = await self.free(self.find_runs(devices), reason)
         except DeviceBusyError as error:  # those that were in the way get their devices back
             with suppress(StoreUnavailableError):
                 await self._write((held, f"not given: {error.detail}"), *((each, "") for each in in_the_way))
-            self._registry.remove(held)
-            self._registry.put(*in_the_way)
+            self.registry.remove(held)
+            self.registry.put(*in_the_way)
             raise
         kept = held.model_copy(update={"lease": held.lease.model_copy(update={"cancelled_runs": gone})})
-        self._registry.put(kept)
+        self.registry.put(kept)
         if gone != runs:
             with suppress(StoreUnavailableError):
                 await self._write((kept, ""))
@@ -392,12 +384,12 @@ class LeaseService:
             held = await self._find(lease_id)
             by.check(held.lease)
             await self._end([held], "ended by request (DELETE)")
-            return self._registry.show(held)
+            return self.registry.show(held)
 
     async def _write(self, *leases: tuple[StoredLease, str]) -> None:
         """Stores leases, each with why it has ended; "" while it stands."""
         try:
-            await self._store.write(*(_build_document(*each) for each in leases))
+            await self.store.write(*(_build_document(*each) for each in leases))
         except StoreUnavailableError:
             self._unsure |= {held.lease.id: held for held, _ in leases}
             raise
@@ -406,7 +398,7 @@ class LeaseService:
 
     async def _end(self, leases: Sequence[StoredLease], reason: str) -> None:
         await self._write(*((held, reason) for held in leases))
-        self._registry.remove(*leases)
+        self.registry.remove(*leases)
 
     async def put_verdict(self, lease_id: str, verdict: Verdict, *, by: Owner) -> Verdict:
         """Keeps what a preflight under a lease found on this host, until the lease ends.
@@ -419,7 +411,7 @@ class LeaseService:
             by.check(held.lease)
             kept = held.model_copy(update={"verdict": verdict})
             await self._write((kept, ""))
-            self._registry.put(kept)
+            self.registry.put(kept)
             return verdict
 
     async def get_verdict(self, lease_id: str) -> Verdict:
@@ -436,17 +428,17 @@ class LeaseService:
 
     async def get(self, lease_id: str) -> Lease:
         """Returns an active lease. Raises NotFoundError with the reason unless the lease is active."""
-        return self._registry.show(await self._find(lease_id))
+        return self.registry.show(await self._find(lease_id))
 
     def list_leases(self) -> tuple[Lease, ...]:
         """Returns the active leases, oldest first."""
-        return tuple(map(self._registry.show, self._registry.active()))
+        return tuple(map(self.registry.show, self.registry.active()))
 
     async def _find(self, lease_id: str) -> StoredLease:
-        if (held := self._registry.find(lease_id)) is not None:
+        if (held := self.registry.find(lease_id)) is not None:
             return held
         detail = f"there is no lease {lease_id[:80]!r} here"
-        if (document := await self._store.get(LEASE, lease_id)) is not None:
+        if (document := await self.store.get(LEASE, lease_id)) is not None:
             detail = f"lease {lease_id[:80]!r} has ended: {parse_body(StoredLease, document).ended or EXPIRED}"
         raise NotFoundError(detail, hint="GET /leases lists those that hold; PUT /leases/{id} makes one")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -85,39 +86,29 @@ def _build(run_id: str, record: BenchRecord) -> Measurement:
     )
 
 
+@dataclass
 class Benches:
     """Benches of one host.
 
-    Args:
+    Attributes:
         device: the worker.
         host: the host of the devices.
         runs: the queue of benches.
         registry: the active leases.
         clock: dates probes.
         spawn: starts work that the agent ends when it closes.
-
-    Attributes:
         measurements: bench results that plans use.
     """
 
-    def __init__(
-        self,
-        device: Supervisor,
-        host: AgentHost,
-        *,
-        runs: RunQueue,
-        registry: LeaseRegistry,
-        clock: Clock,
-        spawn: Spawn,
-    ) -> None:
-        self._device = device
-        self._host = host
-        self._devices = host.devices
-        self._runs = runs
-        self._registry = registry
-        self.measurements = HostMeasurements(clock)
-        self._clock = clock
-        self._spawn = spawn
+    device: Supervisor
+    host: AgentHost
+    runs: RunQueue
+    registry: LeaseRegistry
+    clock: Clock
+    spawn: Spawn
+
+    def __post_init__(self) -> None:
+        self.measurements = HostMeasurements(self.clock)
         self._newest: dict[object, BenchRecord] = {}
         self._probing = asyncio.Lock()
         self._probed_s: float | None = None
@@ -126,9 +117,9 @@ class Benches:
 
     async def recall(self) -> None:
         """Reads the results of earlier benches."""
-        for record in (await self._runs.read_latest_bench()).records:
+        for record in (await self.runs.read_latest_bench()).records:
             self.remember(record)
-        self.measurements.recall(await self._runs.list_succeeded("bench", limit=MAX_BENCHES))
+        self.measurements.recall(await self.runs.list_succeeded("bench", limit=MAX_BENCHES))
 
     def remember(self, record: BenchRecord) -> None:
         """Caches a record for scrapes, without its samples. It replaces the older record of its case."""
@@ -158,24 +149,24 @@ class Benches:
             ForbiddenError: the lease that the request names belongs to another owner.
             UnavailableError: the holders of the devices could not be read.
         """
-        self._host.require_hardware("a bench")
-        self._host.snapshot.require_topology()
+        self.host.require_hardware("a bench")
+        self.host.snapshot.require_topology()
         self._require_unreserved(request)
-        if request.lease is not None and (own := self._registry.find(request.lease)) is not None:
+        if request.lease is not None and (own := self.registry.find(request.lease)) is not None:
             by.check(own.lease)
         await self._probe_holders()
-        check_bench(request, self._devices())
+        check_bench(request, self.host.devices())
         self._require_platform()
         self._require_unreserved(request)  # a lease may have begun during the probe of the holders
-        return await self._runs.submit("bench", request.model_dump(mode="json"), self.execute)
+        return await self.runs.submit("bench", request.model_dump(mode="json"), self.execute)
 
     def find_in_the_way(self, leased: Sequence[Device]) -> tuple[str, ...]:
         """Returns the queued and running benches and preflights that would open one of these devices, oldest first."""
         names = {device.local_index for device in leased}
         found = []
-        for run in self._runs.list_live("device"):
+        for run in self.runs.list_live("device"):
             request = BenchRequest.model_validate(run.request) if run.kind == "bench" else BenchRequest()
-            opened = list_opened(request, self._devices())
+            opened = list_opened(request, self.host.devices())
             if names & {device.local_index for device in opened}:
                 found.append(run.id)
         return tuple(found)
@@ -186,17 +177,17 @@ class Benches:
         Raises:
             NotFoundError: the request's own lease does not exist or has ended.
         """
-        opened = list_opened(request, self._devices())
+        opened = list_opened(request, self.host.devices())
         if in_the_way := self._list_in_the_way(request, opened):
-            there = self._devices()
+            there = self.host.devices()
             others = there.devices if there.platform == "cpu" else ()  # on accelerators JAX opens all devices
-            raise self._registry.refuse(in_the_way, opened, "the bench", others, request.lease)
+            raise self.registry.refuse(in_the_way, opened, "the bench", others, request.lease)
 
     def _list_in_the_way(self, request: BenchRequest, opened: Sequence[Device]) -> tuple[StoredLease, ...]:
-        if request.lease is not None and self._registry.find(request.lease) is None:
+        if request.lease is not None and self.registry.find(request.lease) is None:
             detail = f"the bench names lease {request.lease!r}, which is not here or has ended"
             raise NotFoundError(detail, hint="GET /leases lists those that hold; leave it out to bench free devices")
-        return self._registry.list_covering(opened, but=request.lease)
+        return self.registry.list_covering(opened, but=request.lease)
 
     async def _probe_holders(self) -> None:
         """Probes the holders of the devices, unless the last probe is recent. CPUs do not have holders.
@@ -204,19 +195,19 @@ class Benches:
         Raises:
             UnavailableError: the probe did not answer.
         """
-        asked_s = self._clock.monotonic()
+        asked_s = self.clock.monotonic()
         async with self._probing:
             if self._probed_s is not None and asked_s - self._probed_s < MAX_PROBE_AGE_S:
                 return
-            began_s = self._clock.monotonic()
-            await self._host.require_probe()
+            began_s = self.clock.monotonic()
+            await self.host.require_probe()
             self._probed_s = began_s
 
     def _require_platform(self) -> None:
         """Raises unless JAX runs on this host's accelerators: it would measure the CPU under their name."""
-        if mismatch := self._host.snapshot.mismatch:
+        if mismatch := self.host.snapshot.mismatch:
             hint = "run `meshwright-agent doctor` on the host; most often JAX lacks the plugin"
-            raise UnavailableError(mismatch, hint=hint, log=self._device.log_tail[-LOG_LINES:], code="worker_failed")
+            raise UnavailableError(mismatch, hint=hint, log=self.device.log_tail[-LOG_LINES:], code="worker_failed")
 
     # ---- execution -------------------------------------------------------------------------------------------------
 
@@ -230,51 +221,51 @@ class Benches:
         request = BenchRequest.model_validate(run.request)
         self._check_leases(request)
         await self._probe_holders()
-        check_idle(request, self._devices())
-        if self._host.snapshot.jax is None:
-            await self._host.list_jax_devices()
+        check_idle(request, self.host.devices())
+        if self.host.snapshot.jax is None:
+            await self.host.list_jax_devices()
         self._require_platform()
         self._check_leases(request)
         return await self._measure(run, request, emit)
 
     async def _measure(self, run: Run, request: BenchRequest, emit: Emit) -> Done:
-        limit_s = request.max_s or DEFAULTS[request.suite, self._devices().platform == "cpu"].limit_s
+        limit_s = request.max_s or DEFAULTS[request.suite, self.host.devices().platform == "cpu"].limit_s
 
         def receive(value: dict[str, Any]) -> None:
             emit(value)
-            self._host.report_progress(value)
+            self.host.report_progress(value)
             if "record" in value:
                 self.remember(BenchRecord.model_validate(value["record"]))
 
-        yielding = self._spawn(self._yield_to_jobs(run, request))
+        yielding = self.spawn(self._yield_to_jobs(run, request))
         try:
-            answer = await self._device.call(
+            answer = await self.device.call(
                 "bench", run.request, deadline_s=limit_s + BENCH_GRACE_S, on_progress=receive
             )
         except ProblemError:
-            self._spawn(self._list_again())  # JAX may now report the cause of the failure
+            self.spawn(self._list_again())  # JAX may now report the cause of the failure
             raise
         finally:
             yielding.cancel()
-        self._spawn(self._list_again())
+        self.spawn(self._list_again())
         self.measurements.note(run.id, answer.result)
         return answer.result
 
     async def _yield_to_jobs(self, run: Run, request: BenchRequest) -> None:
         """Cancels the running bench when a probe shows that a device is no longer idle, because a job has begun."""
         while True:
-            await self._host.wait_for_probe()
+            await self.host.wait_for_probe()
             try:
-                check_idle(request, self._devices())
+                check_idle(request, self.host.devices())
             except DeviceBusyError as error:
-                await self._runs.cancel(run.id, f"yielded to a job: {error.detail}")
+                await self.runs.cancel(run.id, f"yielded to a job: {error.detail}")
 
     async def _list_again(self) -> None:
-        if self._device.state in {"ready", "busy"}:  # not restarted for this: a lease may have ended it
-            await self._host.list_jax_devices()
+        if self.device.state in {"ready", "busy"}:  # not restarted for this: a lease may have ended it
+            await self.host.list_jax_devices()
 
     def _check_leases(self, request: BenchRequest) -> None:
         """Raises CallCancelled if a new lease covers a device that the bench would open; else as `submit`."""
-        if in_the_way := self._list_in_the_way(request, list_opened(request, self._devices())):
+        if in_the_way := self._list_in_the_way(request, list_opened(request, self.host.devices())):
             lease = in_the_way[0].lease
             raise CallCancelled(f"preempted by lease {lease.id} ({lease.purpose})")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from statistics import median
@@ -76,10 +77,11 @@ class _Watch:
         self._emit({"done": done, "total": len(PREFLIGHT_PHASES), "message": self.phase})
 
 
+@dataclass
 class Preflights:
     """The preflights of one host.
 
-    Args:
+    Attributes:
         child: runs one process per preflight.
         device: the worker, which leaves the devices first.
         host: the host of the devices.
@@ -88,22 +90,12 @@ class Preflights:
         clock: dates what they measure.
     """
 
-    def __init__(
-        self,
-        child: Supervisor,
-        device: Supervisor,
-        host: AgentHost,
-        *,
-        runs: RunQueue,
-        registry: LeaseRegistry,
-        clock: Clock,
-    ) -> None:
-        self._child = child
-        self._device = device
-        self._host = host
-        self._runs = runs
-        self._registry = registry
-        self._clock = clock
+    child: Supervisor
+    device: Supervisor
+    host: AgentHost
+    runs: RunQueue
+    registry: LeaseRegistry
+    clock: Clock
 
     async def recall(self) -> None:
         """Reads what the last preflights measured.
@@ -111,7 +103,7 @@ class Preflights:
         Raises:
             StoreUnavailableError: the store does not answer.
         """
-        for run in reversed(await self._runs.list_succeeded("preflight", limit=8)):
+        for run in reversed(await self.runs.list_succeeded("preflight", limit=8)):
             self._note_network(run.id, run.result or {}, run.finished_at or run.created_at)
 
     def _note_network(self, run_id: str, result: dict[str, Any], at: datetime) -> None:
@@ -126,7 +118,7 @@ class Preflights:
             network = MeasuredNetwork(
                 bytes_per_s=median(rates), run_id=run_id, basis="measured", observed_at=at, age_s=0.0
             )
-            self._host.update(network=network)
+            self.host.update(network=network)
 
     async def submit(self, request: PreflightRequest, *, by: Owner) -> Run:
         """Queues this host's part after checking that its devices are idle and leased for it.
@@ -137,30 +129,30 @@ class Preflights:
             InvalidRequestError: the lease does not cover all devices.
             UnavailableError: the devices or their holders could not be read.
         """
-        self._host.require_hardware("a preflight")
-        self._host.snapshot.require_topology()
+        self.host.require_hardware("a preflight")
+        self.host.snapshot.require_topology()
         self._check_lease(request, by)
         await self._check_idle(request)
-        count = len(request.hosts) * len(self._host.devices().devices)
+        count = len(request.hosts) * len(self.host.devices().devices)
         if request.order is not None and len(request.order) != count:
             detail = f"order has {len(request.order)} devices, and the hosts have {count}"
             raise InvalidRequestError.of("order", detail, "plan on all devices of these hosts")
         body = shorten_large(request.model_dump(mode="json"))
-        return await self._runs.submit("preflight", body, partial(self.execute, request))
+        return await self.runs.submit("preflight", body, partial(self.execute, request))
 
     async def _check_idle(self, request: PreflightRequest) -> None:
-        await self._host.require_probe()
-        check_idle(BenchRequest(lease=request.lease), self._host.devices())
+        await self.host.require_probe()
+        check_idle(BenchRequest(lease=request.lease), self.host.devices())
 
     def _check_lease(self, request: PreflightRequest, by: Owner) -> None:
-        own = self._registry.find(request.lease)
+        own = self.registry.find(request.lease)
         if own is None:
             detail = f"the preflight names lease {request.lease!r}, which is not here or has ended"
             raise NotFoundError(detail, hint=f"PUT /leases/{request.lease} reserves all devices of this host")
         by.check(own.lease)
-        devices = self._host.devices().devices
-        if others := self._registry.list_covering(devices, but=request.lease):
-            raise self._registry.refuse(others, devices, "the preflight", ())
+        devices = self.host.devices().devices
+        if others := self.registry.list_covering(devices, but=request.lease):
+            raise self.registry.refuse(others, devices, "the preflight", ())
         if missing := [device.local_index for device in devices if device.lease is None]:
             detail = f"lease {request.lease} does not cover device {missing[0]}; a preflight opens all of a host"
             raise InvalidRequestError.of("lease", detail, f'PUT /leases/{request.lease} with {{"devices": "all"}}')
@@ -174,9 +166,9 @@ class Preflights:
         """
         await self._check_idle(request)
         self._check_held(request)
-        devices = self._host.devices()
+        devices = self.host.devices()
         if devices.platform != "cpu":  # CPU devices have no owner
-            await self._device.release(reason="a preflight opens the devices")
+            await self.device.release(reason="a preflight opens the devices")
         watch = _Watch(asyncio.get_running_loop(), emit)
         here = {
             "request": request.model_dump(mode="json"),
@@ -184,7 +176,7 @@ class Preflights:
             "device_count": len(devices.devices),
             "until_s": time.monotonic() + request.timeout_s,
         }
-        work = self._child.call("preflight", here, deadline_s=2 * request.timeout_s, on_progress=watch.receive)
+        work = self.child.call("preflight", here, deadline_s=2 * request.timeout_s, on_progress=watch.receive)
         call = asyncio.create_task(work)
         try:
             answer = await self._wait(call, watch, request)
@@ -201,23 +193,23 @@ class Preflights:
         finally:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-            await self._child.release(reason="the preflight has ended")  # a job may start when the run has ended
+            await self.child.release(reason="the preflight has ended")  # a job may start when the run has ended
         emit({"done": len(PREFLIGHT_PHASES), "total": len(PREFLIGHT_PHASES), "message": watch.phase})
-        self._note_network(run.id, answer.result, self._clock.now())
+        self._note_network(run.id, answer.result, self.clock.now())
         return answer.result
 
     def _check_held(self, request: PreflightRequest) -> None:
         """Raises CallCancelled unless the lease still holds: its owner may have gone."""
-        if self._registry.find(request.lease) is None:
+        if self.registry.find(request.lease) is None:
             raise CallCancelled(f"lease {request.lease} has ended")
 
     async def _wait(self, call: asyncio.Task[Answer], watch: _Watch, request: PreflightRequest) -> Answer:
         limit_s = request.timeout_s
         while not (await asyncio.wait({call}, timeout=WATCH_S))[0]:
             self._check_held(request)
-            if self._child.silent_s > STUCK_S:
+            if self.child.silent_s > STUCK_S:
                 detail = f"the preflight's process is stuck: no sign of it for {STUCK_S:g} s, in phase {watch.phase}"
-                raise RunFailedError(detail, hint=_LOOK, log=self._child.log_tail[-20:])
+                raise RunFailedError(detail, hint=_LOOK, log=self.child.log_tail[-20:])
             if watch.phase_s <= PHASE_RATIO * limit_s and watch.total_s <= limit_s:
                 continue
             if watch.phase in _MEASURING and watch.phase_s >= MIN_BLAME_PHASE_S:

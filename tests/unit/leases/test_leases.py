@@ -64,7 +64,7 @@ def test_no_lease_is_made_before_the_devices_are_known(tmp_path: Path, monkeypat
         raise UnavailableError("the agent is still looking at its devices")
 
     async def test(scene: Scene) -> None:
-        monkeypatch.setattr(scene.service, "_here", look)
+        monkeypatch.setattr(scene.service, "here", look)
         with pytest.raises(UnavailableError, match="still looking"):
             await scene.lease("all")
         assert scene.held() == []

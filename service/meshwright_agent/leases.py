@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, FiniteFloat, ValidationError, field_validator
+from pydantic import BaseModel, FiniteFloat, field_validator
 
 from meshwright.errors import DeviceBusyError, DeviceLeasedError, ForbiddenError, InvalidRequestError, NotFoundError
 from meshwright.planning.device_selection import select_for_lease
@@ -144,7 +144,8 @@ class LeaseRegistry:
         """Returns the lease that covers a device."""
         if self._places is None or self._places[0] != self.key():
             self._places = (self.key(), _index_leases(self.active()))
-        found = (entry for name in _list_names(device) for entry in self._places[1].get(name, ()))
+        names = _list_names(device, device.mig.parent_uuid if device.mig else None)
+        found = (entry for name in names for entry in self._places[1].get(name, ()))
         return next((held for leased, held in found if covers(leased, device)), None)
 
     def list_covering(self, devices: Iterable[Device], *, but: str | None = None) -> tuple[StoredLease, ...]:
@@ -460,14 +461,10 @@ def _build_document(held: StoredLease, ended: str = "") -> Document:
 
 def read_held(path: Path, boot: BootClock) -> tuple[StoredLease, ...] | None:
     """Returns the active leases of a store that is not opened, oldest first; None if it cannot be read."""
-    registry, bodies = LeaseRegistry(boot), read_held_leases(path)
-    if bodies is None:
+    registry, documents = LeaseRegistry(boot), read_held_leases(path)
+    if documents is None:
         return None
-    for _, body in bodies:
-        with suppress(ValidationError):
-            held = StoredLease.model_validate_json(body)
-            if registry.is_of_this_boot(held):
-                registry.put(held)
+    registry.put(*filter(registry.is_of_this_boot, parse_bodies(StoredLease, documents)))
     return registry.active()
 
 
@@ -552,18 +549,14 @@ def _index_leases(active: Iterable[StoredLease]) -> _Places:
     places: _Places = {}
     for held in active:
         for leased in held.lease.devices:
-            for name in (("uuid", leased.uuid), ("pci", leased.pci_bus_id), ("index", leased.local_index)):
-                if name[1] is not None:
-                    places.setdefault((name[0], name[1]), []).append((leased, held))
+            for name in _list_names(leased):
+                places.setdefault(name, []).append((leased, held))
     return places
 
 
-def _list_names(device: Device) -> list[_Name]:
-    uuids = (device.uuid, device.mig.parent_uuid if device.mig else None)
-    names: list[_Name] = [("uuid", uuid) for uuid in uuids if uuid]
-    if device.pci_bus_id:
-        names.append(("pci", device.pci_bus_id))
-    return [*names, ("index", device.local_index)]
+def _list_names(device: DeviceRef, card_uuid: str | None = None) -> list[_Name]:
+    names = ("uuid", device.uuid), ("uuid", card_uuid), ("pci", device.pci_bus_id), ("index", device.local_index)
+    return [(kind, name) for kind, name in names if name is not None]
 
 
 def covers(leased: DeviceRef, device: Device) -> bool:

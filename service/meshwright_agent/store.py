@@ -109,11 +109,6 @@ _CARRIED: Final = """
 """
 """A query that works on the file of any version."""
 _SIDES: Final = ("", "-wal", "-shm")
-_PRAGMAS: Final = (
-    "PRAGMA journal_mode = WAL",
-    # A power cut may lose the last commits, but does not damage the file (sqlite.org/pragma.html#pragma_synchronous).
-    "PRAGMA synchronous = NORMAL",
-)
 _DAMAGE: Final = frozenset(
     getattr(sqlite3, f"SQLITE_{name}")
     for name in ("CORRUPT", "NOTADB", "ERROR", "FORMAT", "SCHEMA", "TOOBIG", "MISMATCH", "CONSTRAINT")
@@ -484,8 +479,9 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.text_factory = lambda text: text.decode("utf-8", "replace")
     try:
-        for pragma in _PRAGMAS:
-            connection.execute(pragma)
+        connection.execute("PRAGMA journal_mode = WAL")
+        # A power cut may lose the last commits, but does not damage the file (pragma.html#pragma_synchronous).
+        connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
         raise
@@ -557,13 +553,13 @@ def _read_carried(connection: sqlite3.Connection) -> list[Document] | None:
         return None
 
 
-def read_held_leases(path: Path) -> list[tuple[str, str]] | None:
-    """Returns key and body of the leases in a file that may be open elsewhere; None if it cannot be read."""
+def read_held_leases(path: Path) -> list[Document] | None:
+    """Returns the leases in a file that may be open elsewhere; None if it cannot be read."""
     try:
         path.stat()
         place = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(place, uri=True, timeout=1.0)) as connection:
-            return [(each.key, each.body) for each in _read_carried(connection) or [] if each.kind == LEASE]
+            return [each for each in _read_carried(connection) or [] if each.kind == LEASE]
     except FileNotFoundError:
         return []
     except (sqlite3.Error, MemoryError, UnicodeDecodeError, OSError):  # a damaged file fails in many ways

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from meshwright_agent.facts.model import UP, NicFacts
-from meshwright_agent.facts.sysfs import list_folder, parse_int, read_int, read_link, read_text
+from meshwright_agent.facts.sysfs import list_folder, parse_int, read_int, read_link, read_pci_path, read_text
 
 FLAPS: Final = ("link_downed", "carrier_down_count")
 """How often the link went down: as an InfiniBand port counts, and as the kernel counts for a network interface."""
@@ -48,12 +48,12 @@ def read_nics(sysfs: Path, accelerators: Iterable[str | None]) -> tuple[NicFacts
     bus = list_folder(sysfs / "bus/pci/devices") if adapters else []
     cards = [path.name for path in bus if (read_text(path / "class") or "").startswith(_ACCELERATOR_CLASSES)]
     known = dict.fromkeys(address for address in (*accelerators, *cards) if address)
-    paths = {address: _read_path(sysfs / "bus/pci/devices" / address) for address in known}
+    paths = {address: read_pci_path(sysfs / "bus/pci/devices" / address) for address in known}
     return tuple(nic for adapter in adapters for nic in _read_adapter(adapter, sysfs, paths))
 
 
 def _read_adapter(adapter: Path, sysfs: Path, accelerators: Mapping[str, Sequence[str]]) -> Iterable[NicFacts]:
-    path = _read_path(adapter / "device")
+    path = read_pci_path(adapter / "device")
     if not path or not _PCI_ADDRESS.fullmatch(path[-1]) or read_link(adapter / "device/physfn"):
         return
     found = {name: read_text(adapter / name) for name in _ATTRIBUTES}
@@ -100,16 +100,6 @@ def parse_rate(text: str | None) -> float | None:
     """Returns the bytes per second of "400 Gb/sec (4X NDR)"; None for anything else, and for 0."""
     found = _RATE.match(text or "")
     return (float(found[1]) * 1e9 / 8 or None) if found else None
-
-
-def _read_path(device: Path) -> tuple[str, ...]:
-    """Returns the way to a PCI function from its root complex: ("pci0000:15", "0000:15:01.0", …); empty: unknown."""
-    try:
-        parts = device.resolve(strict=True).parts
-    except OSError:
-        return ()
-    start = next((index for index, part in enumerate(parts) if part.startswith("pci") and ":" in part), len(parts))
-    return parts[start:]
 
 
 def find_nearest(path: Sequence[str], accelerators: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from typing import Final
 from meshwright.topology.chips import DISPLAY_CLASS, NVIDIA
 from meshwright_agent.facts.model import NumaFacts, PciHealth, ProblemKind, RefusedCard
 
+_PCIE_ROOT: Final = re.compile("pci.*:")
 _LARGEST_CPU: Final = 1 << 16
 """Above the CPU numbers of any kernel: CONFIG_NR_CPUS is at most 8,192."""
 
@@ -151,13 +152,19 @@ def read_numa_node(path: Path) -> int | None:
     return None if node is None or node < 0 else node
 
 
-def read_pcie_root(path: Path) -> str | None:
-    """Returns the PCIe root complex above a device, "pci0000:17", as DRA drivers name it; None: unknown."""
+def read_pci_path(path: Path) -> tuple[str, ...]:
+    """Returns the way to a PCI function from its root complex: ("pci0000:15", "0000:15:01.0", …); empty: unknown."""
     try:
         parts = path.resolve(strict=True).parts
     except OSError:
-        return None
-    return next((part for part in reversed(parts) if part.startswith("pci") and ":" in part), None)
+        return ()
+    start = next((index for index, part in enumerate(parts) if _PCIE_ROOT.match(part)), len(parts))
+    return parts[start:]
+
+
+def read_pcie_root(path: Path) -> str | None:
+    """Returns the PCIe root complex above a device, "pci0000:17", as DRA drivers name it; None: unknown."""
+    return next((part for part in reversed(read_pci_path(path)) if _PCIE_ROOT.match(part)), None)
 
 
 def read_numa_nodes(sysfs: Path) -> tuple[NumaFacts, ...]:

@@ -14,11 +14,9 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Returns the wall clock's time, UTC."""
-        ...
 
     def monotonic(self) -> float:
         """Returns seconds that never go back."""
-        ...
 
 
 @dataclass(frozen=True)

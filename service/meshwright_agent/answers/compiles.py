@@ -153,7 +153,10 @@ class Compiles:
             return _answer_without(task, _build_aborted(task, found))
         text = _change(task, json.dumps(found))
         if _read_verification(task, text).status in LASTING:
-            await self._keep(task, text)
+            try:
+                await self._store.write(Document(COMPILE, task.key, text))
+            except StoreUnavailableError as error:  # the answer is returned, but not stored
+                log.warning("what the compiler said of %s is not stored: %s", task.key, error.detail)
         return text
 
     async def _ask(self, task: CompileTask, emit: Emit) -> dict[str, Any] | Ended:
@@ -178,13 +181,6 @@ class Compiles:
             raise UnavailableError(
                 detail, hint="the host lacks processes, memory or files; see its log", code="worker_failed"
             ) from error
-
-    async def _keep(self, task: CompileTask, text: str) -> None:
-        """Stores an answer. If the store does not answer, the answer is returned but not stored."""
-        try:
-            await self._store.write(Document(COMPILE, task.key, text))
-        except StoreUnavailableError as error:
-            log.warning("what the compiler said of %s is not stored: %s", task.key, error.detail)
 
 
 def _build_aborted(task: CompileTask, ended: Ended) -> Verification:

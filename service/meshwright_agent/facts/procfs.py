@@ -59,8 +59,7 @@ class ProcessTable:
     def __init__(self, proc: Path) -> None:
         self._proc = proc
         self._parents: dict[int, int | None] = {}
-        self.reader = parse_int(read_own_pid(proc))
-        self._agent = self._read_parent(self.reader)
+        self._agent = self._read_parent(parse_int(read_own_pid(proc)))
         self.is_whole = shares_all_numbers(proc)
 
     def describe(self, pid: int, used_bytes: int | None = None) -> DeviceProcess:
@@ -257,15 +256,10 @@ def name_job(cgroup: str) -> str | None:
 def _parse_path(names: list[str]) -> tuple[str | None, str | None, str | None]:
     """Returns the job, pod and container that a path names."""
     # containerd with the systemd driver but without systemd writes one name: <slice>:cri-containerd:<id>
-    parts = [part for name in names for part in _split_name(name)]
+    parts = [part for name in names for part in name.split(":", 1)]
     containers = [found["id"][:CONTAINER_SHOWN] for part in parts if (found := _match_container(part))]
     pods = [found["uid"].replace("_", "-") for part in parts if (found := _POD.fullmatch(part))]
     return _find_job(parts), f"pod {pods[-1]}" if pods else None, f"container {containers[-1]}" if containers else None
-
-
-def _split_name(name: str) -> list[str]:
-    before, _, rest = name.partition(":")
-    return [before, rest] if rest else [name]
 
 
 def _match_container(part: str) -> re.Match[str] | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from meshwright.errors import MeshwrightError, ProblemError, UnavailableError
 from meshwright.wire.devices import Worker, WorkerState
@@ -39,7 +39,6 @@ from meshwright_agent.supervisor.protocol import (
 
 OnProgress = Callable[[dict[str, Any]], None]
 """Receives the progress reports of a handler; called on the event loop."""
-T = TypeVar("T")
 _BuildError = Callable[[], MeshwrightError]
 """Each caller raises its own error, because a shared error would hold the frames of all callers."""
 
@@ -496,7 +495,7 @@ class Supervisor:
         )
 
 
-async def _run_to_its_end(work: Coroutine[Any, Any, T]) -> T:
+async def _run_to_its_end(work: Coroutine[Any, Any, Answer]) -> Answer:
     """Returns the result of a coroutine. The first cancel cancels it and waits; a second cancel does not wait."""
     task = asyncio.create_task(work)
     try:

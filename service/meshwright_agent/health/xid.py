@@ -116,11 +116,8 @@ def find_xid_rule(code: int, text: str = "") -> XidRule:
         return XidRule("the application's own error", None, "look at the job: its process ended, or reads wrong memory")
     if code in _INFORMATIONAL:
         return XidRule("an error that ends with its job", None, "restart the job")
-    rule = _RULES.get(code)
-    if rule is None:
-        action = "look it up in NVIDIA's Xid catalog; ask NVIDIA's support if it happens again"
-        return XidRule("a number that this agent does not know", "degraded", action)
-    return rule
+    action = "look it up in NVIDIA's Xid catalog; ask NVIDIA's support if it happens again"
+    return _RULES.get(code, XidRule("a number that this agent does not know", "degraded", action))
 
 
 ALWAYS_FATAL: Final = frozenset({10003, 12020, 22003, 22011, *range(23001, 23018)})

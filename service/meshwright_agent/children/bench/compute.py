@@ -18,7 +18,16 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from meshwright_agent.bench.scope import Scope
-from meshwright_agent.children.bench.measure import PERIOD, Array, JaxCall, Outcome, Stage, Trial, count_wrong
+from meshwright_agent.children.bench.measure import (
+    PERIOD,
+    SIGNIFICAND_BITS,
+    Array,
+    JaxCall,
+    Outcome,
+    Stage,
+    Trial,
+    count_wrong,
+)
 from meshwright_agent.children.bench.transfers import build_host_array, round_sizes
 
 CHECK_FLOPS: Final = 1e9
@@ -30,9 +39,6 @@ SAMPLE_S: Final = 0.02
 """About the duration of a sample's calls."""
 MAX_CALLS: Final = 32
 """Of a sample. Source: JAX lets 32 computations wait for a GPU."""
-
-_SIGNIFICAND_BITS: Final = {"float32": 24, "bfloat16": 8, "float16": 11}
-"""Source: IEEE 754; bfloat16 keeps float32's exponent and 8 bits."""
 
 
 def list_matmul(scope: Scope, stage: Stage) -> Iterator[Trial]:
@@ -95,7 +101,7 @@ def count_off(got: Array, expected: Array, dtype: str) -> int:
     Allowed are twice the rounding of the result to `dtype`, and n sums of terms of about 1 rounded to float32.
     """
     n = expected.shape[1]
-    unit = 2.0 ** (1 - _SIGNIFICAND_BITS[dtype])
+    unit = 2.0 ** (1 - SIGNIFICAND_BITS[dtype])
     allowed = 2 * unit * np.abs(expected) + 8 * n * 2.0**-23
     near = np.abs(got.astype(np.float64) - expected) <= allowed
     return int(np.count_nonzero(~near))

@@ -37,8 +37,9 @@ Result = TypeVar("Result")
 PERIOD: Final = 65_537
 """A prime that is not a divisor or multiple of common sizes."""
 
-_EXACT: Final = {"float32": 2**24, "bfloat16": 2**8, "float16": 2**11}
-"""Limit up to which each dtype holds every whole number: 2 to the number of its significand bits (IEEE 754)."""
+SIGNIFICAND_BITS: Final = {"float32": 24, "bfloat16": 8, "float16": 11}
+"""Each dtype holds every whole number up to 2 to this power. Source: IEEE 754; bfloat16 keeps float32's exponent and 8
+bits."""
 
 _LARGEST_MODULUS: Final = 251
 
@@ -48,7 +49,7 @@ def choose_modulus(dtype: str, rank_count: int) -> int:
 
     Beyond 256 ranks a bfloat16 sum is exact only for patterns of nearly all zeros.
     """
-    return max(2, min(_LARGEST_MODULUS, _EXACT[dtype] // rank_count))
+    return max(2, min(_LARGEST_MODULUS, (1 << SIGNIFICAND_BITS[dtype]) // rank_count))
 
 
 def build_tile(seed: int, modulus: int) -> Array:

@@ -7,7 +7,7 @@ algbw is S/t with S the bytes of the one array; every element is checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -99,7 +99,6 @@ class Put(JaxCall):
 
     size_bytes: int
     target: jax.Device | Sharding
-    host: Array = field(init=False)
 
     def __post_init__(self) -> None:
         self.host = build_host_array(self.stage, self.size_bytes)
@@ -122,14 +121,11 @@ class Fetch(Subject):
     stage: Stage
     size_bytes: int
     device: jax.Device
-    host: Array = field(init=False)
-    out: Array = field(init=False)
 
     def __post_init__(self) -> None:
         self.host = build_host_array(self.stage, self.size_bytes)
         self.source = jax.device_put(self.host, self.device)
         self.out = np.zeros_like(self.host)
-        self.shares_memory = self.stage.platform == "cpu"
 
     def sample(self) -> float:
         """Reads a new array."""
@@ -139,7 +135,7 @@ class Fetch(Subject):
 
     def _read(self, fresh: jax.Array) -> Array:
         seen = np.asarray(fresh)
-        if not self.shares_memory:
+        if self.stage.platform != "cpu":
             return seen
         np.copyto(self.out, seen)
         return self.out
@@ -156,7 +152,6 @@ class Move(JaxCall):
     size_bytes: int
     origin: jax.Device
     target: jax.Device
-    host: Array = field(init=False)
 
     def __post_init__(self) -> None:
         self.host = build_host_array(self.stage, self.size_bytes)

@@ -51,28 +51,21 @@ log = logging.getLogger(__name__)
 class _Watch:
     """Where the process is, and for how long."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, emit: Emit) -> None:
+    def __init__(self, emit: Emit) -> None:
         self.phase = ""
-        self._loop = loop
         self._emit = emit
-        self._began_s = self._entered_s = loop.time()
         self.receive({"phase": PREFLIGHT_PHASES[0]})
 
     @property
     def phase_s(self) -> float:
         """Seconds since the phase began."""
-        return self._loop.time() - self._entered_s
-
-    @property
-    def total_s(self) -> float:
-        """Seconds since the first phase began."""
-        return self._loop.time() - self._began_s
+        return time.monotonic() - self._entered_s
 
     def receive(self, value: dict[str, Any]) -> None:
         """Reports a new phase as the progress of the run."""
         if value["phase"] == self.phase:
             return
-        self.phase, self._entered_s = value["phase"], self._loop.time()
+        self.phase, self._entered_s = value["phase"], time.monotonic()
         done = PREFLIGHT_PHASES.index(self.phase)
         self._emit({"done": done, "total": len(PREFLIGHT_PHASES), "message": self.phase})
 
@@ -169,17 +162,17 @@ class Preflights:
         devices = self.host.devices()
         if devices.platform != "cpu":  # CPU devices have no owner
             await self.device.release(reason="a preflight opens the devices")
-        watch = _Watch(asyncio.get_running_loop(), emit)
+        watch, until_s = _Watch(emit), time.monotonic() + request.timeout_s
         here = {
             "request": request.model_dump(mode="json"),
             "platform": devices.platform,
             "device_count": len(devices.devices),
-            "until_s": time.monotonic() + request.timeout_s,
+            "until_s": until_s,
         }
         work = self.child.call("preflight", here, deadline_s=2 * request.timeout_s, on_progress=watch.receive)
         call = asyncio.create_task(work)
         try:
-            answer = await self._wait(call, watch, request)
+            answer = await self._wait(call, watch, request, until_s)
         except UnavailableError as error:  # the process ended
             if any(_ENDED_BY_JAX in line for line in error.log):
                 detail = f"JAX ended the process in phase {watch.phase}: a host did not come, or its process ended"
@@ -203,14 +196,15 @@ class Preflights:
         if self.registry.find(request.lease) is None:
             raise CallCancelled(f"lease {request.lease} has ended")
 
-    async def _wait(self, call: asyncio.Task[Answer], watch: _Watch, request: PreflightRequest) -> Answer:
-        limit_s = request.timeout_s
+    async def _wait(
+        self, call: asyncio.Task[Answer], watch: _Watch, request: PreflightRequest, until_s: float
+    ) -> Answer:
         while not (await asyncio.wait({call}, timeout=WATCH_S))[0]:
             self._check_held(request)
             if self.child.silent_s > STUCK_S:
                 detail = f"the preflight's process is stuck: no sign of it for {STUCK_S:g} s, in phase {watch.phase}"
                 raise RunFailedError(detail, hint=_LOOK, log=self.child.log_tail[-20:])
-            if watch.phase_s <= PHASE_RATIO * limit_s and watch.total_s <= limit_s:
+            if watch.phase_s <= PHASE_RATIO * request.timeout_s and time.monotonic() <= until_s:
                 continue
             if watch.phase in _MEASURING and watch.phase_s >= MIN_BLAME_PHASE_S:
                 detail = f"this host did not come through phase {watch.phase} within {watch.phase_s:.0f} s"

@@ -241,9 +241,9 @@ class _Part:
         """Goes through the phases."""
         if unreachable := self.connect():
             return PreflightResult(unreachable=unreachable)
-        if unreachable := self.reach():
+        if (unreached := self.reach()) is not None:
             jax.distributed.shutdown()
-            return PreflightResult(unreachable=tuple(host for host in unreachable if host >= 0))
+            return PreflightResult(unreachable=unreached)
         self.heartbeat.enter("open")
         threading.Thread(target=self.watch_opening, daemon=True).start()
         with waiting_for_others("opening the devices"):  # JAX waits until every process has opened its own
@@ -325,10 +325,10 @@ class _Part:
             )
         return ()
 
-    def reach(self) -> tuple[int, ...]:
+    def reach(self) -> tuple[int, ...] | None:
         """Connects to each partner of this host.
 
-        Returns the hosts that it cannot connect to; (−1,) if only other hosts have such; () if all have reached all.
+        Returns the hosts that it cannot connect to, () if only other hosts have such; None if all have reached all.
         """
         self.heartbeat.enter("reach")
         store = find_store()
@@ -340,9 +340,7 @@ class _Part:
                 store.key_value_set(f"unreachable/{self.own}", json.dumps(unreachable))
             with waiting_for_others("the meeting of the processes"):
                 store.wait_at_barrier("reach", int(1000 * (2 + len(partners)) * (REACH_S + LAST_TRY_S)))
-        if not unreachable and store.key_value_dir_get("unreachable/"):
-            return (-1,)
-        return unreachable
+        return unreachable if unreachable or store.key_value_dir_get("unreachable/") else None
 
     def _can_reach(self, store: Any, host: int) -> bool:
         with waiting_for_others("the exchange of addresses"):

@@ -94,6 +94,7 @@ class Ending:
         return f"was killed by {names.get(-self.status, f'signal {-self.status}')}"
 
 
+@dataclass(eq=False)
 class ChildError(Exception):
     """A child that must be ended without a request.
 
@@ -103,16 +104,9 @@ class ChildError(Exception):
         log: lines that are not in its output (a refusal's traceback).
     """
 
-    def __init__(
-        self,
-        kind: Literal["refused", "lost", "start_timeout", "call_timeout"],
-        words: str = "",
-        log: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(words or kind)
-        self.kind = kind
-        self.words = words
-        self.log = log
+    kind: Literal["refused", "lost", "start_timeout", "call_timeout"]
+    words: str = ""
+    log: tuple[str, ...] = ()
 
 
 class Child:

@@ -67,14 +67,12 @@ def read_kernel_log(path: Path, *, after: int | None = None, now_s: float | None
     now_s = time.monotonic() if now_s is None else now_s
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        try:
+            return _collect(path, _read_lines(descriptor), after, now_s)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         return KernelLog(error=f"{path}: {error.strerror}")
-    try:
-        return _collect(path, _read_lines(descriptor), after, now_s)
-    except OSError as error:
-        return KernelLog(error=f"{path}: {error.strerror}")
-    finally:
-        os.close(descriptor)
 
 
 def _read_lines(descriptor: int) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ classified.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -200,7 +200,11 @@ def report_kernel_log(registry: HealthRegistry, history: History, facts: HostFac
         reason = f"XIDs are not watched here: the kernel log cannot be read: {log.error}"
         registry.report(KERNEL_LOG, Finding("degraded", reason, _UNREADABLE), at=at)
         return
-    for (component, code), reports in _group_reports(facts, log, history.memory).items():
+    groups: dict[tuple[str, str], list[_Report]] = {}
+    for components, report in _list_reports(facts, log, history.memory):
+        for component in components:
+            groups.setdefault((component, report.code), []).append(report)
+    for (component, code), reports in groups.items():
         _report(registry, history, component, reports, at, is_new=code not in registry.faults(component))
     if log.last_sequence is not None:
         history.memory.log_sequence = log.last_sequence
@@ -211,26 +215,20 @@ def report_kernel_log(registry: HealthRegistry, history: History, facts: HostFac
     registry.report(KERNEL_LOG, finding, at=at)
 
 
-def _group_reports(facts: HostFacts, log: KernelLog, memory: HealthMemory) -> Mapping[tuple[str, str], list[_Report]]:
-    """Returns the reports of the log by component and code."""
-    groups: dict[tuple[str, str], list[_Report]] = {}
+def _list_reports(facts: HostFacts, log: KernelLog, memory: HealthMemory) -> Iterator[tuple[list[str], _Report]]:
+    """Yields each line of the log that reports something, with its components."""
     for xid in log.xids:
         rule = find_xid_rule(xid.code, xid.text)
         report = _Report(f"xid_{xid.code}", rule, _describe_xid(xid, rule.meaning), xid.age_s)
-        for component in _list_components(xid.pci_bus_id, facts, memory):
-            groups.setdefault((component, report.code), []).append(report)
+        yield _list_components(xid.pci_bus_id, facts, memory), report
     for failure in log.failures:
-        rule = find_xid_rule(_LIKE_XID[failure.code])
+        rule, address = find_xid_rule(_LIKE_XID[failure.code]), failure.pci_bus_id
         reason = f"{rule.meaning}, by a line of the kernel log without an XID: {failure.text}"
         report = _Report(failure.code, rule, reason, failure.age_s, is_repeated=True)
-        address = failure.pci_bus_id
-        for component in [DRIVER] if address is None else _list_components(address, facts, memory):
-            groups.setdefault((component, report.code), []).append(report)
+        yield [DRIVER] if address is None else _list_components(address, facts, memory), report
     for sxid in log.sxids:
         rule = find_sxid_rule(sxid.code, is_fatal=sxid.is_fatal)
-        report = _Report(f"sxid_{sxid.code}", rule, _describe_sxid(sxid, rule.meaning), sxid.age_s)
-        groups.setdefault((DRIVER, report.code), []).append(report)
-    return groups
+        yield [DRIVER], _Report(f"sxid_{sxid.code}", rule, _describe_sxid(sxid, rule.meaning), sxid.age_s)
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,6 @@ class _Reader:
         self._problems: list[SourceProblem] = []
         self._driver = self._build_questions("driver")
         self._here = here
-        self._sysfs = here.sysfs
         self._table = table
         self._wants_health = wants_health
         self._bus = read_bus(here)
@@ -306,7 +305,7 @@ class _Reader:
         else:
             if self._wants_health:
                 facts = replace(facts, fabric=read_fabric(questions, handle))
-                nvlinks = read_nvlinks(questions, handle, self._sysfs)
+                nvlinks = read_nvlinks(questions, handle, self._here.sysfs)
             parts = (facts,)
         if facts.health is not None:
             health = replace(facts.health, error=questions.lost, answers=questions.answers)
@@ -325,7 +324,7 @@ class _Reader:
     def _read_gpu(self, questions: Questions, handle: Any, base: GpuFacts) -> GpuFacts:
         pci = questions.ask("pci", handle)
         address = parse_pci_address(to_text(pci.busId) or "") if pci is not None else None
-        folder = self._sysfs / "bus/pci/devices" / (address or "-")
+        folder = self._here.sysfs / "bus/pci/devices" / (address or "-")
         architecture = questions.ask("architecture", handle)
         mode = questions.ask("compute_mode", handle)
         return replace(

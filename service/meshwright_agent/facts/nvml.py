@@ -189,13 +189,9 @@ class Questions:
         if is_end and code in _END:
             return None, ABSENT, error
         came = ANSWERED if code == 0 else ABSENT if code in absent_on else name_error(self.nvml, code)
-        if question.parts:
-            self._keep(name, came)
-        return answer, came, error
-
-    def _keep(self, name: str, came: str) -> None:
-        if self.answers.get(name, ABSENT) == ABSENT or came not in (ANSWERED, ABSENT):
+        if question.parts and (self.answers.get(name, ABSENT) == ABSENT or came not in (ANSWERED, ABSENT)):
             self.answers[name] = came
+        return answer, came, error
 
     def add_problem(self, text: str, kind: ProblemKind = "unanswered") -> None:
         """Records a problem."""

@@ -302,8 +302,4 @@ def _build_event(event: HealthEvent) -> StoredEvent:
 
 def make_sendable(text: str) -> str:
     """Returns the text with lone surrogates escaped. Python uses these for bytes that are not UTF-8 (PEP 383)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="backslashreplace").decode()
-    return text
+    return text.encode(errors="backslashreplace").decode()

@@ -79,10 +79,6 @@ def _build_tpu(tpu: TpuFacts) -> Card:
     return Card(tpu.key, tpu.kind or "TPU", tpu.pci_bus_id, (tpu.key,), None, tpu.pci, tpu.has_file, tpu.device_file)
 
 
-def _are_alike(a: Card, b: Card) -> bool:
-    return (a.kind, a.is_divided) == (b.kind, b.is_divided)
-
-
 def _count_nvlinks(card: Card) -> int:
     return (card.health.nvlinks_active if card.health else None) or 0
 
@@ -111,7 +107,8 @@ class CardEvaluator:
                 self._memory.nvlinks[card.key] = active
         for card in cards:
             self._record_baselines(card)
-            siblings = [each for each in cards if each is not card and _are_alike(card, each)]
+            alike = [each for each in cards if (each.kind, each.is_divided) == (card.kind, card.is_divided)]
+            siblings = [each for each in alike if each is not card]
             view = self._build_view(card, earlier.get(card.key), siblings)
             evaluated = {part: evaluate_card(part, view) for part in PARTS}
             parts = {f"{part}:{card.key}": finding for part, finding in evaluated.items() if finding is not None}

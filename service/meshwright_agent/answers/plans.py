@@ -187,16 +187,15 @@ class PlanMaker:
             here = self._host.here()
             count = len(here.topology.devices)
             if count <= SMALL_HOST_DEVICES and request.training is None:
-                return await self._settle(PlanAnswer(**write_plans(request, here)), source)
+                return await self._settle(PlanAnswer(**write_plans(request, here), source=source))
             dumped = self._dump_here(here)
         queue = self._large if count > LARGE_DEVICES else self._small
         arguments = {"request": request.model_dump_json(exclude_unset=True), "here": dumped}
         op = "plan" if isinstance(request, PlanRequest) else "search"
-        return await self._settle(PlanAnswer(**await queue.ask(op, arguments)), source)
+        return await self._settle(PlanAnswer(**await queue.ask(op, arguments), source=source))
 
-    async def _settle(self, answer: PlanAnswer, source: str) -> PlanAnswer:
+    async def _settle(self, answer: PlanAnswer) -> PlanAnswer:
         """Stores the plans, unless they are to be compiled: `Compiles` then stores them before it compiles."""
-        answer = replace(answer, source=source)
         return answer if answer.tasks else await self.keep(answer)
 
     async def keep(self, answer: PlanAnswer) -> PlanAnswer:

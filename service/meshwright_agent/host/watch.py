@@ -213,34 +213,31 @@ class HostWatch(AgentHost):
     async def probe(self) -> bool:
         """Probes the host. If the driver does not answer in time, reports that and keeps the old facts."""
         async with self._probing:  # two at once would read the same part of the kernel log
-            return await self._probe_alone()
-
-    async def _probe_alone(self) -> bool:
-        now = self._clock.now()
-        if self._probe.state == "failed" and not self._probe.abandoned_pids:
-            self._probe.reset()  # a driver may recover; the interval limits the number of hanging probes
-        if (stuck := len(self._probe.abandoned_pids)) >= self._probe.spec.crash_budget:
-            self._monitor.report_silence(f"{stuck} probes hang in the kernel, and no more are started", now)
-            return False
-        absent = self._absent_generation()
-        question: dict[str, Any] = dict(self._question)
-        if self._settings.kernel_log:
-            question |= {"kernel_log": self._settings.kernel_log, **self._monitor.log_place}
-        early: list[dict[str, Any]] = []
-        limit_s = self._settings.probe_timeout_s
-        try:
-            answer = await self._probe.call("facts", question, deadline_s=limit_s, on_progress=early.append)
-        except (ProblemError, CallCancelled) as error:
-            self._monitor.report_silence(first_line(error), now, *map(parse_host_facts, early[-1:]))
-            return False
-        before, facts = self.snapshot.facts, parse_host_facts(answer.result)
-        if absent is None or absent != self._absent_generation():  # the worker was up during the probe
-            facts = drop_ambiguous_processes(facts)
-        self.update(facts=facts, facts_at=now)
-        self._monitor.report_facts(facts, before, self.snapshot.devices(now), now)
-        self._has_probed.set()
-        self._has_probed = asyncio.Event()
-        return True
+            now = self._clock.now()
+            if self._probe.state == "failed" and not self._probe.abandoned_pids:
+                self._probe.reset()  # a driver may recover; the interval limits the number of hanging probes
+            if (stuck := len(self._probe.abandoned_pids)) >= self._probe.spec.crash_budget:
+                self._monitor.report_silence(f"{stuck} probes hang in the kernel, and no more are started", now)
+                return False
+            absent = self._absent_generation()
+            question: dict[str, Any] = dict(self._question)
+            if self._settings.kernel_log:
+                question |= {"kernel_log": self._settings.kernel_log, **self._monitor.log_place}
+            early: list[dict[str, Any]] = []
+            limit_s = self._settings.probe_timeout_s
+            try:
+                answer = await self._probe.call("facts", question, deadline_s=limit_s, on_progress=early.append)
+            except (ProblemError, CallCancelled) as error:
+                self._monitor.report_silence(first_line(error), now, *map(parse_host_facts, early[-1:]))
+                return False
+            before, facts = self.snapshot.facts, parse_host_facts(answer.result)
+            if absent is None or absent != self._absent_generation():  # the worker was up during the probe
+                facts = drop_ambiguous_processes(facts)
+            self.update(facts=facts, facts_at=now)
+            self._monitor.report_facts(facts, before, self.snapshot.devices(now), now)
+            self._has_probed.set()
+            self._has_probed = asyncio.Event()
+            return True
 
     async def wait_for_probe(self) -> None:
         """Waits for the next answer of the probe."""

@@ -53,10 +53,6 @@ MEDIA_TYPE: Final = "application/problem+json"
 MAX_BODY_BYTES: Final = 256 << 10
 CONTENT_SECURITY_POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-_DESCRIPTION: Final = (
-    "What devices are here, which mesh, how large a batch, and how fast it really is. "
-    "Every error is application/problem+json (RFC 9457) with a stable `code` and a `hint`."
-)
 _PROBLEM: Final[dict[str, Any]] = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     "4XX": {"description": "the request is refused: the code says why", **_PROBLEM},
@@ -71,7 +67,8 @@ def build_api(agent: Agent, authenticator: Authenticator) -> FastAPI:
     app = FastAPI(
         title="meshwright agent",
         version=API_VERSION,
-        description=_DESCRIPTION,
+        description="What devices are here, which mesh, how large a batch, and how fast it really is. "
+        "Every error is application/problem+json (RFC 9457) with a stable `code` and a `hint`.",
         docs_url=None,
         redoc_url=None,
         openapi_url=None,  # served by a route below, with the same token check

@@ -18,8 +18,6 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-LogFormat = Literal["text", "json"]
-
 REQUEST_ID: Final[ContextVar[str]] = ContextVar("meshwright_request_id", default="")
 """The id of the current request, empty outside of requests. Tasks that a request starts inherit it."""
 MAX_WAITING: Final = 10_000
@@ -85,7 +83,7 @@ class _LineHandler(logging.handlers.QueueHandler):
 
 
 @contextlib.contextmanager
-def logging_to_stderr(log_format: LogFormat, level: str) -> Iterator[None]:
+def logging_to_stderr(log_format: Literal["text", "json"], level: str) -> Iterator[None]:
     """Sends all log records within the block to stderr."""
     handler = _LineHandler(queue.Queue(MAX_WAITING))
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())

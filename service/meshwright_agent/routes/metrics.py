@@ -122,7 +122,8 @@ class AgentCollector(Collector):
         info = _gauge("meshwright_device_info", _DEVICE_LABELS)
         capacity = _gauge("meshwright_device_memory_capacity_bytes", _DEVICE_LABELS)
         used = _gauge("meshwright_device_memory_used_bytes", _DEVICE_LABELS)
-        unknown = self._list_unknown()
+        health, now = self._agent.health, self._agent.clock.now()
+        unknown = frozenset(name for name in health.names() if health.state(name, now) == "unknown")
         for device in devices:
             labels = _labels_of(device)
             info.add_metric(labels, 1)
@@ -131,10 +132,6 @@ class AgentCollector(Collector):
             if device.memory and device.memory.used_bytes is not None and not _is_out_of_sight(device, unknown):
                 used.add_metric(labels, device.memory.used_bytes)
         yield from (info, capacity, used)
-
-    def _list_unknown(self) -> frozenset[str]:
-        health, now = self._agent.health, self._agent.clock.now()
-        return frozenset(name for name in health.names() if health.state(name, now) == "unknown")
 
     def _collect_bench(self) -> Iterator[Metric]:
         names = ("case", "axis", "axis_size", "size_bytes", "dtype", "devices")

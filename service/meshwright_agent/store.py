@@ -480,7 +480,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection.text_factory = lambda text: text.decode("utf-8", "replace")
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        # A power cut may lose the last commits, but does not damage the file (pragma.html#pragma_synchronous).
+        # A power cut may lose the last commits, but does not damage the file.
+        # Source: sqlite.org/pragma.html#pragma_synchronous
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()

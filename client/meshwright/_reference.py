@@ -53,9 +53,9 @@ def load_plan(reference: str | os.PathLike[str] | None = None, *, client: Client
         return own.get_plan(asked)
 
 
-def find_fingerprint(reference: str) -> str:
-    """Returns the fingerprint that a reference is, or that of the plan in its file; errors as of `read_plan`."""
-    return read_plan(Path(reference)).fingerprint if _is_file(reference) else reference
+def find_plan(reference: str) -> str | Plan:
+    """Returns the fingerprint that a reference is, or the plan in its file; errors as of `read_plan`."""
+    return read_plan(Path(reference)) if _is_file(reference) else reference
 
 
 def _is_file(reference: str) -> bool:
@@ -72,6 +72,9 @@ def read_plan(plan: PlanLike) -> Plan:
     asked = "the argument"
     if isinstance(plan, os.PathLike) or (isinstance(plan, str) and not plan.lstrip().startswith(("{", "["))):
         asked = repr(os.fspath(plan))
+        if not _is_file(os.fspath(plan)):
+            message = f"{asked} is a plan that an agent stores, and no agent is asked here"
+            raise SettingsError(f"{message}; name a file: `meshwright plan … --save plan.json`")
         try:
             plan = Path(plan).read_bytes()
         except (OSError, ValueError) as error:

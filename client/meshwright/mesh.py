@@ -204,6 +204,8 @@ def _suggest(spec: MeshSpec, device_count: int) -> str:
 def _read_axis_types(axis_types: _AxisTypes, names: Sequence[str]) -> tuple[AxisType, ...]:
     """Returns one axis type per axis; Auto for None."""
     given = AxisType.Auto if axis_types is None else axis_types
+    if not isinstance(given, AxisType | str | Iterable):
+        raise TypeError(f"axis_types is {given!r}; it is one axis type or word, or one an axis; use 'auto'")
     types = tuple(map(_read_axis_type, [given] if isinstance(given, AxisType | str) else given))
     if len(types) not in {1, len(names)}:
         raise ValueError(
@@ -217,7 +219,7 @@ def _read_axis_type(kind: AxisType | str) -> AxisType:
     if isinstance(kind, AxisType):
         return kind
     try:
-        return AxisType[str.strip(kind).capitalize()]
+        return AxisType[str(kind).strip().capitalize()]
     except KeyError:
         words = ", ".join(known.name.lower() for known in AxisType)
         raise ValueError(f"axis_types holds {kind!r}; an axis type is one of {words}; use 'auto'") from None

@@ -417,11 +417,11 @@ def _read_admins(text: str) -> tuple[frozenset[int], frozenset[int]]:
     for name in filter(None, (part.strip() for part in text.split(","))):
         try:
             if name.startswith("@"):
-                gids.add(int(name[1:]) if name[1:].isdigit() else grp.getgrnam(name[1:]).gr_gid)
+                gids.add(int(name[1:]) if name[1:].isdecimal() else grp.getgrnam(name[1:]).gr_gid)
             elif name == "self":
                 uids.add(os.geteuid())
             else:
-                uids.add(int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid)
+                uids.add(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
         except KeyError:
             if name != _DEFAULT_GROUP:
                 log.warning("MESHWRIGHT_UDS_ADMINS: %s does not exist on this host", name)

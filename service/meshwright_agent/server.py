@@ -320,7 +320,7 @@ def notify_systemd(*fields: str) -> None:
 async def _ping_systemd(agent: Agent) -> None:
     """Pings from the event loop only, so that systemd kills and restarts a process whose event loop hangs."""
     usec = os.environ.get("WATCHDOG_USEC", "")
-    interval_s = min(PING_INTERVAL_S, int(usec) / 2e6) if usec.isdigit() and int(usec) else PING_INTERVAL_S
+    interval_s = min(PING_INTERVAL_S, int(usec) / 2e6) if usec.isdecimal() and int(usec) else PING_INTERVAL_S
     while True:
         notify_systemd("WATCHDOG=1", f"STATUS={' '.join(agent.readiness()[1].split())}")
         await asyncio.sleep(interval_s)

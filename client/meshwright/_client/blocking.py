@@ -556,7 +556,7 @@ class Client:
             "model": model,
             "training": training,
             "mesh": print_mesh(mesh),
-            "target": target,
+            "target": getattr(plan, "target", None) if target is None else target,
             "plan": plan,
             "memory_strategy": memory_strategy,
             "compile": compile,

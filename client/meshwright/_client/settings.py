@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from meshwright.errors import SettingsError
 
@@ -100,6 +100,7 @@ def parse_address(text: str) -> Address:
         parts = urlsplit(text.strip())
         port = parts.port  # parsed, and checked, only on access
         httpx.URL(text.strip())  # which refuses hosts that urlsplit takes
+        (parts.hostname or "").encode("idna")  # as a look-up does, which refuses labels that are empty or too long
     except (ValueError, httpx.InvalidURL) as error:
         raise SettingsError(f"the agent's address {text!r} is not a URL ({error}); {_EXAMPLE}") from error
     if parts.query or parts.fragment:
@@ -107,7 +108,7 @@ def parse_address(text: str) -> Address:
     match parts.scheme:
         case "unix" if not parts.netloc and parts.path.startswith("/") and parts.path != "/":
             path = unquote(parts.path)
-            return Address("http://localhost", path, f"unix://{path}", is_local=True)
+            return Address("http://localhost", path, f"unix://{quote(path)}", is_local=True)
         case "http" | "https" if parts.hostname and port != 0:
             url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
             return Address(url, None, url, is_local=is_loopback(parts.hostname))

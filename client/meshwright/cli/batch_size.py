@@ -65,8 +65,9 @@ def show_batch_size(
     Exit codes: 0 answered, and the batch is valid · 1 the batch is below the minimum, none fits, or no step can be
     estimated or compiled on such devices · 2 usage (also a name that no table knows), or no answer.
     """
-    from meshwright._reference import find_fingerprint  # here, so that --help need not wait for it
+    from meshwright._reference import find_plan  # here, so that --help need not wait for it
 
+    made = None if plan is None else find_plan(plan)
     asked = build_request(
         BatchSizeRequest,
         request,
@@ -76,8 +77,8 @@ def show_batch_size(
         per_device_batch_size=batch,
         compile=True if compiled else None,
         mesh=mesh,
-        target=take_target(target),
-        plan=None if plan is None else find_fingerprint(plan),
+        target=take_target(target) or getattr(made, "target", None),
+        plan=getattr(made, "fingerprint", made),
     )
     if offline:
         from meshwright.compiling.request import answer_batch  # here, so that other commands do not wait for it

@@ -175,7 +175,7 @@ def _dump_error(error: MeshwrightError) -> str:
 
 
 def _print_marked(session: Session, word: str, style: str, message: str) -> None:
-    session.err.print(Text(f"{word}: ", style) + Text(clean(message)), soft_wrap=True)
+    session.err.print(Text(f"{word}: ", style) + Text(clean(use_options(message))), soft_wrap=True)
 
 
 _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]] = (
@@ -203,16 +203,35 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
     (r'"model": "([^"]+)"', r"--model \1"),
     (r'"training": \{"global_batch_size": (\d+)\}', r"--global-batch-size \1"),
     (r"POST /mesh/(plan|search)\b", r"`meshwright \1`"),
+    (r'POST /mesh/plan with "include_devices": false, or plan', "plan"),
+    (r"give the `lease` that the job has", "set MESHWRIGHT_LEASE to the job's"),
+    (r"name a device in `devices`", "name a device in --devices"),
+    (r'name a target, such as "([^"]+)"', r"name a target: --target \1"),
+    (r"leave out (model|plan|hardware|target)\b", r"leave out --\1"),
     (r'"devices": \[([^]]*)\]', lambda found: f"devices {found[1].replace(' ', '')}"),
 )
 """What an agent's hint says in HTTP, in commands."""
 
+_AS_OPTIONS: Final = (
+    (r"\b(?:a )?(?:training\.)?global_batch_size(?: of)?\b", "--global-batch-size"),
+    (r"\b(?:training\.)?seq_len\b", "--seq-len"),
+    (r"\bper_device_batch_size\b", "--per-device-batch-size"),
+)
+"""Fields of requests that are options too."""
+
+
+def use_options(text: str) -> str:
+    """Returns an error or a hint with options in place of fields."""
+    for pattern, option in _AS_OPTIONS:
+        text = re.sub(pattern, option, text)
+    return text
+
 
 def use_commands(hint: str) -> str:
-    """Returns an agent's hint with commands in place of requests."""
+    """Returns an agent's hint with commands and options in place of requests."""
     for pattern, command in _IN_COMMANDS:
         hint = re.sub(pattern, command, hint)
-    return hint
+    return use_options(hint)
 
 
 def _print_part(session: Session, name: str, message: str) -> None:

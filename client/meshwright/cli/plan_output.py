@@ -65,9 +65,11 @@ class PlanOutput:
 def print_best(session: Session, plans: Plans, say: PlanOutput) -> int:
     """Prints the best plan as the options want it, keeps it where they name a file, and returns the exit code."""
     text = plans.model_dump_json(exclude_unset=say.url is not None)  # exactly the fields that an agent sent
+    if plans.plans and say.output is not None:  # first, since what is printed names the file
+        _save(text, say.output)
     if session.as_json:
         session.print_lines(text)
-        return _keep(plans, text, say)
+        return _find_code(plans, say)
     best = take_best(plans, asked=say.asked, host=say.url or "")
     if say.export is None:
         _print_plan(session, best, say)
@@ -83,19 +85,21 @@ def print_best(session: Session, plans: Plans, say: PlanOutput) -> int:
             print_error(session, PlanInfeasibleError.of("exports", notice.message, notice.hint))
         else:
             print_notices(session, [notice])
-    return _keep(plans, text, say)
+    return _find_code(plans, say)
 
 
-def _keep(plans: Plans, text: str, say: PlanOutput) -> int:
-    """Writes the best plan where that is wanted, and returns the exit code: whether it fits, and was compiled."""
+def _save(text: str, path: Path) -> None:
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        message = f"--save {path}: cannot be written: {error.strerror}; name a file that can be written"
+        raise SettingsError(message) from None
+
+
+def _find_code(plans: Plans, say: PlanOutput) -> int:
+    """Returns the exit code: whether the best plan fits, and was compiled where that is wanted."""
     if not plans.plans:
         return FAILED
-    if say.output is not None:
-        try:
-            say.output.write_text(f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            message = f"--save {say.output}: cannot be written: {error.strerror}; name a file that can be written"
-            raise SettingsError(message) from None
     best = plans.plans[0]
     if say.is_verified and find_exit_code([best.verification]) != OK:
         return FAILED
@@ -169,6 +173,8 @@ def _describe_schedule(plan: Plan) -> Iterator[str]:
         count = plan.schedule.gradient_accumulation_steps
         repeats = plan.schedule.pipeline_repeats
         rounds = f", {repeats} times round the pipeline" if repeats > 1 else ""
+        runs = plan.schedule.pipeline_runs
+        rounds += f", in {runs} runs" if runs > 1 else ""
         once = ", weights gathered once" if plan.schedule.pipeline_gathers_once else ""
         yield f"{count} micro-batch{'es' * (count > 1)} of {plan.schedule.micro_batch_size}{rounds}{once}"
         yield f"remat {plan.schedule.remat}"

@@ -15,7 +15,7 @@ import typer
 from pydantic import ValidationError
 
 from meshwright.cli.arguments import read_object
-from meshwright.errors import AgentConnectionError, RequestError
+from meshwright.errors import AgentConnectionError
 from meshwright.wire.base import RequestPart
 from meshwright.wire.mesh import ExportName, PlanRequest
 from meshwright.wire.problem import translate_validation
@@ -100,15 +100,7 @@ def build_request(
     try:
         return kind.model_validate_json(json.dumps(fields))
     except ValidationError as error:
-        raise _name_options(translate_validation(error.errors()), trained) from None
-
-
-def _name_options(error: RequestError, trained: Mapping[str, object]) -> RequestError:
-    """Returns an error about options, with their names in place of the request's fields."""
-    for name in (name for name, value in trained.items() if value is not None):
-        option = {"global_batch_size": "--global-batch-size", "seq_len": "--seq-len"}[name]
-        error.detail, error.hint = (text.replace(f"training.{name}", option) for text in (error.detail, error.hint))
-    return error
+        raise translate_validation(error.errors()) from None
 
 
 def parse_model(text: str) -> str | dict[str, Any]:

@@ -380,8 +380,9 @@ def refuse_leased(
         field: the part of the request that asks for too much.
     """
     rule = "devices that are leased to others are left out"
-    first = next(cover.id for index in leased if (cover := topology.devices[index].lease) is not None)
-    ways = f"wait for the end of {first} (GET /leases says when), or have it ended: DELETE /leases/{first}"
+    held = next(topology.devices[index] for index in leased if topology.devices[index].lease is not None)
+    first, where = held.lease.id if held.lease else "", f" on {held.host}" if len(topology.hosts) > 1 else ""
+    ways = f"wait for the end of {first} (GET /leases says when), or have it ended: DELETE /leases/{first}{where}"
     detail = f"{asked}; {name_hosts(topology)} {len(topology.devices)}{why_held}; {rule}"
     return DeviceLeasedError.of(field, detail, f"{works}; or {ways}" if works else ways, rule)
 

@@ -23,7 +23,7 @@ _FIGURES: Final[Mapping[Figure, tuple[str, str, str]]] = {
     "network": ("network to its partners", "B/s", "look at the host's network port, cable and switch port"),
 }
 """Figure → its name, its unit, what to do if it is slow."""
-_PREFIXES: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+_PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 REASON_MOST: Final = 1000
 _FEW: Final = {

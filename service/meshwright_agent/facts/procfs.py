@@ -404,9 +404,10 @@ def _read_used(folder: Path) -> int | None:
     """Returns the memory that a cgroup uses, without files that the kernel can drop, as kubelet counts it."""
     sizes = (read_int(folder / name) for name in ("memory.current", "memory.usage_in_bytes"))
     used = next((size for size in sizes if size is not None), None)
-    counts = dict(line.split(maxsplit=1) for line in (read_text(folder / "memory.stat") or "").splitlines())
-    cached = counts.get("total_inactive_file") or counts.get("inactive_file") or "0"  # cgroup v1, v2
-    return None if used is None else max(0, used - int(cached))
+    lines = (line.partition(" ") for line in (read_text(folder / "memory.stat") or "").splitlines())
+    counts = {name: parse_int(count) for name, _, count in lines}
+    cached = counts.get("total_inactive_file") or counts.get("inactive_file") or 0  # cgroup v1, v2
+    return None if used is None else max(0, used - cached)
 
 
 def _read_quota(folder: Path) -> float | None:

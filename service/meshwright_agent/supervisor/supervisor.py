@@ -268,7 +268,7 @@ class Supervisor:
     async def _bring_up(self, give_up_count: int) -> Child:
         """Returns the ready child to the caller that has the lock."""
         await self._stop_idling()
-        while self.state in ("stopping", "backoff") and give_up_count == self._give_up_count:
+        while self.state in ("stopping", "backoff") and give_up_count == self._give_up_count and not self._is_closed:
             await self._changed.wait()
         if give_up_count != self._give_up_count:
             raise self._give_up_error()

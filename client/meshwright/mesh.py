@@ -219,7 +219,7 @@ def _read_axis_type(kind: AxisType | str) -> AxisType:
     if isinstance(kind, AxisType):
         return kind
     try:
-        return AxisType[str(kind).strip().capitalize()]
+        return AxisType[str.strip(kind).capitalize()]
     except KeyError:
         words = ", ".join(known.name.lower() for known in AxisType)
         raise ValueError(f"axis_types holds {kind!r}; an axis type is one of {words}; use 'auto'") from None

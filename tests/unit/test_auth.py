@@ -197,8 +197,8 @@ def test_a_group_of_admins_may_be_named_and_one_that_is_not_there_is_said(caplog
     peer = Peer("uid:4711", 4711, frozenset({group.gr_gid}))
     assert _authenticate(uds_admins=f"@{group.gr_name}").identify(peer, None).scope == "admin"
     assert not caplog.messages
-    assert _authenticate(uds_admins="@no-such-group,no-such-user").identify(peer, None).scope == "read"
-    assert [message.split()[1] for message in caplog.messages] == ["@no-such-group", "no-such-user"]
+    assert _authenticate(uds_admins="@no-such-group,no-such-user,²").identify(peer, None).scope == "read"
+    assert [message.split()[1] for message in caplog.messages] == ["@no-such-group", "no-such-user", "²"]
 
 
 def test_a_peer_of_a_unix_socket_is_named_by_the_kernel() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.errors import InvalidRequestError
 from meshwright.testing import FakeAgent
 from tests.unit.cli.conftest import CommandLine
 
@@ -54,6 +55,18 @@ def test_a_plan_of_the_agent_stands_for_mesh_and_target(meshwright: CommandLine,
         assert (printed.code, "on fsdp:8" in printed.out) == (0, True)
     printed = meshwright("batch-size", "--model", "llama3-8b", "--plan", f"mw1-{'0' * 16}")
     assert (printed.code, "hint: `meshwright plan` stores one" in printed.err) == (1, True)
+
+
+def test_a_plan_that_was_made_again_on_other_hardware_is_refused(meshwright: CommandLine, tmp_path: Path) -> None:
+    meshwright.fake = FakeAgent("h100:8")
+    with meshwright.fake.client() as client:
+        seen, again = (client.plan("fsdp:8", target=target) for target in ("l4:8", "h100:8"))
+        assert seen.fingerprint == again.fingerprint
+        with pytest.raises(InvalidRequestError, match=r"target 'l4:8' stands beside plan mw1-.*last made on h100:8"):
+            client.batch_size(model="llama3-8b", plan=seen)
+    (tmp_path / "plan.json").write_text(seen.model_dump_json())
+    printed = meshwright("batch-size", "--model", "llama3-8b", "--plan", str(tmp_path / "plan.json"))
+    assert (printed.code, "was last made on h100:8" in printed.err) == (2, True)
 
 
 def test_on_a_host_without_figures_a_step_is_refused_with_what_works(meshwright: CommandLine) -> None:

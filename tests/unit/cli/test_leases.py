@@ -64,11 +64,22 @@ def test_a_lease_whose_id_could_not_be_written_is_ended(
     ('PUT /leases/job-7 with {"devices": "all"}', "`meshwright lease create --id job-7 --purpose TEXT`"),
     ("GET /leases, PUT /leases/{id} makes one", "`meshwright lease list`, `meshwright lease create` makes one"),
     ('another of GET /devices; use {"count": 3}', "another of `meshwright devices`; use --count 3"),
+    ("DELETE /leases/job-7 on node-b", "`meshwright lease end job-7` on node-b"),
+    ("give the `lease` that the job has; name a device in `devices`",
+     "set MESHWRIGHT_LEASE to the job's; name a device in --devices"),
+    ('name a target, such as "v5e:4x4"; or leave out model', "name a target: --target v5e:4x4; or leave out --model"),
+    ("use a global_batch_size of 576, 513 or 516; or search on 64 of them, devices {\"count\": 64}",
+     "use --global-batch-size 576, 513 or 516; or search on 64 of them, --count 64"),
     ("DELETE /runs/r-1, or with preemptible: false", "`meshwright runs cancel r-1`, or without --preemptible"),
 ])  # fmt: skip
 def test_a_hint_speaks_of_commands_and_not_of_http(h100: CommandLine, hint: str, said: str) -> None:
     h100.fake.fail_next(NotFoundError("not here", hint=hint), path="/leases")
     assert f"hint: {said}\n" in h100("lease", "list").err
+
+
+def test_an_error_speaks_of_options_and_not_of_fields(h100: CommandLine) -> None:
+    h100.fake.fail_next(NotFoundError("training.seq_len: seq_len 9 for per_device_batch_size 8"), path="/leases")
+    assert "error: --seq-len: --seq-len 9 for --per-device-batch-size 8\n" in h100("lease", "list").err
 
 
 def test_leases_are_listed_renewed_and_ended(h100: CommandLine) -> None:

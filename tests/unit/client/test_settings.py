@@ -43,6 +43,7 @@ def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(token: 
 
 @pytest.mark.parametrize("text", [
     "localhost:8790", "127.0.0.1", "ftp://a", "unix://relative/path", "unix:///", "http://", "http://a:99999",
+    "http://a..b:1", f"http://{'a' * 64}:1",
     "http://a:0", "http://user:pass@a", "http://a/?x=1", "http://a/#b", "http://[::1", " ",
 ])  # fmt: skip
 def test_what_is_no_address_is_refused_with_one_that_works(text: str) -> None:
@@ -50,6 +51,11 @@ def test_what_is_no_address_is_refused_with_one_that_works(text: str) -> None:
         parse_address(text)
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, MeshwrightError)
+
+
+def test_an_address_that_is_shown_is_the_same_address() -> None:
+    address = parse_address("unix:///run/a%2520b%3Fc")
+    assert (address.socket, parse_address(address.shown)) == ("/run/a%20b?c", address)
 
 
 @pytest.mark.parametrize(("text", "is_local"), [

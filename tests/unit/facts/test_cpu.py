@@ -54,7 +54,9 @@ def test_the_tightest_memory_limit_bounds_what_is_available(tmp_path: Path) -> N
     roots = build_roots(tmp_path)
     cpu = read_cpu(roots)
     assert read_memory_limit(roots) == (4096000, 4000000)
-    (tmp_path / "sys/fs/cgroup/a/memory.stat").write_text("anon 1000\ninactive_file 90000\n")  # the kernel drops it
+    (tmp_path / "sys/fs/cgroup/a/memory.stat").write_text(
+        "anon 1000\nodd\ninactive_file 90000\n"
+    )  # the kernel drops it
     assert read_memory_limit(roots) == (4096000, 4090000)
     assert (cpu.memory_bytes, cpu.memory_limit_bytes, cpu.available_bytes) == (8192000, 4096000, 4000000)
     for name, size in (("memory.max", 6000000), ("memory.current", 5990000), ("a/memory.high", 4000000)):

@@ -72,7 +72,7 @@ def test_jax_is_left_to_it_where_it_can_and_agrees_on_equal_devices() -> None:
     (lambda: create_mesh((-1, -1), ("a", "b")), ValueError, "at most one axis"),
     (lambda: create_mesh((8,), ("a", "b")), ValueError, "has 1 sizes, axis_names .* has 2"),
     (lambda: create_mesh(axis_types="sharded"), ValueError, "one of auto, explicit, manual"),
-    (lambda: create_mesh(axis_types=1.5), TypeError, "float"),  # type: ignore[arg-type]
+    (lambda: create_mesh(axis_types=1.5), TypeError, "axis_types is 1.5; it is one axis type or word"),  # type: ignore[arg-type]
     (lambda: create_mesh(axis_types=("auto", None)), TypeError, "NoneType"),  # type: ignore[arg-type]
     (lambda: create_mesh(axis_types=("auto", "sharded")), ValueError, "holds 'sharded'"),
     (lambda: create_mesh(axis_types=("auto",) * 3), ValueError, "has 3 entries, the mesh has 5 axes"),

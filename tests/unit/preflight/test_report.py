@@ -118,12 +118,12 @@ def test_a_host_without_a_finding_was_not_checked_because_of_another_and_each_fi
 
 
 def test_a_device_has_one_line_with_its_figures_those_of_its_peers_and_what_to_do() -> None:
-    slow = [SlowFigure(host=1, figure=each, device=0, value=3e9, peers=3.35e12) for each in DEVICE_FIGURES]
+    slow = [SlowFigure(host=1, figure=each, device=0, value=3e9, peers=3.35e15) for each in DEVICE_FIGURES]
     wrong = [WrongContent(host=1, device=1, figure=each, wrong_elements=2) for each in DEVICE_FIGURES]
     results = dict.fromkeys(range(4), WELL.model_copy(update={"slow": (*slow,), "wrong": (*wrong,)}))
     host = HostReport(address="a", name="h1", findings=(*describe_results(results, NAMES, range(4))[1],))
     of_slow, of_wrong = write_report(build_report([host], 1.0))[1:]
-    figures = "matmul 3 GFLOP/s, peers' median 3.35 TFLOP/s; memory bandwidth 3 GB/s, peers' median 3.35 TB/s"
+    figures = "matmul 3 GFLOP/s, peers' median 3.35 PFLOP/s; memory bandwidth 3 GB/s, peers' median 3.35 PB/s"
     assert of_slow.startswith(f"  h1 (fault): device 0: {figures}; look at its clocks")
     assert "; look at its memory errors" in of_slow
     assert of_wrong.startswith("  h1 (fault): device 1 produced 2 wrong elements (matmul, memory bandwidth); take")

@@ -263,6 +263,16 @@ async def test_an_answer_that_comes_during_the_stop_is_too_late() -> None:
             await task
 
 
+async def test_a_call_in_a_pause_that_a_close_cut_short_is_given_up() -> None:
+    async with living(backoff_initial_s=600.0) as world:
+        await world.start()
+        world.child.lose("died")
+        await world.until(lambda: world.supervisor.state == "backoff")
+        await world.supervisor.close()
+        with pytest.raises(CallCancelled, match="closing"):
+            await asyncio.wait_for(world.call(), 5.0)
+
+
 async def test_a_call_in_a_pause_waits_for_its_end_and_a_release_in_it_gives_the_call_up() -> None:
     async with living(backoff_initial_s=600.0) as world:
         await world.start()

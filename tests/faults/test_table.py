@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.documents import ROOT, Document
@@ -12,7 +13,7 @@ NAMED = {row[-1] for row in PAGE.table("Faults")}
 
 def has_test(name: str) -> bool:
     path, _, function = name.partition("::")
-    return (ROOT / path).is_file() and f"\ndef {function}(" in (ROOT / path).read_text()
+    return (ROOT / path).is_file() and bool(re.search(rf"(?m)^(async )?def {function}\(", (ROOT / path).read_text()))
 
 
 def test_every_named_test_exists() -> None:

@@ -11,9 +11,9 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -22,19 +22,12 @@ from meshwright_agent.clock import SystemClock
 from meshwright_agent.supervisor.supervisor import CallCancelled as Cancelled
 from meshwright_agent.supervisor.supervisor import ChildSpec, ReleaseOutcome, Supervisor
 
-__all__ = ["Cancelled", "Child", "Reply", "fails", "start_orphan", "supervise"]
+__all__ = ["Cancelled", "Child", "fails", "start_orphan", "supervised"]
 
-T = TypeVar("T")
 Environment = Callable[[], dict[str, str]]
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.fakes.faulty_child"
 DEADLINE_S = 30.0
-
-
-class Reply(dict[str, Any]):
-    """The result of a call, with the generation of the child that gave it."""
-
-    generation: int
 
 
 class Child:
@@ -77,13 +70,10 @@ class Child:
         deadline_s: float = DEADLINE_S,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
         **arguments: Any,
-    ) -> Reply:
-        answer = await self._supervisor.call(op, arguments, deadline_s=deadline_s, on_progress=on_progress)
-        reply = Reply(answer.result)
-        reply.generation = answer.generation
-        return reply
+    ) -> dict[str, Any]:
+        return (await self._supervisor.call(op, arguments, deadline_s=deadline_s, on_progress=on_progress)).result
 
-    async def begin(self, op: str, *, deadline_s: float = DEADLINE_S) -> asyncio.Task[Reply]:
+    async def begin(self, op: str, *, deadline_s: float = DEADLINE_S) -> asyncio.Task[dict[str, Any]]:
         """Starts a call in a task of its own and waits for the first progress of its handler."""
         working = asyncio.Event()
         task = asyncio.create_task(self.call(op, deadline_s=deadline_s, on_progress=lambda _value: working.set()))
@@ -100,15 +90,15 @@ def build_environment(**variables: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **variables}
 
 
-def supervise(
-    scenario: Callable[[Child], Awaitable[T]],
+@contextlib.asynccontextmanager
+async def supervised(
     *,
     fault: str = "",
     module: str = MODULE,
     environment: Environment | None = None,
     **limits: float,
-) -> T:
-    """Runs a scenario with a child that has not started, and closes it; nothing may fail on the event loop.
+) -> AsyncIterator[Child]:
+    """Yields a child that has not started, and closes it; nothing may fail on the event loop.
 
     Args:
         fault: what the child does wrong when it starts, see `faulty_child.prepare`.
@@ -119,17 +109,14 @@ def supervise(
     failed: list[Any] = []
     systemd = {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1"}
 
-    async def run() -> T:
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
-        child = Child(module, environment or (lambda: build_environment(MESHWRIGHT_FAULT=fault, **systemd)), limits)
-        try:
-            return await asyncio.wait_for(scenario(child), 60)
-        finally:
-            await child.close()
-
-    result = asyncio.run(run())
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+    child = Child(module, environment or (lambda: build_environment(MESHWRIGHT_FAULT=fault, **systemd)), limits)
+    try:
+        async with asyncio.timeout(60):
+            yield child
+    finally:
+        await child.close()
     assert not failed
-    return result
 
 
 @contextlib.contextmanager

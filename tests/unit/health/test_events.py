@@ -16,7 +16,7 @@ from meshwright_agent.health.events import Finding, History
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.store import HEALTH, LIMITS, Document, Limit, Store, StoreUnavailableError
 from tests.fakes.stored import EPOCH, ManualClock
-from tests.unit.store.opening import editing, run_with_store
+from tests.unit.store.opening import editing, opened
 
 
 async def build(store: Store, clock: ManualClock | None = None) -> History:
@@ -34,45 +34,38 @@ async def read(history: History, **query: Any) -> list[HealthEvent]:
     return list((await history.list_events(**({"after": 0, "limit": 1000} | query))).events)
 
 
-def test_each_change_of_a_state_is_one_event_with_what_was_before(tmp_path: Path) -> None:
-    async def test(store: Store) -> list[HealthEvent]:
-        clock = ManualClock()
-        history = await build(store, clock)
-        board = HealthRegistry(stale_after_s=60, on_change=history.record_change)
-        for state in ("healthy", "healthy", "degraded", "degraded", "healthy"):
-            board.report("driver", Finding(state, f"it is {state}", "look"), at=clock.now())  # type: ignore[arg-type]
-            clock.advance(1)
-        clock.advance(100)
-        board.settle(clock.now())
-        board.settle(clock.now())
-        await history.flush()
-        return await read(history)
-
-    events = run_with_store(tmp_path / "db", test)
+async def test_each_change_of_a_state_is_one_event_with_what_was_before(store: Store) -> None:
+    clock = ManualClock()
+    history = await build(store, clock)
+    board = HealthRegistry(stale_after_s=60, on_change=history.record_change)
+    for state in ("healthy", "healthy", "degraded", "degraded", "healthy"):
+        board.report("driver", Finding(state, f"it is {state}", "look"), at=clock.now())  # type: ignore[arg-type]
+        clock.advance(1)
+    clock.advance(100)
+    board.settle(clock.now())
+    board.settle(clock.now())
+    await history.flush()
+    events = await read(history)
     states = ["initializing", "healthy", "degraded", "healthy", "unknown"]
     assert [(event.before, event.state) for event in events] == list(itertools.pairwise(states))
     assert [event.seq for event in events] == [1, 2, 3, 4]
     assert "it is degraded" in events[1].reason
 
 
-def test_numbers_and_memory_go_on_after_a_restart(tmp_path: Path) -> None:
-    async def first(store: Store) -> None:
+async def test_numbers_and_memory_go_on_after_a_restart(tmp_path: Path) -> None:
+    async with opened(tmp_path / "db") as store:
         history = await build(store)
         tell(history)
         history.memory.record_boot("boot-1")
         await history.flush()
-
-    async def second(store: Store) -> tuple[int, str | None]:
+    async with opened(tmp_path / "db") as store:
         history = await build(store)
         tell(history)
         await history.flush()
-        return (await read(history))[-1].seq, history.memory.boot_id
-
-    run_with_store(tmp_path / "db", first)
-    assert run_with_store(tmp_path / "db", second) == (2, "boot-1")
+        assert ((await read(history))[-1].seq, history.memory.boot_id) == (2, "boot-1")
 
 
-def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(
+async def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LIMITS, ("events", HEALTH), Limit(1, 10**6))
@@ -85,108 +78,89 @@ def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(
         await history.flush()
         return board, history
 
-    async def first(store: Store) -> None:
+    async with opened(tmp_path / "db") as store:
         _, history = await live(store)
         clock.advance(timedelta(days=40).total_seconds())
         for _ in range(3):  # other news, which leave no room for the old
             tell(history, "device:1")
         await history.flush()
         assert await read(history, component="device:0") == []
-
-    async def second(store: Store) -> None:
+    async with opened(tmp_path / "db") as store:
         board, history = await live(store)
         assert board.component("device:0", clock.now()).since == EPOCH
         assert await read(history, component="device:0") == []
 
-    run_with_store(tmp_path / "db", first)
-    run_with_store(tmp_path / "db", second)
 
-
-def test_events_that_cannot_be_written_are_lost_and_what_must_be_remembered_is_written_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_events_that_cannot_be_written_are_lost_and_what_must_be_remembered_is_written_later(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(store: Store) -> None:
-        history = await build(store)
-        board = HealthRegistry(stale_after_s=60, on_change=history.record_change, memory=history.memory)
-        board.report("device:0", Finding("unhealthy", "it fell"), at=EPOCH)
-        with editing(tmp_path / "db") as other:
-            other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END")
-            with pytest.raises(StoreUnavailableError):
-                await history.flush()
-            other.execute("DROP TRIGGER full")
-        assert "1 events of health are lost" in caplog.text
-        assert await store.get(HEALTH, "memory") is None
-        await history.flush()
-        assert await read(history) == []
-        document = await store.get(HEALTH, "memory")
-        assert document is not None
-        assert '"device:0"' in document.body
+    history = await build(store)
+    board = HealthRegistry(stale_after_s=60, on_change=history.record_change, memory=history.memory)
+    board.report("device:0", Finding("unhealthy", "it fell"), at=EPOCH)
+    with editing(tmp_path / "db") as other:
+        other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END")
+        with pytest.raises(StoreUnavailableError):
+            await history.flush()
+        other.execute("DROP TRIGGER full")
+    assert "1 events of health are lost" in caplog.text
+    assert await store.get(HEALTH, "memory") is None
+    await history.flush()
+    assert await read(history) == []
+    document = await store.get(HEALTH, "memory")
+    assert document is not None
+    assert '"device:0"' in document.body
+    tell(history)
+    await history.flush()
+    assert [event.seq for event in await read(history)] == [2]
+
+
+async def test_what_is_remembered_but_cannot_be_read_is_forgotten_and_the_agent_starts(store: Store) -> None:
+    await store.write(Document(HEALTH, "memory", '{"faults": 3}'))
+    assert (await build(store)).memory.faults == {}
+
+
+async def test_events_are_asked_for_by_component_number_and_time(store: Store) -> None:
+    clock = ManualClock()
+    history = await build(store, clock)
+    for number in range(6):
+        tell(history, f"device:{number % 2}")
+        clock.advance(10)
+    await history.flush()
+
+    async def seqs(**query: Any) -> list[int]:
+        return [event.seq for event in await read(history, **query)]
+
+    assert await seqs(component="device:1") == [2, 4, 6]
+    assert await seqs(after=2, limit=2) == [3, 4]
+    assert await seqs(after=None, limit=2) == [5, 6]
+    assert await seqs(since=clock.now() - timedelta(seconds=20)) == [5, 6]
+    assert await seqs(after=99) == [1, 2, 3, 4, 5, 6]  # a number of a history that is gone
+    assert (await history.list_events(after=99, limit=1)).last_seq == 6
+
+
+async def test_what_is_yet_to_be_written_is_not_passed_over_by_who_goes_on_from_the_last_number(store: Store) -> None:
+    history = await build(store)
+    assert (await history.list_events(after=None, limit=1)).last_seq == 0
+    tell(history)
+    await history.flush()
+    tell(history)  # noted, not yet written
+    known = await history.list_events(after=None, limit=10)
+    assert ([event.seq for event in known.events], known.last_seq) == ([1], 1)
+    await history.flush()
+    assert [event.seq for event in await read(history, after=known.last_seq)] == [2]
+
+
+async def test_a_number_of_another_history_begins_at_the_first_event_of_this_one(store: Store) -> None:
+    history = await build(store)
+    for _ in range(3):
         tell(history)
-        await history.flush()
-        assert [event.seq for event in await read(history)] == [2]
-
-    run_with_store(tmp_path / "db", test)
-
-
-def test_what_is_remembered_but_cannot_be_read_is_forgotten_and_the_agent_starts(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
-        await store.write(Document(HEALTH, "memory", '{"faults": 3}'))
-        assert (await build(store)).memory.faults == {}
-
-    run_with_store(tmp_path / "db", test)
+    await history.flush()
+    history.end_following()
+    assert [event.seq async for event in history.follow(3)] == []
+    assert [event.seq async for event in history.follow(4)] == [1, 2, 3]
 
 
-def test_events_are_asked_for_by_component_number_and_time(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
-        clock = ManualClock()
-        history = await build(store, clock)
-        for number in range(6):
-            tell(history, f"device:{number % 2}")
-            clock.advance(10)
-        await history.flush()
-
-        async def seqs(**query: Any) -> list[int]:
-            return [event.seq for event in await read(history, **query)]
-
-        assert await seqs(component="device:1") == [2, 4, 6]
-        assert await seqs(after=2, limit=2) == [3, 4]
-        assert await seqs(after=None, limit=2) == [5, 6]
-        assert await seqs(since=clock.now() - timedelta(seconds=20)) == [5, 6]
-        assert await seqs(after=99) == [1, 2, 3, 4, 5, 6]  # a number of a history that is gone
-        assert (await history.list_events(after=99, limit=1)).last_seq == 6
-
-    run_with_store(tmp_path / "db", test)
-
-
-def test_what_is_yet_to_be_written_is_not_passed_over_by_who_goes_on_from_the_last_number(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
-        history = await build(store)
-        assert (await history.list_events(after=None, limit=1)).last_seq == 0
-        tell(history)
-        await history.flush()
-        tell(history)  # noted, not yet written
-        known = await history.list_events(after=None, limit=10)
-        assert ([event.seq for event in known.events], known.last_seq) == ([1], 1)
-        await history.flush()
-        assert [event.seq for event in await read(history, after=known.last_seq)] == [2]
-
-    run_with_store(tmp_path / "db", test)
-
-
-def test_a_number_of_another_history_begins_at_the_first_event_of_this_one(tmp_path: Path) -> None:
-    async def test(store: Store) -> list[int]:
-        history = await build(store)
-        for _ in range(3):
-            tell(history)
-        await history.flush()
-        history.end_following()
-        assert [event.seq async for event in history.follow(3)] == []
-        return [event.seq async for event in history.follow(4)]
-
-    assert run_with_store(tmp_path / "db", test) == [1, 2, 3]
-
-
-def test_a_tick_that_fails_does_not_end_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tick_that_fails_does_not_end_the_history(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.01)
     faults = iter((RuntimeError("a bug"),))
 
@@ -194,12 +168,9 @@ def test_a_tick_that_fails_does_not_end_the_history(tmp_path: Path, monkeypatch:
         if fault := next(faults, None):
             raise fault
 
-    async def test(store: Store) -> None:
-        history = await build(store)
-        writing = asyncio.create_task(history.run(look))
-        tell(history)
-        while not await read(history):  # noqa: ASYNC110 -- nobody tells
-            await asyncio.sleep(0.01)
-        writing.cancel()
-
-    run_with_store(tmp_path / "db", test)
+    history = await build(store)
+    writing = asyncio.create_task(history.run(look))
+    tell(history)
+    while not await read(history):  # noqa: ASYNC110 -- nobody tells
+        await asyncio.sleep(0.01)
+    writing.cancel()

@@ -16,7 +16,7 @@ from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.settings import Settings
 from meshwright_agent.store import Document, Store, StoreUnavailableError
 from tests.fakes.stored import ManualClock
-from tests.unit.store.opening import held, recover, run_with_store
+from tests.unit.store.opening import held, opened, recover
 
 
 def build(store: Store) -> tuple[StoreHealth, HealthRegistry]:
@@ -29,34 +29,29 @@ def read(board: HealthRegistry) -> Component:
     return board.component("store", ManualClock().now())
 
 
-def test_a_store_that_works_is_healthy_after_a_check_and_not_before(tmp_path: Path) -> None:
-    async def test(store: Store) -> None:
-        own, board = build(store)
-        assert (board.names(), read(board).state) == (("store",), "initializing")
-        await own.check()
-        assert (read(board).state, "MiB are free" in read(board).reason) == ("healthy", True)
-
-    run_with_store(tmp_path / "db", test)
+async def test_a_store_that_works_is_healthy_after_a_check_and_not_before(store: Store) -> None:
+    own, board = build(store)
+    assert (board.names(), read(board).state) == (("store",), "initializing")
+    await own.check()
+    assert (read(board).state, "MiB are free" in read(board).reason) == ("healthy", True)
 
 
-def test_little_room_on_the_disk_is_degraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_little_room_on_the_disk_is_degraded(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = SimpleNamespace(f_bavail=MIN_FREE_BYTES // 4096 - 1, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
-
-    async def test(store: Store) -> None:
-        own, board = build(store)
-        await own.check()
-        words = f"256 MiB are free in {tmp_path}; less than the 256 MiB that should be"
-        assert (read(board).state, read(board).reason) == ("degraded", words)
-        assert str(tmp_path) in read(board).action
-        disk.f_bavail += 1
-        await own.check()
-        assert read(board).state == "healthy"
-
-    run_with_store(tmp_path / "db", test)
+    own, board = build(store)
+    await own.check()
+    words = f"256 MiB are free in {tmp_path}; less than the 256 MiB that should be"
+    assert (read(board).state, read(board).reason) == ("degraded", words)
+    assert str(tmp_path) in read(board).action
+    disk.f_bavail += 1
+    await own.check()
+    assert read(board).state == "healthy"
 
 
-def test_a_failure_of_any_call_is_followed_by_a_check_that_writes(
+async def test_a_failure_of_any_call_is_followed_by_a_check_that_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.01)
@@ -66,7 +61,7 @@ def test_a_failure_of_any_call_is_followed_by_a_check_that_writes(
             while read(board).state != state:  # noqa: ASYNC110 -- the board tells nobody
                 await asyncio.sleep(0.01)
 
-    async def test(store: Store) -> None:
+    async with opened(tmp_path / "db", timeout_s=0.2) as store:
         own, board = build(store)
         running = asyncio.create_task(own.run())
         await until(board, "healthy")
@@ -79,5 +74,3 @@ def test_a_failure_of_any_call_is_followed_by_a_check_that_writes(
         running.cancel()
         await own.check()
         assert read(board).state == "healthy"
-
-    run_with_store(tmp_path / "db", test, timeout_s=0.2)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from meshwright.errors import DeviceBusyError
 from meshwright.planning.request import Inventory
 from meshwright.topology.model import Topology
 from meshwright.wire.base import DeviceRef
-from meshwright.wire.devices import Device, Devices
+from meshwright.wire.devices import Device
 from meshwright.wire.leases import Lease, LeaseRequest
 from meshwright_agent.leases import LeaseRegistry, LeaseService, Owner
 from meshwright_agent.store import Store
@@ -21,7 +21,6 @@ from tests.fakes.stored import ManualBoot, ManualClock
 from tests.unit.bench.hosts import build_host
 from tests.unit.store.opening import editing
 
-Result = TypeVar("Result")
 NAME = "leases.sqlite3"
 
 
@@ -79,6 +78,12 @@ class Scene:
             self.benches.pop(run, None)
         return tuple(runs)
 
+    async def forget_expired(self) -> None:
+        """Waits until the store has what ended by itself."""
+        async with asyncio.timeout(30):
+            while self.registry.list_expired():  # noqa: ASYNC110 -- nobody tells
+                await asyncio.sleep(0.01)
+
     @contextlib.contextmanager
     def full_disk(self) -> Any:
         """Lets nothing be written for the length of a block."""
@@ -93,7 +98,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def opened(
-    folder: Path, *, boot: ManualBoot | None = None, clock: ManualClock | None = None, host: Devices | None = None
+    folder: Path, *, boot: ManualBoot | None = None, clock: ManualClock | None = None
 ) -> AsyncIterator[Scene]:
     """Yields a service on a store in `folder`; services may be opened on it one after another, as agents are."""
     clock, boot = clock or ManualClock(), boot or ManualBoot()
@@ -105,7 +110,7 @@ async def opened(
         return task
 
     registry = LeaseRegistry(boot)
-    there = host or build_host(4)
+    there = build_host(4)
     scene: Scene
     async with Store.open(folder / NAME, clock=clock) as store:
         service = LeaseService(
@@ -123,13 +128,3 @@ async def opened(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def run_scene(folder: Path, test: Callable[[Scene], Coroutine[Any, Any, Result]], **options: Any) -> Result:
-    """Returns what `test` returns on a service."""
-
-    async def main() -> Result:
-        async with opened(folder, **options) as scene:
-            return await test(scene)
-
-    return asyncio.run(main())

@@ -5,30 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from meshwright_agent.store import Store, StoreUnavailableError
 from tests.fakes.stored import ManualClock
-
-Result = TypeVar("Result")
 
 
 @contextlib.asynccontextmanager
 async def opened(path: Path, **options: Any) -> AsyncIterator[Store]:
     async with Store.open(path, **({"clock": ManualClock()} | options)) as store:
         yield store
-
-
-def run_with_store(path: Path, test: Callable[[Store], Awaitable[Result]], **options: Any) -> Result:
-    """Returns what `test` returns, given a store that is open while it runs."""
-
-    async def main() -> Result:
-        async with opened(path, **options) as store:
-            return await test(store)
-
-    return asyncio.run(main())
 
 
 @contextlib.contextmanager

@@ -44,6 +44,15 @@ class RunningAgent:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=60)
 
+    def connect(self, base_url: str = "http://agent") -> httpx.Client:
+        """Returns a client over the unix socket."""
+        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.uds)), base_url=base_url, timeout=60)
+
+    def kill(self) -> None:
+        """Sends SIGKILL, and waits for the end."""
+        self.process.kill()
+        self.process.wait(timeout=60)
+
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 
@@ -65,11 +74,9 @@ def start_agent(
     `prefix` is a command that executes the agent, such as `ip netns exec`.
     """
     with tempfile.TemporaryDirectory(prefix="mw-") as folder:
-        home = Path(folder)
-        log = home / "agent.log"
         command = [*prefix, sys.executable, "-m", module, "serve", "--port", "0", *options]
         command += [] if cpu_devices is None else ["--cpu-devices", str(cpu_devices)]
-        agent = _spawn(command, state_dir or home / "state", uds or home / "agent.sock", log, environment)
+        agent = spawn(command, Path(folder), environment, state_dir=state_dir, uds=uds)
         try:
             if ready:
                 wait_for(lambda: httpx.get(f"{agent.url}/readyz").status_code == 200, agent)
@@ -79,17 +86,26 @@ def start_agent(
                 agent.process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     agent.process.wait(timeout=30)
-            agent.process.kill()
-            agent.process.wait()
+            agent.kill()
 
 
-def _spawn(command: Sequence[str], state_dir: Path, uds: Path, log: Path, environment: dict[str, str]) -> RunningAgent:
+def spawn(
+    command: Sequence[str],
+    folder: Path,
+    environment: dict[str, str],
+    *,
+    state_dir: Path | None = None,
+    uds: Path | None = None,
+    stderr: int = subprocess.STDOUT,
+) -> RunningAgent:
+    """Returns an agent that listens; the folder has what it prints, its state and its socket, unless told otherwise."""
+    log, state_dir, uds = folder / "agent.log", state_dir or folder / "state", uds or folder / "agent.sock"
     with log.open("w") as file:
         process = subprocess.Popen(
             [*command, "--uds", str(uds), "--state-dir", str(state_dir)],
             env={**os.environ, "MESHWRIGHT_INSECURE": "true", **environment},
             stdout=file,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             stdin=subprocess.DEVNULL,
             text=True,
         )

@@ -11,19 +11,20 @@ def add_token(path: Path, name: str, scope: str, *, secret: str | None = None) -
     """Adds a token to a file, which is made if it is not there; returns its secret."""
     secret = secret or f"mw_{secrets.token_urlsafe(32)}"
     before = path.read_text() if path.exists() else ""
-    _replace(path, f"{before}{name} {scope} sha256:{hashlib.sha256(secret.encode()).hexdigest()}\n")
+    replace_file(path, f"{before}{name} {scope} sha256:{hashlib.sha256(secret.encode()).hexdigest()}\n".encode())
     return secret
 
 
 def remove_token(path: Path, name: str) -> None:
     """Takes a token out, if it is there."""
     lines = path.read_text().splitlines(keepends=True)
-    _replace(path, "".join(line for line in lines if line.split()[:1] != [name]))
+    replace_file(path, "".join(line for line in lines if line.split()[:1] != [name]).encode())
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes beside and renames: an agent that reads the file sees it before or after."""
+def replace_file(path: Path, content: bytes) -> str:
+    """Writes beside and renames: an agent that reads the file sees it before or after. Returns its path."""
     draft = path.with_name(f".{path.name}.draft")
     draft.touch(mode=0o600)
-    draft.write_text(text)
+    draft.write_bytes(content)
     draft.rename(path)
+    return str(path)

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import httpx
-
 from meshwright_agent.facts.nvml import find_nvml
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.device.smi import SmiCard, read_smi
@@ -111,12 +109,8 @@ def start_bench(agent: RunningAgent, body: dict[str, Any]) -> str:
 def await_stopped(agent: RunningAgent, *, limit_s: float = 60.0) -> float:
     """Returns after how many seconds the worker, which has been there, was gone."""
     began_s = time.monotonic()
-    wait_for(lambda: _is_stopped(read_worker(agent)), agent, limit_s=limit_s)
+    wait_for(lambda: (w := read_worker(agent))["state"] == "stopped" and w["generation"] > 0, agent, limit_s=limit_s)
     return time.monotonic() - began_s
-
-
-def _is_stopped(worker: dict[str, Any]) -> bool:
-    return bool(worker["state"] == "stopped" and worker["generation"] > 0)
 
 
 def await_looked(agent: RunningAgent) -> dict[str, Any]:
@@ -124,16 +118,6 @@ def await_looked(agent: RunningAgent) -> dict[str, Any]:
     wait_for(lambda: any(device["jax_id"] is not None for device in ask(agent, "/devices")["devices"]), agent)
     devices: dict[str, Any] = ask(agent, "/devices")
     return devices
-
-
-def release(agent: RunningAgent) -> tuple[dict[str, Any], float]:
-    """Returns the answer to a release, and how long it took as the caller sees it."""
-    began_s = time.monotonic()
-    reply = httpx.post(f"{agent.url}/devices/release", timeout=30)
-    duration_s = time.monotonic() - began_s
-    assert reply.status_code == 200, reply.text
-    answer: dict[str, Any] = reply.json()
-    return answer, duration_s
 
 
 @contextlib.contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import tempfile
 import time
 import uuid
@@ -26,7 +24,6 @@ from tests.device.bed import (
     count_used,
     hold_card,
     list_pids,
-    release,
     start_bench,
 )
 from tests.device.gil import forget, is_deaf, is_granted, plant_hang, wish_hang
@@ -45,6 +42,7 @@ from tests.process.living import (
     read_run,
     read_worker,
     submit,
+    time_release,
     worker_pid,
 )
 
@@ -101,7 +99,7 @@ def check_quick(bed: Bed) -> Iterator[Finding]:
     """A worker on demand for a quick bench, and what that takes of the card."""
     before = bed.read_cards()
     with bed.start_agent(idle_release_s="60") as agent:
-        release(agent)
+        time_release(agent)
         began_s = time.monotonic()
         do_bench(agent)
         yield Finding("first bench, with the worker's start", time.monotonic() - began_s, unit="s")
@@ -131,7 +129,8 @@ def check_release_from_gil(bed: Bed) -> Iterator[Finding]:
     before = bed.read_cards()
     with tempfile.TemporaryDirectory(prefix="mw-") as name:
         folder = Path(name)
-        with _start_hanging(bed, folder) as agent:
+        settings = {**bed.settings, "PYTHONPATH": plant_hang(folder)}
+        with Bed(bed.platform, bed.tries, settings).start_agent() as agent:
             for number in range(1, max(2, bed.tries // 2) + 1):
                 start_bench(agent, bed.long_bench)
                 pid = worker_pid(agent)
@@ -144,7 +143,7 @@ def check_release_from_gil(bed: Bed) -> Iterator[Finding]:
 
 def _release(bed: Bed, agent: RunningAgent, before: Any, name: str, killed: bool | None = None) -> Iterator[Finding]:
     pid = read_worker(agent)["pid"]
-    answer, duration_s = release(agent)
+    answer, duration_s = time_release(agent)
     ok, note = duration_s <= RELEASE_LIMIT_S and answer["released"], f"killed: {answer['worker_killed']}"
     yield Finding(name, duration_s, ok, "s", f"≤ {RELEASE_LIMIT_S:g} s", note)
     if killed is not None:
@@ -160,7 +159,7 @@ def check_owners(bed: Bed) -> Iterator[Finding]:
     """A foreign process with a context is named, and keeps benches off."""
     with bed.start_agent() as agent:
         await_looked(agent)
-        release(agent)
+        time_release(agent)
         with hold_card() as (pid, command):
             reply = post_bench(agent, {})
             problem = reply.json()
@@ -177,7 +176,7 @@ def check_owners(bed: Bed) -> Iterator[Finding]:
             yield Finding("/devices: its memory", seen.get("used_bytes"), bool(seen.get("used_bytes")), "B", "told")
             yield Finding("/devices: its container", seen.get("container"), note="none is right outside one")
             yield holds("/devices: it is not ours", seen.get("own") is False)
-            answer, duration_s = release(agent)
+            answer, duration_s = time_release(agent)
             is_held = any(each["pid"] == pid for each in answer["holders"] or ())
             yield holds("a release names it", is_held, f"{duration_s:.2f} s")
 
@@ -209,8 +208,7 @@ def check_kill(bed: Bed) -> Iterator[Finding]:
         with bed.start_agent() as agent:
             start_bench(agent, bed.long_bench)
             children = list_children(agent.pid)
-            os.kill(agent.pid, signal.SIGKILL)
-            agent.process.wait()
+            agent.kill()
             began_s = time.monotonic()
             while any(map(is_alive, children)) and time.monotonic() - began_s < GONE_S:
                 time.sleep(0.02)
@@ -251,11 +249,7 @@ def check_hold(bed: Bed) -> Iterator[Finding]:
         began_s = time.monotonic()
         wait_for(lambda: read_worker(agent)["state"] == "ready", agent, limit_s=60)
         yield Finding("back after the lease", time.monotonic() - began_s, True, "s", "comes back")
-        release(agent)
+        time_release(agent)
         time.sleep(3.0)
         away = read_worker(agent)["state"]
         yield Finding("three looks after a release", away, away == "stopped", rule="stopped")
-
-
-def _start_hanging(bed: Bed, folder: Path) -> Any:
-    return Bed(bed.platform, bed.tries, {**bed.settings, "PYTHONPATH": plant_hang(folder)}).start_agent()

@@ -21,10 +21,11 @@ from meshwright.planning.models import read_model
 from meshwright.wire.mesh import Plan
 from meshwright.wire.model import TrainingSpec
 from meshwright.wire.verification import Verification
-from tests.device.bed import Bed, release
+from tests.device.bed import Bed
 from tests.device.record import Finding
 from tests.documents import ROOT
 from tests.process.jobs import read_answer
+from tests.process.living import time_release
 
 LIMIT_S: Final = 200.0
 MEMORY_RATIOS: Final = (0.85, 1.15)
@@ -48,7 +49,7 @@ def check_step(bed: Bed) -> Iterator[Finding]:
             batch = training["global_batch_size"] * count
             training = {**training, "global_batch_size": batch}
             plan = client.plan("dp:-1", model=named, training=training)
-            release(agent)
+            time_release(agent)
         spec = apply_schedule(TrainingSpec(**training), plan.schedule)
         found = compile_in_child(build_job(plan, model, spec), limit_s=LIMIT_S)
         assert isinstance(found, Verification)
@@ -71,7 +72,7 @@ def check_batch(bed: Bed) -> Iterator[Finding]:
         plan = client.plan("dp:-1", model=named, training=least)  # its environment has the memory of the compile
         asked: dict[str, Any] = {"model": named, "training": training, "mesh": "dp:-1"}
         found = client.batch_size(**asked, compile=True, timeout_s=LIMIT_S).compiled
-        release(agent)
+        time_release(agent)
     assert found is not None
     batch = found.global_batch_size or 0
     yield Finding("largest batch", batch, bool(batch), rule="1 or more", note=f"{len(found.tried)} compiles")

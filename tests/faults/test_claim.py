@@ -29,7 +29,6 @@ def test_a_second_agent_on_a_hosts_devices_leaves_and_names_the_process_of_the_f
         assert ask(first, "/health")["components"]
         with start_agent(cpu_devices=1, **host) as virtual:  # it owns no device
             assert ask(virtual, "/devices")["platform"] == "cpu"
-        first.process.kill()
-        first.process.wait()
+        first.kill()
     with start_agent(cpu_devices=None, ready=False, state_dir=tmp_path / "first", **host) as again:
         assert ask(again, "/health")["components"]

@@ -25,8 +25,7 @@ def kill_in_a_bench(agent: RunningAgent, after_s: float) -> str:
     run_id = submit(agent, BENCH)
     time.sleep(after_s)
     children = list_children(agent.pid)
-    agent.process.kill()
-    agent.process.wait()
+    agent.kill()
     wait_for(lambda: not any(map(is_alive, children)), limit_s=30)
     return run_id
 

@@ -97,8 +97,7 @@ def test_an_agent_that_is_restarted_under_load_is_hidden_by_the_clients_retries(
                     told = [askers.enter_context(asking(uds, question)) for question in QUESTIONS.values()]
                 await_answers(agent, told)
                 if how == "killed":
-                    agent.process.kill()
-                    agent.process.wait()
+                    agent.kill()
                 else:
                     assert agent.stop() == 0
         with start() as agent:

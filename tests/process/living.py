@@ -170,14 +170,19 @@ def await_newer_look(agent: RunningAgent, name: str) -> dict[str, Any]:
     return read_component(agent, name)
 
 
-def release(agent: RunningAgent) -> dict[str, Any]:
-    """Returns the answer to a release, which must come in time."""
+def time_release(agent: RunningAgent) -> tuple[dict[str, Any], float]:
+    """Returns the answer to a release, and how long it took as the caller sees it."""
     began_s = time.monotonic()
     reply = httpx.post(f"{agent.url}/devices/release", timeout=30)
     duration_s = time.monotonic() - began_s
     assert reply.status_code == 200, reply.text
+    return reply.json(), duration_s
+
+
+def release(agent: RunningAgent) -> dict[str, Any]:
+    """Returns the answer to a release, which must come in time."""
+    answer, duration_s = time_release(agent)
     assert duration_s < RELEASE_LIMIT_S + LATE_S
-    answer: dict[str, Any] = reply.json()
     return answer
 
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.faults.causing import serve_and_leave
 from tests.process.living import list_children
 from tests.tokens import add_token, remove_token
 
@@ -56,8 +57,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 def _refuse_start(tmp_path: Path, *flags: str) -> str:
     """Returns what an agent says that does not start."""
-    command = [sys.executable, "-m", "meshwright_agent", "serve", "--port", "0", "--state-dir", str(tmp_path / "state")]
-    ended = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120, check=False)
+    ended = serve_and_leave(tmp_path / "state", *flags)
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "state").exists()
@@ -115,8 +115,7 @@ def test_a_browser_may_send_the_token_as_a_password(guarded: Guarded) -> None:
 
 def test_who_is_admin_on_the_unix_socket_is_one_setting(guarded: Guarded) -> None:
     assert guarded.agent.uds.stat().st_mode & 0o777 == 0o666
-    transport = httpx.HTTPTransport(uds=str(guarded.agent.uds))
-    with httpx.Client(transport=transport, base_url="http://any.name", timeout=60) as client:
+    with guarded.agent.connect("http://any.name") as client:
         assert client.get("/runs").status_code == 200
         refused = client.post("/devices/release")
         assert refused.status_code == 403
@@ -156,8 +155,7 @@ def test_without_tokens_tcp_may_read_and_the_socket_of_the_agents_user_everythin
         told = httpx.post(f"{agent.url}/devices/release", headers=_bearer("mw_any")).json()
         assert "because it has no token file" in told["detail"]
         assert told["hint"].startswith("give the agent one (MESHWRIGHT_TOKENS_FILE)")
-        transport = httpx.HTTPTransport(uds=str(agent.uds))
-        with httpx.Client(transport=transport, base_url="http://any.name", timeout=60) as client:
+        with agent.connect("http://any.name") as client:
             assert client.post("/devices/release").status_code == 200
 
 

@@ -17,7 +17,7 @@ import trustme
 from meshwright import Client
 from meshwright.errors import AgentConnectionError, ForbiddenError, UnauthorizedError
 from tests.agents import MESHWRIGHT, RunningAgent, start_agent, wait_for
-from tests.tokens import add_token
+from tests.tokens import add_token, replace_file
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -27,19 +27,10 @@ VARIABLES = (
 )
 
 
-def _write(path: Path, content: bytes) -> str:
-    """Replaces a file as a whole; returns its path."""
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(content)
-    draft.chmod(0o600)
-    draft.rename(path)
-    return str(path)
-
-
 def _put_server(folder: Path, ca: trustme.CA, **when: datetime.datetime) -> None:
     leaf = ca.issue_cert("127.0.0.1", **when)
-    _write(folder / "server.key", leaf.private_key_pem.bytes())
-    _write(folder / "server.pem", leaf.cert_chain_pems[0].bytes())
+    replace_file(folder / "server.key", leaf.private_key_pem.bytes())
+    replace_file(folder / "server.pem", leaf.cert_chain_pems[0].bytes())
 
 
 @dataclass(frozen=True)
@@ -56,8 +47,8 @@ class Host:
         """Returns the variables that name a client certificate of a CA."""
         leaf = ca.issue_cert("trainer@cluster", common_name="trainer", **when)
         return {
-            "MESHWRIGHT_CLIENT_CERT_FILE": _write(self.folder / "shown.pem", leaf.cert_chain_pems[0].bytes()),
-            "MESHWRIGHT_CLIENT_KEY_FILE": _write(self.folder / "shown.key", leaf.private_key_pem.bytes()),
+            "MESHWRIGHT_CLIENT_CERT_FILE": replace_file(self.folder / "shown.pem", leaf.cert_chain_pems[0].bytes()),
+            "MESHWRIGHT_CLIENT_KEY_FILE": replace_file(self.folder / "shown.key", leaf.private_key_pem.bytes()),
         }
 
     def put_server(self, ca: trustme.CA, **when: datetime.datetime) -> None:
@@ -66,8 +57,7 @@ class Host:
 
     def ask(self, path: str) -> httpx.Response:
         """Returns an answer over the unix socket, which asks for nothing."""
-        transport = httpx.HTTPTransport(uds=str(self.agent.uds))
-        with httpx.Client(transport=transport, base_url="http://agent", timeout=60) as local:
+        with self.agent.connect() as local:
             return local.get(path)
 
 
@@ -77,14 +67,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     server_ca, client_ca = trustme.CA(), trustme.CA()
     secret = add_token(folder / "tokens", "trainer", "read")
     variables = {
-        "MESHWRIGHT_TOKEN_FILE": _write(folder / "token", secret.encode()),
-        "MESHWRIGHT_CA_FILE": _write(folder / "ca.pem", server_ca.cert_pem.bytes()),
+        "MESHWRIGHT_TOKEN_FILE": replace_file(folder / "token", secret.encode()),
+        "MESHWRIGHT_CA_FILE": replace_file(folder / "ca.pem", server_ca.cert_pem.bytes()),
     }
     settings = {
         "MESHWRIGHT_TOKENS_FILE": str(folder / "tokens"),
         "MESHWRIGHT_TLS_CERT_FILE": str(folder / "server.pem"),
         "MESHWRIGHT_TLS_KEY_FILE": str(folder / "server.key"),
-        "MESHWRIGHT_TLS_CLIENT_CA_FILE": _write(folder / "client-ca.pem", client_ca.cert_pem.bytes()),
+        "MESHWRIGHT_TLS_CLIENT_CA_FILE": replace_file(folder / "client-ca.pem", client_ca.cert_pem.bytes()),
     }
     _put_server(folder, server_ca)
     with start_agent(cpu_devices=2, ready=False, **settings) as agent:

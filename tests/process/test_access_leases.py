@@ -48,8 +48,7 @@ def test_a_lease_is_renewed_and_ended_by_the_token_that_took_it_or_by_an_admin_a
         assert (renewed.status_code, renewed.json()["expires_in_s"] > 800) == (200, True)
         assert _ask(agent, prolog, "DELETE", f"/leases/{leases[0]}").status_code == 200
         assert _ask(agent, admin, "DELETE", f"/leases/{leases[1]}").status_code == 200
-        transport = httpx.HTTPTransport(uds=str(agent.uds))
-        with httpx.Client(transport=transport, base_url="http://agent", timeout=60) as local:
+        with agent.connect() as local:
             assert local.delete(f"/leases/{leases[2]}").status_code == 200  # by the scope that the socket was given
             named = {"Authorization": f"Bearer {trainer}"}
             assert local.delete(f"/leases/{leases[3]}", headers=named).status_code == 403

@@ -21,17 +21,10 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.faults.causing import serve_and_leave
+from tests.tokens import replace_file
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
-
-
-def _write(path: Path, pem: bytes) -> None:
-    """Replaces a file as a whole, as a mounted secret is."""
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(pem)
-    draft.chmod(0o600)
-    draft.rename(path)
 
 
 @dataclass
@@ -45,8 +38,8 @@ class Files:
 
     def put_server(self, ca: trustme.CA, key: trustme.KeyType = trustme.KeyType.ECDSA) -> None:
         issued = ca.issue_cert("127.0.0.1", "localhost", key_type=key)
-        _write(self.key, issued.private_key_pem.bytes())
-        _write(self.cert, b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        replace_file(self.key, issued.private_key_pem.bytes())
+        replace_file(self.cert, b"".join(pem.bytes() for pem in issued.cert_chain_pems))
 
     def settings(self) -> dict[str, str]:
         return {
@@ -85,7 +78,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     files = Files(tmp_path_factory.mktemp("tls"))
     server_ca, client_ca = trustme.CA(), trustme.CA()
     files.put_server(server_ca)
-    _write(files.client_ca, client_ca.cert_pem.bytes())
+    replace_file(files.client_ca, client_ca.cert_pem.bytes())
     with start_agent(cpu_devices=2, ready=False, **files.settings()) as agent, socket.socket() as silent:
         silent.connect((httpx.URL(agent.url).host, httpx.URL(agent.url).port))
         found = Secured(agent, files, server_ca, client_ca, silent)
@@ -113,8 +106,7 @@ def test_a_certificate_of_another_ca_or_out_of_its_time_ends_the_handshake(secur
 
 
 def test_the_unix_socket_speaks_no_tls_and_asks_for_no_certificate(secured: Secured) -> None:
-    transport = httpx.HTTPTransport(uds=str(secured.agent.uds))
-    with httpx.Client(transport=transport, base_url="http://agent", timeout=60) as client:
+    with secured.agent.connect() as client:
         assert client.get("/runs").status_code == 200
 
 
@@ -140,8 +132,8 @@ def test_the_agent_speaks_tls_1_2_and_refuses_what_is_older(secured: Secured) ->
 def test_the_lines_that_the_agent_prints_to_be_tried_work(secured: Secured, tmp_path: Path) -> None:
     shown = secured.client_ca.issue_cert("node7")
     cert, key = tmp_path / "shown.pem", tmp_path / "shown.key"
-    _write(cert, shown.cert_chain_pems[0].bytes())
-    _write(key, shown.private_key_pem.bytes())
+    replace_file(cert, shown.cert_chain_pems[0].bytes())
+    replace_file(key, shown.private_key_pem.bytes())
     holder = {"MESHWRIGHT_CLIENT_CERT_FILE": str(cert), "MESHWRIGHT_CLIENT_KEY_FILE": str(key)}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     printed = secured.agent.log_text().partition("try:\n")[2].splitlines()[:6]
@@ -162,12 +154,12 @@ def test_a_new_certificate_counts_for_new_connections_and_a_pair_that_does_not_f
         secured.files.put_server(new_server, trustme.KeyType.RSA)
         wait_for(lambda: secured.get("/runs", shown, new_server).status_code == 200, secured.agent, limit_s=60)
         assert kept.get(f"{secured.agent.url}/runs").status_code == 200  # the connection of before
-    _write(secured.files.cert, b"nonsense")
+    replace_file(secured.files.cert, b"nonsense")
     wait_for(lambda: "the certificate before it stays in use" in secured.agent.log_text(), secured.agent, limit_s=60)
     assert secured.get("/runs", shown, new_server).status_code == 200
     secured.files.put_server(secured.server_ca)  # with a key of the first type
     wait_for(lambda: secured.get("/healthz").status_code == 200, secured.agent, limit_s=60)
-    _write(secured.files.client_ca, new_client.cert_pem.bytes())
+    replace_file(secured.files.client_ca, new_client.cert_pem.bytes())
     wait_for(lambda: secured.get("/runs", new_client.issue_cert("node7")).status_code == 200, secured.agent, limit_s=60)
     with pytest.raises(httpx.TransportError):
         secured.get("/runs", shown)
@@ -195,16 +187,16 @@ def test_files_that_are_no_pair_are_refused_with_words_and_nobody_is_asked_for_a
         return ended.stderr
 
     own_key = files.key.read_bytes()
-    _write(files.key, ca.issue_cert("other").private_key_pem.bytes())
+    replace_file(files.key, ca.issue_cert("other").private_key_pem.bytes())
     assert "the key is not the certificate's" in refuse()
-    _write(files.key, ca.issue_cert("other", key_type=trustme.KeyType.RSA).private_key_pem.bytes())
+    replace_file(files.key, ca.issue_cert("other", key_type=trustme.KeyType.RSA).private_key_pem.bytes())
     assert "the key is not the certificate's" in refuse()
     assert "a file has no certificate, or no key" in refuse(key=files.cert)
-    _write(files.key, own_key)
-    _write(files.client_ca, b"nonsense")
+    replace_file(files.key, own_key)
+    replace_file(files.client_ca, b"nonsense")
     assert "client-ca.pem" in refuse(client_ca=files.client_ca)
     assert "no such file" in refuse(key=tmp_path / "none")
-    _write(files.key, _encrypt(own_key))
+    replace_file(files.key, _encrypt(own_key))
     assert "the key is encrypted" in refuse()
 
 

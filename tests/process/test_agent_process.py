@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import pytest
 
 from meshwright import Client
 from tests.agents import RunningAgent, start_agent, wait_for
+from tests.faults.causing import serve_and_leave
 from tests.process.living import (
     ask,
     do_bench,
@@ -77,59 +76,48 @@ def test_the_agent_loads_neither_jax_nor_numpy_nor_a_driver_and_stays_small(used
 
 
 def test_one_agent_answers_over_tcp_and_over_its_unix_socket(used: RunningAgent) -> None:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(used.uds)), base_url="http://agent") as unix:
+    with used.connect() as unix:
         fingerprint = unix.get("/mesh/plan?mesh=dp:4").json()["plans"][0]["fingerprint"]
     assert ask(used, f"/mesh/plan/{fingerprint}")["plans"][0]["mesh_shape"] == {"dp": 4}
     with Client(f"unix://{used.uds}") as client:
         assert client.get_plan(fingerprint).fingerprint == fingerprint
 
 
-def serve(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Runs a second agent that is expected to leave at once."""
-    command = [sys.executable, "-m", "meshwright_agent", "serve", "--cpu-devices", "1"]
-    command += flags if "--state-dir" in flags else (*flags, "--state-dir", str(tmp_path))
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def refuse(state_dir: Path, *flags: str) -> str:
+    """Returns what an agent says that leaves at once."""
+    ended = serve_and_leave(state_dir, "--cpu-devices", "1", *flags)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
 
 
 def test_a_second_agent_on_the_same_port_leaves_with_a_reason(used: RunningAgent, tmp_path: Path) -> None:
-    port = used.url.rpartition(":")[2]
-    second = serve(tmp_path, "--port", port)
-    assert second.returncode == 1
-    assert "Address already in use; is an agent running already?" in second.stderr
-    assert "Traceback" not in second.stderr
+    said = refuse(tmp_path, "--port", used.url.rpartition(":")[2])
+    assert "Address already in use; is an agent running already?" in said
 
 
 def test_a_second_agent_on_a_living_unix_socket_leaves_and_does_no_harm(used: RunningAgent, tmp_path: Path) -> None:
-    second = serve(tmp_path, "--port", "0", "--uds", str(used.uds))
-    assert second.returncode == 1
-    assert "another agent answers there" in second.stderr
+    assert "another agent answers there" in refuse(tmp_path, "--uds", str(used.uds))
     with Client(f"unix://{used.uds}") as client:
         assert client.alive()
 
 
-def test_a_second_agent_in_the_same_state_directory_leaves_with_a_reason(used: RunningAgent, tmp_path: Path) -> None:
-    second = serve(tmp_path, "--port", "0", "--state-dir", str(used.state_dir))
-    assert second.returncode == 1
-    assert f"in use by another agent (process {used.pid})" in second.stderr
-    assert "Traceback" not in second.stderr
+def test_a_second_agent_in_the_same_state_directory_leaves_with_a_reason(used: RunningAgent) -> None:
+    assert f"in use by another agent (process {used.pid})" in refuse(used.state_dir)
     assert do_bench(used)
 
 
 def test_an_agent_without_a_usable_state_directory_leaves_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    hopeless = serve(tmp_path, "--port", "0", "--state-dir", str(tmp_path / "file" / "state"))
-    assert hopeless.returncode == 1
-    assert "Not a directory" in hopeless.stderr
-    assert "--state-dir" in hopeless.stderr
-    assert "Traceback" not in hopeless.stderr
+    said = refuse(tmp_path / "file" / "state")
+    assert "Not a directory" in said
+    assert "--state-dir" in said
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("data")
-    second = serve(tmp_path, "--port", "0", "--uds", str(precious))
-    assert second.returncode == 1
-    assert "a file that is not a socket stands there" in second.stderr
+    assert "a file that is not a socket stands there" in refuse(tmp_path, "--uds", str(precious))
     assert precious.read_text() == "data"
 
 
@@ -227,8 +215,7 @@ def test_no_child_outlives_an_agent_that_was_killed() -> None:
         start_long_bench(agent)
         worker = worker_pid(agent)
         stop_process(worker)  # not even one that hangs
-        agent.process.kill()
-        agent.process.wait()
+        agent.kill()
         try:
             wait_for(lambda: not is_alive(worker), limit_s=5)
         finally:

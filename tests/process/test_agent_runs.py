@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,8 +164,7 @@ def test_what_was_done_is_still_answered_after_a_restart(tmp_path: Path) -> None
 def test_runs_under_way_when_the_agent_was_killed_are_cancelled_with_the_reason(tmp_path: Path) -> None:
     with start_agent(cpu_devices=4, state_dir=tmp_path) as before:
         done, running, waiting = do_bench(before)["id"], start_long_bench(before), submit(before, QUICK)
-        before.process.send_signal(signal.SIGKILL)
-        before.process.wait()
+        before.kill()
     with start_agent(cpu_devices=4, state_dir=tmp_path) as after:
         assert read_run(after, done)["state"] == "succeeded"
         for run_id in (running, waiting):

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,17 +17,13 @@ from meshwright import Client
 from meshwright.cli import main
 from tests.agents import MESHWRIGHT, RunningAgent
 from tests.documents import Document
-from tests.process.living import end_leases
 
 LIMIT_S = 120.0
 FAR = ("--url", "http://127.0.0.1:9")
 STEP = ("--model", "gpt2", "--global-batch-size", "64", "--seq-len", "1024")
 
 
-@pytest.fixture(autouse=True)
-def no_leases(agent: RunningAgent) -> Iterator[None]:
-    yield
-    end_leases(agent)
+pytestmark = pytest.mark.usefixtures("no_leases")
 
 
 def _run(agent: RunningAgent, *arguments: str) -> subprocess.CompletedProcess[str]:

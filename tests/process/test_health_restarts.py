@@ -49,8 +49,7 @@ def test_an_ill_host_is_ill_since_it_fell_ill_and_a_restart_is_no_event(tmp_path
         await_state(agent, CARD, "unhealthy")
         before = read_since(agent), await_written(agent)
         assert set(before[0]) > {"worker", "driver", "store", "kernel_log", "device:0", CARD}
-        agent.process.kill()
-        agent.process.wait()
+        agent.kill()
     with start_agent(cpu_devices=2, state_dir=state, **settings) as agent:
         assert read_component(agent, CARD)["since"] == before[0][CARD][1]  # before anybody has looked again
         assert (read_since(agent), await_written(agent)) == before

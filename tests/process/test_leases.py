@@ -6,7 +6,6 @@ import re
 import statistics
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,12 @@ from tests.process.living import (
     TRIES,
     ask,
     await_end,
-    end_leases,
     post_bench,
     read_run,
     start_long_bench,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_leases(agent: RunningAgent) -> Iterator[None]:
-    yield
-    end_leases(agent)
+pytestmark = pytest.mark.usefixtures("no_leases")
 
 
 def put_lease(agent: RunningAgent, devices: Any = "all", *, lease_id: str = "", **fields: Any) -> httpx.Response:
@@ -205,8 +199,7 @@ def test_leases_outlive_their_agent(tmp_path: Path) -> None:
     with start_agent(state_dir=tmp_path) as agent:
         made = lease(agent, [0], ttl_s=1000, purpose="slurm job 7")
         brief = lease(agent, [1], ttl_s=1)
-        agent.process.kill()
-        agent.process.wait(timeout=60)
+        agent.kill()
     time.sleep(1.0)  # the real clock of the machine is what is tested
     with start_agent(state_dir=tmp_path) as agent:
         (kept,) = ask(agent, "/leases")["leases"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -15,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.agents import RunningAgent, start_agent, wait_for
+from tests.agents import RunningAgent, spawn, start_agent, wait_for
 from tests.process.living import plant_jax
 
 JAX_SPEAKS = "import sys; print('jax was here', file=sys.stderr); raise ImportError('no jax today')"
@@ -62,7 +60,8 @@ def test_what_a_child_prints_is_told_with_its_name_and_generation(tmp_path: Path
 
 @pytest.mark.exhaustive
 def test_a_stderr_that_nobody_reads_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
-    agent = _start_on_a_full_pipe(tmp_path)
+    command = [sys.executable, "-m", "meshwright_agent", "serve", "--port", "0", "--cpu-devices", "1"]
+    agent = spawn(command, tmp_path, {}, stderr=subprocess.PIPE)  # which we hold open, and do not read
     try:
         with httpx.Client(base_url=agent.url, timeout=30) as client:
             for _ in range(2000):  # some 400 KB of audit lines: the pipe holds 64
@@ -71,22 +70,3 @@ def test_a_stderr_that_nobody_reads_holds_up_neither_answers_nor_the_end(tmp_pat
     finally:
         agent.process.kill()
         agent.process.communicate()
-
-
-def _start_on_a_full_pipe(folder: Path) -> RunningAgent:
-    """Starts an agent whose stderr is a pipe that we hold open, and do not read."""
-    printed = folder / "stdout"
-    with printed.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "meshwright_agent", "serve", "--port", "0", "--state-dir", str(folder / "state")],
-            env={**os.environ, "MESHWRIGHT_INSECURE": "true", "MESHWRIGHT_CPU_DEVICES": "1"},
-            stdout=file,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-    agent = RunningAgent(process, "", folder / "none", folder / "state", printed)
-    found = wait_for(lambda: re.search(r"listens on (http://\S+?)\s", printed.read_text()), agent)
-    assert found is not None
-    agent.url = found.group(1)
-    return agent

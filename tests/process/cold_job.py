@@ -6,13 +6,12 @@ last process comes when the first one has its answer; then all build the mesh on
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
 
 import jax
-from one_rank import answer_and_leave, take_stdout
+from one_rank import answer_and_leave, join
 
 from meshwright.errors import PlanMismatchError
 from meshwright.mesh import build_mesh
@@ -21,12 +20,9 @@ MAX_WAIT_S = 60.0
 
 
 def main() -> None:
-    out = take_stdout()
-    rank, count, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-    step = json.loads(path.read_text())
-    jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+    rank, step, out = join()
     came, error = Path(step["came"]), ""
-    if rank == count - 1:
+    if rank == int(sys.argv[2]) - 1:  # JAX would start its backend to tell
         until = time.monotonic() + MAX_WAIT_S
         while not came.exists() and time.monotonic() < until:
             time.sleep(0.05)

@@ -5,15 +5,12 @@ Run as `python fleet_job.py RANK COUNT PORT STEPS`; a step is {"plan": text, "ro
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from one_rank import answer_and_leave, take_stdout
+from one_rank import answer_and_leave, join
 
 from meshwright.errors import PlanMismatchError
 from meshwright.mesh import build_mesh, mesh_fingerprint
@@ -49,10 +46,8 @@ def add_up(mesh: Mesh, over: tuple[str, ...]) -> list[list[float]]:
 
 
 def main() -> None:
-    out = take_stdout()
-    rank, count, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-    jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
-    answers = [run_step(step) for step in json.loads(path.read_text())]
+    _, steps, out = join()
+    answers = [run_step(step) for step in steps]
     answer_and_leave({"answers": answers}, out)
 
 

@@ -7,17 +7,14 @@ their rank, the place in `jax.devices()`.
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from one_rank import answer_and_leave, take_stdout
+from one_rank import answer_and_leave, join
 
 from meshwright.devices import JAXDeviceManager
 from meshwright.mesh import (
@@ -233,10 +230,8 @@ def run_step(step: dict[str, Any]) -> Answer:
 
 
 def main() -> None:
-    out = take_stdout()
-    rank, count, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-    jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
-    answers = [run_step(step) for step in json.loads(path.read_text())]
+    _, steps, out = join()
+    answers = [run_step(step) for step in steps]
     seen = [[device.process_index, device.id] for device in jax.devices()]
     answer_and_leave({"seen": seen, "answers": answers}, out)
 

@@ -7,16 +7,13 @@ jax.devices() | null, "timeout_s": s}.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from one_rank import answer_and_leave, take_stdout
+from one_rank import answer_and_leave, join
 
 from meshwright.errors import PlanMismatchError
 from meshwright.mesh import build_mesh, mesh_fingerprint
@@ -54,11 +51,8 @@ def make(step: dict[str, Any], rank: int, devices: list[jax.Device] | None) -> M
 
 
 def main() -> None:
-    out = take_stdout()
-    rank, count, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-    if count > 1:
-        jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
-    answers = [run_step(step, rank) for step in json.loads(path.read_text())]
+    rank, steps, out = join()
+    answers = [run_step(step, rank) for step in steps]
     seen = [[d.process_index, d.id] for d in jax.devices()]
     answer_and_leave({"seen": seen, "answers": answers}, out)
 

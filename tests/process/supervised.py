@@ -38,22 +38,7 @@ class Child:
         self._supervisor = Supervisor(ChildSpec("faulty", module, environment, **spec), clock=SystemClock())
         self.reset = self._supervisor.reset
         self.close = self._supervisor.close
-
-    @property
-    def state(self) -> str:
-        return self._supervisor.view().state
-
-    @property
-    def generation(self) -> int:
-        return self._supervisor.view().generation
-
-    @property
-    def pid(self) -> int | None:
-        return self._supervisor.view().pid
-
-    @property
-    def last_error(self) -> str | None:
-        return self._supervisor.view().last_error
+        self.view = self._supervisor.view
 
     @property
     def log_tail(self) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from meshwright import AsyncClient, Client, load_plan
+from meshwright import Client, load_plan
 from meshwright.errors import (
     InvalidMeshError,
     InvalidRequestError,
@@ -22,21 +21,13 @@ from meshwright.errors import (
 from meshwright.testing import FakeAgent
 from meshwright.wire.health import HealthEvent
 from tests.agents import RunningAgent
-from tests.contract.client.both import Kind, ask_async, ask_sync
+from tests.contract.client.both import Kind, ask_sync, ask_url
 
 everywhere = pytest.mark.parametrize(("kind", "over"), [("sync", "tcp"), ("async", "unix")])
 
 
 def _ask(agent: RunningAgent, kind: Kind, over: str, question: Any) -> Any:
-    url = agent.url if over == "tcp" else f"unix://{agent.uds}"
-    if kind == "sync":
-        with Client(url, timeout=120) as client:
-            return ask_sync(client, question)
-    return asyncio.run(_ask_async(url, question))
-
-
-async def _ask_async(url: str, question: Any) -> Any:
-    return await ask_async(AsyncClient(url, timeout=120), question)
+    return ask_url(kind, agent.url if over == "tcp" else f"unix://{agent.uds}", question, timeout=120)
 
 
 @pytest.mark.parametrize(("question", "error"), [

@@ -19,17 +19,13 @@ from meshwright import AsyncClient, Client
 from meshwright.errors import MeshwrightError, NotFoundError
 from meshwright.testing import FakeAgent
 from tests.agents import MESHWRIGHT, RunningAgent, start_agent, wait_for
-from tests.contract.client.both import Kind
-from tests.process.living import LONG, end_leases
+from tests.contract.client.both import Kind, both
+from tests.process.living import LONG
 
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 LIMIT_S = 120.0
 
 
-@pytest.fixture(autouse=True)
-def no_leases(agent: RunningAgent) -> Iterator[None]:
-    yield
-    end_leases(agent)
+pytestmark = pytest.mark.usefixtures("no_leases")
 
 
 def _behave(client: Client) -> list[Any]:

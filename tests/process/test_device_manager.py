@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
-from tests.process.jobs import find_port
+import pytest
+
+from tests.process.jobs import run_program
 
 LIMIT_S = 120
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -254,7 +257,7 @@ def test_a_platform_that_cannot_start_is_told_with_every_reason() -> None:
 
 
 JOB = """
-rank, port = int(sys.argv[1]), sys.argv[2]
+rank, port = int(sys.argv[1]), sys.argv[3]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -282,21 +285,13 @@ os._exit(0)  # gloo may hang where JAX is taken down: one_rank.py
 """
 
 
-def test_each_process_of_a_job_deals_out_its_own_rows_over_its_own_devices() -> None:
-    port = str(find_port())
-    base = {name: value for name, value in os.environ.items() if name not in SET_HERE}
-    environ = base | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    commands = [[sys.executable, "-c", HEAD + JOB, str(rank), port] for rank in range(2)]
-    job = [subprocess.Popen(command, env=environ, **pipes) for command in commands]
-    try:
-        outputs = [process.communicate(timeout=LIMIT_S) for process in job]
-    finally:
-        for process in job:
-            process.kill()
-    assert [process.returncode for process in job] == [0, 0], outputs
-    for rank, (printed, _) in enumerate(outputs):
-        says = json.loads(printed.splitlines()[-1])
+def test_each_process_of_a_job_deals_out_its_own_rows_over_its_own_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in SET_HERE:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "job.py").write_text(HEAD + JOB)
+    for rank, says in enumerate(run_program(tmp_path / "job.py", tmp_path, [], processes=2, devices_each=2)):
         assert (says["count"], says["default"], says["capable"]) == (4, rank, 2)
         assert says["shards"] == [[rank, [0, 1, 2]], [rank, [3, 4]]]
         assert f"of process {1 - rank}, and this is process {rank}" in says["target"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.golden.hosts import Host, build_environment
+from tests.process.living import plant_jax
 
 Said = dict[str, dict[str, Any]]
 """What it found, by subject."""
@@ -73,10 +74,8 @@ def test_a_platform_that_is_not_here_is_said_without_a_traceback_in_the_way_to_m
 
 
 def test_a_broken_jax_is_named_with_its_own_words_and_the_exit_status_is_1(tmp_path: Path) -> None:
-    broken = tmp_path / "broken" / "jax"
-    broken.mkdir(parents=True)
-    (broken / "__init__.py").write_text("raise ImportError('libcudart.so.12 is not here')\n")
-    said = run_doctor("--cpu-devices", "2", "--state-dir", str(tmp_path), PYTHONPATH=str(broken.parent))
+    path = plant_jax(tmp_path / "broken", "raise ImportError('libcudart.so.12 is not here')\n")
+    said = run_doctor("--cpu-devices", "2", "--state-dir", str(tmp_path), PYTHONPATH=path)
     assert said.returncode == 1
     assert "WRONG  device worker: JAX does not start" in said.stdout
     assert "libcudart.so.12 is not here" in said.stdout

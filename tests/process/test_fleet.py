@@ -123,8 +123,7 @@ def test_each_process_of_a_job_builds_the_planned_mesh_and_an_all_reduce_gives_t
 def test_an_agent_that_was_killed_is_named_and_the_others_are_planned_on(
     agents: list[RunningAgent], urls: list[str]
 ) -> None:
-    agents[1].process.kill()
-    agents[1].process.wait()
+    agents[1].kill()
     state = look(urls)
     (dead,) = state.failed
     assert (dead.url, dead.state) == (urls[1], "unreachable")

@@ -32,11 +32,7 @@ print("right")
 """
 
 
-def run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.strip()
-
-
 def test_a_backend_that_was_started_anew_gets_meshes_of_its_own_devices() -> None:
-    assert run(RESET) == "right"
+    command = [sys.executable, "-c", RESET]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr[-4000:]

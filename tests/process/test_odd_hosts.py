@@ -5,44 +5,27 @@ Everything is real but the driver, and that a CPU device of JAX stands for a car
 
 from __future__ import annotations
 
-import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-import tests
 from tests.agents import start_agent, wait_for
 from tests.fakes.node_labels import read_feature_file
-from tests.fakes.tree import RECORDED, plant_host
-from tests.fakes.well import WELL
+from tests.fakes.tree import plant_host
+from tests.process.cards import DOCUMENT, plant_cards
 from tests.process.living import ask, await_end, await_state, submit
 from tests.process.test_agent_health import silence
-from tests.process.test_idle_card import CARD_OF_CPU
 from tests.process.test_verified_plans import MODEL
 
-ROOT = Path(tests.__file__).parents[1]
 NAMESPACE = "meshwright.feature.node.kubernetes.io"
 STEP = {"model": MODEL, "training": {"seq_len": 64}, "mesh": "dp:2", "target": "cpu:2", "compile": True}
 
 
 def build_host(folder: Path, cards: int, seen: int) -> dict[str, str]:
     """Returns the settings of a host whose driver lists so many idle cards; JAX sees `seen`, or only CPUs."""
-    document: dict[str, Any] = json.loads((RECORDED / "dgx-h100/nvml.json").read_text())
-    document["gpus"] = [{**gpu, **WELL, "processes": []} for gpu in document["gpus"][:cards]]
-    (folder / "nvml.json").write_text(json.dumps(document))
-    (folder / "sitecustomize.py").write_text(CARD_OF_CPU if seen else "")
-    paths = (str(folder), str(ROOT / "tests/fakes/as_pynvml"), str(ROOT), os.environ.get("PYTHONPATH"))
-    return {
-        **plant_host("dgx-h100" if cards else "cpu-vm", folder / "host"),
-        "FAKE_NVML": str(folder),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(seen or 1),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
+    return plant_cards(folder, [{**gpu, "processes": []} for gpu in DOCUMENT["gpus"][:cards]], seen=seen)
 
 
 @pytest.mark.parametrize(("cards", "seen", "code", "words"), [

@@ -7,38 +7,27 @@ process: `tests/unit/health/test_question_matrix.py`.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import tests
 from tests.agents import RunningAgent, start_agent, wait_for
 from tests.deploy.slurm_node import build_node
-from tests.fakes.tree import RECORDED, plant_host
-from tests.fakes.well import WELL, write_record
+from tests.fakes.well import write_record
+from tests.process.cards import DOCUMENT, plant_cards
 from tests.process.living import ask, await_state, read_component
 from tests.process.test_cli_exit_codes import _run
 from tests.process.test_health_events import QUICK
 
-ROOT = Path(tests.__file__).parents[1]
-UUID = json.loads((RECORDED / "dgx-h100/nvml.json").read_text())["gpus"][0]["uuid"]
+UUID = DOCUMENT["gpus"][0]["uuid"]
 
 
 def build_host(folder: Path) -> dict[str, str]:
     """Returns the settings of a recorded host with a driver and a kernel log, both of which are files."""
-    document = json.loads((RECORDED / "dgx-h100/nvml.json").read_text())
-    document["gpus"] = [{**gpu, **WELL, "processes": []} for gpu in document["gpus"]]
-    (folder / "nvml.json").write_text(json.dumps(document))
     write_record(folder / "kmsg", 0, "Linux version 6.12")
-    return {
-        **QUICK,
-        **plant_host("dgx-h100", folder / "host"),
-        "MESHWRIGHT_KERNEL_LOG": str(folder / "kmsg"),
-        "FAKE_NVML": str(folder),
-        "PYTHONPATH": os.pathsep.join((str(ROOT / "tests/fakes/as_pynvml"), str(ROOT))),
-    }
+    cards = plant_cards(folder, [{**gpu, "processes": []} for gpu in DOCUMENT["gpus"]])
+    return {**QUICK, **cards, "MESHWRIGHT_KERNEL_LOG": str(folder / "kmsg")}
 
 
 @pytest.fixture(scope="module")

@@ -101,6 +101,8 @@ def test_a_step_that_is_not_there_is_refused(step: str, said: str) -> None:
 
 
 def run_script(*arguments: str, cwd: Path) -> Any:
+    """Returns what a script says of the plan that lies beside it as plan.json."""
+    (cwd / "plan.json").write_text(make_plan().model_dump_json())
     environ, command = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}, [sys.executable, *arguments]
     done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -108,14 +110,11 @@ def run_script(*arguments: str, cwd: Path) -> Any:
 
 
 def test_a_function_of_the_script_itself_is_found_there(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text(make_plan().model_dump_json())
-    found = run_script(f"{ROOT}/tests/process/verify_steps.py", str(path), cwd=tmp_path)
+    found = run_script(f"{ROOT}/tests/process/verify_steps.py", "plan.json", cwd=tmp_path)
     assert list_collectives(found) == [("dp", "all-reduce", GRADIENT_BYTES)]
 
 
 def test_a_script_without_its_guard_is_told_and_does_not_start_itself_for_ever(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(make_plan().model_dump_json())
     (tmp_path / "train.py").write_text(
         "from meshwright.verify import verify\n"
         "def step(x):\n    return x\n"
@@ -145,14 +144,12 @@ except TypeError as error:
 
 
 def test_a_function_that_was_typed_in_goes_by_value(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(make_plan().model_dump_json())
     code = TYPED.format(step="lambda batch: step(batch) + 1", body="double(batch.x)")
     found = run_script("-c", code, cwd=tmp_path)
     assert (found.status, found.reason) == ("verified", None)
 
 
 def test_what_was_typed_in_without_cloudpickle_is_refused_with_a_way(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(make_plan().model_dump_json())
     code = "import sys; sys.modules['cloudpickle'] = None\n" + TYPED.format(step="step", body="double(batch.x)")
     found = run_script("-c", code, cwd=tmp_path)
     assert "it was typed in, so no other process finds it by its name" in found.reason

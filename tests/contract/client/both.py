@@ -7,10 +7,13 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Literal
 
+import pytest
+
 from meshwright import AsyncClient, Client
 from meshwright.testing import FakeAgent
 
 Kind = Literal["sync", "async"]
+both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 def ask(kind: Kind, fake: FakeAgent, question: Callable[[Any], Any], **options: Any) -> Any:

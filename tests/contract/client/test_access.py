@@ -13,9 +13,8 @@ import pytest
 from meshwright.errors import AgentConnectionError, ForbiddenError, ProblemError, UnauthorizedError, UnavailableError
 from meshwright.testing import FakeAgent
 from meshwright.wire.problem import build_problem
-from tests.contract.client.both import Kind, ask
+from tests.contract.client.both import Kind, ask, both
 
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 SECRET = "mw-secret-hunter2"
 
 

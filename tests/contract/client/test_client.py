@@ -15,10 +15,8 @@ from meshwright.errors import AgentConnectionError, AgentTimeoutError, ProblemEr
 from meshwright.testing import FakeAgent
 from meshwright.wire.base import Notice
 from meshwright.wire.mesh import Plans
-from tests.contract.client.both import Kind, ask
+from tests.contract.client.both import Kind, ask, both
 from tests.fakes.stored import build_run
-
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 def _methods(cls: type) -> dict[str, Any]:

@@ -12,10 +12,9 @@ from meshwright.testing import FakeAgent
 from meshwright.wire.mesh import Plan
 from meshwright.wire.model import ModelSpec, TrainingSpec
 from meshwright.wire.runs import Progress
-from tests.contract.client.both import Kind, ask
+from tests.contract.client.both import Kind, ask, both
 from tests.fakes.scripted import compile_with
 
-KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
 SPEC = ModelSpec(
     vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=8, head_dim=16
 )
@@ -27,7 +26,7 @@ def bodies(fake: FakeAgent, path: str) -> list[Any]:
     return [json.loads(request.content) for request in fake.requests if request.url.path == path]
 
 
-@KINDS
+@both
 def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
     fake, heard = FakeAgent(), list[Progress]()
     compile_with(fake)
@@ -43,7 +42,7 @@ def test_a_plan_that_asks_the_compiler_waits_for_its_word(kind: Kind) -> None:
 # ---- batch sizes ----
 
 
-@KINDS
+@both
 def test_the_largest_batch_comes_with_the_table(kind: Kind) -> None:
     fake = FakeAgent("h100:8")
     compile_with(fake)

@@ -51,6 +51,7 @@ def look(fakes: dict[str, FakeAgent], **options: Any) -> FleetState:
     (lambda fake: fake.fail_next(UnavailableError("asked for", code="worker_failed"), times=2), "error", "asked for"),
     (lambda fake: fake.fail_next(ProblemError("asked for", code="internal"), times=2), "error", "asked for"),
     (lambda fake: fake.fail_next(UnauthorizedError("asked for")), "error", "asked for"),
+    (lambda fake: fake.fail_next(UnavailableError("shuts down"), path="/readyz"), "not_ready", "shuts down"),
     (lambda fake: fake.fail_next(httpx.Response(200, html="<html>")), "error",
      "is the address that of a meshwright agent?"),
 ])  # fmt: skip
@@ -188,14 +189,6 @@ def test_devices_that_were_told_in_time_count_though_health_was_not() -> None:
         act.released.set()
     assert [host.state for host in state.hosts] == ["ok"]
     assert [notice.code for notice in state.notices] == ["health_unknown"]
-
-
-def test_a_host_that_shuts_down_is_not_planned_with() -> None:
-    fakes = build_fakes("n0", "n1")
-    fakes[HOST_1].fail_next(UnavailableError("asked for"), times=1, path="/readyz")
-    state = look(fakes)
-    assert [host.state for host in state.hosts] == ["ok", "not_ready"]
-    assert [notice.code for notice in state.notices] == ["hosts_missing"]
 
 
 def test_a_refusal_on_a_part_of_a_fleet_names_the_hosts_that_are_missing() -> None:

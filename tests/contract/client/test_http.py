@@ -16,10 +16,9 @@ from meshwright import AsyncClient, Client
 from meshwright.errors import AgentConnectionError, AgentTimeoutError
 from meshwright.wire.health import Health
 from meshwright.wire.runs import Run, RunEvent, RunState
-from tests.contract.client.both import Kind, ask_url
+from tests.contract.client.both import Kind, ask_url, both
 from tests.contract.client.sockets import STREAM_HEAD, Heard, answer, chunk, serve
 
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 HEALTH = answer(Health(state="healthy", components=()).model_dump_json().encode())
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

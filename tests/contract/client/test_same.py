@@ -23,12 +23,11 @@ from meshwright.wire.health import HealthEvent, HealthEvents
 from meshwright.wire.leases import VerdictRequest
 from meshwright.wire.preflight import PreflightRequest
 from tests.agents import RunningAgent, start_agent, wait_for
-from tests.contract.client.both import Kind, ask, ask_url
+from tests.contract.client.both import Kind, ask, ask_url, both
 from tests.contract.client.test_leases import SHORT_S, hold
 from tests.fakes.stored import EPOCH, build_event, build_run
 from tests.golden.replies import normalise
 
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 STEP: dict[str, Any] = {"model": "gpt2", "training": {"global_batch_size": 8, "seq_len": 1024}}
 PREFLIGHT = PreflightRequest(lease="job-7", hosts=("a",), process_id=0, coordinator="10.0.0.1:8476")
 STREAM = {"content-type": "text/event-stream"}

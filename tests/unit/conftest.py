@@ -1,4 +1,4 @@
-"""The JAX of this process's tests, 8 virtual CPU devices, said before its backend starts; a store for one test."""
+"""The JAX of this process's tests: 8 virtual CPU devices, said before its backend starts. A store, a queue of runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from meshwright_agent.store import Store
+from tests.unit.staging import Stage, staged
 from tests.unit.store.opening import opened
 
 jax.config.update("jax_platforms", "cpu")
@@ -19,3 +20,9 @@ jax.config.update("jax_num_cpu_devices", 8)
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
     async with opened(tmp_path / "db") as store:
         yield store
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with staged(tmp_path) as stage:
+        yield stage

@@ -79,36 +79,28 @@ def test_a_connection_waits_for_its_client_or_does_not() -> None:
     assert describe_wait(deaf) == ("end", 0)
 
 
-def test_what_does_not_move_is_aborted_and_what_moves_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_does_not_move_is_aborted_and_what_moves_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SWEEP_INTERVAL_S", 0.01)
     monkeypatch.setattr(server, "STALL_TIMEOUT_S", 0.15)
     silent, deaf, slow = (_connect() for _ in range(3))
     idle = _connect(cycle=_cycle(response_complete=True), timeout_keep_alive_task=object())
     deaf.transport.unread, slow.transport.unread = 100, 1 << 20
     state = SimpleNamespace(connections={silent, deaf, slow, idle})
-
-    async def run() -> None:
-        sweeping = asyncio.create_task(sweep([SimpleNamespace(server_state=state)]))  # type: ignore[list-item]
-        for _ in range(40):
-            slow.transport.unread -= 1
-            await asyncio.sleep(0.01)
-        sweeping.cancel()
-
-    asyncio.run(run())
+    sweeping = asyncio.create_task(sweep([SimpleNamespace(server_state=state)]))  # type: ignore[list-item]
+    for _ in range(40):
+        slow.transport.unread -= 1
+        await asyncio.sleep(0.01)
+    sweeping.cancel()
     aborted = [connection for connection in (silent, deaf, slow, idle) if connection.transport.is_aborted]
     assert aborted == [silent, deaf]
 
 
-def test_uvicorn_has_what_the_server_uses_of_it() -> None:
+async def test_uvicorn_has_what_the_server_uses_of_it() -> None:
     """`sweep` and `app.Wrapper` read these; pyproject has the upper bound of the release that was looked at."""
-
-    async def build() -> tuple[H11Protocol, uvicorn.Server]:
-        config = uvicorn.Config(lambda *_: None, http="h11", lifespan="off", log_config=None)  # type: ignore[arg-type]
-        config.load()
-        made = uvicorn.Server(config)
-        return H11Protocol(config, made.server_state, {}), made
-
-    connection, made = asyncio.run(build())
+    config = uvicorn.Config(lambda *_: None, http="h11", lifespan="off", log_config=None)  # type: ignore[arg-type]
+    config.load()
+    made = uvicorn.Server(config)
+    connection = H11Protocol(config, made.server_state, {})
     assert made.server_state.connections == set()
     assert {"started", "should_exit", "force_exit"} <= set(vars(made))
     assert callable(made.capture_signals)

@@ -1,7 +1,8 @@
-"""The real device worker, on 8 virtual CPU devices."""
+"""The device worker: one that cannot start, what it reads of a device, and the signs that a preflight gives."""
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 
@@ -9,20 +10,21 @@ import pytest
 
 from meshwright.errors import UnavailableError
 from meshwright_agent.children import device, preflight
-from meshwright_agent.supervisor.supervisor import Supervisor
+from meshwright_agent.clock import SystemClock
+from meshwright_agent.supervisor.supervisor import ChildSpec, Supervisor
 from tests.fakes.codes import has_code
-from tests.unit.children.device_workers import supervise
 
 
-def test_a_jax_that_cannot_start_fails_with_its_own_words_and_traceback() -> None:
-    async def scenario(supervisor: Supervisor) -> None:
-        with pytest.raises(
-            UnavailableError, match=r"it cannot work: RuntimeError: .*no_such_platform", check=has_code("worker_failed")
-        ) as caught:
-            await supervisor.call("devices", {}, deadline_s=60.0)
-        assert any("Traceback" in line for line in caught.value.log)
-
-    supervise(scenario, JAX_PLATFORMS="no_such_platform")
+async def test_a_jax_that_cannot_start_fails_with_its_own_words_and_traceback() -> None:
+    environment = {**os.environ, "JAX_PLATFORMS": "no_such_platform"}
+    spec = ChildSpec("device", "meshwright_agent.children.device", lambda: environment)
+    supervisor = Supervisor(spec, clock=SystemClock())
+    with pytest.raises(
+        UnavailableError, match=r"it cannot work: RuntimeError: .*no_such_platform", check=has_code("worker_failed")
+    ) as caught:
+        await supervisor.call("devices", {}, deadline_s=60.0)
+    await supervisor.close()
+    assert any("Traceback" in line for line in caught.value.log)
 
 
 class TpuLike:

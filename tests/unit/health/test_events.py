@@ -16,7 +16,7 @@ from meshwright_agent.health.events import Finding, History
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.store import HEALTH, LIMITS, Document, Limit, Store, StoreUnavailableError
 from tests.fakes.stored import EPOCH, ManualClock
-from tests.unit.store.opening import editing, opened
+from tests.unit.store.opening import full_disk, opened
 
 
 async def build(store: Store, clock: ManualClock | None = None) -> History:
@@ -92,16 +92,13 @@ async def test_since_when_a_component_is_ill_outlives_the_event_that_told_it(
 
 
 async def test_events_that_cannot_be_written_are_lost_and_what_must_be_remembered_is_written_later(
-    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     history = await build(store)
     board = HealthRegistry(stale_after_s=60, on_change=history.record_change, memory=history.memory)
     board.report("device:0", Finding("unhealthy", "it fell"), at=EPOCH)
-    with editing(tmp_path / "db") as other:
-        other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END")
-        with pytest.raises(StoreUnavailableError):
-            await history.flush()
-        other.execute("DROP TRIGGER full")
+    with full_disk(store.path, "events"), pytest.raises(StoreUnavailableError):
+        await history.flush()
     assert "1 events of health are lost" in caplog.text
     assert await store.get(HEALTH, "memory") is None
     await history.flush()

@@ -85,11 +85,6 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def dgx(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return plant_machine("dgx-h100", tmp_path_factory.mktemp("dgx"))
-
-
-@pytest.fixture(scope="module")
 def tpu(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return plant_machine("tpu-v5e-8", tmp_path_factory.mktemp("tpu"))
 
@@ -125,13 +120,9 @@ def test_the_fake_has_the_members_and_signatures_of_the_real_one() -> None:
         assert [(p.name, p.kind) for p in theirs.values()] == [(p.name, p.kind) for p in ours.values()]
 
 
-def test_two_probes_at_once_read_each_line_of_the_kernel_log_once(dgx: Machine) -> None:
+async def test_two_probes_at_once_read_each_line_of_the_kernel_log_once(dgx: Machine) -> None:
     scene = stage_dgx(dgx, [facts_of(dgx, kernel_log=KernelLog((), last)) for last in (7, 9)])
-
-    async def probe_twice() -> None:
-        await asyncio.gather(scene.watch.probe(), scene.watch.probe())
-
-    asyncio.run(probe_twice())
+    await asyncio.gather(scene.watch.probe(), scene.watch.probe())
     assert [question["kernel_log_after"] for _, question, _ in scene.probe.calls] == [None, 7]
 
 
@@ -477,12 +468,11 @@ class HangingSupervisor(FakeSupervisor):
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_the_facts_are_looked_at_while_jax_does_not_start_and_it_is_asked_once(dgx: Machine, stays: bool) -> None:
+async def test_the_facts_are_looked_at_while_jax_does_not_start_and_it_is_asked_once(dgx: Machine, stays: bool) -> None:
     scene = stage(facts_of(dgx, holders=()), {}, stays=stays)
     device = HangingSupervisor(deque())
     scene.watch._device = device  # type: ignore[assignment]
-
-    async def look_often() -> None:
+    async with asyncio.timeout(20):
         for _ in range(4):
             scene.clock.advance(STALE_AFTER_S)
             await scene.watch.refresh()
@@ -491,14 +481,11 @@ def test_the_facts_are_looked_at_while_jax_does_not_start_and_it_is_asked_once(d
             assert set(scene.states_of_devices().values()) == {"healthy"}
         assert (len(scene.probe.calls), len(device.calls)) == (4, 1)
 
-    asyncio.run(asyncio.wait_for(look_often(), 20))
 
-
-def test_a_watch_that_ends_ends_its_question_to_jax_as_well(dgx: Machine) -> None:
+async def test_a_watch_that_ends_ends_its_question_to_jax_as_well(dgx: Machine) -> None:
     scene = stage(facts_of(dgx, holders=()), {}, stays=False)
     scene.watch._device = device = HangingSupervisor(deque())  # type: ignore[assignment]
-
-    async def watch_until_asked() -> None:
+    async with asyncio.timeout(20):
         before = asyncio.all_tasks()
         device.asked = asyncio.Event()
         watching = asyncio.create_task(scene.watch.run())
@@ -506,8 +493,6 @@ def test_a_watch_that_ends_ends_its_question_to_jax_as_well(dgx: Machine) -> Non
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         assert asyncio.all_tasks() == before
-
-    asyncio.run(asyncio.wait_for(watch_until_asked(), 20))
 
 
 def test_a_look_at_jax_that_fails_for_a_bug_is_told_and_is_not_the_last(
@@ -524,20 +509,19 @@ def test_a_look_at_jax_that_fails_for_a_bug_is_told_and_is_not_the_last(
 # ---- for ever -------------------------------------------------------------------------------------------------------
 
 
-def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(cpu: Machine, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_look_that_fails_for_a_bug_does_not_end_the_watch(
+    cpu: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
     scene = stage_cpu(cpu, probe=[{"no": "facts"}, facts_of(cpu)])
     settings = scene.settings.model_copy(update={"probe_interval_s": 0.001})
     around: dict[str, Any] = {"health": scene.health, "settings": settings, "clock": scene.clock, "stays": True}
     watch = build_watch(scene.probe, scene.device, **around)
-
-    async def watch_until_seen() -> None:
+    async with asyncio.timeout(20):
         watching = asyncio.create_task(watch.run())
         while scene.state("driver") != "healthy":
             await asyncio.sleep(0)
             assert not watching.done()
         watching.cancel()
-
-    asyncio.run(asyncio.wait_for(watch_until_seen(), 20))
     assert "a probe of the host failed" in caplog.text
 
 

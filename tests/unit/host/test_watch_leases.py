@@ -15,14 +15,9 @@ from meshwright_agent.facts.procfs import find_holders
 from meshwright_agent.health.registry import HealthRegistry
 from meshwright_agent.settings import Settings
 from meshwright_agent.supervisor.supervisor import Answer, CallCancelled
-from tests.fakes.machines import Machine, plant_machine
+from tests.fakes.machines import Machine
 from tests.fakes.stored import ManualClock
 from tests.fakes.supervised import FakeSupervisor, answering, build_watch, refresh
-
-
-@pytest.fixture(scope="module")
-def dgx(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return plant_machine("dgx-h100", tmp_path_factory.mktemp("dgx"))
 
 
 class Host:

@@ -19,7 +19,6 @@ from meshwright_agent.leases import LeaseRegistry, LeaseService, Owner
 from meshwright_agent.store import Store
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.unit.bench.hosts import build_host
-from tests.unit.store.opening import editing
 
 NAME = "leases.sqlite3"
 
@@ -83,17 +82,6 @@ class Scene:
         async with asyncio.timeout(30):
             while self.registry.list_expired():  # noqa: ASYNC110 -- nobody tells
                 await asyncio.sleep(0.01)
-
-    @contextlib.contextmanager
-    def full_disk(self) -> Any:
-        """Lets nothing be written for the length of a block."""
-        refuse = "CREATE TRIGGER full_{0} BEFORE {0} ON documents BEGIN SELECT RAISE(ABORT, 'no space'); END"
-        with editing(self.store.path) as other:
-            for verb in ("INSERT", "UPDATE"):
-                other.execute(refuse.format(verb))
-            yield
-            for verb in ("INSERT", "UPDATE"):
-                other.execute(f"DROP TRIGGER full_{verb}")
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from meshwright_agent.leases import HELD, LEASE, Owner, StoredLease, read_held
 from meshwright_agent.store import StoreUnavailableError
 from tests.fakes.stored import ManualBoot, ManualClock
 from tests.unit.leases.scene import NAME, Scene, build_lease, opened
-from tests.unit.store.opening import editing
+from tests.unit.store.opening import editing, full_disk
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ async def test_what_an_agent_left_is_read_without_one_also_beside_it(scene: Scen
 async def test_while_nothing_can_be_written_nothing_changes(scene: Scene) -> None:
     old = await scene.lease([0], preemptible=True, ttl_s=60, lease_id="a")
     scene.benches["run-a"] = {0}
-    with scene.full_disk():
+    with full_disk(scene.store.path, "documents"):
         for ask in (scene.lease([0]), scene.put([0], lease_id="a", preemptible=True, ttl_s=600), scene.end("a")):
             with pytest.raises(StoreUnavailableError):
                 await ask
@@ -344,7 +344,7 @@ async def test_a_lease_expires_while_nothing_can_be_written(tmp_path: Path) -> N
     boot = ManualBoot()
     async with opened(tmp_path, boot=boot) as scene:
         await scene.lease([0], ttl_s=60)
-        with scene.full_disk():
+        with full_disk(scene.store.path, "documents"):
             scene.boot.now_s += 60
             assert scene.held() == []
             await asyncio.sleep(0.01)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +14,32 @@ from meshwright_agent.runs import Done, Emit, LiveRun
 from meshwright_agent.store import StoreUnavailableError
 from tests.fakes.stored import ManualClock, build_record_json, build_run
 from tests.unit.staging import Stage, staged, states, until
-from tests.unit.store.opening import editing
+from tests.unit.store.opening import full_disk
 
 # ---- events ----------------------------------------------------------------------------------------
 
 
 async def test_an_end_that_comes_while_a_listener_reads_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with staged(tmp_path) as stage:
-        run_id = await stage.submit_running()
-        listener = stage.queue.events(run_id)
-        heard = [await anext(listener), await anext(listener)]
-        has_read, may_answer, read = asyncio.Event(), asyncio.Event(), stage.store.list_events
+    run_id = await stage.submit_running()
+    listener = stage.queue.events(run_id)
+    heard = [await anext(listener), await anext(listener)]
+    has_read, may_answer, read = asyncio.Event(), asyncio.Event(), stage.store.list_events
 
-        async def pause(*args: Any, **kwargs: Any) -> Any:
-            events = await read(*args, **kwargs)
-            has_read.set()
-            await may_answer.wait()
-            return events
+    async def pause(*args: Any, **kwargs: Any) -> Any:
+        events = await read(*args, **kwargs)
+        has_read.set()
+        await may_answer.wait()
+        return events
 
-        monkeypatch.setattr(stage.store, "list_events", pause)
-        rest = asyncio.create_task(_collect(listener))
-        await has_read.wait()
-        stage.bench.finish(run_id)
-        await until(lambda: not stage.queue.running)
-        may_answer.set()
-        assert states([*heard, *await rest]) == ["queued", "running", "succeeded"]
+    monkeypatch.setattr(stage.store, "list_events", pause)
+    rest = asyncio.create_task(_collect(listener))
+    await has_read.wait()
+    stage.bench.finish(run_id)
+    await until(lambda: not stage.queue.running)
+    may_answer.set()
+    assert states([*heard, *await rest]) == ["queued", "running", "succeeded"]
 
 
 async def _collect(listener: AsyncIterator[RunEvent]) -> list[RunEvent]:
@@ -51,21 +49,11 @@ async def _collect(listener: AsyncIterator[RunEvent]) -> list[RunEvent]:
 # ---- a store that fails ----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def full_disk(folder: Path) -> Iterator[None]:
-    """Lets no event be written for the length of a block."""
-    with editing(folder / "s.sqlite3") as other:
-        other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'no space'); END")
-        yield
-        other.execute("DROP TRIGGER full")
-
-
-async def test_a_run_that_cannot_be_stored_is_refused_and_not_run(tmp_path: Path) -> None:
-    async with staged(tmp_path) as stage:
-        with full_disk(tmp_path), pytest.raises(StoreUnavailableError, match="no space"):
-            await stage.submit()
-        assert (stage.bench.begun, await stage.queue.list_runs()) == ([], ())
-        await stage.submit_running()
+async def test_a_run_that_cannot_be_stored_is_refused_and_not_run(stage: Stage, tmp_path: Path) -> None:
+    with full_disk(stage.store.path, "events"), pytest.raises(StoreUnavailableError, match="no space"):
+        await stage.submit()
+    assert (stage.bench.begun, await stage.queue.list_runs()) == ([], ())
+    await stage.submit_running()
 
 
 @pytest.mark.parametrize("state", ["succeeded", "cancelled"])
@@ -75,7 +63,7 @@ async def test_a_run_that_ends_while_nothing_can_be_written_is_stored_whole_when
     async with staged(tmp_path, FIRST_RETRY_S=0.01, STOP_WAIT_S=0.1) as stage:
         run_id, waiting = await stage.submit_running(), await stage.submit()
         await _listen_until(stage, run_id, "running")
-        with full_disk(tmp_path):
+        with full_disk(stage.store.path, "events"):
             stage.bench.emits[run_id]({"record": build_record_json()})
             if state == "succeeded":
                 stage.bench.finish(run_id, n=1)
@@ -95,7 +83,7 @@ async def test_a_run_that_ends_while_nothing_can_be_written_is_stored_whole_when
 async def test_an_agent_that_ends_while_nothing_can_be_written_ends_and_the_next_start_says_so(tmp_path: Path) -> None:
     async with staged(tmp_path, FIRST_RETRY_S=0.01) as stage:
         run_id = await stage.submit_running()
-        with full_disk(tmp_path):
+        with full_disk(stage.store.path, "events"):
             stage.bench.finish(run_id)
             await until(lambda: stage.store.failure_count > 1)
             await stage.queue.close("the agent is shutting down")

@@ -27,6 +27,18 @@ def editing(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextlib.contextmanager
+def full_disk(path: Path, table: str) -> Iterator[None]:
+    """Lets no row of a table be written, for the length of a block."""
+    refuse = "CREATE TRIGGER full_{0} BEFORE {0} ON {1} BEGIN SELECT RAISE(ABORT, 'no space'); END"
+    with editing(path) as other:
+        for verb in ("INSERT", "UPDATE"):
+            other.execute(refuse.format(verb, table))
+        yield
+        for verb in ("INSERT", "UPDATE"):
+            other.execute(f"DROP TRIGGER full_{verb}")
+
+
+@contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Keeps every other connection from writing into the file, as a sick disk would."""
     with editing(path) as holder:

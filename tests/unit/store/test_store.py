@@ -16,7 +16,7 @@ import pytest
 from meshwright_agent import store as module
 from meshwright_agent.leases import StoredLease
 from meshwright_agent.store import HELD, LEASE, PLAN, RUN, Document, Limit, Store, StoredEvent, StoreUnavailableError
-from tests.unit.store.opening import editing, held, opened, recover
+from tests.unit.store.opening import editing, full_disk, held, opened, recover
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "leases"
 
@@ -76,10 +76,8 @@ async def test_documents_are_listed_by_state_and_field_and_without_a_field(store
     assert first.body == '{"kind":"bench"}'
 
 
-async def test_a_write_is_stored_as_a_whole_or_not_at_all(store: Store, tmp_path: Path) -> None:
-    with editing(tmp_path / "db") as other:
-        other.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'no space'); END")
-    with pytest.raises(StoreUnavailableError, match="no space") as caught:
+async def test_a_write_is_stored_as_a_whole_or_not_at_all(store: Store) -> None:
+    with full_disk(store.path, "events"), pytest.raises(StoreUnavailableError, match="no space") as caught:
         await store.write(plan(1), events=[event(1)])
     assert caught.value.retry_after_s
     assert (await keys(store), store.failure_count) == ([], 1)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import httpx
@@ -103,9 +102,8 @@ def _measure_user_cpu(agent: RunningAgent, command: tuple[str, ...]) -> Row:
 
 def measure_user_s(command: list[str], environ: dict[str, str]) -> float:
     """Returns the user CPU of a process, in seconds."""
-    with Path(os.devnull).open("w") as nowhere:
-        process = subprocess.Popen(command, env=environ, stdout=nowhere, stderr=nowhere)
-        _, status, usage = os.wait4(process.pid, 0)
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, command
     return usage.ru_utime

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 
 from meshwright.planning.mesh_plan import plan_mesh
 from meshwright.spec import MeshSpec
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
 from meshwright.wire.mesh import PlanRequest
-from tests.bench.rows import Call, Row, run_rows, tell_rows, time_in_turns
+from tests.bench.rows import Row, run_rows, tell_rows, time_in_turns
 from tests.fakes.jax_devices import build_stand_ins
 
 LARGE = "v5p:16x20x28"
@@ -54,7 +55,8 @@ def compare_plans(mesh: str, topology: Topology) -> Row:
             return type(error).__name__
         return None
 
-    new_s, again_s, theirs_s = time_plans(request, topology, ask_jax)
+    plan = partial(plan_mesh, request, topology)
+    new_s, again_s, theirs_s = time_in_turns((forget, plan), (None, plan), (None, ask_jax), rounds=ROUND_COUNT)
     failure = ask_jax()
     told = f"JAX's raises {failure} after" if failure else "JAX's"
     note = (
@@ -62,15 +64,6 @@ def compare_plans(mesh: str, topology: Topology) -> Row:
         f"{len(devices):,} chips; budget 2 × or 50 ms"
     )
     return (f"plan {mesh}", f"{new_s * 1e3:.1f} ms" if failure else f"{new_s / theirs_s:.2f} × jax", note)
-
-
-def time_plans(request: PlanRequest, topology: Topology, other: Call) -> list[float]:
-    """Returns median seconds of a new plan, of the same one again, and of another call, which take turns."""
-
-    def plan() -> object:
-        return plan_mesh(request, topology)
-
-    return time_in_turns((forget, plan), (None, plan), (None, other), rounds=ROUND_COUNT)
 
 
 def forget() -> None:

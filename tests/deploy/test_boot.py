@@ -20,7 +20,12 @@ from tests.deploy.charts import DEPLOY
 from tests.deploy.overlay import overlaid
 from tests.documents import ROOT
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can boot a container"),
+    pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is not here: make extras"),
+]
 
 SYSTEMD = DEPLOY / "systemd"
 BOOT_LIMIT_S = 240.0
@@ -157,9 +162,6 @@ def boot(root: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can boot a container")
-@pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is not here: make extras")
 def test_the_unit_starts_serves_is_watched_and_stops_under_a_real_systemd() -> None:
     with overlaid() as root:
         furnish(root)

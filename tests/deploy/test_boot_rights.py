@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
-import pytest
 import trustme
 
+from tests.deploy import test_boot
 from tests.deploy.test_boot import SYSTEMD, boot, furnish, overlaid
 from tests.documents import Document
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = test_boot.pytestmark
 
 INSPECT = """#!/bin/bash
 # Runs once the agent has said READY=1, or could not. Each line is a finding.
@@ -84,9 +83,6 @@ def prepare(root: Path) -> None:
     (root / "opt/inspect").write_text(INSPECT)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can boot a container")
-@pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is not here: make extras")
 def test_each_drop_in_gives_what_it_says_after_the_runbooks_commands() -> None:
     with overlaid() as root:
         furnish(root)

@@ -8,7 +8,6 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -95,21 +94,16 @@ def format_report(soaked: Soaked) -> str:
     counts, load = soaked.load.counts, soaked.load
     asked = ", ".join(f"{_count(load, actor):,} {actor}" for actor in dict.fromkeys(name for name, _ in sorted(counts)))
     refused = sum(count for (_, outcome), count in counts.items() if outcome not in {"answered", "left"})
+    late, worst = sum(each > RELEASE_LIMIT_S for each in load.releases_s), max(load.releases_s, default=0.0)
     verdict = f"Verdict: {'; '.join(soaked.faults) or 'nothing grows, every answer was expected.'}"
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
     return (
         f"{soaked.minutes:g} minutes on {datetime.now(UTC):%Y-%m-%d}, {machine}, 4 virtual CPU devices. "
         f"Answers: {asked}; {refused:,} of them refusals that the load itself causes. Workers killed: {load.killed}. "
-        f"{_describe_releases(load.releases_s)} "
+        f"{late} of {len(load.releases_s)} releases took more than {RELEASE_LIMIT_S:g} s, the worst {worst:.2f} s. "
         f"{len(soaked.samples)} samples, of which the first {WARM_UP:.0%} do not count.\n\n"
         f"{format_table(soaked.rows)}\n\n{verdict}\n"
     )
-
-
-def _describe_releases(releases_s: Sequence[float]) -> str:
-    late = sum(duration_s > RELEASE_LIMIT_S for duration_s in releases_s)
-    worst = max(releases_s, default=0.0)
-    return f"{late} of {len(releases_s)} releases took more than {RELEASE_LIMIT_S:g} s, the worst {worst:.2f} s."
 
 
 def _count(load: Load, actor: str) -> int:

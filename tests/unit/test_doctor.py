@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,6 +22,7 @@ from meshwright_agent.settings import Settings
 from meshwright_agent.store import Store
 from tests.fakes.machines import RECORDED, plant_machine
 from tests.fakes.tree import plant
+from tests.process.living import plant_jax
 from tests.unit.leases.scene import build_lease
 
 PLAIN = {"jax": "0.10.2", "jaxlib": "0.10.2"}
@@ -236,10 +236,8 @@ def tpu_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A host with TPUs that nobody holds; JAX, were it started there, would leave a file."""
     plant((RECORDED / "tpu-v5e-8" / "tree.txt").read_text(), tmp_path)
     shutil.rmtree(tmp_path / "proc/3110")
-    jax = tmp_path / "broken" / "jax"
-    jax.mkdir(parents=True)
-    (jax / "__init__.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')\nraise ImportError('touched')\n")
-    monkeypatch.setenv("PYTHONPATH", f"{jax.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    touches = f"open({str(tmp_path / 'touched')!r}, 'w')\nraise ImportError('touched')\n"
+    monkeypatch.setenv("PYTHONPATH", plant_jax(tmp_path / "broken", touches))
     return Settings(state_dir=tmp_path / "state", host_root=tmp_path)
 
 

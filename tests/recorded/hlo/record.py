@@ -292,18 +292,14 @@ def list_devices(target: str) -> list[Any]:
     if chip == "cpu":
         return jax.devices("cpu")[: int(shape)]
     if PLATFORM == "cuda":
-        described = _describe_gpus(target, chip, int(shape))
+        told = describe_gpus(CompileTarget(platform="gpu", chip=chip, shape=(int(shape),), name=target))
+        described = topologies.get_topology_desc(platform="cuda", **told)
     else:
         described = topologies.get_topology_desc(
             platform="tpu", topology_name=rest, **({"num_slices": int(granules)} if granules else {})
         )
     devices: list[Any] = described.devices
     return devices
-
-
-def _describe_gpus(name: str, chip: str, count: int) -> Any:
-    told = describe_gpus(CompileTarget(platform="gpu", chip=chip, shape=(count,), name=name))
-    return topologies.get_topology_desc(platform="cuda", **told)
 
 
 def compile_program(program: Program) -> bytes:

@@ -44,15 +44,10 @@ def differentiate(inputs: Inputs, *, blocked: bool) -> Inputs:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_attention_in_blocks_is_the_whole_ones(length: int) -> None:
+def test_attention_in_blocks_and_its_gradients_are_the_whole_ones(length: int) -> None:
     inputs = draw(length)
     whole, blocked = (run(inputs, blocked=each) for each in (False, True))
     np.testing.assert_allclose(blocked, whole, atol=2e-6)
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_gradients_of_attention_in_blocks_are_the_whole_ones(length: int) -> None:
-    inputs = draw(length)
     for whole, blocked in zip(*(differentiate(inputs, blocked=each) for each in (False, True)), strict=True):
         np.testing.assert_allclose(blocked, whole, atol=2e-5)
 

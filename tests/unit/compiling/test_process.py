@@ -51,6 +51,13 @@ def end(does: str, **options: Any) -> Ended:
     return found
 
 
+def hear(does: str, **options: Any) -> str:
+    """Returns the last message of a run."""
+    heard: list[str] = []
+    run(does, on_progress=lambda progress: heard.append(progress.message), **options)
+    return heard[-1]
+
+
 def test_the_answer_and_the_progress_come_beside_what_is_printed() -> None:
     heard: list[Progress] = []
     answer = run(on_progress=heard.append)
@@ -61,11 +68,12 @@ def test_the_answer_and_the_progress_come_beside_what_is_printed() -> None:
     assert heard == [starting, Progress(message="tracing", done=1, total=4)]
 
 
-def test_an_abort_is_told_with_its_last_lines() -> None:
+def test_an_abort_is_told_with_its_last_lines_and_the_python_code_that_it_came_from() -> None:
     ended = end("abort")
     assert ended.reason == "the compiler aborted (SIGABRT)"
     assert "F0000 Check failed: the mesh is shuffled" in ended.log
     assert "libtpu writes to stdout" in ended.log
+    assert any("compiler.py" in line and "in behave" in line for line in ended.log)
     assert build_aborted(ended, "v5e:2x2").status == "aborted"
 
 
@@ -119,26 +127,16 @@ def test_the_maps_of_a_crash_do_not_push_its_cause_out_of_the_log() -> None:
     assert "what went wrong" in end("crash with a map").log
 
 
-def test_an_abort_names_the_python_code_that_it_came_from() -> None:
-    assert any("compiler.py" in line and "in behave" in line for line in end("abort").log)
-
-
 def test_a_child_goes_behind_the_hosts_other_work_and_is_the_first_that_the_kernel_ends() -> None:
-    heard: list[str] = []
-    run("priority", on_progress=lambda progress: heard.append(progress.message))
-    assert heard[-1] == f"{os.nice(0) + NICENESS} {OOM_SCORE}"
+    assert hear("priority") == f"{os.nice(0) + NICENESS} {OOM_SCORE}"
 
 
 def test_a_step_that_reads_stdin_does_not_wait() -> None:
-    heard: list[str] = []
-    run("read", on_progress=lambda progress: heard.append(progress.message))
-    assert heard[-1] == "read ''"
+    assert hear("read") == "read ''"
 
 
 def test_what_the_compiler_started_goes_with_it() -> None:
-    heard: list[str] = []
-    end("fork", on_progress=lambda progress: heard.append(progress.message))
-    sleeper = int(heard[-1].split()[1])
+    sleeper = int(hear("fork").split()[1])
     wait_for(lambda: not is_alive(sleeper), limit_s=5.0)
 
 
@@ -157,10 +155,8 @@ def test_a_callback_that_raises_kills_it() -> None:
     ("name", "expected"), [("JAX_PLATFORMS", "cpu"), ("CUDA_VISIBLE_DEVICES", ""), ("MESHWRIGHT_TOKEN", "unset")]
 )
 def test_the_child_opens_no_device_and_has_no_token(name: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[str] = []
     monkeypatch.setenv("MESHWRIGHT_TOKEN", "secret")
-    run("environment", job={"name": name}, on_progress=lambda progress: heard.append(progress.message))
-    assert heard[-1] == expected
+    assert hear("environment", job={"name": name}) == expected
 
 
 PARENT = """

@@ -80,17 +80,14 @@ def test_a_card_that_is_lost_says_so_and_is_not_asked_again(code: int, words: st
     assert health.temperature_celsius is None
 
 
-def test_a_driver_that_lacks_one_function_costs_one_field() -> None:
-    health = read(fail={"nvmlDeviceGetTemperature": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
-    assert (health.temperature_celsius, health.slowdown_celsius, health.error) == (None, 87, None)
-
-
 @pytest.mark.parametrize(("code", "came"), [
     (pynvml.NVML_ERROR_NOT_SUPPORTED, "absent"), (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "absent"),
     (pynvml.NVML_ERROR_TIMEOUT, "NVML_ERROR_TIMEOUT"), (12345, "NVML error 12345"),
 ])  # fmt: skip
-def test_what_became_of_a_question_is_kept_with_the_errors_name(code: int, came: str) -> None:
-    answers = read(fail={"nvmlDeviceGetTemperature": code}).answers
+def test_a_question_that_fails_costs_one_field_and_what_became_of_it_is_kept(code: int, came: str) -> None:
+    health = read(fail={"nvmlDeviceGetTemperature": code})
+    answers = health.answers
+    assert (health.temperature_celsius, health.slowdown_celsius, health.error) == (None, 87, None)
     assert (answers["temperature_celsius"], answers["slowdown_celsius"]) == (came, "answered")
     assert "architecture" not in answers  # it is not required
 

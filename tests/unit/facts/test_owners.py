@@ -54,25 +54,20 @@ def test_nobody_is_unknown_where_the_list_of_processes_is_a_containers(tmp_path:
     assert found.holders_of("/dev/vfio/7") is None
 
 
-@pytest.mark.parametrize(("cmdline", "known"), [("== proc/14/cmdline\nvllm", None), ("=/ proc/14", ())])
-def test_nobody_is_unknown_where_a_process_cannot_be_looked_into_unless_it_is_the_kernels(
-    cmdline: str, known: tuple[int, ...] | None, tmp_path: Path
-) -> None:
-    plant(PROC + f"== proc/14/fd\na file, so that listing it fails as it does without permission\n{cmdline}", tmp_path)
-    assert read_open_files(tmp_path / "proc", is_vfio).holders_of("/dev/vfio/7") == known
+NAMELESS = "== proc/14/cmdline\n\n== proc/14/stat\n"
 
 
-@pytest.mark.parametrize(("stat", "known"), [
-    ("14 (serve) S 1 14 14 0 -1 4194560 1 2 3", None),  # started with an empty name: exec -a ""
-    ("14 (kworker/0:1) I 2 0 0 0 -1 69238880 0 0 0", ()),
-    ("14 (serve) Z 1 14 14 0 -1 4194560 1 2 3", ()),
-    ("14 (serve) X 0 -1 -1 0 -1 4194560 1 2 3", ()),
+@pytest.mark.parametrize(("told", "known"), [
+    ("== proc/14/cmdline\nvllm", None), ("=/ proc/14", ()),
+    (f"{NAMELESS}14 (serve) S 1 14 14 0 -1 4194560 1 2 3", None),  # started with an empty name: exec -a ""
+    (f"{NAMELESS}14 (kworker/0:1) I 2 0 0 0 -1 69238880 0 0 0", ()),
+    (f"{NAMELESS}14 (serve) Z 1 14 14 0 -1 4194560 1 2 3", ()),
+    (f"{NAMELESS}14 (serve) X 0 -1 -1 0 -1 4194560 1 2 3", ()),
 ])  # fmt: skip
-def test_a_process_with_an_empty_command_line_is_the_kernels_only_if_the_kernel_says_so(
-    stat: str, known: tuple[int, ...] | None, tmp_path: Path
+def test_nobody_is_unknown_where_a_process_cannot_be_looked_into_unless_it_is_the_kernels(
+    told: str, known: tuple[int, ...] | None, tmp_path: Path
 ) -> None:
-    unreadable = "== proc/14/fd\na file, so that listing it fails as it does without permission\n"
-    plant(f"{PROC}{unreadable}== proc/14/cmdline\n\n== proc/14/stat\n{stat}", tmp_path)
+    plant(PROC + f"== proc/14/fd\na file, so that listing it fails as it does without permission\n{told}", tmp_path)
     assert read_open_files(tmp_path / "proc", is_vfio).holders_of("/dev/vfio/7") == known
 
 

@@ -51,8 +51,8 @@ def make(board: FakeBoard, rank: int) -> Agreement:
     return Agreement(board, rank, range(board.count), "topic", PlanMismatchError)
 
 
-def run_all(count: int, work: Callable[[Agreement], object], board: FakeBoard | None = None) -> list[object]:
-    shared = board or FakeBoard(count)
+def run_all(count: int, work: Callable[[Agreement], object]) -> list[object]:
+    shared = FakeBoard(count)
     agreements = [make(shared, rank) for rank in range(count)]
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(work, agreements))

@@ -60,15 +60,13 @@ def test_wrong_shapes_are_refused(shape: Any, error: type[Exception], words: str
         DeviceMeshManager().create_device_mesh(shape)
 
 
-def test_wrong_counts_and_devices_are_refused() -> None:
-    manager = DeviceMeshManager()
-    with pytest.raises(ValueError, match="Not enough devices"):
-        manager.create_data_parallel_mesh(9)
-    with pytest.raises(ValueError, match="num_devices is 0"):
-        manager.create_model_parallel_mesh(0)
-    with pytest.raises(ValueError, match="Not enough devices"):
-        manager.create_hybrid_mesh(4, 4)
-    with pytest.raises(ValueError, match="devices is empty"):
-        DeviceMeshManager([])
-    with pytest.raises(ValueError, match="more than once"):
-        DeviceMeshManager(jax.devices()[:1] * 2)
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: DeviceMeshManager().create_data_parallel_mesh(9), "Not enough devices"),
+    (lambda: DeviceMeshManager().create_model_parallel_mesh(0), "num_devices is 0"),
+    (lambda: DeviceMeshManager().create_hybrid_mesh(4, 4), "Not enough devices"),
+    (lambda: DeviceMeshManager([]), "devices is empty"),
+    (lambda: DeviceMeshManager(jax.devices()[:1] * 2), "more than once"),
+])  # fmt: skip
+def test_wrong_counts_and_devices_are_refused(call: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()

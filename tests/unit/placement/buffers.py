@@ -6,14 +6,25 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+_MESH = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+_GRID = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+TARGETS = {
+    "device": jax.devices()[1],
+    "split": NamedSharding(_MESH, PartitionSpec("data")),
+    "split in part": NamedSharding(_GRID, PartitionSpec("data")),
+    "whole": NamedSharding(_MESH, PartitionSpec()),
+    "pinned": SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host"),
+}
+"""What takes an aligned buffer as it is."""
 
 
-def make_aligned(count: int, dtype: Any = np.float32) -> Any:
+def make_aligned(count: int) -> Any:
     """Returns zeros `[count]` that begin at a multiple of 64 bytes."""
-    dtype = np.dtype(dtype)
-    raw = np.zeros(count * dtype.itemsize + 64, dtype=np.uint8)
+    raw = np.zeros(count * 4 + 64, dtype=np.uint8)
     start = -raw.ctypes.data % 64
-    return raw[start : start + count * dtype.itemsize].view(dtype)
+    return raw[start : start + count * 4].view(np.float32)
 
 
 def shares_memory(array: jax.Array, host: Any) -> bool:

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.placement import DevicePlacement, distribute_batch, place_on_device
-from tests.unit.placement.buffers import make_aligned, shares_memory
+from tests.unit.placement.buffers import TARGETS, make_aligned, shares_memory
 
 
 def make_mesh(kind: AxisType = AxisType.Auto, other: AxisType | None = None) -> Mesh:
@@ -241,13 +241,6 @@ def test_axes_that_the_mesh_does_not_have_or_that_are_named_twice_are_refused(ax
 
 
 # ---- memory ----
-
-TARGETS = {
-    "device": jax.devices()[1],
-    "split": NamedSharding(make_mesh(), P("data")),
-    "whole": NamedSharding(make_mesh(), P()),
-    "pinned": SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host"),
-}
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)

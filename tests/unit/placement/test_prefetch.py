@@ -8,7 +8,7 @@ import signal
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from meshwright._prefetch import _SETTINGS
 from meshwright.placement import DevicePlacement, Prefetcher, prefetch_to_device
 from tests.agents import wait_for
-from tests.unit.placement.buffers import make_aligned, shares_memory
+from tests.unit.placement.buffers import TARGETS, make_aligned, shares_memory
 
 LIMIT_S = 10.0
 THREAD = "meshwright-prefetch"
@@ -331,19 +331,11 @@ def test_several_consumers_share_the_batches() -> None:
 
 # ---- buffers that are used again ----
 
-TARGETS: dict[str, Callable[[], Any]] = {
-    "one device": lambda: jax.devices()[0],
-    "split": lambda: NamedSharding(make_mesh(), P("data")),
-    "whole": lambda: NamedSharding(make_mesh(), P()),
-    "pinned": lambda: SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host"),
-}
-
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_a_source_may_fill_one_buffer_again_and_again(target: Callable[[], Any]) -> None:
-    there = target()
+def test_a_source_may_fill_one_buffer_again_and_again(target: Any) -> None:
     buffer = make_aligned(4096)
-    assert shares_memory(jax.device_put(buffer, there), buffer), "no test: JAX does not take this memory"
+    assert shares_memory(jax.device_put(buffer, target), buffer), "no test: JAX does not take this memory"
 
     def refill() -> Iterator[Any]:
         for number in range(12):
@@ -351,7 +343,7 @@ def test_a_source_may_fill_one_buffer_again_and_again(target: Callable[[], Any])
             yield {"x": buffer, "y": (buffer[::2], buffer.reshape(64, 64)[:, 0:64])}
         buffer[:] = -1
 
-    batches = list(prefetch_to_device(refill(), there, buffer_size=3))
+    batches = list(prefetch_to_device(refill(), target, buffer_size=3))
     for number, batch in enumerate(batches):
         for leaf in jax.tree.leaves(batch):
             assert np.all(np.asarray(leaf) == number)

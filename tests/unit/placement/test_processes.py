@@ -20,11 +20,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_program(PROGRAM, tmp_path_factory.mktemp("job"), [], processes=2, devices_each=2)
 
 
+@pytest.fixture(params=[0, 1])
+def rank(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 def own_rows(rank: int) -> list[Any]:
     return [ROWS[4 * rank : 4 * rank + 2], ROWS[4 * rank + 2 : 4 * rank + 4]]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_the_default_device_is_this_processs_own_and_all_devices_are_told(answers: Any, rank: int) -> None:
     process, count, info = answers[rank]["tell_devices"]
     assert process == rank
@@ -35,24 +39,20 @@ def test_the_default_device_is_this_processs_own_and_all_devices_are_told(answer
     assert answers[rank]["place_on_another_processs_device"] == []
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_each_process_puts_its_own_part_of_the_global_value_nan_included(answers: Any, rank: int) -> None:
     assert answers[rank]["split"] == own_rows(rank)
     assert answers[rank]["split_doubles"] == ["float32", own_rows(rank), "int32", [3, 3]]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_what_does_not_divide_over_all_processes_is_refused(answers: Any, rank: int) -> None:
     assert "leaf ['x'] has the shape (6,)" in answers[rank]["split_what_does_not_divide"]
     assert "'data' of size 4, which does not divide it: use 4 or 8" in answers[rank]["split_what_does_not_divide"]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_equal_values_are_whole_on_every_device_of_every_process(answers: Any, rank: int) -> None:
     assert answers[rank]["replicate"] == [[ROWS] * 2, [list(np.arange(3))] * 2, 4]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_copies_that_would_differ_are_refused_in_every_process(answers: Any, rank: int) -> None:
     refused = answers[rank]["replicate_what_differs"]
     assert "the processes of this job hold different values: [1] not that of process 0" in refused
@@ -76,7 +76,6 @@ def halve(rows: list[Any]) -> list[list[Any]]:
     return [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_what_was_refused_is_refused_again_and_goes_as_what_it_is(answers: Any, rank: int) -> None:
     refused, shape, parts = answers[rank]["pass_own_rows_twice"]
     words = "ValueError: the processes pass different batches: process 1 passes other values than"
@@ -87,7 +86,6 @@ def test_what_was_refused_is_refused_again_and_goes_as_what_it_is(answers: Any, 
     assert parts == halve(make_rows(rank, 8))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_other_shapes_are_named_without_waiting_for_the_time_limit(answers: Any, rank: int) -> None:
     passed = answers[rank]["pass_other_shapes"]
     assert passed.startswith("ValueError: the processes pass different batches")
@@ -111,7 +109,6 @@ def test_a_process_that_passes_nothing_is_named_at_the_time_limit(answers: Any) 
     assert (nothing, [*first, *second]) == ("", [[row] for row in ROWS[:4]])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_own_rows_of_every_kind_of_leaf_make_the_global_batch(answers: Any, rank: int) -> None:
     placed = answers[rank]["split_own_rows"]
     assert placed["shapes"] == {"x": [8, 5], "local": [8, 5], "keys": [4], "empty": [0, 3], "step": []}
@@ -124,14 +121,12 @@ def test_own_rows_of_every_kind_of_leaf_make_the_global_batch(answers: Any, rank
     assert placed["total"] == sum(sum(row) for process in range(2) for row in make_rows(process, 4))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_a_part_is_divided_by_the_devices_of_its_process(answers: Any, rank: int) -> None:
     refused = answers[rank]["split_own_rows_that_do_not_divide"]
     assert "leaf ['x'] has the shape (3, 5)" in refused
     assert "of size 4, 2 of them in this process, which does not divide it: use 2 or 4" in refused
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_what_processes_share_must_be_equal_beside_own_rows(answers: Any, rank: int) -> None:
     step = answers[rank]["pass_other_steps_beside_own_rows"]
     assert step.startswith("ValueError: processes 0 and 1 cover the same part of leaf ['step'] and pass different")
@@ -149,7 +144,6 @@ def test_only_processes_with_devices_of_a_sharding_are_asked(answers: Any) -> No
     assert "its sharding is a NamedSharding over devices of process 0" in part
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_batch_of_a_kind_is_compared_and_threads_do_not_disturb_each_other(answers: Any, rank: int) -> None:
     assert answers[rank]["count_exchanges"] == [1, 1, 1]
     assert answers[rank]["prefetch_twice_at_once"] == [[0, 1, 2], [10, 11, 12]]

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 from one_rank import answer_and_leave, join
 
 from meshwright.errors import PlanMismatchError

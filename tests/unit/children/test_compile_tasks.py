@@ -123,9 +123,13 @@ def test_the_table_is_of_the_chip_that_is_compiled_for(hardware: str, target: st
     assert caught.value.errors[0]["field"] == "hardware"
 
 
+def test_a_batch_is_looked_for_at_the_models_own_length_where_no_training_is_given() -> None:
+    assert ask_batch(training=None, target="cpu:4").op == "fit"
+
+
 @pytest.mark.parametrize(("fields", "field"), [
     ({"mesh": None, "target": "cpu:4"}, "mesh"), ({"model": None, "target": "cpu:4"}, "model"),
-    ({"training": None, "target": "cpu:4"}, "training"), ({"target": "v5q:1"}, "target"),
+    ({"target": "v5q:1"}, "target"),
 ])  # fmt: skip
 def test_a_batch_that_cannot_be_looked_for_is_refused_by_the_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ProblemError) as caught:

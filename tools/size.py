@@ -33,14 +33,14 @@ PLANNER: Final = ("planning", "topology", "compiling", "_verify", "verify.py")
 
 LIMITS: Final = {
     "code lines": 28_500,
-    "code lines of the service": 9_660,  # 9,000 and the preflight
+    "code lines of the service": 9_560,  # 9,000 and the preflight
     "code lines of planner, topology, compiler, verify": 9_000,
-    "code lines of the rest of the client": 8_565,
+    "code lines of the rest of the client": 8_500,
     "modules": 185,
     "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,
     "modules of the rest of the client": 61,
-    "code lines of tests and tools": 34_800,  # 32,000, the preflight, tests of repairs, rows of the bench
+    "code lines of tests and tools": 34_650,  # 32,000, the preflight, tests of repairs, rows of the bench
     "class names with two meanings": 0,
     "settings": 28,
     "metrics": 22,

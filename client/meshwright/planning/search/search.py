@@ -73,14 +73,14 @@ def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Lay
     passes = [steps] if "gradient_accumulation_steps" in given else list_divisors(share)
     stages = int(layout.pp)
     gathers = (False, True) if stages > 1 and int(layout.fsdp) > 1 else (False,)
-    runs = [(steps, many) for steps in passes for many in list_runs(stages, steps)]
+    runs = [(steps, many) for steps in passes for many in _list_runs(stages, steps)]
     choices = [(*run, kind, once) for run in runs for kind in map(REMATS.index, remats) for once in gathers]
     counts, many, kinds, once = np.array(choices).T
     batches = replace(layout, micro_batch_size=share // counts, gradient_accumulation_steps=counts, pipeline_runs=many)
     return replace(batches, remat=kinds, gathers_once=once > 0)
 
 
-def list_runs(stages: int, steps: int) -> tuple[int, ...]:
+def _list_runs(stages: int, steps: int) -> tuple[int, ...]:
     """Returns how often the loop of a pipeline may run: once, or each time with as many micro-batches as stages."""
     return (1, steps // stages) if stages > 1 and steps % stages == 0 and steps > stages else (1,)
 
@@ -206,8 +206,8 @@ def find_handicaps(priced: Priced) -> dict[str, NDArray[np.float64]]:
     """Returns the parts of a step by which candidates with an untested axis must be faster, by the axis in words."""
     layout, sequence, hardware = priced.layout, priced.work.seq_len, priced.hardware
     cp, tp, pp = (np.asarray(size) > 1 for size in (layout.cp, layout.tp, layout.pp))
-    costs = {"tp": UNUSUAL, "ep": UNTESTED}
-    found = {f"{n} over the network": f * (np.asarray(priced.spans[n].outer.size) > 1) for n, f in costs.items()}
+    far_tp, far_ep = (np.asarray(priced.spans[axis].outer.size) > 1 for axis in ("tp", "ep"))
+    found = {"tp over the network": UNUSUAL * far_tp, "ep over the network": UNTESTED * far_ep}
     if sequence < LONG:
         found[f"cp for sequences of {sequence:,} tokens"] = UNUSUAL * cp
     if hardware.chip.platform != "gpu" or hardware.devices <= hardware.domain:  # people use it between hosts of GPUs
@@ -603,10 +603,10 @@ def build_nothing_fits(question: Question, bounds: Bounds | None = None) -> Noti
     lengths = [{"seq_len": training.seq_len >> halvings} for halvings in range(1, 8) if training.seq_len >> halvings]
     changes: tuple[list[dict[str, Any]], ...] = (batches, [moments])
     changes += ([{"weight_dtype": "bfloat16"}], [{"optimizer": "sgd"}], lengths)
-    bounds = replace(bounds, optimizer_bytes=())
 
     def try_change(change: Mapping[str, Any]) -> bool:
-        return _is_feasible(replace(question, training=training.model_copy(update=change)), bounds)
+        changed = replace(question, training=training.model_copy(update=change))
+        return _is_feasible(changed, replace(bounds, optimizer_bytes=()))
 
     many = (count << doublings for doublings in range(1, 7) if count << doublings <= DEVICES_MOST)
     enough = (
@@ -695,11 +695,10 @@ def audit_plan(plan: Plan, question: Question) -> AuditAlternative | None:
     shape, schedule, own_s = plan.mesh_shape, plan.schedule, plan.step_time.total_s
     fits, total_s = plan.memory.fits is not False, own_s
     message = f"this is the best: no other mesh that fits saves {EQUAL_WITHIN:.0%} of the step"
-    faster = int(np.where(priced.fits, priced.total_s, math.inf).argmin()) if best is not None else 0
-    if best is not None and priced.total_s[faster] < own_s * (1 - EQUAL_WITHIN):
-        saved = 1 - float(priced.total_s[faster]) / own_s
-        words = next((words for words, each in find_handicaps(priced).items() if each[faster]), "")
-        message = f"this is the best of those that runs test; {write_mesh(priced.layout.take(faster).mesh_shape)} may "
+    seconds, handicaps = np.where(priced.fits, priced.total_s, math.inf), find_handicaps(priced)
+    faster, saved = int(seconds.argmin()), 1 - float(seconds.min()) / own_s
+    if saved > EQUAL_WITHIN and (words := next((words for words in handicaps if handicaps[words][faster]), "")):
+        message = f"this is the best without untested axes; {write_mesh(priced.layout.take(faster).mesh_shape)} may "
         message += f"save {saved:.0%}, by {words}: measure it"
     if best is None and not fits:
         return None

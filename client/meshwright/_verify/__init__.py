@@ -1,1 +1,1 @@
-"""The rooms behind `meshwright.verify`: the parent describes a step, a child traces it for the plan's target."""
+"""The modules behind `meshwright.verify`: the parent describes a step, a child traces it for the plan's target."""

@@ -108,11 +108,7 @@ def describe_target(target: CompileTarget) -> dict[str, Any]:
 
 
 def verify_step(site: Site, job: CompileJob, training: TrainingSpec, tell: Tell) -> Verification:
-    """Returns the report of the job's model trained in this way.
-
-    Raises:
-        NotCompiledError: the mesh has an axis that the step does not know.
-    """
+    """Returns the report of the job's model trained in this way."""
     tell("tracing the step", 1, STAGES)
     built = build_step(job.model, training, site.automatic)
     lowered = lower_step(built)

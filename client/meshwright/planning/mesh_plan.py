@@ -271,9 +271,9 @@ class _Planner:
             hint = "wait for it, or choose among free devices with devices.count"
             yield Notice(code="devices_shared", message=name_holders(topology, held), hint=hint)
         devices = topology.devices
-        unseen = [i for i in used if devices[i].processes is None and devices[i].basis != "declared"]
-        if unseen := [index for index in unseen if not is_own(topology, index, lease)]:
-            message = f"it cannot be seen who holds device {topology.describe(unseen)}: it may be taken"
+        unknown = [i for i in used if devices[i].processes is None and devices[i].basis != "declared"]
+        if unknown := [index for index in unknown if not is_own(topology, index, lease)]:
+            message = f"the processes on device {topology.describe(unknown)} are unknown: it may be taken"
             hint = "let the agent look into all processes (root or CAP_SYS_PTRACE; in a pod hostPID), or reserve the "
             hint += "devices with a lease and give it as `lease`"
             yield Notice(code="holders_unknown", message=message, hint=hint)

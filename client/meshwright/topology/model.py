@@ -98,7 +98,7 @@ MAX_DIMENSION_COUNT: Final = 3
 
 
 def check_granules(devices: Sequence[Device], granules: Sequence[Granule]) -> None:
-    """Returns if devices and granules do not contradict each other.
+    """Checks that devices and granules do not contradict each other.
 
     Raises:
         ValueError: what does, and the rule.

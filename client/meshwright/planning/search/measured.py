@@ -1,4 +1,5 @@
-"""Bench results of this host in place of the tables' figures: three factors, of matmuls, memory and all-reduces.
+"""Bench results of this host in place of the tables' figures: factors of matmuls, memory, all-reduces and the
+network between hosts.
 
 A bench result counts only if it covers all planned devices and the fixed cost of a call is a small part of it; of
 several devices the slowest counts. A figure that the chip cannot have is not used. These values are read, by the

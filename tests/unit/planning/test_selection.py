@@ -96,7 +96,7 @@ def test_devices_of_which_nobody_could_look_who_holds_them_are_warned_of() -> No
         machine = change_device(machine, index, basis="passive", processes=())
     plan = plan_mesh(PlanRequest(mesh="dp:4", devices=(0, 1, 2, 3)), machine)
     assert [notice.code for notice in plan.warnings] == ["holders_unknown"]
-    assert "who holds device 2, 3:" in plan.warnings[0].message
+    assert "processes on device 2, 3 are unknown" in plan.warnings[0].message
     plan = plan_mesh(PlanRequest(mesh="dp:2", devices=(0, 1)), machine)
     assert plan.warnings == ()
 

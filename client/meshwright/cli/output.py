@@ -203,7 +203,7 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
     (r'"model": "([^"]+)"', r"--model \1"),
     (r'"training": \{"global_batch_size": (\d+)\}', r"--global-batch-size \1"),
     (r"POST /mesh/(plan|search)\b", r"`meshwright \1`"),
-    (r'POST /mesh/plan with "include_devices": false, or plan', "plan"),
+    (r'POST it with "include_devices": false; or use --offline of the command line', "use --offline"),
     (r"give the `lease` that the job has", "set MESHWRIGHT_LEASE to the job's"),
     (r"name a device in `devices`", "name a device in --devices"),
     (r'name a target, such as "([^"]+)"', r"name a target: --target \1"),

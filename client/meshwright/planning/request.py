@@ -183,7 +183,7 @@ def list_kept(request: PlanRequest | SearchRequest, plans: Plans) -> list[Plan]:
     most = max((len(plan.devices) for plan in made), default=0)
     if request.include_devices and most > LISTED_MAX:
         detail = f"the plan has {most:,} devices, and an agent lists at most {LISTED_MAX:,}"
-        hint = 'POST /mesh/plan with "include_devices": false, or plan here: `meshwright plan --offline`'
+        hint = 'POST it with "include_devices": false; or use --offline of the command line, which has no limit'
         raise _refuse("include_devices", detail, hint)
     return [plan for plan in made if len(plan.devices) <= LISTED_MAX]
 

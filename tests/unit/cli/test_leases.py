@@ -64,6 +64,8 @@ def test_a_lease_whose_id_could_not_be_written_is_ended(
     ('PUT /leases/job-7 with {"devices": "all"}', "`meshwright lease create --id job-7 --purpose TEXT`"),
     ("GET /leases, PUT /leases/{id} makes one", "`meshwright lease list`, `meshwright lease create` makes one"),
     ('another of GET /devices; use {"count": 3}', "another of `meshwright devices`; use --count 3"),
+    ('POST it with "include_devices": false; or use --offline of the command line, which has no limit',
+     "use --offline, which has no limit"),
     ("DELETE /leases/job-7 on node-b", "`meshwright lease end job-7` on node-b"),
     ("give the `lease` that the job has; name a device in `devices`",
      "set MESHWRIGHT_LEASE to the job's; name a device in --devices"),

@@ -550,7 +550,7 @@ class AsyncClient:
             "model": model,
             "training": training,
             "mesh": print_mesh(mesh),
-            "target": getattr(plan, "target", None) if target is None else target,
+            "target": plan.target if target is None and isinstance(plan, wire.mesh.Plan) else target,
             "plan": plan,
             "memory_strategy": memory_strategy,
             "compile": compile,

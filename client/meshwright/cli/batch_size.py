@@ -30,6 +30,7 @@ from meshwright.wire.batch_size import (
     PricedBatch,
     Roofline,
 )
+from meshwright.wire.mesh import Plan
 
 LEVEL_STYLES: Final = {"ok": "green", "below_critical": "yellow", "below_minimum": "bold red"}
 
@@ -67,7 +68,9 @@ def show_batch_size(
     """
     from meshwright._reference import find_plan  # here, so that --help need not wait for it
 
-    made = None if plan is None else find_plan(plan)
+    made = (
+        None if plan is None else find_plan(plan)
+    )
     asked = build_request(
         BatchSizeRequest,
         request,
@@ -77,8 +80,8 @@ def show_batch_size(
         per_device_batch_size=batch,
         compile=True if compiled else None,
         mesh=mesh,
-        target=take_target(target) or getattr(made, "target", None),
-        plan=getattr(made, "fingerprint", made),
+        target=take_target(target) or (made.target if isinstance(made, Plan) else None),
+        plan=made.fingerprint if isinstance(made, Plan) else made,
     )
     if offline:
         from meshwright.compiling.request import answer_batch  # here, so that other commands do not wait for it

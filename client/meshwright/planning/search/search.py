@@ -695,11 +695,8 @@ def audit_plan(plan: Plan, question: Question) -> AuditAlternative | None:
     shape, schedule, own_s = plan.mesh_shape, plan.schedule, plan.step_time.total_s
     fits, total_s = plan.memory.fits is not False, own_s
     message = f"this is the best: no other mesh that fits saves {EQUAL_WITHIN:.0%} of the step"
-    seconds, handicaps = np.where(priced.fits, priced.total_s, math.inf), find_handicaps(priced)
-    faster, saved = int(seconds.argmin()), 1 - float(seconds.min()) / own_s
-    if saved > EQUAL_WITHIN and (words := next((words for words in handicaps if handicaps[words][faster]), "")):
-        message = f"this is the best without untested axes; {write_mesh(priced.layout.take(faster).mesh_shape)} may "
-        message += f"save {saved:.0%}, by {words}: measure it"
+    if untested := _describe_untested(priced, own_s):
+        message = f"this is the best without untested axes; {untested}: measure it"
     if best is None and not fits:
         return None
     if best is not None and not (fits and weigh(priced)[best] > weighed_s * (1 - EQUAL_WITHIN)):
@@ -711,6 +708,15 @@ def audit_plan(plan: Plan, question: Question) -> AuditAlternative | None:
         more = "" if fits else "; the mesh that was given does not fit"
         message = f"{write_mesh(shape)}, {batch}, remat {schedule.remat}: {total_s:.3g} s a step, {than}{more}"
     return AuditAlternative(mesh_shape=shape, schedule=schedule, step_s=total_s, message=message)
+
+
+def _describe_untested(priced: Priced, own_s: float) -> str:
+    """Returns the fastest fitting mesh in words, if it is clearly faster than a step and has an untested axis."""
+    seconds = np.where(priced.fits, priced.total_s, math.inf)
+    place, saved = int(seconds.argmin()), 1 - float(seconds.min()) / own_s
+    axis = next((words for words, share in find_handicaps(priced).items() if share[place]), "")
+    mesh = write_mesh(priced.layout.take(place).mesh_shape)
+    return f"{mesh} may save {saved:.0%}, by {axis}" if axis and saved > EQUAL_WITHIN else ""
 
 
 def _name_axes(layout: Layout, plan: Plan) -> dict[str, int]:

@@ -18,6 +18,7 @@ from meshwright.planning.cost.memory import (
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.models import read_model
+from meshwright.wire.model import TrainingSpec
 
 XLA = read_memory_constants()["tpu"]
 LLAMA = build_work(read_model("llama2-7b"), 4096)
@@ -104,6 +105,13 @@ def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
     assert first["parameters"] == 4 * ((9 - dense.count) * each + dense.count * dense.dense_parameters + ends)
     mixed = list_stages(StepMemory(work, Layout(pp=3, gradient_accumulation_steps=8), XLA, is_in_order=False))
     assert mixed[2]["parameters"] < last["parameters"]
+
+
+def test_layers_with_heads_of_two_sizes_alternate_so_that_all_stages_are_alike() -> None:
+    model = read_model("gemma4-31b")
+    step = StepMemory.of(build_work(model, 4096), Layout(pp=2), model, TrainingSpec(global_batch_size=2), "tpu")
+    first, _, last = list_stages(step)
+    assert first["parameters"] == pytest.approx(last["parameters"])
 
 
 # ---- all of it -----------------------------------------------------------------------------------------

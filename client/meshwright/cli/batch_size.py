@@ -68,9 +68,7 @@ def show_batch_size(
     """
     from meshwright._reference import find_plan  # here, so that --help need not wait for it
 
-    made = (
-        None if plan is None else find_plan(plan)
-    )
+    made = None if plan is None else find_plan(plan)
     asked = build_request(
         BatchSizeRequest,
         request,

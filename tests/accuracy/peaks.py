@@ -117,4 +117,4 @@ def price_peak(peak: Peak) -> float:
     model, training = peak.case.model, peak.case.training
     work, layout = build_work(model, training.seq_len), peak.layout
     layout = replace(layout, optimizer_bytes=count_optimizer_bytes(training))
-    return float(sum(StepMemory.of(work, layout, model, training, peak.platform).price().values()))
+    return float(sum(StepMemory.of(work, layout, model, training, peak.chip).price().values()))

@@ -107,14 +107,12 @@ class MeshAxes:
         return self.find("expert")
 
     def shard_weights(self, size: int, *, without: Axes = ()) -> Axes:
-        """Returns the axes that FSDP splits a weight's dimension of `size` over: context and expert axes too.
+        """Returns the axes that split a weight's dimension of `size` between its uses.
 
         Args:
             size: of the dimension; an axis that does not divide what the axes before it leave is left out.
             without: axes that the weight lies over already.
         """
-        if not self.find("fsdp"):
-            return ()
         chosen: Axes = ()
         for name in self.find("fsdp", "context", "expert"):
             if name not in without and size % self.measure((*chosen, name)) == 0:

@@ -106,7 +106,7 @@ def find(model: dict[str, Any], name: str, **mesh: int) -> ShardedTensor:
     (PLAIN, "query", {"fsdp": 2, "tp": 4}, (("fsdp",), ("tp",)), (None, ("tp",))),
     (PLAIN, "output", {"fsdp": 2, "tp": 4}, (("tp",), ("fsdp",)), (("tp",), None)),
     (PLAIN, "up", {"fsdp": 2, "cp": 2, "tp": 2}, (("fsdp", "cp"), ("tp",)), (None, ("tp",))),
-    (PLAIN, "up", {"cp": 8}, (None, None), (None, None)),
+    (PLAIN, "up", {"cp": 8}, ("cp", None), (None, None)),
     (PLAIN, "embedding", {"fsdp": 2, "tp": 4}, (None, ("tp", "fsdp")), (None, ("tp",))),
     (PLAIN, "head", {"fsdp": 2, "tp": 4}, (("fsdp",), ("tp",)), (None, ("tp",))),
     (PLAIN, "mlp_norm", {"fsdp": 2, "tp": 4}, (None,), (None,)),
@@ -140,11 +140,11 @@ def test_a_pipeline_is_refused_with_what_to_do_instead() -> None:
         check_axes({"pp": 2, "tp": 4})
 
 
-def test_weights_lie_over_context_and_experts_only_beside_fsdp_and_only_where_they_divide() -> None:
+def test_weights_lie_over_context_and_experts_where_they_divide() -> None:
     both = MeshAxes.of({"fsdp": 2, "ep": 2, "cp": 3})
     assert both.shard_weights(12) == ("fsdp", "cp", "ep")
     assert both.shard_weights(6) == ("fsdp", "cp")
     assert both.shard_weights(4) == ("fsdp", "ep")
     assert both.shard_weights(4, without=("ep",)) == ("fsdp",)
     assert both.shard_weights(5) == ()
-    assert MeshAxes.of({"ep": 2, "cp": 3}).shard_weights(6) == ()
+    assert MeshAxes.of({"ep": 2, "cp": 3}).shard_weights(6) == ("cp", "ep")

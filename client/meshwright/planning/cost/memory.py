@@ -26,7 +26,7 @@ from meshwright.planning.cost.spans import REMATS, Layout
 from meshwright.planning.cost.step_time import Execution
 from meshwright.planning.cost.work import Block, Work
 from meshwright.planning.parallelism import list_divisors
-from meshwright.topology.chips import read_cells
+from meshwright.topology.chips import Chip, read_cells
 from meshwright.wire.model import ModelSpec, TrainingSpec, WeightDtype
 
 PartBytes = dict[str, Any]
@@ -63,17 +63,17 @@ class StepMemory:
     layout: Layout
     constants: MemoryConstants
     execution: Execution = field(default_factory=Execution)
-    capacity_factor: Numbers = 1.25
+    capacity_factor: float = 1.25
     whole_parameters: Numbers = 0
     is_in_order: bool = True
 
     @classmethod
-    def of(cls, work: Work, layout: Layout, model: ModelSpec, training: TrainingSpec, platform: str) -> StepMemory:
+    def of(cls, work: Work, layout: Layout, model: ModelSpec, training: TrainingSpec, chip: Chip) -> StepMemory:
         """Returns that of our own step, in which each device has learned positions as a whole."""
         learned = (model.max_position_embeddings or 0) * model.hidden_size if model.positions == "learned" else 0
         # a few dense layers come before the mixtures (DeepSeek-V3); as many or more alternate with them (Llama 4)
         is_in_order = not (model.has_two_head_sizes or 0 < model.expert_layer_count <= model.dense_layer_count)
-        constants, execution = read_memory_constants()[platform], build_execution(model, training)
+        constants, execution = read_memory_constants()[chip.platform], build_execution(model, training, chip)
         return cls(work, layout, constants, execution, training.capacity_factor, learned, is_in_order)
 
     def price(self) -> PartBytes:
@@ -113,7 +113,7 @@ class StepMemory:
             **self._layer,
             "attention": self._attention,
             "logits": self._logits,
-            "gathered": np.where(np.asarray(self.layout.fsdp) > 1, self._count_gathered(dense, experts), 0.0),
+            "gathered": self._count_gathered(dense, experts),
         }
 
     # ---- stages ----------------------------------------------------------------------------------------
@@ -133,14 +133,11 @@ class StepMemory:
     # ---- state -----------------------------------------------------------------------------------------
 
     def _count_held(self, dense: Any, experts: Any) -> Any:
-        """Returns the parameters that a device has between their uses; fsdp cuts them, and context and expert axes with
-        it where all divide."""
-        layout = self.layout
-        is_cut = (np.asarray(layout.fsdp) > 1) & (self.work.hidden % (layout.fsdp * layout.cp * layout.ep) == 0)
+        """Returns the parameters that a device has between their uses."""
+        dense_parts, expert_parts = self.layout.cut_weights(self.work.hidden)
         whole = np.minimum(self.whole_parameters, dense)
-        over_dense = layout.tp * layout.fsdp * np.where(is_cut, layout.cp * layout.ep, 1)
-        over_experts = layout.tp * layout.ep * layout.fsdp * np.where(is_cut, layout.cp, 1)
-        return (dense - whole) / over_dense + whole + experts / over_experts
+        held = (dense - whole) / dense_parts + experts / expert_parts / self.layout.ep
+        return held / self.layout.tp + whole
 
     def _count_gathered(self, dense: Any, experts: Any) -> Any:
         """Returns the bytes of weights that are whole at a time: gathered once, a stage's, with their gradients."""
@@ -148,7 +145,8 @@ class StepMemory:
         stage = 2 * size * (dense + experts / ep) / self.layout.tp
         layers = [block.dense_parameters + block.expert_parameters / ep for block in self.work.blocks]
         running = self.constants.gathered * size * _find_largest([each / self.layout.tp for each in layers])
-        return np.where(self.layout.gathers_once, stage, running)
+        is_cut = self.layout.cut_weights(self.work.hidden)[0] > 1
+        return is_cut * np.where(self.layout.gathers_once, stage, running)
 
     # ---- activations -----------------------------------------------------------------------------------
 
@@ -229,18 +227,24 @@ def read_moments(training: TrainingSpec) -> tuple[WeightDtype, ...]:
     return tuple(dtype or training.weight_dtype for dtype in asked)
 
 
-def build_execution(model: ModelSpec, training: TrainingSpec) -> Execution:
-    """Returns how our own step goes: weights and gradients are sent in the compute dtype.
+def build_execution(model: ModelSpec, training: TrainingSpec, chip: Chip) -> Execution:
+    """Returns how our own step goes: weights and gradients are sent in the compute dtype. cuDNN has flash attention
+    since Ampere, the first with bfloat16."""
+    return Execution(
+        fused_attention=training.attention == "flash" and chip.dtype == "bfloat16",
+        value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
+        weight_bytes=DTYPE_BYTES[training.weight_dtype],
+        capacity_factor=read_capacity_factor(model, training),
+    )
+
+
+def read_capacity_factor(model: ModelSpec, training: TrainingSpec) -> float | None:
+    """Returns the capacity factor of experts; None: no token is dropped.
 
     Experts of Llama 4, whose attention has chunks, and beside attention sinks (gpt-oss) have no capacity in MaxText.
     """
     is_dropless = model.attention_sinks or model.attention_chunk_size is not None
-    return Execution(
-        fused_attention=training.attention == "flash",
-        value_bytes=4.0 if training.compute_dtype == "float32" else 2.0,
-        weight_bytes=DTYPE_BYTES[training.weight_dtype],
-        capacity_factor=None if is_dropless else training.capacity_factor,
-    )
+    return None if is_dropless else training.capacity_factor
 
 
 # ---- saved activations of a layer -----------------------------------------------------------------------------------
@@ -286,7 +290,7 @@ def read_memory_constants() -> Mapping[str, MemoryConstants]:
 
 
 def list_counts(
-    block: Block, work: Work, layout: Layout, execution: Execution, capacity_factor: Numbers
+    block: Block, work: Work, layout: Layout, execution: Execution, capacity_factor: float
 ) -> dict[str, Any]:
     """Returns the elements a token, on one device, of each kind of tensor of a layer.
 
@@ -313,9 +317,10 @@ def list_counts(
     }
 
 
-def _list_expert_counts(block: Block, work: Work, layout: Layout, capacity_factor: Any) -> dict[str, Any]:
+def _list_expert_counts(block: Block, work: Work, layout: Layout, capacity_factor: float) -> dict[str, Any]:
     if block.experts is None:
         return dict.fromkeys(EXPERT_COUNTS, 0.0)
+    capacity_factor = block.experts.limit(capacity_factor)
     places = block.experts.chosen * capacity_factor
     return {
         "place": places * work.hidden,

@@ -55,7 +55,8 @@ class Layout:
 
     Attributes:
         dp: copies of the whole model; each works on its part of the batch.
-        fsdp: parts of weights, gradients and optimizer state, gathered a layer at a time; splits the batch too.
+        fsdp: parts of weights, gradients and optimizer state, gathered a layer at a time; splits the batch too. The
+            context and expert axes cut weights with it.
         tp: parts of each matmul and of the heads.
         cp: parts of the sequence.
         ep: parts of the experts; splits the batch too.
@@ -85,6 +86,16 @@ class Layout:
     def data_parts(self) -> Numbers:
         """Over how many parts the batch is laid."""
         return self.dp * self.fsdp * self.ep
+
+    def cut_weights(self, size: int) -> tuple[Any, Any]:
+        """Returns into how many parts the axes of `MeshAxes.shard_weights` cut dense weights, and those of experts.
+
+        Args:
+            size: of the dimension that is cut.
+        """
+        parts = np.asarray(self.fsdp)
+        experts = parts * np.where(size % (parts * self.cp) == 0, self.cp, 1)
+        return experts * np.where(size % (experts * self.ep) == 0, self.ep, 1), experts
 
     def count_repeats(self, layers: int) -> Any:
         """Returns into how many pieces a stage's layers are cut, which run in turn: the times that a micro-batch goes
@@ -147,13 +158,10 @@ class Span:
 _GROUPS: Final = {axis: (axis,) for axis in AXES} | {
     "dense_weights": ("fsdp", "ep", "cp"),
     "expert_weights": ("fsdp", "cp"),
-    "dense_gradients": ("dp", "ep", "cp"),
-    "expert_gradients": ("dp", "cp"),
 }
 
 GROUPS: Final = {name: tuple(map(AXES.index, axes)) for name, axes in _GROUPS.items()}
-"""What one collective goes over, as places in `AXES`: an axis alone; the axes that cut weights, where fsdp does; and
-those that gradients are summed over, where it does not."""
+"""What one collective goes over, as places in `AXES`: an axis alone, or the axes that cut weights."""
 
 Spans = Mapping[str, Span]
 """Of each of `GROUPS`."""
@@ -259,7 +267,7 @@ def _cut(
     cut = cut_torus(inner, box, weigh_axes(AXES, inner).inside)
     assert cut is not None, "split, a torus takes every mesh of its size"
     parts = [[(part.size, part.is_closed(box), part.measure_step(box)) for part in axis.parts] for axis in cut]
-    return [[*own, *[(1, False, 1.0)] * (len(dimensions) - len(own))] for own in parts]
+    return [[*own, *[(1, False, 1.0)] * (max(len(dimensions), 1) - len(own))] for own in parts]
 
 
 def read_spans(plan: Plan, chip: Chip, pair_bytes_per_s: float | None = None) -> Spans:

@@ -9,8 +9,7 @@ of matmuls falls where a chip has more FLOP/s for each byte/s of its memory; a n
 bandwidth, and nothing else. A third of the collectives' time is exposed, and all of the gradients' time across the
 network. The optimizer's update reads and writes the state once.
 
-Where fsdp cuts weights, context and expert axes cut them too, and one collective gathers them over all of these axes;
-where it does not, one collective sums gradients over data, expert and context axes (`spans.GROUPS`).
+The fsdp, context and expert axes cut weights, and one collective gathers them over all of these axes (`spans.GROUPS`).
 
 The bubble of a pipeline is (pp − 1) ÷ repeats of a micro-batch's time on a stage (MaxText's circular pipelines). Its
 weights are gathered for each micro-batch, or once a step, and then all of that is exposed (`pipeline_fsdp_ag_once`).
@@ -96,6 +95,7 @@ def find_expert_factor(block: Block, work: Work, capacity_factor: float | None, 
     """
     if block.experts is None or capacity_factor is None:
         return law.experts
+    capacity_factor = block.experts.limit(capacity_factor)
     places = capacity_factor * block.experts.chosen * work.seq_len
     return min(law.experts, capacity_factor + 2 * places * work.hidden / block.expert_parameters_per_token)
 
@@ -186,10 +186,11 @@ class StepTime:
 
     @property
     def _flop_s(self) -> float:
-        """Seconds of a FLOP of a matmul."""
+        """Seconds of a FLOP of a matmul: of float32 by JAX's default precision, TF32 on GPUs."""
         law, peak = self.law, self.machine.flops_per_s
         lost = 1 / law.efficiency + peak / self.machine.memory_bytes_per_s / law.intensity
-        return law.slowdown[self.machine.platform] * lost / peak
+        is_tf32 = self.execution.value_bytes > 2 and self.machine.platform == "gpu"
+        return law.slowdown[self.machine.platform] * lost / peak * (2 if is_tf32 else 1)
 
     def _time_matmuls(self, parameters: float) -> Any:
         """Returns the forward seconds of these weights, which each token uses."""
@@ -238,11 +239,6 @@ class StepTime:
         moved = weights + 2 * np.asarray(self.layout.optimizer_bytes)
         return sum(self._count_held()) * moved / self.machine.memory_bytes_per_s
 
-    @property
-    def _is_cut(self) -> Any:
-        """Whether fsdp cuts weights; context and expert axes then cut them too."""
-        return np.asarray(self.layout.fsdp) > 1
-
     def _count_held(self) -> tuple[Any, Any]:
         """Returns the dense parameters that a device updates, and those of experts. All stages have embedding and
         head."""
@@ -250,9 +246,9 @@ class StepTime:
         share = self._stage_layers / work.layers
         layers = sum(block.count * block.dense_parameters for block in work.blocks)
         experts = sum(block.count * block.expert_parameters for block in work.blocks)
-        parts = layout.tp * layout.fsdp * np.where(self._is_cut, layout.cp, 1)
         dense = work.parameters - experts - (1 - share) * layers
-        return dense / parts / np.where(self._is_cut, layout.ep, 1), share * experts / parts / layout.ep
+        dense_parts, expert_parts = layout.cut_weights(work.hidden)
+        return dense / dense_parts / layout.tp, share * experts / expert_parts / layout.ep / layout.tp
 
     # ---- collectives -------------------------------------------------------------------------------------
 
@@ -298,19 +294,14 @@ class StepTime:
         return dense + sum(layers * self._time_gathers(each, "expert_weights") for layers, each in experts)
 
     def _time_gathers(self, parameters: Any, group: str) -> Any:
-        byte_count = self._is_cut * parameters / self.layout.tp * self.execution.value_bytes
+        byte_count = parameters / self.layout.tp * self.execution.value_bytes
         gather, scatter = (self.spans[group].time(name, byte_count) for name in ("all_gather", "reduce_scatter"))
         return np.where(self.layout.gathers_once, 1, 2) * gather + scatter
 
     def _time_gradients(self) -> Any:
-        """Returns the time to sum gradients over copies of their weights: over the data axis, where fsdp has scattered
-        them over the others; else over data, expert and context axes at once."""
-        dense, experts = (self.execution.value_bytes * count for count in self._count_held())
-        cut = self._is_cut
-        sizes = {"dp": cut * (dense + experts), "dense_gradients": ~cut * dense, "expert_gradients": ~cut * experts}
-        waits = {group: self._wait(group, is_gradient=True) for group in sizes}
-        times = {group: self.spans[group].time("all_reduce", size) for group, size in sizes.items() if np.any(size)}
-        return sum(waits[group] * seconds for group, seconds in times.items())
+        """Returns the time to sum gradients over copies of their weights."""
+        size = self.execution.value_bytes * sum(self._count_held())
+        return self._wait("dp", is_gradient=True) * self.spans["dp"].time("all_reduce", size)
 
     def _wait(self, axis: str, *, is_gradient: bool = False) -> Any:
         """Returns the exposed part of an axis's collectives.
@@ -342,22 +333,22 @@ def find_spread(chip: Chip, work: Work, layout: Layout) -> tuple[float, str]:
 
     Source: docs/explanation/accuracy.md, folds; where no run tests the model, a conservative assumption.
     """
-    return max(_list_spreads(chip, work, layout))
+    return max(_list_spreads(chip, work, layout), key=lambda each: each[0])
 
 
 def _list_spreads(chip: Chip, work: Work, layout: Layout) -> Iterator[tuple[float, str]]:
-    if chip.family not in KNOWN or (chip.platform == "gpu" and not chip.scaleup_bytes_per_s):
-        yield 1.5 if chip.platform == "gpu" else 1.14, "no run on this chip"
-    elif chip.platform == "gpu":
-        yield 1.3, "on GPUs there are 20 runs of six models, and their software differs"
-    else:
-        yield 1.09, "32 published runs, each predicted from other chips and models"
+    tokens = int(layout.micro_batch_size) * work.seq_len / int(layout.cp) / int(layout.tp)
+    if tokens < FEW_TOKENS or work.hidden < NARROW:
+        yield 1.3, f"no run has {'so few tokens a device' if tokens < FEW_TOKENS else 'so narrow a model'}"
     axes = ("pp", "ep", "cp", "tp") if chip.platform == "gpu" else ("pp", "ep", "cp")
     unseen = [axis for axis in axes if int(getattr(layout, axis)) > 1]
     if unseen:
         yield 1.35, f"at most one run tests {', '.join(unseen)}"
     if work.has_experts:
         yield 1.5, "of mixtures of experts there are eleven runs, of seven models"
-    tokens = int(layout.micro_batch_size) * work.seq_len / int(layout.cp)
-    if tokens < FEW_TOKENS or work.hidden < NARROW:
-        yield 1.3, f"no run has {'so few tokens a device' if tokens < FEW_TOKENS else 'so narrow a model'}"
+    if chip.family not in KNOWN or (chip.platform == "gpu" and not chip.scaleup_bytes_per_s):
+        yield 1.5 if chip.platform == "gpu" else 1.14, "no run on this chip"
+    elif chip.platform == "gpu":
+        yield 1.3, "on GPUs there are 20 runs of six models, and their software differs"
+    else:
+        yield 1.09, "32 published runs, each predicted from other chips and models"

@@ -60,6 +60,10 @@ class Experts:
     matmuls: tuple[MatmulShape, ...]
     parameters: int
 
+    def limit(self, capacity_factor: float) -> float:
+        """Returns a capacity factor with which an expert has no more places than there are tokens."""
+        return min(capacity_factor, self.count / self.chosen)
+
 
 @dataclass(frozen=True)
 class Attention:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.planning.compile_job import find_inexpressible
-from meshwright.planning.cost.memory import build_execution
+from meshwright.planning.cost.memory import read_capacity_factor
 from meshwright.planning.cost.step_time import LAW, find_expert_factor
 from meshwright.planning.cost.work import BLOCK, build_work
 from meshwright.planning.job_code import Setting, refuse
@@ -90,7 +90,7 @@ def _list_parallelism(setting: Setting) -> dict[str, str]:
 def _check_model(setting: Setting) -> None:
     """Raises InvalidRequestError where tensor axes cut heads of keys and values, which MaxText does not repeat; where
     fsdp, context and expert axes do not divide a weight; or where a kernel does not do what the model needs."""
-    model, cut = setting.model, setting.axes.find("fsdp", "context", "expert") if setting.axes.find("fsdp") else ()
+    model, cut = setting.model, setting.axes.find("fsdp", "context", "expert")
     for size in filter(None, (model.hidden_size, model.q_lora_rank, model.kv_lora_rank)):
         if size % setting.axes.measure(cut):
             message = f"{setting.axes.write(cut)} does not divide {size}, the side of a weight, as it must in MaxText"
@@ -254,7 +254,7 @@ def _list_experts(setting: Setting) -> dict[str, str]:
 def _is_dropless(setting: Setting) -> bool:
     """Returns whether the plan's price is of experts that drop no tokens."""
     work = build_work(setting.model, setting.training.seq_len)
-    capacity = build_execution(setting.model, setting.training).capacity_factor
+    capacity = read_capacity_factor(setting.model, setting.training)
     return all(find_expert_factor(block, work, capacity) == LAW.experts for block in work.blocks)
 
 

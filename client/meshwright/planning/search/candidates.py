@@ -160,7 +160,7 @@ def _cross(devices: int, model: ModelSpec, choices: Mapping[str, list[int]]) -> 
     product = np.prod(list(found.values()), axis=0)
     found["dp"] = devices // product
     is_allowed = (devices % product == 0) & np.isin(found["dp"], choices["dp"])
-    is_allowed &= (found["fsdp"] == 1) | (model.hidden_size % (found["fsdp"] * found["cp"] * found["ep"]) == 0)
+    is_allowed &= model.hidden_size % (found["fsdp"] * found["cp"] * found["ep"]) == 0
     return {name: values[is_allowed] for name, values in found.items()}
 
 
@@ -452,7 +452,8 @@ class Question:
     def price(self, layout: Layout, spans: Spans | None = None) -> Priced:
         """Returns the cost of candidates; `spans` are the links of axes, where an order of devices gives them."""
         training, hardware = self.training, self.hardware
-        work, execution = build_work(self.model, training.seq_len), build_execution(self.model, training)
+        work = build_work(self.model, training.seq_len)
+        execution = build_execution(self.model, training, hardware.chip)
         spans = hardware.lay(layout) if spans is None else spans
         parts = StepTime(work, layout, hardware.build_machine(), spans, execution).price()
         shape = np.broadcast_shapes((1,), *map(np.shape, vars(layout).values()))
@@ -470,5 +471,5 @@ class Question:
 
     def price_memory(self, layout: Layout) -> PartBytes:
         """Returns the bytes of the fullest device of candidates."""
-        work, platform = build_work(self.model, self.training.seq_len), self.hardware.chip.platform
-        return StepMemory.of(work, layout, self.model, self.training, platform).price()
+        work = build_work(self.model, self.training.seq_len)
+        return StepMemory.of(work, layout, self.model, self.training, self.hardware.chip).price()

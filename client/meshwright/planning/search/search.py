@@ -118,7 +118,8 @@ def _build_memory(priced: Priced, place: int) -> PlanMemory:
 def _build_step_time(priced: Priced, place: int, mesh_shape: Mapping[str, int]) -> PlanStepTime:
     parts = {name: float(seconds[place]) for name, seconds in priced.parts.items()}
     total_s = sum(parts.values())
-    short = "; a step this short is mostly the latency of launches, which is not priced" if total_s < 1e-3 else ""
+    least_s = 1e-2 if priced.hardware.chip.platform == "gpu" else 1e-3
+    short = "; a step this short is mostly the latency of launches, which is not priced" if total_s < least_s else ""
     spread, reason = find_spread(priced.hardware.chip, priced.work, priced.layout.take(place))
     return PlanStepTime(
         total_s=total_s,
@@ -370,9 +371,10 @@ def price_plan(plan: Plan, question: Question) -> Plan:
     if not memory.fits:
         message = f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
         message += f"{(memory.capacity_bytes or 0) / 2**30:.1f}"
-        best = price_best(question, Bounds())
+        bounds = bound_schedule(question.training)
+        best = price_best(question, bounds)
         is_there = best is not None and best.seconds < math.inf
-        hint = f"{write_mesh(best.mesh_shape)} fits" if best and is_there else build_nothing_fits(question).hint
+        hint = f"{write_mesh(best.mesh_shape)} fits" if best and is_there else build_nothing_fits(question, bounds).hint
         costs["warnings"] += (Notice(code="memory_does_not_fit", message=message, hint=hint),)
     return plan.model_copy(update=costs)
 
@@ -401,7 +403,10 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     own = _read_best(priced, int(leaders[0]))  # by sizes alone, as others that it is compared with
     better = (*_list_fewer(request, question, bounds, own), *_list_batch_notices(question, bounds, own.seconds))
     if plans:
-        warnings = (*_list_basis_notices(question), *_list_untested_notices(priced, best), *better)
+        untested = _describe_untested(priced, _read_total(plans[0]))
+        hint = "measure both before you choose it"
+        told = (Notice(code="faster_untested", message=untested, hint=hint),) if untested else ()
+        warnings = (*_list_basis_notices(question), *told, *better)
     else:
         warnings = (build_nothing_fits(question, bounds), *better)
     left = sorted(space.left, key=lambda each: (each.size, AXES.index(each.axis)))[:LEFT_MOST]  # the smallest first
@@ -490,26 +495,19 @@ def _list_basis_notices(question: Question) -> Iterator[Notice]:
         message = f"{chip.name} may have any network between hosts or slices: one of 100 Gbit/s each is assumed, "
         message += f"{(chip.scaleout_bytes_per_s or 0) / chip.jax_devices_per_chip / 1e9:.3g} GB/s a device"
         yield Notice(code="network_assumed", message=message, hint="measure it: meshwright preflight")
-    if question.training.compute_dtype == "bfloat16" != chip.dtype:
-        message = f"{chip.name} has no matrix units for bfloat16: its step is priced in {chip.dtype}"
-        if question.training.attention == "flash":
-            message += ", with flash attention, which cuDNN has since Ampere; attention xla takes more time and memory"
-        yield Notice(code="no_bfloat16", message=message, hint="compute in float16 in your own step, or measure it")
-    elif (dtype := question.training.compute_dtype) == "float32" or (dtype == "float16" and chip.platform == "tpu"):
-        message = f"compute_dtype is {dtype}, and the step's time is estimated for bfloat16: it will take longer"
+    dtype, lacks = question.training.compute_dtype, []
+    if chip.dtype != "bfloat16":
+        lacks = ["matrix units for bfloat16"] * (dtype == "bfloat16")
+        lacks += ["flash attention in cuDNN"] * (question.training.attention == "flash")
+    if lacks:
+        message = f"{chip.name} has no {' and no '.join(lacks)}: the step is priced in {chip.dtype}, with attention xla"
+        yield Notice(code="no_bfloat16", message=message, hint="measure your own step")
+    if dtype == "float32":
+        message = "compute_dtype is float32, with matmuls as JAX has them by default, of 19 bits on GPUs and 16 on TPUs"
         yield Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run")
-
-
-def _list_untested_notices(priced: Priced, best: Mapping[int, Plan]) -> tuple[Notice, ...]:
-    """Returns the warning that a reported mesh is faster than the first one, and unusual."""
-    first, place = next(iter(best)), min(best, key=lambda each: _read_total(best[each]))
-    saved = 1 - _read_total(best[place]) / _read_total(best[first])
-    if saved <= EQUAL_WITHIN:
-        return ()
-    words, share = next((words, each[place]) for words, each in find_handicaps(priced).items() if each[place])
-    message = f"{write_mesh(best[place].mesh_shape)} takes {saved:.0%} less time, by {words}"
-    message += f": that counts as {share:.0%} slower, as no run tests it"
-    return (Notice(code="faster_untested", message=message, hint="measure both before you choose it"),)
+    elif dtype == "float16" and chip.platform == "tpu":
+        message = "compute_dtype is float16, and the step's time is estimated for bfloat16: it will take longer"
+        yield Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run")
 
 
 def list_smooth(devices: int, domain: int) -> list[int]:
@@ -633,6 +631,8 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
         return PlanInfeasibleError.of("at_most", detail, f"leave {over[0]} out of axes or of at_most")
     steps = bounds.gradient_accumulation_steps or 1
     wrong_steps = [f"gradient_accumulation_steps {steps} does not divide it"] if batch % steps else []
+    legal_parts = [size for size in list_divisors(devices) if batch % (steps * size) == 0]
+    wrong_steps += [f"of the {devices} devices at most {legal_parts[-1]} can divide the batch"] if legal_parts else []
     rules = "; ".join(dict.fromkeys((*wrong_steps, *(left.rule for left in space.left[:LEFT_MOST]))))
     detail = f"no mesh of {devices} devices that may be chosen cuts this model and a global_batch_size of {batch}"
     detail += f" ({rules})" if rules else ""
@@ -716,7 +716,7 @@ def _describe_untested(priced: Priced, own_s: float) -> str:
     place, saved = int(seconds.argmin()), 1 - float(seconds.min()) / own_s
     axis = next((words for words, share in find_handicaps(priced).items() if share[place]), "")
     mesh = write_mesh(priced.layout.take(place).mesh_shape)
-    return f"{mesh} may save {saved:.0%}, by {axis}" if axis and saved > EQUAL_WITHIN else ""
+    return f"{mesh} may save {saved:.0%}, by {axis}, which no run tests" if axis and saved > EQUAL_WITHIN else ""
 
 
 def _name_axes(layout: Layout, plan: Plan) -> dict[str, int]:

@@ -16,8 +16,10 @@ from meshwright.planning.cost.memory import StepMemory
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
+from meshwright.topology.chips import read_chips
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
+TPU = read_chips()[0]
 LAYERS, BATCH, LENGTH = 7, 3, 1024
 REMATS = {"none": REMAT_NONE, "minimal": REMAT_MINIMAL, "full": REMAT_FULL}
 SIZES: dict[str, Any] = {
@@ -68,7 +70,7 @@ def test_kept_activations_are_those_that_jax_stacks(name: str, remat: str, chose
     model, training = MODELS[name], TrainingSpec(global_batch_size=BATCH, seq_len=LENGTH, remat=remat, **chosen)
     traced = count_stacked_bytes(trace(model, training))
     layout = Layout(micro_batch_size=BATCH, remat=REMATS[remat])
-    counted = StepMemory.of(build_work(model, LENGTH), layout, model, training, "tpu").price()
+    counted = StepMemory.of(build_work(model, LENGTH), layout, model, training, TPU).price()
     # A router's scores and places are not counted; of gelu jax 0.12 keeps one tensor less than 0.10.
     spare = LAYERS * BATCH * LENGTH * 1504 * 2 if (name, remat) == ("gpt", "none") else 0
     assert 0.99 * traced <= counted["activations"] <= 1.01 * traced + spare

@@ -18,8 +18,10 @@ from meshwright.planning.cost.memory import (
 from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.models import read_model
+from meshwright.topology.chips import read_chips
 from meshwright.wire.model import TrainingSpec
 
+TPU = read_chips()[0]
 XLA = read_memory_constants()["tpu"]
 LLAMA = build_work(read_model("llama2-7b"), 4096)
 LLAMA_PARAMETERS = 6_738_415_616 - 4096
@@ -109,7 +111,7 @@ def test_last_stage_has_the_experts_where_dense_layers_come_first() -> None:
 
 def test_layers_with_heads_of_two_sizes_alternate_so_that_all_stages_are_alike() -> None:
     model = read_model("gemma4-31b")
-    step = StepMemory.of(build_work(model, 4096), Layout(pp=2), model, TrainingSpec(global_batch_size=2), "tpu")
+    step = StepMemory.of(build_work(model, 4096), Layout(pp=2), model, TrainingSpec(global_batch_size=2), TPU)
     first, _, last = list_stages(step)
     assert first["parameters"] == pytest.approx(last["parameters"])
 

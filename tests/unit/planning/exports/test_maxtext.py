@@ -122,7 +122,7 @@ def test_sequences_are_not_balanced_over_context_axes_where_their_pieces_differ(
 ) -> None:
     training, count = {"seq_len": length, "global_batch_size": 16}, 12 if "cp:3" in mesh else 16
     text = export(
-        "maxtext", mesh=mesh, model="llama3-8b", target="v5p:4x4x12", devices={"count": count}, training=training
+        "maxtext", mesh=mesh, model="gemma-7b", target="v5p:4x4x12", devices={"count": count}, training=training
     )
     assert read_flags(text).get("context_parallel_load_balance") == flag
 

@@ -64,7 +64,7 @@ def test_a_mesh_that_is_the_best_is_told_so() -> None:
 def test_a_faster_mesh_that_no_run_tests_is_named_though_it_is_not_chosen() -> None:
     plan, best = audit(target="h100:8", mesh="fsdp:8", model="gpt-oss-20b", training={"global_batch_size": 64})
     assert best.mesh_shape == plan.mesh_shape
-    assert "may save 10%, by tp on GPUs: measure it" in best.message
+    assert "may save 11%, by tp on GPUs, which no run tests: measure it" in best.message
 
 
 def test_a_mesh_that_no_search_looks_at_is_audited_too() -> None:

@@ -11,6 +11,7 @@ import json
 import resource
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Final
 
 from meshwright.compiling.worker import lower_priority
@@ -58,21 +59,14 @@ def prepare() -> None:
     lower_priority(NICENESS)
 
 
-def plan(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Plans a mesh: takes {"request": its JSON text, "here": input of `parse_here`}; returns `write_plans`.
+def plan(
+    kind: type[PlanRequest | SearchRequest], arguments: Mapping[str, Any], _context: CallContext
+) -> dict[str, Any]:
+    """Plans meshes. Takes {"request": its JSON text, "here": input of `parse_here`}; returns `write_plans`.
 
     Raises:
         ProblemError: the request is rejected, or needs too much memory.
     """
-    return _answer(PlanRequest, arguments)
-
-
-def search(arguments: dict[str, Any], _context: CallContext) -> dict[str, Any]:
-    """Finds the best meshes for a model. Arguments, answer and errors are those of `plan`."""
-    return _answer(SearchRequest, arguments)
-
-
-def _answer(kind: type[PlanRequest | SearchRequest], arguments: Mapping[str, Any]) -> dict[str, Any]:
     payload = arguments["here"]
     try:
         request = kind.model_validate_json(arguments["request"])
@@ -183,4 +177,8 @@ def describe_request(request: PlanRequest | SearchRequest) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve("planner", prepare, {"plan": plan, "search": search, "fit": fit, "estimate": estimate})
+    serve(
+        "planner",
+        prepare,
+        {"plan": partial(plan, PlanRequest), "search": partial(plan, SearchRequest), "fit": fit, "estimate": estimate},
+    )

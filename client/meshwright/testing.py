@@ -43,7 +43,7 @@ from meshwright.planning.request import Inventory, answer_request, list_kept
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target, list_targets
 from meshwright.topology.text import format_devices
-from meshwright.wire.base import DeviceRef, DeviceSelection
+from meshwright.wire.base import DeviceSelection
 from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchCase, BenchRequest, BenchResult, LatestBench, Skipped
 from meshwright.wire.devices import Cpu, Device, Devices, Environment, Host, Memory, Release, Software, Targets, Worker
@@ -66,7 +66,6 @@ _NOT_COMPILED: Final = Verification(status="not_compiled", reason=_NO_COMPILER)
 _NO_PREFLIGHT: Final = InvalidRequestError("FakeAgent checks no hosts; set the reply with answer()")
 
 _CASES: Final[tuple[BenchCase, ...]] = get_args(BenchCase)
-_LEASED: Final = set(DeviceRef.model_fields)
 
 Failure = ProblemError | httpx.TransportError | httpx.Response
 Reply = BaseModel | dict[str, Any] | str | Failure
@@ -374,7 +373,7 @@ class FakeAgent:
                     hint=f"wait for the end of {device.lease.id}, or have it ended: DELETE /leases/{device.lease.id}",
                 )
         said = asked.model_dump(include={"purpose", "preemptible"}) | {"expires_in_s": asked.ttl_s}
-        refs = tuple(DeviceRef(**each.model_dump(include=_LEASED)) for each in devices)
+        refs = tuple(each.to_reference() for each in devices)
         lease = Lease(id=lease_id, devices=refs, **said)
         if held and (held.devices, held.preemptible) != (lease.devices, lease.preemptible):
             raise DeviceLeasedError(

@@ -346,7 +346,7 @@ class LeaseService:
         reason = f"preempted by lease {lease_id} ({request.purpose})"
         lease = Lease(
             id=lease_id,
-            devices=tuple(map(_build_leased, devices)),
+            devices=tuple(device.to_reference() for device in devices),
             purpose=request.purpose,
             preemptible=request.preemptible,
             owner=by.name,
@@ -534,10 +534,6 @@ def _refuse_for_runs(runs: Sequence[str], devices: Sequence[Device]) -> DeviceBu
 
 def _list_shown(indices: Sequence[int]) -> str:
     return ", ".join(map(str, indices[:MAX_SHOWN])) + (", …" if len(indices) > MAX_SHOWN else "")
-
-
-def _build_leased(device: Device) -> DeviceRef:
-    return DeviceRef.model_validate(device.model_dump(include=set(DeviceRef.model_fields)))
 
 
 _Name = tuple[str, str | int]

@@ -263,9 +263,7 @@ class Topology:
     @cached_property
     def references(self) -> tuple[DeviceRef, ...]:
         """How plans name each device, by its place in `devices`."""
-        fields = tuple(DeviceRef.model_fields)
-        known = ({name: getattr(device, name) for name in fields} for device in self.devices)
-        return tuple(map(DeviceRef.model_validate, known))
+        return tuple(device.to_reference() for device in self.devices)
 
     @cached_property
     def names(self) -> Mapping[int | str, tuple[int, ...]]:

@@ -107,6 +107,10 @@ class DeviceRef(Reply):
     slice_index: int | None = None
     process_index: int | None = None
 
+    def to_reference(self) -> DeviceRef:
+        """Returns only what identifies the device, of one that has more fields."""
+        return DeviceRef(**{name: getattr(self, name) for name in DeviceRef.model_fields})
+
 
 class DeviceSelection(RequestPart):
     """Choose devices by number rather than by name: those with as few slow links between them as can be."""

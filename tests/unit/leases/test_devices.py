@@ -14,7 +14,7 @@ from meshwright.topology.model import Topology
 from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import Device, Mig
 from meshwright.wire.leases import LeaseRequest
-from meshwright_agent.leases import LeaseRegistry, _build_leased, choose_devices, covers
+from meshwright_agent.leases import LeaseRegistry, choose_devices, covers
 from tests.fakes.stored import ManualBoot
 from tests.fakes.topologies import EVIDENCE
 from tests.unit.bench.hosts import build_host
@@ -72,7 +72,7 @@ def test_the_index_of_the_registry_says_what_the_rule_says(leased: list[Any], de
 
 def test_a_lease_of_a_mig_instance_leaves_its_siblings_alone() -> None:
     (chosen,) = choose_devices(LeaseRequest(devices=("mig-1",), purpose="x"), MIG, no_view)
-    registry = registry_with(_build_leased(chosen))
+    registry = registry_with(chosen.to_reference())
     assert [registry.covering(device) is not None for device in MIG] == [False, True, False]
 
 

@@ -25,6 +25,7 @@ from meshwright.errors import NotCompiledError
 from meshwright.planning.compile_job import CompileMesh, CompileTarget
 from meshwright.targets import write_shape
 from meshwright.topology.chips import Chip, find_chip
+from meshwright.topology.identity import canonical
 from meshwright.topology.systems import HOST_SHAPE
 from meshwright.topology.torus import find_wraps
 
@@ -176,7 +177,7 @@ def _open_tpu(target: CompileTarget) -> OpenTarget:
         raise NotCompiledError(
             f"libtpu has no slice for {target.name}: {_shorten(error)}; use one that it has, such as v5e:2x2"
         ) from error
-    devices = sorted(found, key=lambda d: (getattr(d, "slice_index", None) or 0, *reversed(d.coords), d.core_on_chip))
+    devices = sorted(found, key=lambda d: (getattr(d, "slice_index", None) or 0, *canonical(d.coords, d.core_on_chip)))
     return OpenTarget(target, _split(devices, target), clock_hz=chip.clock_hz)
 
 

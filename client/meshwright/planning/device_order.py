@@ -36,6 +36,7 @@ from typing import Final
 
 from meshwright.planning.granules import DIGITS, Weights, order_granules
 from meshwright.planning.torus import Cut, count_group_colors, cut_torus, list_grid, price_axis
+from meshwright.topology.identity import canonical
 from meshwright.topology.links import classify_link, price_crossing, price_hop, price_pair, price_pairs
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import Dimension, Place, find_dimensions, read_grid
@@ -318,7 +319,7 @@ class _Scorer:
     def _count_ways(self, part: Sequence[int]) -> tuple[float, int]:
         """Returns how many links each device of a group has at least to others of it, and how many are used."""
         devices = [self.topology.devices[index] for index in part]
-        places = [(*reversed(d.coords or ()), d.core_on_chip or 0) for d in devices]
+        places = [canonical(d.coords, d.core_on_chip) for d in devices]
         dimensions = self._dimensions[devices[0].granule]
         return count_links(places, dimensions), count_group_colors(places, dimensions)
 

@@ -111,15 +111,20 @@ def number_devices(job: Iterable[JobDevice]) -> dict[DeviceKey, Position]:
 def group_devices(job: Iterable[JobDevice]) -> list[list[JobDevice]]:
     """Returns the job's granules in their order, each in canonical order."""
     groups: dict[Hashable, list[JobDevice]] = defaultdict(list)
-    for device in sorted(job, key=_canonical):
+    for device in sorted(job, key=_sort_key):
         groups[device.host if device.coords is None else (device.slice_index or 0)].append(device)
     return sorted(groups.values(), key=lambda group: (group[0].slice_index or 0, min(d.process for d in group)))
 
 
-def _canonical(device: JobDevice) -> tuple[Any, ...]:
+def _sort_key(device: JobDevice) -> tuple[Any, ...]:
     if device.coords is not None:
-        return (device.slice_index or 0, *reversed(device.coords), device.core_on_chip or 0)
+        return device.slice_index or 0, *canonical(device.coords, device.core_on_chip)
     return device.process, device.id
+
+
+def canonical(coords: Sequence[int] | None, core: int | None) -> tuple[int, ...]:
+    """Returns the sort key of the canonical order within a slice: z, y, x, then core."""
+    return (*reversed(coords or ()), core or 0)
 
 
 def write_chip(coords: tuple[int, ...] | None, core: int | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from meshwright.errors import PlanInfeasibleError
 from meshwright.targets import write_shape
-from meshwright.topology.identity import shorten
+from meshwright.topology.identity import canonical, shorten
 from meshwright.topology.model import Topology
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
@@ -91,7 +91,7 @@ def join_slice(parts: Sequence[GranulePart]) -> JoinedGranule:
     said = _read_shape(name, parts)
     if any(seat.device.coords is None for seat in seats):
         return _join_blind(name, said, parts, seats)
-    ordered = tuple(sorted(seats, key=lambda one: (*reversed(one.device.coords or ()), one.device.core_on_chip or 0)))
+    ordered = tuple(sorted(seats, key=lambda one: canonical(one.device.coords, one.device.core_on_chip)))
     shape = said or _find_box(ordered, parts)
     fields = {"name": name, "device_count": len(seats), **_describe_torus(shape, parts, ordered)}
     granule = parts[0].granule.model_copy(update=fields)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.topology.chips import find_chip
+from meshwright.topology.identity import canonical
 from meshwright.topology.links import SAME_CHIP_FACTOR
 from meshwright.topology.model import ICI, Topology
 
@@ -83,7 +84,7 @@ def read_grid(topology: Topology, indices: Sequence[int]) -> Grid | None:
 
 def build_place(coords: Sequence[int] | None, core: int | None, granule: int = 0) -> Place | None:
     """Returns the place of a device; None where its coordinates are not known."""
-    return None if coords is None else (granule, *reversed(coords), core or 0)
+    return None if coords is None else (granule, *canonical(coords, core))
 
 
 def build_grid(

@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any
 
 from meshwright.topology.chips import find_chip
+from meshwright.topology.identity import canonical
 from meshwright.topology.model import ICI, can_twist
 from meshwright.topology.torus import find_wraps
 from meshwright.wire.base import Notice
@@ -51,11 +52,6 @@ def build_tpus(view: View) -> PlatformDevices:
         _build_tpu(view, index, core, find_function(functions, cores, index)) for index, core in enumerate(cores)
     )
     return PlatformDevices(devices, _build_links(cores, devices), _warn(view))
-
-
-def canonical(coords: Coords | None, core: int | None) -> tuple[Any, ...]:
-    """Returns the sort key of the canonical order within a slice."""
-    return (*reversed(coords or ()), core or 0)
 
 
 def _list_seen(view: View) -> tuple[Core, ...]:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.topology.identity import canonical
 from meshwright.topology.systems import Slice, read_slices
 from meshwright.topology.targets import build_target, find_hardware, read_target
-from meshwright_agent.host.tpu import canonical
 
 SMALL_SLICES = [each.name for each in read_slices() if each.device_count <= 512]
 HOSTS = ["v100:16", "a100:4", "a100-pcie:8", "h100:8", "gb200:4", "mi300x:8", "l40s:4", "cpu:8", "cpu:1"]

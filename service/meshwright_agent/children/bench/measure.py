@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.mesh import create_mesh
-from meshwright.topology.identity import VisibleGpu, read_visible_gpus
+from meshwright.topology.identity import VisibleGpu, canonical, read_visible_gpus
 from meshwright.wire.base import Notice
 from meshwright.wire.bench import BenchCase, BenchRecord
 from meshwright.wire.devices import Platform, parse_platform
@@ -327,7 +327,7 @@ def order_devices(
         case "gpu":
             return _order_gpus(devices, visible)
         case "tpu":
-            return dict(enumerate(sorted(devices, key=_tpu_key))), ()
+            return dict(enumerate(sorted(devices, key=lambda d: canonical(d.coords, d.core_on_chip)))), ()
         case _:
             return dict(enumerate(devices)), ()
 
@@ -338,10 +338,6 @@ def follow_plan(scope: Scope, devices: Mapping[int, Any]) -> Scope:
     mesh = create_mesh(scope.mesh.sizes, scope.mesh.names, devices=chosen)
     indices = {device: index for index, device in devices.items()}
     return replace(scope, devices=tuple(indices[device] for device in mesh.devices.flat))
-
-
-def _tpu_key(device: Any) -> tuple[Any, ...]:
-    return (*reversed(tuple(getattr(device, "coords", None) or ())), getattr(device, "core_on_chip", None) or 0)
 
 
 def _order_gpus(

@@ -128,7 +128,7 @@ def find_agreement(topic: str, processes: Sequence[int], refuse: Callable[[str],
     Raises:
         Exception: of `refuse`, where the job has no coordination service.
     """
-    service = _find_service()
+    service = find_service()
     if service is None:
         raise refuse(
             f"this job has {jax.process_count()} processes and no coordination service, over which they compare what "
@@ -148,7 +148,7 @@ def start_backend(timeout_s: float, refuse: Callable[[str], Exception]) -> None:
     """
     from jax._src import distributed
 
-    state, service = distributed.global_state, _find_service()
+    state, service = distributed.global_state, find_service()
     if service is None:
         return
     failures: list[BaseException] = []
@@ -173,7 +173,7 @@ def start_backend(timeout_s: float, refuse: Callable[[str], Exception]) -> None:
         raise refuse(f"JAX, which waits for all processes of this job, did not start within {timeout_s:g} s{which}")
 
 
-def _find_service() -> Any:
+def find_service() -> Any:
     """Returns the client of the coordination service, for which jax has no public name; None where there is none."""
     from jax._src import distributed
 

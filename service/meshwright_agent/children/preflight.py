@@ -25,6 +25,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwright._agreement import find_service
+from meshwright._client.settings import is_loopback
 from meshwright.compiling.worker import lower_priority
 from meshwright.errors import InvalidRequestError, RunFailedError
 from meshwright.planning.parallelism import Role, find_role
@@ -32,6 +34,7 @@ from meshwright.preflight.pairs import Round, choose_rounds
 from meshwright.preflight.rule import (
     CONFIRM_ROUNDS,
     DEVICE_FIGURES,
+    LOCAL_FIGURES,
     FigureKey,
     HostFigures,
     Wrong,
@@ -91,7 +94,6 @@ OWN_AUTOTUNING: Final = {"xla_gpu_shard_autotuning": False}
 """Else XLA for GPUs waits for all processes while it compiles a program of some. Source: openxla/xla#28959"""
 _STRIDE, _STEP = 2246822519, 2654435761
 """Odd, so that no two devices send the same and no two places hold the same. Source: xxHash's and Knuth's primes."""
-LOCAL: Final[tuple[Figure, ...]] = (*DEVICE_FIGURES, "all_reduce")
 
 
 def prepare() -> None:
@@ -331,7 +333,7 @@ class _Part:
         Returns the hosts that it cannot connect to, () if only other hosts have such; None if all have reached all.
         """
         self.heartbeat.enter("reach")
-        store = find_store()
+        store = find_service()
         partners = [pairs.get(self.own) for pairs in choose_rounds(self.count)]
         with socket.create_server((self.address, 0), family=_choose_family(self.address)) as server:
             store.key_value_set(f"address/{self.own}", json.dumps([self.address, server.getsockname()[1]]))
@@ -355,7 +357,7 @@ class _Part:
         name = "cuda" if self.platform == "gpu" else self.platform
         key = f"{name}:local_topology/{name}/{self.own}"  # Source: XLA, xla/pjrt/distributed/topology_util.cc
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            find_store().blocking_key_value_get_bytes(key, int(1000 * self.left_s))
+            find_service().blocking_key_value_get_bytes(key, int(1000 * self.left_s))
             self.heartbeat.pass_on("open", "opened")
 
     @property
@@ -378,7 +380,7 @@ class _Part:
 
     def measure_local(self) -> HostFigures:
         """Returns the rates of each device and, with several, of the all-reduce over them."""
-        trials = {_name_figure(trial): trial for figure in LOCAL for trial in self._list_trials(figure)}
+        trials = {_name_figure(trial): trial for figure in LOCAL_FIGURES for trial in self._list_trials(figure)}
         self.subjects = {key: (trial, trial.prepare()) for key, trial in trials.items()}
         found = self._measure_figures(self.subjects, 0.0)
         devices = tuple({figure: found[figure, index] for figure in DEVICE_FIGURES} for index in self.devices)
@@ -567,7 +569,7 @@ class _Part:
 
     def share_wrong(self) -> tuple[WrongContent, ...]:
         """Returns who produced the wrong contents that any host has seen. Every process returns the same."""
-        figures: tuple[Figure, ...] = (*LOCAL, "network")
+        figures: tuple[Figure, ...] = (*LOCAL_FIGURES, "network")
         own = np.zeros((MAX_WRONG, 5), dtype=np.int32)
         for row, each in zip(own, self.wrong, strict=False):
             row[:] = each.observer, each.host, each.device, figures.index(each.figure), each.wrong_elements
@@ -578,13 +580,6 @@ class _Part:
         """Returns who makes a sum over all devices wrong, by sums over pairs of hosts; the same in every process."""
         own = np.array([self.count_wrong_sums(pairs) for pairs in rounds], dtype=np.int32)
         return blame_sums(multihost_utils.process_allgather(own).reshape(self.count, -1).tolist(), rounds)
-
-
-def find_store() -> Any:
-    """Returns the key-value store of the job's coordinator, which has no public name in JAX."""
-    from jax._src import distributed
-
-    return distributed.global_state.client
 
 
 def _name_figure(trial: Trial) -> FigureKey:
@@ -627,7 +622,7 @@ def check_port(address: tuple[str, int], *, is_alone: bool) -> str:
     """
     try:
         found = str(socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][4][0])
-        if not is_alone and _is_loopback(found) and address[0] != "localhost" and not _is_loopback(address[0]):
+        if not is_alone and is_loopback(found) and not is_loopback(address[0]):
             detail = f"here the first host's name {address[0]} leads to {found}, where other hosts do not find it"
             raise RunFailedError(detail, hint=f"let {address[0]} lead to its own address in /etc/hosts")
         family = _choose_family(found)
@@ -648,9 +643,9 @@ def check_name(own_address: str) -> None:
         found = {str(each[4][0]) for each in socket.getaddrinfo(name, None)}
     except OSError:
         found = set()
-    if _is_loopback(own_address):
+    if is_loopback(own_address):
         return
-    if not found or all(map(_is_loopback, found)):
+    if not found or all(map(is_loopback, found)):
         leads = f"leads to {', '.join(sorted(found))}" if found else "is not known to the resolver"
         detail = f"this host's name {name} {leads}; JAX listens there, and other hosts would not find it"
         raise RunFailedError(detail, hint=f"let {name} lead to {own_address} in /etc/hosts")
@@ -679,10 +674,6 @@ def find_own_address(coordinator: tuple[str, int]) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 def _choose_family(address: str) -> socket.AddressFamily:

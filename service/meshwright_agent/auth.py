@@ -377,9 +377,6 @@ class Authenticator:
 def check_site(headers: Headers) -> None:
     """Raises ForbiddenError if a page of another site sent the request. Programs send neither of the two headers.
 
-    Raises:
-        ForbiddenError: a page of another site sent the request.
-
     Source: https://www.w3.org/TR/fetch-metadata/ (Sec-Fetch-Site), RFC 6454 §7 (Origin).
     """
     origin = headers.get("origin")
@@ -443,9 +440,6 @@ def check_exposure(settings: Settings) -> None:
     """Raises AccessSettingsError unless the agent listens on loopback, requires tokens, or has `--insecure`.
 
     It logs a warning about `--insecure` and about tokens without TLS.
-
-    Raises:
-        AccessSettingsError: other hosts could reach the agent without a token.
     """
     if settings.insecure and settings.tokens_file is None:
         log.warning("--insecure: any client that reaches %s may do everything here, without a token", settings.host)

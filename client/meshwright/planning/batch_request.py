@@ -34,11 +34,7 @@ _OF_A_MODEL: Final = ("training", "mesh", "plan")
 
 
 def check_batch_fields(request: BatchSizeRequest) -> None:
-    """Raises InvalidRequestError unless all fields of the request are used.
-
-    Raises:
-        InvalidRequestError: training, mesh or plan is given without a model, or the table's batch beside one.
-    """
+    """Raises InvalidRequestError if a field about a model is given without one, or the table's batch beside one."""
     if request.model is not None and request.per_device_batch_size is not None:
         message = "per_device_batch_size, tokens, is checked against the table, which knows no model; only one counts"
         raise _refuse("per_device_batch_size", message, "leave out model, or leave out per_device_batch_size")

@@ -216,11 +216,7 @@ def _answer_plan(request: PlanRequest, here: Inventory | None) -> Plan:
 
 
 def _check_model(request: PlanRequest) -> None:
-    """Raises InvalidRequestError unless all fields of the request are used.
-
-    Raises:
-        InvalidRequestError: a field is about a model or its training, and that is not given.
-    """
+    """Raises InvalidRequestError if a field is about a model or its training, and that is not given."""
     needs = {"training": "model", "exports": "training", "audit": "training"}
     for name, needed in needs.items():
         if getattr(request, name) and getattr(request, needed) is None:

@@ -60,11 +60,7 @@ class CallContext:
         self._cancelled = threading.Event()
 
     def check(self) -> None:
-        """Raises Cancelled if the agent has cancelled the call.
-
-        Raises:
-            Cancelled: the agent has cancelled the call.
-        """
+        """Raises Cancelled if the agent has cancelled the call."""
         if self._cancelled.is_set():
             raise Cancelled
 

@@ -133,11 +133,7 @@ class Timetable:
             raise OutOfTime(f"the time limit of {self.limit_s:g} s was reached")
 
     def check_fits(self, sample_s: float) -> None:
-        """Raises OutOfTime unless three samples of `sample_s` end in time.
-
-        Raises:
-            OutOfTime: three samples do not end in time.
-        """
+        """Raises OutOfTime unless three samples of `sample_s` end in time."""
         self._check_left()
         if MIN_SAMPLES * sample_s > self.left_s:
             raise OutOfTime(

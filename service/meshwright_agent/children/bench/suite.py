@@ -153,11 +153,7 @@ class Bench:
         self.progress({"record": record.model_dump(mode="json")})
 
     def check_anything(self) -> None:
-        """Raises RunFailedError unless something was measured.
-
-        Raises:
-            RunFailedError: nothing was measured. The detail has the reason for every case.
-        """
+        """Raises RunFailedError, with the reason for every case, unless something was measured."""
         if self.records:
             return
         reasons = "; ".join(f"{entry.case}: {entry.reason}" for entry in self.list_skipped())

@@ -31,7 +31,6 @@ class Agreement:
 
     Attributes:
         service: jax's client of the coordination service: a key-value store and barriers.
-        rank: this process.
         processes: those that take part, this one included.
         topic: names the exchange in all of them.
         refuse: builds the exception from the failure.
@@ -52,7 +51,6 @@ class Agreement:
         """Returns the texts of all processes, in the order of `processes`, including the own text.
 
         Args:
-            text: the text of this process.
             timeout_s: how long to wait for the others.
             check: called about every second while waiting; raises to give up.
 

@@ -110,11 +110,7 @@ class Owner:
 
 
 class LeaseRegistry:
-    """The active leases, in memory. Only stored leases are added.
-
-    Args:
-        boot: decides when a lease ends.
-    """
+    """The active leases, in memory. Only stored leases are added."""
 
     def __init__(self, boot: BootClock) -> None:
         self._boot = boot
@@ -232,7 +228,6 @@ class LeaseService:
 
     Attributes:
         registry: the active leases.
-        store: stores the leases.
         devices: returns the host; raises UnavailableError while it is not known.
         here: returns the host as plans see it, for a request that counts devices.
         find_runs: returns the queued and running benches that would open one of these devices.

@@ -161,12 +161,7 @@ class Lane:
 
 
 class RunQueue:
-    """Runs of one agent: submitted, executed one at a time in each lane, followed, cancelled.
-
-    Args:
-        store: stores the runs.
-        clock: dates runs and events.
-    """
+    """Runs of one agent: submitted, executed one at a time in each lane, followed, cancelled."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store = store
@@ -219,11 +214,6 @@ class RunQueue:
         """Returns a queued run.
 
         If the caller is cancelled meanwhile, the run is either stored and queued, or does not exist.
-
-        Args:
-            kind: selects the lane of the run.
-            request: the request.
-            execute: does the work of this run.
 
         Raises:
             UnavailableError: the queue is closing.

@@ -145,7 +145,6 @@ class Store:
     """One open database. Make it with `Store.open`.
 
     Attributes:
-        path: the file.
         set_aside: what happened to the previous file, in one sentence; empty if the file was sound.
         failure: why the last call that failed did; empty since a check has succeeded.
         failure_count: calls that failed or timed out.
@@ -170,7 +169,6 @@ class Store:
         """Opens the store in `path` for a block. Creates the file and its directory (mode 0700) if they are missing.
 
         Args:
-            path: the file.
             clock: dates a renamed file.
             timeout_s: how long each call may wait for the disk.
 

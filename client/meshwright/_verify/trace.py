@@ -180,7 +180,6 @@ def load_step(step: Step, main: Step | None) -> Any:
     """Returns the function.
 
     Args:
-        step: its location.
         main: the replacement of `__main__`; None: `__main__` is not used.
 
     Raises:

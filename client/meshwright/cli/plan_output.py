@@ -269,7 +269,6 @@ def _build_exports(plan: Plan, output: Path | None, url: str | None) -> tuple[st
     """Returns the start lines of a job: the plan's environment, and the location of the plan.
 
     Args:
-        plan: the plan.
         output: the file with the plan; None: the job requests it from the agent.
         url: the agent's address; left out where it is the job's default; None: no agent stores the plan.
     """

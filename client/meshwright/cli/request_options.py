@@ -73,8 +73,6 @@ def build_request(
 
     Args:
         kind: the model of the request.
-        request: the value of --request.
-        model: the value of --model.
         trained: fields of `training` with their own options.
         options: fields with options, by their names. None, here and above: it is not given.
 

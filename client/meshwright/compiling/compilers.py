@@ -71,7 +71,6 @@ def explain_missing(
     """Returns why no compiler for a platform is installed, ending in "; pip install …"; None where it is installed.
 
     Args:
-        platform: of the target.
         versions: as `read_versions` returns them; None: the installed versions.
         chip: of the chip table; None: any.
     """

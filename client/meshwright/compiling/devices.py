@@ -40,7 +40,6 @@ class OpenTarget:
     """A target with an installed compiler.
 
     Attributes:
-        target: the opened target.
         devices: `jax.Device`s by [granule][position], in the order of `meshwright.topology.targets`.
         compiler_options: for `.compile(compiler_options=…)`.
         clock_hz: of TPU cores, for the compiler's cycle estimates; None elsewhere.

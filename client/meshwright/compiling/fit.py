@@ -24,7 +24,6 @@ class Attempt:
     """One attempt.
 
     Attributes:
-        size: the attempted size.
         fits: whether it fits.
         bytes: its peak, or its need; None: not known.
         fixed_bytes: the part that does not depend on the size: the arguments.

@@ -118,11 +118,7 @@ def build_compile_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_default_limit_bytes(root: Path = Path("/")) -> int:
-    """Returns 3/4 of the host's memory, or of the cgroup's limit where that is less; 0 where neither is known.
-
-    Args:
-        root: where /proc and /sys are.
-    """
+    """Returns 3/4 of the host's memory, or of the cgroup's limit where that is less; 0 where neither is known."""
     host = re.search(r"^MemTotal: +(\d+)", read_text(root / "proc/meminfo"), re.MULTILINE)
     sizes = [int(host[1]) * 1024 if host else 0]
     groups = re.findall(r"^\d+:(.*?):/(.*)$", read_text(root / "proc/self/cgroup"), re.MULTILINE)

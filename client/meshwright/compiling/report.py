@@ -46,8 +46,6 @@ class Site:
     """The target of a compile.
 
     Attributes:
-        opened: the target.
-        mesh: the devices.
         granules: of each device of the mesh, row-major.
         capacity_bytes: of a device; None: not known, and not checked.
     """

@@ -70,11 +70,7 @@ def read_version(distribution: str) -> str | None:
 
 
 def serve(parent: int) -> NoReturn:
-    """Does the one job that is on stdin, and ends the process.
-
-    Args:
-        parent: the process that started this one.
-    """
+    """Does the one job that is on stdin, and ends the process."""
     end_with_parent(parent)
     faulthandler.enable()  # an abort names the Python code that it came from
     lower_priority(NICENESS)

@@ -50,8 +50,6 @@ def check_batch_plan(request: BatchSizeRequest, plan: Plan, there: str) -> None:
     A fingerprint does not name hardware. The plan may have been made again on other hardware since the caller saw it.
 
     Args:
-        request: the request.
-        plan: the stored plan.
         there: the hardware of the plan's last use, as a target where it has that form.
 
     Raises:
@@ -69,7 +67,6 @@ def check_batch_hardware(request: BatchSizeRequest, chip: str | None, there: str
     """Raises an error unless `hardware`, where given, is the hardware that the step runs on.
 
     Args:
-        request: the request.
         chip: of the devices; None: not known.
         there: the devices in words.
 
@@ -109,8 +106,6 @@ def estimate_request(
     """Returns the recommended batch of a training step for the request's model.
 
     Args:
-        request: names a model.
-        here: this host.
         stored: the stored plan that the request names.
 
     Raises:

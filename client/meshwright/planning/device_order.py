@@ -217,10 +217,7 @@ def score_cut(cut: Cut, topology: Topology, device: int, weights: Weights) -> Sc
     """Returns the score of an order that cuts one torus, without reading every device.
 
     Args:
-        cut: the part of each axis.
-        topology: the links.
         device: any device of the torus.
-        weights: of the axes.
     """
     hop = price_hop(topology, device)
     axes = [
@@ -239,7 +236,6 @@ def score_order(order: Sequence[int], sizes: Sequence[int], weights: Weights, to
         order: devices in mesh order, row-major, as indices of the topology.
         sizes: of the mesh, outermost first.
         weights: one per axis.
-        topology: the links.
     """
     scorer = _Scorer(topology, order)
     return Score.of([scorer.measure(list_lines(sizes, axis, order)) for axis in range(len(sizes))], weights)
@@ -343,7 +339,6 @@ def count_links(places: Sequence[Place], dimensions: Sequence[Dimension]) -> flo
 
     Args:
         places: of the group's devices, one coordinate a dimension.
-        dimensions: of the torus.
     """
     links: dict[Place, float] = dict.fromkeys(places, 0.0)
     for axis, dimension in enumerate(dimensions):
@@ -407,7 +402,6 @@ def search_layout(
     Args:
         sizes: of the mesh, outermost first; they multiply to the number of devices.
         weights: how much each axis counts.
-        topology: the devices.
         indices: the devices to order, in plain order.
         dcn: how axes are split over granules; None: by `split_axes`.
     """
@@ -444,8 +438,6 @@ def order_group(
 
     Args:
         sizes: of the part of the mesh that they fill.
-        weights: of its axes.
-        topology: has the devices.
         members: in plain order.
     """
     grid = read_grid(topology, members)

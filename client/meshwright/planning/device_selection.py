@@ -40,7 +40,6 @@ def pack_devices(topology: Topology, pool: Sequence[int], count: int) -> tuple[i
     """Returns `count` devices with the least between them, in plain order.
 
     Args:
-        topology: has the devices.
         pool: those that may be taken, in plain order; at least `count`.
         count: how many.
     """
@@ -373,7 +372,6 @@ def refuse_leased(
 
     Args:
         asked: the request, as a clause.
-        topology: the devices.
         leased: the devices that the leases cover.
         why_held: which leases, and which processes use further devices.
         works: a request that works now; empty if no request does.

@@ -110,7 +110,6 @@ def write_code(
         topology: where the devices are.
         order: the planned devices in mesh order, row-major, as indices of the topology.
         environment: what the job starts with; written as a comment.
-        fingerprint: of the plan.
     """
     starts = [f"#   {name}={value!r}" for name, value in environment.items()]
     head = [f"# Mesh {spec}, plan {fingerprint}. Start one process on each host with:", *starts]
@@ -187,9 +186,7 @@ class Setting:
 
     Attributes:
         plan: the places of the devices.
-        model: its dimensions.
         training: with the gradient accumulation, remat and moments of the plan.
-        axes: of its mesh.
     """
 
     plan: Plan

@@ -132,7 +132,6 @@ def plan_mesh(
 
     Args:
         request: the mesh, the devices that may be used, and how.
-        topology: the devices.
         health: the state of each device by its place in `topology.devices`; those that are not in it are taken to be
             well.
         target: the plan's name of its hardware, where that is not this host.

@@ -141,7 +141,6 @@ class AxisRule:
     Attributes:
         roles: the roles whose sizes multiply.
         name: the divided quantity, as the request names it.
-        size: the size of this quantity.
         times: further parts that it is cut into.
         may_repeat: a multiple of `size` is fine too: each part is then on several devices.
         may_differ: parts need not be equal, as stages of a pipeline need not: no part is empty.

@@ -49,7 +49,6 @@ class Inventory:
     """The hardware to plan on.
 
     Attributes:
-        topology: the devices.
         target: the canonical text of the target; None: no target was given.
         health: the state of this host's devices, by place in the topology; a device without a state is assumed to be
             healthy.

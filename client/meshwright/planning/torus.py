@@ -80,7 +80,6 @@ def find_whole(sizes: Sequence[int], dimensions: Sequence[Dimension], count: int
 
     Args:
         sizes: the number of places of the group along each dimension.
-        dimensions: of the torus.
         count: devices in the group.
     """
     is_whole = math.prod(sizes) == count and all(size in {1, d.size} for size, d in zip(sizes, dimensions, strict=True))

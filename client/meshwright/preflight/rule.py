@@ -74,7 +74,6 @@ class Wrong(NamedTuple):
     """A wrong content that a host has seen.
 
     Attributes:
-        observer: the host that compared it.
         host, device: what should have produced it; −1: it is the sum of all.
     """
 

@@ -181,7 +181,6 @@ class ChipCount:
         """Returns whether a device counts: "NVIDIA H100 80GB HBM3" is an h100, "cpu" a cpu; any if no chip is named.
 
         Args:
-            kind: of the device.
             mig: which part of a card it is, so that it is no chip; None: a whole one.
         """
         if self.chip is None or mig is not None:

@@ -162,7 +162,6 @@ def format_pairs(devices: Devices, most: int) -> list[str]:
     """Returns the matrix of at most so many devices, and its legend; empty where nothing is known of any two.
 
     Args:
-        devices: the devices.
         most: of more devices, how many links of each kind there are.
     """
     if len(devices.devices) > most:

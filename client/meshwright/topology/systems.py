@@ -194,7 +194,6 @@ class Slice:
     """One slice; a row of `slices.csv`. `shape` is as its generation writes it; `extent` always has x, y and z.
 
     Attributes:
-        chip: its chip.
         shape: chips in each dimension.
         host_shape: chips of one host, in x, y, z.
         name: Google's name; empty: none.

@@ -91,8 +91,6 @@ class Benches:
     """Benches of one host.
 
     Attributes:
-        device: the worker.
-        host: the host of the devices.
         runs: the queue of benches.
         registry: the active leases.
         clock: dates probes.

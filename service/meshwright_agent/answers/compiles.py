@@ -42,15 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Compiles:
-    """Reads answers from the store, else from the compiler, one compile at a time.
-
-    Args:
-        store: stores answers.
-        plans: stores plans.
-        runs: the queue of compiles.
-        settings: limits of a compile.
-        environ: the base of the compiler's environment.
-    """
+    """Reads answers from the store, else from the compiler, one compile at a time."""
 
     def __init__(
         self, store: Store, plans: PlanMaker, runs: RunQueue, *, settings: Settings, environ: Mapping[str, str]
@@ -136,10 +128,6 @@ class Compiles:
 
     async def compile(self, task: CompileTask, emit: Emit) -> str:
         """Returns the compiler's report on a task, or a report that was stored in the meantime, JSON.
-
-        Args:
-            task: what to compile.
-            emit: receives progress.
 
         Raises:
             UnavailableError: the compiler cannot be started.

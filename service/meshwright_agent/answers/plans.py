@@ -98,12 +98,7 @@ class PlanAnswer:
 
 
 class PlannerQueue:
-    """One planner process and its waiting requests, served one at a time in order of arrival.
-
-    Args:
-        planner: the process.
-        max_waiting: requests that may wait.
-    """
+    """One planner process and its waiting requests, served one at a time in order of arrival."""
 
     def __init__(self, planner: Supervisor, max_waiting: int) -> None:
         self._planner = planner
@@ -150,15 +145,7 @@ class PlannerQueue:
 
 
 class PlanMaker:
-    """Makes and stores plans.
-
-    Args:
-        small: the planner of small requests.
-        large: the planner of large ones.
-        store: stores plans.
-        host: this host.
-        measurements: bench results of this host.
-    """
+    """Makes and stores plans."""
 
     def __init__(
         self, small: Supervisor, large: Supervisor, store: Store, host: AgentHost, measurements: HostMeasurements

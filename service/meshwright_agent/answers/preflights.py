@@ -77,7 +77,6 @@ class Preflights:
     Attributes:
         child: runs one process per preflight.
         device: the worker, which leaves the devices first.
-        host: the host of the devices.
         runs: the queue of benches and preflights.
         registry: the active leases.
         clock: dates what they measure.

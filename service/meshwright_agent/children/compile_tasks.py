@@ -64,9 +64,7 @@ def build_fit_task(request: BatchSizeRequest, plan: Plan | None, here: Inventory
     """Returns the compile task of finding the largest batch.
 
     Args:
-        request: the request.
         plan: the stored plan that the request names; None: the request names a mesh.
-        here: this host.
 
     Raises:
         ProblemError: the request is rejected, or this host is not known.

@@ -73,7 +73,6 @@ class CpuFacts:
     Attributes:
         usable_threads: whole threads that affinity mask and cgroup quota allow this process, rounded down. 0 means less
             than one.
-        memory_bytes: memory of the machine.
         memory_limit_bytes: limit of this process's cgroup; None: unlimited.
         available_bytes: memory available without swapping, within the limit.
     """

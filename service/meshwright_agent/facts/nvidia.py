@@ -71,13 +71,7 @@ _ASKED: Final = [each.name for each in fields(GpuHealth) if each.name in QUESTIO
 
 
 def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) -> GpuHealth:
-    """Returns the driver's current report on one card. Call it between nvmlInit and nvmlShutdown.
-
-    Args:
-        questions: the questions of this card.
-        handle: NVML handle of the card.
-        is_computing: a process computes on the card.
-    """
+    """Returns the driver's current report on one card. Call it between nvmlInit and nvmlShutdown."""
 
     def ask(name: str) -> Any:
         return questions.ask_health(name, handle)

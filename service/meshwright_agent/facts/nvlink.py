@@ -185,7 +185,6 @@ def read_nvlinks(questions: Questions, handle: Any, sysfs: Path) -> NvLinks | No
     """Returns a card's active links; None if a link could not be read, because the count would be too low.
 
     Args:
-        questions: the questions of this card.
         handle: NVML handle of the card.
         sysfs: where the PCI class of the other end of a link is read.
     """

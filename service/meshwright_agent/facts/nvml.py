@@ -151,7 +151,6 @@ class Questions:
         """Returns NVML's answer, or None. A missing answer is a problem unless the card does not have the feature.
 
         Args:
-            name: name of the question.
             args: the handle and the variable arguments.
             is_end: "invalid argument" and "not supported" mark the end of the links.
         """

@@ -275,13 +275,7 @@ def list_card_files(here: Roots) -> list[Path]:
 
 
 def classify_silence(cards: Iterable[BusCard], here: Roots, error: int) -> ProblemKind:
-    """Returns the cause when NVML does not list any card.
-
-    Args:
-        cards: the cards on the bus.
-        here: roots of the search.
-        error: NVML's error.
-    """
+    """Returns the cause when NVML does not list any card."""
     accelerators = [card for card in cards if card.computes]
     if not accelerators or error == _NO_PERMISSION:
         return "unreadable"

@@ -158,10 +158,6 @@ TICK_S: Final = 1.0
 class History:
     """Events of one host's health.
 
-    Args:
-        store: stores the events.
-        clock: source of the time.
-
     Attributes:
         memory: the state that survives restarts; written with the events when it has changed.
         last_seq: the number of the newest event, stored or not.

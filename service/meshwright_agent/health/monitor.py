@@ -97,7 +97,6 @@ class CardEvaluator:
         """Returns the evaluation of a probe.
 
         Args:
-            facts: the facts of the probe.
             before: the facts of the previous probe; those of the same probe for a repeated evaluation.
         """
         cards, earlier = list_cards(facts), {card.key: card for card in list_cards(before)} if before else {}
@@ -398,10 +397,7 @@ class HealthMonitor:
         """Reports the facts of a probe: the driver's problems, each accelerator with its parts, each missing device.
 
         Args:
-            facts: the facts of the probe.
-            before: the facts of the previous probe.
             devices: the devices as `/devices` shows them.
-            at: time of the probe.
         """
         self._has_answered = True
         self._record_boot(facts, at)
@@ -553,7 +549,6 @@ class HealthMonitor:
         """Reports the device worker's state.
 
         Args:
-            worker: its supervisor.
             has_started: JAX has answered since this agent started.
             failure: why the last call to the worker failed; empty after a success or a release.
             mismatch: how JAX's devices differ from this host's; empty if they match.
@@ -608,14 +603,7 @@ MIN_FREE_BYTES: Final = 1 << 28
 
 
 class StoreHealth:
-    """Checks the store every `probe_interval_s`, and soon after a failure.
-
-    Args:
-        store: the store.
-        registry: receives the state.
-        settings: how often to check.
-        clock: dates the state.
-    """
+    """Checks the store every `probe_interval_s`, and soon after a failure."""
 
     def __init__(self, store: Store, *, registry: HealthRegistry, settings: Settings, clock: Clock) -> None:
         self._store = store

@@ -154,9 +154,6 @@ NIC_RULES: Final[tuple[Rule[NicView], ...]] = (
 class NicEvaluator:
     """Evaluates the ports of each probe.
 
-    Args:
-        memory: has the ports that were up.
-
     Attributes:
         places: component of the last evaluation → its place.
     """

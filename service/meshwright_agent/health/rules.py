@@ -208,7 +208,6 @@ class Rule(Generic[View]):
         component: kind of the component: "driver", "device", or one of `PARTS`.
         state: state of the component while the rule holds.
         when: the condition as text, for the documentation.
-        holds: the condition.
         text: the reason, a template of `str.format` with the view as `v`.
         action: the operator's action, also a template.
         permanence: None if both are usual.

@@ -184,7 +184,6 @@ def report_kernel_log(registry: HealthRegistry, history: History, facts: HostFac
     Args:
         registry: receives the faults.
         history: records each XID, the faults, and the position in the log.
-        facts: the facts of a probe.
         at: time of the probe.
     """
     log = facts.kernel_log

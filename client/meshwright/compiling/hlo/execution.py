@@ -33,7 +33,6 @@ class Executed:
     """An instruction in one place where it runs.
 
     Attributes:
-        instruction: the instruction.
         computation: its computation, with its operands.
         times: how often a step runs it.
         is_fused: it is part of a fusion. The fusion has the estimate for all its parts.
@@ -53,7 +52,6 @@ def walk_executed(module: Module, tell: Callable[[Notice], None]) -> Iterator[Ex
     """Yields each instruction that a step runs, once for each place that it runs in.
 
     Args:
-        module: the program.
         tell: receives the codes of unknowns: `loop_trips_unknown`, `branch_assumed`.
     """
 

@@ -85,7 +85,6 @@ class Instruction:
         opcode: such as all-reduce-start.
         operands: ids of instructions of the same computation.
         called: ids of the computations that it calls, which run equally often; of a `while` body, then condition.
-        message: its protobuf message.
     """
 
     id: int

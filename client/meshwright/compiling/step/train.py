@@ -44,7 +44,6 @@ def measure_loss(hidden: Array, targets: Array, head: Array, layout: StepShardin
         hidden: [batch, sequence, hidden].
         targets: [batch, sequence], the token that follows each position.
         head: [hidden, vocabulary], its columns over the tensor axes.
-        layout: the mesh.
     """
     axes = layout.axes
     shards = axes.measure(axes.context)

@@ -98,7 +98,6 @@ def time_collective(operation: Operation, byte_count: Any, wire: AxisLinks) -> A
       (4·W_middle): a quarter of an all-gather's on a ring, n times less on a switch.
 
     Args:
-        operation: which.
         byte_count: V: of the whole array, gathered; of an all-reduce of the array that each device has; of an
             all-to-all of the whole array over all devices, n times the part of one.
         wire: the links of the group.
@@ -138,7 +137,6 @@ def time_across(
     rest. Of an all-to-all V·(M − 1) ÷ (M²·g·W) goes across, and the rest stays in each of M nodes.
 
     Args:
-        operation: which.
         byte_count: as in `time_collective`.
         inner: the g devices of one node.
         outer: devices of the same place in each node; `bytes_per_s` is one device's share of the network.

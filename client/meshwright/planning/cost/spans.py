@@ -172,7 +172,6 @@ def lay_on_hosts(layout: Layout, chip: Chip, host_size: int, pair_bytes_per_s: f
 
     Args:
         layout: sizes of the axes.
-        chip: has the rates.
         host_size: GPUs joined by NVLink or PCIe: of a host, or of an NVLink domain over several.
         pair_bytes_per_s: of one GPU to one other of its host, one way; None: its whole rate, as behind a switch.
     """
@@ -208,8 +207,6 @@ def lay_on_torus(layout: Layout, chip: Chip, shape: Sequence[int], wraps: Sequen
     """Returns the spans of the axes on TPU slices; fewer devices than a slice has form a box in it.
 
     Args:
-        layout: sizes of the axes.
-        chip: has the rates.
         shape: of one slice, in chips: x, y, z.
         wraps: which of its dimensions close to rings.
     """
@@ -274,8 +271,6 @@ def read_spans(plan: Plan, chip: Chip, pair_bytes_per_s: float | None = None) ->
     """Returns the spans of a plan, in its real order. Axes of one role are one of `AXES`, of unknown names dp.
 
     Args:
-        plan: the plan.
-        chip: of its devices.
         pair_bytes_per_s: as in `lay_on_hosts`.
     """
     axes = [[axis for axis in plan.axes if name_axis(axis.name) == name] for name in AXES]

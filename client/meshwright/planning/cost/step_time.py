@@ -120,7 +120,6 @@ class StepTime:
         machine: one device.
         spans: the links of each axis.
         execution: how attention is computed, and the type of values.
-        law: the constants.
     """
 
     work: Work
@@ -328,7 +327,6 @@ def find_spread(chip: Chip, work: Work, layout: Layout) -> tuple[float, str]:
     """Returns the factor f such that four of five measured steps lie within 1/f and f, and what makes it wide.
 
     Args:
-        chip: of every device.
         work, layout: of one candidate.
 
     Source: docs/explanation/accuracy.md, folds; where no run tests the model, a conservative assumption.

@@ -21,7 +21,6 @@ def write_export(name: ExportName, plan: Plan, model: ModelSpec, training: Train
     """Returns an export of a plan.
 
     Args:
-        name: the export.
         plan: the mesh, and the schedule of the batch where that was chosen.
         model, training: the step.
 

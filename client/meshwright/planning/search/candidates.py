@@ -116,7 +116,6 @@ def list_space(devices: int, model: ModelSpec, training: TrainingSpec, bounds: B
         devices: all of which are used.
         model: the model, whose heads, experts, layers, widths and vocabulary are cut.
         training: sequence length and batch.
-        bounds: the choices.
     """
     left: list[Left] = []
     sizes = list_divisors(devices)
@@ -227,7 +226,6 @@ class Hardware:
         """Returns the facts of `devices` devices of a topology.
 
         Args:
-            topology: the devices.
             devices: their number.
             chosen: places of the devices that may be among them: kinds and memory are theirs; a fast domain counts with
                 all of its devices.
@@ -386,7 +384,6 @@ class Priced:
         capacity_bytes: bytes of a device that a job may use.
         spans: the links of the axes.
         hardware: the hardware that was priced.
-        work: the model.
     """
 
     layout: Layout
@@ -430,7 +427,6 @@ class Question:
 
     Attributes:
         model, training: the step.
-        hardware: the hardware of the step.
         memory_fraction: part of a GPU's memory that the job may take.
         price_per_device_hour: None: not given.
     """

@@ -184,7 +184,6 @@ class Measurements:
 
         Args:
             rows: the host's, in the order in which they were written.
-            topology: the host.
             places: of the devices in it.
         """
         chosen = [topology.devices[place] for place in places]

@@ -35,9 +35,7 @@ def find_fallback(
     """Returns the best plan for the remaining devices when one of a plan's devices fails, with its host or slice.
 
     Args:
-        request: the search.
         best: the plan on all devices.
-        topology: has them.
         pool: those that the search may use.
         ask: returns the question for a number of devices.
         lay_out: makes the plan of a mesh, on a selection of devices.
@@ -69,8 +67,6 @@ def search_remaining(
     """Returns the best plans on the remaining devices, with the number of devices that gives the fastest step.
 
     Args:
-        request: the search.
-        topology: the devices.
         kept: the remaining devices, as indices.
         ask: returns the question for a number of devices.
         lay_out: builds the plan of a mesh, on a selection of devices.

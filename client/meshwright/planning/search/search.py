@@ -383,8 +383,6 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     """Returns the best meshes for a model, each with its device order, and why other families are not among them.
 
     Args:
-        request: the search.
-        question: the question to price.
         lay_out: makes the plan of one mesh on the request's devices.
 
     Raises:

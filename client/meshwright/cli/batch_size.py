@@ -92,7 +92,7 @@ def show_batch_size(
         session.print_lines(reply.model_dump_json(exclude_unset=not offline))  # exactly the fields that an agent sent
     else:
         _print_sizes(session, reply)
-    if asked.compile and find_exit_code([reply.compiled.verification if reply.compiled else None]) != OK:
+    if asked.compile and find_exit_code(reply.compiled.verification if reply.compiled else None) != OK:
         return FAILED
     if reply.estimated and reply.estimated.recommended is None:
         return FAILED

@@ -33,10 +33,9 @@ _UNKNOWN: Final = ("compiled: whether it fits is not known", "bold yellow")
 """The result where the memory of a device is unknown."""
 
 
-def find_exit_code(verifications: Iterable[Verification | None]) -> int:
-    """Returns the exit code of the requested compiles: 0 only where there are reports, and all of them fit."""
-    statuses = [found.status if found else None for found in verifications]
-    return OK if statuses and all(status == "verified" for status in statuses) else FAILED
+def find_exit_code(found: Verification | None) -> int:
+    """Returns the exit code of a requested compile: 0 only where there is a report, and it fits."""
+    return OK if found is not None and found.status == "verified" else FAILED
 
 
 def print_verification(session: Session, found: Verification) -> None:
@@ -174,4 +173,4 @@ def compile_step(
         session.print_lines(found.model_dump_json())
     else:
         print_verification(session, found)
-    return find_exit_code([found])
+    return find_exit_code(found)

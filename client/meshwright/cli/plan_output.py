@@ -101,7 +101,7 @@ def _find_code(plans: Plans, say: PlanOutput) -> int:
     if not plans.plans:
         return FAILED
     best = plans.plans[0]
-    if say.is_verified and find_exit_code([best.verification]) != OK:
+    if say.is_verified and find_exit_code(best.verification) != OK:
         return FAILED
     return OK if _fits(best) and not _lacks_export(best, say) else FAILED
 

@@ -22,7 +22,7 @@ from meshwright.cli.output import (
 from meshwright.cli.session import FAILED, OK, Session
 from meshwright.environment import format_exports
 from meshwright.topology.links import format_links
-from meshwright.topology.text import describe_kind, describe_lease, is_declared
+from meshwright.topology.text import describe_coords, describe_kind, describe_lease, is_declared
 from meshwright.wire.devices import Device, DeviceProcess, Devices, HoldersUnknown, Release
 
 
@@ -102,13 +102,6 @@ def _describe_memory(device: Device) -> str:
     return f"{used} / {format_bytes(memory.capacity_bytes)}"
 
 
-def _describe_place(device: Device) -> str:
-    if device.coords is None:
-        return device.pci_bus_id or ""
-    core = f" core {device.core_on_chip}" if device.core_on_chip else ""
-    return f"({','.join(map(str, device.coords))}){core}"
-
-
 def describe_processes(processes: Iterable[DeviceProcess] | None) -> str:
     """Returns the processes that use a device: "free", "?" where they are unknown, or pid and name of each."""
     if processes is None:
@@ -135,7 +128,7 @@ def _name_devices(reply: Devices) -> Column[Device]:
 COLUMNS: Final[tuple[Column[Device], ...]] = (
     Column("kind", _describe_kind),
     Column("memory used / total", _describe_memory, "right"),
-    Column("place", _describe_place),
+    Column("place", lambda device: describe_coords(device) or device.pci_bus_id or ""),
     Column("NUMA", lambda device: "" if device.numa_node is None else str(device.numa_node), "right"),
     Column("JAX id", lambda device: "" if device.jax_id is None else str(device.jax_id), "right"),
     Column("held by", describe_holders),

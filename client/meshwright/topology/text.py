@@ -120,7 +120,8 @@ def _show_memory(device: Device) -> str:
     return f"{used}{format_gib(total):>5} GiB"
 
 
-def _show_coords(device: Device) -> str:
+def describe_coords(device: Device) -> str:
+    """Returns the place of a TPU core: "(0,1,2) core 1"; empty where there is none."""
     if device.coords is None:
         return ""
     core = f" core {device.core_on_chip}" if device.core_on_chip else ""
@@ -150,7 +151,7 @@ def describe_lease(device: Device) -> str:
 
 _CELLS: Final[tuple[Cell, ...]] = (
     lambda device: f"{describe_kind(device).removeprefix('NVIDIA ')}{' (virtual)' * device.virtual}",
-    _show_coords,
+    describe_coords,
     lambda device: device.pci_bus_id or "",
     lambda device: "" if device.numa_node is None else f"NUMA {device.numa_node}",
     _show_memory,

@@ -151,7 +151,7 @@ def ask_child(
             job.model_dump(mode="json"),
             paths=paths,
             limit_s=LIMIT_S if limit_s is None else limit_s,
-            memory_limit_bytes=memory_limit_bytes or read_default_limit_bytes() or None,
+            memory_limit_bytes=memory_limit_bytes or read_default_limit_bytes(),
             on_progress=on_progress,
         )
     except InvalidRequestError as error:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
+from meshwright.environment import XLA_FLAGS
 from meshwright.errors import InvalidRequestError, ProblemError
 from meshwright.topology.identity import read_text
 from meshwright.wire.runs import Progress
@@ -56,8 +57,6 @@ _MAP_LINE: Final = re.compile(r"\b[0-9a-f]{8,16}-[0-9a-f]{8,16} [r-][w-][x-][ps-
 OnProgress = Callable[[Progress], object]
 
 # ---- the environment of the child -----------------------------------------------------------------------------------
-
-XLA_FLAGS: Final = "XLA_FLAGS"
 
 COMPILE_ENVIRONMENT: Final[Mapping[str, str]] = {
     "JAX_PLATFORMS": "cpu",
@@ -117,15 +116,15 @@ def build_compile_environment(base: Mapping[str, str]) -> dict[str, str]:
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def read_default_limit_bytes(root: Path = Path("/")) -> int:
-    """Returns 3/4 of the host's memory, or of the cgroup's limit where that is less; 0 where neither is known."""
+def read_default_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Returns 3/4 of the host's memory, or of the cgroup's limit where that is less; None where neither is known."""
     host = re.search(r"^MemTotal: +(\d+)", read_text(root / "proc/meminfo"), re.MULTILINE)
     sizes = [int(host[1]) * 1024 if host else 0]
     groups = re.findall(r"^\d+:(.*?):/(.*)$", read_text(root / "proc/self/cgroup"), re.MULTILINE)
     folders = [root / "sys/fs/cgroup" / controllers / path for controllers, path in groups]
     files = (place / name for folder in folders for place in (folder, *folder.parents) for name in _CGROUP_LIMITS)
     sizes += [int(text) for file in files if (text := read_text(file)).isdigit()]
-    return int(HOST_RATIO * min(filter(None, sizes), default=0))
+    return int(HOST_RATIO * min(filter(None, sizes), default=0)) or None
 
 
 def _read_memory_bytes(pid: int) -> int:

@@ -44,7 +44,7 @@ def compile_in_child(
         FUNCTIONS["fit" if is_search else "verify"],
         job.model_dump(mode="json"),
         limit_s=limit_s,
-        memory_limit_bytes=read_default_limit_bytes() or None,
+        memory_limit_bytes=read_default_limit_bytes(),
         on_progress=on_progress,
     )
     if isinstance(found, Ended):

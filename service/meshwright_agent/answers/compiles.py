@@ -53,7 +53,7 @@ class Compiles:
         self._run_child = partial(
             run_child,
             limit_s=settings.compile_timeout_s,
-            memory_limit_bytes=settings.compile_memory_bytes or read_default_limit_bytes() or None,
+            memory_limit_bytes=settings.compile_memory_bytes or read_default_limit_bytes(),
             environ=environ,
         )
         # A separate thread: a child dies with the thread that started it, and asyncio waits for its default threads.

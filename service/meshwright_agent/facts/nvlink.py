@@ -136,10 +136,8 @@ def are_joined(a: FabricFacts | None, b: FabricFacts | None) -> bool:
     return len(domains) < 2 and not any(fabric.is_down for fabric in (a, b) if fabric)
 
 
-def describe_fault(fabric: FabricFacts | None) -> str | None:
+def describe_fault(fabric: FabricFacts) -> str | None:
     """Returns the fault of a card's fabric as a sentence; None without a known fault."""
-    if fabric is None:
-        return None
     if fabric.is_down:
         reason = fabric.error or fabric.state.replace("_", " ")
         return (

@@ -319,7 +319,7 @@ def read_machine(roots: Roots) -> MachineFacts:
         name=read_text(kernel / "hostname") or "localhost",
         boot_id=read_text(kernel / "random/boot_id"),
         kernel=read_text(kernel / "osrelease"),
-        operating_system=parse_os_release(read_text(roots.etc / "os-release") or ""),
+        operating_system=parse_os_release(read_text(roots.root / "etc/os-release") or ""),
         container=parse_container(
             roots.environ, read_text(roots.proc / "self/cgroup") or "", read_text(roots.proc / "self/mountinfo") or ""
         ),

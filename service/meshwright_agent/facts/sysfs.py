@@ -61,11 +61,6 @@ class Roots:
         """The root of device files."""
         return self.root / "dev"
 
-    @property
-    def etc(self) -> Path:
-        """The root of the system's configuration."""
-        return self.root / "etc"
-
 
 @dataclass(frozen=True)
 class PciDevice:

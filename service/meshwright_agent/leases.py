@@ -58,7 +58,6 @@ class StoredLease(BaseModel):
     """A lease with the facts that decide its end. Every version must read this form: see `store`.
 
     Attributes:
-        lease: the lease at the time of writing.
         boot_id: the boot from which `until_s` counts.
         until_s: seconds since the boot at which the lease expires.
         ended: why the lease has ended; empty if it was active at the time of writing.
@@ -227,7 +226,6 @@ class LeaseService:
     """Makes, renews and ends leases.
 
     Attributes:
-        registry: the active leases.
         devices: returns the host; raises UnavailableError while it is not known.
         here: returns the host as plans see it, for a request that counts devices.
         find_runs: returns the queued and running benches that would open one of these devices.

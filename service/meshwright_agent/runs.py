@@ -77,8 +77,6 @@ class LiveRun:
     """A run between its submission and its end.
 
     Attributes:
-        run: its newest state.
-        execute: does the work.
         context: the context of its submission, so that logs and traces of its work name the request.
         task: the task that runs it until its end is stored.
         work: its execution; None while it waits.

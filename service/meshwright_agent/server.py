@@ -347,9 +347,7 @@ def serve(
     """Serves until SIGTERM or SIGINT.
 
     Args:
-        settings: those of the agent.
         build_app: returns the application of an agent.
-        authenticator: names the callers.
         on_listening: receives the addresses once they accept requests.
 
     Raises:

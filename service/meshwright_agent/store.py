@@ -238,12 +238,10 @@ class Store:
         """Returns documents of a kind in their order.
 
         Args:
-            kind: of the documents.
             states: only these; empty: all.
             where: a field of the body and the value that it must have; None: any.
             limit: maximum number of documents; -1: all.
             without: a field of the body to leave out.
-            newest_first: the opposite order.
         """
         removed, values = f"$.{without}" if without else None, json.dumps(states)
         found = await self._read(
@@ -268,7 +266,6 @@ class Store:
         """Returns the first `limit` events numbered above `after`, or the newest for None; oldest first.
 
         Args:
-            stream: of the events.
             after, limit: how many, and from where.
             where: a field of the body and the value that it must have; None: any.
             since: only events from this time on, in seconds since 1970.

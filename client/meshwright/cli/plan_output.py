@@ -51,7 +51,6 @@ class PlanOutput:
         asked: the request, in words.
         export: print only this export; None: all of a plan.
         output: the file to save the plan to; None: no file.
-        is_verified: a compile was requested.
         url: the agent that answered; None: the plan was made in this process, and no agent stores it.
     """
 

@@ -72,7 +72,6 @@ def build_request(
     """Returns the request of --request and the options.
 
     Args:
-        kind: the model of the request.
         trained: fields of `training` with their own options.
         options: fields with options, by their names. None, here and above: it is not given.
 

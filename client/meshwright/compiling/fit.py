@@ -24,7 +24,6 @@ class Attempt:
     """One attempt.
 
     Attributes:
-        fits: whether it fits.
         bytes: its peak, or its need; None: not known.
         fixed_bytes: the part that does not depend on the size: the arguments.
     """
@@ -43,7 +42,6 @@ def search_largest(attempt: Callable[[int], Attempt], greatest: int, capacity_by
     """Returns all attempts, in order. The last one that fits has the largest fitting size; there may be none.
 
     Args:
-        attempt: compiles a size.
         greatest: the largest size to try, 1 or more.
         capacity_bytes: the limit of an attempt's bytes; None: not known until an attempt fails.
     """

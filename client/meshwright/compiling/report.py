@@ -141,8 +141,6 @@ def report_lowered(lowered: Any, site: Site, tell: Tell, *, attention_s: float |
 
     Args:
         lowered: `jax.stages.Lowered`, of a step whose arguments are on the site's mesh.
-        site: the target of the compile.
-        tell: receives the progress.
         attention_s: seconds that stand for those of the compiled attention; None: these stay.
     """
     tell(f"compiling for {site.mesh.size} devices", 2, STAGES)

@@ -105,9 +105,6 @@ def estimate_request(
 ) -> EstimatedBatch:
     """Returns the recommended batch of a training step for the request's model.
 
-    Args:
-        stored: the stored plan that the request names.
-
     Raises:
         InvalidRequestError: the model or its training is not valid, the fields contradict each other, or there is
             neither hardware nor a host.

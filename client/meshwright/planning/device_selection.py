@@ -41,7 +41,6 @@ def pack_devices(topology: Topology, pool: Sequence[int], count: int) -> tuple[i
 
     Args:
         pool: those that may be taken, in plain order; at least `count`.
-        count: how many.
     """
     if count >= len(pool):
         return tuple(pool)

@@ -145,7 +145,6 @@ def order_granules(
 
     Args:
         sizes: of the mesh, outermost first; they multiply to the number of members.
-        weights: the weight of each axis.
         granules: their members.
         order_one: (sizes, weights, members) → the members in the order of a mesh of these sizes.
         dcn: the granules (blocks) along each axis; None: by `split_axes`.

@@ -132,7 +132,6 @@ def find_memory_fraction(strategy: str | None, *, trains: bool) -> float:
 
     Args:
         strategy: "conservative", "balanced" or "aggressive"; None: not given.
-        trains: whether a model is trained.
     """
     if strategy is not None:
         return MemoryStrategy(strategy).fraction or GPU_FRACTION
@@ -143,7 +142,6 @@ def find_capacity(chip: Chip, memory_bytes: int | None = None, fraction: float |
     """Returns the bytes of one JAX device that a job may use.
 
     Args:
-        chip: a row of the table.
         memory_bytes: memory of the host's own device; None: from the table. On TPU the limit comes from the compiler.
         fraction: the part of a GPU's memory that the job is started with; None: JAX's default.
     """

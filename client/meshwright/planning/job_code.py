@@ -28,7 +28,6 @@ def build_job_environment(topology: Topology, used: Sequence[int], memory_fracti
     JAX_NUM_CPU_DEVICES. What differs from host to host is not in it (`find_differing`).
 
     Args:
-        topology: where the devices are.
         used: the planned devices, as indices of the topology, in any order.
         memory_fraction: of a GPU's memory, that the job may take.
     """
@@ -107,7 +106,6 @@ def write_code(
     Args:
         spec: the axes, without -1.
         axis_types: one an axis.
-        topology: where the devices are.
         order: the planned devices in mesh order, row-major, as indices of the topology.
         environment: what the job starts with; written as a comment.
     """

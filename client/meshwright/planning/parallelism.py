@@ -139,7 +139,6 @@ class AxisRule:
     """What the axes of some roles divide together.
 
     Attributes:
-        roles: the roles whose sizes multiply.
         name: the divided quantity, as the request names it.
         times: further parts that it is cut into.
         may_repeat: a multiple of `size` is fine too: each part is then on several devices.

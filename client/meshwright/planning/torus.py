@@ -48,7 +48,6 @@ def count_colors(whole: Sequence[int], dimensions: Sequence[Dimension], count: i
         whole: the dimensions of chips (longer than 1) that the group is made of, if it fills each from end to end and
             has no other parts; otherwise empty.
         dimensions: of the torus, z, y, x and then cores, those of length 1 left out or not.
-        count: devices in the group.
     """
     if len(whole) < 2:
         return 2 if count <= SMALL_GROUP or has_cores(dimensions) else 1
@@ -80,7 +79,6 @@ def find_whole(sizes: Sequence[int], dimensions: Sequence[Dimension], count: int
 
     Args:
         sizes: the number of places of the group along each dimension.
-        count: devices in the group.
     """
     is_whole = math.prod(sizes) == count and all(size in {1, d.size} for size, d in zip(sizes, dimensions, strict=True))
     wide = (axis for axis, size in enumerate(sizes) if size > 1 and not is_core(dimensions[axis]))
@@ -167,7 +165,6 @@ def cut_torus(
     Args:
         sizes: of the mesh, outermost first.
         dimensions: of the torus, outermost first; as many devices as the mesh has places.
-        weights: the weight of each axis.
         split: whether a dimension may be shared by several axes.
 
     Raises:

@@ -31,8 +31,6 @@ def read_table(package: str, name: str, row: type[Row]) -> tuple[Row, ...]:
     """Returns the rows of a packaged CSV table.
 
     Args:
-        package: the package that contains the table.
-        name: file name of the table.
         row: a dataclass with a field for each column; an empty cell is the field's default.
 
     Raises:

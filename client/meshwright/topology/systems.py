@@ -69,7 +69,6 @@ class Form:
         counts: numbers of GPUs.
         wiring: the kind of link of every pair, as `nvidia-smi topo -m` and `rocm-smi --showtopo` name it; or "pcie",
             "pairs" (NVLink bridges between neighbors), "cube" (DGX-1).
-        text: its description.
         source: where the wiring is published.
         domain_hosts: how many such hosts one NVLink domain joins.
     """
@@ -154,10 +153,8 @@ class ShapeRule:
     """The legal slice shapes of a TPU generation.
 
     Attributes:
-        dimensions: number of dimensions in a written shape.
         kind: cubes of 4×4×4 and some smaller shapes; planes of a list; or powers of two, none twice the other.
         most: chips of a slice of cubes; chips of a side of the others.
-        text: the rule in words.
         source: where the rule is published.
         is_single: a chip alone is a slice.
         has_twists: whether its tori can be twisted.
@@ -197,7 +194,6 @@ class Slice:
         shape: chips in each dimension.
         host_shape: chips of one host, in x, y, z.
         name: Google's name; empty: none.
-        aliases: other names.
     """
 
     chip: Annotated[Chip, BeforeValidator(find_chip)]

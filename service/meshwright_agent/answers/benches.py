@@ -91,9 +91,6 @@ class Benches:
     """Benches of one host.
 
     Attributes:
-        runs: the queue of benches.
-        registry: the active leases.
-        clock: dates probes.
         spawn: starts work that the agent ends when it closes.
         measurements: bench results that plans use.
     """

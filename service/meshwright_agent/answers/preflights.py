@@ -77,8 +77,6 @@ class Preflights:
     Attributes:
         child: runs one process per preflight.
         device: the worker, which leaves the devices first.
-        runs: the queue of benches and preflights.
-        registry: the active leases.
         clock: dates what they measure.
     """
 

@@ -62,7 +62,6 @@ class Scope:
         devices: local indices of the measured devices, in the order of the mesh.
         singles, pairs: devices measured alone, and pairs measured from one to the other.
         mesh: that of the collectives. The product of its sizes is the number of devices.
-        axes: the axes of the mesh to measure.
     """
 
     suite: str

@@ -50,10 +50,6 @@ class CompileTask:
 def build_verify_task(plan: Plan, request: PlanRequest | SearchRequest) -> CompileTask:
     """Returns the compile task of a plan.
 
-    Args:
-        plan: the plan with its devices.
-        request: the request, with its model and training.
-
     Raises:
         InvalidRequestError: the request does not have a model or a training.
     """

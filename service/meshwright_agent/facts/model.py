@@ -47,7 +47,6 @@ class RefusedCard:
     Attributes:
         pci_bus_id: None: NVML counts the card, but its address is not known.
         index: NVML index; None: NVML does not count the card.
-        reason: the driver's reason.
     """
 
     pci_bus_id: str | None
@@ -416,7 +415,6 @@ class Xid:
 
     Attributes:
         pci_bus_id: address of the card in the form of sysfs.
-        age_s: age of the record in seconds.
         text: the driver's text after the number, without process id and name.
     """
 

@@ -105,7 +105,6 @@ def parse_fabric(info: Any, status_text: str) -> FabricFacts | None:
 
     Args:
         info: as nvmlGpuFabricInfo_v2_t. A cluster uuid of zeros means that the fabric is this host.
-        status_text: NVML's text of the status.
     """
     name = _STATES.get(info.state & 0xFF)  # one byte in C, four in nvidia-ml-py: the rest is padding
     if name is None:
@@ -157,7 +156,6 @@ class CardReading:
 
     Attributes:
         parts: the usable devices: the card itself, or its MIG instances.
-        nvlinks: None: unknown.
     """
 
     facts: GpuFacts
@@ -183,7 +181,6 @@ def read_nvlinks(questions: Questions, handle: Any, sysfs: Path) -> NvLinks | No
     """Returns a card's active links; None if a link could not be read, because the count would be too low.
 
     Args:
-        handle: NVML handle of the card.
         sysfs: where the PCI class of the other end of a link is read.
     """
     before = len(questions.problems)

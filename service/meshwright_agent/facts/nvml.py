@@ -38,7 +38,6 @@ class Query:
     """One question.
 
     Attributes:
-        function: name of the NVML function.
         parts: parts of the card that are `unknown` without an answer; empty: the question is not required.
         arguments: constant arguments after the handle.
         field_id: number of a 32-bit field for nvmlDeviceGetFieldValues.

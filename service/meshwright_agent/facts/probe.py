@@ -57,7 +57,6 @@ def read_host_facts(
     """Returns the facts of a host that can be read without opening a device.
 
     Args:
-        roots: roots of the host's files.
         nvml: the module `pynvml` or a replacement; None: not available.
         log: the kernel log; None: do not read it.
         wants_health: False to read only the holders, because the health of cards and network ports takes many calls.

@@ -289,11 +289,9 @@ def find_refused(
     """Returns the cards on this host that the driver does not let any process use.
 
     Args:
-        cards: the cards on the bus.
         listed: addresses of the cards with an NVML handle. If one address is unknown, any card may be that one.
         refusals: (index, reason) of cards that NVML counts and that cannot be read. This is always a fault, because
             NVML does not count cards that are hidden from a container or job.
-        here: roots of the search.
     """
     known = set(listed)
     absent = [card for card in cards if card.driver and card.address not in known] if None not in known else []

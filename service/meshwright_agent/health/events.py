@@ -42,9 +42,7 @@ class Fault:
     """A reported fault of a component that does not clear by itself.
 
     Attributes:
-        code: "xid_79".
         at: when the fault was last reported.
-        count: number of reports.
     """
 
     component: str

@@ -192,7 +192,6 @@ class InventoryReport:
     """The inventory of one probe.
 
     Attributes:
-        missing: expected devices that are absent.
         changed: key of an absent device → the devices that now have its place on the bus.
         inventory: finding for all devices; None without accelerators, if none is expected.
     """
@@ -212,7 +211,6 @@ class InventoryCheck:
     no earlier probe saw it.
 
     Args:
-        memory: has the devices that were seen.
         expected: the devices that an operator has declared; None without a declaration.
     """
 
@@ -331,7 +329,6 @@ class HealthMonitor:
     """Writes the findings of probes, benches and the worker to the registry.
 
     Args:
-        registry: receives the states.
         history: receives reported faults, and has the memory across restarts.
         expected: the devices that an operator declares; None: the devices seen before.
     """
@@ -376,7 +373,6 @@ class HealthMonitor:
 
         Args:
             reason: why it did not answer.
-            at: time of the probe.
             early: the kernel log, which the probe reads before it calls the driver.
         """
         self._has_answered = False
@@ -394,11 +390,7 @@ class HealthMonitor:
             self._registry.report(component, silent, at=at)
 
     def report_facts(self, facts: HostFacts, before: HostFacts | None, devices: Devices, at: datetime) -> None:
-        """Reports the facts of a probe: the driver's problems, each accelerator with its parts, each missing device.
-
-        Args:
-            devices: the devices as `/devices` shows them.
-        """
+        """Reports the facts of a probe: the driver's problems, each accelerator with its parts, each missing device."""
         self._has_answered = True
         self._record_boot(facts, at)
         self._registry.report(DRIVER, evaluate_driver(facts), at=at)
@@ -490,10 +482,8 @@ class HealthMonitor:
         Args:
             component: its name. A missing device is no longer expected. `inventory` means all missing devices. A part
                 without reports is removed.
-            at: time of the acknowledgement.
             facts: the facts of the last probe, of `facts_at`. They are evaluated again unless the probe failed since.
                 None: no probe yet.
-            devices: the devices as `/devices` shows them.
         """
         self._memory.wrong_results.pop(component, None)
         at = facts_at if self._has_answered and facts_at else at
@@ -554,7 +544,6 @@ class HealthMonitor:
             mismatch: how JAX's devices differ from this host's; empty if they match.
             not_started: why the watch does not start the worker before its first answer; empty if it does. The worker
                 is then `initializing`, which does not affect the overall state.
-            at: time of the report.
         """
         if finding := _evaluate_worker(worker, has_started, failure, mismatch, not_started):
             self._registry.report(WORKER, finding, at=at)

@@ -145,12 +145,7 @@ _NON_FATAL: Final[Mapping[int, XidRule]] = {
 
 
 def find_sxid_rule(code: int, *, is_fatal: bool) -> XidRule:
-    """Returns the rule of an SXID.
-
-    Args:
-        code: the SXID's number.
-        is_fatal: the driver's classification.
-    """
+    """Returns the rule of an SXID."""
     if code in ALWAYS_FATAL:
         return XidRule("fatal to the whole fabric", "unhealthy", f"{_RESET_ALL}; ask NVIDIA's support if it returns")
     if is_fatal:
@@ -182,9 +177,7 @@ def report_kernel_log(registry: HealthRegistry, history: History, facts: HostFac
     """Writes the kernel log's reports to the registry and the history, and whether XIDs are monitored.
 
     Args:
-        registry: receives the faults.
         history: records each XID, the faults, and the position in the log.
-        at: time of the probe.
     """
     log = facts.kernel_log
     if log is None:

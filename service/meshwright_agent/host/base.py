@@ -26,8 +26,6 @@ class AgentHost(ABC):
     """One host.
 
     Args:
-        health: the state of each component.
-        clock: dates the snapshots and reports.
         known: fields of the snapshot that never change.
 
     Attributes:

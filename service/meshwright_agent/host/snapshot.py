@@ -28,7 +28,6 @@ class JaxReport:
 
     Attributes:
         view: the result: "platform", versions, "process_index", and "devices" in `jax.devices()`'s order.
-        generation: generation of the worker that answered.
     """
 
     view: Mapping[str, Any]
@@ -52,7 +51,6 @@ class HostSnapshot:
     """The facts known of a host at one time. Equal only to itself, so that it can be a cache key.
 
     Attributes:
-        worker: the device worker's state.
         log: the last lines that it wrote.
         facts, facts_at: the probe's facts, and the time of its call; None: it has not answered yet.
         jax: JAX's last list of devices; None: JAX was not called since the agent started.

@@ -88,7 +88,6 @@ class Supervisor:
     """One child process, started on demand.
 
     Args:
-        spec: what to run.
         clock: for `since`, durations and the crash window. Timers use the event loop.
         build_child: builds a process that is not started yet.
 
@@ -183,8 +182,6 @@ class Supervisor:
         task ends when the child has stopped.
 
         Args:
-            op: name of the handler.
-            arguments: a JSON object.
             deadline_s: time limit of the child's work, after which the child is killed. Waiting does not count.
             on_progress: receives the handler's progress.
 

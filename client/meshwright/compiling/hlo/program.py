@@ -145,7 +145,6 @@ def build_estimate(executed: Iterable[Executed], clock_hz: float) -> StepEstimat
     """Returns the estimate of a program; None where the compiler reports no cycles at all.
 
     Args:
-        executed: the instructions that run.
         clock_hz: of a TensorCore.
     """
     total = attention = 0.0

@@ -43,7 +43,6 @@ class AxisLinks:
     """The links between the devices of one mesh axis's group.
 
     Attributes:
-        size: devices in the group.
         bytes_per_s: into one device from its group, one way, over all links that a collective uses at once: both ways
             round a ring and all dimensions of a torus together; one link of a line.
         middle_bytes_per_s: one way from one half of the group to the other, where a quarter of an all-to-all crosses.
@@ -100,7 +99,6 @@ def time_collective(operation: Operation, byte_count: Any, wire: AxisLinks) -> A
     Args:
         byte_count: V: of the whole array, gathered; of an all-reduce of the array that each device has; of an
             all-to-all of the whole array over all devices, n times the part of one.
-        wire: the links of the group.
 
     Source: sharding.md, "How is an AllGather actually performed?", Case 3, and "Our final communication primitive: the
     AllToAll"; gpus.md, "Intra-node collectives" (without reductions in the switch), AllToAlls.
@@ -120,7 +118,6 @@ def time_permute(byte_count: Any, wire: AxisLinks) -> Any:
 
     Args:
         byte_count: bytes that one device sends.
-        wire: the links of the group.
 
     Source: tpus.md, Question 5: the first byte comes after the latency, the others at the link's rate.
     """
@@ -137,7 +134,6 @@ def time_across(
     rest. Of an all-to-all V·(M − 1) ÷ (M²·g·W) goes across, and the rest stays in each of M nodes.
 
     Args:
-        byte_count: as in `time_collective`.
         inner: the g devices of one node.
         outer: devices of the same place in each node; `bytes_per_s` is one device's share of the network.
         pipelined: both go on at the same time, so that the longer counts (NCCL); else one after the other (XLA's TPU
@@ -205,7 +201,6 @@ def gpu_wire(bytes_per_s: Numbers, size: Numbers, *, pair_bytes_per_s: float | N
 
     Args:
         bytes_per_s: of one GPU's links together, one way (450e9 of an H100).
-        size: GPUs in the group.
         pair_bytes_per_s: from one GPU to one other, one way; None: its whole rate.
 
     Source: gpus.md, "Intra-node collectives"; stas00/ml-engineering at 744d01e, network/README.md: between MI300X

@@ -52,7 +52,6 @@ class StepMemory:
     Attributes:
         work: the model at its sequence length.
         layout: axes, micro-batches, remat.
-        execution: how attention is computed.
         capacity_factor: places in an expert ÷ tokens that it gets on average.
         whole_parameters: of the embedding, those that no axis cuts.
         is_in_order: blocks follow each other, as dense layers before mixtures of experts; False: they alternate.

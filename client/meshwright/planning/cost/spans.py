@@ -171,7 +171,6 @@ def lay_on_hosts(layout: Layout, chip: Chip, host_size: int, pair_bytes_per_s: f
     """Returns the spans of the axes on hosts of GPUs.
 
     Args:
-        layout: sizes of the axes.
         host_size: GPUs joined by NVLink or PCIe: of a host, or of an NVLink domain over several.
         pair_bytes_per_s: of one GPU to one other of its host, one way; None: its whole rate, as behind a switch.
     """

@@ -117,8 +117,6 @@ class StepTime:
     Attributes:
         work: the model at its sequence length, with the part that its backward pass never repeats.
         layout: axes, micro-batches and remat.
-        machine: one device.
-        spans: the links of each axis.
         execution: how attention is computed, and the type of values.
     """
 

@@ -198,7 +198,6 @@ class Hardware:
 
     Attributes:
         chip: of every device.
-        devices: their number.
         domain: devices joined by a fast network: of a host, an NVLink domain or a slice. Where their sizes differ, a
             common divisor; of devices that are all used, the least of any.
         shape, wrap: of a slice, in chips; empty for GPUs.
@@ -226,7 +225,6 @@ class Hardware:
         """Returns the facts of `devices` devices of a topology.
 
         Args:
-            devices: their number.
             chosen: places of the devices that may be among them: kinds and memory are theirs; a fast domain counts with
                 all of its devices.
             measured: bench results of them, where the topology is this host's.
@@ -382,8 +380,6 @@ class Priced:
         parts: seconds of a step by part: each of `PARTS`.
         memory: bytes of the fullest device by part.
         capacity_bytes: bytes of a device that a job may use.
-        spans: the links of the axes.
-        hardware: the hardware that was priced.
     """
 
     layout: Layout
@@ -428,7 +424,6 @@ class Question:
     Attributes:
         model, training: the step.
         memory_fraction: part of a GPU's memory that the job may take.
-        price_per_device_hour: None: not given.
     """
 
     model: ModelSpec

@@ -42,7 +42,6 @@ class Group:
 
     Attributes:
         tiles: the pattern of each member, by its rank in the group.
-        rank: that of the device.
         count: number of input elements of each member.
     """
 
@@ -82,7 +81,6 @@ class Kind:
         ops: HLO names of the collective in the compiled text; the first is the usual one. XLA for TPU fuses a
             reduce-scatter, or replaces it by an all-reduce and a slice.
         run: block `[1, elements]`, axis or axes, their size → block.
-        expect: the expected result of a device.
         factor: busbw ÷ algbw for n ranks.
         begins_with_part: each rank begins with S/n instead of S.
     """

@@ -101,7 +101,6 @@ class Timetable:
     """The time of a run. Every trial may use an equal share of the remaining time, and at least three samples.
 
     Attributes:
-        limit_s: time limit of the whole run.
         end_s: time on the monotonic clock after which no trial begins.
     """
 
@@ -171,7 +170,6 @@ class Outcome:
     """The verified result of a trial.
 
     Attributes:
-        wrong_elements: number of wrong elements in the last result.
         is_compiled: the compiled program contains the measured collective, where there is one.
     """
 
@@ -261,7 +259,6 @@ class Stage:
 
     Attributes:
         devices: local index → `jax.Device`.
-        dtype: that of the arrays.
     """
 
     devices: Mapping[int, jax.Device]
@@ -289,11 +286,7 @@ class Stage:
 
 @dataclass
 class JaxCall(Subject):
-    """A subject whose work is one call of JAX.
-
-    Attributes:
-        last: the result of the newest call.
-    """
+    """A subject whose work is one call of JAX."""
 
     stage: Stage
     last: jax.Array = field(init=False)

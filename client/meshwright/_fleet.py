@@ -9,7 +9,7 @@ import ipaddress
 import itertools
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,9 +30,6 @@ VARIABLE: Final = "MESHWRIGHT_FLEET"
 _FORMS: Final = 'such as "node7,node8:8790", "@/etc/meshwright/fleet" or "dns:agents.default.svc"'
 _NO_HOST: Final = frozenset("/?#@\\[]")
 
-Resolve = Callable[[str, int], Iterable[str]]
-"""(host name, port) → its addresses. Raises OSError where there are none."""
-
 HostState = Literal["ok", "not_ready", "error", "unreachable"]
 """The agent answered · it does not know its devices yet, or shuts down · it answered with an error, or in an unknown
 format · no answer in time."""
@@ -40,32 +37,28 @@ format · no answer in time."""
 _UNCHECKED: Final[frozenset[State]] = frozenset({"unknown", "initializing"})
 
 
-def resolve_name(host: str, port: int) -> list[str]:
+def resolve_name(host: str, port: int) -> set[str]:
     """Returns every A and AAAA record of a name.
 
     Raises:
         OSError: the resolver knows no such name.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return {str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
 
 
-def read_addresses(
-    given: str | Sequence[str] | None, environ: Mapping[str, str], *, resolve: Resolve = resolve_name
-) -> tuple[str, ...]:
+def read_addresses(given: str | Sequence[str] | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the URLs of a fleet's agents.
 
     Args:
         given: URLs, hosts, "@file", "dns:name[:port]", as a list or in one text; None: MESHWRIGHT_FLEET.
         environ: the environment with MESHWRIGHT_FLEET.
-        resolve: finds the addresses of a name.
 
     Raises:
         SettingsError: no agent is named, one is named twice, or an entry is not valid.
     """
     asked = environ.get(VARIABLE, "") if given is None else given
     texts = [asked] if isinstance(asked, str) else list(asked)
-    urls = [url for text in texts for entry in _split(text) for url in _read_entry(entry, resolve)]
+    urls = [url for text in texts for entry in _split(text) for url in _read_entry(entry)]
     if not urls:
         where = f"{VARIABLE} is empty or not set" if given is None else "no address is given"
         raise SettingsError(f"a fleet needs addresses, and {where}; name the agents, {_FORMS}")
@@ -80,15 +73,15 @@ def _split(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
-def _read_entry(entry: str, resolve: Resolve) -> Iterable[str]:
+def _read_entry(entry: str) -> Iterable[str]:
     if entry.startswith("@"):
-        return _read_file(entry.removeprefix("@"), resolve)
+        return _read_file(entry.removeprefix("@"))
     if entry.startswith("dns:") and not entry.startswith("dns://"):
-        return _read_dns(entry.removeprefix("dns:"), resolve)
+        return _read_dns(entry.removeprefix("dns:"))
     return (parse_address(entry).shown if "://" in entry else _build_url(entry),)
 
 
-def _read_file(path: str, resolve: Resolve) -> Iterable[str]:
+def _read_file(path: str) -> Iterable[str]:
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -99,13 +92,13 @@ def _read_file(path: str, resolve: Resolve) -> Iterable[str]:
     nested = next((entry for entry in entries if entry.startswith("@")), None)
     if nested is not None:
         raise SettingsError(f"@{path}: the fleet's file names another file, {nested}; write its addresses instead")
-    return [url for entry in entries for url in _read_entry(entry, resolve)]
+    return [url for entry in entries for url in _read_entry(entry)]
 
 
-def _read_dns(name: str, resolve: Resolve) -> Iterable[str]:
+def _read_dns(name: str) -> Iterable[str]:
     host, port = _split_port(name, f"dns:{name}")
     try:
-        found = sorted({ipaddress.ip_address(text) for text in resolve(host, port)}, key=lambda ip: (ip.version, ip))
+        found = sorted(map(ipaddress.ip_address, resolve_name(host, port)), key=lambda ip: (ip.version, ip))
     except (OSError, UnicodeError) as error:
         raise SettingsError(
             f"dns:{name}: the name {host!r} has no address ({error}); name a headless service, {_FORMS}"

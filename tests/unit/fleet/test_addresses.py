@@ -3,7 +3,6 @@ from __future__ import annotations
 import functools
 import socket
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
@@ -14,17 +13,22 @@ from meshwright._fleet import read_addresses, resolve_name
 from meshwright.errors import SettingsError
 from meshwright.fleet import Fleet
 
-RECORDS = {"agents.svc": ["10.0.0.10", "10.0.0.9", "fd00::2", "10.0.0.9"]}
+RECORDS = {"agents.svc": {"10.0.0.10", "10.0.0.9", "fd00::2"}}
 
 
-def resolve(host: str, port: int) -> Iterable[str]:
+def resolve(host: str, port: int) -> set[str]:
     if host not in RECORDS:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     return RECORDS[host]
 
 
+@pytest.fixture(autouse=True)
+def records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright._fleet.resolve_name", resolve)
+
+
 def read(given: str | list[str] | None, **environ: str) -> list[str]:
-    return [url.removeprefix("http://") for url in read_addresses(given, environ, resolve=resolve)]
+    return [url.removeprefix("http://") for url in read_addresses(given, environ)]
 
 
 @pytest.mark.parametrize(("text", "urls"), [

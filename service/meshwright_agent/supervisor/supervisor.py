@@ -215,7 +215,7 @@ class Supervisor:
         return ReleaseOutcome(killed, pids)
 
     def reset(self) -> None:
-        """Forgets the crashes and the last error, after an operator has repaired the host."""
+        """Forgets the crashes and the last error, so that the next call starts the child again."""
         self._crashed_s, self.last_error = (), None
         if self.state in ("backoff", "failed"):
             self._become("stopped")

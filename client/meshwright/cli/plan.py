@@ -82,7 +82,7 @@ def show_plan(
         compile=True if compiled else None,
         exports=list_exports(export),
     )
-    say = PlanOutput(f"mesh {asked.mesh}", export, save, is_verified=asked.compile)
+    say = PlanOutput(f"mesh {asked.mesh}", export, save, wants_compile=asked.compile)
     if is_asked(session, hosts):
         if offline:
             raise typer.BadParameter("it asks the agents of these hosts, --offline does not", param_hint="--hosts")

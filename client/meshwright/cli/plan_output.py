@@ -57,7 +57,7 @@ class PlanOutput:
     asked: str
     export: Export | None
     output: Path | None
-    is_verified: bool
+    wants_compile: bool
     url: str | None = None
 
 
@@ -100,7 +100,7 @@ def _find_code(plans: Plans, say: PlanOutput) -> int:
     if not plans.plans:
         return FAILED
     best = plans.plans[0]
-    if say.is_verified and find_exit_code(best.verification) != OK:
+    if say.wants_compile and find_exit_code(best.verification) != OK:
         return FAILED
     return OK if _fits(best) and not _lacks_export(best, say) else FAILED
 

@@ -85,7 +85,7 @@ def search_mesh(
         compile=True if compiled else None,
         exports=list_exports(export),
     )
-    say = PlanOutput("the search", export, save, is_verified=asked.compile)
+    say = PlanOutput("the search", export, save, wants_compile=asked.compile)
     if offline:
         plans = answer_plans_here(session, asked)
     else:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from meshwright.planning.hardware import find_memory_fraction
 from meshwright.planning.models import read_model
 from meshwright.planning.request import Inventory, answer_request
-from meshwright.planning.search.candidates import Hardware, Question, list_space
+from meshwright.planning.search.candidates import Hardware, Question
 from meshwright.planning.search.search import list_leaders, list_rejected, read_bounds
 from meshwright.topology.model import Topology
 from meshwright.topology.targets import build_target
@@ -91,7 +91,7 @@ def measure_search(request: SearchRequest, topology: Topology) -> tuple[int, flo
     question = Question(model, request.training, Hardware.of(topology, devices, range(devices)), fraction)
 
     def search() -> int:
-        space = list_space(devices, question.model, question.training, bounds)
+        space = question.list_space(bounds)
         priced = question.price(space.layout)
         leaders = list_leaders(priced)
         assert priced.fits[leaders[0]]

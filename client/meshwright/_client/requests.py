@@ -129,7 +129,7 @@ class SearchOptions(_MeshOptions, total=False):
         targets: hardware that need not be present, such as ["64*h100:8"]; for several, the best plan on each.
         axes: fixed sizes, such as {"tp": 8}.
         at_most: greatest sizes, such as {"pp": 1}.
-        remat: "none", "minimal", "full": to choose from; empty: all, or that of the training.
+        remat: "none", "minimal", "full", "offload": to choose from; empty: all, or that of the training.
         moment_dtypes: of AdamW's moments, to choose from; empty: those of the training.
         price_per_device_hour: of one device (half a chip of v2, v3 and tpu7x), in any currency; one for all, or by
             target: plans report the cost of tokens.

@@ -176,7 +176,8 @@ def _describe_schedule(plan: Plan) -> Iterator[str]:
         rounds += f", in {runs} runs" if runs > 1 else ""
         once = ", weights gathered once" if plan.schedule.pipeline_gathers_once else ""
         yield f"{count} micro-batch{'es' * (count > 1)} of {plan.schedule.micro_batch_size}{rounds}{once}"
-        yield f"remat {plan.schedule.remat}"
+        host_bytes = plan.memory.host_bytes if plan.memory else 0
+        yield f"remat {plan.schedule.remat}" + (f", {format_bytes(host_bytes)} a device on hosts" if host_bytes else "")
     if plan.tokens_per_s:
         yield f"{plan.tokens_per_s:,.0f} tokens/s"
     if plan.mfu:

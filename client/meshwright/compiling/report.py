@@ -385,7 +385,7 @@ EFFICIENCY_RATIO: Final = 0.5
 published MaxText steps, "analytic flash attention at 50 % of peak"; FlashAttention-2 (arXiv:2307.08691) reports 50 to
 73 % on A100."""
 
-_PASSES: Final = {"none": 3.5, "minimal": 4.5, "full": 4.5}
+_PASSES: Final = {"none": 3.5, "minimal": 4.5, "full": 4.5, "offload": 4.5}
 """Forward passes' worth of FLOPs: forward 1, backward 2.5 (five matmuls for two), and forward again under remat.
 Source: Dao, FlashAttention-2, section 4.1."""
 

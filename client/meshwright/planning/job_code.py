@@ -216,8 +216,15 @@ _POLICIES: Final[Mapping[Remat, str]] = {
     "none": "jax.checkpoint_policies.everything_saveable",
     "minimal": "jax.checkpoint_policies.dots_with_no_batch_dims_saveable",
     "full": "jax.checkpoint_policies.nothing_saveable",
+    "offload": "jax.checkpoint_policies.save_and_offload_only_these_names(\n"
+    '    names_which_can_be_saved=[], names_which_can_be_offloaded=["layer_input"],\n'
+    '    offload_src="device", offload_dst="pinned_host",\n'
+    ")",
 }
-"""The saved activations of a layer: all, the results of matmuls, or only its input."""
+"""The saved activations of a layer: all, the results of matmuls, or only its input, on the device or its host."""
+
+LAYER_INPUT: Final = "layer_input"
+"""The name under which the compiled step saves a layer's input with remat offload."""
 
 EXPERT_MATMUL: Final = "expert_matmul"
 """The name under which the compiled step saves the results of experts' matmuls with remat minimal."""
@@ -289,6 +296,9 @@ def _write_schedule(setting: Setting) -> list[str]:
 
 def _write_policy(setting: Setting) -> list[str]:
     policy = _POLICIES[setting.training.remat]
+    if setting.training.remat == "offload":
+        named = f"jax.ad_checkpoint.checkpoint_name(inputs, {LAYER_INPUT!r})"
+        return [f"# A layer begins with {named}.", f"REMAT_POLICY = {policy}"]
     if not setting.model.num_experts or setting.training.remat != "minimal":
         return [f"REMAT_POLICY = {policy}"]
     return [

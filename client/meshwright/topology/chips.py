@@ -72,6 +72,7 @@ class Chip:
         memory_bytes: capacity: of a GPU as its driver reports it, of a TPU as published.
         link_bytes_per_s, link_count: one ICI, NVLink or xGMI link of a chip, and how many it has.
         scaleup_bytes_per_s: all those links together.
+        host_bytes: memory of a host, for each chip of it.
         nic_bytes_per_s: of a whole host.
         scaleout_bytes_per_s: a chip's share of the network between hosts or slices.
         measured_flops_per_s: the best measured GEMM, in `dtype`.
@@ -99,6 +100,7 @@ class Chip:
     scaleup_bytes_per_s: float | None = None
     topology: str = ""
     pcie_bytes_per_s: float | None = None
+    host_bytes: float | None = None
     nic_bytes_per_s: float | None = None
     scaleout_bytes_per_s: float | None = None
     measured_flops_per_s: float | None = None

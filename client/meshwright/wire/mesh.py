@@ -298,6 +298,7 @@ class PlanMemory(Reply):
     capacity_bytes: int | None = Field(description="that a job may use; null: not known")
     fits: bool | None
     parts: dict[str, int] = Field(description="add up to per_device_bytes")
+    host_bytes: int = Field(default=0, description="of a device in its host's memory: remat offload")
 
 
 class PlanStepTime(Reply):

@@ -16,7 +16,7 @@ CountOrZero = Annotated[StrictInt, Field(ge=0, le=2**40)]
 Bound = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 WeightDtype = Literal["float32", "bfloat16"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
-Remat = Literal["none", "minimal", "full"]
+Remat = Literal["none", "minimal", "full", "offload"]
 Attention = Literal["flash", "xla"]
 QkNormScale = Literal["head", "all_heads", "none"]
 
@@ -214,8 +214,8 @@ class TrainingSpec(RequestPart):
     remat: Remat = Field(
         default="full",
         json_schema_extra=_pop_default,
-        description="what the backward pass computes again: none; minimal: all but matmuls; full: each layer; not "
-        "said: a plan's choice",
+        description="what the backward pass computes again: none; minimal: all but matmuls; full: each layer; offload: "
+        "as full, with the layers' inputs in the host's memory; not said: a plan's choice",
     )
     attention: Attention = Field(
         default="flash", description="flash: blocks of queries and keys; xla: the whole matrix of scores"

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.compiling.step.sharding import ShardedTensor, StepSharding, Tensors, build_spec, keep, list_axes
-from meshwright.planning.job_code import EXPERT_MATMUL
+from meshwright.planning.job_code import EXPERT_MATMUL, LAYER_INPUT
 from meshwright.planning.parallelism import Axes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -302,6 +302,7 @@ class Decoder:
 
     def apply(self, residual: Array, weights: Weights) -> Array:
         """Returns the residual stream behind the layer."""
+        residual = keep(residual, LAYER_INPUT)
         with jax.named_scope("token_mixing"):
             residual = self._rest(residual + self._attend(self._enter(residual, weights, "attention_norm"), weights))
         with jax.named_scope("feed_forward"):

@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 from meshwright.compiling.step.layers import Decoder, build_residual, normalise
 from meshwright.compiling.step.sharding import ShardedTensor, StepSharding, Tensors, build_spec, build_tensors, pin
 from meshwright.planning.cost.memory import count_pieces, read_moments
-from meshwright.planning.job_code import EXPERT_MATMUL
+from meshwright.planning.job_code import EXPERT_MATMUL, LAYER_INPUT
 from meshwright.planning.parallelism import MeshAxes
 from meshwright.wire.model import ModelSpec, TrainingSpec
 
@@ -274,4 +274,9 @@ def _remember(apply: Callable[[Array, Tree], Array], training: TrainingSpec) -> 
             policy = policies.save_from_both_policies(policies.dots_with_no_batch_dims_saveable, named)
         case "full":
             policy = policies.nothing_saveable
+        case "offload":
+            policy = policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=[], names_which_can_be_offloaded=[LAYER_INPUT],
+                offload_src="device", offload_dst="pinned_host",
+            )  # fmt: skip
     return jax.checkpoint(apply, policy=policy, prevent_cse=not training.scan_layers)  # a loop is one already

@@ -44,9 +44,9 @@ NETWORK_BYTES_PER_S: Final = 12.5e9
 """Of a host, or a slice, to others, assumed where the chip table has no figure: a NIC of 100 Gbit/s."""
 
 REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
-"""The values that a layout's `remat` indexes: "none", "minimal", "full"."""
+"""The values that a layout's `remat` indexes."""
 
-REMAT_NONE, REMAT_MINIMAL, REMAT_FULL = map(REMATS.index, ("none", "minimal", "full"))
+REMAT_NONE, REMAT_MINIMAL, REMAT_FULL, REMAT_OFFLOAD = map(REMATS.index, ("none", "minimal", "full", "offload"))
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Layout:
         pp: pipeline stages; where they do not divide the layers, the fullest has one more than others.
         micro_batch_size: sequences that one data-parallel part works on at a time.
         gradient_accumulation_steps: micro-batches one after the other in a step; a pipeline's too.
-        remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls) or REMAT_FULL (each layer).
+        remat: REMAT_NONE, REMAT_MINIMAL (all but matmuls), REMAT_FULL (each layer) or REMAT_OFFLOAD (each layer, whose
+            inputs wait in the host's memory).
         optimizer_bytes: of the optimizer's state of one parameter.
         pipeline_runs: of a pipeline: how often its loop runs in a step, each time with equally many micro-batches.
         gathers_once: of a pipeline over fsdp: weights are gathered before its loop and stay whole, else for each pass.

@@ -24,13 +24,14 @@ Source of the form: 70 published runs of MaxText, with the versions that ran; at
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, Layout, Spans
+from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, REMAT_OFFLOAD, Layout, Spans
 from meshwright.planning.cost.work import Block, Work, find_repeated
 from meshwright.topology.chips import Chip
 
@@ -61,11 +62,13 @@ LAW: Final = Law()
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """One device: its peak in 16 bits, and its memory's bandwidth; as published, or as measured beside that."""
+    """One device: its peak in 16 bits, its memory's bandwidth, and that to its host, one way; as published, or as
+    measured beside that."""
 
     platform: str
     flops_per_s: float
     memory_bytes_per_s: float
+    host_bytes_per_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,17 @@ def find_expert_factor(block: Block, work: Work, capacity_factor: float | None, 
     places = capacity_factor * block.experts.chosen * work.seq_len
     return min(law.experts, capacity_factor + 2 * places * work.hidden / block.expert_parameters_per_token)
 
+
+def count_offloaded(work: Work, layout: Layout, value_bytes: float) -> Any:
+    """Returns the bytes of a device that lie in its host's memory: with remat offload the inputs of its layers."""
+    layers = np.ceil(work.layers / np.asarray(layout.pp)) * layout.micro_batches_at_once
+    tokens = layout.micro_batch_size * (work.seq_len / layout.cp)
+    held = value_bytes * tokens * work.hidden / layout.tp * layers
+    return np.where(np.asarray(layout.remat) == REMAT_OFFLOAD, held, 0.0)
+
+
+_WHOLE: Final = (REMAT_FULL, REMAT_OFFLOAD)
+"""Remats that compute each layer again."""
 
 PartSeconds = dict[str, Any]
 """Seconds of one step by part; each a figure, or one a candidate. They add up to all of it.
@@ -157,7 +171,7 @@ class StepTime:
         worked = passes * (compute + again + 3 * self._time_matmuls(self.work.head.parameters) / stages)
         return {
             "compute": worked - passes * again + self._time_update(),
-            "remat": passes * again,
+            "remat": passes * again + np.maximum(self._time_offload() - worked, 0.0),
             **{axis: np.maximum(passes * each, passes * sent.get(axis, 0.0) - worked) for axis, each in inside.items()},
             "fsdp": np.maximum(fsdp_s + waits["fsdp"] * ends_s, passes * sent["fsdp"] + ends_s - worked),
             "dp": self._time_gradients(),
@@ -216,14 +230,20 @@ class StepTime:
     @property
     def _repeats(self) -> Any:
         """Which part of the matmuls the backward pass computes again."""
-        return np.where(np.asarray(self.layout.remat) == REMAT_FULL, find_repeated(self.work), 0.0)
+        return np.where(np.isin(self.layout.remat, _WHOLE), find_repeated(self.work), 0.0)
 
     @property
     def _repeats_attention(self) -> Any:
         """Which part of attention is computed again: of minimal remat all, since no matmul makes its result."""
         remat = np.asarray(self.layout.remat)
         full = 0.0 if "context" in self.work.unrepeated else 1.0
-        return np.where(remat == REMAT_FULL, full, np.where(remat == REMAT_NONE, 0.0, 1.0))
+        return np.where(np.isin(remat, _WHOLE), full, np.where(remat == REMAT_NONE, 0.0, 1.0))
+
+    def _time_offload(self) -> Any:
+        """Returns the time to send what lies in the host's memory there and back; it hides behind the compute."""
+        runs = self.layout.gradient_accumulation_steps / self.layout.micro_batches_at_once
+        sent = count_offloaded(self.work, self.layout, self.execution.value_bytes) * runs
+        return 2 * sent / self.machine.host_bytes_per_s
 
     def _time_update(self) -> Any:
         """Returns the time of the optimizer, and of the sums of gradients over passes. Memory bounds both: a device
@@ -234,18 +254,17 @@ class StepTime:
         passes = np.asarray(self.layout.gradient_accumulation_steps)
         weights = 3 * self.execution.weight_bytes * (1 + np.where(passes > 1, passes, 0))
         moved = weights + 2 * np.asarray(self.layout.optimizer_bytes)
-        return sum(self._count_held()) * moved / self.machine.memory_bytes_per_s
+        return self._count_held() * moved / self.machine.memory_bytes_per_s
 
-    def _count_held(self) -> tuple[Any, Any]:
-        """Returns the dense parameters that a device updates, and those of experts. All stages have embedding and
-        head."""
+    def _count_held(self) -> Any:
+        """Returns the parameters that a device updates. All stages have embedding and head."""
         layout, work = self.layout, self.work
         share = self._stage_layers / work.layers
         layers = sum(block.count * block.dense_parameters for block in work.blocks)
         experts = sum(block.count * block.expert_parameters for block in work.blocks)
         dense = work.parameters - experts - (1 - share) * layers
         dense_parts, expert_parts = layout.cut_weights(work.hidden)
-        return dense / dense_parts / layout.tp, share * experts / expert_parts / layout.ep / layout.tp
+        return (dense / dense_parts + share * experts / expert_parts / layout.ep) / layout.tp
 
     # ---- collectives -------------------------------------------------------------------------------------
 
@@ -297,7 +316,7 @@ class StepTime:
 
     def _time_gradients(self) -> Any:
         """Returns the time to sum gradients over copies of their weights."""
-        size = self.execution.value_bytes * sum(self._count_held())
+        size = self.execution.value_bytes * self._count_held()
         return self._wait("dp", is_gradient=True) * self.spans["dp"].time("all_reduce", size)
 
     def _wait(self, axis: str, *, is_gradient: bool = False) -> Any:

@@ -214,11 +214,18 @@ def _find_tiling(setting: Setting) -> tuple[int, int]:
     return int(memory.count_pieces(length, most)), next((count for count in near if tokens % count == 0), 1)
 
 
+_REMAT: Final[Mapping[str, Mapping[str, str]]] = {
+    "none": {"remat_policy": "minimal_with_context"},
+    "offload": {"remat_policy": "custom", "decoder_layer_input": "offload"},
+}
+"""MaxText's flags for a remat, where it has another name there."""
+
+
 def _list_numbers(setting: Setting) -> dict[str, str]:
     training, (_, tiling) = setting.training, _find_tiling(setting)
     flags = {
         "num_vocab_tiling": str(tiling),
-        "remat_policy": "minimal_with_context" if training.remat == "none" else training.remat,
+        **_REMAT.get(training.remat, {"remat_policy": training.remat}),
         "dtype": training.compute_dtype,
         "weight_dtype": training.weight_dtype,
         "grad_dtype": training.weight_dtype,

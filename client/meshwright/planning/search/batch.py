@@ -107,7 +107,7 @@ def find_largest_part(step: PlanStepTime) -> tuple[str, float]:
 
 def _find_largest(question: Question, layout: Layout) -> int:
     """Returns the largest number of sequences of a step that fits, with any allowed remat; 0: none fits."""
-    remats = bound_schedule(question.training).remats
+    remats = bound_schedule(question.training).remats or question.remats
     layouts = (replace(layout, remat=REMATS.index(remat)) for remat in remats)
     return max(find_largest_batch(question, each, int(layout.gradient_accumulation_steps)) or 0 for each in layouts)
 
@@ -124,7 +124,7 @@ def _list_batches(unit: int, most: int) -> Iterator[int]:
 
 def _price(question: Question, batch: int, mesh_shape: Mapping[str, int], spans: Spans | None) -> dict[str, Any]:
     asked = question.with_batch(batch)
-    priced = asked.price(list_schedules(mesh_shape, asked.training), spans)
+    priced = asked.price(list_schedules(mesh_shape, asked), spans)
     return build_costs(asked, priced, choose_schedule(priced), mesh_shape)
 
 

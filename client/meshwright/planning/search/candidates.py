@@ -27,7 +27,7 @@ from meshwright.planning.cost.spans import (
     lay_on_torus,
     read_spans,
 )
-from meshwright.planning.cost.step_time import DeviceRates, StepTime
+from meshwright.planning.cost.step_time import DeviceRates, StepTime, count_offloaded
 from meshwright.planning.cost.work import Work, build_work
 from meshwright.planning.hardware import find_capacity
 from meshwright.planning.parallelism import SEARCH_AXES, AxisRule, list_divisors, list_rules
@@ -49,6 +49,9 @@ from meshwright.wire.model import ModelSpec, Remat, TrainingSpec
 CONTEXT_LEAST: Final = 1024
 """Tokens of a sequence that one device keeps at least: shorter parts are all latency."""
 
+HOST_FRACTION: Final = 0.75
+"""Part of a host's memory that may hold what its devices offload. Assumed."""
+
 UNEQUAL_MOST: Final = 0.05
 """How much longer the fullest stage of a pipeline may be than if all were equal."""
 
@@ -65,7 +68,7 @@ class Bounds:
     Attributes:
         axes: sizes that are given.
         at_most: greatest sizes.
-        remats: to choose from.
+        remats: to choose from; empty: all that the hardware has.
         gradient_accumulation_steps: given accumulation steps; None: free.
         optimizer_bytes: states of the optimizer to choose from, bytes a parameter, the preferred first; empty: that of
             training.
@@ -73,7 +76,7 @@ class Bounds:
 
     axes: Mapping[str, int] = field(default_factory=dict)
     at_most: Mapping[str, int] = field(default_factory=dict)
-    remats: tuple[Remat, ...] = REMATS
+    remats: tuple[Remat, ...] = ()
     gradient_accumulation_steps: int | None = None
     optimizer_bytes: tuple[int, ...] = ()
 
@@ -167,7 +170,7 @@ def _add_batches(grid: dict[str, Numbers], batch: int, bounds: Bounds, states: S
     """Returns the layouts with each micro-batch that divides their part of the batch, each remat and each state, and
     pipelines in one run or in several, and over fsdp with weights gathered for each pass or once."""
     parts = grid["dp"] * grid["fsdp"] * grid["ep"]
-    remats = [REMATS.index(remat) for remat in bounds.remats]
+    remats = [REMATS.index(remat) for remat in bounds.remats or REMATS]
     legal = np.flatnonzero(batch % parts == 0)
     shares = (batch // parts[legal]).tolist()
     tried = {share: _list_micro_batches(share, bounds.gradient_accumulation_steps) for share in set(shares)}
@@ -301,7 +304,13 @@ class Hardware:
             platform=self.chip.platform,
             flops_per_s=self.chip.device_flops_per_s * alone * self.find_ratio("matmul"),
             memory_bytes_per_s=self.chip.device_memory_bytes_per_s * self.find_ratio("memory_bandwidth"),
+            host_bytes_per_s=(self.chip.pcie_bytes_per_s or math.inf) / self.chip.jax_devices_per_chip,
         )
+
+    @property
+    def host_capacity_bytes(self) -> float:
+        """Bytes of a host's memory that one of its devices may take."""
+        return HOST_FRACTION * (self.chip.host_bytes or math.inf) / self.chip.jax_devices_per_chip
 
     def read(self, plan: Plan) -> Spans:
         """Returns the links of a plan's axes in its own order."""
@@ -380,12 +389,14 @@ class Priced:
         parts: seconds of a step by part: each of `PARTS`.
         memory: bytes of the fullest device by part.
         capacity_bytes: bytes of a device that a job may use.
+        host_bytes: bytes of a device that lie in its host's memory.
     """
 
     layout: Layout
     parts: Mapping[str, Floats]
     memory: Mapping[str, Floats]
     capacity_bytes: int
+    host_bytes: Floats
     spans: Spans
     hardware: Hardware
     work: Work
@@ -402,8 +413,8 @@ class Priced:
 
     @cached_property
     def fits(self) -> NDArray[np.bool_]:
-        """Whether the memory is within the capacity."""
-        return self.memory_bytes <= self.capacity_bytes
+        """Whether the memory is within the capacity, and what lies in the host's within a part of that."""
+        return (self.memory_bytes <= self.capacity_bytes) & (self.host_bytes <= self.hardware.host_capacity_bytes)
 
     def name_wire(self, part: str, place: int) -> str:
         """Returns the wire of an axis of a candidate: "dcn", or the links inside: "ici", "nvlink", "xgmi", "pcie"."""
@@ -434,7 +445,13 @@ class Question:
 
     def list_space(self, bounds: Bounds) -> Space:
         """Returns all candidates within bounds."""
+        bounds = replace(bounds, remats=bounds.remats or self.remats)
         return list_space(self.hardware.devices, self.model, self.training, bounds)
+
+    @property
+    def remats(self) -> tuple[Remat, ...]:
+        """All that may be chosen; offload only where the host's memory is known."""
+        return REMATS if self.hardware.chip.host_bytes else tuple(remat for remat in REMATS if remat != "offload")
 
     def with_batch(self, global_batch_size: int) -> Question:
         """Returns the question for another batch."""
@@ -453,7 +470,18 @@ class Question:
             return {name: np.broadcast_to(np.asarray(each, dtype=np.float64), shape) for name, each in figures.items()}
 
         memory = spread(self.price_memory(layout))
-        return Priced(layout, spread(parts), memory, self.capacity_bytes, spans, hardware, work)
+        (host_bytes,) = spread({"host": self.count_host_bytes(layout)}).values()
+        return Priced(layout, spread(parts), memory, self.capacity_bytes, host_bytes, spans, hardware, work)
+
+    def fits(self, layout: Layout) -> NDArray[np.bool_]:
+        """Returns whether candidates fit, by their memory alone."""
+        in_device = sum(self.price_memory(layout).values()) <= self.capacity_bytes
+        return np.asarray(in_device & (self.count_host_bytes(layout) <= self.hardware.host_capacity_bytes))
+
+    def count_host_bytes(self, layout: Layout) -> Any:
+        """Returns the bytes of a device of candidates that lie in its host's memory."""
+        execution = build_execution(self.model, self.training, self.hardware.chip)
+        return count_offloaded(build_work(self.model, self.training.seq_len), layout, execution.value_bytes)
 
     @property
     def capacity_bytes(self) -> int:

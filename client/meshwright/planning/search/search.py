@@ -64,12 +64,13 @@ def find_names(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def list_schedules(mesh_shape: Mapping[str, int], training: TrainingSpec) -> Layout:
+def list_schedules(mesh_shape: Mapping[str, int], question: Question) -> Layout:
     """Returns a mesh with all accumulation steps and remats that training leaves free, as candidates."""
+    training = question.training
     layout, given = read_layout(mesh_shape, training), training.model_fields_set
     steps = int(layout.gradient_accumulation_steps)
     share = int(layout.micro_batch_size) * steps
-    remats = bound_schedule(training).remats
+    remats = bound_schedule(training).remats or question.remats
     passes = [steps] if "gradient_accumulation_steps" in given else list_divisors(share)
     stages = int(layout.pp)
     gathers = (False, True) if stages > 1 and int(layout.fsdp) > 1 else (False,)
@@ -112,6 +113,7 @@ def _build_memory(priced: Priced, place: int) -> PlanMemory:
         capacity_bytes=int(priced.capacity_bytes),
         fits=bool(priced.fits[place]),
         parts={name: size for name, size in parts.items() if size},
+        host_bytes=round(float(priced.host_bytes[place])),
     )
 
 
@@ -176,8 +178,7 @@ def find_largest_batch(question: Question, layout: Layout, passes: int = 1) -> i
         width //= _TRIED_AT_ONCE
         tried = low + width * np.arange(1, _TRIED_AT_ONCE + 1, dtype=np.int64)
         batch = replace(layout, micro_batch_size=tried, gradient_accumulation_steps=passes, pipeline_runs=1)
-        memory = question.price_memory(batch)
-        low = int(tried[sum(memory.values()) <= question.capacity_bytes].max(initial=low))
+        low = int(tried[question.fits(batch)].max(initial=low))
     return low * int(layout.data_parts) * passes or None
 
 
@@ -302,7 +303,15 @@ def _order(priced: Priced) -> NDArray[np.int64]:
     missing = np.maximum(priced.memory_bytes - (1 - ROOM) * priced.capacity_bytes, 0)
     key = np.where(priced.fits, seconds, priced.memory_bytes)
     states = -np.asarray(priced.layout.optimizer_bytes) * np.ones(key.shape)
-    rules = (states, missing, np.sum(wide, axis=0), extra, np.round(seconds / priced.total_s, 6), missing > 0)
+    rules = (
+        states,
+        priced.host_bytes > 0,
+        missing,
+        np.sum(wide, axis=0),
+        extra,
+        np.round(seconds / priced.total_s, 6),
+        missing > 0,
+    )
     preferred = [np.where(is_near, each, 0) for each in rules]
     micro = np.broadcast_to(priced.layout.micro_batch_size, key.shape)  # of equal ones, the smaller
     return np.lexsort((micro, key, *preferred, ~is_near, ~priced.fits))
@@ -316,13 +325,8 @@ def _explain(priced: Priced, place: int, winner: int | None, ordered: Mapping[in
     """Returns the reason and a sentence: for a candidate that does not fit its memory, else the part that is longest
     beyond the winner's."""
     if not priced.fits[place]:
-        needed, capacity = int(priced.memory_bytes[place]), int(priced.capacity_bytes)
-        ratio = needed / capacity
-        over = f"{ratio - 1:.0%} too much" if ratio < 2 else f"{ratio:.1f} times that"
-        return "memory", (
-            f"needs {needed / 2**30:.1f} GiB of a device's {capacity / 2**30:.1f} at least, {over}, with "
-            f"each micro-batch and remat that was looked at"
-        )
+        needs = f"needs {priced.memory_bytes[place] / 2**30:.1f} GiB of a device's {priced.capacity_bytes / 2**30:.1f}"
+        return "memory", f"{needs} at least, with each micro-batch and remat that was looked at"
     total = ordered.get(place, float(priced.total_s[place]))
     if winner is None or place == winner:
         return "order", f"takes {total:.3g} s a step"
@@ -363,18 +367,17 @@ def price_plan(plan: Plan, question: Question) -> Plan:
 
     Where training does not give gradient accumulation and remat, the search chooses them for this mesh.
     """
-    layout = list_schedules(plan.mesh_shape, question.training)
+    layout = list_schedules(plan.mesh_shape, question)
     priced = question.price(layout, read_order(plan, question.hardware))
     costs = build_costs(question, priced, choose_schedule(priced), plan.mesh_shape)
     memory = costs["memory"]
-    costs["warnings"] = (*plan.warnings, *_list_basis_notices(question), *_list_notices(question, memory, layout))
+    costs["warnings"] = (*plan.warnings, *_list_basis_notices(question), *_list_notices(question, memory))
     if not memory.fits:
         message = f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
         message += f"{(memory.capacity_bytes or 0) / 2**30:.1f}"
-        bounds = bound_schedule(question.training)
-        best = price_best(question, bounds)
-        is_there = best is not None and best.seconds < math.inf
-        hint = f"{write_mesh(best.mesh_shape)} fits" if best and is_there else build_nothing_fits(question, bounds).hint
+        best = price_best(question, bounds := bound_schedule(question.training))
+        fits = best is not None and best.seconds < math.inf
+        hint = f"{write_mesh(best.mesh_shape)} fits" if best and fits else build_nothing_fits(question, bounds).hint
         costs["warnings"] += (Notice(code="memory_does_not_fit", message=message, hint=hint),)
     return plan.model_copy(update=costs)
 
@@ -442,7 +445,7 @@ def _lay_out(question: Question, layout: Layout, place: int, lay_out: Callable[[
     chosen = choose_schedule(ordered)
     costs = build_costs(question, ordered, chosen, made.mesh_shape)
     kept = (each for each in made.warnings if each.code != "axis_crosses")  # other orders and sizes were priced too
-    costs["warnings"] = (*kept, *_list_notices(question, costs["memory"], ordered.layout.take(chosen)))
+    costs["warnings"] = (*kept, *_list_notices(question, costs["memory"]))
     return made.model_copy(update=costs)
 
 
@@ -472,7 +475,7 @@ def bound_schedule(training: TrainingSpec) -> Bounds:
     """Returns any mesh, with the remat and the passes that training gives."""
     given = training.model_fields_set
     passes = training.gradient_accumulation_steps if "gradient_accumulation_steps" in given else None
-    return Bounds(remats=(training.remat,) if "remat" in given else REMATS, gradient_accumulation_steps=passes)
+    return Bounds(remats=(training.remat,) if "remat" in given else (), gradient_accumulation_steps=passes)
 
 
 def read_order(plan: Plan, hardware: Hardware) -> Spans | None:
@@ -553,15 +556,11 @@ def _list_batch_notices(question: Question, bounds: Bounds, seconds: float) -> t
     return (Notice(code="better_batch", message=message, hint=f"use a global_batch_size of {near}"),)
 
 
-def _list_notices(question: Question, memory: PlanMemory, layout: Layout) -> tuple[Notice, ...]:
-    """Returns the warnings of measured figures that are impossible for such a chip, of uneven stages, and of a step
-    that almost fills a device, or does not fit in the part of a GPU's memory that JAX takes by default."""
-    hardware, layers, stages = question.hardware, question.model.num_hidden_layers, int(layout.pp)
+def _list_notices(question: Question, memory: PlanMemory) -> tuple[Notice, ...]:
+    """Returns the warnings of measured figures that are impossible for such a chip, and of a step that almost fills a
+    device, or does not fit in the part of a GPU's memory that JAX takes by default."""
+    hardware = question.hardware
     told = tuple(factor.refuse() for factor in hardware.factors if not factor.is_taken)
-    if layers % stages:
-        message = f"{layers} layers do not divide into {stages} stages: the fullest has {-(-layers // stages)}; "
-        message += "MaxText's export needs equal stages"
-        told += (Notice(code="uneven_stages", message=message, hint="use a pp that divides layers and devices, or 1"),)
     share = memory.per_device_bytes / (memory.capacity_bytes or math.inf)
     if memory.fits and share > 1 - ROOM:
         message = f"the step takes {share:.1%} of a device's memory by an estimate whose error is larger than the rest"
@@ -628,12 +627,11 @@ def _refuse(question: Question, bounds: Bounds, space: Space) -> PlanInfeasibleE
         detail = f"{over[0]}:{bounds.axes[over[0]]} is given, and at_most {over[0]}:{bounds.at_most[over[0]]}"
         return PlanInfeasibleError.of("at_most", detail, f"leave {over[0]} out of axes or of at_most")
     steps = bounds.gradient_accumulation_steps or 1
-    wrong_steps = [f"gradient_accumulation_steps {steps} does not divide it"] if batch % steps else []
-    legal_parts = [size for size in list_divisors(devices) if batch % (steps * size) == 0]
-    wrong_steps += [f"of the {devices} devices at most {legal_parts[-1]} can divide the batch"] if legal_parts else []
-    rules = "; ".join(dict.fromkeys((*wrong_steps, *(left.rule for left in space.left[:LEFT_MOST]))))
+    first = f"of {devices} devices at most {math.gcd(devices, batch // steps)} can divide it"
+    first = f"gradient_accumulation_steps {steps} does not divide it" if batch % steps else first
+    rules = "; ".join(dict.fromkeys((first, *(left.rule for left in space.left[:LEFT_MOST]))))
     detail = f"no mesh of {devices} devices that may be chosen cuts this model and a global_batch_size of {batch}"
-    detail += f" ({rules})" if rules else ""
+    detail += f" ({rules})"
     parts = [steps * size for size in list_divisors(devices)]
     least = {-(-batch // each) * each for each in parts}  # that accumulation and data-parallel parts divide
     legal = [size for size in sorted(least) if question.with_batch(size).list_space(bounds).size]

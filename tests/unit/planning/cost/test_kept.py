@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 
 from meshwright.compiling.step import build_step
 from meshwright.planning.cost.memory import StepMemory
-from meshwright.planning.cost.spans import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, Layout
+from meshwright.planning.cost.spans import REMAT_FULL, REMAT_MINIMAL, REMAT_NONE, REMAT_OFFLOAD, Layout
+from meshwright.planning.cost.step_time import count_offloaded
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
 from meshwright.topology.chips import read_chips
@@ -74,6 +75,15 @@ def test_kept_activations_are_those_that_jax_stacks(name: str, remat: str, chose
     # A router's scores and places are not counted; of gelu jax 0.12 keeps one tensor less than 0.10.
     spare = LAYERS * BATCH * LENGTH * 1504 * 2 if (name, remat) == ("gpt", "none") else 0
     assert 0.99 * traced <= counted["activations"] <= 1.01 * traced + spare
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_offloaded_are_the_inputs_of_layers_that_jax_stacks(name: str) -> None:
+    training = TrainingSpec(global_batch_size=BATCH, seq_len=LENGTH, remat="offload")
+    work, layout = build_work(MODELS[name], LENGTH), Layout(micro_batch_size=BATCH, remat=REMAT_OFFLOAD)
+    traced = count_stacked_bytes(trace(MODELS[name], training))
+    assert float(count_offloaded(work, layout, value_bytes=2)) == pytest.approx(traced, rel=0.01)
+    assert StepMemory.of(work, layout, MODELS[name], training, TPU).price()["activations"] == 0
 
 
 @pytest.mark.parametrize("remat", list(REMATS))

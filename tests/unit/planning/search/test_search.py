@@ -431,16 +431,6 @@ def test_fewer_devices_that_are_faster_by_an_unusual_axis_alone_are_not_said() -
     assert "fewer_is_faster" not in {notice.code for notice in found.warnings}  # 64 of them are, by tp:8
 
 
-def test_stages_that_differ_are_said() -> None:
-    codes = {}
-    for stages, target in ((9, "gb200:72"), (8, "gb200:64")):
-        training = {"seq_len": 8192, "global_batch_size": 16 * stages}
-        (plan, *_) = ask(target=target, model="llama3-70b", training=training, axes={"pp": stages}).plans
-        codes[stages] = {notice.code: notice.message for notice in plan.warnings}
-    assert codes[9]["uneven_stages"].startswith("80 layers do not divide into 9 stages: the fullest has 9; MaxText's")
-    assert "uneven_stages" not in codes[8]
-
-
 def test_where_nothing_fits_the_state_is_told_and_what_works() -> None:
     one = {"target": "h100:1", "training": {"seq_len": 8192, "global_batch_size": 1}}
     (notice,) = ask(**one).warnings

@@ -342,7 +342,8 @@ def _refuse_model_type(config: Mapping[str, Any], prefix: str) -> InvalidRequest
     key = prefix + ("model_type" if config.get("model_type") else "architectures")
     known = f"these are: {', '.join(name for name, family in read_families().items() if not family.unsupported)}"
     message = f"{find_model_type(config)[:80]!r} is no family that is read; {known}"
-    own = "give plain dimensions of a decoder (hidden_size, …) without model_type and architectures"
+    sizes = "hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads and vocab_size"
+    own = f'of a model built as Llama give model_type "llama"; of another decoder only its dimensions: {sizes}'
     hint = f"{own}; {_OF_OTHER_KINDS}"
     return InvalidRequestError.of(f"model.{key}", f"model: {key} {message}", hint, message)
 

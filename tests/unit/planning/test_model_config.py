@@ -64,6 +64,29 @@ TOLD: list[tuple[dict[str, Any], int]] = [
 ]  # fmt: skip
 
 
+GLM: dict[str, Any] = {
+    "model_type": "glm4_moe", "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151552,
+    "num_experts_per_tok": 8, "n_shared_experts": 1, "attention_bias": True,
+}  # fmt: skip
+CARDS: dict[str, tuple[dict[str, Any], float]] = {
+    # Billions of parameters on the models' cards, of GLM-4.5 without the layer that predicts the token after the next.
+    "SmolLM3-3B": ({"model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+                    "num_attention_heads": 16, "vocab_size": 128256, "no_rope_layers": [1, 1, 1, 0] * 9}, 3.075),
+    "granite-3.1-8b-base": ({"model_type": "granite", "hidden_size": 4096, "intermediate_size": 12800,
+                             "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
+                             "vocab_size": 49155, "tie_word_embeddings": True, "logits_scaling": 16.0}, 8.171),
+    "Seed-OSS-36B-Base": ({"model_type": "seed_oss", "hidden_size": 5120, "intermediate_size": 27648,
+                           "num_hidden_layers": 64, "num_attention_heads": 80, "vocab_size": 155136}, 36.15),
+    "starcoder2-7b": ({"model_type": "starcoder2", "hidden_size": 4608, "intermediate_size": 18432,
+                       "num_hidden_layers": 32, "num_attention_heads": 36, "num_key_value_heads": 4,
+                       "vocab_size": 49152}, 7.174),
+    "GLM-4.5": (GLM | {"hidden_size": 5120, "intermediate_size": 12288, "num_hidden_layers": 92, "use_qk_norm": True,
+                       "n_routed_experts": 160, "moe_intermediate_size": 1536, "first_k_dense_replace": 3}, 352.8),
+    "GLM-4.5-Air": (GLM | {"hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46,
+                           "n_routed_experts": 128, "moe_intermediate_size": 1408}, 106.9),
+}  # fmt: skip
+
+
 def same_shape(one: ModelSpec, other: ModelSpec) -> bool:
     """Whether two specs are of one model: what is written out means the same as what is so without it."""
     ignored = {
@@ -89,6 +112,12 @@ def test_a_published_config_is_the_preset(preset: str, config: dict[str, Any]) -
 @pytest.mark.parametrize(("config", "told"), TOLD)
 def test_a_config_has_as_many_parameters_as_its_familys_own_code_makes(config: dict[str, Any], told: int) -> None:
     assert count_parameters(read_model(config)) == told
+
+
+@pytest.mark.parametrize("name", list(CARDS))
+def test_a_config_has_as_many_parameters_as_the_models_card_says(name: str) -> None:
+    config, billions = CARDS[name]
+    assert count_parameters(read_model(config)) == pytest.approx(billions * 1e9, rel=5e-4)
 
 
 @pytest.mark.parametrize(("config", "fields"), [
@@ -147,9 +176,9 @@ def test_a_known_family_of_another_kind_is_unsupported(family: str, reason: str)
 
 
 @pytest.mark.parametrize(("config", "field", "hint"), [
-    ({"model_type": "phi"}, "model.model_type", "give plain dimensions"),
+    ({"model_type": "phi"}, "model.model_type", "only its dimensions"),
     ({"model_type": "gemma3"}, "model.text_config", "gemma3_text"),
-    ({"model_type": "x", "text_config": {"model_type": "y"}}, "model.text_config.model_type", "plain dimensions"),
+    ({"model_type": "x", "text_config": {"model_type": "y"}}, "model.text_config.model_type", "only its dimensions"),
     ({"model_type": "gemma3", "text_config": {"hidden_size": 0}}, "model.text_config.hidden_size", "1 or more"),
     ({"model_type": "llama4", "text_config": {"intermediate_size_mlp": "x"}}, "model.text_config.intermediate_size_mlp",
      ""),
@@ -160,8 +189,8 @@ def test_a_known_family_of_another_kind_is_unsupported(family: str, reason: str)
     ({"model_type": "deepseek_v3", "num_key_value_heads": 8}, "model.num_key_value_heads", "leave it out"),
     ({"model_type": "deepseek_v3", "attention_bias": True}, "model.attention_bias", "attention_bias: leave it out"),
     ({"model_type": "deepseek_v3", "n_routed_experts": 4}, "model.num_experts_per_tok", "use 4 or less"),
-    ({"architectures": ["T5Model"]}, "model.architectures", "plain dimensions"),
-    ({"architectures": []}, "model.architectures", "plain dimensions"),
+    ({"architectures": ["T5Model"]}, "model.architectures", "only its dimensions"),
+    ({"architectures": []}, "model.architectures", "only its dimensions"),
     ({**GPT2, "n_head": "x"}, "model.n_head", ""),
     ({**GPT2, "n_embd": 0}, "model.n_embd", "set model.n_embd to 1 or more"),
     ({**GPT2, "n_head": 7}, "model.head_dim", "head_dim"),

@@ -300,6 +300,8 @@ class HostFacts:
             shares.
         problems: sources that should be readable and were not.
         refused: cards on this host that no process can use.
+        unread: addresses of cards that the bus has and this agent cannot read; None: an unknown address. Others may be
+            able to use them.
         holders: processes that compute on a device; None: none found, and some processes could not be inspected.
         kernel_log: None: this host does not have an NVIDIA card.
         kfd: processes that have AMD's GPUs; None: AMD's driver is not loaded.
@@ -317,6 +319,7 @@ class HostFacts:
     environment: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[SourceProblem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
+    unread: tuple[str | None, ...] = ()
     holders: tuple[DeviceProcess, ...] | None = ()
     kernel_log: KernelLog | None = None
     kfd: KfdFacts | None = None

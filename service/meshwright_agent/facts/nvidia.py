@@ -189,6 +189,7 @@ class NvidiaFacts:
     driver: DriverFacts = field(default_factory=DriverFacts)
     problems: tuple[SourceProblem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
+    unread: tuple[str | None, ...] = ()
     is_blind: bool = False
 
 
@@ -223,7 +224,8 @@ def _build_unreadable(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFact
     if not seen:
         return NvidiaFacts()
     problem = f"{len(seen)} NVIDIA card(s) cannot be read ({', '.join(seen)}): {reason}"
-    return NvidiaFacts(problems=(SourceProblem(kind, problem),), is_blind=bool(files))
+    unread = () if kind == "driver_down" else tuple(cards)
+    return NvidiaFacts(problems=(SourceProblem(kind, problem),), unread=unread, is_blind=bool(files))
 
 
 class _Reader:
@@ -238,6 +240,7 @@ class _Reader:
         self._wants_health = wants_health
         self._bus = read_bus(here)
         self._refusals: dict[int, str] = {}
+        self._unread: tuple[str | None, ...] = ()
 
     def _build_questions(self, whom: str) -> Questions:
         return Questions(self._nvml, whom, self._problems)
@@ -262,13 +265,14 @@ class _Reader:
         if refused and not gpus:
             self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
         is_blind = count is None and bool(list_card_files(self._here))
-        return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, is_blind)
+        return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, self._unread, is_blind)
 
     def _count_cards(self) -> int | None:
         try:
             return int(self._nvml.nvmlDeviceGetCount())
         except self._nvml.NVMLError as error:
             kind = classify_silence(self._bus, self._here, error.value)
+            self._unread = () if kind == "driver_down" else tuple(card.address for card in self._bus)
             self._driver.add_problem(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
         return None
 

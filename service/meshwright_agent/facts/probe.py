@@ -88,6 +88,7 @@ def read_host_facts(
         environment={name: roots.environ[name] for name in VARIABLES if name in roots.environ},
         problems=(*gpu.problems, *_find_driverless(tpus)),
         refused=gpu.refused,
+        unread=gpu.unread,
         holders=join_holders(computing, kfd.holders) if kfd else computing,
         kernel_log=kernel_log or _read_log(roots, log, machine.boot_id, has_cards=bool(gpu.gpus)),
         kfd=kfd,

@@ -185,6 +185,12 @@ class CardEvaluator:
 
 
 _ACTION = "check the kernel log; reboot the host if it does not return; {} if it was taken out"
+_UNREAD: Final = Finding("unknown", "the agent cannot read this card", "see `driver`")
+
+
+def _is_unread(device: KnownDevice, facts: HostFacts) -> bool:
+    """Returns whether an unlisted device may be one of the cards that the agent cannot read."""
+    return bool(facts.unread) and (None in facts.unread or device.pci_bus_id in (None, *facts.unread))
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,7 @@ class InventoryCheck:
     device that was seen once is missing when it is not listed. If another device has its place on the bus (MIG, a newly
     reported uuid), the device is changed, not missing. Its faults move to the new device. A card without a uuid in one
     probe is neither missing nor changed. A card that the driver does not open for any process is also missing, even if
-    no earlier probe saw it.
+    no earlier probe saw it. A card that the agent cannot read is unknown, not missing.
 
     Args:
         expected: the devices that an operator has declared; None without a declaration.
@@ -267,22 +273,28 @@ class InventoryCheck:
             unseen = unseen[len(missing) :]
         lost = (*(describe_device(device) for device in missing), *map(_describe_refused, unseen))
         here, names = self._count(cards), ", ".join(lost)
-        gone = f"; missing: {names}" if names else ""
+        is_lost = bool(unseen) or not (facts.unread and all(_is_unread(device, facts) for device in missing))
+        gone = f"; {'missing' if is_lost else 'not readable'}: {names}" if names else ""
         counted = self._describe_unit(cards)
         if self._expected is not None:
             reason = f"{here} of {self._expected.words} are here{counted}"
             if here < self._expected.count:
-                return Finding("unhealthy", f"{reason}{gone}", _ACTION.format("correct MESHWRIGHT_EXPECT"), "permanent")
+                return _describe_shortfall(f"{reason}{gone}", "correct MESHWRIGHT_EXPECT", is_lost=is_lost)
             return Finding("healthy", reason)
         total = max(here + len(lost), declared)
         if here < total:
             reason = f"{here} of {total} devices are here{counted}{gone}"
             reason += "" if lost else " (by the environment of the TPU slice)"
-            return Finding("unhealthy", reason, _ACTION.format("POST /health/acknowledge"), "permanent")
+            return _describe_shortfall(reason, "POST /health/acknowledge", is_lost=is_lost)
         if not cards:
             return None
         these = "1 device is" if here == 1 else f"{here} devices are"
         return Finding("healthy", f"{these} here{counted}, and none is missing of those that were seen")
+
+
+def _describe_shortfall(reason: str, remedy: str, *, is_lost: bool) -> Finding:
+    gone = Finding("unhealthy", reason, _ACTION.format(remedy), "permanent")
+    return gone if is_lost else replace(_UNREAD, reason=reason)
 
 
 def _count_slice_chips(facts: HostFacts) -> int:
@@ -417,10 +429,14 @@ class HealthMonitor:
         for device in shown:
             self._report_device(device, f"[{device.local_index}] {device.kind} is listed", at)
         untold = self._parts - set(diagnosis.parts)
-        self._silent = {part for part in untold - self._of_last_boot if part.partition(":")[2] in diagnosis.cards}
+        self._silent = {
+            part
+            for part in untold - self._of_last_boot
+            if facts.unread or part.partition(":")[2] in diagnosis.cards
+        }
         for component in untold - self._silent:
             self._registry.forget(component)
-        diagnosis.parts |= dict.fromkeys(self._silent, _SILENT_PART)
+        diagnosis.parts |= dict.fromkeys(self._silent, _UNREAD if facts.unread else _SILENT_PART)
         self._parts, self._of_last_boot = set(diagnosis.parts), set()
         for component, finding in diagnosis.parts.items():
             self._registry.report(component, finding, at=at)
@@ -460,7 +476,8 @@ class HealthMonitor:
         action = "check the kernel log; reboot the host if it does not return"
         for device in report.missing:
             reason = f"was here before; the driver no longer lists it: {describe_device(device)}"
-            self._registry.report(f"device:{device.key}", Finding("unhealthy", reason, action, "permanent"), at=at)
+            gone = Finding("unhealthy", reason, action, "permanent")
+            self._registry.report(f"device:{device.key}", _UNREAD if _is_unread(device, facts) else gone, at=at)
         if report.inventory is not None:
             self._registry.report(INVENTORY, report.inventory, at=at)
         elif INVENTORY in self._registry.names():

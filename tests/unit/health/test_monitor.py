@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from meshwright.topology.chips import parse_chip_count
@@ -658,6 +659,32 @@ def test_a_card_that_is_lost_is_counted_once_whether_or_not_it_was_seen_before(s
     unplaced = tuple(replace(card, pci_bus_id=None) for card in facts.refused)
     scene.look(replace(facts, refused=unplaced))
     assert scene.component("inventory").reason.startswith("7 of 8 devices are here; missing: NVIDIA H100")
+
+
+@pytest.mark.parametrize("expect", ["", "h100:8"])
+def test_cards_that_the_agent_may_no_longer_read_are_unknown_and_not_missing(tmp_path: Path, expect: str) -> None:
+    scene = Scene(tmp_path, expect)
+    scene.look()
+    cards = {name for name in scene.registry.names() if name.split(":")[0] not in ("worker", "nic", "kernel_log")}
+    scene.nvml.fail({"nvmlInit": pynvml.NVML_ERROR_NO_PERMISSION})
+    for _ in range(2):
+        scene.look()
+        assert (scene.ill(), {scene.state(name) for name in cards}) == (cards, {"unknown"})
+        scene.restart()
+    (scene.machine.roots.sysfs / "bus/pci/devices" / ADDRESS).rename(tmp_path / "gone")  # this one has left the bus
+    scene.look()
+    assert {name for name in cards if scene.state(name) == "unhealthy"} == {f"device:{UUID}", "inventory"}
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == set()
+
+
+def test_declared_cards_that_no_agent_could_read_yet_are_unknown(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "8")
+    scene.nvml.fail({"nvmlDeviceGetCount": pynvml.NVML_ERROR_NO_PERMISSION})
+    scene.look()
+    assert scene.ill() == {"driver", "inventory"}
+    assert scene.state("inventory") == "unknown"
 
 
 # ---- what a card had outlives the agent -----------------------------------------------------------------------------

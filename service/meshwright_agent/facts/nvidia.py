@@ -264,6 +264,10 @@ class _Reader:
         refused = self._find_refused(cards) if count is not None else ()
         if refused and not gpus:
             self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
+        served = [card.address for card in self._bus if card.driver]
+        if count == 0 and served and not refused:  # none that this process may open, or the driver has lost all
+            self._unread = tuple(served)
+            self._driver.add_problem(f"NVML counts no card; the bus has {len(served)}", "unreadable")
         is_blind = count is None and bool(list_card_files(self._here))
         return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, self._unread, is_blind)
 

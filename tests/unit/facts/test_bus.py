@@ -118,6 +118,15 @@ def test_a_card_that_is_hidden_from_this_process_is_not_accused(host: Host) -> N
     assert (found.refused, found.problems) == ((), ())
 
 
+def test_a_driver_that_counts_none_of_the_cards_that_it_has_on_the_bus_is_unknown(host: Host) -> None:
+    host.denied = {f"nvidia{minor}" for minor in range(8)}
+    found = host.read(*range(8))
+    assert (found.refused, kinds(found), found.unread) == ((), ["unreadable"], ADDRESSES)
+    for address in ADDRESSES:
+        host.bind(address, "vfio-pci")
+    assert host.read(*range(8)).problems == ()
+
+
 def test_a_container_that_looks_at_the_hosts_dev_accuses_nobody_by_it(tmp_path: Path) -> None:
     host = Host(tmp_path, is_container=True)
     assert host.read(5).refused == ()

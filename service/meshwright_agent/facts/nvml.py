@@ -1,8 +1,9 @@
 """Questions to NVML: their list and their calls. `facts.nvidia` starts NVML and lists the cards.
 
 A question that fails costs one field and is listed in `problems` or `answers`. A required question has `parts`: the
-health of these parts depends on its answer. Only "not supported" and a missing function mean that a card lacks the
-feature; any other error makes the part unknown.
+health of these parts depends on its answer. Only "not supported", "deprecated" and a missing function mean that a card
+lacks the feature; any other error makes the part unknown. "No permission" is the agent's fault and makes the driver
+unknown too.
 
 Source: NVIDIA, NVML API Reference Guide, nvmlReturn_t (docs.nvidia.com/deploy/nvml-api), and nvml.h of CUDA 13.
 """
@@ -22,8 +23,9 @@ LOST: Final[Mapping[int, str]] = {
     16: "the GPU must be reset before it can be used again",
 }
 
-_INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH = 2, 3, 6, 13, 25
-_ABSENT: Final = frozenset({_NOT_SUPPORTED, _FUNCTION_NOT_FOUND})
+_INVALID_ARGUMENT, _NOT_SUPPORTED, NO_PERMISSION, _NOT_FOUND, _FUNCTION_NOT_FOUND = 2, 3, 4, 6, 13
+_VERSION_MISMATCH, _DEPRECATED = 25, 26
+_ABSENT: Final = frozenset({_NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _DEPRECATED})
 _END: Final = frozenset({_NOT_SUPPORTED, _INVALID_ARGUMENT})
 _UNKNOWN: Final = 999
 
@@ -52,7 +54,7 @@ class Query:
 
 
 def _describe(function: str, *absent_on: int) -> Query:
-    return Query(function, absent_on=frozenset({_NOT_SUPPORTED, *absent_on}))
+    return Query(function, absent_on=frozenset({_NOT_SUPPORTED, _DEPRECATED, *absent_on}))
 
 
 def _field(field_id: int, *parts: Part) -> Query:
@@ -101,8 +103,8 @@ QUESTIONS: Final[Mapping[str, Query]] = {
     "slowdown_margin_celsius": _field(194, "thermal"),
     "shutdown_margin_celsius": _field(193, "thermal"),
     "slowdowns": Query("nvmlDeviceGetCurrentClocksThrottleReasons", ("thermal",)),
-    "power_limit_watts": Query("nvmlDeviceGetEnforcedPowerLimit", ("thermal",)),
-    "power_default_watts": Query("nvmlDeviceGetPowerManagementDefaultLimit", ("thermal",)),
+    "power_limit_watts": Query("nvmlDeviceGetEnforcedPowerLimit"),  # text only
+    "power_default_watts": Query("nvmlDeviceGetPowerManagementDefaultLimit"),
     "uncorrectable_count": Query("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 0)),  # …_UNCORRECTED, volatile
     "uncorrectable_lifetime_count": Query("nvmlDeviceGetTotalEccErrors", ("memory",), (1, 1)),  # aggregate
     "remapped_rows": Query("nvmlDeviceGetRemappedRows", ("memory",)),
@@ -189,11 +191,14 @@ class Questions:
         came = ANSWERED if code == 0 else ABSENT if code in absent_on else name_error(self.nvml, code)
         if question.parts and (self.answers.get(name, ABSENT) == ABSENT or came not in (ANSWERED, ABSENT)):
             self.answers[name] = came
+        if question.parts and code == NO_PERMISSION:
+            self.add_problem(f"{self.whom}: {question.function}: {error}", "unreadable")
         return answer, came, error
 
     def add_problem(self, text: str, kind: ProblemKind = "unanswered") -> None:
-        """Records a problem."""
-        self.problems.append(SourceProblem(kind, text))
+        """Records a problem, once."""
+        if text not in (problem.text for problem in self.problems):
+            self.problems.append(SourceProblem(kind, text))
 
 
 def to_text(value: Any) -> str | None:

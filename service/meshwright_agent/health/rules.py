@@ -237,8 +237,9 @@ DRIVER_RULES: Final = (
     _problem("driver_down", "unhealthy", "no card can be read of those that the bus has to compute on",
              "drain the host; look for NVRM in the kernel log, load or reinstall the driver, or reboot", "permanent"),
     _problem("unreadable", "unknown",
-             "NVML lists no card, which may be the agent's own fault: no library, no permission",
-             "give the agent NVIDIA's library and the cards' device files (--gpus all), then restart it", "permanent"),
+             "NVML lists no card or refuses the agent, which may be the agent's own fault: no library, no permission",
+             "give the agent NVIDIA's library, the cards' device files (--gpus all) and permission to use both, then "
+             "restart it", "permanent"),
     _problem("no_library", "unknown", "nvidia-ml-py is not installed",
              "pip install nvidia-ml-py where the agent runs", "permanent"),
     _problem("refused", "degraded", "NVML gives no handle for a card",

@@ -29,7 +29,7 @@ from tests.unit.health.test_monitor import Scene
 
 ERRORS = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
 CODES = (*ERRORS, 12345)
-NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
+NOT_SUPPORTED, FUNCTION_NOT_FOUND, DEPRECATED = 3, 13, 26
 MARGINS = {"margin": 27, "slowdown_margin": -2, "shutdown_margin": -8}
 FIELDS: Mapping[str, dict[str, Any]] = {
     **dict.fromkeys(("dgx-h100", "mig-a100", "pcie-l40s"), MARGINS),
@@ -39,8 +39,8 @@ FIELDS: Mapping[str, dict[str, Any]] = {
 OF_ALL_CARDS = ("init", "count", "driver_version", "cuda_version", "shutdown")
 """Questions that are not about one card."""
 BEFORE_A_CARD = ("init", "count", "handle")
-UNHEARD = ("shutdown",)
-"""A question after the look, whose answer changes nothing that was seen."""
+UNHEARD = ("shutdown", "power_limit_watts", "power_default_watts")
+"""A question after the look, and those of the power limits: their answers change no state."""
 
 
 def write_key(question: Query) -> str:
@@ -150,7 +150,20 @@ def test_no_card_is_green_of_which_a_required_question_has_no_answer(
         if not is_absent(question, code, is_one=is_one):
             green[ERRORS.get(code, code)] = find_green(host, fail, {0} if is_one else asked)
     assert {code: places for code, places in green.items() if places} == {}
-    assert len(green) >= len(CODES) - 3
+    assert len(green) >= len(CODES) - 4
+
+
+@pytest.mark.parametrize(("key", "code"), [
+    ("nvmlDeviceGetEnforcedPowerLimit", 10), ("nvmlDeviceGetPowerManagementDefaultLimit", 999),
+    ("nvmlDeviceGetTemperature", DEPRECATED), ("nvmlDeviceGetTotalEccErrors/0", 4), ("nvmlDeviceGetTemperature", 4),
+])  # fmt: skip
+def test_what_says_nothing_of_a_card_drains_no_node(hosts: list[Host], key: str, code: int) -> None:
+    """Of the agent's own rights the check knows nothing, so that nothing is green either."""
+    host = hosts[0]
+    green = find_green(host, {key: code})
+    health = select_hardware(host.scene.registry.view(host.scene.clock.now()))
+    assert find_outcome("slurm", health, ()) == ("no_answer" if code == 4 else "healthy")
+    assert (code == 4) == (green == [])
 
 
 def is_absent(question: Query, code: int, *, is_one: bool) -> bool:
@@ -167,7 +180,8 @@ def is_absent(question: Query, code: int, *, is_one: bool) -> bool:
 
 def test_only_what_says_that_there_is_no_such_thing_is_silent() -> None:
     """A new exception is a decision, not a slip."""
-    excepted = {name: question.absent_on - {NOT_SUPPORTED, FUNCTION_NOT_FOUND} for name, question in QUESTIONS.items()}
+    general = {NOT_SUPPORTED, FUNCTION_NOT_FOUND, DEPRECATED}
+    excepted = {name: question.absent_on - general for name, question in QUESTIONS.items()}
     assert {name: codes for name, codes in excepted.items() if codes} == {
         "mig_instance": {2, 6},  # an empty slot
         "mps_clients": {2},  # not required
@@ -178,7 +192,7 @@ def test_only_what_says_that_there_is_no_such_thing_is_silent() -> None:
 @pytest.mark.parametrize("field", [each for each in QUESTIONS.values() if each.field_id is not None and each.parts])
 def test_a_call_for_a_field_that_fails_as_a_whole_is_no_answer_either(hosts: list[Host], field: Query) -> None:
     host = hosts[0]
-    for code in set(CODES) - {NOT_SUPPORTED, FUNCTION_NOT_FOUND, 2}:
+    for code in set(CODES) - {NOT_SUPPORTED, FUNCTION_NOT_FOUND, DEPRECATED, 2}:
         assert find_green(host, {field.function: code}) == []
 
 

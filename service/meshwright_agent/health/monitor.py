@@ -213,7 +213,7 @@ class InventoryCheck:
     Devices are counted as in /devices, a card in MIG mode as its instances. If a chip is declared, cards are counted. A
     device that was seen once is missing when it is not listed. If another device has its place on the bus (MIG, a newly
     reported uuid), the device is changed, not missing. Its faults move to the new device. A card without a uuid in one
-    probe is neither missing nor changed. A card that the driver does not open for any process is also missing, even if
+    probe is neither missing nor changed. Faults of an address move to the device that has it. A card that the driver does not open for any process is also missing, even if
     no earlier probe saw it. A card that the agent cannot read is unknown, not missing.
 
     Args:
@@ -233,7 +233,9 @@ class InventoryCheck:
         nameless = {gpu.key for gpu in facts.gpus if not (gpu.uuid or gpu.pci_bus_id)}  # may be any earlier device
         for card in cards:
             for key in set(card.devices) - nameless:
-                self._memory.devices[key] = KnownDevice(key, card.kind, card.pci_bus_id)
+                before = self._memory.devices.get(key)
+                address = card.pci_bus_id or (before and before.pci_bus_id)  # a question may fail in one probe
+                self._memory.devices[key] = KnownDevice(key, card.kind, address)
         absent = [
             device
             for device in self._memory.devices.values()
@@ -244,6 +246,8 @@ class InventoryCheck:
             for device in absent
             if device.pci_bus_id in places or self._is_complete(cards)
         }
+        ghosts = {place for place in places if f"device:{place}" in self._memory.faults and place not in listed}
+        changed |= {place: places[place] for place in ghosts}
         self._memory.forget_devices(changed)
         missing = tuple(device for device in absent if device.key not in changed)
         return InventoryReport(missing, changed, self._evaluate(cards, missing, facts))

@@ -377,6 +377,22 @@ def test_a_card_that_told_its_uuid_late_has_the_faults_that_it_had_by_its_addres
     assert scene.ill() == {f"device:{UUID}"}
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_fault_of_a_card_without_its_address_is_the_cards_and_an_operators_word_ends_it(
+    scene: Scene, is_known: bool
+) -> None:
+    if is_known:
+        scene.look()
+    scene.nvml.fail({f"nvmlDeviceGetPciInfo:{UUID}": 999})
+    scene.look()
+    scene.look(None, hit(79))
+    scene.nvml.fail({})
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+    scene.acknowledge(f"device:{UUID}")
+    assert (scene.ill(), f"device:{ADDRESS}" in scene.registry.names()) == (set(), False)
+
+
 def test_a_fault_outlives_another_layout_of_its_cards_instances(tmp_path: Path) -> None:
     scene = Scene(tmp_path, machine="mig-a100")
     card = scene.look().gpus[0]

@@ -139,10 +139,15 @@ def _serve(settings: Settings) -> int:
     from meshwright_agent.app import build_app
     from meshwright_agent.auth import AccessSettingsError, Authenticator
     from meshwright_agent.clock import SystemClock
+    from meshwright_agent.facts.sysfs import list_folder
     from meshwright_agent.logs import logging_to_stderr
     from meshwright_agent.server import CannotListenError, HostTakenError, claim_host, serve
     from meshwright_agent.supervisor.specs import has_accelerators
 
+    for folder in (settings.host_root / "sys", settings.host_root / "proc"):
+        if settings.simulate is None and not list_folder(folder):  # else a host without facts would count as healthy
+            typer.echo(f"MESHWRIGHT_HOST_ROOT: {folder} is missing or empty; give the root of a host's files", err=True)
+            return 2
     gc.freeze()  # what was imported stays: each later search for garbage leaves it out
     gc.enable()
     owns = settings.cpu_devices is None and settings.simulate is None and has_accelerators(settings)

@@ -56,6 +56,15 @@ def test_each_setting_that_is_wrong_is_a_line_with_its_names_and_the_rule(
     assert [name for name, words in said.items() if words not in lines[name]] == []
 
 
+@pytest.mark.parametrize("folders", [(), ("sys", "proc"), ("sys/bus", "proc")])
+def test_a_host_root_without_a_hosts_facts_is_refused_at_the_start(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    done = run("serve", "--cpu-devices", "1", "--port", "0", HOST_ROOT=str(tmp_path), STATE_DIR=str(tmp_path / "state"))
+    folder = "proc" if "sys/bus" in folders else "sys"
+    assert (done.returncode, f"MESHWRIGHT_HOST_ROOT: {tmp_path / folder} is missing or empty" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(("variables", "place"), [
     ({"XDG_STATE_HOME": "{home}/xdg"}, "xdg/meshwright"),
     ({"XDG_STATE_HOME": "{home}/xdg", "STATE_DIRECTORY": "{home}/lib:/second"}, "lib"),

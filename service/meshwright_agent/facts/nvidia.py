@@ -265,6 +265,8 @@ class _Reader:
         if refused and not gpus:
             self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
         served = [card.address for card in self._bus if card.driver]
+        if served and (bare := [card.address for card in self._bus if card.computes and not card.driver]):
+            self._driver.add_problem(f"no driver is bound to {', '.join(bare)}, but to {len(served)} others", "refused")
         if count == 0 and served and not refused:  # none that this process may open, or the driver has lost all
             self._unread = tuple(served)
             self._driver.add_problem(f"NVML counts no card; the bus has {len(served)}", "unreadable")

@@ -242,7 +242,7 @@ DRIVER_RULES: Final = (
              "restart it", "permanent"),
     _problem("no_library", "unknown", "nvidia-ml-py is not installed",
              "pip install nvidia-ml-py where the agent runs", "permanent"),
-    _problem("refused", "degraded", "NVML gives no handle for a card",
+    _problem("refused", "degraded", "NVML gives no handle for a card, or a card has no driver while others have NVIDIA's",
              "look for NVRM in the kernel log; reset the GPU or reboot the host"),
     _problem("unanswered", "degraded", "a question failed",
              "look for NVRM in the kernel log; `meshwright-agent doctor` names the driver and library on this host"),

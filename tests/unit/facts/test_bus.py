@@ -140,9 +140,18 @@ def test_a_card_without_a_known_device_file_is_not_accused(host: Host) -> None:
 
 def test_a_card_that_another_driver_has_is_none_of_ours(host: Host) -> None:
     host.bind(ADDRESSES[5], "vfio-pci")
-    assert host.read(5).refused == ()
+    found = host.read(5)
+    assert (found.refused, found.problems) == ((), ())
     (host.folder / f"sys/bus/pci/devices/{ADDRESSES[6]}/physfn").mkdir()
     assert host.read(5, 6).refused == ()
+
+
+def test_a_card_without_a_driver_beside_others_that_have_one_is_a_problem(host: Host) -> None:
+    host.bind(ADDRESSES[5], None)
+    (problem,) = host.read(5).problems
+    assert (problem.kind, problem.text) == ("refused", f"no driver is bound to {ADDRESSES[5]}, but to 7 others")
+    (host.folder / f"sys/bus/pci/devices/{ADDRESSES[5]}/class").write_text("0x030000\n")  # a display
+    assert host.read(5).problems == ()
 
 
 def test_a_card_whose_address_is_not_told_may_be_any_of_those_that_seem_left_out(host: Host) -> None:

@@ -302,6 +302,7 @@ class HostFacts:
         refused: cards on this host that no process can use.
         unread: addresses of cards that the bus has and this agent cannot read; None: an unknown address. Others may be
             able to use them.
+        without_instances: addresses of cards in MIG mode without instances, which are no devices.
         holders: processes that compute on a device; None: none found, and some processes could not be inspected.
         kernel_log: None: this host does not have an NVIDIA card.
         kfd: processes that have AMD's GPUs; None: AMD's driver is not loaded.
@@ -320,6 +321,7 @@ class HostFacts:
     problems: tuple[SourceProblem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
     unread: tuple[str | None, ...] = ()
+    without_instances: tuple[str, ...] = ()
     holders: tuple[DeviceProcess, ...] | None = ()
     kernel_log: KernelLog | None = None
     kfd: KfdFacts | None = None

@@ -190,6 +190,7 @@ class NvidiaFacts:
     problems: tuple[SourceProblem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
     unread: tuple[str | None, ...] = ()
+    without_instances: tuple[str, ...] = ()
     is_blind: bool = False
 
 
@@ -241,6 +242,7 @@ class _Reader:
         self._bus = read_bus(here)
         self._refusals: dict[int, str] = {}
         self._unread: tuple[str | None, ...] = ()
+        self._without_instances: list[str] = []
 
     def _build_questions(self, whom: str) -> Questions:
         return Questions(self._nvml, whom, self._problems)
@@ -271,7 +273,7 @@ class _Reader:
             self._unread = tuple(served)
             self._driver.add_problem(f"NVML counts no card; the bus has {len(served)}", "unreadable")
         is_blind = count is None and bool(list_card_files(self._here))
-        return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, self._unread, is_blind)
+        return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, self._unread, tuple(self._without_instances), is_blind)
 
     def _count_cards(self) -> int | None:
         try:
@@ -379,6 +381,7 @@ class _Reader:
         if not found and came <= {ANSWERED, ABSENT}:
             words = f"{questions.whom} ({card.key}) is in MIG mode without instances: nothing can run there"
             questions.add_problem(words, "no_instances")
+            self._without_instances += filter(None, [card.pci_bus_id])
         elif not found:
             error = ", ".join(sorted(came - {ANSWERED, ABSENT}))
             self._refusals[card.index] = f"its MIG instances cannot be listed: {error}"

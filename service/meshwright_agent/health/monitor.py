@@ -229,6 +229,7 @@ class InventoryCheck:
         cards = list_cards(facts)
         listed = {key for card in cards for key in card.devices}
         places = {card.pci_bus_id: card.devices for card in cards if card.pci_bus_id}
+        places |= {address: (address,) for address in facts.without_instances}  # no device: the address keeps its faults
         unnamed = {card.pci_bus_id for card in cards if card.key == card.pci_bus_id}  # may be the earlier device
         nameless = {gpu.key for gpu in facts.gpus if not (gpu.uuid or gpu.pci_bus_id)}  # may be any earlier device
         for card in cards:
@@ -246,7 +247,7 @@ class InventoryCheck:
             for device in absent
             if device.pci_bus_id in places or self._is_complete(cards)
         }
-        ghosts = {place for place in places if f"device:{place}" in self._memory.faults and place not in listed}
+        ghosts = {place for place in places if f"device:{place}" in self._memory.faults and place not in places[place]}
         changed |= {place: places[place] for place in ghosts}
         self._memory.forget_devices(changed)
         missing = tuple(device for device in absent if device.key not in changed)

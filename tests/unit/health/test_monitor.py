@@ -411,6 +411,22 @@ def test_a_fault_outlives_another_layout_of_its_cards_instances(tmp_path: Path) 
     assert scene.ill() == set()
 
 
+def test_a_card_that_enters_mig_mode_without_instances_is_not_missing_and_keeps_its_faults(scene: Scene) -> None:
+    scene.look()
+    scene.nvml.change_gpu(0, mig_mode=[1, 1], instances=[None])
+    scene.look()
+    assert (scene.ill(), scene.state("driver")) == ({"driver"}, "degraded")
+    assert f"device:{UUID}" not in scene.registry.names()
+    scene.nvml.change_gpu(0, mig_mode=[0, 0])
+    scene.look(None, hit(79))
+    scene.nvml.change_gpu(0, mig_mode=[1, 1])
+    scene.look()
+    assert scene.ill() == {"driver", f"device:{ADDRESS}"}
+    scene.nvml.change_gpu(0, mig_mode=[0, 0])
+    scene.look()
+    assert scene.ill() == {f"device:{UUID}"}
+
+
 MIG = "each MIG instance counted"
 
 

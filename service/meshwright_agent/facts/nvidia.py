@@ -28,7 +28,7 @@ from meshwright_agent.facts.model import (
     SourceProblem,
 )
 from meshwright_agent.facts.nvlink import CardReading, NvLinks, read_fabric, read_link, read_nvlinks
-from meshwright_agent.facts.nvml import ABSENT, ANSWERED, LOST, QUESTIONS, Questions, name_error, to_text
+from meshwright_agent.facts.nvml import ABSENT, ANSWERED, LOST, NO_PERMISSION, QUESTIONS, Questions, name_error, to_text
 from meshwright_agent.facts.procfs import ProcessTable, find_holders, join_holders
 from meshwright_agent.facts.sysfs import (
     Roots,
@@ -241,6 +241,7 @@ class _Reader:
         self._wants_health = wants_health
         self._bus = read_bus(here)
         self._refusals: dict[int, str] = {}
+        self._denied: set[int] = set()
         self._unread: tuple[str | None, ...] = ()
         self._without_instances: list[str] = []
 
@@ -263,13 +264,15 @@ class _Reader:
         whole = [card for card in cards if not card.is_divided]
         pairs = combinations(whole if self._wants_health else (), 2)
         links = tuple(link for a, b in pairs if (link := self._read_link(a, b)) is not None)
-        refused = self._find_refused(cards) if count is not None else ()
+        failed = self._find_refused(cards) if count is not None else ()
+        refused = tuple(card for card in failed if card.index not in self._denied)
+        self._unread += tuple(card.pci_bus_id for card in failed if card.index in self._denied)
         if refused and not gpus:
             self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
         served = [card.address for card in self._bus if card.driver]
         if served and (bare := [card.address for card in self._bus if card.computes and not card.driver]):
             self._driver.add_problem(f"no driver is bound to {', '.join(bare)}, but to {len(served)} others", "refused")
-        if count == 0 and served and not refused:  # none that this process may open, or the driver has lost all
+        if count == 0 and served and not failed:  # none that this process may open, or the driver has lost all
             self._unread = tuple(served)
             self._driver.add_problem(f"NVML counts no card; the bus has {len(served)}", "unreadable")
         is_blind = count is None and bool(list_card_files(self._here))
@@ -324,7 +327,10 @@ class _Reader:
         except self._nvml.NVMLError as error:
             refusal = "the driver gives no handle for it"
             self._refusals[index] = LOST.get(error.value, f"{refusal}: {name_error(self._nvml, error.value)}")
-            questions.add_problem(f"{questions.whom}: {refusal}: {error}", "refused")
+            if error.value == NO_PERMISSION:
+                self._denied.add(index)
+            kind: ProblemKind = "unreadable" if error.value == NO_PERMISSION else "refused"
+            questions.add_problem(f"{questions.whom}: {refusal}: {error}", kind)
         return None
 
     def _read_gpu(self, questions: Questions, handle: Any, base: GpuFacts) -> GpuFacts:

@@ -177,7 +177,8 @@ def _warn_of_domains(facts: HostFacts) -> tuple[Notice, ...]:
 def _warn_of_refused(facts: HostFacts) -> tuple[Notice, ...]:
     """Returns a notice if device indices skip an earlier card that the driver does not list."""
     last = max((gpu.pci_bus_id or "" for gpu in facts.gpus), default="")
-    before = [card.pci_bus_id or "one" for card in facts.refused if card.pci_bus_id is None or card.pci_bus_id < last]
+    away = (*(card.pci_bus_id for card in facts.refused), *facts.unread)
+    before = [address or "one" for address in away if address is None or address < last]
     if not before:
         return ()
     message = f"GPU {', '.join(before)} cannot be used and is not listed: the devices behind it count without it"

@@ -95,7 +95,7 @@ def test_a_card_that_the_bus_has_and_nvml_leaves_out_is_refused(host: Host) -> N
     assert (card.pci_bus_id, card.index) == (ADDRESSES[5], None)
 
 
-@pytest.mark.parametrize("error", [UNKNOWN, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_NOT_SUPPORTED])
+@pytest.mark.parametrize("error", [UNKNOWN, pynvml.NVML_ERROR_NOT_SUPPORTED])
 @pytest.mark.parametrize("is_container", [False, True])
 def test_a_card_that_nvml_counts_and_gives_no_handle_for_is_refused(
     tmp_path: Path, is_container: bool, error: int
@@ -106,6 +106,13 @@ def test_a_card_that_nvml_counts_and_gives_no_handle_for_is_refused(
     (card,) = found.refused
     assert (card.pci_bus_id, card.index, kinds(found)) == (ADDRESSES[3], 3, ["refused"])
     assert name_error(pynvml, error) in card.reason
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_a_card_whose_handle_this_process_may_not_have_is_unread_and_not_refused(host: Host, is_all: bool) -> None:
+    key = "nvmlDeviceGetHandleByIndex" if is_all else f"nvmlDeviceGetHandleByIndex:{host.uuid(3)}"
+    found = host.read(fail={key: pynvml.NVML_ERROR_NO_PERMISSION})
+    assert (found.refused, found.unread, set(kinds(found))) == ((), ADDRESSES if is_all else ADDRESSES[3:4], {"unreadable"})
 
 
 def test_a_card_that_is_hidden_from_this_process_is_not_accused(host: Host) -> None:

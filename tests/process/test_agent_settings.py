@@ -62,7 +62,10 @@ def test_a_host_root_without_a_hosts_facts_is_refused_at_the_start(tmp_path: Pat
         (tmp_path / folder).mkdir(parents=True)
     done = run("serve", "--cpu-devices", "1", "--port", "0", HOST_ROOT=str(tmp_path), STATE_DIR=str(tmp_path / "state"))
     folder = "proc" if "sys/bus" in folders else "sys"
-    assert (done.returncode, f"MESHWRIGHT_HOST_ROOT: {tmp_path / folder} is missing or empty" in done.stderr) == (2, True)
+    assert (done.returncode, f"MESHWRIGHT_HOST_ROOT: {tmp_path / folder} is missing or empty" in done.stderr) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize(("variables", "place"), [

@@ -241,9 +241,8 @@ class _Reader:
         self._wants_health = wants_health
         self._bus = read_bus(here)
         self._refusals: dict[int, str] = {}
-        self._denied: set[int] = set()
         self._unread: tuple[str | None, ...] = ()
-        self._without_instances: list[str] = []
+        self._divided: tuple[str, ...] = ()
 
     def _build_questions(self, whom: str) -> Questions:
         return Questions(self._nvml, whom, self._problems)
@@ -265,8 +264,9 @@ class _Reader:
         pairs = combinations(whole if self._wants_health else (), 2)
         links = tuple(link for a, b in pairs if (link := self._read_link(a, b)) is not None)
         failed = self._find_refused(cards) if count is not None else ()
-        refused = tuple(card for card in failed if card.index not in self._denied)
-        self._unread += tuple(card.pci_bus_id for card in failed if card.index in self._denied)
+        denied = [card for card in failed if card.reason.endswith(name_error(self._nvml, NO_PERMISSION))]
+        self._unread += tuple(card.pci_bus_id for card in denied)
+        refused = tuple(card for card in failed if card not in denied)
         if refused and not gpus:
             self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
         served = [card.address for card in self._bus if card.driver]
@@ -276,7 +276,8 @@ class _Reader:
             self._unread = tuple(served)
             self._driver.add_problem(f"NVML counts no card; the bus has {len(served)}", "unreadable")
         is_blind = count is None and bool(list_card_files(self._here))
-        return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, self._unread, tuple(self._without_instances), is_blind)
+        lists = refused, self._unread, self._divided
+        return NvidiaFacts(gpus, links, driver, tuple(self._problems), *lists, is_blind)
 
     def _count_cards(self) -> int | None:
         try:
@@ -327,8 +328,6 @@ class _Reader:
         except self._nvml.NVMLError as error:
             refusal = "the driver gives no handle for it"
             self._refusals[index] = LOST.get(error.value, f"{refusal}: {name_error(self._nvml, error.value)}")
-            if error.value == NO_PERMISSION:
-                self._denied.add(index)
             kind: ProblemKind = "unreadable" if error.value == NO_PERMISSION else "refused"
             questions.add_problem(f"{questions.whom}: {refusal}: {error}", kind)
         return None
@@ -387,7 +386,7 @@ class _Reader:
         if not found and came <= {ANSWERED, ABSENT}:
             words = f"{questions.whom} ({card.key}) is in MIG mode without instances: nothing can run there"
             questions.add_problem(words, "no_instances")
-            self._without_instances += filter(None, [card.pci_bus_id])
+            self._divided += (card.pci_bus_id,) if card.pci_bus_id else ()
         elif not found:
             error = ", ".join(sorted(came - {ANSWERED, ABSENT}))
             self._refusals[card.index] = f"its MIG instances cannot be listed: {error}"

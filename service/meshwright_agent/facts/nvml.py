@@ -196,9 +196,8 @@ class Questions:
         return answer, came, error
 
     def add_problem(self, text: str, kind: ProblemKind = "unanswered") -> None:
-        """Records a problem, once."""
-        if text not in (problem.text for problem in self.problems):
-            self.problems.append(SourceProblem(kind, text))
+        """Records a problem."""
+        self.problems.append(SourceProblem(kind, text))
 
 
 def to_text(value: Any) -> str | None:

@@ -213,8 +213,9 @@ class InventoryCheck:
     Devices are counted as in /devices, a card in MIG mode as its instances. If a chip is declared, cards are counted. A
     device that was seen once is missing when it is not listed. If another device has its place on the bus (MIG, a newly
     reported uuid), the device is changed, not missing. Its faults move to the new device. A card without a uuid in one
-    probe is neither missing nor changed. Faults of an address move to the device that has it. A card that the driver does not open for any process is also missing, even if
-    no earlier probe saw it. A card that the agent cannot read is unknown, not missing.
+    probe is neither missing nor changed. Faults of an address move to the device that has it. A card that the driver
+    does not open for any process is also missing, even if no earlier probe saw it. A card that the agent cannot read is
+    unknown, not missing.
 
     Args:
         expected: the devices that an operator has declared; None without a declaration.
@@ -229,13 +230,15 @@ class InventoryCheck:
         cards = list_cards(facts)
         listed = {key for card in cards for key in card.devices}
         places = {card.pci_bus_id: card.devices for card in cards if card.pci_bus_id}
-        places |= {address: (address,) for address in facts.without_instances}  # no device: the address keeps its faults
+        places |= {
+            address: (address,) for address in facts.without_instances
+        }  # no device: the address keeps its faults
         unnamed = {card.pci_bus_id for card in cards if card.key == card.pci_bus_id}  # may be the earlier device
         nameless = {gpu.key for gpu in facts.gpus if not (gpu.uuid or gpu.pci_bus_id)}  # may be any earlier device
         for card in cards:
             for key in set(card.devices) - nameless:
                 before = self._memory.devices.get(key)
-                address = card.pci_bus_id or (before and before.pci_bus_id)  # a question may fail in one probe
+                address = card.pci_bus_id or (before.pci_bus_id if before else None)  # a question may fail once
                 self._memory.devices[key] = KnownDevice(key, card.kind, address)
         absent = [
             device
@@ -280,26 +283,25 @@ class InventoryCheck:
         here, names = self._count(cards), ", ".join(lost)
         is_lost = bool(unseen) or not (facts.unread and all(_is_unread(device, facts) for device in missing))
         gone = f"; {'missing' if is_lost else 'not readable'}: {names}" if names else ""
-        counted = self._describe_unit(cards)
-        if self._expected is not None:
-            reason = f"{here} of {self._expected.words} are here{counted}"
-            if here < self._expected.count:
-                return _describe_shortfall(f"{reason}{gone}", "correct MESHWRIGHT_EXPECT", is_lost=is_lost)
-            return Finding("healthy", reason)
-        total = max(here + len(lost), declared)
+        counted, remedy, total = (
+            self._describe_unit(cards),
+            "correct MESHWRIGHT_EXPECT",
+            max(here + len(lost), declared),
+        )
+        if self._expected is None:
+            remedy, gone = "POST /health/acknowledge", gone or " (by the environment of the TPU slice)"
+        else:
+            total = self._expected.count
+        reason = f"{here} of {self._expected.words if self._expected else f'{total} devices'} are here{counted}"
         if here < total:
-            reason = f"{here} of {total} devices are here{counted}{gone}"
-            reason += "" if lost else " (by the environment of the TPU slice)"
-            return _describe_shortfall(reason, "POST /health/acknowledge", is_lost=is_lost)
+            lacking = Finding("unhealthy", f"{reason}{gone}", _ACTION.format(remedy), "permanent")
+            return lacking if is_lost else replace(_UNREAD, reason=lacking.reason)
+        if self._expected is not None:
+            return Finding("healthy", reason)
         if not cards:
             return None
         these = "1 device is" if here == 1 else f"{here} devices are"
         return Finding("healthy", f"{these} here{counted}, and none is missing of those that were seen")
-
-
-def _describe_shortfall(reason: str, remedy: str, *, is_lost: bool) -> Finding:
-    gone = Finding("unhealthy", reason, _ACTION.format(remedy), "permanent")
-    return gone if is_lost else replace(_UNREAD, reason=reason)
 
 
 def _count_slice_chips(facts: HostFacts) -> int:
@@ -399,8 +401,7 @@ class HealthMonitor:
         unanswered = Finding("unknown", f"the probe did not answer: {reason}", "see the agent's log")
         self._registry.report(DRIVER, unanswered, at=at)
         silent = Finding("unknown", f"driver does not answer: {reason}", "see `driver`")
-        for component in self._listed:
-            self._standing[component] = silent
+        self._standing |= dict.fromkeys(self._listed, silent)
         missing = [f"device:{device.key}" for device in self._missing]
         inventory = {INVENTORY} & set(self._registry.names())
         for component in (*sorted(self._listed), *missing, *sorted(self._parts | self._nics.places.keys()), *inventory):
@@ -426,29 +427,20 @@ class HealthMonitor:
         keys = {gpu.key for gpu in facts.gpus} | {tpu.key for tpu in facts.tpus}
         self._standing = diagnosis.devices
         shown = [device for device in devices.devices if device.platform != "cpu"]
-        for device in shown:
-            if (device.uuid or device.pci_bus_id) not in keys:
-                self._standing[device.component] = _WITHOUT_SOURCE
+        self._standing |= {d.component: _WITHOUT_SOURCE for d in shown if (d.uuid or d.pci_bus_id) not in keys}
         known = self._listed | {f"device:{device.key}" for device in self._missing}
         self._listed = {device.component for device in shown}
         for device in shown:
             self._report_device(device, f"[{device.local_index}] {device.kind} is listed", at)
         untold = self._parts - set(diagnosis.parts)
-        self._silent = {
-            part
-            for part in untold - self._of_last_boot
-            if facts.unread or part.partition(":")[2] in diagnosis.cards
-        }
-        for component in untold - self._silent:
+        cards = diagnosis.cards
+        self._silent = {each for each in untold - self._of_last_boot if facts.unread or each.partition(":")[2] in cards}
+        nics_before, nics = set(self._nics.places), self._nics.evaluate(facts, at)
+        for component in (untold - self._silent) | (nics_before - nics.keys()):
             self._registry.forget(component)
         diagnosis.parts |= dict.fromkeys(self._silent, _UNREAD if facts.unread else _SILENT_PART)
         self._parts, self._of_last_boot = set(diagnosis.parts), set()
-        for component, finding in diagnosis.parts.items():
-            self._registry.report(component, finding, at=at)
-        nics_before, nics = set(self._nics.places), self._nics.evaluate(facts, at)
-        for component in nics_before - nics.keys():
-            self._registry.forget(component)
-        for component, finding in nics.items():
+        for component, finding in (diagnosis.parts | nics).items():
             self._registry.report(component, finding, at=at)
         self._report_missing(facts, at)
         self._forget_unshown(known, at)

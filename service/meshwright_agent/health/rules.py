@@ -242,7 +242,7 @@ DRIVER_RULES: Final = (
              "restart it", "permanent"),
     _problem("no_library", "unknown", "nvidia-ml-py is not installed",
              "pip install nvidia-ml-py where the agent runs", "permanent"),
-    _problem("refused", "degraded", "NVML gives no handle for a card, or a card has no driver while others have NVIDIA's",
+    _problem("refused", "degraded", "NVML gives no handle for a card, or it has no driver and others have one",
              "look for NVRM in the kernel log; reset the GPU or reboot the host"),
     _problem("unanswered", "degraded", "a question failed",
              "look for NVRM in the kernel log; `meshwright-agent doctor` names the driver and library on this host"),
@@ -375,8 +375,9 @@ def find_worst(findings: Iterable[Finding]) -> Finding | None:
     ill = [finding for finding in ranked if finding.state != "healthy"]
     if not ill:
         return Finding("healthy", "; ".join(finding.reason for finding in ranked))
+    reasons = dict.fromkeys(finding.reason for finding in ill)
     actions = dict.fromkeys(finding.action for finding in ill if finding.action)
-    return Finding(ill[0].state, "; ".join(finding.reason for finding in ill), "; ".join(actions), ill[0].permanence)
+    return Finding(ill[0].state, "; ".join(reasons), "; ".join(actions), ill[0].permanence)
 
 
 def evaluate_driver(facts: HostFacts) -> Finding:

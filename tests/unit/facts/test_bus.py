@@ -112,7 +112,11 @@ def test_a_card_that_nvml_counts_and_gives_no_handle_for_is_refused(
 def test_a_card_whose_handle_this_process_may_not_have_is_unread_and_not_refused(host: Host, is_all: bool) -> None:
     key = "nvmlDeviceGetHandleByIndex" if is_all else f"nvmlDeviceGetHandleByIndex:{host.uuid(3)}"
     found = host.read(fail={key: pynvml.NVML_ERROR_NO_PERMISSION})
-    assert (found.refused, found.unread, set(kinds(found))) == ((), ADDRESSES if is_all else ADDRESSES[3:4], {"unreadable"})
+    assert (found.refused, found.unread, set(kinds(found))) == (
+        (),
+        ADDRESSES if is_all else ADDRESSES[3:4],
+        {"unreadable"},
+    )
 
 
 def test_a_card_that_is_hidden_from_this_process_is_not_accused(host: Host) -> None:

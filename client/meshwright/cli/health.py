@@ -155,7 +155,7 @@ def _ask(session: Session, *, wants_devices: bool) -> tuple[Health, Devices | st
 
 
 def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Requirement:
-    """Returns whether the required number of devices is present. A part of a card does not count as a chip.
+    """Returns whether the required number of devices is present. Of a chip, cards are counted, as by MESHWRIGHT_EXPECT.
 
     Args:
         wanted: their number, and their chip.
@@ -163,14 +163,16 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Requirement:
     """
     if isinstance(seen, str):
         return Requirement("devices", str(wanted), f"could not be read: {seen}", "unknown")
-    there = [each for each in seen.devices if wanted.is_of(each.kind, each.mig)]
+    there = [each for each in seen.devices if wanted.is_of(each.kind.partition(" MIG ")[0], None)]
     kinds = ", ".join(sorted({device.kind for device in there or seen.devices})) or "no device"
-    count = f"{len(there)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
+    cards = {each.mig.parent_uuid if each.mig and wanted.chip else each.component for each in there}
+    parts = ", a card in MIG mode counted once" if len(cards) < len(there) else ""
+    count = f"{len(cards)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
     declared = ", declared" if any(device.basis == "declared" for device in there) else ""
     is_simulated = any(notice.code == "simulated" for notice in seen.warnings)
     is_known = is_simulated or any(device.basis != "declared" for device in seen.devices)  # no host before its probe
-    state: State = "healthy" if len(there) >= wanted.count else "unhealthy" if is_known else "unknown"
-    return Requirement("devices", str(wanted), f"{count} ({kinds}){declared}", state)
+    state: State = "healthy" if len(cards) >= wanted.count else "unhealthy" if is_known else "unknown"
+    return Requirement("devices", str(wanted), f"{count} ({kinds}){parts}{declared}", state)
 
 
 def find_worst(health: Health, findings: Sequence[Requirement]) -> State:

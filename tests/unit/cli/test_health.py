@@ -25,6 +25,7 @@ from meshwright.cli.health import (
     summarize,
 )
 from meshwright.errors import ForbiddenError, UnavailableError
+from meshwright.wire.devices import Mig
 from meshwright.wire.health import HARDWARE, WORST_FIRST, Component, Health, State
 from meshwright_agent.health.monitor import KINDS
 from tests.contract.client.sockets import Heard, answer, serve
@@ -284,6 +285,17 @@ def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: Format, w
     printed = h100("health", "--expect", *wanted, "--format", style)
     assert printed.code == EXIT_CODES[style]["unhealthy"]
     assert style != "nagios" or "unhealthy=1" in printed.out
+
+
+@pytest.mark.parametrize(("wanted", "code"), [("h100:2", 0), ("h100:3", 1), ("3", 0), ("4", 1)])
+def test_a_divided_card_is_one_of_its_chip_as_the_agent_counts_and_its_instances_are_devices(
+    h100: CommandLine, wanted: str, code: int
+) -> None:
+    there = h100.fake.devices
+    mig = {"kind": "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "mig": Mig(parent_uuid="GPU-0", profile="3g.40gb")}
+    parts = [each.model_copy(update={**mig, "uuid": f"MIG-{each.local_index}"}) for each in there.devices[:2]]
+    h100.fake.devices = there.model_copy(update={"devices": (*parts, there.devices[2])})
+    assert h100("health", "--expect", wanted, "--format", "slurm").code == code
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -190,7 +190,8 @@ class CardView:
             if came != ABSENT:
                 errors[f"{question.function} failed: {came}"] = None
             elif any(sibling.answers.get(name) == ANSWERED for sibling in self.siblings):
-                errors[f"{question.function} is not supported here, but on another card of its kind"] = None
+                ecc = "; if ECC is off here: nvidia-smi -e 1, then reboot" if "Ecc" in question.function else ""
+                errors[f"{question.function} is not supported here, but on another card of its kind{ecc}"] = None
         is_silent = replace(self.health, answers={}, is_computing=False, recovery=None) == GpuHealth()
         if part == "device" and is_silent and not errors:
             return ["the driver answers no question about its health"]

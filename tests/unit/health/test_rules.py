@@ -205,6 +205,7 @@ TOLD = {"temperature_celsius": "answered", "remapped_rows": "absent"}
     ("thermal", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT", "shutdown_celsius": "NVML_ERROR_TIMEOUT"}, {},
      "nvmlDeviceGetTemperatureThreshold failed: NVML_ERROR_TIMEOUT"),
     ("memory", {**TOLD, "slowdown_celsius": "NVML_ERROR_TIMEOUT"}, {}, None),
+    ("memory", {**TOLD, "uncorrectable_count": "absent"}, {"uncorrectable_count": "answered"}, "nvidia-smi -e 1"),
     ("thermal", {"slowdowns": "NVML_ERROR_UNKNOWN"}, {}, "failed: NVML_ERROR_UNKNOWN"),
     ("device", {**TOLD, "pci": "NVML_ERROR_UNKNOWN"}, {}, "nvmlDeviceGetPciInfo failed: NVML_ERROR_UNKNOWN"),
     ("device", {"name": "answered", "recovery": "answered"}, {}, "the driver answers no question about its health"),

@@ -17,12 +17,12 @@ from meshwright.wire.devices import DeviceProcess, Mig
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 FabricState = Literal["not_supported", "not_started", "in_progress", "completed"]
 ProblemKind = Literal[
-    "driver_down", "unreadable", "no_library", "refused", "unanswered", "fabric_down", "fabric", "no_instances",
-    "no_tpu_driver"
+    "driver_down", "unreadable", "no_library", "refused", "unanswered", "fabric_down", "fabric_starting", "fabric",
+    "no_instances", "no_tpu_driver"
 ]  # fmt: skip
 """The driver does not serve any card · NVML does not list a card, which may be hidden from this process · nvidia-ml-py
 is not installed · NVML does not return a handle for a card · one NVML call failed · the NVLink fabric does not work ·
-it has a fault · a card in MIG mode does not have instances · a TPU does not have a driver."""
+it is not ready yet · it has a fault · a card in MIG mode does not have instances · a TPU does not have a driver."""
 
 
 IDLE_BYTES: Final = 32 * 2**20

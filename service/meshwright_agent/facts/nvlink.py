@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from meshwright_agent.facts.model import FabricFacts, FabricState, GpuFacts, GpuLink
-from meshwright_agent.facts.nvml import Questions, to_text
+from meshwright_agent.facts.model import FabricFacts, FabricState, GpuFacts, GpuLink, ProblemKind
+from meshwright_agent.facts.nvml import ABSENT, Questions, to_text
 from meshwright_agent.facts.sysfs import parse_pci_address, read_text
 
 GPU, SWITCH = 0, 2
@@ -166,14 +166,15 @@ class CardReading:
 
 
 def read_fabric(questions: Questions, handle: Any) -> FabricFacts | None:
-    """Returns a card's registration with its fabric. Adds a problem if the fabric has a fault."""
+    """Returns a card's registration with its fabric. Adds a problem if the fabric has a fault and the card NVLinks."""
     build = getattr(questions.nvml, "c_nvmlGpuFabricInfo_v2_t", None)
     info = None if build is None else build()
     if info is None or questions.ask("fabric", handle, byref(info)) is None:
         return None
     fabric = parse_fabric(info, str(questions.nvml.NVMLError(info.status)))
-    if fabric and (fault := describe_fault(fabric)):
-        questions.add_problem(f"{questions.whom}: {fault}", "fabric_down" if fabric.is_down else "fabric")
+    if fabric and (fault := describe_fault(fabric)) and questions.answers.get("nvlink_state") != ABSENT:
+        kind: ProblemKind = "fabric_down" if fabric.error else "fabric_starting" if fabric.is_down else "fabric"
+        questions.add_problem(f"{questions.whom}: {fault}", kind)
     return fabric
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import prod
 from typing import Any, Final
 
@@ -340,6 +340,8 @@ _MEASUREMENT: Final = ("case", "axis", "axis_size", "dtype", "size_bytes", "devi
 _WITHOUT_SOURCE: Final = Finding("initializing", "no source here reports its health")
 _SILENT_PART: Final = Finding("unknown", "its data source stopped reporting", "see `driver`")
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
+FABRIC_START: Final = timedelta(minutes=5)
+"""Time in which an NVLink fabric may start, our choice: nvidia-fabricmanager takes a minute or two after a boot."""
 MAX_SILENCE_S: Final = 60.0
 """A worker reports each case of a bench. The longest silence of a healthy worker is the compile of a large case."""
 
@@ -365,6 +367,7 @@ class HealthMonitor:
         self._of_last_boot: set[str] = set()
         self._missing: tuple[KnownDevice, ...] = ()
         self._has_answered = False
+        self._starting_at: datetime | None = None
         self._listed: set[str] = set()
         registry.expect((WORKER, DRIVER))
 
@@ -411,7 +414,10 @@ class HealthMonitor:
         """Reports the facts of a probe: the driver's problems, each accelerator with its parts, each missing device."""
         self._has_answered = True
         self._record_boot(facts, at)
-        self._registry.report(DRIVER, evaluate_driver(facts), at=at)
+        is_starting = any(problem.kind == "fabric_starting" for problem in facts.problems)
+        self._starting_at = (self._starting_at or at) if is_starting else None
+        is_late = self._starting_at is not None and at - self._starting_at >= FABRIC_START
+        self._registry.report(DRIVER, evaluate_driver(facts, is_late=is_late), at=at)
         report_kernel_log(self._registry, self._history, facts, at)
         self._evaluate(facts, before, devices, at)
 

@@ -249,6 +249,8 @@ DRIVER_RULES: Final = (
              "look for NVRM in the kernel log; `meshwright-agent doctor` names the driver and library on this host"),
     _problem("fabric_down", "unhealthy", "the NVLink fabric is not ready, so that CUDA does not start (error 802)",
              "drain the host; check nvidia-fabricmanager and the kernel log"),
+    _problem("fabric_starting", "unknown", "the NVLink fabric is starting: it is not ready, for less than 5 minutes",
+             "wait; check nvidia-fabricmanager and the kernel log if it stays", "transient"),
     _problem("fabric", "degraded", "the driver reports a fault of the NVLink fabric",
              "check nvidia-fabricmanager and the kernel log"),
     _problem("no_instances", "degraded", "a card in MIG mode has no instances",
@@ -381,9 +383,17 @@ def find_worst(findings: Iterable[Finding]) -> Finding | None:
     return Finding(ill[0].state, "; ".join(reasons), "; ".join(actions), ill[0].permanence)
 
 
-def evaluate_driver(facts: HostFacts) -> Finding:
-    """Returns the state of the driver from its problems, in order of their occurrence."""
-    findings = [build_finding(rule, each) for each in facts.problems for rule in DRIVER_RULES if rule.holds(each)]
+def evaluate_driver(facts: HostFacts, *, is_late: bool = False) -> Finding:
+    """Returns the state of the driver from its problems, in order of their occurrence.
+
+    Args:
+        facts: the facts of a probe.
+        is_late: a fabric that is still starting counts as down.
+    """
+    problems = [
+        replace(p, kind="fabric_down") if is_late and p.kind == "fabric_starting" else p for p in facts.problems
+    ]
+    findings = [build_finding(rule, each) for each in problems for rule in DRIVER_RULES if rule.holds(each)]
     driver = "driver, " if facts.gpus or facts.tpus else ""
     return find_worst(findings) or Finding("healthy", f"{driver}sysfs and /proc answer")
 

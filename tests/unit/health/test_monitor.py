@@ -719,6 +719,20 @@ def test_declared_cards_that_no_agent_could_read_yet_are_unknown(tmp_path: Path)
     assert scene.state("inventory") == "unknown"
 
 
+def test_a_fabric_may_start_for_five_minutes_and_a_card_without_nvlinks_needs_none(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    change_all(scene, fabric={"state": 2})
+    states = []
+    for _ in range(12):
+        scene.look()
+        states.append(scene.state("driver"))
+    assert (states, scene.ill()) == (["unknown"] * 10 + ["unhealthy"] * 2, {"driver"})
+    change_all(scene, nvlinks=None)
+    scene.start()
+    scene.look()
+    assert scene.ill() == set()
+
+
 # ---- what a card had outlives the agent -----------------------------------------------------------------------------
 
 

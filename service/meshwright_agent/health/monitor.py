@@ -338,7 +338,8 @@ network ports their name: `nic:mlx5_0:1`."""
 _MEASUREMENT: Final = ("case", "axis", "axis_size", "dtype", "size_bytes", "device_indices")
 """Fields of a bench's record that say what it measured. A right result ends only a wrong one of the same."""
 _WITHOUT_SOURCE: Final = Finding("initializing", "no source here reports its health")
-_SILENT_PART: Final = Finding("unknown", "its data source stopped reporting", "see `driver`")
+_SWITCHED_OFF: Final = "see `nvidia-smi -q`; if it was switched off on purpose, `meshwright health ack` and its name"
+_SILENT_PART: Final = Finding("unknown", "its data source stopped reporting", _SWITCHED_OFF)
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
 FABRIC_START: Final = timedelta(minutes=5)
 """Time in which an NVLink fabric may start, our choice: nvidia-fabricmanager takes a minute or two after a boot."""

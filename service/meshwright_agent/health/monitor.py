@@ -340,6 +340,7 @@ _MEASUREMENT: Final = ("case", "axis", "axis_size", "dtype", "size_bytes", "devi
 _WITHOUT_SOURCE: Final = Finding("initializing", "no source here reports its health")
 _SWITCHED_OFF: Final = "see `nvidia-smi -q`; if it was switched off on purpose, `meshwright health ack` and its name"
 _SILENT_PART: Final = Finding("unknown", "its data source stopped reporting", _SWITCHED_OFF)
+_HUNG: Final = "look for NVRM in the kernel log and at /proc/PID/stack (pgrep -f children.probe); usually reboot it"
 DOCTOR: Final = "run `meshwright-agent doctor` on the host"
 FABRIC_START: Final = timedelta(minutes=5)
 """Time in which an NVLink fabric may start, our choice: nvidia-fabricmanager takes a minute or two after a boot."""
@@ -402,7 +403,7 @@ class HealthMonitor:
         if early is not None:
             self._record_boot(early, at)
             report_kernel_log(self._registry, self._history, early, at)
-        unanswered = Finding("unknown", f"the probe did not answer: {reason}", "see the agent's log")
+        unanswered = Finding("unknown", f"the probe did not answer: {reason}", _HUNG)
         self._registry.report(DRIVER, unanswered, at=at)
         silent = Finding("unknown", f"driver does not answer: {reason}", "see `driver`")
         self._standing |= dict.fromkeys(self._listed, silent)

@@ -59,7 +59,7 @@ OF_A_CARD: Final = frozenset({"device", "thermal", "memory", "link"})
 NAGIOS_WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _VERDICTS: Final[dict[State, str]] = {"healthy": "met", "unhealthy": "not met", "unknown": "unknown"}
 """The states of a requirement, in words."""
-_ASCII: Final = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "×": "x", "·": "-", "µ": "u", "…": "..."})
+_ASCII: Final = str.maketrans({"≥": ">=", "≤": "<=", "→": "->", "×": "x", "·": "-", "µ": "u", "…": "...", "°": "deg "})
 
 
 @dataclass(frozen=True)

@@ -257,6 +257,7 @@ def test_a_line_is_as_long_as_who_reads_it_keeps_and_figures_are_kept_whole(reas
     assert len(nagios.encode()) <= NAGIOS_BYTES
     assert nagios.endswith(f" | initializing=0 healthy=0 degraded=0 unhealthy={len(parts)} unknown=0")
     assert len(format_line("slurm", "unhealthy", summarize(health), counts).encode()) <= SLURM_BYTES
+    assert format_line("slurm", "unhealthy", "at 92 °C or more", {}) == "drain: at 92 deg C or more"
 
 
 # ---- requirements

@@ -131,7 +131,8 @@ def read_settings(**flags: Any) -> Settings:
             name = ".".join(str(part) for part in wrong["loc"])
             flag = f"--{name.replace('_', '-')} / " if name in flags else ""
             said = wrong["msg"].removeprefix("Value error, ")
-            typer.echo(f"{flag}MESHWRIGHT_{name.upper()}: {said}, got {wrong['input']!r}", err=True)
+            got = "" if wrong["input"] is None else f", got {wrong['input']!r}"  # None: a default, not given
+            typer.echo(f"{flag}MESHWRIGHT_{name.upper()}: {said}{got}", err=True)
         raise typer.Exit(2) from None
 
 

@@ -55,7 +55,7 @@ _RECOVERIES: Final[Mapping[int, str]] = {
 }
 """NVML_GPU_RECOVERY_ACTION_…: the action that the driver requests, as in XID 154. Source: NVIDIA, GPU Memory Error
 Management, "Error Recovery and Response Flags"."""
-_OTHER_RECOVERY: Final = "see NVIDIA's documentation of the recovery action"
+_OTHER_RECOVERY: Final = "follow NVIDIA's documentation: it asks for a recovery action that this agent does not know"
 
 POWER_BRAKE: Final = "hardware power brake"
 _SLOWDOWNS: Final = ((0x40, "hardware thermal slowdown"), (0x80, POWER_BRAKE), (0x20, "software thermal slowdown"))

@@ -157,7 +157,7 @@ def test_an_unhealthy_part_makes_its_device_so_and_no_other(
 
 @pytest.mark.parametrize(("recovery", "state", "words"), [
     (1, "unhealthy", "drain the host; reset the GPU"), (3, "unhealthy", "disable UVM persistence mode"),
-    (4, "degraded", "take no new work on the GPU, and reset it"), (99, "unhealthy", "see NVIDIA's documentation"),
+    (4, "degraded", "take no new work on the GPU, and reset it"), (99, "unhealthy", "NVIDIA's documentation"),
 ])  # fmt: skip
 def test_a_card_that_the_driver_wants_reset_says_so(scene: Scene, recovery: int, state: str, words: str) -> None:
     scene.nvml.change_gpu(0, recovery=recovery)

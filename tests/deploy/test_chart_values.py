@@ -64,6 +64,11 @@ def test_a_port_of_the_node_is_one_that_others_reach_unless_a_value_says_who() -
 # ---- who scrapes ------------------------------------------------------------------------------------------------
 
 
+def test_the_job_is_that_of_the_alerts_whatever_the_release_is_called() -> None:
+    found = render(MONITORED, name="mw")
+    assert found["Service"]["metadata"]["labels"][found["ServiceMonitor"]["spec"]["jobLabel"]] == "meshwright"
+
+
 def test_open_metrics_are_scraped_without_a_token() -> None:
     assert "authorization" not in read_endpoint(MONITORED)
 

@@ -92,8 +92,9 @@ def test_helm_has_nothing_to_say_against_the_chart() -> None:
 
 @pytest.mark.parametrize(("values", "words"), [
     ({"prot": 8790}, "prot"),
-    *(({"state": {"hostPath": path}}, "hostPath") for path in ("/", "/var/lib", "/var/lib/", "/var/lib/..", "//var/lib")),
-    *(({"features": {"hostSocket": {"enabled": True, "path": path}}}, "path") for path in ("/run", "/var/run", "/run/../x")),
+    ({"podLabels": {"app.kubernetes.io/name": "x"}}, "kubernetes.io/name"),
+    *(({"state": {"hostPath": path}}, "hostPath") for path in ("/", "/var/lib", "/var/lib/", "//var/lib")),
+    *(({"features": {"hostSocket": {"enabled": True, "path": path}}}, "path") for path in ("/run", "/var/run")),
     ({"features": {"nodeLabels": {"enabled": True, "path": "/etc/kubernetes"}}}, "path"),
     ({"features": {"kernelog": {"enabled": True}}}, "kernelog"),
     ({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}, "cpu"),

@@ -145,10 +145,6 @@ def _serve(settings: Settings) -> int:
     from meshwright_agent.server import CannotListenError, HostTakenError, claim_host, serve
     from meshwright_agent.supervisor.specs import has_accelerators
 
-    for folder in (settings.host_root / "sys", settings.host_root / "proc"):
-        if settings.simulate is None and not list_folder(folder):  # else a host without facts would count as healthy
-            typer.echo(f"MESHWRIGHT_HOST_ROOT: {folder} is missing or empty; give the root of a host's files", err=True)
-            return 2
     gc.freeze()  # what was imported stays: each later search for garbage leaves it out
     gc.enable()
     owns = settings.cpu_devices is None and settings.simulate is None and has_accelerators(settings)
@@ -157,6 +153,9 @@ def _serve(settings: Settings) -> int:
         with logging_to_stderr(settings.log_format, settings.log_level):
             if unknown := name_unknown(os.environ):
                 log.warning("set, but read by nothing: %s; docs/reference/settings.md has the variables", unknown)
+            for folder in (settings.host_root / "sys", settings.host_root / "proc"):
+                if settings.simulate is None and not list_folder(folder):  # without facts a host would count as healthy
+                    raise AccessSettingsError(f"MESHWRIGHT_HOST_ROOT: {folder} is missing or empty; give a host's root")
             authenticator = Authenticator(settings, SystemClock())
             with claim_host(settings.host_root) if owns else contextlib.nullcontext():
                 serve(settings, build_app, authenticator, on_listening=partial(tell, settings=settings))

@@ -34,10 +34,14 @@ reserved memory. Source: ggml-org/llama.cpp#23604; nvmlMemory_v2_t of the NVML A
 
 @dataclass(frozen=True)
 class SourceProblem:
-    """A source that should be readable and was not. `text`: a sentence."""
+    """A source that should be readable and was not. `text`: a sentence.
+
+    `cards`: addresses of cards on the bus that are not listed because of it; None: an unknown address.
+    """
 
     kind: ProblemKind
     text: str
+    cards: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -300,9 +304,6 @@ class HostFacts:
             shares.
         problems: sources that should be readable and were not.
         refused: cards on this host that no process can use.
-        unread: addresses of cards that the bus has and this agent cannot read; None: an unknown address. Others may be
-            able to use them.
-        without_instances: addresses of cards in MIG mode without instances, which are no devices.
         holders: processes that compute on a device; None: none found, and some processes could not be inspected.
         kernel_log: None: this host does not have an NVIDIA card.
         kfd: processes that have AMD's GPUs; None: AMD's driver is not loaded.
@@ -320,12 +321,19 @@ class HostFacts:
     environment: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[SourceProblem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
-    unread: tuple[str | None, ...] = ()
-    without_instances: tuple[str, ...] = ()
     holders: tuple[DeviceProcess, ...] | None = ()
     kernel_log: KernelLog | None = None
     kfd: KfdFacts | None = None
     nics: tuple[NicFacts, ...] = ()
+
+    @property
+    def unread(self) -> tuple[str | None, ...]:
+        """Addresses of cards that this agent cannot read, and others may be able to use; None: an unknown address."""
+        return self.find_cards("unreadable", "no_library")
+
+    def find_cards(self, *kinds: ProblemKind) -> tuple[str | None, ...]:
+        """Returns the addresses of unlisted cards with these problems."""
+        return tuple(card for problem in self.problems if problem.kind in kinds for card in problem.cards)
 
 
 _HOST: TypeAdapter[HostFacts] = TypeAdapter(HostFacts)

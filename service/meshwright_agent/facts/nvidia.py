@@ -66,26 +66,22 @@ _LINK_COUNTERS: Final[Mapping[str, int]] = {"replay": 0, "recovery": 1, "crc": 2
 """NVML_NVLINK_ERROR_DL_REPLAY, …_RECOVERY, …_CRC_FLIT."""
 _ASKED_ELSEWHERE: Final = frozenset({"retirement_pending", "nvlink_errors"})
 """Questions asked elsewhere: only for cards without remapped rows, and for each link."""
+_MILLIWATTS: Final = ("power_limit_watts", "power_default_watts")
 _ASKED: Final = [each.name for each in fields(GpuHealth) if each.name in QUESTIONS.keys() - _ASKED_ELSEWHERE]
 """Fields that a question of the same name fills."""
 
 
 def read_gpu_health(questions: Questions, handle: Any, *, is_computing: bool) -> GpuHealth:
     """Returns the driver's current report on one card. Call it between nvmlInit and nvmlShutdown."""
-
-    def ask(name: str) -> Any:
-        return questions.ask_health(name, handle)
-
-    remapped = ask("remapped_rows")
-    pending = ask("retirement_pending") if remapped is None else None
+    remapped = questions.ask_health("remapped_rows", handle)
+    pending = questions.ask_health("retirement_pending", handle) if remapped is None else None
     active, errors = _read_links(questions, handle)
-    answers = {name: ask(name) for name in _ASKED}
+    answers = {name: questions.ask_health(name, handle) for name in _ASKED}
+    answers |= {name: answers[name] / 1000 for name in _MILLIWATTS if answers[name] is not None}
     action = answers["recovery"]
     answers |= {
         "recovery": None if action is None else _RECOVERIES.get(action, _OTHER_RECOVERY),
         "slowdowns": parse_slowdowns(answers["slowdowns"]),
-        "power_limit_watts": _to_watts(answers["power_limit_watts"]),
-        "power_default_watts": _to_watts(answers["power_default_watts"]),
         "remap_pending": None if remapped is None else bool(remapped[2]),
         "remap_failed": None if remapped is None else bool(remapped[3]),
         "retirement_pending": None if pending is None else bool(pending),
@@ -110,10 +106,6 @@ def _read_links(questions: Questions, handle: Any) -> tuple[int | None, dict[str
     counters = {f"{name} {link}": (link, number) for link in active for name, number in _LINK_COUNTERS.items()}
     counts = {name: questions.ask_health("nvlink_errors", handle, *each) for name, each in counters.items()}
     return len(active), {name: count for name, count in counts.items() if count is not None}
-
-
-def _to_watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
 
 
 def parse_slowdowns(mask: int | None) -> tuple[str, ...] | None:
@@ -189,8 +181,6 @@ class NvidiaFacts:
     driver: DriverFacts = field(default_factory=DriverFacts)
     problems: tuple[SourceProblem, ...] = ()
     refused: tuple[RefusedCard, ...] = ()
-    unread: tuple[str | None, ...] = ()
-    without_instances: tuple[str, ...] = ()
     is_blind: bool = False
 
 
@@ -225,8 +215,7 @@ def _build_unreadable(here: Roots, kind: ProblemKind, reason: str) -> NvidiaFact
     if not seen:
         return NvidiaFacts()
     problem = f"{len(seen)} NVIDIA card(s) cannot be read ({', '.join(seen)}): {reason}"
-    unread = () if kind == "driver_down" else tuple(cards)
-    return NvidiaFacts(problems=(SourceProblem(kind, problem),), unread=unread, is_blind=bool(files))
+    return NvidiaFacts(problems=(SourceProblem(kind, problem, tuple(cards)),), is_blind=bool(files))
 
 
 class _Reader:
@@ -241,8 +230,6 @@ class _Reader:
         self._wants_health = wants_health
         self._bus = read_bus(here)
         self._refusals: dict[int, str] = {}
-        self._unread: tuple[str | None, ...] = ()
-        self._divided: tuple[str, ...] = ()
 
     def _build_questions(self, whom: str) -> Questions:
         return Questions(self._nvml, whom, self._problems)
@@ -264,28 +251,27 @@ class _Reader:
         pairs = combinations(whole if self._wants_health else (), 2)
         links = tuple(link for a, b in pairs if (link := self._read_link(a, b)) is not None)
         failed = self._find_refused(cards) if count is not None else ()
-        denied = [card for card in failed if card.reason.endswith(name_error(self._nvml, NO_PERMISSION))]
-        self._unread += tuple(card.pci_bus_id for card in denied)
-        refused = tuple(card for card in failed if card not in denied)
+        denied = [each for each in failed if each.reason.endswith(name_error(self._nvml, NO_PERMISSION))]
+        refused = tuple(each for each in failed if each not in denied)
+        for each in denied:
+            self._driver.add_problem(f"GPU {each.index}: {each.reason}", "unreadable", (each.pci_bus_id,))
         if refused and not gpus:
             self._driver.add_problem(f"none of {len(refused)} NVIDIA card(s) can be used", "driver_down")
         served = [card.address for card in self._bus if card.driver]
         if served and (bare := [card.address for card in self._bus if card.computes and not card.driver]):
             self._driver.add_problem(f"no driver is bound to {', '.join(bare)}, but to {len(served)} others", "refused")
         if count == 0 and served and not failed:  # none that this process may open, or the driver has lost all
-            self._unread = tuple(served)
-            self._driver.add_problem(f"NVML counts no card; the bus has {len(served)}", "unreadable")
+            self._driver.add_problem(f"NVML counts no card; the bus has {len(served)}", "unreadable", served)
         is_blind = count is None and bool(list_card_files(self._here))
-        lists = refused, self._unread, self._divided
-        return NvidiaFacts(gpus, links, driver, tuple(self._problems), *lists, is_blind)
+        return NvidiaFacts(gpus, links, driver, tuple(self._problems), refused, is_blind)
 
     def _count_cards(self) -> int | None:
         try:
             return int(self._nvml.nvmlDeviceGetCount())
         except self._nvml.NVMLError as error:
             kind = classify_silence(self._bus, self._here, error.value)
-            self._unread = () if kind == "driver_down" else tuple(card.address for card in self._bus)
-            self._driver.add_problem(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(self._bus)} card(s)", kind)
+            bus = [card.address for card in self._bus]
+            self._driver.add_problem(f"driver: nvmlDeviceGetCount: {error}; the bus has {len(bus)} card(s)", kind, bus)
         return None
 
     def _find_refused(self, cards: Sequence[CardReading]) -> tuple[RefusedCard, ...]:
@@ -328,8 +314,8 @@ class _Reader:
         except self._nvml.NVMLError as error:
             refusal = "the driver gives no handle for it"
             self._refusals[index] = LOST.get(error.value, f"{refusal}: {name_error(self._nvml, error.value)}")
-            kind: ProblemKind = "unreadable" if error.value == NO_PERMISSION else "refused"
-            questions.add_problem(f"{questions.whom}: {refusal}: {error}", kind)
+            if error.value != NO_PERMISSION:
+                questions.add_problem(f"{questions.whom}: {refusal}: {error}", "refused")
         return None
 
     def _read_gpu(self, questions: Questions, handle: Any, base: GpuFacts) -> GpuFacts:
@@ -385,8 +371,7 @@ class _Reader:
         came = {questions.answers[name] for name in ("mig_slots", "mig_instance") if name in questions.answers}
         if not found and came <= {ANSWERED, ABSENT}:
             words = f"{questions.whom} ({card.key}) is in MIG mode without instances: nothing can run there"
-            questions.add_problem(words, "no_instances")
-            self._divided += (card.pci_bus_id,) if card.pci_bus_id else ()
+            questions.add_problem(words, "no_instances", (card.pci_bus_id,))
         elif not found:
             error = ", ".join(sorted(came - {ANSWERED, ABSENT}))
             self._refusals[card.index] = f"its MIG instances cannot be listed: {error}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -195,9 +195,9 @@ class Questions:
             self.add_problem(f"{self.whom}: {question.function}: {error}", "unreadable")
         return answer, came, error
 
-    def add_problem(self, text: str, kind: ProblemKind = "unanswered") -> None:
-        """Records a problem."""
-        self.problems.append(SourceProblem(kind, text))
+    def add_problem(self, text: str, kind: ProblemKind = "unanswered", cards: Iterable[str | None] = ()) -> None:
+        """Records a problem. `cards`: addresses, as in `SourceProblem`."""
+        self.problems.append(SourceProblem(kind, text, tuple(cards)))
 
 
 def to_text(value: Any) -> str | None:

@@ -230,9 +230,7 @@ class InventoryCheck:
         cards = list_cards(facts)
         listed = {key for card in cards for key in card.devices}
         places = {card.pci_bus_id: card.devices for card in cards if card.pci_bus_id}
-        places |= {
-            address: (address,) for address in facts.without_instances
-        }  # no device: the address keeps its faults
+        places |= {each: (each,) for each in facts.find_cards("no_instances") if each}  # the address keeps the faults
         unnamed = {card.pci_bus_id for card in cards if card.key == card.pci_bus_id}  # may be the earlier device
         nameless = {gpu.key for gpu in facts.gpus if not (gpu.uuid or gpu.pci_bus_id)}  # may be any earlier device
         for card in cards:
@@ -240,16 +238,10 @@ class InventoryCheck:
                 before = self._memory.devices.get(key)
                 address = card.pci_bus_id or (before.pci_bus_id if before else None)  # a question may fail once
                 self._memory.devices[key] = KnownDevice(key, card.kind, address)
-        absent = [
-            device
-            for device in self._memory.devices.values()
-            if not nameless and device.key not in listed and device.pci_bus_id not in unnamed
-        ]
-        changed = {
-            device.key: places.get(device.pci_bus_id or "", ())
-            for device in absent
-            if device.pci_bus_id in places or self._is_complete(cards)
-        }
+        known = () if nameless else self._memory.devices.values()
+        absent = [each for each in known if each.key not in listed and each.pci_bus_id not in unnamed]
+        gone = [each for each in absent if each.pci_bus_id in places or self._is_complete(cards)]
+        changed = {each.key: places.get(each.pci_bus_id or "", ()) for each in gone}
         ghosts = {place for place in places if f"device:{place}" in self._memory.faults and place not in places[place]}
         changed |= {place: places[place] for place in ghosts}
         self._memory.forget_devices(changed)
@@ -283,15 +275,10 @@ class InventoryCheck:
         here, names = self._count(cards), ", ".join(lost)
         is_lost = bool(unseen) or not (facts.unread and all(_is_unread(device, facts) for device in missing))
         gone = f"; {'missing' if is_lost else 'not readable'}: {names}" if names else ""
-        counted, remedy, total = (
-            self._describe_unit(cards),
-            "correct MESHWRIGHT_EXPECT",
-            max(here + len(lost), declared),
-        )
+        counted, remedy = self._describe_unit(cards), "correct MESHWRIGHT_EXPECT"
+        total = self._expected.count if self._expected else max(here + len(lost), declared)
         if self._expected is None:
             remedy, gone = "POST /health/acknowledge", gone or " (by the environment of the TPU slice)"
-        else:
-            total = self._expected.count
         reason = f"{here} of {self._expected.words if self._expected else f'{total} devices'} are here{counted}"
         if here < total:
             lacking = Finding("unhealthy", f"{reason}{gone}", _ACTION.format(remedy), "permanent")

@@ -112,11 +112,8 @@ def test_a_card_that_nvml_counts_and_gives_no_handle_for_is_refused(
 def test_a_card_whose_handle_this_process_may_not_have_is_unread_and_not_refused(host: Host, is_all: bool) -> None:
     key = "nvmlDeviceGetHandleByIndex" if is_all else f"nvmlDeviceGetHandleByIndex:{host.uuid(3)}"
     found = host.read(fail={key: pynvml.NVML_ERROR_NO_PERMISSION})
-    assert (found.refused, found.unread, set(kinds(found))) == (
-        (),
-        ADDRESSES if is_all else ADDRESSES[3:4],
-        {"unreadable"},
-    )
+    cards = tuple(card for problem in found.problems for card in problem.cards)
+    assert (found.refused, cards, set(kinds(found))) == ((), ADDRESSES if is_all else ADDRESSES[3:4], {"unreadable"})
 
 
 def test_a_card_that_is_hidden_from_this_process_is_not_accused(host: Host) -> None:
@@ -132,7 +129,8 @@ def test_a_card_that_is_hidden_from_this_process_is_not_accused(host: Host) -> N
 def test_a_driver_that_counts_none_of_the_cards_that_it_has_on_the_bus_is_unknown(host: Host) -> None:
     host.denied = {f"nvidia{minor}" for minor in range(8)}
     found = host.read(*range(8))
-    assert (found.refused, kinds(found), found.unread) == ((), ["unreadable"], ADDRESSES)
+    (problem,) = found.problems
+    assert (found.refused, problem.kind, problem.cards) == ((), "unreadable", ADDRESSES)
     for address in ADDRESSES:
         host.bind(address, "vfio-pci")
     assert host.read(*range(8)).problems == ()

@@ -67,7 +67,7 @@ class Host:
         found = read_nvidia(FakeNvml(self.document, fail), self.scene.machine.roots, NO_TABLE)
         return replace(
             self.base, gpus=found.gpus, links=found.links, driver=found.driver, problems=found.problems,
-            refused=found.refused, unread=found.unread, without_instances=found.without_instances,
+            refused=found.refused,
         )  # fmt: skip
 
 

@@ -56,16 +56,12 @@ def test_each_setting_that_is_wrong_is_a_line_with_its_names_and_the_rule(
     assert [name for name, words in said.items() if words not in lines[name] or "got None" in lines[name]] == []
 
 
-@pytest.mark.parametrize("folders", [(), ("sys", "proc"), ("sys/bus", "proc")])
-def test_a_host_root_without_a_hosts_facts_is_refused_at_the_start(tmp_path: Path, folders: tuple[str, ...]) -> None:
-    for folder in folders:
-        (tmp_path / folder).mkdir(parents=True)
+@pytest.mark.parametrize("made", ["sys", "sys/bus"])
+def test_a_host_root_without_a_hosts_facts_is_refused_at_the_start(tmp_path: Path, made: str) -> None:
+    (tmp_path / made).mkdir(parents=True)
     done = run("serve", "--cpu-devices", "1", "--port", "0", HOST_ROOT=str(tmp_path), STATE_DIR=str(tmp_path / "state"))
-    folder = "proc" if "sys/bus" in folders else "sys"
-    assert (done.returncode, f"MESHWRIGHT_HOST_ROOT: {tmp_path / folder} is missing or empty" in done.stderr) == (
-        2,
-        True,
-    )
+    said = f"MESHWRIGHT_HOST_ROOT: {tmp_path / ('sys' if made == 'sys' else 'proc')} is missing or empty"
+    assert (done.returncode, said in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("variables", "place"), [

@@ -289,7 +289,7 @@ def test_what_is_not_met_counts_as_unhealthy(h100: CommandLine, style: Format, w
 
 
 @pytest.mark.parametrize(("wanted", "code"), [("h100:2", 0), ("h100:3", 1), ("3", 0), ("4", 1)])
-def test_a_divided_card_is_one_of_its_chip_as_the_agent_counts_and_its_instances_are_devices(
+def test_a_divided_card_is_one_of_its_chip_and_its_instances_are_devices(
     h100: CommandLine, wanted: str, code: int
 ) -> None:
     there = h100.fake.devices

@@ -186,10 +186,8 @@ def test_a_card_outside_the_fabric_has_no_nvlink_though_its_links_are_up(
     assert {kind for pair, kind in kinds.items() if 2 not in pair} == {"NV18"}
     (problem,) = found.problems
     said = f"GPU 2: its NVLink fabric is {told}: "
-    assert (problem.kind, problem.text.startswith(said)) == (
-        "fabric_down" if "status" in fabric else "fabric_starting",
-        True,
-    )
+    kind = "fabric_down" if "status" in fabric else "fabric_starting"
+    assert (problem.kind, problem.text.startswith(said)) == (kind, True)
 
 
 def test_a_degraded_fabric_is_a_problem_and_still_joins() -> None:

@@ -111,7 +111,8 @@ def check_health(
         _print_no_answer(session, form, error)
         return EXIT_CODES[form]["no_answer"]
     seen = select_hardware(health) if form == "slurm" else health
-    findings = [evaluate_devices(wanted, devices) for wanted in required]
+    hides = any(part.name == "driver" and part.state == "unknown" for part in health.components)
+    findings = [evaluate_devices(wanted, devices, driver_hides=hides) for wanted in required]
     worst = find_worst(seen, findings)
     outcome = find_outcome(form, seen, findings)
     if form == "json":
@@ -154,12 +155,13 @@ def _ask(session: Session, *, wants_devices: bool) -> tuple[Health, Devices | st
     return health[0], devices[0] if devices else late
 
 
-def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Requirement:
+def evaluate_devices(wanted: ChipCount, seen: Devices | str, *, driver_hides: bool = False) -> Requirement:
     """Returns whether the required number of devices is present. Of a chip, cards are counted, as by MESHWRIGHT_EXPECT.
 
     Args:
         wanted: their number, and their chip.
         seen: the devices, or why they could not be read.
+        driver_hides: the driver is unknown, so that it may hide devices of a host that is not simulated.
     """
     if isinstance(seen, str):
         return Requirement("devices", str(wanted), f"could not be read: {seen}", "unknown")
@@ -170,7 +172,8 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str) -> Requirement:
     count = f"{len(cards)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
     declared = ", declared" if any(device.basis == "declared" for device in there) else ""
     is_simulated = any(notice.code == "simulated" for notice in seen.warnings)
-    is_known = is_simulated or any(device.basis != "declared" for device in seen.devices)  # no host before its probe
+    is_probed = any(device.basis != "declared" for device in seen.devices)  # no host before its probe
+    is_known = is_simulated or (is_probed and not driver_hides)
     state: State = "healthy" if len(cards) >= wanted.count else "unhealthy" if is_known else "unknown"
     return Requirement("devices", str(wanted), f"{count} ({kinds}){parts}{declared}", state)
 

@@ -299,6 +299,11 @@ def test_a_divided_card_is_one_of_its_chip_and_its_instances_are_devices(
     assert h100("health", "--expect", wanted, "--format", "slurm").code == code
 
 
+def test_devices_that_an_unknown_driver_may_hide_are_not_missing(h100: CommandLine) -> None:
+    h100.fake.health = Health(state="unknown", components=(Component(name="driver", state="unknown"),))
+    assert h100("health", "--expect", "h100:9", "--format", "slurm").code == 2
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_what_could_not_be_read_is_unknown_and_slurm_neither_keeps_nor_drains(h100: CommandLine, style: Format) -> None:
     h100.fake.fail_next(UnavailableError("the agent is starting"), path="/devices")

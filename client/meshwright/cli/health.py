@@ -167,7 +167,7 @@ def evaluate_devices(wanted: ChipCount, seen: Devices | str, *, driver_hides: bo
         return Requirement("devices", str(wanted), f"could not be read: {seen}", "unknown")
     there = [each for each in seen.devices if wanted.is_of(each.kind.partition(" MIG ")[0], None)]
     kinds = ", ".join(sorted({device.kind for device in there or seen.devices})) or "no device"
-    cards = {each.mig.parent_uuid if each.mig and wanted.chip else each.component for each in there}
+    cards = {each.mig.parent_uuid if each.mig and wanted.chip else index for index, each in enumerate(there)}
     parts = ", a card in MIG mode counted once" if len(cards) < len(there) else ""
     count = f"{len(cards)}" + (f" of {len(seen.devices)}" if len(there) < len(seen.devices) else "")
     declared = ", declared" if any(device.basis == "declared" for device in there) else ""

@@ -93,6 +93,8 @@ class Cursor:
 
     after: int
     end: Literal["ended", "silent", "broken"] = "broken"
+    may_restart: bool = False
+    """A stream that begins below `after` is that of a new history: of the host's health, and never of a run."""
 
 
 class Client:
@@ -291,7 +293,7 @@ class Client:
         The timeout of one read can be set only when a stream is opened. To keep a deadline, the timeout is a quarter of
         the remaining time. The stream ends as "silent" when less than the timeout remains.
         """
-        cursor.end, rest, left_s = "broken", b"", count_left(deadline)
+        cursor.end, rest, left_s, may_restart = "broken", b"", count_left(deadline), cursor.may_restart
         http = self._find_pool()
         if http.is_closed or not left_s:
             return
@@ -310,8 +312,10 @@ class Client:
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         event = read_known(model, line.removeprefix(b"data:")) if line.startswith(b"data:") else None
-                        if event is not None and event.seq > cursor.after:
-                            cursor.after = event.seq
+                        if event is not None and (
+                            event.seq > cursor.after or (may_restart and event.seq < cursor.after)
+                        ):
+                            cursor.after, may_restart = event.seq, False
                             yield event
                     if window_s > count_left(deadline):
                         cursor.end = "silent"
@@ -363,8 +367,8 @@ class Client:
         """Yields events of the host's health as they happen, from the event after `after`; None: from now on.
 
         Never ends by itself. Connects again when the stream breaks. No event is repeated, and none is lost while the
-        agent keeps its history. Of a new history (an empty state directory) the first events may be missed: those
-        whose `seq` is not above the last one.
+        agent keeps its history. A new history (an empty state directory) is followed from its first event, unless it
+        has more events already than `after`.
 
         Raises:
             AgentConnectionError: the agent is unreachable for longer than the retries last. Continue later after the
@@ -372,13 +376,13 @@ class Client:
         """
         if after is None:
             after = (self.events(limit=1)).last_seq
-        cursor, fruitless = Cursor(after), 0
+        cursor, fruitless = Cursor(after, may_restart=True), 0
         while True:
             seen = cursor.after
             with contextlib.closing(self._listen("/events/stream", wire.health.HealthEvent, cursor)) as events:
                 for event in events:
                     yield event
-            fruitless = 0 if cursor.after > seen else fruitless + 1
+            fruitless = 0 if cursor.after != seen else fruitless + 1
             if not fruitless:
                 continue
             history = self.events(after=cursor.after)  # a dead agent is an error, and any proxy lets this through

@@ -222,7 +222,7 @@ def test_where_no_stream_gets_through_the_history_is_asked_less_and_less_often()
 
 def test_a_history_that_begins_anew_is_told_from_its_first_event() -> None:
     """The agent's database was set aside: numbers are lower now, and what has them is news all the same."""
-    script = Script(_history(1, 2), _history(1, 2), *DEAD, streams=[[_frame(1), _frame(2)], [_frame(3)], []])
+    script = Script(*DEAD, streams=[[_frame(1), _frame(2)], [_frame(2), _frame(3)], []])
     assert _follow_health(script, after=41) == [1, 2, 3]
 
 

@@ -232,8 +232,11 @@ class Agent:
         """Returns plans, or the run that compiles them if the request needs a compile that is not stored.
 
         Raises:
+            NotFoundError: the job's lease on this host has ended, or never was; the detail says why it ended.
             ProblemError: see `PlanMaker.answer` and `Compiles.settle_plans`.
         """
+        if request.lease is not None and not request.targets and request.topology is None:
+            await self.leases.get(request.lease)
         return await self.compiles.settle_plans(await self.plans.answer(request))
 
     def environment(self, strategy: str, fraction: float | None) -> Environment:

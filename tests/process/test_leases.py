@@ -144,6 +144,7 @@ def test_plans_leave_leased_devices_out_unless_named_or_the_jobs_own(agent: Runn
     assert made["id"] in warning["message"]
     assert plan(agent, mesh="x:1", lease="lease-nope").json()["code"] == "not_found"
     httpx.delete(f"{agent.url}/leases/{made['id']}")
+    assert "has ended: ended by request" in plan(agent, mesh="x:1", lease=made["id"]).json()["detail"]
     assert indices(plan(agent, mesh="x:-1")) == list(range(8))
 
 

@@ -389,7 +389,7 @@ def _list_of_lease(topology: Topology, lease: str | None) -> tuple[int, ...]:
         return found
     there = len(topology.devices)
     detail = f"lease {lease!r} covers none of the {there} devices; a plan with a lease is made on its devices"
-    raise NotFoundError(detail, hint="GET /leases lists those that hold; leave lease out to plan on what is free")
+    raise NotFoundError(detail, hint="GET /leases lists those that hold; with a target, leave lease out")
 
 
 def is_own(topology: Topology, index: int, lease: str | None) -> bool:

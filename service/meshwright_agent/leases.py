@@ -492,7 +492,7 @@ def choose_devices(
     named: dict[int | str, list[int]] = {}
     for device in devices:
         parent = device.mig.parent_uuid if device.mig else None
-        texts = (f"{device.host}/{device.local_index}", device.uuid, device.pci_bus_id, parent)
+        texts = (str(device.local_index), f"{device.host}/{device.local_index}", device.uuid, device.pci_bus_id, parent)
         names: tuple[int | str, ...] = (device.local_index, *(text.lower() for text in texts if text))
         for name in names:
             named.setdefault(name, []).append(device.local_index)

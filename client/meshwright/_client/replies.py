@@ -186,14 +186,18 @@ def parse_retry_after(value: str | None, *, now: datetime) -> float | None:
 
 def build_error(outcome: Outcome, asked: str, host: str, *, makes_run: bool = False) -> MeshwrightError:
     """Returns the error for a failure, or for a reply that is not an answer to the request `asked`."""
+    said, lease_id = RUN_HINT if makes_run else "", asked.removeprefix("PUT /leases/")
+    if lease_id != asked and "/" not in lease_id:
+        said = f"the agent may hold lease {lease_id} all the same: end it (`end_lease`, DELETE /leases/{lease_id}), "
+        said += "or ask again with this id"
+    said = said if is_lost(outcome) else ""
     if not isinstance(outcome, httpx.Response):
-        return _build_connection_error(outcome, asked, host, RUN_HINT if makes_run and is_lost(outcome) else "")
+        return _build_connection_error(outcome, asked, host, said)
     status, request_id = outcome.status_code, outcome.headers.get("x-request-id", "")
     problem = _parse_problem(outcome)
     if problem is None:
         text = outcome.content[:200].decode("utf-8", "replace").strip()
-        proxy = "is there a proxy in between, or something else than a meshwright agent at this address?"
-        hint = RUN_HINT if makes_run and is_lost(outcome) else proxy
+        hint = said or "is there a proxy in between, or something else than a meshwright agent at this address?"
         detail = f"{asked}: {host} answered {status} without a problem document: {text or '(empty)'}"
         if status in _ROUTELESS:
             return AgentConnectionError(detail, host=host, hint=hint)

@@ -90,9 +90,12 @@ def test_a_lease_whose_answer_is_lost_on_its_way_or_by_a_proxy_is_ended(kind: Ki
             raise httpx.ReadTimeout("lost")
         return httpx.Response(status)
 
+    lost: dict[str, Any] = {"transport": httpx.MockTransport(lose_leases), "max_retries": 0}
     with pytest.raises(ProblemError if status else AgentTimeoutError):
-        ask(kind, fake, lambda c: c.lease(purpose="job 7"), transport=httpx.MockTransport(lose_leases), max_retries=0)
+        ask(kind, fake, lambda c: c.lease(purpose="job 7"), **lost)
     assert fake.client().leases().leases == ()
+    with pytest.raises(ProblemError if status else AgentTimeoutError, match="may hold lease mine all the same"):
+        ask(kind, fake, lambda c: c.lease(purpose="job 7", lease_id="mine"), **lost)
 
 
 @both

@@ -21,7 +21,14 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from meshwright import wire
-from meshwright.errors import AgentConnectionError, AgentTimeoutError, MeshwrightError, RunFailedError, class_for
+from meshwright.errors import (
+    AgentConnectionError,
+    AgentTimeoutError,
+    MeshwrightError,
+    RunFailedError,
+    SettingsError,
+    class_for,
+)
 from meshwright.wire.problem import Problem
 
 M = TypeVar("M", bound=BaseModel)
@@ -80,7 +87,13 @@ Outcome = httpx.Response | Exception
 
 
 def build_deadline(timeout_s: float | None) -> float | None:
-    """Returns the time, on the monotonic clock, that is so many seconds from now; None: no limit."""
+    """Returns the time, on the monotonic clock, that is so many seconds from now; None: no limit.
+
+    Raises:
+        SettingsError: the limit is nan.
+    """
+    if timeout_s is not None and math.isnan(timeout_s):
+        raise SettingsError("a time limit is nan; it must be a number of seconds, such as 30, or None")
     return None if timeout_s is None else time.monotonic() + timeout_s
 
 

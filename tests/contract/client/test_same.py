@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,6 +207,14 @@ def test_waiting_ends_in_time_beside_a_run_that_tells_of_itself(kind: Kind) -> N
     with pytest.raises(AgentTimeoutError, match="it was running"):
         ask(kind, fake, lambda c: c.wait(run.id, on_progress=lambda each: heard.append(each.done), timeout_s=0.2))
     assert heard == [1]
+
+
+@both
+def test_a_time_limit_of_nan_is_refused_before_anything_is_sent(kind: Kind) -> None:
+    fake = FakeAgent()
+    with pytest.raises(SettingsError, match="a time limit is nan"):
+        ask(kind, fake, lambda c: c.bench(timeout_s=math.nan))
+    assert fake.requests == []
 
 
 @both

@@ -86,7 +86,8 @@ def read_plan(plan: PlanLike) -> Plan:
         found = _EITHER.validate_python(plan)
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)
-        first = next((each for each in wrong if each["loc"][:1] == ("Plan",)), wrong[0])
+        is_one = "missing", ("Plans", "plans")  # not a whole reply
+        first = next((each for each in wrong if (each["type"], each["loc"]) != is_one), wrong[0])
         where = ".".join(map(str, first["loc"][1:])) + ": " * (len(first["loc"]) > 1)
         raise SettingsError(f"{asked} holds no plan: {where}{first['msg']}; {_RULE}") from error
     if isinstance(found, Plan):

@@ -60,6 +60,12 @@ def test_a_file_without_a_plan_is_refused_with_what_a_reference_is(text: str, tm
         load_plan(_write(tmp_path, text))
 
 
+def test_a_wrong_field_of_a_reply_is_named(plan: Plan, tmp_path: Path) -> None:
+    text = Plans(plans=(plan,)).model_dump_json().replace('"tp":4', '"tp":"four"')
+    with pytest.raises(SettingsError, match=r"holds no plan: plans\.0\.mesh_shape\.tp: Input should be a valid integer"):
+        load_plan(_write(tmp_path, text))
+
+
 @pytest.mark.parametrize("reference", ["absent.json", ".", "mw1-short", "a\0b"])
 def test_what_is_neither_file_nor_fingerprint_is_refused(reference: str) -> None:
     with pytest.raises(SettingsError, match="no file that can be read"):

@@ -1,8 +1,10 @@
-"""Shared parts of the routes: access to the agent, queries that reject unknown parameters, and strict JSON bodies."""
+"""Shared parts of the routes: access to the agent, queries that reject unknown and repeated parameters, and strict
+JSON bodies."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Final
 
@@ -12,6 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
+from meshwright.errors import InvalidRequestError
 from meshwright.wire.runs import Run
 from meshwright_agent.agent import Agent
 from meshwright_agent.auth import Authenticator, Caller, note
@@ -41,13 +44,17 @@ class _StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that reads its body as strict JSON."""
+    """A route that reads its body as strict JSON, and refuses a repeated query parameter: it may be meant to differ."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns FastAPI's handler with the strict request."""
         answer = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
+            for name, count in Counter(name for name, _ in request.query_params.multi_items()).most_common(1):
+                if count > 1:
+                    detail = f"{name[:80]} stands {count} times in the query; a parameter has one value"
+                    raise InvalidRequestError.of(name[:80], detail, "give it once")
             return await answer(_StrictRequest(request.scope, request.receive))
 
         return handle

@@ -27,6 +27,12 @@ def test_a_last_event_id_that_no_event_can_have_is_refused(app: ASGIApp, text: s
     assert (heard.status, heard.document["errors"][0]["field"]) == (422, "last-event-id")
 
 
+def test_a_parameter_that_is_given_twice_is_refused_by_its_name(app: ASGIApp) -> None:
+    heard = ask(app, target="/mesh/plan?mesh=dp:8&target=h100:8&target=v5e:2x4")
+    assert (heard.status, heard.document["errors"][0]["field"]) == (422, "target")
+    assert "stands 2 times" in heard.document["detail"]
+
+
 @pytest.mark.parametrize(("path", "body"), [
     ("/batch-size", rb'{"model": "\ud800"}'), ("/mesh/plan", rb'{"mesh": "dp:1", "target": "\ud800"}'),
     ("/leases/a", rb'{"devices": "all", "purpose": "\ud800"}'), ("/placement/bench", rb'{"\ud800": 1}'),

@@ -65,8 +65,8 @@ TOLD: list[tuple[dict[str, Any], int]] = [
 
 
 GLM: dict[str, Any] = {
-    "model_type": "glm4_moe", "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151552,
-    "num_experts_per_tok": 8, "n_shared_experts": 1, "attention_bias": True,
+    "model_type": "glm4_moe", "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 151552, "num_experts_per_tok": 8, "n_shared_experts": 1, "attention_bias": True,
 }  # fmt: skip
 CARDS: dict[str, tuple[dict[str, Any], float]] = {
     # Billions of parameters on the models' cards, of GLM-4.5 without the layer that predicts the token after the next.

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from meshwright._client.requests import print_mesh
 from meshwright.cli.compiling import find_exit_code, print_batch
 from meshwright.cli.output import Column, build_table, clean, format_bytes, format_time, print_notices, print_table
 from meshwright.cli.progress import answer_here, follow_compile
@@ -50,7 +51,7 @@ def show_batch_size(
     target: TargetOption = None,
     plan: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A plan that the agent keeps, or its fingerprint: for --mesh and --target."),
+        typer.Option(metavar="FILE", help="A plan's file, or the fingerprint of one that the agent keeps: for --mesh and --target."),
     ] = None,
     request: RequestOption = None,
     offline: OfflineOption = False,
@@ -69,6 +70,9 @@ def show_batch_size(
     from meshwright._reference import find_plan  # here, so that --help need not wait for it
 
     made = None if plan is None else find_plan(plan)
+    fingerprint = made.fingerprint if isinstance(made, Plan) else made
+    if offline and isinstance(made, Plan) and mesh is None:
+        mesh, fingerprint = print_mesh(made.mesh_shape), None  # the file has all that an agent would look up
     asked = build_request(
         BatchSizeRequest,
         request,
@@ -79,7 +83,7 @@ def show_batch_size(
         compile=True if compiled else None,
         mesh=mesh,
         target=take_target(target) or (made.target if isinstance(made, Plan) else None),
-        plan=made.fingerprint if isinstance(made, Plan) else made,
+        plan=fingerprint,
     )
     if offline:
         from meshwright.compiling.request import answer_batch  # here, so that other commands do not wait for it

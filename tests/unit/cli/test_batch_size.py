@@ -57,6 +57,16 @@ def test_a_plan_of_the_agent_stands_for_mesh_and_target(meshwright: CommandLine,
     assert (printed.code, "hint: `meshwright plan` stores one" in printed.err) == (1, True)
 
 
+def test_without_an_agent_the_file_of_a_plan_stands_for_mesh_and_target(
+    meshwright: CommandLine, tmp_path: Path
+) -> None:
+    file, offline = str(tmp_path / "plan.json"), ("--model", "llama3-8b", "--offline")
+    assert meshwright("plan", "fsdp:8", "--target", "h100:8", "--offline", "--save", file).code == 0
+    printed = meshwright("batch-size", "--plan", file, *offline)
+    assert (printed.code, "on fsdp:8" in printed.out) == (0, True), printed.err
+    assert meshwright("batch-size", "--plan", file, "--mesh", "dp:8", *offline).code == 2
+
+
 def test_a_plan_that_was_made_again_on_other_hardware_is_refused(meshwright: CommandLine, tmp_path: Path) -> None:
     meshwright.fake = FakeAgent("h100:8")
     with meshwright.fake.client() as client:

@@ -191,7 +191,7 @@ _IN_COMMANDS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
     (r"a longer timeout_s", "a longer --timeout"),
     (r"\bcases\.\d+", "--case"),
     (r"name devices by number, such as \[0, 1\]", "name devices by number: --devices 0,1"),
-    (r"POST /mesh/plan, which can name devices or allow_unused", "`meshwright plan` with --devices or --count"),
+    (r"name devices, or set allow_unused", "choose devices with --devices or --count"),
     (r"POST /mesh/plan a mesh, which needs no prices", "plan a mesh without --model"),
     (r'"compile": true', "--compile"),
     (r'"target": "([^"]+)"', r"--target \1"),

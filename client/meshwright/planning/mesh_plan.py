@@ -176,7 +176,7 @@ class _Planner:
         detail += f"{there - spec.device_count} would stay idle"
         if not (pool.is_named or self.request.allow_unused):
             rule = "a plan uses all devices unless allow_unused is set"
-            hint = f"{_offer(self.request, spec, there)}; or POST /mesh/plan, which can name devices or allow_unused"
+            hint = f"{_offer(self.request, spec, there)}; or name devices, or set allow_unused"
             raise PlanInfeasibleError.of("mesh", f"{detail}, and {rule}", hint, rule, code="devices_unused")
         return (Notice(code="devices_unused", message=detail, hint=_offer(self.request, spec, there)),)
 

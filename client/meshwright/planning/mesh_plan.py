@@ -172,8 +172,8 @@ class _Planner:
         spec, pool, there = self.spec, self.pool, len(self.pool.indices)
         if spec.device_count == there:
             return ()
-        detail = f"mesh {spec} uses {spec.device_count} devices; {_describe_there(pool, self.topology)}; "
-        detail += f"{there - spec.device_count} would stay idle"
+        detail = f"mesh {spec} uses {spec.device_count} devices; "
+        detail += f"{_describe_there(pool, self.topology, self.request.lease)}; {there - spec.device_count} would stay idle"
         if not (pool.is_named or self.request.allow_unused):
             rule = "a plan uses all devices unless allow_unused is set"
             hint = f"{_offer(self.request, spec, there)}; or name devices, or set allow_unused"
@@ -363,7 +363,7 @@ def _resolve(request: PlanRequest, asked: MeshSpec, pool: Pool, topology: Topolo
     count, needed = len(pool.indices), asked.device_count
     if needed <= count and not (-1 in asked.sizes and count % needed):
         return asked.resolve(count)
-    works, there = _offer(request, asked, count), _describe_there(pool, topology)
+    works, there = _offer(request, asked, count), _describe_there(pool, topology, request.lease)
     if pool.leased and needed <= count and (count + len(pool.leased)) % needed == 0:
         words = f"mesh {asked} needs a multiple of {needed} devices"
         raise refuse_leased(words, topology, pool.leased, pool.why_held, works, field="mesh")
@@ -377,10 +377,10 @@ def _resolve(request: PlanRequest, asked: MeshSpec, pool: Pool, topology: Topolo
     raise refuse(f"{words}; {there}; the product of the sizes cannot be more", works, "mesh")
 
 
-def _describe_there(pool: Pool, topology: Topology) -> str:
+def _describe_there(pool: Pool, topology: Topology, lease: str | None) -> str:
     here = f"{name_hosts(topology)} {len(topology.devices)}"
     if pool.is_named:
-        return f"{len(pool.indices)} were chosen of those that {here}{pool.why_held}"
+        return f"{here}, of which {len(pool.indices)} were chosen{f' by lease {lease}' * bool(lease)}{pool.why_held}"
     left_out = f", of which {describe_left_out(topology, pool.left_out)} as not well" if pool.left_out else ""
     return here + left_out + pool.why_held
 

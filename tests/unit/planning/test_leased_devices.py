@@ -94,6 +94,8 @@ def test_a_lease_that_covers_nothing_is_not_found() -> None:
     for fields in ({}, {"devices": (0,)}, {"devices": DeviceSelection(count=1)}):
         with pytest.raises(NotFoundError, match="covers none of the 8"):
             plan(MIXED, mesh="x:1", lease="lease-gone", **fields)
+    with pytest.raises(PlanInfeasibleError, match=f"has 8, of which 2 were chosen by lease {OURS}; the product"):
+        plan(MIXED, mesh="x:4", lease=OURS)
     for index in (2, 3):  # another's, and free
         with pytest.raises(PlanInfeasibleError, match=f"devices names {index}; lease {OURS} has device 0, 1; a plan"):
             plan(MIXED, mesh="x:2", devices=(1, index), lease=OURS)

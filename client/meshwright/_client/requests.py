@@ -267,6 +267,8 @@ def build_lease(devices: LeasedLike, *, purpose: str, ttl_s: float, preemptible:
     Raises:
         InvalidRequestError: an argument has the wrong type or is out of range, or the plan is for other hardware.
     """
+    if devices is None:  # a plan's "all", and easily a mistake here
+        raise _refuse("devices is None; a lease names what it reserves", 'use "all", [0, 1] or {"count": 2}')
     named = name_devices(devices) if isinstance(devices, wire.mesh.Plan) else devices
     fields = {"devices": named, "purpose": purpose, "ttl_s": ttl_s, "preemptible": preemptible}
     return build_request(wire.leases.LeaseRequest, None, fields)

@@ -68,7 +68,7 @@ def test_an_id_that_no_lease_may_have_is_refused_before_anything_is_sent(lease_i
 @both
 @pytest.mark.parametrize("arguments", [
     {"purpose": ""}, {"purpose": "x", "ttl_s": 0}, {"purpose": "x", "ttl_s": 1e9}, {"purpose": "x", "devices": []},
-    {"purpose": "x", "devices": "0,1"}, {"purpose": "x", "devices": [9]},
+    {"purpose": "x", "devices": "0,1"}, {"purpose": "x", "devices": [9]}, {"purpose": "x", "devices": None},
 ])  # fmt: skip
 def test_a_lease_that_cannot_be_is_refused_by_its_field(kind: Kind, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError) as caught:

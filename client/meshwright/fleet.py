@@ -188,7 +188,7 @@ class Fleet:
         """
         timeout_s, require_all = options.pop("timeout_s", DEFAULT_TIMEOUT_S), options.pop("require_all", False)
         ours, known = _PlanOptions.__annotations__, PlanRequest.model_fields
-        given = [name for name, value in options.items() if name not in known or value != known[name].default]
+        given = [name for name, value in options.items() if name in known and value != known[name].default]
         if other := sorted(set(given) - ours.keys()):
             detail = f"a fleet plans a mesh on the hosts that answer, and {other[0]} is not of that"
             hint = "plan on a target, such as 64*h100:8"

@@ -94,12 +94,16 @@ def test_an_ill_device_of_any_host_is_left_out(what: str) -> None:
     (lambda fleet: fleet.plan("dp:2,dp:2"), InvalidMeshError),
     (lambda fleet: fleet.plan("dp:2", devices=1.5), InvalidRequestError),
     (lambda fleet: fleet.plan("dp:2", target="h100:8"), InvalidRequestError),
-    (lambda fleet: fleet.plan("dp:2", alow_unused=True), InvalidRequestError),
     (lambda fleet: fleet.plan("dp:64"), PlanInfeasibleError), (lambda fleet: fleet.plan("dp:2"), PlanInfeasibleError),
 ])  # fmt: skip
 def test_refusals_are_those_of_the_client(question: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         ask(build_fakes("n0", "n1"), question)
+
+
+def test_an_option_that_is_mistyped_is_unknown() -> None:
+    with pytest.raises(InvalidRequestError, match="alow_unused: unknown field"):
+        ask(build_fakes("n0"), lambda fleet: fleet.plan("dp:2", alow_unused=True))
 
 
 def test_all_hosts_can_be_required() -> None:

@@ -88,6 +88,7 @@ class Fleet:
     ) -> None:
         self._urls = read_addresses(urls, os.environ)
         self._pools: dict[_Pool, httpx.Client] = {}
+        self._is_closed = False
         opened = connect or functools.partial(self._open, token=token)
         self._clients = [opened(url) for url in self._urls]
 
@@ -107,6 +108,7 @@ class Fleet:
 
     def close(self) -> None:
         """Closes all connections."""
+        self._is_closed = True
         for client in self._clients:
             client.close()
         for pool in self._pools.values():
@@ -130,12 +132,16 @@ class Fleet:
             require_all: raise where a host does not answer.
 
         Raises:
+            AgentConnectionError: the fleet has been closed.
             FleetIncompleteError: with `require_all`, naming the hosts that did not answer.
             ValueError: `timeout_s` is not a finite number of seconds above 0.
         """
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             works = f"it is a finite number of seconds above 0, such as {DEFAULT_TIMEOUT_S:g}"
             raise ValueError(f"timeout_s is {timeout_s}; it limits the time for all hosts; {works}")
+        if self._is_closed:
+            hint = "make a new fleet, or close this one later"
+            raise AgentConnectionError("this fleet has been closed", host=self._urls[0], hint=hint)
         late = f"no answer within {timeout_s:g} s"
         never = f"not asked within {timeout_s:g} s: {MAX_AT_ONCE} others did not answer"
         found = {url: FleetHost(url, "error", detail=never, duration_s=timeout_s) for url in self._urls}

@@ -14,6 +14,7 @@ import pytest
 
 from meshwright import Fleet, FleetIncompleteError, FleetState
 from meshwright.errors import (
+    AgentConnectionError,
     InvalidMeshError,
     InvalidRequestError,
     PlanInfeasibleError,
@@ -91,6 +92,7 @@ def test_an_ill_device_of_any_host_is_left_out(what: str) -> None:
 
 
 @pytest.mark.parametrize(("question", "error"), [
+    (lambda fleet: (fleet.close(), fleet.devices()), AgentConnectionError),
     (lambda fleet: fleet.plan("dp:2,dp:2"), InvalidMeshError),
     (lambda fleet: fleet.plan("dp:2", devices=1.5), InvalidRequestError),
     (lambda fleet: fleet.plan("dp:2", target="h100:8"), InvalidRequestError),

@@ -379,10 +379,11 @@ def calculate_host_mesh_shape(
     sizes = tuple(count // known if size == -1 and known > 0 else size for size in asked)
     split = split_axes(sizes, hosts) if min(*sizes, hosts, 1) >= 1 else None
     if asked.count(-1) > 1 or math.prod(sizes) != count or not asked or split is None:
+        works = _suggest_sizes(len(asked)) if min(local, hosts) > 0 else "1 or more of both"
         raise ValueError(
             f"global_mesh_shape {asked} does not fit; {hosts} processes with {local} devices each have {count}; sizes "
             f"and processes are ≥ 1 (one size may be -1) and multiply to that, so that each host gets an equal box of "
-            f"the mesh; use {_suggest_sizes(len(asked))}"
+            f"the mesh; use {works}"
         )
     return tuple(size // parts for size, parts in zip(sizes, split, strict=True))
 

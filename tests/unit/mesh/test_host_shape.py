@@ -40,8 +40,8 @@ def test_without_numbers_the_job_is_asked() -> None:
 @pytest.mark.parametrize(("arguments", "error", "words"), [
     (((4, 4), 4, 2), ValueError, r"\(4, 4\) does not fit; 2 processes with 4 devices each have 8.*use"),
     (((3, -1), 4, 2), ValueError, r"\(3, -1\) does not fit; 2 processes with 4 devices each have 8.*use \(-1, 1\)"),
-    (((2, 4), 0, 2), ValueError, "2 processes with 0 devices each"),
-    (((2, 4), 4, -1), ValueError, r"-1 processes with 4 devices each.*use \(-1, 1\)"),
+    (((2, 4), 0, 2), ValueError, "2 processes with 0 devices each.*use 1 or more of both"),
+    (((2, 4), 4, -1), ValueError, "-1 processes with 4 devices each.*use 1 or more of both"),
     (((-1, 4), 8, 0), ValueError, "0 processes with 8 devices each"),
     (((7,), 4, 2), ValueError, r"use \(-1,\)"),
     (((-1, -1), 4, 2), ValueError, r"\(-1, -1\) does not fit"),

@@ -444,7 +444,7 @@ def check_exposure(settings: Settings) -> None:
     if settings.insecure and settings.tokens_file is None:
         log.warning("--insecure: any client that reaches %s may do everything here, without a token", settings.host)
         return
-    if not settings.host or is_loopback(settings.host):
+    if not settings.host or resolves_to_loopback(settings.host):
         return
     if settings.tokens_file is None:
         raise AccessSettingsError(
@@ -456,7 +456,7 @@ def check_exposure(settings: Settings) -> None:
         log.warning("tokens travel unencrypted to %s; give --tls-cert-file and --tls-key-file", settings.host)
 
 
-def is_loopback(host: str) -> bool:
+def resolves_to_loopback(host: str) -> bool:
     """Returns whether every address of a host is this host's loopback; False without an address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -23,12 +23,12 @@ from meshwright_agent.auth import (
     authenticate,
     check_exposure,
     hash_secret,
-    is_loopback,
     make_token,
     parse_expiry,
     parse_tokens,
     read_peer,
     read_token_file,
+    resolves_to_loopback,
 )
 from meshwright_agent.settings import Settings
 from tests.fakes.stored import EPOCH, ManualClock
@@ -245,7 +245,7 @@ def test_a_star_stands_for_names_below_a_domain_alone(host: str) -> None:
     ("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False), ("a..b", False),
 ])  # fmt: skip
 def test_loopback_is_told_from_other_addresses(host: str, is_own: bool) -> None:
-    assert is_loopback(host) == is_own
+    assert resolves_to_loopback(host) == is_own
 
 
 def test_beyond_loopback_an_agent_wants_tokens_or_insecure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -59,7 +59,7 @@ _FAILED_CODES: Final = frozenset({"bench_too_large", "worker_failed", "internal"
 """The request failed; all other errors mean a wrong value, or no answer."""
 
 
-def find_exit_code(error: errors.MeshwrightError) -> int:
+def find_error_exit_code(error: errors.MeshwrightError) -> int:
     """Returns the exit code of an error."""
     return FAILED if isinstance(error, _FAILED) or getattr(error, "code", "") in _FAILED_CODES else NO_ANSWER
 
@@ -229,7 +229,7 @@ def _carry_out(run: _Command, session: Session, arguments: dict[str, Any], error
     except errors.MeshwrightError as error:
         with contextlib.suppress(OSError):
             print_error(session, error)
-        code = error_code or find_exit_code(error)
+        code = error_code or find_error_exit_code(error)
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
@@ -286,7 +286,7 @@ class _Entry:
     short: str
     is_interspersed: bool = True  # False: the words after the first one belong to another command
     keeps_limit: bool = False  # True: it keeps --timeout itself, since its exit codes are not those of other commands
-    error_code: int | None = None  # of every error; None: by `find_exit_code`
+    error_code: int | None = None  # of every error; None: by `find_error_exit_code`
 
 
 _COMMANDS: Final[dict[str, _Entry]] = {

@@ -51,7 +51,9 @@ def show_batch_size(
     target: TargetOption = None,
     plan: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A plan's file, or the fingerprint of one that the agent keeps: for --mesh and --target."),
+        typer.Option(
+            metavar="FILE", help="A plan's file, or its fingerprint (of the agent's): for --mesh and --target."
+        ),
     ] = None,
     request: RequestOption = None,
     offline: OfflineOption = False,

@@ -172,8 +172,8 @@ class _Planner:
         spec, pool, there = self.spec, self.pool, len(self.pool.indices)
         if spec.device_count == there:
             return ()
-        detail = f"mesh {spec} uses {spec.device_count} devices; "
-        detail += f"{_describe_there(pool, self.topology, self.request.lease)}; {there - spec.device_count} would stay idle"
+        here = _describe_there(pool, self.topology, self.request.lease)
+        detail = f"mesh {spec} uses {spec.device_count} devices; {here}; {there - spec.device_count} would stay idle"
         if not (pool.is_named or self.request.allow_unused):
             rule = "a plan uses all devices unless allow_unused is set"
             hint = f"{_offer(self.request, spec, there)}; or name devices, or set allow_unused"

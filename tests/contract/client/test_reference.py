@@ -62,7 +62,7 @@ def test_a_file_without_a_plan_is_refused_with_what_a_reference_is(text: str, tm
 
 def test_a_wrong_field_of_a_reply_is_named(plan: Plan, tmp_path: Path) -> None:
     text = Plans(plans=(plan,)).model_dump_json().replace('"tp":4', '"tp":"four"')
-    with pytest.raises(SettingsError, match=r"holds no plan: plans\.0\.mesh_shape\.tp: Input should be a valid integer"):
+    with pytest.raises(SettingsError, match=r"holds no plan: plans\.0\.mesh_shape\.tp: Input should be a valid int"):
         load_plan(_write(tmp_path, text))
 
 

@@ -48,7 +48,7 @@ from meshwright.wire.batch_size import BatchSize, BatchSizeRequest
 from meshwright.wire.bench import BenchCase, BenchRequest, BenchResult, LatestBench, Skipped
 from meshwright.wire.devices import Cpu, Device, Devices, Environment, Host, Memory, Release, Software, Targets, Worker
 from meshwright.wire.health import Acknowledgement, Component, Health, HealthEvents, State, find_worst_state
-from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest, Leases, Verdict, VerdictRequest
+from meshwright.wire.leases import LEASE_ID_PATTERN, LEASE_ID_RULE, Lease, LeaseRequest, Leases, Verdict, VerdictRequest
 from meshwright.wire.mesh import Plan, PlanRequest, Plans, SearchRequest
 from meshwright.wire.problem import build_problem, translate_validation
 from meshwright.wire.runs import FINAL_STATES, Run, RunEvent, RunList
@@ -362,7 +362,7 @@ class FakeAgent:
     def _put_lease(self, request: httpx.Request, lease_id: str) -> httpx.Response:
         asked, now = _read(LeaseRequest, request), self._clock()
         if re.fullmatch(LEASE_ID_PATTERN, lease_id) is None:
-            raise InvalidRequestError.of("lease_id", f"lease_id {lease_id[:80]!r} does not match {LEASE_ID_PATTERN}")
+            raise InvalidRequestError.of("lease_id", f"lease_id: it should be {LEASE_ID_RULE}, got {lease_id[:80]!r}")
         held = self._list_leases().get(lease_id)
         devices = self._choose(asked, held)
         for device in devices:

@@ -88,6 +88,7 @@ def test_an_id_that_is_not_allowed_is_refused_with_the_rule(agent: RunningAgent)
     for lease_id in (".a", "a" * 65, "a b", "%C3%A4"):
         reply = put_lease(agent, [0], lease_id=lease_id)
         assert (reply.status_code, reply.json()["errors"][0]["field"]) == (422, "lease_id")
+        assert "it should be 1 to 64 letters" in reply.json()["detail"]
 
 
 def test_a_running_bench_gives_way_and_a_preemptible_lease_is_refused(agent: RunningAgent) -> None:

@@ -303,8 +303,7 @@ def name_new_lease(lease_id: str | None) -> str:
         return f"/leases/lease-{secrets.token_hex(8)}"
     if re.fullmatch(wire.leases.LEASE_ID_PATTERN, lease_id) is None:
         raise _refuse(
-            f"lease_id {lease_id[:80]!r} is not an id of a lease; it is 1 to 64 letters, digits, dots, hyphens and "
-            "underscores, a letter or digit first",
+            f"lease_id {lease_id[:80]!r} is not an id of a lease; it is {wire.leases.LEASE_ID_RULE}",
             'name the job, such as "slurm-4711"',
             field="lease_id",
         )

@@ -17,6 +17,7 @@ MAX_TTL_S = 30 * 86400.0
 
 LEASE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Of the id that a client makes for a lease."""
+LEASE_ID_RULE = "1 to 64 letters, digits, dots, hyphens and underscores, a letter or digit first"
 
 LeaseId = Annotated[StrictStr, Field(pattern=LEASE_ID_PATTERN)]
 

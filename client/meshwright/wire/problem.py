@@ -222,6 +222,8 @@ def _message_of(error: Mapping[str, Any]) -> str:
             return f"not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}"
         case "string_pattern_mismatch" if error["ctx"]["pattern"] == LINE_PATTERN:
             return f"it should be one line without control characters, got {_shorten(error['input'])}"
+        case "string_pattern_mismatch" if error["ctx"]["pattern"] == wire.leases.LEASE_ID_PATTERN:
+            return f"it should be {wire.leases.LEASE_ID_RULE}, got {_shorten(error['input'])}"
         case "value_error":
             text, value = str(error["msg"]).removeprefix("Value error, "), error.get("input")
             is_shown = isinstance(value, list | tuple | dict) or _shorten(value) in text
@@ -273,6 +275,8 @@ def _hint_of(field: str, error: Mapping[str, Any]) -> str:
         case "string_pattern_mismatch" if limits["pattern"] == LINE_PATTERN:
             line = _join_lines(str(value))
             return f"write {field} on one line" + (f": {_shorten_json(line)}" if line else "")
+        case "string_pattern_mismatch" if limits["pattern"] == wire.leases.LEASE_ID_PATTERN:
+            return 'name the job, such as "slurm-4711"'
         case "bool_type":
             return f"set {field} to true or false"
         case "int_type" if isinstance(value, float) and value.is_integer():

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from meshwright.wire.base import DeviceSelection
-from meshwright.wire.leases import LEASE_ID_PATTERN, Lease, LeaseRequest, Leases, Verdict, VerdictRequest
+from meshwright.wire.leases import LEASE_ID_PATTERN, LEASE_ID_RULE, Lease, LeaseRequest, Leases, Verdict, VerdictRequest
 from meshwright_agent.auth import NEEDS_READ, Operator, note
 from meshwright_agent.routes.shared import AgentHere, StrictRoute, owner_of
 
@@ -16,12 +16,7 @@ router = APIRouter(tags=["leases"], route_class=StrictRoute)
 
 LeaseId = Annotated[str, Path(max_length=128)]
 NewLeaseId = Annotated[
-    str,
-    Path(
-        pattern=LEASE_ID_PATTERN,
-        description="made by the client, such as slurm-4711: 1 to 64 letters, digits, dots, hyphens and underscores, "
-        "a letter or digit first",
-    ),
+    str, Path(pattern=LEASE_ID_PATTERN, description=f"made by the client, such as slurm-4711: {LEASE_ID_RULE}")
 ]
 
 

@@ -46,7 +46,7 @@ from meshwright_agent.routes import devices, health, leases, metrics, plans, pre
 
 log = logging.getLogger(__name__)
 
-API_VERSION: Final = "2.0.9"
+API_VERSION: Final = "2.0.10"
 """The version of the HTTP contract. tests/contract holds its document. A change without a new version fails there,
 unless the version is in development."""
 MEDIA_TYPE: Final = "application/problem+json"

@@ -227,7 +227,7 @@ class _Planner:
             mesh_shape=dict(spec.axes),
             axis_types=dict(zip(spec.names, axis_types, strict=True)),
             platform=topology.platform,
-            devices=tuple(topology.references[index] for index in order) if request.include_devices else (),
+            devices=tuple(topology.devices[index].to_reference() for index in order) if request.include_devices else (),
             granules=list_granules(topology),
             axes=build_axes(spec, topology, layout),
             device_order=layout.method,

@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from meshwright.targets import write_shape
 from meshwright.topology.identity import Position, shorten, write_chip
-from meshwright.wire.base import DeviceRef
 from meshwright.wire.devices import Device, Devices, Granule, Link, MeasuredNetwork, Platform
 
 Coords = tuple[int, ...]
@@ -259,11 +258,6 @@ class Topology:
     def hosts(self) -> tuple[str, ...]:
         """The names of the hosts, in plain order."""
         return tuple(dict.fromkeys(self.devices[index].host for index in self.order))
-
-    @cached_property
-    def references(self) -> tuple[DeviceRef, ...]:
-        """How plans name each device, by its place in `devices`."""
-        return tuple(device.to_reference() for device in self.devices)
 
     @cached_property
     def names(self) -> Mapping[int | str, tuple[int, ...]]:

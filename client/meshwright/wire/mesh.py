@@ -57,7 +57,9 @@ class _MeshRequest(RequestPart):
     include_devices: StrictBool = Field(default=True, description="false leaves the list of devices out of the reply")
     memory_strategy: MemoryShare = None
     exports: tuple[ExportName, ...] = Field(
-        default=(), description="jax: mesh and PartitionSpecs as Python; maxtext: its flags; needs a model"
+        default=(),
+        description="jax: mesh and PartitionSpecs as Python; maxtext: its flags, and a search finds what MaxText can "
+        "run; needs a model",
     )
     compile: StrictBool = Field(
         default=False,

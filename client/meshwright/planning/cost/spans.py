@@ -44,7 +44,7 @@ NETWORK_BYTES_PER_S: Final = 12.5e9
 """Of a host, or a slice, to others, assumed where the chip table has no figure: a NIC of 100 Gbit/s."""
 
 REMATS: Final[tuple[Remat, ...]] = get_args(Remat)
-"""The values that a layout's `remat` indexes."""
+"""The values that a layout's `remat` indexes; from "full" on each layer is computed again."""
 
 REMAT_NONE, REMAT_MINIMAL, REMAT_FULL, REMAT_OFFLOAD = map(REMATS.index, ("none", "minimal", "full", "offload"))
 

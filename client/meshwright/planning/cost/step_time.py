@@ -111,9 +111,6 @@ def count_offloaded(work: Work, layout: Layout, value_bytes: float) -> Any:
     return np.where(np.asarray(layout.remat) == REMAT_OFFLOAD, held, 0.0)
 
 
-_WHOLE: Final = (REMAT_FULL, REMAT_OFFLOAD)
-"""Remats that compute each layer again."""
-
 PartSeconds = dict[str, Any]
 """Seconds of one step by part; each a figure, or one a candidate. They add up to all of it.
 
@@ -230,14 +227,14 @@ class StepTime:
     @property
     def _repeats(self) -> Any:
         """Which part of the matmuls the backward pass computes again."""
-        return np.where(np.isin(self.layout.remat, _WHOLE), find_repeated(self.work), 0.0)
+        return np.where(np.asarray(self.layout.remat) >= REMAT_FULL, find_repeated(self.work), 0.0)
 
     @property
     def _repeats_attention(self) -> Any:
         """Which part of attention is computed again: of minimal remat all, since no matmul makes its result."""
         remat = np.asarray(self.layout.remat)
         full = 0.0 if "context" in self.work.unrepeated else 1.0
-        return np.where(np.isin(remat, _WHOLE), full, np.where(remat == REMAT_NONE, 0.0, 1.0))
+        return np.where(remat >= REMAT_FULL, full, np.where(remat == REMAT_NONE, 0.0, 1.0))
 
     def _time_offload(self) -> Any:
         """Returns the time to send what lies in the host's memory there and back; it hides behind the compute."""

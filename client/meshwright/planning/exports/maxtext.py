@@ -15,10 +15,11 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from meshwright.planning.compile_job import find_inexpressible
 from meshwright.planning.cost.memory import read_capacity_factor
+from meshwright.planning.cost.spans import Layout
 from meshwright.planning.cost.step_time import LAW, find_expert_factor
 from meshwright.planning.cost.work import BLOCK, build_work
 from meshwright.planning.job_code import Setting, refuse
@@ -114,6 +115,14 @@ def _check_model(setting: Setting) -> None:
         raise refuse("maxtext", message, f'use a seq_len that is a multiple of {BLOCK * context}, or attention "xla"')
 
 
+def find_runnable(model: ModelSpec, layout: Layout) -> Any:
+    """Returns which candidates of a search divide the model as MaxText needs it; see `_check_model`, `_list_batch`."""
+    sides = math.gcd(*filter(None, (model.hidden_size, model.q_lora_rank, model.kv_lora_rank)))
+    heads = 0 if model.is_latent else math.gcd(model.kv_heads, model.num_global_key_value_heads or 0)
+    rests = sides % (layout.fsdp * layout.cp * layout.ep) + heads % layout.tp + _count_layers(model) % layout.pp
+    return rests + layout.micro_batches_at_once % layout.pp == 0
+
+
 def _find_kernel(setting: Setting) -> str:
     return _ATTENTION.get((setting.plan.platform, setting.training.attention), "dot_product")
 
@@ -145,6 +154,9 @@ def _list_batch(setting: Setting) -> dict[str, str]:
         batch = _write_batch(setting, passes)
         return {"per_device_batch_size": batch, "gradient_accumulation_steps": str(passes), **length}
     layers = _count_layers(setting.model)
+    if layers == 1 < setting.model.num_hidden_layers:
+        message = "MaxText's pipeline has one kind of layer; this model's differ in windows or experts"
+        raise refuse("maxtext", message, "leave out the pipeline")
     if layers % stages:
         message = f"{stages} stages do not divide the {layers} layers that MaxText cuts, and its stages are equal"
         common = math.gcd(layers, setting.axes.measure(setting.axes.sizes))
@@ -170,19 +182,14 @@ def _list_batch(setting: Setting) -> dict[str, str]:
 
 
 def _count_layers(model: ModelSpec) -> int:
-    """Returns the layers that MaxText cuts into stages. Gemma 2's are pairs; of DeepSeek's only those with experts.
-
-    Raises:
-        InvalidRequestError: they are not alike: it would repeat the first, or whole cycles of them.
-    """
+    """Returns the layers that MaxText cuts into stages. Gemma 2's are pairs; of DeepSeek's only those with experts; 1
+    where they are not alike: it would repeat the first, or whole cycles of them."""
     name = known.model_name if (known := _find_known(model)) else ""
     if name.startswith("gemma2"):
         return model.num_hidden_layers // 2
     layers = model.expert_layer_count if name.startswith(("deepseek", "kimi")) else model.num_hidden_layers
-    if 0 < model.window_layer_count < layers or 0 < model.expert_layer_count <= model.dense_layer_count:
-        message = "MaxText's pipeline has one kind of layer; this model's differ in windows or experts"
-        raise refuse("maxtext", message, "leave out the pipeline")
-    return layers
+    differ = 0 < model.window_layer_count < layers or 0 < model.expert_layer_count <= model.dense_layer_count
+    return 1 if differ else layers
 
 
 def _write_batch(setting: Setting, passes: int) -> str:

@@ -21,6 +21,7 @@ from meshwright.errors import InvalidRequestError, PlanInfeasibleError
 from meshwright.planning.cost.memory import DTYPE_BYTES, count_optimizer_bytes, read_moments
 from meshwright.planning.cost.spans import AXES, REMATS, Layout, Spans
 from meshwright.planning.cost.step_time import find_spread
+from meshwright.planning.exports.maxtext import find_runnable
 from meshwright.planning.hardware import GPU_FRACTION, find_capacity
 from meshwright.planning.parallelism import MeshAxes, choose_near, list_divisors, name_axis, write_mesh, write_values
 from meshwright.planning.search.candidates import PARTS, Bounds, Hardware, Priced, Question, Space
@@ -383,7 +384,8 @@ def price_plan(plan: Plan, question: Question) -> Plan:
 
 
 def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[str], Plan]) -> Plans:
-    """Returns the best meshes for a model, each with its device order, and why other families are not among them.
+    """Returns the best meshes for a model, each with its device order, and why other families are not among them. Of
+    a search with MaxText's export those that MaxText can run, where there are any.
 
     Args:
         lay_out: makes the plan of one mesh on the request's devices.
@@ -395,6 +397,8 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     space = question.list_space(bounds)
     if not space.size:
         raise _refuse(question, bounds, space)
+    if "maxtext" in request.exports and np.any(runs := find_runnable(question.model, space.layout)):
+        space = replace(space, layout=space.layout.take(runs))
     priced = question.price(space.layout)
     leaders = list_leaders(priced)
     ordered = _order_best(question, priced, leaders[priced.fits[leaders]], request.top, lay_out)
@@ -405,8 +409,7 @@ def search_plans(request: SearchRequest, question: Question, lay_out: Callable[[
     better = (*_list_fewer(request, question, bounds, own), *_list_batch_notices(question, bounds, own.seconds))
     if plans:
         untested = _describe_untested(priced, _read_total(plans[0]))
-        hint = "measure both before you choose it"
-        told = (Notice(code="faster_untested", message=untested, hint=hint),) if untested else ()
+        told = [Notice(code="faster_untested", message=untested, hint="measure both first")] if untested else []
         warnings = (*_list_basis_notices(question), *told, *better)
     else:
         warnings = (build_nothing_fits(question, bounds), *better)
@@ -503,11 +506,8 @@ def _list_basis_notices(question: Question) -> Iterator[Notice]:
     if lacks:
         message = f"{chip.name} has no {' and no '.join(lacks)}: the step is priced in {chip.dtype}, with attention xla"
         yield Notice(code="no_bfloat16", message=message, hint="measure your own step")
-    if dtype == "float32":
-        message = "compute_dtype is float32, with matmuls as JAX has them by default, of 19 bits on GPUs and 16 on TPUs"
-        yield Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run")
-    elif dtype == "float16" and chip.platform == "tpu":
-        message = "compute_dtype is float16, and the step's time is estimated for bfloat16: it will take longer"
+    if dtype == "float32" or (dtype == "float16" and chip.platform == "tpu"):
+        message = f"compute_dtype is {dtype}; matmuls are priced in {'TF32' if chip.platform == 'gpu' else 'bfloat16'}"
         yield Notice(code="priced_in_16_bits", message=message, hint="compute in bfloat16, or verify by a run")
 
 

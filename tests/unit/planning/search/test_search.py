@@ -202,6 +202,14 @@ def test_times_of_another_dtype_are_told() -> None:
     assert ask().warnings == ()
 
 
+def test_a_search_for_maxtext_finds_what_maxtext_can_run() -> None:
+    for model, target, batch in (("llama3.1-405b", "2048*h100:8", 2048), ("deepseek3-671b", "256*h100:8", 8192)):
+        asked: Any = {"model": model, "target": target, "training": {"seq_len": 4096, "global_batch_size": batch}}
+        (best,), (runs,) = ask(**asked, top=1).plans, ask(**asked, top=1, exports=["maxtext"]).plans
+        assert "maxtext" in runs.exports
+        assert read_total(runs) > read_total(best)
+
+
 def test_a_slice_of_one_chip_is_searched() -> None:
     (plan, *_) = ask(target="v6e:1x1", model="qwen3-0.6b", training={"seq_len": 2048, "global_batch_size": 8}).plans
     assert (plan.mesh_shape, plan.step_time.communication_s) == ({"dp": 1}, {})

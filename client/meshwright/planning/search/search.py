@@ -263,7 +263,7 @@ def list_leaders(priced: Priced) -> NDArray[np.int64]:
 
     The fastest is the best, with handicaps; but among those equal within the error, the one with free memory, then
     with the least handicap, then with the fewest of pp, cp and tp, then with the fewest axes, then with the most memory
-    of what is too little, then with the largest moments.
+    of what is too little, then without the host's memory, then with the largest moments.
     """
     order, first = _order(priced), dict[tuple[int, ...], int]()
     sizes = (getattr(priced.layout, axis)[order].tolist() for axis in AXES)
@@ -304,15 +304,8 @@ def _order(priced: Priced) -> NDArray[np.int64]:
     missing = np.maximum(priced.memory_bytes - (1 - ROOM) * priced.capacity_bytes, 0)
     key = np.where(priced.fits, seconds, priced.memory_bytes)
     states = -np.asarray(priced.layout.optimizer_bytes) * np.ones(key.shape)
-    rules = (
-        states,
-        priced.host_bytes > 0,
-        missing,
-        np.sum(wide, axis=0),
-        extra,
-        np.round(seconds / priced.total_s, 6),
-        missing > 0,
-    )
+    handicaps, offloads = np.round(seconds / priced.total_s, 6), priced.host_bytes > 0
+    rules = (states, offloads, missing, np.sum(wide, axis=0), extra, handicaps, missing > 0)
     preferred = [np.where(is_near, each, 0) for each in rules]
     micro = np.broadcast_to(priced.layout.micro_batch_size, key.shape)  # of equal ones, the smaller
     return np.lexsort((micro, key, *preferred, ~is_near, ~priced.fits))
@@ -376,6 +369,8 @@ def price_plan(plan: Plan, question: Question) -> Plan:
     if not memory.fits:
         message = f"the step needs about {memory.per_device_bytes / 2**30:.1f} GiB of a device's "
         message += f"{(memory.capacity_bytes or 0) / 2**30:.1f}"
+        most = question.hardware.host_capacity_bytes / 2**30
+        message += f", and {memory.host_bytes / 2**30:.1f} of the {most:.1f} on its host" if memory.host_bytes else ""
         best = price_best(question, bounds := bound_schedule(question.training))
         fits = best is not None and best.seconds < math.inf
         hint = f"{write_mesh(best.mesh_shape)} fits" if best and fits else build_nothing_fits(question, bounds).hint

@@ -244,6 +244,25 @@ def test_what_fits_in_the_place_of_a_mesh_keeps_what_is_given(training: dict[str
         assert ask(**asked, mesh=hint.removesuffix(" fits").replace(" × ", ",")).plans[0].memory.fits
 
 
+@pytest.mark.parametrize(("batch", "fits"), [(1536, True), (2048, False)])
+def test_what_is_offloaded_has_room_in_the_hosts_memory(batch: int, fits: bool) -> None:
+    training = {"seq_len": 8192, "global_batch_size": batch, "remat": "offload", "gradient_accumulation_steps": 1}
+    (plan,) = ask(target="tpu7x:4x8x8", mesh="fsdp:512", model="llama3.1-405b", training=training).plans
+    assert plan.memory.host_bytes == batch // 512 * 8192 * 16384 * 2 * 126
+    assert plan.memory.per_device_bytes < plan.memory.capacity_bytes
+    assert plan.memory.fits is fits  # three sequences a device, as published
+    assert ["on its host" in notice.message for notice in plan.warnings if notice.code == "memory_does_not_fit"] == [
+        True
+    ] * (not fits)
+
+
+def test_offload_is_chosen_only_where_the_hosts_memory_is_known() -> None:
+    training = {"seq_len": 8192, "global_batch_size": 64}
+    for target, is_known in (("v6e:8x8", True), ("32*h100:8", False)):
+        best = ask(target=target, model="llama3.1-70b", training=training, top=8)
+        assert ("offload" in {plan.schedule.remat for plan in best.plans}) is is_known
+
+
 def test_what_may_be_chosen_is_kept() -> None:
     found = ask(axes={"tp": 4}, at_most={"pp": 1}, remat=["full"], top=8)
     assert {plan.mesh_shape.get("tp") for plan in found.plans} == {4}

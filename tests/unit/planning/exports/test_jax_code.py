@@ -71,7 +71,7 @@ CASES: tuple[tuple[str, dict[str, Any], dict[str, Any], str], ...] = (
     ("fsdp:2,ep:2,tp:2", {**MOE, "num_shared_experts": 1}, {"remat": "minimal"}, "of experts"),
     ("fsdp:2,ep:4", {**MOE, "moe_intermediate_size": 32}, {"optimizer": "sgd"}, "nothing_saveable"),
     ("tp:8", {**TINY, "hidden_size": 36, "head_dim": 8, "num_key_value_heads": 1}, {}, "nothing_saveable"),
-    ("fsdp:4,cp:2", {**TINY, "hidden_size": 36, "head_dim": 8}, {}, "nothing_saveable"),
+    ("fsdp:4,cp:2", {**TINY, "hidden_size": 36, "head_dim": 8}, {"remat": "offload"}, "save_and_offload_only_these"),
 )
 
 

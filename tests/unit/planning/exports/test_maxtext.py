@@ -269,6 +269,8 @@ def test_what_no_flag_says_is_a_comment() -> None:
     notes = read_notes(text)
     assert read_flags(text)["remat_policy"] == "minimal_with_context"
     assert read_flags(text)["mu_dtype"] == "bfloat16"
+    flags = read_flags(export("maxtext", mesh="dp:8", training={"remat": "offload"}))
+    assert (flags["remat_policy"], flags["decoder_layer_input"]) == ("custom", "offload")
     for said in ("remat none", "second moment in bfloat16", "order of the devices", "attention in blocks"):
         assert said in notes
 

@@ -251,9 +251,7 @@ def test_what_is_offloaded_has_room_in_the_hosts_memory(batch: int, fits: bool) 
     assert plan.memory.host_bytes == batch // 512 * 8192 * 16384 * 2 * 126
     assert plan.memory.per_device_bytes < plan.memory.capacity_bytes
     assert plan.memory.fits is fits  # three sequences a device, as published
-    assert ["on its host" in notice.message for notice in plan.warnings if notice.code == "memory_does_not_fit"] == [
-        True
-    ] * (not fits)
+    assert any("on its host" in notice.message for notice in plan.warnings) is not fits
 
 
 def test_offload_is_chosen_only_where_the_hosts_memory_is_known() -> None:

@@ -46,6 +46,8 @@ SCALAR = F32
 LOSS = B * S * (BF16 + 2 * F32)
 """Over a divided vocabulary: each token's greatest logit, as it was computed; its sum and its own logit in float32."""
 
+OPS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+
 Counted = dict[tuple[str, str], tuple[float, float]]
 
 
@@ -109,22 +111,27 @@ def test_expert_parallelism_sends_tokens_there_and_back_three_times_a_layer() ->
     counted = count({"ep": 4}, MIXTURE)
     places = S * CHOSEN / EXPERTS * 1.25  # of a sequence in each expert, at the default capacity factor
     # Forward, forward again under remat, backward; each there and back. A device has B / 4 sequences.
-    assert counted["ep", "all-to-all"] == (6 * L, 6 * L * B / 4 * EXPERTS * places * D * BF16)
-    # What is not an expert's is on every device: attention and router of each layer, embedding, head, norms. Scalars:
-    # the loss, and the sums of squares of the experts' 3 gradients.
-    shared = (L * (ATTENTION + D * EXPERTS) + 2 * TABLE) * BF16 + NORMS
-    assert get_bytes(counted)["ep", "all-reduce"] == shared + (1 + 3) * SCALAR
-    assert len(counted) == 2
+    # The embedding's gradient takes another, as over fsdp.
+    assert counted["ep", "all-to-all"] == (6 * L + 1, 6 * L * B / 4 * EXPERTS * places * D * BF16 + STREAM / 4)
+    # The axis cuts what is not an expert's too, and gathers it as fsdp does: attention's 4 and the router of each layer,
+    # head and embedding. The router's gradients go by permutes.
+    shared = 2 * (L * (ATTENTION + D * EXPERTS) + TABLE) * BF16
+    assert counted["ep", "all-gather"] == (2 * 5 * L + 2 + 1, shared + B * S * F32)
+    assert get_bytes(counted)["ep", "reduce-scatter"] == (L * ATTENTION + TABLE) * BF16
+    # Norms; the loss; the sums of squares of the gradients of 3 + 5 matrices of a layer, and of the tables.
+    assert get_bytes(counted)["ep", "all-reduce"] == NORMS + (1 + 3 + 5 + 2) * SCALAR
+    assert set(counted) - {("ep", "collective-permute")} == {("ep", op) for op in OPS}
 
 
 def test_context_parallelism_gathers_keys_and_values_and_sums_their_gradients() -> None:
     counted = count({"cp": 4})
-    # Keys and values, forward and again under remat.
-    assert counted["cp", "all-gather"] == (2 * 2 * L, 2 * 2 * L * STREAM)
-    # XLA sums the gradients of keys and values whole: an all-reduce stands for the scatter. Scores are float32, and the
-    # gradient of keys is summed before it is cast. Weights are on every device, so their gradients are summed, in
-    # bfloat16 as their matmuls are, as with dp.
+    # Keys and values, forward and again under remat. The axis cuts weights, and gathers them as fsdp does.
+    weights = 2 * (L * MATRICES + TABLE) * BF16 + B * S * F32
+    assert counted["cp", "all-gather"] == (2 * 2 * L + 2 * 7 * L + 2 + 1, 2 * 2 * L * STREAM + weights)
+    assert counted["cp", "all-to-all"] == (1, STREAM / 4)
+    # Scores are float32, and the gradient of keys is summed before it is cast. XLA sums some gradients whole: an
+    # all-reduce stands for the scatter.
     of_pairs = L * (STREAM + STREAM * F32 / BF16)
-    of_weights = (L * MATRICES + 2 * TABLE) * BF16 + NORMS
-    assert get_bytes(counted)["cp", "all-reduce"] == of_pairs + of_weights + SCALAR
-    assert len(counted) == 2
+    sums = sum(get_bytes(counted)["cp", op] for op in ("reduce-scatter", "all-reduce"))
+    assert sums == of_pairs + (L * MATRICES + TABLE) * BF16 + NORMS + (1 + 7 + 2) * SCALAR
+    assert set(counted) == {("cp", op) for op in OPS}

@@ -14,8 +14,8 @@ from tests.process.living import read_component
 
 def test_devices_that_may_be_in_use_are_not_opened_and_who_holds_them_is_null(tmp_path: Path) -> None:
     settings = plant_host("tpu-v5e-8", tmp_path)
-    shutil.rmtree(tmp_path / "proc")
-    (tmp_path / "proc").mkdir()
+    for process in (tmp_path / "proc").glob("[0-9]*"):
+        shutil.rmtree(process)
     with start_agent(cpu_devices=None, **settings) as agent:
         devices = wait_for(lambda: httpx.get(f"{agent.url}/devices").json().get("devices"), agent)
         refused = httpx.post(f"{agent.url}/placement/bench", json={})

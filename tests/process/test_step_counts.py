@@ -113,7 +113,7 @@ def test_expert_parallelism_sends_tokens_there_and_back_three_times_a_layer() ->
     # Forward, forward again under remat, backward; each there and back. A device has B / 4 sequences.
     # The embedding's gradient takes another, as over fsdp.
     assert counted["ep", "all-to-all"] == (6 * L + 1, 6 * L * B / 4 * EXPERTS * places * D * BF16 + STREAM / 4)
-    # The axis cuts what is not an expert's too, and gathers it as fsdp does: attention's 4 and the router of each layer,
+    # The axis cuts what is not an expert's too, and gathers it as fsdp: attention's 4 and the router of each layer,
     # head and embedding. The router's gradients go by permutes.
     shared = 2 * (L * (ATTENTION + D * EXPERTS) + TABLE) * BF16
     assert counted["ep", "all-gather"] == (2 * 5 * L + 2 + 1, shared + B * S * F32)

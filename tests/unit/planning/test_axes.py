@@ -33,7 +33,7 @@ def test_one_line_tells_about_all_where_a_torus_is_cut(target: str, sizes: tuple
     mesh = MeshSpec(tuple(zip("ab", sizes, strict=True)))
     made = plan_mesh(PlanRequest(mesh=mesh.axes), topology)
     assert made.device_order == "torus"
-    at = {(ref.granule, ref.position): index for index, ref in enumerate(topology.references)}
+    at = {(ref.granule, ref.position): index for index, ref in enumerate(topology.devices)}
     order = [at[ref.granule, ref.position] for ref in made.devices]
     every_line = build_axes(mesh, topology, score_layout(sizes, weigh_positions(sizes), topology, order))
     assert every_line == made.axes

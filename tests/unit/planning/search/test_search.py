@@ -255,9 +255,8 @@ def test_what_is_offloaded_has_room_in_the_hosts_memory(batch: int, fits: bool) 
 
 
 def test_offload_is_chosen_only_where_the_hosts_memory_is_known() -> None:
-    training = {"seq_len": 8192, "global_batch_size": 64}
     for target, is_known in (("v6e:8x8", True), ("32*h100:8", False)):
-        best = ask(target=target, model="llama3.1-70b", training=training, top=8)
+        best = ask(target=target, model="llama3.1-70b", training={"seq_len": 8192, "global_batch_size": 64}, top=8)
         assert ("offload" in {plan.schedule.remat for plan in best.plans}) is is_known
 
 

@@ -40,7 +40,7 @@ LIMITS: Final = {
     "modules of the service": 72,
     "modules of planner, topology, compiler, verify": 52,
     "modules of the rest of the client": 61,
-    "code lines of tests and tools": 34_800,  # 32,000, the preflight, tests of repairs, rows of the bench
+    "code lines of tests and tools": 34_850,  # 32,000, the preflight, tests of repairs, rows of the bench
     "class names with two meanings": 0,
     "settings": 28,
     "metrics": 22,

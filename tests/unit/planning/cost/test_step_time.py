@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from meshwright.planning.cost.spans import REMAT_NONE, Layout, lay_on_hosts
+from meshwright.planning.cost.spans import REMAT_FULL, REMAT_NONE, REMAT_OFFLOAD, Layout, lay_on_hosts
 from meshwright.planning.cost.step_time import LAW, DeviceRates, Execution, Law, PartSeconds, StepTime, find_spread
 from meshwright.planning.cost.work import build_work
 from meshwright.planning.models import read_model
@@ -63,6 +64,14 @@ def test_the_axis_that_cuts_experts_does_not_gather_them() -> None:
     cut, gathered = (price(each, work=SPARSE) for each in (Layout(dp=2, ep=4), Layout(dp=2, fsdp=4)))
     assert cut["fsdp"] / gathered["fsdp"] == pytest.approx(1 - experts / SPARSE.parameters, abs=0.02)
     assert cut["dp"] == pytest.approx(gathered["dp"])
+
+
+def test_what_is_offloaded_goes_to_the_host_and_back_behind_the_compute() -> None:
+    rates = (1e6, 2e6, 1e12, math.inf)
+    machines = (DeviceRates("gpu", PEAK, MEMORY, rate) for rate in rates)
+    slow, faster, hidden, free = (price(Layout(remat=REMAT_OFFLOAD), machine=each)["remat"] for each in machines)
+    assert slow - faster == pytest.approx(2 * 32 * 4096 * 4096 * 2 * (1 / rates[0] - 1 / rates[1]))
+    assert hidden == free == price(Layout(remat=REMAT_FULL))["remat"]
 
 
 def test_a_device_alone_computes_three_times_its_matmuls_and_three_and_a_half_times_its_attention() -> None:

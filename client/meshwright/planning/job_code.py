@@ -212,19 +212,19 @@ def refuse(export: ExportName, message: str, hint: str) -> InvalidRequestError:
     return InvalidRequestError.of("exports", said, hint, message)
 
 
+LAYER_INPUT: Final = "layer_input"
+"""The name under which the compiled step saves a layer's input with remat offload."""
+
 _POLICIES: Final[Mapping[Remat, str]] = {
     "none": "jax.checkpoint_policies.everything_saveable",
     "minimal": "jax.checkpoint_policies.dots_with_no_batch_dims_saveable",
     "full": "jax.checkpoint_policies.nothing_saveable",
     "offload": "jax.checkpoint_policies.save_and_offload_only_these_names(\n"
-    '    names_which_can_be_saved=[], names_which_can_be_offloaded=["layer_input"],\n'
+    f"    names_which_can_be_saved=[], names_which_can_be_offloaded=[{LAYER_INPUT!r}],\n"
     '    offload_src="device", offload_dst="pinned_host",\n'
     ")",
 }
 """The saved activations of a layer: all, the results of matmuls, or only its input, on the device or its host."""
-
-LAYER_INPUT: Final = "layer_input"
-"""The name under which the compiled step saves a layer's input with remat offload."""
 
 EXPERT_MATMUL: Final = "expert_matmul"
 """The name under which the compiled step saves the results of experts' matmuls with remat minimal."""
